@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, Self, cast
 
 from semantic_kernel import Kernel
@@ -36,7 +37,7 @@ from planner_ext.approval.decisions import (
     fingerprint_of,
 )
 from planner_ext.approval.policy import ApprovalPolicy
-from planner_ext.core.accounts import current_tab
+from planner_ext.core.accounts import Tab, current_tab
 from planner_ext.core.errors import InvalidLimitError, shown
 from planner_ext.core.state import State
 from planner_ext.engine.concurrency import Raised, caught
@@ -53,6 +54,7 @@ from planner_ext.sk.execution import (
     behind_filters,
     guard_of,
     result_text,
+    runnable,
     watch,
 )
 from planner_ext.sk.options import check_returns
@@ -75,6 +77,10 @@ _STARTED: Final = (
     "This call was approved and has started; its result is not known, and whether it took effect is in doubt."
 )
 """The result in the history from the start of an approved function to its end."""
+_INJECTS: Final = (
+    "{} takes a value named {}, as its schema says, and Semantic Kernel's own loop would pass it the application's "
+    "object of that name. FunctionInvokingChatCompletion, a planner or a handler passes the value."
+)
 
 
 class ApprovalFilter:
@@ -209,14 +215,13 @@ class ApprovalFilter:
                 _answer(context, _refusal(edited.message))
                 return
             given = edited
-        arguments: dict[str, Any] = {}
-        tool.put(given, arguments)
         values = cast("dict[str, Any]", context.arguments)
-        if arguments.keys() != call.arguments.keys() or any(values[name] is not arguments[name] for name in arguments):
+        arguments = {name: value for name, value in values.items() if name not in call.arguments}
+        tool.put(given, arguments)
+        if arguments.keys() != values.keys() or any(values[name] is not arguments[name] for name in arguments):
             context.arguments = copy(context.arguments)  # these may be the caller's own
             values = cast("dict[str, Any]", context.arguments)
-            for name in call.arguments:
-                values.pop(name, None)
+            values.clear()
             values.update(arguments)
         guard = self._guard(context.function, context.arguments, given, binds=decision is not None)
         if (running := guard_of(context)) is not None:  # a run of this package guards its calls itself
@@ -314,7 +319,8 @@ class ApprovalFilter:
         tool_of(function).put(decided.arguments, values)
         guard = self._guard(function, given, decided.arguments, binds=True)
         try:
-            ended = await caught(guard.guarding(function).invoke(kernel, given, metadata={"id": pending.id}))
+            target = guard.guarding(runnable(function, tool_of(function), threads=False))
+            ended = await caught(target.invoke(kernel, given, metadata={"id": pending.id}))
         finally:
             guard.end()
         if not isinstance(ended, Raised):
@@ -352,7 +358,11 @@ async def _guarded(context: Any, next: Next, guard: CallGuard) -> None:
     """Run the rest of the stack of filters, with a guard behind the last one; see `CallGuard`."""
     function: KernelFunction = context.function
     if not isinstance(context, AutoFunctionInvocationContext):
-        await behind_filters(next, lambda run: lambda inner: guard.run_for(function, inner, run))(context)
+
+        async def guarded(inner: Any, next: Next) -> None:
+            await guard.run_for(function, inner, next)
+
+        await behind_filters(next, lambda run: partial(guarded, next=run))(context)
         return
     target = guard.guarding(function)
 
@@ -377,6 +387,10 @@ def _described(
     """Describe a call of a stock kernel: the function that will run, and what the model gave it, converted."""
     content = context.function_call_content if isinstance(context, AutoFunctionInvocationContext) else None
     tool, values = tool_of(context.function), cast("dict[str, Any]", context.arguments)
+    if tool.refusal:
+        return InvalidArguments(message=tool.refusal)
+    if tool.unasked and not in_run and not _is_view(context.kernel):
+        return InvalidArguments(message=_INJECTS.format(tool.name, ", ".join(sorted(tool.unasked))))
     given = None if content is None else _given(content)
     names = tool.parameters if given is None else given
     shown = converted_values({name: values[name] for name in names if name in values}, tool)
@@ -432,6 +446,11 @@ def converted_values(values: dict[str, Any], tool: Tool) -> dict[str, Any] | Inv
         if converted is not given:
             shown[name] = converted[name]
     return shown
+
+
+def _is_view(kernel: Kernel) -> bool:
+    """Whether a kernel is a view inside a call of a run, whose gate runs the function itself."""
+    return isinstance(getattr(kernel.services, "tab", None), Tab)
 
 
 def _given(content: FunctionCallContent) -> dict[str, Any] | None:

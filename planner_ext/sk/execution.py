@@ -38,6 +38,7 @@ __all__ = [
     "ToolExecution",
     "behind_filters",
     "guard_of",
+    "in_place",
     "result_text",
     "runnable",
     "sendable",
@@ -141,6 +142,9 @@ def runnable(function: KernelFunction, tool: Tool, *, threads: bool) -> KernelFu
     the model sent none, though the signature asks for one. A shallow copy whose method and parameters are replaced
     has none of this, and is still what filters expect to see: a function of the same class, name and metadata.
 
+    It fills in the kernel, the service and the application's arguments by the names of parameters, also of those that
+    come from a schema. To such a parameter the copy passes what was given.
+
     Args:
         function: One of the kernel's functions; it is not changed.
         tool: Its description.
@@ -155,7 +159,32 @@ def runnable(function: KernelFunction, tool: Tool, *, threads: bool) -> KernelFu
     if any(own.type_object is not kind for own, kind in declared):
         parameters = [own.model_copy(update={"type_object": kind}) for own, kind in declared]
         update["metadata"] = function.metadata.model_copy(update={"parameters": parameters})
-    return function.model_copy(update=update) if update else function
+    copied = function.model_copy(update=update) if update else function
+    return _passing(copied, tool) if tool.unasked else copied
+
+
+def _passing(function: KernelFunctionFromMethod, tool: Tool) -> KernelFunction:
+    """Copy a function so that it takes what it did not ask for from its arguments, not from Semantic Kernel.
+
+    Filters see all of its parameters; Semantic Kernel, when it gathers the arguments, only the others.
+    """
+    names = tool.unasked & tool.parameters.keys()
+    others = [one for one in function.parameters if one.name not in tool.unasked]
+    gathering = function.model_copy(update={"metadata": function.metadata.model_copy(update={"parameters": others})})
+
+    def given(arguments: Mapping[str, Any]) -> KernelFunctionFromMethod:
+        values = {name: arguments[name] for name in names if name in arguments}
+        return gathering.model_copy(update={"method": partial(gathering.method, **values)})
+
+    async def invoke_internal(context: FunctionInvocationContext) -> None:
+        await given(context.arguments)._invoke_internal(context)  # pyright: ignore[reportPrivateUsage]
+
+    async def invoke_internal_stream(context: FunctionInvocationContext) -> None:
+        await given(context.arguments)._invoke_internal_stream(context)  # pyright: ignore[reportPrivateUsage]
+
+    copied = function.model_copy()
+    vars(copied).update(_invoke_internal=invoke_internal, _invoke_internal_stream=invoke_internal_stream)
+    return copied
 
 
 def _run(method: Callable[..., Any], absent: Mapping[str, None], /, **arguments: Any) -> Any:
@@ -389,6 +418,15 @@ class CallGuard:
 def guard_of(value: object) -> CallGuard | None:
     """Find the guard of a function, or of the call of a filter's context; None if there is no guard."""
     return vars(value).get(_ATTACHED)
+
+
+def in_place(next: Next, function: KernelFunction, target: KernelFunction, *, streaming: bool) -> Next:
+    """Replace what runs behind the last filter of a stack by another copy of the function; its guard stays."""
+    private: Any = target
+    run: Next = private._invoke_internal_stream if streaming else private._invoke_internal
+    if (guard := guard_of(function)) is not None:
+        run = partial(guard.run_for, function, work=run)
+    return behind_filters(next, lambda _: run)
 
 
 def behind_filters(next: Next, last: Callable[[Next], Next]) -> Next:

@@ -2,7 +2,8 @@
 
 The call of a function is found through a context variable, which holds for everything that the call awaits or starts. A
 prompt function, and a function that takes ``kernel`` or ``service``, also gets a view of the kernel: the same functions
-and filters, and services that are charged to the run.
+and filters, and services that are charged to the run. An agent that is a function of the kernel
+(``kernel.add_plugin(agent)``) runs with a view of its own kernel.
 
 - Each request to a chat or text completion service is charged to the run before it is sent, tokens and cost after it;
   functions that are called for it stand under the run's gate. When nothing is left of the budget, less the request that
@@ -20,12 +21,14 @@ kernel are not seen: those of an SDK called by hand, and those of the applicatio
 and charges it. Must not know the planner, nor how a budget is counted: that is `planner_ext.core.accounts`.
 """
 
+import inspect
 import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import partial
+from functools import partial, update_wrapper
+from types import CellType, FunctionType, MethodType
 from typing import Any, Final, cast
 
 from pydantic import PrivateAttr
@@ -49,11 +52,11 @@ from planner_ext.sk.approval_filter import ApprovalFilter, approval_filters, con
 from planner_ext.sk.conversion import InvalidArguments
 from planner_ext.sk.earlier_calls import GivenMessages, before_batch
 from planner_ext.sk.errors import LimitReachedError, NestedRunRefusedError
-from planner_ext.sk.execution import Next
+from planner_ext.sk.execution import Next, in_place, runnable
 from planner_ext.sk.messages import merge_reported, read_iterations, usage_in
 from planner_ext.sk.options import RunSettings
 from planner_ext.sk.prices import RequestMeter
-from planner_ext.sk.toolset import INJECTED, parse_edited, tool_of
+from planner_ext.sk.toolset import agent_of, parse_edited, tool_of
 
 __all__ = [
     "Charge",
@@ -70,6 +73,7 @@ __all__ = [
     "tab_in",
     "view_of",
     "whole",
+    "with_own_view",
 ]
 
 _PLANNER: Final = "__planner_ext_planner__"
@@ -373,10 +377,41 @@ def tab_in(kernel: Kernel) -> Tab | None:
     return services.tab if isinstance(services, _Services) else None
 
 
-def view_of(kernel: Kernel, tab: Tab, wrap: Wrap) -> Kernel:
+def with_own_view(function: KernelFunction, tab: Tab, wrap: Wrap) -> KernelFunction:
+    """Copy a function of an agent so that the agent has a view of its own kernel; another function is returned itself.
+
+    The agent that runs is a copy: the application's own keeps its kernel.
+    """
+    method = getattr(function, "method", None)
+    agent = None if method is None else agent_of(method)
+    if agent is None:
+        return function
+    view = view_of(agent.kernel, tab, wrap, invokes=False)
+    return function.model_copy(update={"method": _held_by(method, agent, agent.model_copy(update={"kernel": view}))})
+
+
+def _held_by(method: Any, agent: object, other: object) -> Any:
+    """Copy a function that an agent holds, or a method of it, so that another agent is in its place."""
+    if inspect.ismethod(method):
+        return MethodType(method.__func__, other)
+    cells = [CellType(other) if cell.cell_contents is agent else cell for cell in method.__closure__]
+    copied = FunctionType(
+        method.__code__, method.__globals__, method.__name__, method.__defaults__, closure=tuple(cells)
+    )
+    copied.__kwdefaults__ = method.__kwdefaults__
+    return update_wrapper(copied, method)
+
+
+def view_of(kernel: Kernel, tab: Tab, wrap: Wrap, *, invokes: bool = True) -> Kernel:
     """Make the view of a kernel for one invocation of a function, in the name of its call.
 
     What the function adds to its plugins, the kernel itself has, too; services that it adds stay in the view.
+
+    Args:
+        kernel: The kernel.
+        tab: Of the call.
+        wrap: Wraps its services.
+        invokes: Whether the function itself, which is decided, is invoked with the view.
     """
     own: FunctionInvocationContext | None = None
 
@@ -391,15 +426,16 @@ def view_of(kernel: Kernel, tab: Tab, wrap: Wrap) -> Kernel:
         if context is own or parent is None or _is_inline(context):
             await next(context)
         else:
-            await _decide_and_run(context, next, parent)
+            await _decide_and_run(context, next, parent, wrap)
 
+    marks = [(id(mark), mark)] if invokes else []
     listed: Any = kernel  # its lists of filters are typed in part only
     return Kernel.model_construct(
         plugins=kernel.plugins,
         services=_Services(kernel, tab, wrap),
         ai_service_selector=kernel.ai_service_selector,
         # The last one is the outermost.
-        function_invocation_filters=[(id(gate), gate), *listed.function_invocation_filters, (id(mark), mark)],
+        function_invocation_filters=[(id(gate), gate), *listed.function_invocation_filters, *marks],
         prompt_rendering_filters=listed.prompt_rendering_filters,
         auto_function_invocation_filters=listed.auto_function_invocation_filters,
     )
@@ -557,44 +593,62 @@ def _merged(first: Approve | None, then: Approve) -> Approve:
     return replace(then, arguments=edited, by=then.by or first.by)
 
 
-async def _decide_and_run(context: FunctionInvocationContext, next: Next, parent: ParentRun) -> None:
-    """Decide on a function that a function of the run calls itself, and count it."""
+async def _decide_and_run(context: FunctionInvocationContext, next: Next, parent: ParentRun, wrap: Wrap) -> None:
+    """Decide on a function that a function of the run calls itself, count it, and run it."""
     parent.check()
-    function = context.function
-    name = function.fully_qualified_name
+    if not await _is_to_run(context, parent):
+        return
+    parent.check()
+    function, tool, tab = context.function, tool_of(context.function), parent.tab
+    if (limit := tab.take_call(tool.name)) is not None:
+        raise nothing_left(limit)
+    await _take_shared(tab.account.shared, Consumption(tool_calls=1, calls_by_function={tool.name: 1}), tab)
+    await tab.record_call(tool.name)
+    target = with_own_view(function, tab, wrap)
+    if tool.unasked:
+        target = runnable(target, tool, threads=False)
+    if target is not function:
+        next = in_place(next, function, target, streaming=context.is_streaming)
+    await next(context)
+
+
+async def _is_to_run(context: FunctionInvocationContext, parent: ParentRun) -> bool:
+    """Decide on a call inside a function; False where its result was supplied.
+
+    Raises:
+        NestedRunRefusedError: If it is refused.
+    """
+    function, tool = context.function, tool_of(context.function)
+    if tool.refusal:
+        raise NestedRunRefusedError(tool.refusal)
     filters = approval_filters(context.kernel)
     kernel: Any = context.kernel  # its lists of filters are typed in part only
     later = [one for _, one in kernel.function_invocation_filters]
     gate = RunGate(
         parent.gates,
         [one for one in filters if all(one is not other for other in later)],
-        functions=lambda: {name: function},
+        functions=lambda: {tool.name: function},
         marked=not filters,
         can_wait=False,
         tab=parent.tab,
     )
-    if gate.watches(name):
-        (decision,) = await gate.review([_described(context, parent.tab)], parent.tab.account.state)
-        match decision:
-            case Deny(reason=reason):
-                raise NestedRunRefusedError(f"{name} was refused and did not run: {reason}")
-            case Supply(result=result):
-                context.result = FunctionResult(function=function.metadata, value=result)
-                return
-            case Approve(arguments=edited) if edited is not None:
-                checked = parse_edited(edited, tool_of(function))
-                if isinstance(checked, InvalidArguments):
-                    raise NestedRunRefusedError(f"{name} did not run: {checked.message}")
-                cast("dict[str, Any]", context.arguments).update(checked)
-            case _:
-                pass
-    parent.check()
-    tab = parent.tab
-    if (limit := tab.take_call(name)) is not None:
-        raise nothing_left(limit)
-    await _take_shared(tab.account.shared, Consumption(tool_calls=1, calls_by_function={name: 1}), tab)
-    await tab.record_call(name)
-    await next(context)
+    if not gate.watches(tool.name):
+        return True
+    (decision,) = await gate.review([_described(context, parent.tab)], parent.tab.account.state)
+    match decision:
+        case Deny(reason=reason):
+            raise NestedRunRefusedError(f"{tool.name} was refused and did not run: {reason}")
+        case Supply(result=result):
+            context.result = FunctionResult(function=function.metadata, value=result)
+            return False
+        case Approve(arguments=edited) if edited is not None:
+            checked = parse_edited(edited, tool)
+            if isinstance(checked, InvalidArguments):
+                raise NestedRunRefusedError(f"{tool.name} did not run: {checked.message}")
+            cast("dict[str, Any]", context.arguments).update(checked)
+        case _:
+            pass
+    return True
 
 
 def _described(context: FunctionInvocationContext, tab: Tab) -> ToolCall:
@@ -603,7 +657,7 @@ def _described(context: FunctionInvocationContext, tab: Tab) -> ToolCall:
     batch = state.batch
     assert batch is not None, "a function runs while its batch is open"
     values = cast("dict[str, Any]", context.arguments)
-    names = [str(one.name) for one in function.parameters if one.name not in INJECTED and one.name in values]
+    names = [str(one.name) for one in function.parameters if one.name not in tool.hidden and one.name in values]
     shown = {name: values[name] for name in names if name in tool.parameters}
     converted = converted_values(shown, tool)
     if not isinstance(converted, InvalidArguments):

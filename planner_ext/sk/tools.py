@@ -42,7 +42,7 @@ from planner_ext.sk.execution import (
     sendable,
     watch,
 )
-from planner_ext.sk.nested import ParentRun, Wrap, planner_of, refusal_in, view_of
+from planner_ext.sk.nested import ParentRun, Wrap, planner_of, refusal_in, view_of, with_own_view
 from planner_ext.sk.toolset import Tool, ToolSet, conversion_problem, convert_arguments, read_result, tool_of
 
 __all__ = ["NOT_RUN_BY_FILTER", "KernelFunctions"]
@@ -187,6 +187,10 @@ class KernelFunctions:
             text = self._unknown(checked.function)
             return Finished(outcome="failed", text=text, error=f"{checked.function} is no longer offered.")
         run = self._start(call, checked, self._prepare(function), state, index)
+        if tab is not None and self.wrap is not None and run.prepared.tool.asks_model:
+            agents = with_own_view(function, tab, self.wrap)
+            if agents is not function:
+                run.target = runnable(agents, run.prepared.tool, threads=self.execution.threads)
         kernel: Any = self.kernel  # its lists of filters are typed in part only
         if not (kernel.auto_function_invocation_filters or kernel.function_invocation_filters):
             return _unfiltered(await self._invoke(run, function, run.arguments))

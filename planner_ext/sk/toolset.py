@@ -8,7 +8,9 @@ message a model can act on, the same one each time. Must not know the applicatio
 import inspect
 import json
 import marshal
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -51,10 +53,10 @@ from planner_ext.sk.conversion import (
 from planner_ext.sk.errors import InvalidOptionError
 
 __all__ = [
-    "INJECTED",
     "RequestBehavior",
     "Tool",
     "ToolSet",
+    "agent_of",
     "conversion_problem",
     "convert_arguments",
     "parse_edited",
@@ -174,7 +176,8 @@ class ToolSet:
         self.functions: Mapping[str, KernelFunction] = functions
         offered = tuple(function.metadata for function in functions.values())
         if len(offered) != len(self._offered) or any(map(is_not, offered, self._offered)):
-            self._offered, self.metadata = offered, tuple(map(_without_injected, functions.values()))
+            self._offered = offered
+            self.metadata = tuple(_without(tool_of(one).hidden, one.metadata) for one in functions.values())
         self.schema_only = frozenset(self._schemas.keys() - functions.keys())
         self.schemas = tuple(schema for name, schema in self._schemas.items() if name in self.schema_only)
         self.available = bool(functions or self.schema_only)
@@ -227,9 +230,8 @@ def read_result() -> KernelFunction:
     return KernelPlugin.from_object(plugin, _Results()).functions[name]
 
 
-def _without_injected(function: KernelFunction) -> KernelFunctionMetadata:
+def _without(hidden: Set[str], metadata: KernelFunctionMetadata) -> KernelFunctionMetadata:
     """Remove the parameters that the model does not fill, such as ``kernel: Kernel``, whose schema is not JSON."""
-    metadata, hidden = function.metadata, _hidden_parameters(function)
     shown = [parameter for parameter in metadata.parameters if parameter.name not in hidden]
     return metadata if len(shown) == len(metadata.parameters) else metadata.model_copy(update={"parameters": shown})
 
@@ -242,6 +244,13 @@ class Tool:
         name: Its fully qualified name.
         parameters: Those that the model may give, by name.
         injected: Those that the run fills, of a function marked with `effect`.
+        hidden: Those that the model does not fill: injected ones, and what Semantic Kernel fills in for a method whose
+            own signature asks for it: the kernel, the service, the application's arguments.
+        unasked: Those of these names that the signature does not ask for: they come from a schema, or are the name of
+            its ``**kwargs``. Semantic Kernel would fill them in, too; see `planner_ext.sk.execution.runnable`.
+        loose: Those of ``parameters`` that come from a schema, not from the signature: what the application's arguments
+            have under such a name is not theirs.
+        refusal: Why the function cannot be called, for the model; "" for one that can.
         absent: None for each parameter that the model may omit and Python requires.
         kinds: The type of each declared parameter that Semantic Kernel can convert to.
         signature: ``name=digest`` of each declared parameter, joined by commas; of type, schema and default, without
@@ -250,12 +259,17 @@ class Tool:
         blocks: Whether it works when it is called, and would block the event loop: it is not a coroutine or generator
             function, nor an object whose ``__call__`` is one, nor wraps one.
         restarts: Whether it is declared ``@effect("idempotent")`` or ``"keyed"``, so that its call may start again.
-        asks_model: Whether it may make requests to a model: a prompt, or a function that takes the kernel or a service.
+        asks_model: Whether it may make requests to a model: a prompt, a function that takes the kernel or a service, or
+            an agent.
     """
 
     name: str
     parameters: Mapping[str, Parameter]
     injected: frozenset[str]
+    hidden: frozenset[str]
+    unasked: frozenset[str]
+    loose: frozenset[str]
+    refusal: str
     absent: Mapping[str, None]
     kinds: tuple[Any, ...]
     signature: str
@@ -265,7 +279,12 @@ class Tool:
     asks_model: bool
 
     def put(self, given: Mapping[str, Any], arguments: MutableMapping[str, Any]) -> None:
-        """Put converted values among a function's arguments, as items; omit each null that is passed by omission."""
+        """Put converted values among a function's arguments, as items; omit each null that is passed by omission.
+
+        What comes from a schema and was not given is not taken from the application's arguments either.
+        """
+        for name in self.loose.difference(given):
+            arguments.pop(name, None)
         for name, value in given.items():
             if value is None and name in self.parameters and self.parameters[name].drops_null:
                 arguments.pop(name, None)
@@ -315,11 +334,11 @@ def tool_of(function: KernelFunction) -> Tool:
 
 
 def _described(function: KernelFunction, method: Any) -> Tool:
-    of_method, hidden, effect = (
-        isinstance(function, KernelFunctionFromMethod),
-        _hidden_parameters(function),
-        effect_of(function),
-    )
+    of_method, effect, filled = isinstance(function, KernelFunctionFromMethod), effect_of(function), injected(function)
+    names = frozenset(str(one.name) for one in function.parameters)
+    own, rest = _signature_of(method) if of_method else (names, frozenset[str]())
+    reserved = INJECTED.intersection(names) if of_method else frozenset[str]()
+    hidden = reserved.intersection(own | rest) | filled
     parameters = {
         one.name: parameter_of(one, of_method=of_method, of_prompt=function.is_prompt)
         for one in function.parameters
@@ -328,28 +347,92 @@ def _described(function: KernelFunction, method: Any) -> Tool:
     return Tool(
         name=function.fully_qualified_name,
         parameters=parameters,
-        injected=injected(function),
+        injected=filled,
+        hidden=hidden,
+        unasked=reserved.difference(own),
+        loose=frozenset(parameters).difference(own),
+        refusal=_refusal(function),
         absent=_optional_without_default(function.parameters, method) if of_method else {},
         kinds=tuple(convertible_type(one.type_object) for one in function.parameters),
         signature=",".join(f"{one.name}={_digest(one)}" for one in function.parameters),
-        schema=_schema_text(function),
+        schema=_schema_text(function, hidden),
         blocks=of_method and not _is_lazy(method),
         restarts=effect is not None and effect.kind != "once",
-        asks_model=not of_method or any(one.name in ("kernel", "service") for one in function.parameters),
+        asks_model=not of_method or not hidden.isdisjoint(("kernel", "service")) or agent_of(method) is not None,
     )
 
 
-def _schema_text(function: KernelFunction) -> str:
-    offered = kernel_function_metadata_to_function_call_format(_without_injected(function))
+def agent_of(method: Any) -> Any:
+    """Find the agent of Semantic Kernel that a function is of; None for any other function.
+
+    The function that every agent makes for a kernel holds its agent as a closure; one that a class of agents declares
+    itself is a bound method. Where no agent was imported, there is none.
+    """
+    agents = sys.modules.get("semantic_kernel.agents.agent")
+    if agents is None:
+        return None
+    cells: Mapping[str, Any] = inspect.getclosurevars(method).nonlocals if inspect.isfunction(method) else {}
+    holder = getattr(method, "__self__", None) or cells.get("self")
+    return holder if isinstance(holder, agents.Agent) else None
+
+
+def _signature_of(method: Any) -> tuple[frozenset[str], frozenset[str]]:
+    """Name the parameters that a method's own signature has: those that it takes by name, and the others.
+
+    Semantic Kernel declares a parameter for ``**kwargs``, too.
+    """
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = inspect.signature(method).parameters
+    own = frozenset(name for name, one in parameters.items() if one.kind in by_name)
+    return own, frozenset(parameters) - own
+
+
+def _refusal(function: KernelFunction) -> str:
+    """Say which of a function's parameters cannot be told apart; "" if all can.
+
+    An OpenAPI document may name two parameters so that Semantic Kernel makes one name of both: it would send the one
+    value in both places. Parameters that the document itself gives one name, such as an ``id`` in the path and in the
+    body, are one.
+    """
+    counted = Counter(one.name for one in function.parameters)
+    twice = sorted(str(name) for name, times in counted.items() if times > 1)
+    if not twice:
+        return ""
+    operation: Any = (function.metadata.additional_properties or {}).get("operation")
+    document: dict[str, set[str]] = {}
+    for name in _document_names(operation):
+        document.setdefault(operation.replace_invalid_symbols(name), set()).add(name)
+    unclear = [name for name in twice if len(document.get(name, ())) != 1]
+    if not unclear:
+        return ""
+    texts = (f"{quoted(name)} ({' and '.join(map(quoted, sorted(document.get(name, ()))))})" for name in unclear)
+    return (
+        f"{function.fully_qualified_name} cannot be called: several of its parameters meet under one name, "
+        f"{', '.join(texts).replace(' ()', '')}. It did not run. Go on without it."
+    )
+
+
+def _document_names(operation: Any) -> Iterator[str]:
+    """List the names that an OpenAPI document has for the parameters and the payload of an operation."""
+    yield from (str(one.name) for one in getattr(operation, "parameters", None) or ())
+    yield from _payload_names(getattr(getattr(operation, "request_body", None), "properties", None) or (), "")
+
+
+def _payload_names(properties: Iterable[Any], prefix: str) -> Iterator[str]:
+    """List the names of properties, each alone and below those that it is in: a setting of the plugin says which."""
+    for one in properties:
+        if one.properties:
+            yield from _payload_names(one.properties, f"{prefix}{one.name}.")
+        else:
+            yield from (str(one.name), f"{prefix}{one.name}")
+
+
+def _schema_text(function: KernelFunction, hidden: Set[str]) -> str:
+    offered = kernel_function_metadata_to_function_call_format(_without(hidden, function.metadata))
     try:
         return json.dumps(offered["function"]["parameters"], separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError, RecursionError):
         return ""
-
-
-def _hidden_parameters(function: KernelFunction) -> frozenset[str]:
-    """List the parameters that the model does not fill: Semantic Kernel's own, and those of `effect`."""
-    return INJECTED | injected(function) if isinstance(function, KernelFunctionFromMethod) else frozenset()
 
 
 def _is_lazy(method: Any) -> bool:
@@ -413,10 +496,25 @@ def convert_arguments(given: dict[str, Any] | InvalidArguments, tool: Tool) -> d
         The arguments as the function gets them, in the order given: the same dict where nothing had to be converted.
         Or what is wrong with them. A null stays a null, also where `Parameter.drops_null` says how to pass it.
     """
+    if tool.refusal:
+        return InvalidArguments(message=tool.refusal)
     if isinstance(given, InvalidArguments):
         return InvalidArguments(message=f"The arguments of {tool.name} {given.message}")
     by_name = tool.parameters
     problems = _name_problems(given, by_name)
+    changed = _converted(given, by_name, problems)
+    if not problems:
+        return {**given, **changed} if changed else given
+    items = (f"{one.name} ({one.expected()}{', required' if one.required else ''})" for one in by_name.values())
+    taken = f"Its parameters: {', '.join(items)}." if by_name else "It takes no parameters."
+    return InvalidArguments(
+        message=f"The arguments of {tool.name} cannot be used: {'; '.join(problems)}. "
+        f"{taken} Call it again with corrected arguments."
+    )
+
+
+def _converted(given: Mapping[str, Any], by_name: Mapping[str, Parameter], problems: list[str]) -> dict[str, Any]:
+    """Return the arguments that conversion changes; add what does not fit to the problems."""
     changed: dict[str, Any] = {}
     for name, value in given.items():
         parameter = by_name.get(name)
@@ -429,14 +527,7 @@ def convert_arguments(given: dict[str, Any] | InvalidArguments, tool: Tool) -> d
         else:
             if converted is not value and json_text(converted) != json_text(value):
                 changed[name] = converted
-    if not problems:
-        return {**given, **changed} if changed else given
-    items = (f"{one.name} ({one.expected()}{', required' if one.required else ''})" for one in by_name.values())
-    taken = f"Its parameters: {', '.join(items)}." if by_name else "It takes no parameters."
-    return InvalidArguments(
-        message=f"The arguments of {tool.name} cannot be used: {'; '.join(problems)}. "
-        f"{taken} Call it again with corrected arguments."
-    )
+    return changed
 
 
 def _name_problems(given: Mapping[str, Any], by_name: Mapping[str, Parameter]) -> list[str]:

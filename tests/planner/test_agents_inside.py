@@ -1,0 +1,177 @@
+"""An agent as a function of a kernel: charged to the run that calls it, and under its gate, with the kernel it has."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from semantic_kernel import Kernel
+from semantic_kernel.agents import ChatCompletionAgent
+from semantic_kernel.functions import kernel_function
+
+from planner_ext import Approve, Budget, FunctionInvokingChatCompletion, ToolUseSession
+from planner_ext.durable import Runs
+from planner_ext.events import ModelAsked, NestedCallStarted
+from planner_ext.testing import Script, ScriptedChatCompletion, call, calls, say
+from support.approval import DONE, LOOK, WIPE, Door, Shop, World, every_door, planner_with, results, world
+from support.stock import stock
+
+ASK = call("team-helper", {"messages": "Help."})
+
+
+pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecationWarning")
+"""Semantic Kernel looks at every attribute of an agent that is added as a plugin, deprecated ones among them."""
+
+
+def kernel_with(service: Any, **plugins: object) -> Kernel:
+    kernel = Kernel(services=service)
+    for name, plugin in plugins.items():
+        kernel.add_plugin(plugin, name)
+    return kernel
+
+
+def helper(service: Any, name: str = "helper", **plugins: object) -> ChatCompletionAgent:
+    """Make a stock agent with a kernel of its own."""
+    kernel = kernel_with(service, **plugins)
+    return ChatCompletionAgent(kernel=kernel, name=name, instructions="Be kind.", function_choice_behavior=stock.Auto())
+
+
+class Team:
+    """A world whose kernel has an agent, and what the agent's own kernel did."""
+
+    def __init__(self, script: Script, *outer: Any, wrapped: bool = False) -> None:
+        self.shop = Shop()
+        self.service = ScriptedChatCompletion(script, service_id="own")
+        self.given = FunctionInvokingChatCompletion(self.service) if wrapped else self.service
+        self.agent = helper(self.given, shop=self.shop)
+        self.here: World = world([*(outer or (ASK,)), DONE], team=self.agent)
+
+
+@every_door
+async def test_a_marked_function_of_an_agent_does_not_run_unasked(door: Door) -> None:
+    """The mark counts in the agent's own kernel; inside a function nobody waits, so the agent reads a refusal."""
+    team = Team([WIPE, say("I could not.")])
+    outcome = await door.ask(team.here)
+    assert (team.shop.ran, outcome.status, results(outcome.history)) == ([], "answered", ["I could not."])
+    assert "needs a person's decision" in str(team.service.requests[1].messages[-1]["content"])
+
+
+@every_door
+async def test_an_agents_requests_are_charged_to_the_run(door: Door) -> None:
+    """The run counts its own two requests and the agent's two, and the function that the agent called."""
+    team = Team([LOOK, say("Seen.")])
+    outcome = await door.ask(team.here)
+    assert (outcome.iterations, outcome.tool_calls, team.shop.ran) == (4, 2, [("look", "7")])
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["stock", "bounded"])
+async def test_an_agent_is_charged_once_whatever_its_service(wrapped: bool) -> None:
+    """A service that finds the call by itself is not charged twice."""
+    team = Team([LOOK, say("Seen.")], wrapped=wrapped)
+    outcome = await Door("service", True).ask(team.here)
+    assert (outcome.iterations, outcome.tool_calls) == (4, 2)
+
+
+async def test_a_budget_holds_for_an_agent() -> None:
+    """An agent that never stops asks no more often than the run has requests left, less the one for its answer."""
+    team = Team(lambda request: LOOK if request.tools else say("That is all."))
+    outcome = await Door("planner", False).ask(team.here, budget=Budget(max_iterations=5))
+    assert (outcome.iterations, len(team.service.requests), team.here.requests) == (5, 3, 2)
+
+
+async def test_a_call_of_an_agents_function_is_asked_about() -> None:
+    """The run's approver decides the calls of the agent, too."""
+    asked: list[str] = []
+
+    def approver(call: Any) -> Approve:
+        asked.append(call.fully_qualified_name)
+        return Approve()
+
+    team = Team([WIPE, say("Gone.")])
+    await Door("planner", False).ask(team.here, approver=approver)
+    assert (asked, team.shop.ran) == (["shop-wipe"], [("wipe",)])
+
+
+async def test_an_agent_is_not_changed() -> None:
+    """The application's agent keeps its kernel, which keeps its services and filters."""
+    team = Team([LOOK, say("Seen.")])
+    kernel = team.agent.kernel
+    await Door("planner", False).ask(team.here)
+    assert team.agent.kernel is kernel
+    assert kernel.services == {"own": team.service}
+    assert kernel.function_invocation_filters == []
+
+
+@pytest.mark.parametrize("reply", [WIPE, LOOK], ids=["marked", "free"])
+async def test_an_agent_of_an_agent_is_charged_and_gated(reply: Any) -> None:
+    """An agent whose kernel holds an agent: both are the run's, to any depth."""
+    shop, deep = Shop(), ScriptedChatCompletion([reply, say("Deep.")], service_id="deep")
+    middle = ScriptedChatCompletion([call("inner-deep", {"messages": "You, then."}), say("Middle.")], service_id="mid")
+    agent = helper(middle, inner=helper(deep, "deep", shop=shop))
+    here = world([ASK, DONE], team=agent)
+    outcome = await Door("planner", False).ask(here)
+    assert (outcome.iterations, shop.ran) == (6, [] if reply is WIPE else [("look", "7")])
+
+
+@pytest.mark.parametrize("reply", [WIPE, LOOK], ids=["marked", "free"])
+async def test_an_agent_that_a_function_calls_is_charged_and_gated(reply: Any) -> None:
+    """``kernel.invoke`` of an agent inside a function is no way out."""
+
+    class Outer:
+        @kernel_function
+        async def ask(self, kernel: Kernel) -> str:
+            return str(await kernel.invoke(plugin_name="team", function_name="helper", messages="Help."))
+
+    team = Team([reply, say("Done.")], call("outer-ask"))
+    team.here.kernel.add_plugin(Outer(), "outer")
+    outcome = await Door("planner", False).ask(team.here)
+    assert (outcome.iterations, team.shop.ran) == (4, [] if reply is WIPE else [("look", "7")])
+
+
+async def test_two_calls_of_an_agent_at_once_are_charged_apart() -> None:
+    """Each call has a view of its own."""
+    team = Team(lambda request: say("Fine."), calls(ASK, ASK))
+    outcome = await Door("service", False).ask(team.here)
+    assert (outcome.iterations, results(outcome.history)) == (4, ["Fine.", "Fine."])
+
+
+async def test_what_an_agents_instructions_call_is_decided() -> None:
+    """A template in its instructions is rendered with the view, too."""
+    shop, service = Shop(), ScriptedChatCompletion([say("Fine.")], service_id="own")
+    kernel = kernel_with(service, shop=shop)
+    agent = ChatCompletionAgent(kernel=kernel, name="helper", instructions="Be kind. {{shop.wipe}}")
+    await Door("planner", False).ask(world([ASK, DONE], team=agent))
+    assert shop.ran == []
+
+
+async def test_a_function_that_a_class_of_agents_declares_is_charged() -> None:
+    """A method of the agent itself finds the view as ``self.kernel``."""
+
+    class Asking(ChatCompletionAgent):
+        @kernel_function
+        async def brief(self) -> str:
+            return str(await self.get_response(messages="Be brief."))
+
+    shop, service = Shop(), ScriptedChatCompletion([WIPE, say("No.")], service_id="own")
+    kernel = kernel_with(service, shop=shop)
+    agent = Asking(kernel=kernel, name="helper", function_choice_behavior=stock.Auto())
+    here = world([call("team-brief"), DONE], team=agent)
+    outcome = await Door("planner", False).ask(here)
+    assert (outcome.iterations, shop.ran, results(outcome.history)) == (4, [], ["No."])
+
+
+async def test_an_agent_of_a_session_is_charged() -> None:
+    """A session is another door to the same call."""
+    team = Team([WIPE, say("I could not.")])
+    text = await ToolUseSession(team.here.kernel).prompt("Go.")
+    assert (text, team.shop.ran) == ("Done.", [])
+
+
+async def test_an_agent_of_a_kept_run_is_in_its_journal(tmp_path: Path) -> None:
+    """The agent's requests and calls are recorded before they happen."""
+    team = Team([LOOK, say("Seen.")])
+    async with Runs.sqlite(tmp_path / "runs.db") as runs:
+        handle = await runs.start(planner_with(), team.here.kernel, "Go.", run_id="r")
+        result = await handle.result()
+    inside = [fact for fact in result.facts if isinstance(fact, ModelAsked) and fact.index is not None]
+    started = [fact.function for fact in result.facts if isinstance(fact, NestedCallStarted)]
+    assert (result.iterations, len(inside), started) == (4, 2, ["shop-look"])
