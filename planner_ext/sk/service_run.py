@@ -127,7 +127,8 @@ class ServiceRun:
             async for event in events:
                 for chunk in stream.chunks(event):
                     yield chunk
-        yield stream.last(self._returned(engines[0]))
+        for chunk in stream.last(self._returned(engines[0])):
+            yield chunk
 
     async def _drive(self, emit: Emit | None = None, stream: "_Stream | None" = None) -> Engine:
         follow = partial(self._follow, stream)
@@ -221,18 +222,22 @@ class _Stream:
         own = {"items": items, "function_invoke_attempt": delta.iteration, "ai_model_id": self._model}
         return chunk.model_copy(update=own)
 
-    def last(self, message: ChatMessageContent) -> StreamingChatMessageContent:
-        """Build the last chunk: the final message's metadata, and the parts of it that were not sent yet."""
-        if message.role == AuthorRole.TOOL:
-            return self._message(AuthorRole.TOOL, message.items, metadata=message.metadata)
+    def last(self, message: ChatMessageContent) -> Iterator[StreamingChatMessageContent]:
+        """Build the last chunk: the final message's metadata, and the parts of it that were not sent yet.
+
+        Results come last, as in Semantic Kernel's loop. An agent passes no chunk with results on: one before it has the
+        metadata for the agent's caller, and alone the usage, so that a sum over the chunks counts it once.
+        """
+        ends_with_results = message.role == AuthorRole.TOOL
         text = text_of(message)
         items: list[Any] = _numbered(calls_of(message))
         if not items or text != "".join(self._text):
-            unsent = "" if text == "".join(self._text) else text
+            unsent = "" if ends_with_results or text == "".join(self._text) else text
             items.append(StreamingTextContent(choice_index=0, text=unsent))
-        return self._message(
-            AuthorRole.ASSISTANT, items, metadata=message.metadata, finish_reason=message.finish_reason
-        )
+        yield self._message(AuthorRole.ASSISTANT, items, metadata=message.metadata, finish_reason=message.finish_reason)
+        if ends_with_results:
+            rest = {name: value for name, value in message.metadata.items() if name != "usage"}
+            yield self._message(AuthorRole.TOOL, message.items, metadata=rest)
 
     def _message(self, role: AuthorRole, items: Sequence[Any], **fields: Any) -> StreamingChatMessageContent:
         return StreamingChatMessageContent(

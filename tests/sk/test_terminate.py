@@ -5,7 +5,13 @@ from typing import Any
 
 import pytest
 from semantic_kernel import Kernel
-from semantic_kernel.agents import ChatCompletionAgent, ChatHistoryAgentThread
+from semantic_kernel.agents import (
+    ChatCompletionAgent,
+    ChatHistoryAgentThread,
+    HandoffOrchestration,
+    OrchestrationHandoffs,
+)
+from semantic_kernel.agents.runtime import InProcessRuntime
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.contents import ChatHistory, ChatMessageContent, FunctionResultContent
 
@@ -87,12 +93,38 @@ async def test_the_history_goes_on(
 
 
 async def test_a_streamed_turn_shows_each_result_once(serve: Serve, kernel: Kernel, history: ChatHistory) -> None:
-    """The calls come first, then the results with the metadata; no empty text follows."""
-    service, settings = FunctionInvokingChatCompletion(serve(BATCH).connector), SETTINGS
+    """The calls come first, the results last; the metadata are there, too, and the usage is told once."""
+    served = serve(BATCH)
+    service, settings = FunctionInvokingChatCompletion(served.connector), SETTINGS
     chunks = [one async for one in service.get_streaming_chat_message_content(history, settings, kernel=kernel)]
     shown = [item for one in chunks for item in present(one).items if isinstance(item, FunctionResultContent)]
     assert [str(item.result) for item in shown] == ["3", "x"]
     assert present(chunks[-1]).metadata["status"] == "stopped"
+
+
+async def test_a_handoff_is_that_of_the_stock_loop(serve: Serve) -> None:
+    """Semantic Kernel's handoff ends a turn by ``terminate``: each agent keeps its thread, and reads it when asked."""
+    script = [
+        *(call("Handoff-transfer_to_Two"), call("Handoff-transfer_to_One")),
+        call("Handoff-complete_task", {"task_summary": "Both were asked."}),
+    ]
+    requests: list[Any] = []
+    for wrap in (lambda connector: connector, FunctionInvokingChatCompletion):
+        served = serve(script)
+        agents: list[Any] = [
+            ChatCompletionAgent(name=name, instructions=f"I am {name}.", service=wrap(served.connector))
+            for name in ("One", "Two")
+        ]
+        handoffs = OrchestrationHandoffs().add(agents[0], agents[1], "To two").add(agents[1], agents[0], "To one")
+        runtime = InProcessRuntime()
+        runtime.start()
+        result = await HandoffOrchestration(members=agents, handoffs=handoffs).invoke("Go.", runtime)
+        assert "Both were asked." in str(await result.get(timeout=60))
+        await runtime.stop_when_idle()
+        sent = [[message["role"] for message in request.messages] for request in served.server.requests]
+        requests.append((sent, served.server.refused))
+    assert requests[0] == requests[1]
+    assert requests[1][0][2] == ["system", "user", "assistant", "tool"]
 
 
 @both_wires
