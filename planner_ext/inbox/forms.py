@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, cast
 
 from planner_ext.core.text import exact, visible
-from planner_ext.engine.schemas import argument_problem
+from planner_ext.engine.schemas import argument_problem, read_json
 
 __all__ = ["Field", "FieldKind", "drawn_form", "read_form"]
 
@@ -203,13 +203,10 @@ def _read(field: Field, text: str, arguments: Mapping[str, Any]) -> dict[str, An
 
 
 def _read_json(text: str) -> Any:
-    def refuse(constant: str) -> object:
-        raise ValueError(f"{constant} is not a JSON value")
-
     try:
-        return json.loads(text, parse_constant=refuse)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"expected a JSON value: {error}") from None
+        return read_json(text)
+    except ValueError as error:
+        raise ValueError(f"expected a JSON value; this {error}") from None
 
 
 def _read_integer(text: str) -> int:

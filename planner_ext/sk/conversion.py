@@ -31,6 +31,7 @@ __all__ = [
     "InvalidArguments",
     "Parameter",
     "UnfitError",
+    "check_exponents",
     "convertible_type",
     "json_text",
     "parameter_of",
@@ -41,6 +42,9 @@ __all__ = [
 
 MAX_DEPTH: Final = 100
 """Levels of nesting accepted: far more than any function takes, far fewer than exhaust the stack when written again."""
+
+MAX_EXPONENT: Final = 4_300
+"""Of a number that becomes exact: as Python bounds the digits of a whole one. A fraction writes them all out."""
 
 _PROBLEMS_SHOWN: Final = 10
 _VALUES_SHOWN: Final = 50
@@ -178,6 +182,7 @@ def _to_model(model: type[BaseModel], value: Any) -> Any:
     def reading(data: Any) -> BaseModel:
         return model.model_validate(deepcopy(data))  # a validator of the application's may change what it is given
 
+    check_exponents(model, value)
     try:
         read, again = reading(value), reading(value)
     except ValidationError as error:
@@ -203,6 +208,7 @@ def _to_value(kind: type[Any], adapter: TypeAdapter[Any], value: Any) -> Any:
     def made(data: Any) -> Any:
         return kind(**data) if isinstance(data, dict) else kind(data)  # as Semantic Kernel does
 
+    check_exponents(kind, value)
     try:
         read = adapter.validate_python(value)
         written = _written(adapter.dump_python(read, round_trip=True, warnings=False))
@@ -214,10 +220,48 @@ def _to_value(kind: type[Any], adapter: TypeAdapter[Any], value: Any) -> Any:
     try:
         if isinstance(value, bool) or issubclass(kind, Number | UUID):
             raise TypeError  # a number of true, of {} or of its parts is a spelling that means something else
+        if isinstance(value, int | float) and issubclass(kind, bytes | bytearray):
+            raise TypeError  # it would be that many zeros
         made(value)
     except Exception:
         raise UnfitError(f"cannot be converted to {kind.__name__}: {quoted(value)}") from None
     return value
+
+
+def check_exponents(kind: type[Any], value: Any) -> None:
+    """Refuse a text that an exact number would need too many digits for.
+
+    Args:
+        kind: What the value is to become: a number, or a model or dataclass that may have fractions.
+        value: The JSON value.
+
+    Raises:
+        UnfitError: If it, or a text in it that a fraction may be read from, has an exponent over `MAX_EXPONENT`.
+    """
+    if not (issubclass(kind, Number) or _holds_fractions(kind)):
+        return
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict | list):
+            waiting += _children(one)
+        elif isinstance(one, str) and _has_large_exponent(one):
+            raise unfit(f"number with an exponent of at most {MAX_EXPONENT}", one)
+
+
+def _has_large_exponent(text: str) -> bool:
+    mantissa, e, exponent = text.strip().lower().rpartition("e")
+    digits = exponent.lstrip("+-").replace("_", "").lstrip("0")
+    if not e or mantissa.strip("+-._0123456789") or not digits.isdecimal():
+        return False
+    return len(digits) > len(str(MAX_EXPONENT)) or int(digits) > MAX_EXPONENT
+
+
+@lru_cache(maxsize=512)
+def _holds_fractions(kind: type[Any]) -> bool:
+    """Whether pydantic may read a fraction as, or somewhere in, a type: of text that it takes any time for."""
+    adapter = _adapter(kind)
+    return adapter is not None and "fractions.Fraction" in repr(adapter.core_schema)
 
 
 def _finite(value: Any, written: Any) -> Any:

@@ -14,6 +14,7 @@ from typing import Any, cast
 import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.errors import PydanticUserError
+from pydantic_core import from_json
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.function_calling_utils import kernel_function_metadata_to_function_call_format
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
@@ -24,6 +25,7 @@ from semantic_kernel.prompt_template import KernelPromptTemplate, PromptTemplate
 
 from planner_ext.core.errors import shown
 from planner_ext.core.values import Message
+from planner_ext.sk.conversion import UnfitError, check_exponents
 from planner_ext.sk.errors import InvalidOptionError, PlannerException
 
 __all__ = [
@@ -269,15 +271,13 @@ class ResponseForm:
             ValueError: If it is not in the form (pydantic's ``ValidationError`` is one).
         """
         if self.model is not None:
-            return self.model.model_validate_json(answer)
-        try:
-            value = json.loads(answer, parse_constant=_no_number)
-        except RecursionError:
-            raise ValueError("The answer is nested too deeply.") from None
-        except ValueError as error:
-            raise ValueError(f"The answer is not JSON: {error}.") from None
-        from planner_ext.engine.schemas import answer_problems  # noqa: PLC0415  (loaded for runs with a form only)
+            return _parsed_as(self.model, answer)
+        from planner_ext.engine.schemas import answer_problems, read_json  # noqa: PLC0415  (for runs with a form only)
 
+        try:
+            value = read_json(answer)
+        except ValueError as error:
+            raise ValueError(f"The answer {error}") from None
         if problem := answer_problems(self.schema, value):
             raise ValueError(problem)
         return value
@@ -289,8 +289,23 @@ class ResponseForm:
         return ChatMessageContent(role=AuthorRole.USER, content=f"{text}\nWhat was wrong: {problem}")
 
 
-def _no_number(name: str) -> Any:
-    raise ValueError(f"{name} is not a number of JSON")
+def _parsed_as(model: type[BaseModel], answer: str) -> BaseModel:
+    """Read an answer as a model.
+
+    Raises:
+        ValueError: If it is not in the form, or has a number that a field of the model cannot be.
+    """
+    try:
+        value = from_json(answer)
+    except ValueError:
+        value = None  # pydantic says what is wrong with it
+    try:
+        check_exponents(model, value)
+        return model.model_validate_json(answer)
+    except UnfitError as unfit:
+        raise ValueError(f"A number in the answer {unfit.problem}.") from None
+    except ArithmeticError as error:  # pydantic makes a fraction of infinity, and of 1/0
+        raise ValueError(f"The answer holds a number that cannot be used: {error}.") from None
 
 
 def response_form(given: object) -> ResponseForm | None:

@@ -1,10 +1,13 @@
-"""The arguments of an edited call against the schema of the function's parameters."""
+"""Values against schemas: an edited call's arguments, and answers; in a time in proportion to their size."""
 
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema.validators import Draft202012Validator
 
-from planner_ext.engine.schemas import answer_problems, argument_problem, schema_problem
+from planner_ext.engine.schemas import answer_problems, argument_problem, read_json, schema_problem
 
 PARAMETERS: dict[str, Any] = {
     "type": "object",
@@ -121,3 +124,159 @@ def test_what_else_a_schema_with_a_pattern_says_is_checked() -> None:
     """A property may be named ``pattern``; the type of a value with a pattern is still compared."""
     schema = {"type": "object", "properties": {"pattern": {"type": "integer", "pattern": "^(a|a)*$"}}}
     assert argument_problem({"properties": {"a": schema}}, {"a": {"pattern": "x"}}).startswith('"a".pattern: ')
+
+
+SCHEMA_OF_TREE: dict[str, Any] = {"$ref": "#/$defs/t", "$defs": {"t": {"anyOf": [{"items": {"$ref": "#/$defs/t"}}]}}}
+
+
+def nested(levels: int, value: Any = 0) -> Any:
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("schema", "value", "said"),
+    [
+        ({"pattern": r"^(\w+\s?)*$"}, "a" * 60 + "!", "does not match"),
+        ({"items": {"patternProperties": {"^(a|a)*$": False}}}, [{"a" * 60 + "b": 1}], ""),
+        ({"patternProperties": {"^(a|a)*$": {}}, "additionalProperties": False}, {"a" * 60 + "b": 1}, "not allowed"),
+        ({"patternProperties": {"^(a|a)*$": {}}, "unevaluatedProperties": False}, {"a" * 60 + "b": 1}, "not allowed"),
+        ({"uniqueItems": True}, [{"a": number} for number in range(20_000)], ""),
+        ({"uniqueItems": True}, [number * (2**61 - 1) for number in range(50_000)], ""),  # Python hashes them alike
+        ({"uniqueItems": True}, [{"a": 1, "b": [2]}, {"b": [2.0], "a": 1}], "items that are equal"),
+        ({"uniqueItems": True}, [1, True, "1", None, 0, False], ""),
+        ({"items": {"enum": [{"a": number} for number in range(3_000)]}}, [{"a": 2999}] * 3_000, ""),
+        ({"multipleOf": 1e-300}, 1e308, ""),
+        ({"multipleOf": 0.1}, 10**4000 + 1, ""),
+        ({"multipleOf": 0.1}, 0.3, ""),
+        ({"type": "string"}, ["a" * 10_000] * 1_000, "is not of type 'string'"),
+        (doubling(40), "a", "takes more than 20,100 steps to check"),
+        ({"allOf": [{"items": {"type": "string"}}] * 3_000}, ["a"] * 3_000, "steps to check"),
+        ({"$ref": "#"}, 1, "refers to itself without end"),
+        (SCHEMA_OF_TREE, nested(80), ""),
+        (SCHEMA_OF_TREE, nested(101), "nested too deeply"),
+        (SCHEMA_OF_TREE, nested(5_000), "nested too deeply"),
+    ],
+    ids=lambda value: str(value)[:30] if isinstance(value, dict) else "",
+)
+def test_an_answer_is_checked_within_bounds(schema: Any, value: Any, said: str) -> None:
+    """What would take years, or the stack, is checked in another way, or ends with the limit by name."""
+    problem = answer_problems(schema, value)
+    assert (said in problem) if said else problem == ""
+    assert len(problem) < 2_000
+
+
+SCALARS = (
+    st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from([0.5, 1.0, 2.5, -1.0]) | st.text("ab", max_size=3)
+)
+NAMES = st.sampled_from(["a", "b", "ab"])
+VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(NAMES, inner, max_size=3))
+FEW = st.integers(0, 3)
+
+
+def combined(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Make schemas of one to four keywords over other schemas."""
+    several = st.lists(inner, min_size=1, max_size=3)
+    named = st.dictionaries(NAMES, inner, max_size=3)
+    kinds = st.sampled_from(["null", "boolean", "integer", "number", "string", "array", "object"])
+    keywords: dict[str, st.SearchStrategy[Any]] = {
+        "type": kinds | st.lists(kinds, min_size=1, max_size=3, unique=True),
+        "enum": st.lists(VALUES, min_size=1, max_size=3),
+        "const": VALUES,
+        "pattern": st.sampled_from(["^a", "b$", "^(a|b)*$", "aa"]),
+        "required": st.lists(NAMES, max_size=2, unique=True),
+        "uniqueItems": st.booleans(),
+        "dependentRequired": st.dictionaries(NAMES, st.lists(NAMES, max_size=2, unique=True), max_size=2),
+        **dict.fromkeys(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"], st.integers(-2, 2)),
+        **dict.fromkeys(["minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"], FEW),
+        "multipleOf": st.sampled_from([1, 2, 0.5]),
+        **dict.fromkeys(["properties", "dependentSchemas"], named),
+        "patternProperties": st.dictionaries(st.sampled_from(["^a", "b"]), inner, max_size=2),
+        **dict.fromkeys(["additionalProperties", "unevaluatedProperties", "items", "unevaluatedItems"], inner),
+        **dict.fromkeys(["contains", "propertyNames", "not", "if", "then", "else"], inner),
+        **dict.fromkeys(["allOf", "anyOf", "oneOf", "prefixItems"], several),
+        "minContains": FEW,
+        "maxContains": FEW,
+    }
+    pairs = st.sampled_from(sorted(keywords)).flatmap(lambda name: st.tuples(st.just(name), keywords[name]))
+    return st.lists(pairs, min_size=1, max_size=4).map(dict)
+
+
+SCHEMAS = st.recursive(st.booleans() | combined(st.booleans()), combined, max_leaves=6).filter(
+    lambda schema: isinstance(schema, dict)
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(schema=SCHEMAS, value=VALUES)
+def test_the_check_thinks_as_jsonschema_does(schema: dict[str, Any], value: Any) -> None:
+    """A value within the bounds is valid here where it is to the reference implementation of Python."""
+    assert schema_problem(schema) == ""
+    assert (answer_problems(schema, value) == "") == Draft202012Validator(schema).is_valid(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ('{"a": [1, 2.5, null, true, "x"]}', {"a": [1, 2.5, None, True, "x"]}),
+        ("1e300", 1e300),
+        ("[" * 100 + "]" * 100, nested(99, [])),
+    ],
+)
+def test_json_of_others_is_read(text: str, value: Any) -> None:
+    assert read_json(text) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("NaN", "NaN is not a number of JSON"),
+        ("[-Infinity]", "-Infinity is not a number of JSON"),
+        ("1e400", "1e400 is too large for a float"),
+        ("-1" + "0" * 400 + ".5", "is too large for a float"),
+        ("9" * 5_000, "number that cannot be used"),
+        ("[" * 101 + "]" * 101, "nested too deeply: it may have 100 levels"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"a":' * 300 + "1" + "}" * 300, "nested too deeply"),
+        ("{'a': 1}", "is not JSON: "),
+    ],
+    ids=lambda text: text[:12],
+)
+def test_json_beyond_the_bounds_is_refused_by_name(text: str, said: str) -> None:
+    """A number that no float holds, or levels that no check could go down, are an error that says so."""
+    with pytest.raises(ValueError, match=r"^(?:is|holds) ") as refused:
+        read_json(text)
+    assert said in str(refused.value)
+    assert len(str(refused.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"pattern": "(?=a)b"}, "has the pattern '(?=a)b', which cannot run in time in proportion to the text"),
+        ({"properties": {"a": {"items": {"pattern": r"(a)\1"}}}}, "lookbehind, backreferences"),
+        ({"anyOf": [{"patternProperties": {"(?<!a)b": True}}]}, "take a pydantic model"),
+        ({"$defs": {"a": {"pattern": "((a{100}){100}){100}"}}}, "repeats over 1000"),
+        ({"pattern": "a\ud800"}, "not valid Unicode"),
+        ({"$dynamicRef": "#a"}, "$dynamicRef, which is not followed. Write it with $ref."),
+        ({"$schema": "http://json-schema.org/draft-03/schema#"}, "Write it in the draft 2020-12"),
+        ({"pattern": r"^[\u4e00-\u9fa5]+\Z"}, ""),
+        ({"const": {"pattern": "(?=a)b"}}, ""),
+        ({"properties": {"pattern": {"enum": ["(?=a)b"]}}}, ""),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_a_schema_that_cannot_be_checked_in_bounds_is_refused_at_the_start(schema: dict[str, Any], said: str) -> None:
+    """By name, with the way out: its pattern needs backtracking, or it is of a draft that is not read."""
+    problem = schema_problem(schema)
+    assert (said in problem) if said else problem == ""
+
+
+def test_a_pattern_may_name_characters_by_number() -> None:
+    r"""``\uXXXX`` and ``\Z`` are no escapes of RE2, and are written as it has them."""
+    schema = {"pattern": r"^[\u4e00-\u9fa5]+\Z"}
+    assert answer_problems(schema, "\u6f22\u5b57") == ""
+    assert "does not match" in answer_problems(schema, "kanji")
+    assert "does not match" in answer_problems({"pattern": "^a$"}, "a\n")

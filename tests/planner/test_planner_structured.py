@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -264,6 +265,7 @@ class NoSchema(BaseModel):
         (NoSchema, "NoSchema has no JSON schema"),
         ({"type": "object", "properties": {"a": {"$ref": "#/$defs/gone"}}}, r"'#/\$defs/gone', which is not in it"),
         ({"type": "array", "items": {"$ref": "http://127.0.0.1:9/a.json"}}, r"a\.json', which is not in it"),
+        ({"items": {"pattern": "(?=a)b"}}, r"has the pattern '\(\?=a\)b', which cannot run in time in proportion"),
     ],
 )
 def test_a_form_that_is_not_whole_is_refused_by_name(given: Any, named: str) -> None:
@@ -284,6 +286,51 @@ def test_a_schema_may_refer_to_itself() -> None:
     assert form.problem('{"left": {"leaf": 3}, "other": 4}') == ""
     assert form.problem('{"left": {"leaf": "x"}}') == "$.left.leaf: 'x' is not of type 'integer'"
     assert "NaN is not a number of JSON" in form.problem('{"leaf": NaN}')
+
+
+@both_ways
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("schema", "hard", "said"),
+    [
+        ({"pattern": r"^(\w+\s?)*$"}, json.dumps("a" * 60 + "!"), "does not match"),
+        (
+            {"uniqueItems": True},
+            json.dumps([*({"n": number} for number in range(4_000)), {"n": 0}]),
+            "items that are equal",
+        ),
+        ({"items": {"$ref": "#/properties/a"}}, "[" * 300 + "]" * 300, "nested too deeply"),
+        ({"type": ["integer", "string"]}, "1e400", "too large for a float"),
+        ({"multipleOf": 0.3}, "1" + "0" * 4_000, "is not a multiple of 0.3"),
+        ({"multipleOf": 1e-7}, "1e400", "too large for a float"),
+    ],
+    ids=["pattern", "unique", "deep", "infinite", "multiple", "multiple-infinite"],
+)
+async def test_an_answer_that_is_hard_to_check_is_asked_for_again(
+    schema: dict[str, Any], hard: str, said: str, streamed: bool
+) -> None:
+    """Checked in bounded time, without a raw error; the model reads what is wrong, and its next answer counts."""
+    kernel, service = scripted([say(f'{{"a": {hard}}}'), say('{"a": "b"}')])
+    wanted = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    result = await invoke(planner_with(plan=False, response_format=wanted), kernel, streamed=streamed)
+    assert (result.status, result.value) == ("answered", {"a": "b"})
+    assert said in str(service.requests[1].messages[-1]["content"])
+
+
+class Share(BaseModel):
+    """A form whose number is exact."""
+
+    of: Fraction
+
+
+@both_ways
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("hard", ['"1e30000000"', "1e400", '"1/0"', '["1e30000000"]'])
+async def test_a_fraction_in_an_answer_is_bounded(hard: str, streamed: bool) -> None:
+    """Neither minutes for its digits nor a raw OverflowError: the model reads what is wrong with it."""
+    kernel, service = scripted([say(f'{{"of": {hard}}}'), say('{"of": "1/3"}')])
+    result = await invoke(planner_with(plan=False, response_format=Share), kernel, streamed=streamed)
+    assert (result.status, result.value, len(service.requests)) == ("answered", Share(of=Fraction(1, 3)), 2)
 
 
 async def test_json_is_not_demanded_in_a_conversation_that_does_not_speak_of_it() -> None:

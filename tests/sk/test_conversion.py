@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import Enum, IntEnum
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal, NewType, Optional
 
@@ -208,6 +209,59 @@ def test_what_means_no_value_of_its_type_is_refused(annotation: Any, values: lis
     function = taking(annotation)
     for value in values:
         assert isinstance(parse(function, json.dumps({"p": value})), InvalidArguments), value
+
+
+class Ratio(pydantic.BaseModel):
+    of: list[Fraction | None]
+    name: str = ""
+
+
+@dataclass
+class Scale:
+    by: Fraction
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("number", ["1e30000000", " -1.5E-30000000 ", "1e+3_0000_000", "1e" + "9" * 10_000])
+@pytest.mark.parametrize(
+    ("annotation", "made"),
+    [
+        (Fraction, lambda number: number),
+        (Decimal, lambda number: number),
+        (list[Fraction], lambda number: [number]),
+        (dict[str, Fraction], lambda number: {"a": number}),
+        (Ratio, lambda number: {"of": ["1/2", number]}),
+        (Scale, lambda number: {"by": number}),
+    ],
+    ids=["fraction", "decimal", "list", "dict", "model", "dataclass"],
+)
+def test_a_number_whose_digits_would_fill_the_memory_is_refused_before_it_is_made(
+    annotation: Any, made: Any, number: str
+) -> None:
+    """An exponent is bounded where the number becomes exact: to write out its digits would hold the event loop."""
+    assert "number with an exponent of at most 4300" in message_of(taking(annotation), json.dumps({"p": made(number)}))
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value"),
+    [
+        (Fraction, "1e300"),
+        (Fraction, "3/4"),
+        (Decimal, "1E+4300"),
+        (str, "1e30000000"),
+        (Ratio, {"of": ["1/2"], "name": "commit e30000000"}),
+        (Ratio, {"of": ["1/2"], "name": "abc1e30000000"}),
+        (Payment, {"account": 1, "tags": ["1e30000000"]}),
+    ],
+)
+def test_a_text_that_becomes_no_such_number_is_taken(annotation: Any, value: Any) -> None:
+    """Only what a fraction or a decimal would be read from is looked at."""
+    assert isinstance(parse(taking(annotation), json.dumps({"p": value})), dict)
+
+
+def test_a_number_is_not_read_as_so_many_bytes() -> None:
+    """``bytes(n)`` makes n zeros."""
+    assert "cannot be converted to bytes" in message_of(taking(bytes), json.dumps({"p": 10**12}))
 
 
 def test_a_message_names_the_place_inside_an_argument() -> None:
