@@ -7,7 +7,7 @@ Nothing here is stored: a journal alone gives the same ledger.
 """
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence, Set
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -17,7 +17,7 @@ from planner_ext.core.facts import Fact, SharedBudgetsChecked
 from planner_ext.core.limits import LIMIT_OF_PART, BudgetShare, Consumption, Ledger
 from planner_ext.core.machine import Action, AskModel, AskPerson, AskPlan, RunCalls, next_action
 from planner_ext.core.state import State
-from planner_ext.core.values import Usage, updated
+from planner_ext.core.values import Message, Usage, updated
 
 __all__ = ["Account", "SharedBudgets", "Tab", "current_tab"]
 
@@ -100,6 +100,7 @@ class Tab:
         lost: Whether the whole share counts as spent: the run in the call did not report what it spent.
         runs: The accounts of the runs that are made in this call.
         around: Returns what the adapters know of the run, given the tab.
+        names_in: Names the functions that messages have a call or a result of; set by the adapters.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class Tab:
         self.closed = False
         self.lost = False
         self.around: Callable[[Tab], Any] | None = None
+        self.names_in: Callable[[Sequence[Message]], Set[str]] = lambda _: frozenset[str]()
         self._taken: Consumption | None = None
         self._expected: dict[object, Usage] = {}
         self.runs: list[Account] = []
@@ -172,7 +174,21 @@ class Tab:
         """
         with self.account.lock:
             names = set((self._taken or Consumption()).calls_by_function)
-            return names.union(self.account.earlier(), *(one.started() for one in self.runs if one is not run))
+            others = [one for one in self.runs if one is not run]
+            return names.union(self.account.earlier(), self._brought(others), *(one.started() for one in others))
+
+    @property
+    def brought(self) -> set[str]:
+        """The functions whose calls or results the runs in this call began with, in their histories, at any depth."""
+        with self.account.lock:
+            return self._brought(self.runs)
+
+    def _brought(self, runs: Sequence["Account"]) -> set[str]:
+        names = set[str]()
+        for run in runs:
+            names |= self.names_in(run.state.given) | run.state.inside
+            names.update(*(tab.brought for tab in run.tabs.values()))
+        return names
 
     def runs_around(self) -> list[State]:
         """List the states of the runs around this call, the innermost first."""
@@ -350,9 +366,9 @@ class Account:
             return "max_calls_per_function"
         return replace(left, iterations=None).used_up()
 
-    def earlier(self) -> set[str]:
+    def earlier(self) -> Set[str]:
         """Name the functions started in earlier batches of the run, and before it in the runs around."""
-        names = set(self.state.earlier)
+        names = self.state.inside.union(self.state.earlier)
         return names if self.within is None else names | self.within.earlier(self)
 
     def started(self) -> set[str]:

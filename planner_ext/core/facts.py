@@ -411,6 +411,7 @@ class CallFinished(CallFact):
         terminate: Whether a filter asked to end the run after this batch.
         spent: The consumption of the function: its requests and nested calls. None means that it is not known: what
             the call recorded before it happened is charged, and of a reserved share all.
+        brought: The functions whose calls or results the runs inside it began with, in their histories.
     """
 
     outcome: CallOutcome
@@ -418,6 +419,7 @@ class CallFinished(CallFact):
     error: str = ""
     terminate: bool = False
     spent: Consumption | None = None
+    brought: tuple[str, ...] = ()
     cut: Cut | None = None
     at: float
     type: Literal["CallFinished"] = "CallFinished"

@@ -114,7 +114,8 @@ def _recorded(
     """Note what a running call is about to consume; its end, or another decision on it, charges that."""
     batch, call = _named_call(state.batch, fact, index)
     _require(call.started and call.answer is None, fact, "it is not running")
-    return {"batch": _with_call(batch, index, updated(call, recorded=call.recorded + more))}
+    inside = call.inside.union(more.calls_by_function)
+    return {"batch": _with_call(batch, index, updated(call, recorded=call.recorded + more, inside=inside))}
 
 
 def _request_failed(state: State, fact: facts.RequestFailed) -> _Changes:
@@ -213,7 +214,9 @@ def _call_finished(state: State, fact: facts.CallFinished) -> _Changes:
     answer, changes = fact.result, _Changes()
     if fact.cut is not None:
         answer, changes = _cut(state, fact.iteration, fact.index, fact.result, fact.cut)
-    call = updated(call, answer=answer, erred=fact.outcome != "ok")
+    started = () if fact.spent is None else fact.spent.calls_by_function
+    inside = call.inside.union(started, fact.brought)
+    call = updated(call, answer=answer, erred=fact.outcome != "ok", inside=inside)
     ending = state.ending
     if fact.terminate and ending is None:
         ending = f"A filter asked to end the run after {fact.function}."
@@ -293,6 +296,7 @@ def _settled(state: State, batch: Batch, ledger: Ledger, ending: str | None = No
         "batch": None,
         "called": any(call.started for call in batch.calls),
         "earlier": ledger.calls_by_function,
+        "inside": state.inside.union(*(call.inside for call in batch.calls if call.inside)),
         "transcript": (*state.transcript, *_items(batch, removed)),
         "stopping": state.stopping or ending,
         "ending": None,
@@ -309,7 +313,12 @@ def _items(batch: Batch, removed: set[str]) -> list[TranscriptItem]:
     if removed or edited:
         message = EditedReply(message=message, kept=tuple(call.request.id for call in kept), edited=edited)
     results = [
-        CallResult(call_id=call.request.id, name=call.request.sent_name or call.request.name, text=call.answer or "")
+        CallResult(
+            call_id=call.request.id,
+            name=call.request.sent_name or call.request.name,
+            text=call.answer or "",
+            inside=tuple(sorted(call.inside)) if call.inside else (),
+        )
         for call in kept
     ]
     return [message, *results] if kept or batch.text else []

@@ -48,6 +48,8 @@ class Call:
         reserved: The share of the budget that was reserved for it when it started, or None.
         recorded: The requests and nested calls that its function has recorded before they happened; charged if its
             process ends.
+        inside: The functions that its function has started, in whatever life of the run, and those whose results runs
+            inside it began with: their results may be part of its own.
     """
 
     request: RequestedCall
@@ -58,6 +60,7 @@ class Call:
     asked: bool = False
     reserved: BudgetShare | None = None
     recorded: Consumption = field(default_factory=Consumption)
+    inside: frozenset[str] = frozenset()
 
     @property
     def started(self) -> bool:
@@ -110,6 +113,7 @@ class State:
         given: The messages that the run began with; compaction of the transcript does not change them.
         cut: The whole results of which the model has read the beginning, by the name under which it reads on.
         earlier: Functions started before the open batch, by fully qualified name, also inside other functions.
+        inside: Functions whose results may be part of those of earlier batches, started in this run or not.
         intent: Which fact shows that the next request may have been sent: ``implied``: the last fact, if a request
             follows it; ``recorded``: a `ModelAsked`; ``failed``: none yet, since the last request failed, so a
             `ModelAsked` is recorded before the next one is sent.
@@ -144,6 +148,7 @@ class State:
     given: tuple[Message, ...] = ()
     cut: Mapping[str, str] = field(default_factory=dict[str, str])
     earlier: Tally = field(default_factory=Tally)
+    inside: frozenset[str] = frozenset()
     intent: Literal["implied", "recorded", "failed"] = "implied"
     at: float = 0.0
     ended: Ended | None = None

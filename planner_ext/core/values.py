@@ -255,11 +255,16 @@ class ResolvedCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallResult:
-    """A transcript item: what the model reads as the result of one call."""
+    """A transcript item: what the model reads as the result of one call.
+
+    Attributes:
+        inside: The functions whose results may be part of it, beside its own: see `planner_ext.core.state.Call.inside`.
+    """
 
     call_id: str
     name: str
     text: str
+    inside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

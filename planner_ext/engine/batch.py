@@ -356,6 +356,7 @@ class Calls:
                 error=finished.error,
                 terminate=finished.terminate,
                 spent=tab.spent,
+                brought=tuple(sorted(tab.brought)) if tab.runs else (),
                 at=self._journal.now(),
             )
         )

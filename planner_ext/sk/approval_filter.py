@@ -108,7 +108,8 @@ class ApprovalFilter:
     the run's ``resume``). What a person decided there it does not ask about again.
 
     For rules with ``after`` a call of the stock loop comes after the calls in its chat history, without those of its
-    own reply. A history that was compacted has lost its calls, and those inside functions are not in it. A function
+    own reply, and after those that a run of this package made inside them. A history that was compacted has lost its
+    calls, and what functions of the stock loop itself do inside is not in it. A function
     that is invoked directly, or is seen under ``function_invocation`` alone, has no history: every such rule matches
     it, except inside a run of this package, which knows its calls.
 

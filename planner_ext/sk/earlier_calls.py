@@ -17,9 +17,9 @@ from semantic_kernel.filters.auto_function_invocation.auto_function_invocation_c
 from planner_ext.core.accounts import Tab
 from planner_ext.core.state import State
 from planner_ext.core.values import Message
-from planner_ext.sk.messages import calls_of, load_message, name_of
+from planner_ext.sk.messages import calls_of, load_message, name_of, names_inside
 
-__all__ = ["GivenMessages", "before_batch", "before_call"]
+__all__ = ["GivenMessages", "before_batch", "before_call", "names_in"]
 
 
 @dataclass(eq=False)
@@ -31,9 +31,19 @@ class GivenMessages:
     @cached_property
     def names(self) -> frozenset[str]:
         """The functions that these messages have a call or a result of."""
-        items = (item for message in self.messages for item in load_message(message).items)
-        called = (name_of(item) for item in items if isinstance(item, FunctionCallContent | FunctionResultContent))
-        return frozenset(filter(None, called))
+        return names_in(self.messages)
+
+
+def names_in(messages: Sequence[Message]) -> frozenset[str]:
+    """Name the functions that messages have a call or a result of, and those whose results are part of these."""
+    names = set[str]()
+    for message in messages:
+        for item in load_message(message).items:
+            if isinstance(item, FunctionCallContent | FunctionResultContent):
+                names.add(name_of(item))
+            if isinstance(item, FunctionResultContent):
+                names |= names_inside(item)
+    return frozenset(names - {""})
 
 
 @dataclass(eq=False, repr=False)
@@ -79,7 +89,7 @@ def before_batch(state: State, tab: Tab | None, known: dict[int, GivenMessages])
     """
     around = [] if tab is None else tab.runs_around()
     given = [known.setdefault(id(one.given), GivenMessages(one.given)) for one in (state, *around)]
-    started = set(state.earlier) if tab is None else tab.earlier() | set(state.earlier)
+    started = state.inside.union(state.earlier, () if tab is None else tab.earlier())
     return _EarlierCalls(started, given)
 
 

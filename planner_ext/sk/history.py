@@ -31,6 +31,7 @@ from planner_ext.sk.errors import InvalidHistoryError
 from planner_ext.sk.execution import sendable
 from planner_ext.sk.messages import (
     ACCEPTED_ID,
+    INSIDE,
     AssistantMessage,
     calls_of,
     load_message,
@@ -175,6 +176,8 @@ def render(entries: Iterable[TranscriptItem], offered: Container[str] | None = N
         match entry:
             case CallResult():
                 content = FunctionResultContent(id=entry.call_id, name=entry.name, result=entry.text)
+                if entry.inside:
+                    content.metadata[INSIDE] = list(entry.inside)
                 message = ChatMessageContent(role=AuthorRole.TOOL, items=[content])
             case EditedReply():
                 message = _edited(_load(entry.message, offered), set(entry.kept), dict(entry.edited))

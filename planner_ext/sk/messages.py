@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from openai.types.completion_usage import PromptTokensDetails
 from pydantic import BaseModel, ValidationError
@@ -31,6 +31,7 @@ from planner_ext.core.values import Message, RequestedCall, Usage
 
 __all__ = [
     "ACCEPTED_ID",
+    "INSIDE",
     "AssistantMessage",
     "ReplyAssembly",
     "add_reported",
@@ -42,6 +43,7 @@ __all__ = [
     "merge_reply",
     "merge_reported",
     "name_of",
+    "names_inside",
     "part_of",
     "read_iterations",
     "read_usage",
@@ -68,6 +70,17 @@ class AssistantMessage(ChatMessageContent):
         if "tool_calls" in sent and (text := text_of(self)):
             sent[content_key] = text
         return sent
+
+
+INSIDE: Final = "planner_ext.inside"
+"""The key of a result's metadata for the functions whose results may be part of it; never sent to a model."""
+
+
+def names_inside(result: FunctionResultContent) -> frozenset[str]:
+    """Read the functions whose results may be part of one: those that its function called, and what these had read."""
+    names: Any = result.metadata.get(INSIDE)
+    listed = cast("list[object]", names) if isinstance(names, list) else []
+    return frozenset(name for name in listed if isinstance(name, str))
 
 
 def text_of(message: ChatMessageContent) -> str:

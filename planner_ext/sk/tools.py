@@ -32,6 +32,7 @@ from planner_ext.engine.concurrency import OutOfTime, Raised, caught, in_time, s
 from planner_ext.engine.effects import KEY_PARAMETER, TIME_PARAMETER, idempotency_key
 from planner_ext.engine.ports import Finished
 from planner_ext.sk.conversion import InvalidArguments, parse_object, quoted
+from planner_ext.sk.earlier_calls import names_in
 from planner_ext.sk.execution import (
     ApprovedArgumentsChangedError,
     CallGuard,
@@ -182,6 +183,7 @@ class KernelFunctions:
         """
         if (tab := current_tab()) is not None:
             tab.around = self.parent
+            tab.names_in = names_in
         function = self.tools.functions.get(checked.function)
         if function is None:
             text = self._unknown(checked.function)

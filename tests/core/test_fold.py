@@ -10,7 +10,7 @@ from planner_ext.core.facts import AnswerChecked, Fact, ModelAsked, NestedCallSt
 from planner_ext.core.fold import apply, fold
 from planner_ext.core.limits import Consumption
 from planner_ext.core.state import TRANSITIONS, Phase, State
-from planner_ext.core.values import EditedReply, Usage
+from planner_ext.core.values import CallResult, EditedReply, Usage
 from support.core import (
     BATCH,
     CALLED,
@@ -236,3 +236,24 @@ def test_functions_of_completed_batches_are_earlier_ones() -> None:
     assert dict(fold([*BATCH, decided(0), decided(1, "g"), began(0), finished(0)]).earlier) == {}
     facts = [*BATCH, decided(0), decided(1, "g", "deny"), began(0), finished(0)]
     assert dict(fold(facts).earlier) == {"f": 1}
+
+
+def inside(state: State) -> list[tuple[str, ...]]:
+    return [item.inside for item in state.transcript if isinstance(item, CallResult)]
+
+
+def test_a_result_says_what_ran_inside_its_call() -> None:
+    """What its function started, and what came with the runs inside it; a call without either says nothing."""
+    spent = Consumption(tool_calls=1, calls_by_function={"g": 1})
+    ended = finished(0, spent=spent, brought=("web-fetch",))
+    state = fold([*BATCH, decided(0), decided(1, "g"), began(0), began(1, "g"), ended, finished(1, "g")])
+    assert inside(state) == [("g", "web-fetch"), ()]
+    assert state.inside == {"g", "web-fetch"}
+
+
+def test_what_ran_in_a_life_that_ended_stays_inside_its_call() -> None:
+    """A call whose process died is decided again; whatever its result is then, its function had started others."""
+    nested = NestedCallStarted(iteration=0, index=0, function="web-fetch", at=0.0)
+    supplied = decided(0, "f", "answer")
+    state = fold([*BATCH, decided(0), decided(1, "g", "deny"), began(0), nested, supplied])
+    assert inside(state) == [("web-fetch",), ()]

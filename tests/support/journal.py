@@ -158,6 +158,7 @@ FACTS: tuple[Fact, ...] = (
         error="TimeoutError: late",
         terminate=True,
         spent=Consumption(iterations=2, tool_calls=1, usage=USAGE),
+        brought=("web-fetch",),
         cut=Cut(shown=2, left_out=1),
         at=7.0,
     ),
