@@ -51,6 +51,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
     - ``tool_calls``: functions started, failures included.
     - ``status``: ``answered``, ``incomplete``, ``paused``, ``asked``, ``limit_reached`` or ``stopped``.
     - ``limit``: the limit that was reached, or None.
+    - ``reason``: why the run was not answered, in words; only of such a run.
     - ``pending``: the calls and questions that wait for a person, as mappings; only of a paused run.
     - ``checkpoint``: JSON text of a run that was not answered, for `resume`.
 
@@ -169,7 +170,8 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         Yields:
             The connector's chunks as they come, with the 0-based round trip as ``function_invoke_attempt``. Once a
             batch has its results, a chunk with its calls and a tool message with the results. Last, a chunk with the
-            final message's metadata. Closing the stream early cancels the run.
+            final message's metadata. It alone has the usage, of all requests, so that a sum over the chunks counts
+            each request once. Closing the stream early cancels the run.
         """
         if (behavior := _invoking_behavior(chat_history, settings, kwargs.get("kernel"))) is None:
             request = self._charged(chat_history, settings, kwargs)

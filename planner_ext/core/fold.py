@@ -24,10 +24,23 @@ from planner_ext.core.values import (
     with_item,
 )
 
-__all__ = ["CUT_SHORT", "apply", "fold", "sticky_keys"]
+__all__ = ["CUT_SHORT", "apply", "cut_short_text", "fold", "sticky_keys"]
 
-CUT_SHORT = frozenset({"length", "content_filter"})
+CUT_SHORT = frozenset({"length", "content_filter", "refusal"})
 """Finish reasons of an incomplete reply: it is never a final answer, and none of its calls run."""
+
+
+def cut_short_text(finish_reason: str | None, text: str) -> str:
+    """Say why a reply is incomplete.
+
+    Args:
+        finish_reason: One of `CUT_SHORT`.
+        text: The reply's text: of a refusal, why the model refuses.
+    """
+    if finish_reason == "refusal":
+        return f"The model refused to answer (refusal): {text}"
+    return f"The reply was cut short: finish_reason is {finish_reason}."
+
 
 _KEEPS_INTENT = frozenset({"CallDecided", "IterationCompleted"})
 """Facts that a store may hold back until its next write, see `planner_ext.durable.writer.JournalWriter`.

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Literal, TypeAlias
 
 from planner_ext.core.facts import CallDecided, IterationCompleted, ModelReplied
-from planner_ext.core.fold import CUT_SHORT, apply
+from planner_ext.core.fold import CUT_SHORT, apply, cut_short_text
 from planner_ext.core.limits import BudgetShare, RemainingLimit, divided, remaining_limits, spent_limit
 from planner_ext.core.state import Batch, Call, Phase, State, asks
 from planner_ext.core.values import Status
@@ -300,7 +300,7 @@ def _judge(state: State) -> Action:
     reply = state.reply
     assert reply is not None
     if reply.finish_reason in CUT_SHORT:
-        return Finish(status="incomplete", reason=f"The reply was cut short: finish_reason is {reply.finish_reason}.")
+        return Finish(status="incomplete", reason=cut_short_text(reply.finish_reason, reply.text))
     # The reply is charged by now: 0 left means that it was the last one allowed, below 0 that it cost more than that.
     limit = reply.withheld or ("max_iterations" if iterations_left(state) < 0 else None)
     answer = reply.text if reply.final_answer is None else reply.final_answer

@@ -18,6 +18,7 @@ from semantic_kernel.contents import (
     FunctionCallContent,
     FunctionResultContent,
     ImageContent,
+    StreamingTextContent,
     TextContent,
 )
 from semantic_kernel.functions import KernelFunctionMetadata
@@ -270,11 +271,43 @@ _REASONS = {
 """Finish reasons of Ollama, Bedrock and Google that Semantic Kernel does not read; all but "stop" mean a cut reply."""
 
 
+_REFUSED = "refusal"
+"""The key in the metadata of a refusal of the model, and what such a reply counts as having ended by."""
+
+
+def reply_ended_by(message: ChatMessageContent) -> str | None:
+    """Return the finish reason of a whole reply as `planner_ext.core.fold.CUT_SHORT` has it: ``refusal`` of one."""
+    if message.metadata.get(_REFUSED):
+        return _REFUSED
+    return None if message.finish_reason is None else message.finish_reason.value
+
+
+def with_refusal(message: M) -> M:
+    """Mark a refusal of the model, as OpenAI's response has it, in the metadata of a reply or of a part of it.
+
+    Semantic Kernel's connector writes the refusal of a plain reply as its text, and drops that of a streamed one, which
+    is added here.
+    """
+    place = getattr(message, "choice_index", None)
+    for choice in _sequence(part_of(message.inner_content, "choices")):
+        refusal = part_of(part_of(choice, "message"), _REFUSED) or part_of(part_of(choice, "delta"), _REFUSED)
+        if not isinstance(refusal, str) or not refusal:
+            continue
+        marked = {**message.metadata, _REFUSED: True}
+        if place is None and text_of(message) == refusal:
+            return message.model_copy(update={"metadata": marked})
+        if place is not None and part_of(choice, "index") == place:
+            items = [*message.items, StreamingTextContent(choice_index=place, text=refusal)]
+            return message.model_copy(update={"metadata": marked, "items": items})
+    return message
+
+
 def received(message: M) -> M:
-    """Correct a reply, or a part of it, by its SDK's response: usage, finish reason, and Google's thoughts.
+    """Correct a reply, or a part of it, by its SDK's response: usage, finish reason, refusal, and Google's thoughts.
 
     Connectors omit the first two, and write thoughts as text. A correct message is returned itself.
     """
+    message = with_refusal(message)
     candidate = _candidate(message.inner_content)
     if message.finish_reason is None and (reason := _finish_reason(message.inner_content, candidate)) is not None:
         message = message.model_copy(update={"finish_reason": reason})

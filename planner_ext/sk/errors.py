@@ -32,6 +32,7 @@ __all__ = [
     "SessionBusyError",
     "ToolExecutionError",
     "not_answered",
+    "waiting_text",
 ]
 
 
@@ -146,9 +147,14 @@ _WAITING = {
 }
 
 
+def waiting_text(status: str) -> str:
+    """Say what a run of this status waits for; "" if it does not wait."""
+    return _WAITING.get(status, "")
+
+
 def not_answered(*, status: str, reason: str, limit: str | None, **carried: Any) -> RunNotAnsweredError:
     """Make the error for a run without an answer; it carries the other attributes given, such as the history."""
-    reason = reason or _WAITING.get(status, "")
+    reason = reason or waiting_text(status)
     if limit == "max_tool_calls":
         reason = f"Max number of tool call reached. {reason}"
     kind = LimitReachedError if status == "limit_reached" else RunNotAnsweredError

@@ -53,6 +53,7 @@ __all__ = [
     "with_items",
     "with_own_ids",
     "with_usage",
+    "without_usage",
 ]
 
 M = TypeVar("M", bound=ChatMessageContent)
@@ -428,6 +429,13 @@ def with_usage(message: M, usage: Usage) -> M:
     if _is_sound(reported) and not usage.estimated_tokens and read_usage(reported) == usage:
         return message
     return message.model_copy(update={"metadata": {**message.metadata, "usage": as_reported(usage)}})
+
+
+def without_usage(message: M) -> M:
+    """Set the usage in the metadata of a message to None, where it has one."""
+    if message.metadata.get("usage") is None:
+        return message
+    return message.model_copy(update={"metadata": {**message.metadata, "usage": None}})
 
 
 def as_reported(usage: Usage) -> CompletionUsage | None:

@@ -37,6 +37,7 @@ from semantic_kernel.contents import AuthorRole, ChatMessageContent, StreamingCh
 from semantic_kernel.exceptions import ServiceInvalidResponseError, ServiceResponseException
 from semantic_kernel.utils.telemetry.model_diagnostics import decorators as diagnostics
 
+from planner_ext.sk.connectors import with_refusal
 from planner_ext.sk.transport import ChatRequest, GenericTransport
 
 __all__ = ["OpenAITransport"]
@@ -184,7 +185,8 @@ class OpenAITransport:
         if not isinstance(response, ChatCompletion):
             raise TypeError(f"a {type(response).__name__} where a ChatCompletion was expected")
         metadata = self._service._get_metadata_from_chat_response(response)
-        return [self._service._create_chat_message_content(response, each, metadata) for each in response.choices]
+        made = self._service._create_chat_message_content
+        return [with_refusal(made(response, each, metadata)) for each in response.choices]
 
     async def stream(self, request: ChatRequest) -> AsyncGenerator[StreamingChatMessageContent, Any]:
         """Send a request; yield the chunks of the response's first choice."""
@@ -210,7 +212,8 @@ class OpenAITransport:
             return None
         metadata = self._service._get_metadata_from_streaming_chat_response(piece)
         if first is not None:
-            return self._service._create_streaming_chat_message_content(piece, first, metadata, 0)
+            chunk = self._service._create_streaming_chat_message_content(piece, first, metadata, 0)
+            return with_refusal(chunk) if first.delta and first.delta.refusal else chunk
         return StreamingChatMessageContent(
             role=AuthorRole.ASSISTANT,
             items=[],

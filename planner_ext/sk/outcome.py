@@ -22,7 +22,7 @@ from planner_ext.core.state import Phase, State
 from planner_ext.core.values import CallResult, Message, Status
 from planner_ext.sk.approval import pending_calls
 from planner_ext.sk.checkpoint import Checkpoint, SigningKey
-from planner_ext.sk.errors import RunNotAnsweredError, not_answered
+from planner_ext.sk.errors import RunNotAnsweredError, not_answered, waiting_text
 from planner_ext.sk.history import last_reply, render
 from planner_ext.sk.messages import add_reported, as_reported, assistant_text, load_message, loaded, text_of
 
@@ -84,6 +84,7 @@ def final_message(state: State, facts: Sequence[Fact], key: SigningKey | None) -
     if status in ("paused", "asked"):
         metadata["pending"] = [call.as_dict() for call in pending_calls(state)]
     if status != "answered":
+        metadata["reason"] = waiting_text(status) if state.ended is None else state.ended.reason
         metadata["checkpoint"] = Checkpoint.of_run(facts, key).to_json()
     return returned_message(state, facts).model_copy(update={"metadata": metadata})
 

@@ -31,17 +31,17 @@ from planner_ext.core.facts import (
     IterationCompleted,
     ModelReplied,
 )
-from planner_ext.core.fold import CUT_SHORT
+from planner_ext.core.fold import CUT_SHORT, cut_short_text
 from planner_ext.core.state import Phase, State
 from planner_ext.core.values import Status
 from planner_ext.engine.engine import Engine, StopHandle, watch
 from planner_ext.engine.ports import Emit, Event, TextDelta
 from planner_ext.sk.approval import NOTHING_TAKEN, Late, Taking, refuse_late
 from planner_ext.sk.chat import named_errors, no_reply
-from planner_ext.sk.connectors import received, whole_text
+from planner_ext.sk.connectors import received, reply_ended_by, whole_text
 from planner_ext.sk.errors import InvalidOptionError
 from planner_ext.sk.history import accepted_reply, brought_up_to_date, later_turn
-from planner_ext.sk.messages import ReplyAssembly, calls_of, merge_reply, read_iterations, text_of
+from planner_ext.sk.messages import ReplyAssembly, calls_of, merge_reply, read_iterations, text_of, without_usage
 from planner_ext.sk.nested import Charge
 from planner_ext.sk.options import instance_of
 from planner_ext.sk.outcome import final_message, raise_at_limit, returned_message
@@ -215,12 +215,12 @@ class _Stream:
                     yield self._message(role, items)
 
     def _passed_on(self, delta: TextDelta) -> StreamingChatMessageContent:
-        """Copy a connector's chunk without its calls."""
+        """Copy a connector's chunk without its calls and its usage: the last chunk has that of all requests."""
         chunk: StreamingChatMessageContent = delta.chunk
         self._text.append(delta.text)
         items = [item for item in chunk.items if not isinstance(item, FunctionCallContent)]
         own = {"items": items, "function_invoke_attempt": delta.iteration, "ai_model_id": self._model}
-        return chunk.model_copy(update=own)
+        return without_usage(chunk.model_copy(update=own))
 
     def last(self, message: ChatMessageContent) -> Iterator[StreamingChatMessageContent]:
         """Build the last chunk: the final message's metadata, and the parts of it that were not sent yet.
@@ -289,6 +289,38 @@ async def pass_through(
     return [m.model_copy(update={"metadata": metadata}) for m, metadata in zip(messages, own, strict=True)]
 
 
+@dataclass(eq=False)
+class _Passing:
+    """Passes on the chunks of one request, and closes them with one that says what the request came to."""
+
+    reply: ReplyAssembly
+    _ended: dict[str, Any] = field(default_factory=dict[str, Any])
+    _last: StreamingChatMessageContent | None = None
+
+    def passed_on(self, chunk: StreamingChatMessageContent | None) -> StreamingChatMessageContent | None:
+        """Take a chunk of the connector's, some of which yield None; return it without usage, None if it is empty."""
+        if chunk is None:
+            return None
+        self.reply.add(chunk)
+        if chunk.finish_reason is not None:
+            self._ended = _ended(self.reply.message())
+        chunk.metadata = _one_request(chunk.metadata) | self._ended
+        self._last = chunk
+        return without_usage(chunk) if chunk.items or chunk.finish_reason is not None else None
+
+    def closing(self) -> StreamingChatMessageContent:
+        """Build the last chunk, with the usage of the request.
+
+        Raises:
+            InvalidReplyError: If there was no reply.
+        """
+        if self._last is None or not self.reply.is_reply:
+            raise no_reply("a stream without any choice")
+        whole = self.reply.message()
+        metadata = {**self._last.metadata, **_ended(whole), "usage": whole.metadata.get("usage")}
+        return self._last.model_copy(update={"items": [], "finish_reason": None, "metadata": metadata})
+
+
 async def pass_through_streaming(
     inner: ChatCompletionClientBase,
     chat_history: ChatHistory,
@@ -299,8 +331,7 @@ async def pass_through_streaming(
     """Ask the connector once, as a stream; the caller must run the calls in the reply."""
     stored, reply = kwargs.pop("store_final", False), ReplyAssembly()
     settings = _request_settings(inner, settings, kwargs.get("kernel"))
-    ended: dict[str, Any] = {}
-    last: StreamingChatMessageContent | None = None
+    passing = _Passing(reply)
     async with request as charge:
         with named_errors(inner):
             try:
@@ -308,21 +339,11 @@ async def pass_through_streaming(
                 stream = inner.get_streaming_chat_message_contents(**{**kwargs, **given})
                 async with aclosing(received_groups(stream)) as groups:
                     async for chunks in groups:
-                        for chunk in chunks:
-                            if chunk is not None:  # pyright: ignore[reportUnnecessaryComparison]
-                                reply.add(chunk)
-                                if chunk.finish_reason is not None:
-                                    ended = _ended(reply.message())
-                                chunk.metadata = _one_request(chunk.metadata) | ended
-                                last = chunk
-                        yield chunks
+                        if passed := [each for chunk in chunks if (each := passing.passed_on(chunk)) is not None]:
+                            yield passed
             finally:  # if the stream is closed early, the chunks so far
                 charge(reply.message() if reply.is_reply else None)
-    if last is not None and reply.is_reply and not ended:
-        own: dict[str, Any] = {"items": [], "metadata": last.metadata | _ended(reply.message())}
-        yield [last.model_copy(update=own)]
-    if not reply.is_reply:
-        raise no_reply("a stream without any choice")
+    yield [passing.closing()]
     if stored:
         _store(chat_history, _accepted(reply.message(), kwargs.get("kernel")))
 
@@ -346,9 +367,16 @@ def _request_settings(
 
 def _ended(message: ChatMessageContent) -> dict[str, Any]:
     """Return the metadata on how one request ended; it is not answered if the caller must run its calls."""
-    cut = message.finish_reason is not None and message.finish_reason.value in CUT_SHORT
-    status: Status = "incomplete" if cut or not (calls_of(message) or text_of(message)) else "answered"
-    return {"status": "stopped" if status == "answered" and calls_of(message) else status, "limit": None}
+    ended_by = reply_ended_by(message)
+    if ended_by in CUT_SHORT:
+        return _end("incomplete", cut_short_text(ended_by, text_of(message)))
+    if calls_of(message):
+        return _end("stopped", "The calls are returned to the caller, who has to run them.")
+    return _end("answered") if text_of(message) else _end("incomplete", "The reply has neither text nor calls.")
+
+
+def _end(status: Status, reason: str = "") -> dict[str, Any]:
+    return {"status": status, "limit": None, **({"reason": reason} if reason else {})}
 
 
 def _one_request(metadata: dict[str, Any]) -> dict[str, Any]:

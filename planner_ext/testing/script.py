@@ -83,7 +83,7 @@ class ScriptedReply:
         completion_tokens: Tokens of the reply. None estimates a quarter of the characters of its text, refusal,
             function names and arguments, at least 1.
         refusal: OpenAI's refusal text. Semantic Kernel's connector takes it as the text of a plain reply and loses it
-            in a streamed one; ``ScriptedChatCompletion`` does the same.
+            in a streamed one; ``ScriptedChatCompletion`` does the same. A run of this package ends ``incomplete``.
     """
 
     text: str | None = None

@@ -123,7 +123,8 @@ class ScriptedChatCompletion(ChatCompletionClientBase):
         if text := reply.text or reply.refusal:
             items.append(TextContent(text=text))
         metadata = {"logprobs": None, **metadata}
-        return [self._message(ChatMessageContent, reply.ended_by, items=items, metadata=metadata)]
+        own = _response("message", reply.refusal)
+        return [self._message(ChatMessageContent, reply.ended_by, items=items, metadata=metadata, inner_content=own)]
 
     async def _inner_get_streaming_chat_message_contents(
         self, chat_history: ChatHistory, settings: PromptExecutionSettings, function_invoke_attempt: int = 0
@@ -138,7 +139,8 @@ class ScriptedChatCompletion(ChatCompletionClientBase):
             ]
             if (text := delta.get("content")) is not None:
                 items.append(StreamingTextContent(choice_index=0, text=text))
-            yield [self._message(StreamingChatMessageContent, finish_reason, items=items, metadata=base, **place)]
+            own = {**place, "inner_content": _response("delta", delta.get("refusal"))}
+            yield [self._message(StreamingChatMessageContent, finish_reason, items=items, metadata=base, **own)]
         yield [self._message(StreamingChatMessageContent, None, items=[], metadata=metadata, **place)]
 
     def _message(self, kind: type[_Message], finish_reason: str | None, **fields: Any) -> _Message:
@@ -191,3 +193,8 @@ class ScriptedChatCompletion(ChatCompletionClientBase):
         base = {**reply_metadata(request.index), "usage": None}
         added = self._metadata(request) if callable(self._metadata) else self._metadata
         return answer, base, {**base, "usage": usage, **added}
+
+
+def _response(part: str, refusal: str | None) -> dict[str, Any] | None:
+    """Build the part of OpenAI's response that says that the model refuses; None if it does not."""
+    return {"choices": [{"index": 0, part: {"refusal": refusal}}]} if refusal else None

@@ -443,6 +443,14 @@ def _notes(timeline: Timeline) -> list[_Note]:
     ]
 
 
+_BAD_ENDS = {
+    "length": "the reply was cut short: length",
+    "content_filter": "the reply was cut short: content_filter",
+    "refusal": "the model refused to answer",
+}
+"""What the finish reasons of incomplete replies say."""
+
+
 def _noted(iteration: TimelineIteration) -> Iterator[tuple[str, str]]:
     request = iteration.request
     for failed in request.failed:
@@ -450,8 +458,8 @@ def _noted(iteration: TimelineIteration) -> Iterator[tuple[str, str]]:
             yield "bad", f"a request failed: {_short(one_line(_prose(failed.reason)))}"
     if request.withheld is not None:
         yield "poor", f"no functions were offered: {request.withheld}"
-    if request.finish_reason in ("length", "content_filter"):
-        yield "bad", f"the reply was cut short: {request.finish_reason}"
+    if request.finish_reason in _BAD_ENDS:
+        yield "bad", _BAD_ENDS[request.finish_reason]
     for call in iteration.calls:
         yield from _noted_call(call)
     for event in iteration.events:
