@@ -62,7 +62,7 @@ class ToolCallHandler:
         service, chosen = select_service(kernel, service_id, self._arguments, settings)
         self._settings = chosen.model_copy()
         if self._settings.function_choice_behavior is None:
-            self._settings.function_choice_behavior = BoundedFunctionChoiceBehavior.Auto()
+            self._settings.function_choice_behavior = BoundedFunctionChoiceBehavior.Auto(maximum_use_attempts=None)
         options["check_for_intervention"] = options.get("check_for_intervention") or _current_check
         self._service = FunctionInvokingChatCompletion(service, **options)
 

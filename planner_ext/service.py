@@ -312,7 +312,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         state = given.resumed_state(own.clock.now())
         price = (budget and budget.price) or own.budget.price
         options = replace(own, budget=replace(state.rules.limits, price=price))
-        behavior = settings.function_choice_behavior or BoundedFunctionChoiceBehavior.Auto()
+        behavior = settings.function_choice_behavior or BoundedFunctionChoiceBehavior.Auto(maximum_use_attempts=None)
         parent = current_parent_run(self._tab)
         context = self._context(request, settings, behavior, options, parent, streaming=streaming)
         first = await given.facts(context.functions, context.options.clock.now())

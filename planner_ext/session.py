@@ -471,7 +471,7 @@ def _busy() -> SessionBusyError:
 def _behavior(given: FunctionChoiceBehavior | None, *, closed: bool) -> FunctionChoiceBehavior:
     """Keep the functions that a behaviour offers; the session chooses who runs them."""
     if given is None:
-        return BoundedFunctionChoiceBehavior.Auto(auto_invoke=closed)
+        return BoundedFunctionChoiceBehavior.Auto(auto_invoke=closed, maximum_use_attempts=None)
     behavior = given.model_copy()
     if behavior.type_ is not FunctionChoiceType.NONE and behavior.auto_invoke_kernel_functions != closed:
         behavior.auto_invoke_kernel_functions = closed

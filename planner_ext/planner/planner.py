@@ -526,7 +526,7 @@ class FunctionCallingStepwisePlanner:
         return options
 
 
-_ALL_FUNCTIONS = BoundedFunctionChoiceBehavior.Auto()
+_ALL_FUNCTIONS = BoundedFunctionChoiceBehavior.Auto(maximum_use_attempts=None)
 """The behaviour of settings that have none. Nothing changes it."""
 
 

@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, cast
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic.json_schema import SkipJsonSchema
-from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
+from semantic_kernel.connectors.ai.function_choice_behavior import (
+    DEFAULT_MAX_AUTO_INVOKE_ATTEMPTS,
+    FunctionChoiceBehavior,
+)
 from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
 
 from planner_ext.core.errors import shown
@@ -52,6 +55,7 @@ class BoundedFunctionChoiceBehavior(FunctionChoiceBehavior):
     answer, plain and streamed. In Semantic Kernel's loop a plain request ends the same way; a streamed one stops after
     the k-th round without an answer.
 
+    Without a bound it is that of Semantic Kernel's ``Auto()``, 5; ``maximum_use_attempts=None`` has to be said.
     If both bounds are given, the smaller one holds for both; 0 or less for ``maximum_auto_invoke_attempts`` is manual.
     Assigning ``maximum_use_attempts`` replaces the bound and switches automatic invocation on; assigning attempts to
     ``maximum_auto_invoke_attempts`` can only tighten it. ``auto_invoke_kernel_functions`` switches and keeps the bound.
@@ -59,7 +63,7 @@ class BoundedFunctionChoiceBehavior(FunctionChoiceBehavior):
     Copies share the callback by reference; it is excluded from ``model_dump``, ``model_dump_json`` and the JSON schema.
 
     Attributes:
-        maximum_use_attempts: Tool rounds of one chat request, 1 or more; None is unlimited.
+        maximum_use_attempts: Tool rounds of one chat request, 1 or more; None is unlimited, and must be given as such.
         pre_invoke_callback: Called before each call, see ``PreInvokeCallback``; sync or async. False refuses the call,
             True leaves it to the other controls. Semantic Kernel's own loop ignores it.
         maximum_auto_invoke_attempts: The same bound for Semantic Kernel's loop: 0 is manual, ``UNLIMITED_ATTEMPTS`` is
@@ -93,7 +97,7 @@ class BoundedFunctionChoiceBehavior(FunctionChoiceBehavior):
         cls,
         auto_invoke: bool = True,
         *,
-        maximum_use_attempts: int | None = None,
+        maximum_use_attempts: int | EllipsisType | None = ...,
         pre_invoke_callback: PreInvokeCallback | None = None,
         filters: _Filters | None = None,
         **kwargs: Any,
@@ -102,7 +106,9 @@ class BoundedFunctionChoiceBehavior(FunctionChoiceBehavior):
 
         Args:
             auto_invoke: Whether a loop runs the functions; giving attempts implies it.
-            maximum_use_attempts: Tool rounds of one chat request, 1 or more; None is unlimited.
+            maximum_use_attempts: Tool rounds of one chat request, 1 or more. The default is
+                ``maximum_auto_invoke_attempts`` if given, otherwise 5, as for Semantic Kernel's ``Auto()``. None is
+                unlimited: only another limit, such as a budget, ends the rounds.
             pre_invoke_callback: Called before each call, by our loop only.
             filters: The functions to offer, as in Semantic Kernel; None offers all.
             **kwargs: Other fields of the behaviour, as in Semantic Kernel.
@@ -110,10 +116,11 @@ class BoundedFunctionChoiceBehavior(FunctionChoiceBehavior):
         Raises:
             PlannerInvalidConfigurationError: As for the class.
         """
+        if not isinstance(maximum_use_attempts, EllipsisType):
+            kwargs["maximum_use_attempts"] = maximum_use_attempts
         return cls._of_type(
             FunctionChoiceType.AUTO,
-            manual=not auto_invoke and maximum_use_attempts is None,
-            maximum_use_attempts=maximum_use_attempts,
+            manual=not auto_invoke and maximum_use_attempts in (None, ...),
             pre_invoke_callback=pre_invoke_callback,
             filters=filters,
             **kwargs,
@@ -246,8 +253,12 @@ class BoundedFunctionChoiceBehavior(FunctionChoiceBehavior):
         return value
 
     def model_post_init(self, _context: Any, /) -> None:
-        """Keep the tighter of the bounds given."""
-        self._keep_in_step(self.maximum_auto_invoke_attempts)
+        """Keep the tighter of the bounds given; without one, that of Semantic Kernel's ``Auto()``."""
+        given, stock_attempts = self.model_fields_set, self.maximum_auto_invoke_attempts
+        has_bound = "maximum_auto_invoke_attempts" in given and stock_attempts > 0
+        if "maximum_use_attempts" not in given and not has_bound:
+            vars(self)["maximum_use_attempts"] = DEFAULT_MAX_AUTO_INVOKE_ATTEMPTS
+        self._keep_in_step(stock_attempts)
 
     if not TYPE_CHECKING:  # hidden, as pydantic hides its own: a visible one lets a misspelt assignment pass unchecked
 

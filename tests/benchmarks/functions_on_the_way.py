@@ -79,7 +79,9 @@ def planner(options: FunctionCallingStepwisePlannerOptions | None = None) -> Run
 
 def service() -> Run:
     """Make a run of the service."""
-    settings = ScriptedPromptExecutionSettings(function_choice_behavior=BoundedFunctionChoiceBehavior.Auto())
+    settings = ScriptedPromptExecutionSettings(
+        function_choice_behavior=BoundedFunctionChoiceBehavior.Auto(maximum_use_attempts=None)
+    )
 
     async def run(kernel: Kernel) -> object:
         history = ChatHistory()

@@ -61,7 +61,7 @@ async def through_service(built: Any, case: dict[str, Any], way: Way) -> tuple[l
     """Converse through the wrapper, adding each final message as an application does."""
     service = FunctionInvokingChatCompletion(built.service, execution=way.execution)
     settings = service.instantiate_prompt_execution_settings(
-        function_choice_behavior=BoundedFunctionChoiceBehavior.Auto()
+        function_choice_behavior=BoundedFunctionChoiceBehavior.Auto(maximum_use_attempts=None)
     )
     history = ChatHistory(system_message=case["system"]) if case["system"] else ChatHistory()
     finals: list[str] = []

@@ -203,7 +203,7 @@ def planner_of(client: AsyncOpenAI, work: Work) -> Callable[[], Awaitable[str]]:
         budget=Budget(max_iterations=work.trips + 2),
         plan=False,
         execution_settings=OpenAIChatPromptExecutionSettings(
-            function_choice_behavior=BoundedFunctionChoiceBehavior.Auto()
+            function_choice_behavior=BoundedFunctionChoiceBehavior.Auto(maximum_use_attempts=None)
         ),
     )
     planner = FunctionCallingStepwisePlanner("scripted", options)

@@ -1,11 +1,13 @@
 """The bound on tool rounds: its defaults, what it refuses, how it is kept in step."""
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
 from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
 from semantic_kernel.exceptions import KernelException
 
@@ -15,13 +17,47 @@ from support.behavior import ATTEMPTS, MAKERS, MEANINGLESS_ATTEMPTS, Make, allow
 
 
 class TestDefaults:
-    def test_auto_is_unlimited(self) -> None:
-        """``Auto()`` has no bound, and invokes."""
-        behavior = BoundedFunctionChoiceBehavior.Auto()
-        assert behavior.type_ is FunctionChoiceType.AUTO
-        assert behavior.maximum_use_attempts is None
-        assert behavior.use_attempts is None
-        assert behavior.maximum_auto_invoke_attempts == UNLIMITED_ATTEMPTS
+    @pytest.mark.parametrize(
+        "behavior",
+        [
+            BoundedFunctionChoiceBehavior.Auto(),
+            BoundedFunctionChoiceBehavior.from_string("auto"),
+            BoundedFunctionChoiceBehavior.from_dict({"type": "auto", "auto_invoke": True}),
+            BoundedFunctionChoiceBehavior(),
+        ],
+    )
+    def test_auto_is_bounded_as_semantic_kernels(self, behavior: BoundedFunctionChoiceBehavior) -> None:
+        """``Auto()`` and its like have the bound of the stock ``Auto()``, and invoke; copies keep it."""
+        stock = FunctionChoiceBehavior.Auto()
+        assert behavior.type_ in (FunctionChoiceType.AUTO, None)
+        for each in (behavior, deepcopy(behavior), behavior.model_copy()):
+            assert each.maximum_auto_invoke_attempts == stock.maximum_auto_invoke_attempts == 5
+            assert each.maximum_use_attempts == each.use_attempts == 5
+
+    @pytest.mark.parametrize(
+        "behavior",
+        [
+            BoundedFunctionChoiceBehavior.Auto(maximum_use_attempts=None),
+            BoundedFunctionChoiceBehavior(maximum_use_attempts=None),
+            BoundedFunctionChoiceBehavior.from_dict({"auto_invoke": True, "maximum_use_attempts": None}),
+            BoundedFunctionChoiceBehavior.Auto(maximum_auto_invoke_attempts=UNLIMITED_ATTEMPTS),
+        ],
+    )
+    def test_none_is_unlimited(self, behavior: BoundedFunctionChoiceBehavior) -> None:
+        """An explicit None has no bound, and invokes; copies and dumps keep that."""
+        dumped = BoundedFunctionChoiceBehavior(**behavior.model_dump())
+        for each in (behavior, deepcopy(behavior), dumped):
+            assert each.maximum_use_attempts is None
+            assert each.use_attempts is None
+            assert each.maximum_auto_invoke_attempts == UNLIMITED_ATTEMPTS
+
+    def test_manual_auto_is_bounded_once_it_invokes(self) -> None:
+        """Switched on later, it has the bound that the stock behaviour then has."""
+        behavior = BoundedFunctionChoiceBehavior.Auto(auto_invoke=False)
+        stock = FunctionChoiceBehavior.Auto(auto_invoke=False)
+        assert behavior.use_attempts == behavior.maximum_auto_invoke_attempts == 0
+        behavior.auto_invoke_kernel_functions = stock.auto_invoke_kernel_functions = True
+        assert behavior.maximum_auto_invoke_attempts == stock.maximum_auto_invoke_attempts == 5
 
     def test_required_is_once(self) -> None:
         """``Required()`` forces one round."""
@@ -39,10 +75,6 @@ class TestDefaults:
     def test_required_may_be_unlimited_on_request(self) -> None:
         """None is unlimited for ``Required`` too, where the caller says so."""
         assert BoundedFunctionChoiceBehavior.Required(maximum_use_attempts=None).use_attempts is None
-
-    def test_constructor_is_unlimited(self) -> None:
-        """The plain constructor has no bound and invokes."""
-        assert BoundedFunctionChoiceBehavior().use_attempts is None
 
     @pytest.mark.parametrize("make", MAKERS)
     def test_fields_are_taken(self, make: Make) -> None:

@@ -44,7 +44,7 @@ class TestFromDict:
     @pytest.mark.parametrize(
         ("data", "type_", "attempts"),
         [
-            ({"type": "auto", "auto_invoke": True}, FunctionChoiceType.AUTO, None),
+            ({"type": "auto", "auto_invoke": True}, FunctionChoiceType.AUTO, 5),
             ({"type": "AUTO", "auto_invoke": False}, FunctionChoiceType.AUTO, 0),
             ({"type": FunctionChoiceType.AUTO}, FunctionChoiceType.AUTO, 0),
             ({"auto_invoke": False, "maximum_use_attempts": 3}, FunctionChoiceType.AUTO, 3),
@@ -206,4 +206,4 @@ class TestCopies:
         behavior = BoundedFunctionChoiceBehavior.Auto()
         behavior.pre_invoke_callback = callback
         assert behavior.pre_invoke_callback is callback
-        assert behavior.use_attempts is None
+        assert behavior.use_attempts == 5

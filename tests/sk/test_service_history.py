@@ -319,6 +319,7 @@ async def test_two_hundred_tool_turns_take_no_more_stack(ask: Ask, history: Chat
     kernel = Kernel()
     kernel.add_plugin(Deep(), "d")
     inner = ScriptedChatCompletion([*[call("d-deep")] * 200, say("Done.")])
-    answer = await ask(FunctionInvokingChatCompletion(inner), BoundedFunctionChoiceBehavior.Auto(), kernel=kernel)
+    unlimited = BoundedFunctionChoiceBehavior.Auto(maximum_use_attempts=None)
+    answer = await ask(FunctionInvokingChatCompletion(inner), unlimited, kernel=kernel)
     assert (answer.text, answer.metadata["iterations"], len(set(depths))) == ("Done.", 201, 1)
     assert len(history.messages) == 401
