@@ -6,7 +6,7 @@ from datetime import UTC, datetime, tzinfo
 from typing import Any, Literal
 
 from planner_ext.budgets.store import BudgetStore, BudgetUsage
-from planner_ext.core.errors import InvalidLimitError, shown
+from planner_ext.core.errors import InvalidLimitError, described, shown
 from planner_ext.core.limits import Budget
 from planner_ext.core.text import is_unicode
 
@@ -116,9 +116,9 @@ class SharedBudget:
             return ""
         try:
             key = self.key(arguments)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise InvalidLimitError.public(
-                f"The key of the shared budget {self.name!r} raised {type(error).__name__}: {error}. Nothing was sent. "
+                f"The key of the shared budget {self.name!r} raised {described(error)}. Nothing was sent. "
                 "Pass the arguments that it reads to the run."
             ) from error
         if not _is_name(key):

@@ -41,6 +41,7 @@ from planner_ext.core.facts import (
 from planner_ext.core.limits import Consumption
 from planner_ext.durable.database import Step, Value
 from planner_ext.durable.errors import DuplicateRowError, RunFencedError, StoreError
+from planner_ext.engine.concurrency import Raised, caught
 
 __all__ = ["charges_of"]
 
@@ -451,10 +452,14 @@ async def _tell(budget: SharedBudget, usage: BudgetUsage) -> None:
         told = budget.name, usage.reached, usage.period
         logger.warning("The shared budget %r has reached its %s in the period %s.", *told)
         return
-    try:
-        waiting = budget.on_limit_reached(usage)
+    on_limit_reached = budget.on_limit_reached
+
+    async def told_within(seconds: float) -> None:
+        waiting = on_limit_reached(usage)
         if inspect.isawaitable(waiting):
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(seconds):
                 await waiting
-    except Exception:
-        logger.exception("on_limit_reached of the shared budget %r failed; the run continues.", budget.name)
+
+    if isinstance(outcome := await caught(told_within(_PATIENCE)), Raised):
+        problem = "on_limit_reached of the shared budget %r failed; the run continues."
+        logger.error(problem, budget.name, exc_info=outcome.error)

@@ -24,6 +24,7 @@ __all__ = [
     "NotAFunctionError",
     "PlannerExtError",
     "counted",
+    "described",
     "seconds",
     "shown",
 ]
@@ -79,6 +80,14 @@ def shown(value: object) -> str:
         text = _SHOWN.repr(value)
     text = text or _of_class(value)
     return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
+
+
+def described(error: BaseException) -> str:
+    """Write an exception for a record or a log line: its type and its text, which it may fail to give."""
+    name, text = type(error).__name__, "its text cannot be read"
+    with suppress(Exception, SystemExit):
+        text = str.__str__(str(error))
+    return f"{name}: {text}" if text else name
 
 
 def counted(number: int, noun: str) -> str:

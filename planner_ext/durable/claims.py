@@ -1,10 +1,12 @@
 """Claims the runs that a worker may drive, counts faults and worker deaths against them, and parks them.
 
-When a worker's process ends, each run that it drove has a death counted. At the allowed number of deaths the run is
-quarantined, also if its functions are declared repeatable. A new reply or result in the run's journal resets faults
-and deaths.
+When a worker's process ends, each run that it drove has a death counted. So it has where an interrupt or a close
+leaves the run, such as ``KeyboardInterrupt``, and where anybody but its pool cancels it in a call. At the allowed
+number of deaths the run is quarantined, also if its functions are declared repeatable. A new reply or result in the
+run's journal resets faults and deaths.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -97,12 +99,7 @@ class Claims:
         progress, calls = await self._standing(record.run_id)
         _, deaths = await self.store.counts(record.run_id, progress)
         deaths += died
-        if died and deaths >= self.max_deaths:
-            place = f"in the call {calls}" if calls else "in a request, or beside another run's call"
-            problem = f"Its worker's process ended {deaths} times while it was driven, {place}."
-            claim = Claimable(record=record, deaths=deaths, progress=progress)
-            if await self._park(claim, status="quarantined", problem=problem):
-                log_run(logging.ERROR, record.run_id, f"quarantined: {one_line(problem)}")
+        if died and await self._quarantined(Claimable(record=record, deaths=deaths, progress=progress), calls):
             return None
         # in a request, one death says little: all runs of a worker that is killed would be driven one by one
         return Claimable(
@@ -126,6 +123,33 @@ class Claims:
             return True
         self.gate.together(record.run_id)
         return False
+
+    async def park_death(self, run_id: str, error: BaseException) -> None:
+        """Count a death of this worker against a run that an interrupt or a close breaks off; release it.
+
+        A run that is cancelled without a call under way counts none: its worker's loop ends, and it is not the reason.
+        """
+        record = await self.store.record(run_id)
+        progress, calls = await self._standing(run_id)
+        if record.owner != self.workers.worker_id or (not calls and isinstance(error, asyncio.CancelledError)):
+            return
+        _, deaths = await self.store.counts(run_id, progress)
+        claim = Claimable(record=record, deaths=deaths + 1, progress=progress)
+        if await self._quarantined(claim, calls):
+            return
+        problem = f"Its worker was ended by {type(error).__name__} while it was driven."
+        if await self._park(claim, status="running", problem=problem):
+            log_run(logging.WARNING, run_id, f"death {claim.deaths} of {self.max_deaths}: {one_line(problem)}")
+
+    async def _quarantined(self, claim: Claimable, calls: str) -> bool:
+        """Quarantine a run at the allowed number of deaths; return whether that is reached."""
+        if claim.deaths < self.max_deaths:
+            return False
+        place = f"in the call {calls}" if calls else "in a request, or beside another run's call"
+        problem = f"Its worker's process ended {claim.deaths} times while it was driven, {place}."
+        if await self._park(claim, status="quarantined", problem=problem):
+            log_run(logging.ERROR, claim.record.run_id, f"quarantined: {one_line(problem)}")
+        return True
 
     async def park_fault(self, run_id: str, error: Exception) -> None:
         """Store when a run that a fault interrupted is retried, or that it failed; release it."""

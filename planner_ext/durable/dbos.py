@@ -178,7 +178,7 @@ class ActivationQueue:
             except asyncio.CancelledError:
                 done.cancel()
                 raise
-            except Exception as error:
+            except BaseException as error:
                 if not done.done():
                     done.set_exception(error)
             else:

@@ -28,7 +28,7 @@ from planner_ext.durable.records import RunRecord, read_approval, read_decision,
 from planner_ext.durable.retry import RetryPolicy
 from planner_ext.durable.store import JournalStore
 from planner_ext.durable.writer import Claim, JournalWriter
-from planner_ext.engine.concurrency import end_tasks
+from planner_ext.engine.concurrency import contained_task, end_tasks
 from planner_ext.engine.engine import BudgetHandle
 from planner_ext.engine.ports import Clock, RunStore
 
@@ -309,6 +309,7 @@ class WorkerPool:
     _tasks: dict[str, asyncio.Task[Any]] = field(default_factory=dict[str, asyncio.Task[Any]])
     _refused: dict[str, DurablePlanner[Any]] = field(default_factory=dict[str, DurablePlanner[Any]])
     _parking: dict[str, asyncio.Task[None]] = field(default_factory=dict[str, asyncio.Task[None]])
+    _interrupted: set[str] = field(default_factory=set[str])
     _watching: asyncio.Task[None] | None = None
 
     def __post_init__(self) -> None:
@@ -390,6 +391,7 @@ class WorkerPool:
         finally:
             for run_id in gate.driven:
                 log_run(logging.WARNING, run_id, "interrupted: what it had in flight did not end within the grace")
+            self._interrupted.update(self._tasks)
             await end_tasks(*self._tasks.values(), *self._parking.values(), *filter(None, [self._watching]))
             with suppress(StoreError):
                 await self.runner.store.release_all(self.workers.worker_id)
@@ -407,6 +409,7 @@ class WorkerPool:
 
     def _interrupt(self, run_id: str) -> None:
         if (task := self._tasks.get(run_id)) is not None:
+            self._interrupted.add(run_id)
             task.cancel()
 
     async def _drain(self, grace_seconds: float) -> None:
@@ -432,7 +435,7 @@ class WorkerPool:
                         store.abandon()
 
     def _start_task(self, run_id: str, work: Coroutine[Any, Any, R]) -> "asyncio.Task[R]":
-        task = self._tasks[run_id] = asyncio.create_task(work)
+        task = self._tasks[run_id] = contained_task(work)
         task.add_done_callback(partial(self._task_ended, run_id))
         if self._watching is None or self._watching.done():
             self._watching = asyncio.create_task(self._watch_driven())
@@ -481,6 +484,7 @@ class WorkerPool:
                 await self._park_in_time(job.run_id, error)
                 raise
             finally:
+                self._interrupted.discard(job.run_id)
                 self.runner.gate.together(job.run_id)
                 with suppress(StoreError):
                     await self.runner.store.release(job.run_id, self.workers.worker_id)
@@ -510,13 +514,21 @@ class WorkerPool:
         return record.status == "running" and (record.wake_at or 0) > self.runner.clock.now()
 
     async def _drive_here(self, job: Job[R], claim: Claim) -> R:
-        """Drive a run; log once if it is refused to this planner."""
+        """Drive a run; log once if it is refused to this planner, and count what is no error of it as a death."""
         try:
             return await self.runner.drive(job, claim=claim)
         except _REFUSALS as error:
             if self._refused.get(job.run_id) is not job.planner:
                 log_run(logging.ERROR, job.run_id, f"left to another worker: {one_line(error)}")
             self._refused[job.run_id] = job.planner
+            raise
+        except Exception:
+            raise
+        except BaseException as error:
+            if job.run_id not in self._interrupted:
+                await self._count_death(job.run_id, error)
+            if isinstance(error, GeneratorExit):  # it would close whoever awaits this task
+                raise RunFencedError("What it runs has raised GeneratorExit; that counts as a death.") from error
             raise
 
     async def _park_in_time(self, run_id: str, error: Exception) -> None:
@@ -528,6 +540,11 @@ class WorkerPool:
             if run_id not in self._parking:
                 task = self._parking[run_id] = asyncio.create_task(self._park_again(run_id, error))
                 task.add_done_callback(lambda _: self._parking.pop(run_id))
+
+    async def _count_death(self, run_id: str, error: BaseException) -> None:
+        """Count what interrupts a run with a call under way, and not this pool, as the end of its worker's process."""
+        with suppress(StoreError):
+            await self._claims.park_death(run_id, error)
 
     async def _park_again(self, run_id: str, error: Exception) -> None:
         while True:

@@ -7,7 +7,7 @@ import inspect
 import os
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import ContextVar, copy_context
@@ -15,26 +15,91 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, Generic, TypeVar, cast
 
-from planner_ext.core.errors import InvalidLimitError
+from planner_ext.core.errors import InvalidLimitError, described
 
 __all__ = [
     "GRACE",
     "OUT_OF_TIME",
     "STEP",
+    "LeftByError",
     "OutOfTime",
     "Raised",
     "SystemClock",
     "called",
     "caught",
+    "contained",
+    "contained_task",
     "end_tasks",
     "in_thread",
     "in_time",
+    "of_application",
     "run_sync",
     "seconds_from_now",
     "time_left",
 ]
 
 _T = TypeVar("_T")
+
+
+class LeftByError(RuntimeError):
+    """The application's code raised what would end more than its own call, such as ``SystemExit``; it ends that call.
+
+    The cause is what it raised, and its attributes are that one's, such as the run that it ended.
+    """
+
+    def __init__(self, raised: BaseException) -> None:
+        super().__init__(described(raised))
+        vars(self).update(vars(raised))
+
+
+def _stays(error: BaseException) -> bool:
+    """Return whether an exception is an error of the code that raised it: all but an interrupt and a close."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(_stays, cast("BaseExceptionGroup[BaseException]", error).exceptions))
+    return isinstance(error, Exception | SystemExit | asyncio.CancelledError)
+
+
+async def contained(work: Awaitable[_T]) -> _T:
+    """Await work that runs code of the application; ``SystemExit`` leaves it as an exception.
+
+    A task that raises ``SystemExit`` ends its event loop, whoever awaits the task; so it is looked for in each task.
+
+    Raises:
+        LeftByError: If the work raised ``SystemExit``, alone or in a group.
+        BaseException: What else it raises; an interrupt, a close and a cancellation as they are.
+    """
+    try:
+        return await work
+    except (SystemExit, BaseExceptionGroup) as error:
+        if isinstance(error, Exception) or not _stays(error):
+            raise
+        raise LeftByError(error) from error
+
+
+def contained_task(work: Coroutine[Any, Any, _T], *, context: contextvars.Context | None = None) -> "asyncio.Task[_T]":
+    """Start a task that runs code of the application, see `contained`."""
+    task = asyncio.create_task(contained(work), context=context)
+    task.add_done_callback(lambda _: work.close())  # it has ended, unless the task was cancelled before it began
+    return task
+
+
+async def of_application(work: Awaitable[_T]) -> _T:
+    """Await a callback of the application, whose errors are exceptions: also ``CancelledError``, if it is its own.
+
+    Raises:
+        LeftByError: If it raised ``SystemExit``, or ``CancelledError`` while nobody cancelled this task.
+        BaseException: What else it raises.
+    """
+
+    async def awaited() -> _T:
+        return await work
+
+    outcome = await caught(awaited())
+    if not isinstance(outcome, Raised):
+        return outcome
+    if isinstance(outcome.error, Exception):
+        raise outcome.error
+    raise LeftByError(outcome.error) from outcome.error
 
 
 async def in_thread(work: Callable[[], _T]) -> _T:
@@ -45,6 +110,10 @@ async def in_thread(work: Callable[[], _T]) -> _T:
 
     Args:
         work: What to run. If the wait for it is cancelled, it continues, and its outcome is dropped.
+
+    Raises:
+        LeftByError: If it raised something else than an exception: no interrupt, close or cancellation of this thread.
+        Exception: What it raised.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[tuple[_T | None, BaseException | None]] = loop.create_future()
@@ -65,6 +134,8 @@ async def in_thread(work: Callable[[], _T]) -> _T:
 
     threading.Thread(target=run, name="planner_ext tool", daemon=True).start()
     result, error = await done
+    if error is not None and not isinstance(error, Exception):
+        raise LeftByError(error) from error
     if error is not None:
         # Not through the future, which takes no StopIteration; here that becomes the RuntimeError of PEP 479.
         raise error
@@ -72,7 +143,15 @@ async def in_thread(work: Callable[[], _T]) -> _T:
 
 
 async def called(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function of the application, in a thread unless it is async, and await what it returns."""
+    """Call a function of the application, in a thread unless it is async, and await what it returns.
+
+    Raises:
+        Exception: What it raises; see `of_application`.
+    """
+    return await of_application(_called(function, *arguments))
+
+
+async def _called(function: Callable[..., Any], *arguments: Any) -> Any:
     call: object = getattr(function, "__call__", None)  # noqa: B004  (an object whose call is async)
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
     result = function(*arguments) if is_async else await in_thread(lambda: function(*arguments))
@@ -223,16 +302,16 @@ class Raised:
 
 
 async def caught(work: Coroutine[Any, Any, _T]) -> _T | Raised:
-    """Return what work raises, except the cancellation of this task and what ends the program.
+    """Return what work raises, except an interrupt, a close, and the cancellation of this task.
 
-    The application's code may also raise ``CancelledError`` itself, after waiting for something that was cancelled:
-    that is an ordinary error. If it suppresses the cancellation of this task, the cancellation is raised anyway.
+    The application's code may also raise ``CancelledError`` itself, after waiting for something that was cancelled, or
+    ``SystemExit``: these are ordinary errors. If it suppresses the cancellation of this task, that is raised anyway.
     """
     task = asyncio.current_task()
     cancelling = task.cancelling() if task else 0
     ended: _T | Raised
     try:
-        ended = await work
+        ended = await contained(work)
     except (Exception, asyncio.CancelledError) as error:
         ended = Raised(error)
     if task is not None and task.cancelling() > cancelling:
@@ -303,7 +382,7 @@ async def in_time(
     """
     outer, context = _left.get(), copy_context()
     context.run(_left.set, left if outer is None else lambda: min(left(), outer()))
-    task = asyncio.create_task(work, context=context)
+    task = contained_task(work, context=context)
     try:
         while not task.done():
             if (seconds := left()) > 0:

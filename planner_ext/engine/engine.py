@@ -14,11 +14,11 @@ from typing import Any, TypeVar, assert_never
 
 from planner_ext.core import facts, machine
 from planner_ext.core.accounts import Account
-from planner_ext.core.errors import IllegalTransitionError, InvalidJournalError
+from planner_ext.core.errors import IllegalTransitionError, InvalidJournalError, described
 from planner_ext.core.state import Phase, State
 from planner_ext.core.values import Reply, TranscriptItem, Usage
 from planner_ext.engine.batch import BudgetHandle, CallFailedError, Calls, StopHandle
-from planner_ext.engine.concurrency import OutOfTime, end_tasks
+from planner_ext.engine.concurrency import LeftByError, OutOfTime, contained, end_tasks
 from planner_ext.engine.journal import Recorder, lost_request, plain_fact
 from planner_ext.engine.ports import Clarification, Emit, Event, Ports, TextDelta
 from planner_ext.engine.shared import Reservations
@@ -97,7 +97,7 @@ class Engine:
         recorded, repeats = len(self.facts), 0
         try:
             while (action := await self._next()) is not None:
-                await perform(action)
+                await contained(perform(action))
                 repeats = 0 if len(self.facts) > recorded else repeats + 1
                 recorded = len(self.facts)
                 if repeats > _MOST_REPEATS:
@@ -252,7 +252,7 @@ class Engine:
         A stream whose consumer has left takes no more events.
         """
         cancelled = isinstance(error, asyncio.CancelledError)
-        reason = "The request was cancelled." if cancelled else f"{type(error).__name__}: {error}"
+        reason = "The request was cancelled." if cancelled else described(error)
         try:
             fact = self._failed(reason, sent=self._ports.chat.was_sent(error))
             await self._journal.record(fact, streamed=not cancelled)
@@ -390,10 +390,7 @@ async def watch(run: Callable[[Emit], Awaitable[T]]) -> AsyncGenerator[Event, No
         elif not isinstance(event, _UNDER_WAY):
             await asyncio.sleep(0)  # a consumer that waits for it may leave before the run continues
 
-    async def work() -> T:
-        return await run(emit)
-
-    task = asyncio.ensure_future(work())
+    task = asyncio.ensure_future(_in_task(run, emit))
     task.add_done_callback(lambda _: queue.put_nowait(None))
     try:
         while (event := await queue.get()) is not None:
@@ -406,6 +403,13 @@ async def watch(run: Callable[[Emit], Awaitable[T]]) -> AsyncGenerator[Event, No
         raise
     finally:
         await end_tasks(task)
+
+
+async def _in_task(run: Callable[[Emit], Awaitable[T]], emit: Emit) -> T:
+    try:
+        return await contained(run(emit))
+    except GeneratorExit as error:  # a future that hands it on would close who awaits it
+        raise LeftByError(error) from error
 
 
 async def _end_for(error: asyncio.CancelledError, task: asyncio.Future[T]) -> None:

@@ -32,6 +32,7 @@ from planner_ext.core.values import Status, Usage
 from planner_ext.durable.errors import RunRefusedError
 from planner_ext.durable.worker import Activation
 from planner_ext.engine.batch import is_as_decided
+from planner_ext.engine.concurrency import of_application
 from planner_ext.engine.effects import Effect, NoEffect, Probe, TookEffect, effect_of, idempotency_key
 from planner_ext.engine.engine import BudgetHandle, StopHandle, watch
 from planner_ext.engine.ports import Emit, Event, Functions, TextDelta
@@ -424,10 +425,13 @@ async def _probed(probe: Probe | None, state: State, call: Call, decided: CallDe
     arguments = parse_object(decided.arguments_of(call.request))
     assert not isinstance(arguments, InvalidArguments), "a call that started had arguments"
     key = idempotency_key(state.run_id, decided.iteration, decided.call_id)
-    try:
+
+    async def asked() -> TookEffect | NoEffect | None:
         answer = probe(key, arguments)
-        if inspect.isawaitable(answer):
-            answer = await answer
+        return await answer if inspect.isawaitable(answer) else answer
+
+    try:
+        answer = await of_application(asked())
     except Exception:
         logger.exception("The probe of %s failed; the call %s stays in doubt.", decided.function, key)
         return None

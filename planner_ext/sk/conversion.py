@@ -187,7 +187,7 @@ def _to_model(model: type[BaseModel], value: Any) -> Any:
         read, again = reading(value), reading(value)
     except ValidationError as error:
         raise UnfitError(f"cannot be converted to {model.__name__}{validation_details(error)}") from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UnfitError(f"cannot be converted to {model.__name__}") from error
     drawn = read != again
     for by_alias in (False, True):
@@ -195,7 +195,7 @@ def _to_model(model: type[BaseModel], value: Any) -> Any:
         try:
             written = _written(write(read, exclude_unset=drawn))
             reread = reading(written)
-        except Exception:  # noqa: S112  (of the application's serializers and validators: it does not read it again)
+        except (Exception, SystemExit):  # noqa: S112  (of the application's serializers and validators: it does not read it again)
             continue
         if (write(reread, exclude_unset=True) == write(read, exclude_unset=True)) if drawn else reread == read:
             return _finite(value, written)
@@ -213,7 +213,7 @@ def _to_value(kind: type[Any], adapter: TypeAdapter[Any], value: Any) -> Any:
         read = adapter.validate_python(value)
         written = _written(adapter.dump_python(read, round_trip=True, warnings=False))
         same = not isinstance(value, bool) and made(written) == read
-    except Exception:
+    except (Exception, SystemExit):
         written, same = None, False
     if same:
         return _finite(value, written)
@@ -223,7 +223,7 @@ def _to_value(kind: type[Any], adapter: TypeAdapter[Any], value: Any) -> Any:
         if isinstance(value, int | float) and issubclass(kind, bytes | bytearray):
             raise TypeError  # it would be that many zeros
         made(value)
-    except Exception:
+    except (Exception, SystemExit):
         raise UnfitError(f"cannot be converted to {kind.__name__}: {quoted(value)}") from None
     return value
 

@@ -25,7 +25,7 @@ from semantic_kernel.functions.kernel_function_from_method import KernelFunction
 
 from planner_ext.core.errors import shown
 from planner_ext.core.limits import is_count, is_positive_number
-from planner_ext.engine.concurrency import in_thread
+from planner_ext.engine.concurrency import contained, in_thread
 from planner_ext.sk.errors import InvalidOptionError, PlannerException
 from planner_ext.sk.toolset import Tool, unconverted_parameter
 
@@ -82,6 +82,8 @@ class ToolExecution:
             (``deadline``, ``max_active_seconds``).
         on_error: What becomes of a function that raises: ``"report"`` tells the model that it failed and the run
             continues, ``"raise"`` ends the run with ``ToolExecutionError``. Checked when all calls of the batch ended.
+            ``SystemExit`` is such a failure, and so is whatever a synchronous function raises in its thread. An
+            interrupt (``KeyboardInterrupt``) or a close on the event loop itself passes, and leaves the call in doubt.
         include_error_detail: Whether the model also reads type and message of a function's exception. Off by default:
             they are written for developers, and may hold paths, hosts or keys.
         stop_on_unknown_function: Whether a call of a function that was not offered ends the run, once its batch is
@@ -193,12 +195,15 @@ def _run(method: Callable[..., Any], absent: Mapping[str, None], /, **arguments:
 
 async def _run_in_thread(method: Callable[..., Any], absent: Mapping[str, None], /, **arguments: Any) -> Any:
     """Await what a synchronous method returns: Semantic Kernel does not look behind the result of a coroutine."""
-    result = await in_thread(lambda: method(**{**absent, **arguments}))
+
+    def called() -> Any:
+        result = method(**{**absent, **arguments})
+        return list(cast("Generator[Any, None, None]", result)) if inspect.isgenerator(result) else result
+
+    result = await in_thread(called)
     if inspect.isasyncgen(result):
         return [item async for item in cast("AsyncGenerator[Any, None]", result)]
-    if inspect.isawaitable(result):
-        return await result
-    return list(cast("Generator[Any, None, None]", result)) if inspect.isgenerator(result) else result
+    return await result if inspect.isawaitable(result) else result
 
 
 def result_text(value: Any) -> str:
@@ -214,7 +219,7 @@ def result_text(value: Any) -> str:
     """
     try:
         return sendable(_text(value))
-    except Exception:  # a result may be any object, and its methods may raise anything
+    except (Exception, SystemExit):  # a result may be any object, and its methods may raise anything
         _logger.warning("A result of type %s could not be written as JSON.", type(value).__name__)
         return NOT_WRITABLE
 
@@ -373,7 +378,7 @@ class CallGuard:
         self._check(context)  # once more: to record another start takes its time
         outcome = self._outcome = asyncio.get_running_loop().create_future()
         try:
-            await work(context)
+            await contained(work(context))
         except Exception as error:
             outcome.set_result(error)
             if unconverted_parameter(error) is not None and self._outcome is outcome:

@@ -11,6 +11,7 @@ from semantic_kernel.contents import AuthorRole, ChatMessageContent
 from planner_ext.core.errors import shown
 from planner_ext.core.state import State
 from planner_ext.core.values import Usage
+from planner_ext.engine.concurrency import of_application
 from planner_ext.sk.errors import InvalidHistoryError
 from planner_ext.sk.history import check_history
 
@@ -81,8 +82,7 @@ class IterationCompletedHook:
             response=next((m for m in reversed(shown) if m.role == AuthorRole.ASSISTANT), None),
             is_streaming=self.streaming,
         )
-        if (waiting := self.callback(context)) is not None and inspect.isawaitable(waiting):
-            await waiting
+        await of_application(self._called(context))
         asked: dict[str, Any] = {}
         if context.terminate:
             _logger.info("The iteration-completed callback ended the run after iteration %d.", context.iteration)
@@ -92,6 +92,10 @@ class IterationCompletedHook:
             check_history(after)
             asked["messages"] = after
         return asked
+
+    async def _called(self, context: FunctionInvocationIterationContext) -> None:
+        if (waiting := self.callback(context)) is not None and inspect.isawaitable(waiting):
+            await waiting
 
     def _copies(self, messages: Sequence[ChatMessageContent]) -> list[ChatMessageContent]:
         """Copy messages for the callback, which may change them; unchanged copies of the last iteration are reused."""

@@ -46,6 +46,7 @@ from planner_ext.core.facts import CallDecided
 from planner_ext.core.limits import BudgetShare, Consumption, Price, tightest
 from planner_ext.core.state import State
 from planner_ext.core.values import Usage
+from planner_ext.engine.concurrency import contained
 from planner_ext.engine.engine import StopHandle
 from planner_ext.engine.gate import InterceptorChain, with_approval
 from planner_ext.sk.approval_filter import ApprovalFilter, approval_filters, converted_values, tool_call
@@ -419,7 +420,7 @@ def view_of(kernel: Kernel, tab: Tab, wrap: Wrap, *, invokes: bool = True) -> Ke
         """Remember the run's own invocation of the function, which its gate has decided."""
         nonlocal own
         own = context if own is None else own
-        await next(context)
+        await contained(next(context))  # so that the function that called this one reads an error
 
     async def gate(context: FunctionInvocationContext, next: Next) -> None:
         parent = current_parent_run(tab)

@@ -21,6 +21,7 @@ from semantic_kernel.contents import ChatMessageContent, FunctionCallContent, Fu
 from semantic_kernel.functions import KernelFunction
 from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
+from planner_ext.core.errors import described
 from planner_ext.core.limits import Price
 from planner_ext.core.values import Usage
 from planner_ext.sk.connectors import connector_of
@@ -85,8 +86,8 @@ def _amount(price: Price, model: str, usage: Usage) -> float:
     """Call the application's price function, whose result may have any type."""
     try:
         amount = cast("object", price(model, usage))
-    except Exception as error:
-        raise _refused(model, usage, f"raised {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise _refused(model, usage, f"raised {described(error)}") from error
     if inspect.iscoroutine(amount):
         amount.close()
     if isinstance(amount, int | float | Decimal) and not isinstance(amount, bool):

@@ -24,6 +24,7 @@ from semantic_kernel.filters.filter_types import FilterTypes
 from semantic_kernel.functions import FunctionResult, KernelArguments, KernelFunction
 
 from planner_ext.core.accounts import current_tab
+from planner_ext.core.errors import described
 from planner_ext.core.facts import CallDecided
 from planner_ext.core.results import READ_RESULT
 from planner_ext.core.state import State
@@ -324,7 +325,7 @@ class KernelFunctions:
         return self._failed(run, outcome.error) if isinstance(outcome, Raised) else outcome
 
     def _failed(self, run: _Run, error: BaseException) -> Finished:
-        name, recorded = run.checked.function, _described(error)
+        name, recorded = run.checked.function, sendable(described(error))
         failed = partial(Finished, outcome="failed", error=recorded, exception=error)
         if isinstance(error, _TimedOutError):
             after = f"{self.execution.timeout_of(name):g} seconds; whether it took effect is not known."
@@ -382,11 +383,3 @@ def _context_class() -> type[AutoFunctionInvocationContext]:
 
 class _TimedOutError(TimeoutError):
     """The timeout of the execution options, as opposed to one that a function raised itself."""
-
-
-def _described(error: BaseException) -> str:
-    try:
-        text = str(error)
-    except Exception:
-        text = "its text cannot be read"
-    return sendable(f"{type(error).__name__}: {text}" if text else type(error).__name__)

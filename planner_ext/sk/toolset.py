@@ -256,7 +256,7 @@ class Tool:
         signature: ``name=digest`` of each declared parameter, joined by commas; of type, schema and default, without
             descriptions. A function of the same name that takes something else is another function.
         schema: JSON text of the schema of its parameters, as the model has it; "" if that is not JSON.
-        blocks: Whether it works when it is called, and would block the event loop: it is not a coroutine or generator
+        blocks: Whether it would block the event loop: it is neither a coroutine function nor an async generator
             function, nor an object whose ``__call__`` is one, nor wraps one.
         restarts: Whether it is declared ``@effect("idempotent")`` or ``"keyed"``, so that its call may start again.
         asks_model: Whether it may make requests to a model: a prompt, a function that takes the kernel or a service, or
@@ -436,10 +436,10 @@ def _schema_text(function: KernelFunction, hidden: Set[str]) -> str:
 
 
 def _is_lazy(method: Any) -> bool:
-    """Whether calling a method only makes a coroutine or a generator."""
+    """Whether calling a method only makes what the event loop then runs: a coroutine, or an async generator."""
     target = inspect.unwrap(method)
     called = getattr(target, "__call__", None)  # noqa: B004  (the method of an object that is called, async or not)
-    lazy = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
+    lazy = (inspect.iscoroutinefunction, inspect.isasyncgenfunction)
     return any(is_lazy(target) or is_lazy(called) for is_lazy in lazy)
 
 

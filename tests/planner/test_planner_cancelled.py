@@ -253,7 +253,7 @@ async def test_a_run_that_is_cancelled_while_its_resume_is_recorded_is_carried()
 
 
 async def test_what_ends_the_program_carries_its_run() -> None:
-    """KeyboardInterrupt and SystemExit pass as they are, with the run."""
+    """KeyboardInterrupt passes as it is, with the run."""
 
     def leave(*_: Any) -> None:
         raise KeyboardInterrupt

@@ -12,7 +12,7 @@ from semantic_kernel import Kernel
 from semantic_kernel.functions import KernelArguments, KernelFunction, KernelFunctionFromPrompt, kernel_function
 from semantic_kernel.functions.kernel_function_from_method import KernelFunctionFromMethod
 
-from planner_ext.engine.concurrency import Raised, caught, in_thread
+from planner_ext.engine.concurrency import LeftByError, Raised, caught, in_thread
 from planner_ext.sk.errors import PlannerInvalidConfigurationError
 from planner_ext.sk.execution import ToolExecution, runnable
 from planner_ext.sk.toolset import tool_of
@@ -236,10 +236,10 @@ async def test_stop_iteration_in_a_thread_is_an_error_like_another() -> None:
         await in_thread(partial(next, iter(())))
 
 
-async def test_what_ends_the_program_passes_through_a_thread() -> None:
-    """SystemExit in a function's thread reaches the caller."""
-    with pytest.raises(SystemExit):
-        await in_thread(sys.exit)
+async def test_what_ends_the_program_is_an_error_of_its_thread() -> None:
+    """SystemExit in a function's thread reaches the caller as an exception, which names it."""
+    with pytest.raises(LeftByError, match="SystemExit: 3"):
+        await in_thread(partial(sys.exit, 3))
 
 
 async def test_a_cancelled_wait_abandons_its_thread() -> None:

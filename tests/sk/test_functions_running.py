@@ -195,10 +195,10 @@ async def test_a_cancelled_error_of_a_function_is_a_failure(filters: tuple[Filte
 
 
 @FILTERED
-async def test_what_ends_the_program_passes(filters: tuple[Filter, ...]) -> None:
-    """SystemExit is not a failure of a function."""
-    with pytest.raises(SystemExit):
-        await Bench(*filters).run("lights-leave")
+async def test_an_exit_is_a_failure_of_the_function(filters: tuple[Filter, ...]) -> None:
+    """SystemExit ends the call that raised it, and no other."""
+    finished = await Bench(*filters).run("lights-leave")
+    assert (finished.outcome, finished.error) == ("failed", "LeftByError: SystemExit: 3")
 
 
 async def test_a_function_that_is_gone_is_answered() -> None:
