@@ -88,7 +88,17 @@ from semantic_kernel.contents import (
 from semantic_kernel.functions import KernelArguments, KernelFunctionFromMethod, KernelPlugin, kernel_function
 from semantic_kernel.functions.kernel_parameter_metadata import KernelParameterMetadata
 
-from planner_ext.approval.decisions import Approve, Decision, Defer, Deny, Supply, ToolCall
+from planner_ext.approval.decisions import (
+    ApprovalSettings,
+    Approve,
+    AskedCall,
+    Decision,
+    DecisionRequest,
+    Defer,
+    Deny,
+    Supply,
+    ToolCall,
+)
 from planner_ext.core import facts
 from planner_ext.core.fold import apply
 from planner_ext.core.results import cut_text
@@ -136,7 +146,8 @@ async def ag_ui_events(
         waiting: The runs that wait for the user, by thread id: a dictionary in the server's memory, or any mapping that
             keeps a `Checkpoint`. A resumed run is removed from it; one that is never answered stays.
         by: The user's name, recorded with their decisions.
-        roles: The user's roles; a call that names roles is decided only by a user who has one of them.
+        roles: The user's roles; a call that names roles is decided only by a user who has one of them. Without roles
+            the planner's ``authorize`` hook decides, see `ApprovalSettings`; with both, both have to allow.
         arguments: The application's arguments, for functions and templates; never stored.
         stop: Ends the run from outside.
 
@@ -158,8 +169,11 @@ async def ag_ui_events(
         yield RunStartedEvent(thread_id=run_input.thread_id, run_id=run_input.run_id, protocol_version=PROTOCOL_VERSION)
         if run.tools:
             planner, kernel = _deferring(planner), _with_tools(kernel, run.tools)
+        checks_roles = bool(roles) or planner.options.approval is None or planner.options.approval.authorize is None
+        if roles:
+            planner = _letting_in(planner, roles)
         if (kept := run.continued()) is not None:
-            decisions = run.decisions(by, roles)
+            decisions = run.decisions(by, roles if checks_roles else None)
             events = planner.resume_stream(kernel, kept, decisions, arguments=arguments, stop=stop)
         else:
             goal, history = run.opening()
@@ -231,7 +245,7 @@ class _Run:
             before.append(ChatMessageContent(role=AuthorRole.USER, content=f"The application shows:\n{context}"))
         return _text(messages[-1].content), ChatHistory(messages=before) if before else None
 
-    def decisions(self, by: str, roles: Collection[str]) -> dict[str, Decision]:
+    def decisions(self, by: str, roles: Collection[str] | None) -> dict[str, Decision]:
         """Read the decisions on the calls that wait; a call without one stays undecided.
 
         Raises:
@@ -246,7 +260,7 @@ class _Run:
                     decisions[call.id] = Supply(result.error or _text(result.content), by=by or None)
                     self._answered.add(result.tool_call_id)
             elif entry := answers.pop(call.fingerprint, None):
-                if call.roles and not {*call.roles} & {*roles}:
+                if roles is not None and not _has_role(call, roles):
                     raise DecisionRefusedError(f"{call.fully_qualified_name} is for {', '.join(call.roles)} to decide.")
                 if decision := _decision(entry, call, by or None):
                     decisions[call.id] = decision
@@ -504,6 +518,22 @@ def _deferring(planner: FunctionCallingStepwisePlanner) -> FunctionCallingStepwi
     planner, options = copy(planner), planner.options
     planner.options = options.model_copy(update={"interceptors": (_defer_tools, *options.interceptors)})
     return planner
+
+
+def _letting_in(planner: FunctionCallingStepwisePlanner, roles: Collection[str]) -> FunctionCallingStepwisePlanner:
+    """Copy a planner so that a user with these roles may decide; the copy shares the record of taken decisions."""
+
+    async def has_role(request: DecisionRequest) -> bool:
+        return request.call is None or _has_role(request.call, roles)
+
+    planner, options = copy(planner), planner.options
+    approval = (options.approval or ApprovalSettings()).asking(has_role)
+    planner.options = options.model_copy(update={"approval": approval})
+    return planner
+
+
+def _has_role(call: AskedCall, roles: Collection[str]) -> bool:
+    return not call.roles or bool({*call.roles} & {*roles})
 
 
 async def _defer_tools(call: ToolCall) -> Defer | None:

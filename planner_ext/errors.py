@@ -27,6 +27,7 @@ PlannerExtError                              the root
 ├── RunConflictError                         the store has a run of this name with another goal or other inputs
 ├── RunRefusedError                          this process lacks a guard (policy, interceptor) of the run
 ├── ApprovalRefusedError                     the store cannot take this decision
+│   └── NotAuthorizedError                   ... or this action: who asks may not (RunRefusedError)
 ├── InvalidForkError                         a run has no further request after this iteration
 ├── InvalidPolicyError                       a policy cannot be read
 ├── InvalidLimitError                        a limit of the core has an invalid value
@@ -49,6 +50,7 @@ from planner_ext.core.errors import (
 )
 from planner_ext.durable.errors import (
     ApprovalRefusedError,
+    NotAuthorizedError,
     RunConflictError,
     RunFencedError,
     RunRefusedError,
@@ -94,6 +96,7 @@ __all__ = [
     "NestedRunRefusedError",
     "NewerSchemaError",
     "NotAFunctionError",
+    "NotAuthorizedError",
     "PlannerException",
     "PlannerExtError",
     "PlannerInvalidConfigurationError",

@@ -2,7 +2,18 @@
 
 import logging
 
-from planner_ext.approval.decisions import Approve, Decision, Defer, Deny, Interceptor, Supply, ToolCall
+from planner_ext.approval.decisions import (
+    Approve,
+    AskedCall,
+    Authorize,
+    Decision,
+    DecisionRequest,
+    Defer,
+    Deny,
+    Interceptor,
+    Supply,
+    ToolCall,
+)
 from planner_ext.approval.policy import ApprovalRule, ArgumentPredicate
 from planner_ext.engine.gate import Approver, CheckForIntervention, PreInvoke
 from planner_ext.sk.approval import ApprovalSettings, DecisionRefusedError, PendingCall
@@ -16,12 +27,15 @@ __all__ = [
     "Approve",
     "Approver",
     "ArgumentPredicate",
+    "AskedCall",
+    "Authorize",
     "CheckForIntervention",
     "Checkpoint",
     "Clarification",
     "Clarifier",
     "Decision",
     "DecisionRefusedError",
+    "DecisionRequest",
     "Defer",
     "Deny",
     "Interceptor",

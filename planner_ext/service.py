@@ -315,7 +315,9 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         behavior = settings.function_choice_behavior or BoundedFunctionChoiceBehavior.Auto(maximum_use_attempts=None)
         parent = current_parent_run(self._tab)
         context = self._context(request, settings, behavior, options, parent, streaming=streaming)
-        first = await given.facts(context.functions, context.options.clock.now())
+        first = await given.facts(
+            context.functions, context.options.clock.now(), authorize=context.options.approval.authorize
+        )
         return ServiceRun(
             history=chat_history,
             context=context,

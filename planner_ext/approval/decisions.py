@@ -19,23 +19,29 @@ __all__ = [
     "LONGEST_WAIT",
     "ApprovalSettings",
     "Approve",
+    "AskedCall",
+    "Authorize",
     "Decision",
     "DecisionRecord",
+    "DecisionRequest",
     "Defer",
     "Deny",
     "InDoubt",
     "Interceptor",
     "InvalidDecisionError",
     "ReadByKey",
+    "RunAction",
     "Supply",
     "ToolCall",
     "WaitingCall",
     "approval_required",
+    "check_authorize",
     "decisions_of",
     "digest_of",
     "digests_of",
     "edited_text",
     "fingerprint_of",
+    "hooks_of",
     "is_duration",
     "only_asks",
     "present_status",
@@ -263,6 +269,95 @@ class Interceptor(Protocol):
         ...
 
 
+RunAction: TypeAlias = Literal[
+    "decide", "cancel", "set_budget", "resume", "retry", "say", "fork", "delete", "import", "grant", "revoke"
+]
+"""What somebody does to a run; each is asked of the ``authorize`` hook."""
+
+
+class AskedCall(Protocol):
+    """A call or question that waits, as whoever authorizes a decision on it reads it.
+
+    It is a `PendingCall`, of a kept run a `planner_ext.durable.PendingApproval`, and for an ``approver`` the `ToolCall`
+    that it was shown.
+    """
+
+    @property
+    def id(self) -> str:
+        """Its id, by which it is decided."""
+        ...
+
+    @property
+    def fully_qualified_name(self) -> str:
+        """The function that will run."""
+        ...
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """What it will get from the model."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of run, iteration, call, function and arguments."""
+        ...
+
+    @property
+    def prompt(self) -> str:
+        """The question to the person."""
+        ...
+
+    @property
+    def roles(self) -> Sequence[str]:
+        """Who may decide, by the function's mark or the rule that asks; empty for anyone."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionRequest:
+    """What somebody wants to do to a run, for the ``authorize`` hook.
+
+    Attributes:
+        action: What; ``retry`` resumes a run that failed or is in quarantine.
+        by: Who, as it will be recorded; "" without a name.
+        run_id: The run; "" on a stock kernel, which has none.
+        call: The call or question that is decided, with its ``roles``; None where the action is on the run.
+        decision: The decision; None where the action is on the run.
+        verified: Whether the application vouches for the name, as a sign-in does. False for one that was only typed.
+    """
+
+    action: RunAction
+    by: str
+    run_id: str
+    call: AskedCall | None = None
+    decision: Decision | None = None
+    verified: bool = False
+
+
+Authorize: TypeAlias = Callable[[DecisionRequest], bool | str | Awaitable[bool | str | None] | None]
+"""Allows an action by returning True. Anything else refuses: a text is the reason, and so is that of an exception."""
+
+
+def hooks_of(authorize: "Authorize | Sequence[Authorize] | None") -> tuple[Authorize, ...]:
+    """Return the hooks that all have to allow an action, each once."""
+    if authorize is None:
+        return ()
+    given = (authorize,) if callable(authorize) else authorize
+    return tuple(one for place, one in enumerate(given) if one not in given[:place])
+
+
+def check_authorize(authorize: object) -> None:
+    """Refuse what is no hook.
+
+    Raises:
+        InvalidLimitError: With the way out; as `ApprovalSettings`.
+    """
+    given = cast("Sequence[object]", authorize) if isinstance(authorize, tuple) else (authorize,)
+    if authorize is not None and not all(callable(one) and not isinstance(one, type) for one in given):
+        problem = f"authorize must be a function of the request that returns True to allow it; got {shown(given)}."
+        raise InvalidLimitError.public(problem)
+
+
 _ALLOWED: dict[str, tuple[str, ...]] = {
     "unmatched": ("approve", "defer", "deny"),
     "on_denial": ("refuse", "reask", "return_calls"),
@@ -285,6 +380,11 @@ class ApprovalSettings:
         expires_in: Seconds after which a question expires; counted from when it was asked. None: never.
         interceptor_timeout: Seconds in which an interceptor has to decide; after that the call is denied. None: no
             limit.
+        authorize: Says who may decide: asked about each decision on a call or question that waits, with a
+            `DecisionRequest`, before the decision counts; async or not. It allows by returning True and by nothing
+            else: a text is the reason of a refusal, and an exception, None and False refuse, too. The call then goes on
+            waiting. Several in a tuple all have to allow. A question with ``roles`` cannot be decided without a hook,
+            except by the application's own ``approver``, which is shown the roles.
 
     Raises:
         InvalidLimitError: If a value is invalid; names the field. Where the adapters of Semantic Kernel are imported,
@@ -296,8 +396,10 @@ class ApprovalSettings:
     on_deferred: Literal["hold_all", "run_safe_first"] = "hold_all"
     expires_in: float | None = None
     interceptor_timeout: float | None = 30.0
+    authorize: Authorize | tuple[Authorize, ...] | None = None
 
     def __post_init__(self) -> None:
+        check_authorize(self.authorize)
         for name, allowed in _ALLOWED.items():
             if getattr(self, name) not in allowed:
                 problem = f"{name} must be one of {', '.join(allowed)}; got {shown(getattr(self, name))}."
@@ -311,7 +413,12 @@ class ApprovalSettings:
     def within(self, inner: "ApprovalSettings") -> "ApprovalSettings":
         """@private Merge with the settings of a wrapped service: for undecided calls, the stricter applies."""
         stricter = max(self.unmatched, inner.unmatched, key=("approve", "defer", "deny").index)
-        return replace(self, unmatched=stricter, expires_in=self.expires_in or inner.expires_in)
+        return replace(self.asking(inner.authorize), unmatched=stricter, expires_in=self.expires_in or inner.expires_in)
+
+    def asking(self, authorize: Authorize | Sequence[Authorize] | None) -> "ApprovalSettings":
+        """@private Add a hook that has to allow a decision, too."""
+        more = [one for one in hooks_of(authorize) if one not in hooks_of(self.authorize)]
+        return replace(self, authorize=(*hooks_of(self.authorize), *more)) if more else self
 
 
 F = TypeVar("F", bound=Callable[..., Any])

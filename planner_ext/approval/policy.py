@@ -22,11 +22,21 @@ from typing import Annotated, Any, Final, Literal, Self, cast
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from planner_ext.approval.decisions import LONGEST_WAIT, Approve, Decision, Defer, Deny, ToolCall, with_plain_numbers
+from planner_ext.approval.decisions import (
+    LONGEST_WAIT,
+    Approve,
+    Authorize,
+    Decision,
+    Defer,
+    Deny,
+    ToolCall,
+    hooks_of,
+    with_plain_numbers,
+)
 from planner_ext.core.errors import PlannerExtError, shown
 from planner_ext.core.facts import Guards
 
-__all__ = ["ApprovalPolicy", "ApprovalRule", "InvalidPolicyError", "guard_name", "missing_guards"]
+__all__ = ["ApprovalPolicy", "ApprovalRule", "InvalidPolicyError", "guard_name", "hook_names", "missing_guards"]
 
 _Number = int | Annotated[float, Field(allow_inf_nan=False)]
 _Seconds = Annotated[float, Field(gt=0, le=LONGEST_WAIT)]
@@ -444,6 +454,11 @@ def guard_name(guard: object) -> str:
     return f"{_module(getattr(named, '__module__', None))}.{name}{data}"
 
 
+def hook_names(authorize: Authorize | Sequence[Authorize] | None) -> tuple[str, ...]:
+    """Name the hooks that say who may decide; sorted, since each of them is asked."""
+    return tuple(sorted({guard_name(hook) for hook in hooks_of(authorize)}))
+
+
 def _module(name: str | None) -> str:
     """Name a module as another process imports it, also where this process runs it as its program."""
     if name != "__main__":
@@ -476,6 +491,7 @@ def missing_guards(before: Guards, now: Guards, offered: Collection[str]) -> lis
         found.append(f"expires_in is now {now.expires_in} instead of {before.expires_in}")
     if unmarked := sorted(set(before.marked) & set(offered) - set(now.marked)):
         found.append(f"@requires_approval of {', '.join(unmarked)}")
+    found += [f"the authorize hook {name}" for name in before.authorize if name not in now.authorize]
     found += [f"the shared budget {name!r}" for name in sorted({*before.shared_budgets} - {*now.shared_budgets})]
     return found or list(_newly_allowed(before, now))
 

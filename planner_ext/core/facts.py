@@ -129,6 +129,7 @@ class Guards:
         expires_in: Seconds for which a question is open by default; None is without end.
         marked: Fully qualified names of the offered functions that require approval by themselves, sorted.
         shared_budgets: The names of the budgets that the run shares with others, sorted.
+        authorize: The names of the hooks that say who may decide, sorted.
     """
 
     interceptors: tuple[str, ...] = ()
@@ -139,6 +140,7 @@ class Guards:
     expires_in: float | None = None
     marked: tuple[str, ...] = ()
     shared_budgets: tuple[str, ...] = ()
+    authorize: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,11 +43,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from planner_ext.approval.decisions import DecisionRecord
+    from planner_ext.approval.decisions import DecisionRecord, DecisionRequest
     from planner_ext.durable.approvals import Approvals
-    from planner_ext.durable.authorization import DecisionRequest
     from planner_ext.durable.errors import (
         ApprovalRefusedError,
+        NotAuthorizedError,
         RunConflictError,
         RunFencedError,
         RunRefusedError,
@@ -74,6 +74,7 @@ __all__ = [
     "DecisionRequest",
     "DurablePlanner",
     "NoEffect",
+    "NotAuthorizedError",
     "NoticeRecord",
     "PendingApproval",
     "RetryPolicy",
@@ -102,9 +103,8 @@ __all__ = [
 ]
 
 _MODULES = {
-    "approval.decisions": ("DecisionRecord",),
+    "approval.decisions": ("DecisionRecord", "DecisionRequest"),
     "durable.approvals": ("Approvals",),
-    "durable.authorization": ("DecisionRequest",),
     "durable.inputs": ("RunInputs",),
     "durable.heartbeat": ("WorkerRecord",),
     "durable.notices": ("NoticeRecord", "RunNotice"),

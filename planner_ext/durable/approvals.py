@@ -4,11 +4,12 @@ import logging
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
-from planner_ext.approval.decisions import Approve, Decision, DecisionRecord
+from planner_ext.approval.decisions import Approve, Authorize, Decision, DecisionRecord
 from planner_ext.core.errors import shown
-from planner_ext.durable.authorization import Authorize, refusal_of
+from planner_ext.durable.authorization import Doorkeeper
 from planner_ext.durable.errors import ApprovalRefusedError
 from planner_ext.durable.opening import opens
+from planner_ext.durable.options import checked_hook
 from planner_ext.durable.records import PendingApproval, read_approval, read_refusal, refused_text, write_decision
 from planner_ext.durable.store import JournalStore, opened_store
 from planner_ext.engine.concurrency import SystemClock
@@ -22,31 +23,43 @@ logger = logging.getLogger(__name__)
 class Approvals:
     """The pending calls and questions of a store, which this process shares with the workers."""
 
-    def __init__(self, store: JournalStore, *, clock: Clock | None = None, authorize: Authorize | None = None) -> None:
+    def __init__(
+        self, store: JournalStore, *, clock: Clock | None = None, doorkeeper: Doorkeeper | None = None
+    ) -> None:
         """@private Called by `connect`."""
         self._store = store
         self._clock = clock or SystemClock()
-        self._authorize = authorize
+        self._doorkeeper = doorkeeper or Doorkeeper()
 
     @classmethod
     @opens
     async def connect(
-        cls, where: str | Path, *, clock: Clock | None = None, authorize: Authorize | None = None
+        cls,
+        where: str | Path,
+        *,
+        clock: Clock | None = None,
+        authorize: Authorize | None = None,
+        verified: bool = False,
     ) -> AsyncGenerator["Approvals", None]:
         """Open an existing store; used as ``async with Approvals.connect(...) as approvals``.
 
         Args:
             where: The SQLite file, or a ``postgresql://`` address.
             clock: The time source; None uses the machine's clock.
-            authorize: Asked for each decision before it is stored, with a `DecisionRequest`; async or not. None or True
-                allows it; a reason, or an exception, refuses it. None allows all. Give it to the workers, too, which
-                ask again: other processes may decide without it, such as the command line.
+            authorize: Asked for each decision before it is stored, with a `DecisionRequest`; async or not. It allows by
+                returning True and by nothing else: a text, or that of an exception, is the reason of a refusal. Give it
+                to the workers, too, which ask again: a run that begins under it is then decided only by processes that
+                have a hook. Without one a call with ``roles`` cannot be decided.
+            verified: Whether the application vouches for the name in each decision's ``by``, as one that signs its
+                users in; the hook and the workers are told so.
 
         Raises:
+            PlannerInvalidConfigurationError: If ``authorize`` is no function.
             StoreError: If the store does not exist, or cannot be used.
         """
+        doorkeeper = Doorkeeper(authorize=checked_hook(authorize), verified=verified)
         async with opened_store(where, create=False) as store:
-            yield cls(store, clock=clock, authorize=authorize)
+            yield cls(store, clock=clock, doorkeeper=doorkeeper)
 
     async def pending(self, run_id: str | None = None, *, limit: int = 50, offset: int = 0) -> list[PendingApproval]:
         """List the pending calls and questions, the oldest first, without expired ones.
@@ -114,13 +127,17 @@ class Approvals:
 
         Raises:
             ApprovalRefusedError: If there is no such call, its question has expired, or the decision is invalid, was
-                made for other arguments, has arguments that do not fit the function, or is refused by ``authorize``.
+                made for other arguments, or has arguments that do not fit the function.
+            NotAuthorizedError: If ``authorize`` refuses it, or is missing here: the call has roles, or its run began
+                under a hook.
         """
         approval, at = await self.show(approval_id), self._clock.now()
         try:
-            text = _checked_decision(approval, decision, at)
-            if (refusal := await refusal_of(self._authorize, approval, decision)) is not None:
-                raise ApprovalRefusedError(refusal)
+            text = _checked_decision(approval, decision, at, verified=self._doorkeeper.verified)
+            by = getattr(decision, "by", None)
+            await self._doorkeeper.check(
+                self._store, "decide", approval.run_id, by=by, call=approval, decision=decision
+            )
         except ApprovalRefusedError as error:
             await self._refuse(approval, decision, str(error), at)
             raise
@@ -137,13 +154,13 @@ class Approvals:
         await self._store.refuse(approval.run_id, approval.id, refused_text(decision), problem=problem, at=at)
 
 
-def _checked_decision(approval: PendingApproval, decision: Decision, at: float) -> str:
+def _checked_decision(approval: PendingApproval, decision: Decision, at: float, *, verified: bool) -> str:
     """Validate a decision on a call, and return it as JSON text.
 
     Raises:
         ApprovalRefusedError: If the decision is invalid for this call.
     """
-    text = write_decision(decision)
+    text = write_decision(decision, verified=verified)
     if isinstance(decision, Approve) and decision.fingerprint not in (None, approval.fingerprint):
         raise ApprovalRefusedError(
             f"The approval of {approval.id!r} was given for another call or other arguments: its fingerprint is "

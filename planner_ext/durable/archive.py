@@ -14,9 +14,10 @@ from planner_ext.core.errors import InvalidJournalError, NewerSchemaError, shown
 from planner_ext.core.facts import Fact
 from planner_ext.core.limits import is_count
 from planner_ext.core.state import Phase, State
+from planner_ext.durable.authorization import Doorkeeper
 from planner_ext.durable.database import Row, Step, Value
 from planner_ext.durable.errors import DuplicateRowError, RunConflictError, StoreError
-from planner_ext.durable.inputs import RunInputs, read_inputs, read_new_budget
+from planner_ext.durable.inputs import RunInputs, hooks_in, read_inputs, read_new_budget
 from planner_ext.durable.records import RUN_ID, fold_journal, read_facts
 from planner_ext.durable.store import ADD_NOTICE, JournalStore
 from planner_ext.durable.writer import ADD_FACT, JournalWriter, fact_row
@@ -101,7 +102,14 @@ async def export_run(store: JournalStore, run_id: str, *, key: bytes | None = No
     return json.dumps(document, separators=(",", ":"))
 
 
-async def import_run(store: JournalStore, text: str, *, key: bytes | None = None) -> str:
+async def import_run(
+    store: JournalStore,
+    text: str,
+    *,
+    key: bytes | None = None,
+    doorkeeper: Doorkeeper | None = None,
+    by: str = "",
+) -> str:
     """Add an exported run to a store, with what is derived from its journal.
 
     An unfinished run continues in this store: workers drive it, and what waits in it can be decided. Delete or cancel
@@ -111,6 +119,8 @@ async def import_run(store: JournalStore, text: str, *, key: bytes | None = None
         store: Receives the run.
         text: What `export_run` wrote.
         key: Refuses text that is unsigned, altered or signed with another key. None checks no signature.
+        doorkeeper: Asks whether the run may be imported; None has no hook.
+        by: Who imports it.
 
     Returns:
         The run's name.
@@ -119,6 +129,7 @@ async def import_run(store: JournalStore, text: str, *, key: bytes | None = None
         InvalidJournalError: If the text is damaged, refused by its signature, or no run.
         NewerSchemaError: If a newer version of this package wrote it.
         RunConflictError: If the store has a run of this name.
+        NotAuthorizedError: If the ``authorize`` hook refuses, or is missing and the run began under one.
     """
     data = _checked(read_json(text, "an exported run"), key)
     run_id, facts = str(data["run_id"]), load_facts(data["facts"])
@@ -139,6 +150,8 @@ async def import_run(store: JournalStore, text: str, *, key: bytes | None = None
             steps += [(statement, _row(run_id, columns, row)) for row in rows]
     except (KeyError, TypeError, ValueError, StoreError) as error:
         raise InvalidJournalError(f"Expected an exported run; it is damaged: {error!r}.") from error
+    hooks = hooks_in(run["inputs"], json.dumps(data["facts"][0]) if data["facts"] else None)
+    await (doorkeeper or Doorkeeper()).check_under(hooks, "import", run_id, by=by)
     way_out = "Delete it first, or import into another store."
     return await _add(store, run, facts, steps, way_out=way_out)
 

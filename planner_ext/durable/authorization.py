@@ -1,57 +1,76 @@
-"""Who may decide: the application's hook, asked for each decision on a kept run before it counts."""
+"""Who may act on a kept run: asked where a store performs the action, before anything is changed.
 
-import logging
-from collections.abc import Awaitable, Callable
+A run that began under an ``authorize`` hook keeps its name among its guards. A process without a hook may do nothing to
+such a run that `planner_ext.approval.decisions.RunAction` lists.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
-from planner_ext.approval.decisions import Decision
-from planner_ext.core.errors import PlannerExtError, shown
-from planner_ext.durable.records import PendingApproval
-from planner_ext.engine.concurrency import called
+from planner_ext.approval.decisions import AskedCall, Authorize, Decision, DecisionRequest, RunAction, hooks_of
+from planner_ext.durable.errors import NotAuthorizedError
+from planner_ext.durable.store import JournalStore
+from planner_ext.engine.authorization import phrase_of, refusal_of
 
-__all__ = ["Authorize", "DecisionRequest", "refusal_of"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["Doorkeeper"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecisionRequest:
-    """A decision to authorize.
+class Doorkeeper:
+    """Lets those act on the runs of a store whom the application's hook allows.
 
     Attributes:
-        by: The author named in the decision, "" without one. The application vouches for the name.
-        run_id: The run.
-        call: The call or question, with the ``roles`` of its function's mark or of the rule that asks.
-        decision: The decision.
+        authorize: The hook, or several that all have to allow; None allows everything that needs no hook.
+        verified: Whether the application vouches for the names of those who act.
     """
 
-    by: str
-    run_id: str
-    call: PendingApproval
-    decision: Decision
+    authorize: Authorize | Sequence[Authorize] | None = None
+    verified: bool = False
 
+    async def check(
+        self,
+        store: JournalStore,
+        action: RunAction,
+        run_id: str,
+        *,
+        by: object = "",
+        call: AskedCall | None = None,
+        decision: Decision | None = None,
+    ) -> None:
+        """Ask whether somebody may act on a run.
 
-_Answer: TypeAlias = bool | str | None
+        Raises:
+            NotAuthorizedError: If the hook refuses; if there is none here, and the run began under one; or if there is
+                none to check the roles of the call.
+            UnknownRunError: If the store has no such run.
+        """
+        guards = () if hooks_of(self.authorize) else await store.hooks(run_id)
+        await self.check_under(guards, action, run_id, by=by, call=call, decision=decision)
 
-Authorize: TypeAlias = Callable[[DecisionRequest], _Answer | Awaitable[_Answer]]
-"""Allows a decision with None or True. Refuses it with a reason, with False, or with an exception."""
-
-
-async def refusal_of(authorize: Authorize | None, call: PendingApproval, decision: Decision) -> str | None:
-    """Ask the hook about a decision; return why it is refused, or None. A hook that fails refuses."""
-    if authorize is None:
-        return None
-    by = getattr(decision, "by", None) or ""
-    try:
-        answer: object = await called(
-            authorize, DecisionRequest(by=by, run_id=call.run_id, call=call, decision=decision)
+    async def check_under(
+        self,
+        guards: Sequence[str],
+        action: RunAction,
+        run_id: str,
+        *,
+        by: object = "",
+        call: AskedCall | None = None,
+        decision: Decision | None = None,
+    ) -> None:
+        """Ask as `check` does, about a run that began under the hooks of these names."""
+        request = DecisionRequest(
+            action=action,
+            by=by if isinstance(by, str) else "",
+            run_id=run_id,
+            call=call,
+            decision=decision,
+            verified=self.verified,
         )
-    except Exception as error:
-        if not isinstance(error, PlannerExtError | PermissionError):
-            logger.exception("The authorize hook failed; the decision on %s is refused.", call.id)
-        answer = str(error) or type(error).__name__
-    if answer is None or answer is True:
-        return None
-    reason = answer if isinstance(answer, str) and answer.strip() else "the authorize hook does not allow it"
-    return f"{shown(by) if by else 'An unnamed person'} may not decide {call.id!r}: {reason.rstrip('.')}."
+        if guards and not hooks_of(self.authorize):
+            raise NotAuthorizedError(
+                f"{phrase_of(request)}: the run began under the authorize hook {', '.join(guards)}, which this process "
+                "lacks. Nothing was changed. Give the hook: authorize= of Runs, Runs.connect, Approvals.connect or the "
+                "inbox; on the command line --app, with a factory that gives it."
+            )
+        if (refusal := await refusal_of(self.authorize, request)) is not None:
+            raise NotAuthorizedError(refusal)

@@ -7,6 +7,7 @@ UnknownRunError                  no run has this name
 RunRefusedError                  this process lacks a policy, interceptor or setting that the run began under
 RunConflictError                 the name belongs to a run with another goal or other inputs, or the run is in use
 ApprovalRefusedError             a decision that cannot be taken: unknown, expired, altered, or made for another call
+NotAuthorizedError               the authorize hook refuses, or is missing (RunRefusedError, ApprovalRefusedError)
 """
 
 import re
@@ -18,6 +19,7 @@ from planner_ext.core.errors import PlannerExtError
 __all__ = [
     "ApprovalRefusedError",
     "DuplicateRowError",
+    "NotAuthorizedError",
     "RunConflictError",
     "RunFencedError",
     "RunRefusedError",
@@ -61,6 +63,10 @@ class RunRefusedError(PlannerExtError):
 
 class ApprovalRefusedError(PlannerExtError):
     """A decision is refused: its call is unknown, expired or altered, or it was made for another call."""
+
+
+class NotAuthorizedError(RunRefusedError, ApprovalRefusedError):
+    """Who acts on a kept run may not: the ``authorize`` hook refuses, or this process lacks it. Nothing was changed."""
 
 
 def kernel_error(name: str, problem: str, **details: object) -> Exception:

@@ -15,7 +15,7 @@ from planner_ext.core.errors import InvalidLimitError, shown
 from planner_ext.core.limits import Budget
 from planner_ext.durable.errors import StoreError, kernel_error
 
-__all__ = ["NewBudget", "RunInputs", "new_budget_text", "read_inputs", "read_new_budget"]
+__all__ = ["NewBudget", "RunInputs", "hooks_in", "new_budget_text", "read_inputs", "read_new_budget"]
 
 
 _DAMAGED = (ValueError, TypeError, KeyError, AttributeError, RecursionError, InvalidLimitError)
@@ -87,6 +87,23 @@ def read_inputs(run_id: str, text: object) -> RunInputs:
         raise StoreError(
             f"The inputs of run {run_id!r} are damaged: {error}. Submit the run again under another name."
         ) from error
+
+
+def hooks_in(*texts: object) -> tuple[str, ...]:
+    """List the ``authorize`` hooks among the guards in the texts of a run's inputs and of its first fact.
+
+    A text that cannot be read, and might name one, counts as a hook that no process has.
+    """
+    found: set[str] = set()
+    for text in texts:
+        if text is None or '"authorize"' not in str(text):
+            continue
+        try:
+            guards: dict[str, Any] = json.loads(str(text)).get("guards") or {}
+            found.update(map(str, guards.get("authorize", ())))
+        except _DAMAGED:
+            found.add("of a damaged record")
+    return tuple(sorted(found))
 
 
 class NewBudget(NamedTuple):

@@ -7,16 +7,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypedDict, TypeVar
 
-from planner_ext.approval.decisions import InDoubt, is_duration
-from planner_ext.core.errors import shown
+from planner_ext.approval.decisions import Authorize, InDoubt, check_authorize, is_duration
+from planner_ext.core.errors import InvalidLimitError, shown
 from planner_ext.core.limits import is_count
-from planner_ext.durable.authorization import Authorize
 from planner_ext.durable.errors import StoreError, kernel_error
 from planner_ext.durable.notices import Listener, Notifier, Webhook
 from planner_ext.durable.retry import RetryPolicy
 from planner_ext.engine.ports import Clock
 
-__all__ = ["WorkerOptions", "WorkerSettings", "check", "check_poll_seconds", "checked_name", "takes_worker_options"]
+__all__ = [
+    "WorkerOptions",
+    "WorkerSettings",
+    "check",
+    "check_poll_seconds",
+    "checked_hook",
+    "checked_name",
+    "takes_worker_options",
+]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -41,7 +48,10 @@ class WorkerOptions(TypedDict, total=False):
         clock: Tells the time and sleeps; None uses the machine's clock. In PostgreSQL the expiry of questions always
             uses the machine's clock.
         authorize: Asked before this worker takes a decision, whether it was given to `Runs.resume` or made through
-            `Approvals`; see `Approvals.connect`. A refused one of an approver leaves its call waiting.
+            `Approvals`, and before this process acts on a run: `Runs.cancel`, ``set_budget``, ``resume``, ``fork`` and
+            ``delete``; see `ApprovalSettings`, whose hook is asked, too. A refused decision of an approver leaves its
+            call waiting. A run that begins here is bound to the hook: a worker without it does not go on with the run,
+            and a process without any hook may do none of this to it.
         on_paused: Called with a `RunNotice` when a run of the store has paused; async or not. A notice is delivered at
             least once, in a separate task, and is retried for a day if the call fails. Any worker may deliver it, so
             all workers of a store should have the same listeners.
@@ -101,6 +111,7 @@ class WorkerSettings:
         check(in_doubt in ("person", "model"), f"in_doubt must be 'person' or 'model'; got {shown(in_doubt)}.")
         check(is_duration(lease), f"lease_seconds must be a number of seconds above 0; got {shown(lease)}.")
         check_poll_seconds(self.poll_seconds)
+        checked_hook(self.authorize)
         check(is_count(deaths, least=1), f"max_deaths must be a whole number, 1 or more; got {shown(deaths)}.")
         valid = grace == 0 or is_duration(grace)
         check(valid, f"grace_seconds must be a number of seconds, 0 or more; got {shown(grace)}.")
@@ -140,6 +151,15 @@ def check(valid: bool, problem: str) -> None:
     """Raise `PlannerInvalidConfigurationError` with a problem unless something is valid."""
     if not valid:
         raise kernel_error("PlannerInvalidConfigurationError", problem)
+
+
+def checked_hook(authorize: Authorize | None) -> Authorize | None:
+    """Return an ``authorize`` hook, or raise `PlannerInvalidConfigurationError` if it is no function."""
+    try:
+        check_authorize(authorize)
+    except InvalidLimitError as error:
+        raise kernel_error("PlannerInvalidConfigurationError", str(error)) from error
+    return authorize
 
 
 def checked_name(name: object, pattern: re.Pattern[str], expected: str) -> str:

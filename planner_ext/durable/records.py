@@ -384,8 +384,8 @@ def read_moment(at: Value) -> datetime | None:
     return None if at is None else datetime.fromtimestamp(float(at), UTC)
 
 
-def write_decision(decision: Decision) -> str:
-    """Write a decision as JSON text.
+def write_decision(decision: Decision, *, verified: bool = False) -> str:
+    """Write a decision as JSON text, and whether the application vouches for its author.
 
     Raises:
         ApprovalRefusedError: If it does not answer a question, or holds a value that is not JSON.
@@ -394,8 +394,9 @@ def write_decision(decision: Decision) -> str:
     if kind is None:
         raise ApprovalRefusedError(f"Expected Approve, Deny or Supply; got {shown(decision)}.")
     _check_decision(decision)
+    vouched = {"verified": True} if verified else {}
     try:
-        return json.dumps({"schema": _DECISION_SCHEMA, "kind": kind, **asdict(decision)}, allow_nan=False)
+        return json.dumps({"schema": _DECISION_SCHEMA, "kind": kind, **vouched, **asdict(decision)}, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ApprovalRefusedError(
             f"Expected a decision that can be written as JSON, since another process takes it: {error}."
@@ -424,8 +425,8 @@ def refused_text(decision: object) -> str:
         return json.dumps({"schema": _DECISION_SCHEMA, "kind": kind, "by": by if isinstance(by, str) else None})
 
 
-def read_decision(text: str) -> Decision:
-    """Read what `write_decision` wrote.
+def read_decision(text: str) -> tuple[Decision, bool]:
+    """Read what `write_decision` wrote: a decision, and whether the application vouches for its author.
 
     Raises:
         ApprovalRefusedError: If it is damaged, or newer than this version reads.
@@ -437,11 +438,12 @@ def read_decision(text: str) -> Decision:
                 f"Expected a decision of schema {_DECISION_SCHEMA}; got {schema!r}. Take it with the version that "
                 "wrote it."
             )
+        verified = data.pop("verified", False) is True
         decision = _KINDS[data.pop("kind")](**data)
     except _DAMAGED as error:
         raise ApprovalRefusedError(f"The row of the decision is damaged: {error!r}.") from error
     _check_decision(decision)
-    return decision
+    return decision, verified
 
 
 def _kind_of(decision: object) -> str | None:

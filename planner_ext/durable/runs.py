@@ -10,13 +10,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack
 
-from planner_ext.approval.decisions import Decision, waiting_calls
+from planner_ext.approval.decisions import Authorize, Decision, RunAction, hooks_of, waiting_calls
 from planner_ext.core.errors import shown
 from planner_ext.core.limits import Budget
 from planner_ext.core.text import is_unicode
 from planner_ext.durable.approvals import Approvals
 from planner_ext.durable.archive import fork_run
-from planner_ext.durable.authorization import Authorize
+from planner_ext.durable.authorization import Doorkeeper
+from planner_ext.durable.claims import PARKED
 from planner_ext.durable.errors import RunConflictError, StoreError, is_address, kernel_error, redacted
 from planner_ext.durable.heartbeat import LeasedWorkers, WorkerRecord, list_workers
 from planner_ext.durable.inputs import RunInputs, new_budget_text
@@ -28,6 +29,7 @@ from planner_ext.durable.options import (
     WorkerSettings,
     check,
     check_poll_seconds,
+    checked_hook,
     checked_name,
     takes_worker_options,
 )
@@ -60,8 +62,16 @@ class RunsClient:
         poll_seconds: How often to poll the store for changes by workers and approvers.
     """
 
-    def __init__(self, store: JournalStore, *, clock: Clock | None = None, poll_seconds: float = 0.25) -> None:
+    def __init__(
+        self,
+        store: JournalStore,
+        *,
+        clock: Clock | None = None,
+        poll_seconds: float = 0.25,
+        doorkeeper: Doorkeeper | None = None,
+    ) -> None:
         """@private Called by `connect`."""
+        self._doorkeeper = doorkeeper or Doorkeeper()
         self._store = store
         self._clock = clock or SystemClock()
         self.poll_seconds = poll_seconds
@@ -69,7 +79,12 @@ class RunsClient:
     @staticmethod
     @opens
     async def connect(
-        where: str | Path, *, poll_seconds: float = 0.25, clock: Clock | None = None
+        where: str | Path,
+        *,
+        poll_seconds: float = 0.25,
+        clock: Clock | None = None,
+        authorize: Authorize | None = None,
+        verified: bool = False,
     ) -> AsyncGenerator["RunsClient", None]:
         """Open a store without becoming a worker; used as ``async with Runs.connect(...) as runs``.
 
@@ -79,15 +94,36 @@ class RunsClient:
             where: The SQLite file, created if it does not exist, or a ``postgresql://`` address.
             poll_seconds: How often to poll the store for changes by workers and approvers.
             clock: The time source; None uses the machine's clock.
+            authorize: Asked before this process does something to a run: cancels, forks or deletes it, sets its budget,
+                decides its calls; see `Approvals.connect`. A run that began under a hook is refused to a process
+                without one. A run that is submitted here is bound to it, as one that a worker begins.
+            verified: Whether the application vouches for the names given as ``by``, as one that signs its users in.
 
         Raises:
-            PlannerInvalidConfigurationError: If ``poll_seconds`` is invalid.
+            PlannerInvalidConfigurationError: If ``poll_seconds`` or ``authorize`` is invalid.
             StoreError: If the store cannot be used; says why, and the way out.
             NewerSchemaError: If a newer version of this package made the store.
         """
         check_poll_seconds(poll_seconds)
+        doorkeeper = Doorkeeper(authorize=checked_hook(authorize), verified=verified)
         async with opened_store(where) as store:
-            yield RunsClient(store, clock=clock, poll_seconds=poll_seconds)
+            yield RunsClient(store, clock=clock, poll_seconds=poll_seconds, doorkeeper=doorkeeper)
+
+    def acting(
+        self, *, authorize: Authorize | tuple[Authorize, ...] | None = None, verified: bool = False
+    ) -> "RunsClient":
+        """@private Return a client of the same store, under one more hook; ``verified`` is as for `connect`."""
+        hooks = (*hooks_of(self._doorkeeper.authorize), *hooks_of(authorize))
+        doorkeeper = Doorkeeper(authorize=hooks, verified=verified)
+        return RunsClient(self._store, clock=self._clock, poll_seconds=self.poll_seconds, doorkeeper=doorkeeper)
+
+    async def _check(self, action: RunAction, run_id: str, by: str) -> None:
+        """Ask whether somebody may act on a run.
+
+        Raises:
+            NotAuthorizedError: If not; see `Doorkeeper`.
+        """
+        await self._doorkeeper.check(self._store, action, run_id, by=by)
 
     async def cancel(self, run_id: str, *, by: str = "", reason: str = "") -> bool:
         """End a run for good, whichever worker drives it: no further function starts, and every open call is answered.
@@ -105,38 +141,52 @@ class RunsClient:
 
         Raises:
             UnknownRunError: If the store has no such run.
+            NotAuthorizedError: If the ``authorize`` hook refuses, or is missing here.
         """
+        await self._check("cancel", run_id, by)
         return await cancel_run(self._store, run_id, by=by, reason=reason, clock=self._clock)
 
-    async def delete(self, run_id: str, *, force: bool = False) -> None:
+    async def delete(self, run_id: str, *, force: bool = False, by: str = "") -> None:
         """Delete a run for good, with its journal, its approvals and all other rows about it.
 
         Args:
             run_id: A run that has ended, failed or is in quarantine.
             force: Whether it may also be paused; what waits in it is then never decided.
+            by: Who deletes it, for the ``authorize`` hook.
 
         Raises:
             UnknownRunError: If the store has no such run.
+            NotAuthorizedError: If the ``authorize`` hook refuses, or is missing here.
             RunConflictError: If the run is unfinished, or a worker drives it.
         """
+        await self._check("delete", run_id, by)
         await self._store.delete(run_id, paused=force)
 
-    async def prune(self, *, older_than: timedelta, status: str, dry_run: bool = False) -> int:
+    async def prune(self, *, older_than: timedelta, status: str, dry_run: bool = False, by: str = "") -> int:
         """Delete old runs for good, in batches between which the workers continue.
+
+        The ``authorize`` hook is asked about each of them first; if it refuses one, or is missing here and one began
+        under a hook, none is deleted.
 
         Args:
             older_than: The time since their last update: since `RunRecord.updated_at`, not since they were started.
             status: Their status: ``answered``, ``incomplete``, ``limit_reached``, ``stopped``, ``failed`` or
                 ``quarantined``.
             dry_run: Whether to count them only.
+            by: Who deletes them, for the ``authorize`` hook.
 
         Returns:
             Their number.
 
         Raises:
             StoreError: If runs with this status may not be deleted.
+            NotAuthorizedError: If one may not be deleted; names it.
         """
         before = self._clock.now() - older_than.total_seconds()
+        if not dry_run:
+            is_asked = bool(hooks_of(self._doorkeeper.authorize))
+            async for run_id, hooks in self._store.prunable(status=status, before=before, only_guarded=not is_asked):
+                await self._doorkeeper.check_under(hooks, "delete", run_id, by=by)
         return await self._store.prune(status=status, before=before, dry_run=dry_run)
 
     async def count(self, *, status: Statuses = None, **filters: Unpack[RunFilters]) -> int:
@@ -177,8 +227,9 @@ class RunsClient:
         return await self._store.marks(self._clock.now())
 
     def approvals(self, *, authorize: Authorize | None = None) -> Approvals:
-        """Return the approvals of the same store; ``authorize`` is as for `Approvals.connect`."""
-        return Approvals(self._store, clock=self._clock, authorize=authorize)
+        """Return the approvals of the same store; ``authorize`` is asked besides the hook of this client, if any."""
+        client = self.acting(authorize=authorize, verified=self._doorkeeper.verified)
+        return Approvals(self._store, clock=self._clock, doorkeeper=client._doorkeeper)
 
     async def workers(self) -> builtins.list[WorkerRecord]:
         """List the workers of the store, the oldest first; one that died is listed for a day, or until it is back."""
@@ -193,7 +244,9 @@ class RunsClient:
         """
         return await self._store.load(run_id)
 
-    async def fork(self, run_id: str, *, at: int, new_run_id: str | None = None, instruction: str = "") -> str:
+    async def fork(
+        self, run_id: str, *, at: int, new_run_id: str | None = None, instruction: str = "", by: str = ""
+    ) -> str:
         """Fork a run after an iteration: add a stopped run, which `Runs.resume` continues with a budget.
 
         The fork starts with the consumption and the results of the kept iterations, whose functions are not called
@@ -205,17 +258,20 @@ class RunsClient:
             at: The last iteration that is kept, 0-based; -1 keeps the plan, if there is one, and nothing after it.
             new_run_id: The fork's name, as of `submit`. None generates one.
             instruction: A user message to add.
+            by: Who forks it, for the ``authorize`` hook.
 
         Returns:
             The fork's name.
 
         Raises:
             UnknownRunError: If the store has no such run.
+            NotAuthorizedError: If the ``authorize`` hook refuses, or is missing here.
             InvalidForkError: If the run made no request after this iteration; names where it can be forked.
             RunConflictError: If the store has a run of the new name.
             StoreError: If the new name cannot be used.
         """
         name, now = _run_name(new_run_id), self._clock.now()
+        await self._check("fork", run_id, by)
         return await fork_run(self._store, run_id, at=at, new_run_id=name, now=now, instruction=instruction)
 
     async def notices(self, run_id: str) -> tuple[NoticeRecord, ...]:
@@ -271,8 +327,10 @@ class RunsClient:
 
         Raises:
             UnknownRunError: If the store has no such run.
+            NotAuthorizedError: If the ``authorize`` hook refuses, or is missing here.
             PlannerInvalidConfigurationError: If the budget cannot be stored, or the run has ended.
         """
+        await self._check("set_budget", run_id, by)
         text = new_budget_text(budget, by=by, at=self._clock.now())
         if not await self._store.set_budget(run_id, text):
             status = (await self._store.record(run_id)).status
@@ -380,7 +438,10 @@ class Runs(RunsClient):
         """@private Called by `sqlite` and `dbos`."""
         is_pool = isinstance(pool, WorkerPool)  # pyright: ignore[reportUnnecessaryIsInstance]  (of untyped code)
         check(is_pool, f"Open runs with async with Runs.sqlite(path) as runs, or Runs.dbos(url); got {shown(pool)}.")
-        super().__init__(pool.runner.store, clock=pool.runner.clock, poll_seconds=pool.poll_seconds)
+        doorkeeper = Doorkeeper(authorize=pool.runner.authorize)
+        super().__init__(
+            pool.runner.store, clock=pool.runner.clock, poll_seconds=pool.poll_seconds, doorkeeper=doorkeeper
+        )
         self._pool, self._notifier = pool, notifier
         self._closing = asyncio.Lock()
 
@@ -516,7 +577,7 @@ class Runs(RunsClient):
         check(is_planner, f"planner must be a FunctionCallingStepwisePlanner; got {shown(planner)}.")
         name, before = await self._create(goal, run_id, owner=self.worker_id)
         if before is not None:
-            await self._revived(before)
+            await self._revived(before, self._with_hook_of(planner))
         job = Job(run_id=name, planner=planner, kernel=kernel, arguments_for=lambda _: arguments)
         return RunHandle(self._pool, job)
 
@@ -529,6 +590,7 @@ class Runs(RunsClient):
         decisions: Mapping[str, Decision] | None = None,
         budget: Budget | None = None,
         arguments: Any = None,
+        by: str = "",
     ) -> RunHandle[R]:
         """Continue a run: with decisions, with a larger budget after a limit ended it, or after it failed.
 
@@ -543,11 +605,17 @@ class Runs(RunsClient):
             budget: Replaces the run's limits; consumption so far still counts. Its ``price`` is not stored: it
                 prices the requests of this handle, and another process that continues the run uses the planner's.
             arguments: The application's arguments.
+            by: Who resumes it, for the ``authorize`` hook, which is asked about each of the decisions, too. Of a resume
+                with decisions alone, it is asked about these.
 
         Raises:
             UnknownRunError: If the store has no such run.
+            NotAuthorizedError: If the ``authorize`` hook refuses, or is missing here.
         """
-        await self._revived(await self._store.record(run_id))
+        record, asking = await self._store.record(run_id), self._with_hook_of(planner)
+        if record.status not in PARKED and (budget is not None or not decisions):
+            await asking._check("resume", run_id, by)
+        await self._revived(record, asking, by=by)
         if budget is not None:
             await self._store.set_budget(run_id, None)  # an earlier one that was not taken
         job = Job(
@@ -561,8 +629,13 @@ class Runs(RunsClient):
         )
         return RunHandle(self._pool, job)
 
-    async def _revived(self, record: RunRecord) -> None:
-        if record.status in ("failed", "quarantined"):
+    def _with_hook_of(self, planner: DurablePlanner[Any]) -> RunsClient:
+        """Return a client whose actions the planner's own ``authorize`` hook has to allow, too."""
+        return self.acting(authorize=getattr(planner, "authorize", None))
+
+    async def _revived(self, record: RunRecord, asking: RunsClient, *, by: str = "") -> None:
+        if record.status in PARKED:
+            await asking._check("retry", record.run_id, by)
             await self._store.revive(record.run_id, at=self._clock.now())
 
     async def recover(

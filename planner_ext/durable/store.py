@@ -21,7 +21,7 @@ from planner_ext.durable.errors import (
     UnknownRunError,
     is_address,
 )
-from planner_ext.durable.inputs import NewBudget, read_inputs, read_new_budget
+from planner_ext.durable.inputs import NewBudget, hooks_in, read_inputs, read_new_budget
 from planner_ext.durable.listing import (
     AT_REST,
     ENDS,
@@ -46,6 +46,10 @@ _TABLES_OF_RUNS = ("planner_journal", "planner_approvals", "planner_refusals", "
 _GET_RUN = f"{_RUN} WHERE run_id = :run_id"
 _GET_STORED = f"SELECT {', '.join(RUN_COLUMNS)}, inputs, new_budget FROM planner_runs WHERE run_id = :run_id"
 _JOURNAL = "SELECT seq, schema, fact FROM planner_journal WHERE run_id = :run_id AND seq >= :seen ORDER BY seq"
+_FIRST_FACT = "SELECT fact FROM planner_journal WHERE run_id = planner_runs.run_id AND seq = 0"
+_GUARDS = f"SELECT inputs, ({_FIRST_FACT}) FROM planner_runs WHERE run_id = :run_id"
+_HOOK = '%"authorize"%'
+_IS_GUARDED = f"inputs LIKE :hook OR ({_FIRST_FACT}) LIKE :hook"
 _CONTINUES = """
     CASE WHEN status = 'paused' THEN wake_at <= :now OR EXISTS (
         SELECT 1 FROM planner_approvals WHERE run_id = :run_id AND status = 'decided'
@@ -197,6 +201,16 @@ class JournalStore:
             UnknownRunError: If the store has no such run.
         """
         return _read_run(run_id, await self._rows(_GET_RUN, run_id=run_id))
+
+    async def hooks(self, run_id: str) -> tuple[str, ...]:
+        """Read the names of the ``authorize`` hooks that a run began under, or was submitted with.
+
+        Raises:
+            UnknownRunError: If the store has no such run.
+        """
+        if not (rows := await self._rows(_GUARDS, run_id=run_id)):
+            raise _unknown(run_id)
+        return hooks_in(*rows[0])
 
     async def load(self, run_id: str) -> StoredRun:
         """Read a run and its journal.
@@ -529,6 +543,23 @@ class JournalStore:
         while count := await self._delete(_OLDEST, **values, batch=_BATCH):
             deleted += count
         return deleted
+
+    async def prunable(
+        self, *, status: str, before: float, only_guarded: bool
+    ) -> AsyncGenerator[tuple[str, tuple[str, ...]]]:
+        """List the runs that `prune` would delete, each with its `hooks`; on request only those that have one."""
+        old, guarded = _OLD.format(age=self.database.age), f"AND ({_IS_GUARDED})" if only_guarded else ""
+        statement = f"""
+            SELECT run_id, inputs, ({_FIRST_FACT}) FROM planner_runs
+            WHERE {old} AND run_id > :last {guarded} ORDER BY run_id LIMIT :limit
+        """
+        values: dict[str, Value] = {"status": status, "before": before, "hook": _HOOK, "limit": _PAGE}
+        last = ""
+        while rows := await self._rows(statement, **values, last=last):
+            for run_id, *texts in rows:
+                if (names := hooks_in(*texts)) or not only_guarded:
+                    yield str(run_id), names
+            last = str(rows[-1][0])
 
     async def close(self) -> None:
         """Close the database."""

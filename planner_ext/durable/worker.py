@@ -7,18 +7,25 @@ the protocols of this module; nothing here needs Semantic Kernel.
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar, cast
 
-from planner_ext.approval.decisions import Approve, Decision, InDoubt, InvalidDecisionError, waiting_calls
+from planner_ext.approval.decisions import (
+    Approve,
+    AskedCall,
+    Authorize,
+    Decision,
+    InDoubt,
+    InvalidDecisionError,
+    WaitingCall,
+)
 from planner_ext.core.errors import NewerSchemaError
 from planner_ext.core.facts import Fact
 from planner_ext.core.limits import Budget
 from planner_ext.core.values import Usage
-from planner_ext.durable.authorization import Authorize, refusal_of
 from planner_ext.durable.claims import PARKED, Claims, WorkerRegistry
 from planner_ext.durable.database import Row
 from planner_ext.durable.errors import ApprovalRefusedError, RunFencedError, RunRefusedError, StoreError, kernel_error
@@ -70,6 +77,9 @@ class Activation:
         price: Prices the requests in place of the planner's own; not stored in a journal.
         in_doubt: Who handles calls in doubt.
         new_budget: Changes the run's limits while it is driven.
+        authorize: Says who may decide, besides the planner's own hook; see `ApprovalSettings`.
+        described: Shows a call that is decided to that hook, as the store lists it; None shows the planner's own.
+        verified: The ids of the calls whose author the application vouches for.
         reopen: Whether to resume an ended run even without a new budget; else its result is returned again.
     """
 
@@ -84,6 +94,9 @@ class Activation:
     price: Callable[[str, Usage], float] | None = None
     in_doubt: InDoubt = "person"
     new_budget: BudgetHandle | None = None
+    authorize: Authorize | None = None
+    described: Callable[[WaitingCall], AskedCall] | None = None
+    verified: Set[str] = frozenset()
     reopen: bool = False
 
 
@@ -137,11 +150,12 @@ class Job(Generic[R]):
 
 
 class _Decided(NamedTuple):
-    """A decision that no worker has taken yet, with its row's id and time."""
+    """A decision that no worker has taken yet, with its row's id and time, and whether its author is vouched for."""
 
     key: str
     decision: Decision
     at: float
+    verified: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,11 +212,13 @@ class Runner:
                 price=job.price,
                 in_doubt=self.in_doubt,
                 new_budget=writer.budget,
+                authorize=self.authorize,
+                described=writer.approval_of,
+                verified={call_id for call_id, one in decided.items() if one.verified and call_id not in own},
             )
             try:
                 _refuse_second(decided, own)
                 async with gated:  # so that a cancellation ends a hook that hangs, too
-                    await self._check_authors(decisions, writer)
                     result = await job.planner.journaled(job.kernel, activation, arguments=arguments).result()
             except InvalidDecisionError as error:
                 if not await self._reopened(error, decided, own, writer):
@@ -221,26 +237,15 @@ class Runner:
         for row in rows:
             key = str(row[0])
             try:
-                approval, decision = read_approval(row), read_decision(str(row[7]))
+                approval = read_approval(row)
+                decision, verified = read_decision(str(row[7]))
             except ApprovalRefusedError as error:
                 await self._reopen(run_id, key, error)
                 continue
             if isinstance(decision, Approve):
                 decision = replace(decision, fingerprint=approval.fingerprint)
-            decided[approval.call_id] = _Decided(key, decision, float(row[8] or 0))
+            decided[approval.call_id] = _Decided(key, decision, float(row[8] or 0), verified)
         return decided
-
-    async def _check_authors(self, decisions: Mapping[str, Decision], writer: JournalWriter) -> None:
-        """Ask the hook about each decision on a call that waits, with the call as the journal has it.
-
-        Raises:
-            InvalidDecisionError: If it refuses one.
-        """
-        for call in waiting_calls(writer.state) if self.authorize is not None else ():
-            if (decision := decisions.get(call.request.id)) is None:
-                continue
-            if (refusal := await refusal_of(self.authorize, writer.approval_of(call), decision)) is not None:
-                raise kernel_error("DecisionRefusedError", refusal, call_id=call.request.id)
 
     async def _reopened(
         self,

@@ -9,13 +9,16 @@ from typing import Any
 from planner_ext.approval.decisions import (
     ApprovalSettings,
     Approve,
+    Authorize,
     Decision,
+    DecisionRequest,
     Defer,
     Deny,
     Interceptor,
     Supply,
     ToolCall,
     digest_of,
+    hooks_of,
     problem_of,
 )
 from planner_ext.approval.policy import ApprovalPolicy
@@ -23,9 +26,10 @@ from planner_ext.core.errors import shown
 from planner_ext.core.fold import sticky_keys
 from planner_ext.core.state import State
 from planner_ext.core.values import updated
+from planner_ext.engine.authorization import refusal_of
 from planner_ext.engine.concurrency import OUT_OF_TIME, Raised, called, caught, in_time, seconds_from_now
 
-__all__ = ["Approver", "CheckForIntervention", "InterceptorChain", "PreInvoke", "with_approval"]
+__all__ = ["Approver", "CheckForIntervention", "InterceptorChain", "PreInvoke", "asked_by", "with_approval"]
 
 _logger = logging.getLogger(__name__)
 
@@ -92,13 +96,18 @@ class InterceptorChain:
         return [self._final(await self._decide(call), call, state) for call in calls]
 
     async def asked(self, call: ToolCall, question: Defer, state: State) -> Decision:
-        """Ask the approver about a deferred call while the question is open; returns the question if it stays open."""
+        """Ask the approver about a deferred call while the question is open; returns the question if it stays open.
+
+        It does if the ``authorize`` hook refuses the answer. Without a hook the approver, which is shown the roles, is
+        the application's own check of them.
+        """
         assert self.approver is not None, "only a chain that has an approver is asked"
         if _is_approved(call, state):
             return _APPROVED_EARLIER
         waiting = replace(self, options=replace(self.options, interceptor_timeout=question.expires_in))
         shown = replace(call, prompt=question.prompt or "", roles=tuple(question.roles))
-        answer = await waiting._ask(self.approver, shown)
+        approver = asked_by(self.approver, self.options.authorize, state.run_id)
+        answer = await waiting._ask(approver, shown)
         return question if answer is None or isinstance(answer, Defer) else answer
 
     async def _decide(self, call: ToolCall) -> Decision | None:
@@ -176,6 +185,29 @@ class InterceptorChain:
             expires_in=self.options.expires_in if seconds is None else seconds,
             roles=decision.roles or (mark.roles if mark is not None else ()),
         )
+
+
+def asked_by(approver: Approver, authorize: Authorize | Sequence[Authorize] | None, run_id: str) -> Approver:
+    """Return an approver whose decisions the hook allows; one that it refuses is logged, and leaves the question open.
+
+    Without a hook it is the approver itself: the application's own function, which is shown the roles.
+    """
+    if not hooks_of(authorize):
+        return approver
+
+    async def ask(call: ToolCall) -> Decision | None:
+        answer = await called(approver, call)
+        if not isinstance(answer, Approve | Deny | Supply):
+            return answer
+        by = answer.by if isinstance(answer.by, str) else ""
+        request = DecisionRequest(action="decide", by=by, run_id=run_id, call=call, decision=answer)
+        if (refusal := await refusal_of(authorize, request)) is None:
+            return answer
+        _logger.warning("%s The call still waits.", refusal)
+        return None
+
+    ask.__qualname__ = _name(approver)
+    return ask
 
 
 async def _evaluated(rule: Callable[..., Any], *arguments: Any) -> Any:

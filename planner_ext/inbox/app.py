@@ -18,14 +18,14 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from planner_ext.approval.decisions import Approve, Decision, Deny, Supply
+from planner_ext.approval.decisions import Approve, Authorize, Decision, Deny, Supply
 from planner_ext.core.errors import PlannerExtError
 from planner_ext.core.facts import Fact
 from planner_ext.core.text import exact, visible
 from planner_ext.durable.approvals import Approvals
-from planner_ext.durable.authorization import Authorize, refusal_of
-from planner_ext.durable.errors import ApprovalRefusedError, StoreError, UnknownRunError
+from planner_ext.durable.errors import ApprovalRefusedError, NotAuthorizedError, StoreError, UnknownRunError
 from planner_ext.durable.listing import STATUSES, RunFilters, StoreMarks
+from planner_ext.durable.options import checked_hook
 from planner_ext.durable.records import PendingApproval
 from planner_ext.durable.runs import RunsClient
 from planner_ext.durable.store import opened_store
@@ -38,6 +38,7 @@ from planner_ext.inbox.security import (
     RefusedFormError,
     Sessions,
     SignIn,
+    Token,
     Visitor,
     asked_path,
     form_of,
@@ -77,7 +78,6 @@ _VISITOR = "planner_ext.visitor"
 
 _Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 _MAY_CANCEL = ("queued", "running", "paused", "failed", "quarantined")
-_MOST_WAITING = 10_000
 _FILTERS = ("goal", "worker", "created_after", "created_before")
 
 
@@ -92,9 +92,15 @@ def app(runs: "str | Path | RunsClient", *, sign_in: SignIn, authorize: Authoriz
             application only: give open runs to one that is mounted.
         sign_in: A `Token`, or a function of the host application, async or not, that returns the name of a request's
             user, or None without one. With a function the host application checks the ``Host`` header.
-        authorize: Asked before each decision; see `planner_ext.durable.Approvals.connect`. A run is cancelled by those
-            who may deny every call that waits in it; one in which none waits, by anyone who is signed in.
+        authorize: Asked before each decision, and before a run is cancelled; see
+            `planner_ext.durable.Approvals.connect`. The request is ``verified`` where a function signs people in, or a
+            `Token` has a ``user``; a name that was typed beside a token is not. None uses the hook of the open runs, if
+            they have one.
+
+    Raises:
+        PlannerInvalidConfigurationError: If ``authorize`` is no function.
     """
+    checked_hook(authorize)
     inbox = _Inbox(runs, sign_in, authorize)
 
     @asynccontextmanager
@@ -115,8 +121,10 @@ class _Inbox:
     """The handlers of the routes, and the store that they share."""
 
     def __init__(self, runs: str | Path | RunsClient, sign_in: SignIn, authorize: Authorize | None) -> None:
-        self._given, self.sessions, self._authorize = runs, Sessions(sign_in), authorize
-        self._client = runs if isinstance(runs, RunsClient) else None
+        self._given, self.sessions = runs, Sessions(sign_in)
+        self._is_verified = not isinstance(sign_in, Token) or sign_in.user is not None
+        self._authorize = authorize
+        self._client = self._acting(runs) if isinstance(runs, RunsClient) else None
         self._opening, self._opened = asyncio.Lock(), AsyncExitStack()
         self._rows: dict[tuple[str, int], tuple[int, Markup]] = {}
         self._rows_state = "", 0.0
@@ -159,11 +167,15 @@ class _Inbox:
         async with self._opening:
             if self._client is None:
                 where = cast("str | Path", self._given)
-                self._client = RunsClient(await self._opened.enter_async_context(opened_store(where, create=False)))
+                store = await self._opened.enter_async_context(opened_store(where, create=False))
+                self._client = self._acting(RunsClient(store))
             return self._client
 
+    def _acting(self, runs: RunsClient) -> RunsClient:
+        return runs.acting(authorize=self._authorize, verified=self._is_verified)
+
     async def _approvals(self) -> Approvals:
-        return (await self._runs()).approvals(authorize=self._authorize)
+        return (await self._runs()).approvals()
 
     async def _marks(self) -> StoreMarks:
         return await (await self._runs()).marks()
@@ -369,16 +381,17 @@ class _Inbox:
         )
 
     async def _cancel_run(self, request: Request) -> Response:
-        """End a run, if the visitor may deny every call that waits in it."""
+        """End a run, if the visitor may."""
         form = await form_of(request, _visitor_in(request))
         runs, run_id, by = await self._runs(), request.path_params["id"], _visitor_in(request).name
         reason, problem = form.text("reason"), ""
         if form.text("confirm") != "yes":
             problem = "Confirm that the run is to end. Nothing was changed."
-        for call in await (await self._approvals()).pending(run_id, limit=_MOST_WAITING):
-            problem = problem or await refusal_of(self._authorize, call, Deny(reason, by=by)) or ""
-        if not problem and not await runs.cancel(run_id, by=by, reason=reason):
-            problem = "The run had ended before. Nothing was changed."
+        try:
+            if not problem and not await runs.cancel(run_id, by=by, reason=reason):
+                problem = "The run had ended before. Nothing was changed."
+        except NotAuthorizedError as error:
+            problem = str(error)
         if problem:
             return await self._run_page(request, status=409, problem=problem, reason=reason)
         return redirect(request, f"runs/{quote(run_id, safe='')}")

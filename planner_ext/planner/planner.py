@@ -14,7 +14,7 @@ from semantic_kernel.contents import ChatHistory, ChatMessageContent
 from semantic_kernel.functions import KernelArguments, KernelFunction, KernelFunctionMetadata
 from semantic_kernel.prompt_template import KernelPromptTemplate
 
-from planner_ext.approval.decisions import Decision
+from planner_ext.approval.decisions import Authorize, Decision
 from planner_ext.core.errors import shown
 from planner_ext.core.facts import Rules
 from planner_ext.core.fold import apply, fold
@@ -378,8 +378,14 @@ class FunctionCallingStepwisePlanner:
             price=activation.price,
             kept=rules_kept(activation),
             store=activation.store,
+            authorize=activation.authorize,
         )
         return KeptRun(options=self.options, context=context, activation=activation)
+
+    @property
+    def authorize(self) -> Authorize | tuple[Authorize, ...] | None:
+        """@private The hook that says who may decide, for the runs of a store."""
+        return None if self.options.approval is None else self.options.approval.authorize
 
     async def _start(
         self,
@@ -433,7 +439,7 @@ class FunctionCallingStepwisePlanner:
             loaded = Checkpoint.given(checkpoint, options.checkpoint_key)
         limits = None if budget is None else options.budget
         given = ResumeRequest(checkpoint=loaded, decisions=decisions or {}, budget=limits)
-        facts = await given.facts(context.functions, options.clock.now())
+        facts = await given.facts(context.functions, options.clock.now(), authorize=options.approval.authorize)
         taking = Taking(options.taken, calls_taken(loaded.facts, facts))
         return PlannerRun(context=context, facts=loaded.facts, new=facts, stop=stop, taking=taking)
 
@@ -448,6 +454,7 @@ class FunctionCallingStepwisePlanner:
         price: Price | None = None,
         kept: Rules | None = None,
         store: RunStore | None = None,
+        authorize: Authorize | None = None,
     ) -> RunContext:
         """Find the service, its settings and the functions for one run.
 
@@ -460,6 +467,7 @@ class FunctionCallingStepwisePlanner:
             price: Prices its requests in place of the options' price.
             kept: The rules of a resumed run; without a ``budget``, their limits apply.
             store: Records the run.
+            authorize: Says who may decide, besides the options' hook.
 
         Raises:
             PlannerInvalidConfigurationError: If there is no such service, or an option cannot be used.
@@ -467,6 +475,7 @@ class FunctionCallingStepwisePlanner:
         # A run in a store has its own budget, even if it begins inside another run.
         parent = None if store is not None else current_parent_run(tab_in(kernel))
         options = self._run_settings(parent, budget, price, kept)
+        options = replace(options, approval=options.approval.asking(authorize))
         service, chosen = select_service(kernel, self.service_id, arguments, self.options.execution_settings)
         service, options = unwrapped(service, options)
         settings = connector_settings(service, chosen)

@@ -37,7 +37,15 @@ from planner_ext.engine.effects import Effect, NoEffect, Probe, TookEffect, effe
 from planner_ext.engine.engine import BudgetHandle, StopHandle, watch
 from planner_ext.engine.ports import Emit, Event, Functions, TextDelta
 from planner_ext.planner.options import FunctionCallingStepwisePlannerOptions
-from planner_ext.sk.approval import NOTHING_TAKEN, PendingCall, ResumeRequest, Taking, check_calls, pending_calls
+from planner_ext.sk.approval import (
+    NOTHING_TAKEN,
+    PendingCall,
+    ResumeRequest,
+    Taking,
+    check_calls,
+    pending_call,
+    pending_calls,
+)
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.checkpoint import Checkpoint, SigningKey, journal_signature
 from planner_ext.sk.conversion import InvalidArguments, parse_object
@@ -361,7 +369,7 @@ class KeptRun(PlannerRun):
             raise RunRefusedError(
                 f"Run {self.activation.run_id!r} cannot be continued here: it began under what this process lacks: "
                 f"{'; '.join(missing)}. Nothing ran and nothing was recorded. Continue it with a planner that has "
-                "this; on the command line, --policy and --ask-all add guards."
+                "this; on the command line, --policy and --ask-all add guards, and the factory of --app gives the hook."
             )
 
     async def _resumed(self, checkpoint: Checkpoint) -> Sequence[Fact]:
@@ -373,9 +381,14 @@ class KeptRun(PlannerRun):
             )
         budget = None if activation.budget is None else options.budget
         given = ResumeRequest(
-            checkpoint=checkpoint, decisions=activation.decisions, decided_at=activation.decided_at, budget=budget
+            checkpoint=checkpoint,
+            decisions=activation.decisions,
+            budget=budget,
+            decided_at=activation.decided_at,
+            verified=activation.verified,
+            described=activation.described or pending_call,
         )
-        facts = await given.facts(self.context.functions, options.clock.now())
+        facts = await given.facts(self.context.functions, options.clock.now(), authorize=options.approval.authorize)
         return facts if len(facts) > 1 or activation.budget is not None or activation.reopen else ()
 
 

@@ -8,7 +8,7 @@ on which nothing was decided are not seen here: a run store knows those.
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -18,8 +18,11 @@ from typing import Any, Literal, TypeAlias
 from planner_ext.approval.decisions import (
     ApprovalSettings,
     Approve,
+    AskedCall,
+    Authorize,
     Decision,
     DecisionRecord,
+    DecisionRequest,
     Deny,
     InvalidDecisionError,
     ReadByKey,
@@ -39,6 +42,7 @@ from planner_ext.core.limits import Budget, tightest
 from planner_ext.core.machine import IN_DOUBT, ReviewCalls, RunCalls, next_action
 from planner_ext.core.state import TRANSITIONS, Call, Phase, State
 from planner_ext.core.values import RequestedCall
+from planner_ext.engine.authorization import refusal_of
 from planner_ext.engine.batch import apply_decision, is_as_decided
 from planner_ext.engine.engine import Engine
 from planner_ext.engine.ports import Functions
@@ -61,6 +65,8 @@ __all__ = [
     "check_calls",
     "check_record",
     "decision_facts",
+    "let_in",
+    "pending_call",
     "pending_calls",
     "refuse_late",
 ]
@@ -122,20 +128,22 @@ class PendingCall(ReadByKey):
 
 def pending_calls(state: State) -> tuple[PendingCall, ...]:
     """List what waits for a person in a paused run: calls, and questions."""
-    return tuple(
-        PendingCall(
-            id=call.request.id,
-            fully_qualified_name=call.decided.function,
-            arguments=call.arguments,
-            fingerprint=call.fingerprint,
-            expires_at=_expiry(call.decided.expires_at),
-            prompt=call.decided.prompt,
-            in_doubt=call.in_doubt,
-            decision=record_of(call.decided, call.request),
-            roles=call.decided.roles,
-            parameters=call.parameters,
-        )
-        for call in waiting_calls(state)
+    return tuple(map(pending_call, waiting_calls(state)))
+
+
+def pending_call(call: WaitingCall) -> PendingCall:
+    """Show a call that waits as a person sees it."""
+    return PendingCall(
+        id=call.request.id,
+        fully_qualified_name=call.decided.function,
+        arguments=call.arguments,
+        fingerprint=call.fingerprint,
+        expires_at=_expiry(call.decided.expires_at),
+        prompt=call.decided.prompt,
+        in_doubt=call.in_doubt,
+        decision=record_of(call.decided, call.request),
+        roles=call.decided.roles,
+        parameters=call.parameters,
     )
 
 
@@ -197,6 +205,35 @@ def _agrees(state: State, call: Call, fact: CallDecided) -> bool:
         and (fact.edited is not None or fact.digest == asked)
         for asked in digests_of(fact.function, arguments)
     )
+
+
+async def let_in(
+    run_id: str,
+    calls: Iterable[tuple[AskedCall, str, Decision]],
+    authorize: Authorize | Sequence[Authorize] | None,
+    *,
+    verified: Container[str] = (),
+) -> None:
+    """Ask the application's hook about each decision, before any of them counts.
+
+    Args:
+        run_id: The run; "" on a stock kernel.
+        calls: What is decided, the call's id, and the decision.
+        authorize: The hook; without one a question with roles cannot be decided.
+        verified: The ids of the calls whose author the application vouches for.
+
+    Raises:
+        DecisionRefusedError: If one is refused, naming the call, who decided, and why.
+    """
+    for call, call_id, decision in calls:
+        if not isinstance(decision, Approve | Deny | Supply):
+            continue  # no decision, which is refused as that
+        by = decision.by if isinstance(decision.by, str) else ""
+        request = DecisionRequest(
+            action="decide", by=by, run_id=run_id, call=call, decision=decision, verified=call_id in verified
+        )
+        if (refusal := await refusal_of(authorize, request)) is not None:
+            raise DecisionRefusedError(f"{refusal} The call still waits.", call_id=call_id)
 
 
 def decision_facts(
@@ -506,12 +543,16 @@ class ResumeRequest:
 
     Attributes:
         decided_at: When each decision was made, by call id; decisions without an entry are made now.
+        verified: The ids of the calls whose author the application vouches for.
+        described: Shows a call to the ``authorize`` hook.
     """
 
     checkpoint: Checkpoint
     decisions: Mapping[str, Decision]
     budget: Budget | None
     decided_at: Mapping[str, float] = field(default_factory=dict[str, float])
+    verified: Container[str] = ()
+    described: Callable[[WaitingCall], AskedCall] = pending_call
 
     def within(self, outer_budget: Budget | None) -> "ResumeRequest":
         """Limit a new budget by an outer one: of each limit the tighter applies."""
@@ -527,8 +568,15 @@ class ResumeRequest:
         check_record(state)
         return apply(state, self._resumed(at))
 
-    async def facts(self, functions: Functions, at: float) -> tuple[Fact, ...]:
+    async def facts(
+        self, functions: Functions, at: float, *, authorize: Authorize | Sequence[Authorize] | None
+    ) -> tuple[Fact, ...]:
         """Convert the request to facts: all decisions, or none.
+
+        Args:
+            functions: As of `decision_facts`.
+            at: Now, in seconds since the epoch.
+            authorize: Asked about each decision first; see `ApprovalSettings`.
 
         Raises:
             InvalidCheckpointError: If the record cannot be resumed.
@@ -537,6 +585,10 @@ class ResumeRequest:
         state = self.checkpoint.state()
         check_record(state)
         pending_calls(state)
+        if isinstance(self.decisions, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  (else it is refused)
+            waiting = [(call, call.request.id) for call in waiting_calls(state) if call.request.id in self.decisions]
+            asked = [(self.described(call), name, self.decisions[name]) for call, name in waiting]
+            await let_in(state.run_id, asked, authorize, verified=self.verified)
         decided = decision_facts(state, self.decisions, functions, at, decided_at=self.decided_at)
         return (self._resumed(at), *decided)
 

@@ -26,6 +26,7 @@ from semantic_kernel.functions import FunctionResult, KernelArguments, KernelFun
 from planner_ext.approval.decisions import (
     ApprovalSettings,
     Approve,
+    Authorize,
     Decision,
     Defer,
     Deny,
@@ -35,14 +36,15 @@ from planner_ext.approval.decisions import (
     approval_required,
     digest_of,
     fingerprint_of,
+    hooks_of,
 )
 from planner_ext.approval.policy import ApprovalPolicy
 from planner_ext.core.accounts import Tab, current_tab
 from planner_ext.core.errors import InvalidLimitError, shown
 from planner_ext.core.state import State
 from planner_ext.engine.concurrency import Raised, caught
-from planner_ext.engine.gate import Approver, InterceptorChain
-from planner_ext.sk.approval import PendingCall
+from planner_ext.engine.gate import Approver, InterceptorChain, asked_by
+from planner_ext.sk.approval import PendingCall, let_in
 from planner_ext.sk.conversion import InvalidArguments, parse_object
 from planner_ext.sk.earlier_calls import before_call
 from planner_ext.sk.errors import InvalidOptionError
@@ -121,13 +123,22 @@ class ApprovalFilter:
         policy: The interceptor that decides calls.
     """
 
-    def __init__(self, policy: Interceptor, approver: Approver | None = None, timeout: float | None = None) -> None:
+    def __init__(
+        self,
+        policy: Interceptor,
+        approver: Approver | None = None,
+        timeout: float | None = None,
+        *,
+        authorize: Authorize | tuple[Authorize, ...] | None = None,
+    ) -> None:
         """Make a filter.
 
         Args:
             policy: An `ApprovalPolicy`, or any interceptor: what it defers is asked of a person.
             approver: Asks the person; None terminates the loop instead.
             timeout: Seconds in which the person has to decide; after that the call is refused. None waits for ever.
+            authorize: Says who may decide, by `resume` and by the approver; see `ApprovalSettings`. A run of this
+                package on the kernel asks it, too.
 
         Raises:
             InvalidOptionError: If one of them cannot be used.
@@ -138,8 +149,9 @@ class ApprovalFilter:
                     f"{name} must be a function of the call, or an ApprovalPolicy; got {shown(value)}."
                 )
             check_returns(name, value)
+        ApprovalSettings(authorize=authorize)  # which refuses what is no hook, by name
         try:
-            self._options = ApprovalSettings(interceptor_timeout=timeout)
+            self._options = ApprovalSettings(interceptor_timeout=timeout, authorize=authorize)
         except InvalidLimitError:
             raise InvalidOptionError(
                 f"timeout must be a number of seconds above 0, or None for no limit; got {shown(timeout)}."
@@ -175,6 +187,11 @@ class ApprovalFilter:
             case Defer(prompt=prompt, roles=roles):
                 self._wait(context, replace(call, prompt=prompt or "", roles=roles))
 
+    @property
+    def authorize(self) -> tuple[Authorize, ...]:
+        """@private The hooks that say who may decide."""
+        return hooks_of(self._options.authorize)
+
     def decides_as(self, other: object) -> bool:
         """@private Whether another filter has the same policy and asks the same person."""
         return isinstance(other, ApprovalFilter) and (
@@ -203,7 +220,8 @@ class ApprovalFilter:
         (decision,) = await chain.review([call], state or State())
         if not asks or not isinstance(decision, Defer) or self._approver is None:
             return decision
-        chain = InterceptorChain(options=replace(self._options, unmatched="deny"), interceptors=(self._approver,))
+        approver = asked_by(self._approver, self.authorize, state.run_id if state is not None else "")
+        chain = InterceptorChain(options=replace(self._options, unmatched="deny"), interceptors=(approver,))
         (answer,) = await chain.review([replace(call, prompt=decision.prompt or "", roles=decision.roles)], State())
         return Deny("Nobody decided.") if answer is None or isinstance(answer, Defer) else answer
 
@@ -287,9 +305,12 @@ class ApprovalFilter:
             The calls that still wait.
 
         Raises:
-            DecisionRefusedError: If a decision cannot be taken, naming the call; nothing ran.
+            DecisionRefusedError: If a decision cannot be taken, or ``authorize`` does not allow it, naming the call;
+                nothing ran. A call with ``roles`` is decided only under such a hook.
         """
         self.report_unused_rules(kernel)
+        asked = decided_calls(kernel, history, decisions, self._taken)
+        await let_in("", [(one.waiting.pending, one.waiting.pending.id, one.decision) for one in asked], self.authorize)
         to_run: deque[tuple[DecidedCall, FunctionResultContent]] = deque()
         for one in decided_calls(kernel, history, decisions, self._taken):
             match one.decision:

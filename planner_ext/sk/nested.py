@@ -137,7 +137,10 @@ class ParentRun:
         around = self.tab.account.state.rules.limits
         limits = replace(left, tool_calls=calls).limits(around.deadline, self.price)
         limits = replace(limits, max_result_tokens=around.max_result_tokens)
-        return replace(options, budget=tightest(options.budget, limits))
+        approval = options.approval
+        for chain, _ in self.gates:  # who has a say around has it inside, too
+            approval = approval.asking(chain.options.authorize)
+        return replace(options, budget=tightest(options.budget, limits), approval=approval)
 
 
 def current_parent_run(tab: Tab | None = None) -> ParentRun | None:

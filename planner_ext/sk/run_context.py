@@ -18,7 +18,7 @@ from semantic_kernel.functions import KernelArguments, KernelFunction
 from semantic_kernel.utils.telemetry.model_diagnostics.decorators import are_sensitive_events_enabled
 
 from planner_ext.approval.decisions import approval_required
-from planner_ext.approval.policy import guard_name
+from planner_ext.approval.policy import guard_name, hook_names
 from planner_ext.budgets.charges import charges_of
 from planner_ext.core.accounts import SharedBudgets, Tab
 from planner_ext.core.errors import shown
@@ -135,6 +135,11 @@ class RunContext:
         self.tape = getattr(self.service, "tape", None)
         if self.tape is not None:
             self.options = replace(self.options, clock=self.tape.clock(self.options.clock))
+        filters = approval_filters(self.kernel)
+        approval = self.options.approval
+        for one in filters:
+            approval = approval.asking(one.authorize)
+        self.options = replace(self.options, approval=approval)
         options, tools = self.options, self.tools
         if options.budget.max_calls_per_function or isinstance(options.execution.timeout, Mapping):
             self._check_names()
@@ -143,7 +148,6 @@ class RunContext:
         check_service(self.service, self.settings, tools)
         self._shared = self._shared_budgets()
         self.chat = self._chat()
-        filters = approval_filters(self.kernel)
         own = InterceptorChain(
             options=options.approval,
             interceptors=options.interceptors,
@@ -249,6 +253,7 @@ class RunContext:
             expires_in=options.approval.expires_in,
             marked=tuple(sorted(name for name in functions if approval_required(functions.get(name)) is not None)),
             shared_budgets=tuple(sorted(budget.name for budget in options.shared_budgets)),
+            authorize=hook_names(options.approval.authorize),
         )
 
     def engine(

@@ -108,7 +108,8 @@ async def test_a_question_that_is_left_open_pauses(door: Door, left: Any) -> Non
     paused = await door.ask(here, interceptors=[ASKS], approver=lambda call: left)
     assert (paused.status, len(paused.waiting), here.ran) == ("paused", 1, [])
     decisions = {paused.waiting[0]: Approve(by="ann")}
-    done = await door.resume(here, paused.checkpoint, decisions, interceptors=[ASKS])
+    by_roles = ApprovalSettings(authorize=lambda request: request.by == "ann")
+    done = await door.resume(here, paused.checkpoint, decisions, interceptors=[ASKS], approval=by_roles)
     assert (done.status, sorted(here.ran)) == ("answered", [("look", "7"), REFUNDED])
 
 

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import re
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,23 @@ import pytest
 from semantic_kernel import Kernel
 from semantic_kernel.functions import kernel_function
 
-from planner_ext import Approve, Deny, requires_approval
+from planner_ext import ApprovalSettings, Approve, Budget, Deny, requires_approval
 from planner_ext.cli.store import show_pending
-from planner_ext.durable import ApprovalRefusedError, Approvals, DecisionRequest, Runs
-from planner_ext.durable.store import open_database
-from planner_ext.errors import DecisionRefusedError
+from planner_ext.durable import (
+    ApprovalRefusedError,
+    Approvals,
+    DecisionRequest,
+    NotAuthorizedError,
+    RetryPolicy,
+    RunRefusedError,
+    Runs,
+    RunsClient,
+)
+from planner_ext.durable.archive import export_run, import_run
+from planner_ext.durable.authorization import Doorkeeper
+from planner_ext.durable.store import open_database, opened_store
+from planner_ext.errors import DecisionRefusedError, ServiceCallError
+from planner_ext.events import RunStarted
 from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, say
 from support.durable import effects_in, open_runs, planner_of, store_neutral, turn
 
@@ -49,10 +63,10 @@ def world(tmp_path: Path) -> tuple[Any, Kernel]:
 STAFF = {"ann": "manager", "bo": "clerk"}
 
 
-def of_staff(request: DecisionRequest) -> str | None:
+def of_staff(request: DecisionRequest) -> bool | str:
     """Let those decide who have one of the call's roles."""
-    if not request.call.roles or STAFF.get(request.by) in request.call.roles:
-        return None
+    if request.call is None or not request.call.roles or STAFF.get(request.by) in request.call.roles:
+        return True
     return f"that takes one of: {', '.join(request.call.roles)}"
 
 
@@ -66,7 +80,7 @@ async def test_a_decision_is_refused_by_name_when_it_is_made(store: str, tmp_pat
     assert (await drive(store, tmp_path)).status == "paused"
     heard: list[DecisionRequest] = []
 
-    async def authorize(request: DecisionRequest) -> str | None:
+    async def authorize(request: DecisionRequest) -> bool | str:
         heard.append(request)
         return of_staff(request)
 
@@ -80,12 +94,16 @@ async def test_a_decision_is_refused_by_name_when_it_is_made(store: str, tmp_pat
         assert "that takes one of: manager" in refused.refused
         assert await approvals.decide(ID, Approve(by="ann"))
 
-    assert [(one.by, one.run_id, one.call.id, one.call.roles) for one in heard] == [
-        (by, "a", ID, ("manager",)) for by in ("bo", "", "ann")
+    assert [(one.by, one.run_id, one.call and (one.call.id, one.call.roles)) for one in heard] == [
+        (by, "a", (ID, ("manager",))) for by in ("bo", "", "ann")
     ]
     assert heard[2].decision == Approve(by="ann")
-    assert (await drive(store, tmp_path)).status == "answered"
+    assert (await drive(store, tmp_path, authorize=authorize)).status == "answered"
     assert effects_in(tmp_path / "effects") == ["pay 5"]
+
+
+def forgets(_: DecisionRequest) -> None:
+    """A hook without a return."""
 
 
 def fails(_: DecisionRequest) -> None:
@@ -102,13 +120,14 @@ def refuses(_: DecisionRequest) -> None:
         (lambda _: "on leave", "on leave"),
         (refuses, "on leave"),
         (fails, "the directory is down"),
+        (forgets, "the authorize hook does not allow it"),
         (lambda _: False, "the authorize hook does not allow it"),
         (lambda _: {"allowed": True}, "the authorize hook does not allow it"),
     ],
-    ids=["reason", "refusal", "fault", "False", "junk"],
+    ids=["reason", "refusal", "fault", "None", "False", "junk"],
 )
 async def test_whatever_is_not_an_allowance_refuses(hook: Any, reason: str, store: str, tmp_path: Path) -> None:
-    """None and True allow; a reason, False, an exception and junk do not."""
+    """True allows; a reason, None, False, an exception and junk do not."""
     await drive(store, tmp_path)
     async with Approvals.connect(store, authorize=hook) as approvals:
         with pytest.raises(ApprovalRefusedError, match=f"'ann' may not decide 'a/0/pay': {reason}"):
@@ -118,10 +137,14 @@ async def test_whatever_is_not_an_allowance_refuses(hook: Any, reason: str, stor
         assert await approvals.decide(ID, Approve(by="ann"))
 
 
-async def test_a_worker_asks_about_a_decision_that_was_made_without_the_hook(store: str, tmp_path: Path) -> None:
-    """As from a command line without one: nothing runs, the call waits again and says who was refused and why."""
-    await drive(store, tmp_path)
-    async with Approvals.connect(store) as approvals:
+def anybody(_: DecisionRequest) -> bool:
+    return True
+
+
+async def test_a_worker_asks_its_hook_again(store: str, tmp_path: Path) -> None:
+    """About what another process let in: nothing runs, the call waits again and says who was refused and why."""
+    await drive(store, tmp_path, authorize=of_staff)
+    async with Approvals.connect(store, authorize=anybody) as approvals:
         assert await approvals.decide(ID, Approve(by="bo"))
 
     assert (await drive(store, tmp_path, authorize=of_staff)).status == "paused"
@@ -130,6 +153,7 @@ async def test_a_worker_asks_about_a_decision_that_was_made_without_the_hook(sto
         shown = await approvals.show(ID)
         assert (shown.status, [one.by for one in shown.refused]) == ("open", ["bo"])
         assert "'bo' may not decide 'a/0/pay': that takes one of: manager" in shown.problem
+    async with Approvals.connect(store, authorize=anybody) as approvals:
         assert await approvals.decide(ID, Approve(by="ann"))
     assert effects_in(tmp_path / "effects") == []
     assert (await drive(store, tmp_path, authorize=of_staff)).status == "answered"
@@ -190,12 +214,192 @@ async def test_a_hook_that_hangs_keeps_no_place(store: str, tmp_path: Path) -> N
         asked.set()
         await asyncio.Event().wait()
 
-    async with open_runs(store, poll_seconds=0.01, authorize=hang) as runs, Runs.connect(store) as client:
+    async with (
+        open_runs(store, poll_seconds=0.01, authorize=hang) as runs,
+        Runs.connect(store, authorize=anybody) as client,
+    ):
         handle = await runs.start(*world(tmp_path), "Pay.", run_id="a")
         assert (await handle.result()).status == "paused"
-        async with Approvals.connect(store) as approvals:
+        async with Approvals.connect(store, authorize=anybody) as approvals:
             assert await approvals.decide(ID, Approve(by="ann"))
         waiting = asyncio.create_task(handle.result())
         await asyncio.wait_for(asked.wait(), 120)
         assert await client.cancel("a", by="bo")
         assert (await asyncio.wait_for(waiting, 120)).status == "stopped"
+
+
+# A run that began under a hook.
+
+
+async def test_a_worker_without_the_hook_refuses_to_go_on(store: str, tmp_path: Path) -> None:
+    """By its name, with the way out; nothing ran, and a worker that has it goes on."""
+    await drive(store, tmp_path, authorize=of_staff)
+    async with Approvals.connect(store, authorize=of_staff) as approvals:
+        assert await approvals.decide(ID, Approve(by="ann"))
+    with pytest.raises(RunRefusedError, match=r"authorize hook .*of_staff\. .* factory of --app gives the hook"):
+        await drive(store, tmp_path)
+    with pytest.raises(RunRefusedError, match=r"the authorize hook .*of_staff"):
+        await drive(store, tmp_path, authorize=anybody)
+    assert effects_in(tmp_path / "effects") == []
+    assert (await drive(store, tmp_path, authorize=of_staff)).status == "answered"
+
+
+@pytest.mark.parametrize("where", ["planner", "runs", "both"])
+async def test_the_hook_of_the_planner_and_of_the_runs_is_one_guard(where: str, tmp_path: Path) -> None:
+    """Whichever of the two has it, decisions are asked of it, and who lacks it is refused."""
+    store = tmp_path / "runs.db"
+    of_planner = {"approval": ApprovalSettings(authorize=of_staff)} if where != "runs" else {}
+    of_runs: dict[str, Any] = {"authorize": of_staff} if where != "planner" else {}
+    _, kernel = world(tmp_path)
+    async with open_runs(store, poll_seconds=0.01, **of_runs) as runs:
+        paused = await (await runs.start(planner_of(**of_planner), kernel, "Pay.", run_id="a")).result()
+        begun = paused.facts[0]
+        assert isinstance(begun, RunStarted) and begun.guards is not None
+        assert begun.guards.authorize == (f"{__name__}.of_staff",)
+        handle = await runs.resume("a", planner_of(**of_planner), kernel, decisions={"pay": Approve(by="bo")})
+        with pytest.raises(DecisionRefusedError, match="'bo' may not decide 'a/0/pay'"):
+            await handle.result()
+        with pytest.raises(NotAuthorizedError, match="which this process lacks"):
+            async with Approvals.connect(store) as approvals:
+                await approvals.decide(ID, Approve(by="ann"))
+        if where == "planner":
+            with pytest.raises(NotAuthorizedError, match="which this process lacks"):
+                await runs.cancel("a")
+        handle = await runs.resume("a", planner_of(**of_planner), kernel, decisions={"pay": Approve(by="ann")})
+        assert (await handle.result()).status == "answered"
+
+
+Action = Callable[[Any, Any], Awaitable[object]]
+
+ACTIONS: dict[str, Action] = {
+    "decide": lambda runs, _: runs.approvals().decide(ID, Approve(by="bo")),
+    "cancel": lambda runs, _: runs.cancel("a", by="bo"),
+    "set_budget": lambda runs, _: runs.set_budget("a", Budget(max_iterations=9), by="bo"),
+    "fork": lambda runs, _: runs.fork("a", at=-1, by="bo"),
+    "delete": lambda runs, _: runs.delete("a", force=True, by="bo"),
+    "resume": lambda runs, world: runs.resume("a", *world, by="bo"),
+}
+
+
+@store_neutral("action", ACTIONS, ids=list(ACTIONS))
+async def test_a_process_without_a_hook_may_do_nothing_to_the_run(action: str, store: str, tmp_path: Path) -> None:
+    """It is refused at once, by who asked and by the hook's name, with the way out; the run is as it was."""
+    await drive(store, tmp_path, authorize=of_staff)
+    async with open_runs(store, poll_seconds=0.01) as runs:
+        before = await runs.load("a")
+        with pytest.raises(
+            NotAuthorizedError, match=r"'bo' may not .*began under the authorize hook .*of_staff, which"
+        ):
+            await ACTIONS[action](runs, world(tmp_path))
+        assert await runs.load("a") == before
+        assert len(await runs.list()) == 1
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+async def test_the_hook_is_asked_about_each_action(action: str, tmp_path: Path) -> None:
+    """With its name, who asks and the run; a refusal says why, and changes nothing."""
+    store, heard = str(tmp_path / "runs.db"), list[DecisionRequest]()
+    await drive(store, tmp_path)
+
+    def authorize(request: DecisionRequest) -> str:
+        heard.append(request)
+        return "only ann"
+
+    async with open_runs(store, poll_seconds=0.01, authorize=authorize) as runs:
+        before = await runs.load("a")
+        with pytest.raises(NotAuthorizedError, match=r"'bo' may not .*: only ann"):
+            await ACTIONS[action](runs, world(tmp_path))
+        assert await runs.load("a") == before
+    (request,) = heard
+    assert (request.action, request.by, request.run_id, request.verified) == (action, "bo", "a", False)
+    assert (request.call is None, request.decision is None) == (action != "decide", action != "decide")
+
+
+async def test_a_run_that_failed_is_tried_again_by_whom_the_hook_lets_in(tmp_path: Path) -> None:
+    """Resuming a failed run, or starting it anew under its name, is the action ``retry``."""
+    store, heard, kernel = str(tmp_path / "runs.db"), list[str](), Kernel()
+    kernel.add_service(ScriptedChatCompletion([ConnectionError("down"), say("Hello.")]))
+
+    def authorize(request: DecisionRequest) -> bool:
+        heard.append(request.action)
+        return request.by == "ann"
+
+    options: Any = {"poll_seconds": 0.01, "authorize": authorize, "retry": RetryPolicy(attempts=1)}
+    async with open_runs(store, **options) as runs:
+        with pytest.raises(ServiceCallError):
+            await (await runs.start(planner_of(), kernel, "Hi.", run_id="f")).result()
+        assert (await runs.load("f")).record.status == "failed"
+        with pytest.raises(NotAuthorizedError, match="An unnamed person may not retry run 'f'"):
+            await runs.start(planner_of(), kernel, "Hi.", run_id="f")
+        with pytest.raises(NotAuthorizedError, match="'bo' may not retry run 'f'"):
+            await runs.resume("f", planner_of(), kernel, by="bo")
+        assert (await runs.load("f")).record.status == "failed"
+        assert (await (await runs.resume("f", planner_of(), kernel, by="ann")).result()).status == "answered"
+    assert heard == ["retry"] * 3
+
+
+async def test_old_runs_are_pruned_by_whom_the_hook_lets_in(store: str, tmp_path: Path) -> None:
+    """All of them, or none: one that began under a hook keeps a process without one from deleting any."""
+    kernel = Kernel()
+    kernel.add_service(ScriptedChatCompletion(lambda _: say("Hello.")))
+    for name, authorize in (("plain", None), ("guarded", of_staff)):
+        async with open_runs(store, poll_seconds=0.01, authorize=authorize) as runs:
+            await (await runs.start(planner_of(), kernel, "Hi.", run_id=name)).result()
+    old: Any = {"older_than": timedelta(seconds=-1), "status": "answered"}
+    async with Runs.connect(store) as runs:
+        with pytest.raises(NotAuthorizedError, match="may not delete run 'guarded': the run began under"):
+            await runs.prune(**old)
+        assert await runs.prune(**old, dry_run=True) == 2
+    async with Runs.connect(store, authorize=lambda request: request.by == "ann") as runs:
+        with pytest.raises(NotAuthorizedError, match="'bo' may not delete run"):
+            await runs.prune(**old, by="bo")
+        assert await runs.prune(**old, by="ann") == 2
+
+
+async def test_a_fork_and_an_import_keep_the_hook(tmp_path: Path) -> None:
+    """A copy of the run is bound as the run is, in its store and in another one."""
+    store, other = tmp_path / "runs.db", tmp_path / "other.db"
+    await drive(str(store), tmp_path, authorize=of_staff)
+    async with Runs.connect(store, authorize=of_staff) as runs:
+        fork = await runs.fork("a", at=-1, by="ann")
+    async with Runs.connect(store) as runs:
+        with pytest.raises(NotAuthorizedError, match=f"may not delete run '{fork}'"):
+            await runs.delete(fork)
+    async with opened_store(store) as opened:
+        text = await export_run(opened, "a")
+    async with opened_store(other) as opened:
+        with pytest.raises(NotAuthorizedError, match="An unnamed person may not import run 'a': the run began under"):
+            await import_run(opened, text)
+        assert await import_run(opened, text, doorkeeper=Doorkeeper(authorize=anybody)) == "a"
+        with pytest.raises(NotAuthorizedError, match="may not cancel run 'a'"):
+            await RunsClient(opened).cancel("a")
+
+
+async def test_who_is_vouched_for_is_vouched_for_at_the_worker(store: str, tmp_path: Path) -> None:
+    """An application that signs its users in says so; a name that was only typed stays one, in every process."""
+
+    def signed_in(request: DecisionRequest) -> bool:
+        return request.verified and request.by == "ann"
+
+    await drive(store, tmp_path, authorize=signed_in)
+    async with Approvals.connect(store, authorize=anybody) as approvals:
+        assert await approvals.decide(ID, Approve(by="ann"))
+    assert (await drive(store, tmp_path, authorize=signed_in)).status == "paused"
+    async with Approvals.connect(store, authorize=signed_in, verified=True) as approvals:
+        assert await approvals.decide(ID, Approve(by="ann"))
+    assert (await drive(store, tmp_path, authorize=signed_in)).status == "answered"
+
+
+async def test_roles_without_a_hook_are_never_decided(store: str, tmp_path: Path) -> None:
+    """Neither where the decision is made nor by a worker: the call waits, and the refusal says the way out."""
+    await drive(store, tmp_path)
+    async with Approvals.connect(store) as approvals:
+        for decision in (Approve(by="ann"), Deny(by="ann")):
+            with pytest.raises(ApprovalRefusedError, match="it is for manager to decide, and nothing here can check"):
+                await approvals.decide(ID, decision)
+    async with Approvals.connect(store, authorize=anybody) as approvals:
+        assert await approvals.decide(ID, Approve(by="ann"))
+    assert (await drive(store, tmp_path)).status == "paused"
+    async with Approvals.connect(store) as approvals:
+        assert "it is for manager to decide, and nothing here can check" in (await approvals.show(ID)).problem
+    assert effects_in(tmp_path / "effects") == []

@@ -232,8 +232,8 @@ async def test_who_may_not_decide_is_refused_by_name(tmp_path: Path) -> None:
     store = str(tmp_path / "runs.db")
     await drive(store, [PAY_CALL, say("Paid.")], Till())
 
-    def authorize(request: Any) -> str | None:
-        return None if request.by == "ann" else f"that takes one of: {', '.join(request.call.roles)}"
+    def authorize(request: Any) -> bool | str:
+        return True if request.by == "ann" else f"that takes one of: {', '.join(request.call.roles)}"
 
     async with (
         inbox(store, authorize=authorize) as base,

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-from planner_ext import Deny
 from planner_ext.durable import Runs
 from support.durable import effects_in, see_through
 from support.inbox import inbox, visitor_at
@@ -53,19 +52,19 @@ async def test_a_run_is_not_cancelled_by_mistake(store: str) -> None:
         assert (await ann.send("runs/b/cancel", {"confirm": "yes", "form_token": token})).status_code == 404
 
 
-async def test_who_may_not_deny_what_waits_may_not_cancel(store: str) -> None:
-    """The application's hook is asked about every call that waits, as for its denial."""
+async def test_a_run_is_cancelled_by_whom_the_hook_lets_in(store: str) -> None:
+    """The application's hook is asked about the cancellation, with the name that was typed beside the token."""
     asked: list[Any] = []
 
-    def authorize(request: Any) -> str | None:
-        asked.append((request.by, request.call.id, request.decision))
-        return None if request.by == "ann" else "only ann"
+    def authorize(request: Any) -> bool | str:
+        asked.append((request.action, request.by, request.run_id, request.call, request.verified))
+        return True if request.by == "ann" else "only ann"
 
     async with inbox(store, authorize=authorize) as base, visitor_at(base, "eve") as eve, visitor_at(base) as ann:
         await eve.get("runs/a")
         response = await eve.send("runs/a/cancel", {"confirm": "yes", "reason": "x"})
         assert response.status_code == 409 and "only ann" in response.text
-        assert (await status_of(store), asked) == ("paused", [("eve", "a/1/pay", Deny("x", by="eve"))])
+        assert (await status_of(store), asked) == ("paused", [("cancel", "eve", "a", None, False)])
         await ann.get("runs/a")
         assert (await ann.send("runs/a/cancel", {"confirm": "yes"})).status_code == 200
     assert await status_of(store) == "stopped"
