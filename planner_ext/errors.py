@@ -4,7 +4,9 @@ PlannerExtError                              the root
 ├── PlannerException (KernelException)       the errors that leave through a door of Semantic Kernel
 │   ├── PlannerInvalidConfigurationError     configuration; raised before any request
 │   │   ├── InvalidOptionError               an option, argument or limit has an invalid value
-│   │   ├── ServiceNotFoundError             the kernel has no service that fits
+│   │   │   ├── InvalidSettingsError         no kernel, or other settings (ServiceInvalidExecutionSettingsError)
+│   │   │   └── InvalidBehaviorError         a behaviour that there is not (ServiceInitializationError)
+│   │   ├── ServiceNotFoundError             the kernel has no service that fits (KernelServiceNotFoundError)
 │   │   └── RunEndedError                    the run has ended and cannot be resumed or cancelled
 │   ├── PromptTooLargeError                  a request would exceed max_prompt_tokens; it was not sent
 │   ├── InvalidHistoryError                  the history has unpaired calls and results; it was not sent
@@ -62,10 +64,12 @@ from planner_ext.engine.fork import InvalidForkError
 from planner_ext.sk.approval import DecisionRefusedError
 from planner_ext.sk.checkpoint import InvalidCheckpointError
 from planner_ext.sk.errors import (
+    InvalidBehaviorError,
     InvalidHistoryError,
     InvalidOptionError,
     InvalidPriceError,
     InvalidReplyError,
+    InvalidSettingsError,
     LimitReachedError,
     NestedRunRefusedError,
     PlannerException,
@@ -83,6 +87,7 @@ __all__ = [
     "ApprovalRefusedError",
     "DecisionRefusedError",
     "IllegalTransitionError",
+    "InvalidBehaviorError",
     "InvalidCheckpointError",
     "InvalidForkError",
     "InvalidHistoryError",
@@ -92,6 +97,7 @@ __all__ = [
     "InvalidPolicyError",
     "InvalidPriceError",
     "InvalidReplyError",
+    "InvalidSettingsError",
     "LimitReachedError",
     "NestedRunRefusedError",
     "NewerSchemaError",

@@ -27,7 +27,7 @@ from planner_ext.engine.engine import StopHandle
 from planner_ext.sk.approval import DecisionsTaken, Late, ResumeRequest, Taking, calls_taken
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.checkpoint import Checkpoint
-from planner_ext.sk.errors import InvalidOptionError
+from planner_ext.sk.errors import InvalidOptionError, InvalidSettingsError
 from planner_ext.sk.nested import Charge, ChargedTextCompletion, ParentRun, charged, current_parent_run
 from planner_ext.sk.options import RunOptions, RunSettings, instance_of, takes_run_options
 from planner_ext.sk.questions import own_function
@@ -279,7 +279,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         streaming: bool,
     ) -> ServiceRun:
         if kwargs.get("kernel") is None:
-            raise InvalidOptionError(
+            raise InvalidSettingsError(
                 "kernel= is needed where the settings have a function choice behaviour; got None. Pass the kernel "
                 "whose functions may be called."
             )

@@ -40,6 +40,7 @@ from planner_ext.sk.errors import (
     InvalidHistoryError,
     InvalidOptionError,
     InvalidReplyError,
+    InvalidSettingsError,
     SessionBusyError,
 )
 from planner_ext.sk.execution import ToolExecution, result_text
@@ -444,7 +445,7 @@ class ToolUseSession:
         try:
             settings.response_format = response_format  # pyright: ignore[reportAttributeAccessIssue]
         except (ValidationError, ValueError, ServiceInvalidExecutionSettingsError) as error:
-            raise InvalidOptionError(
+            raise InvalidSettingsError(
                 f"response_format must be one that {type(settings).__name__} takes; got {shown(response_format)}: "
                 f"{error}"
             ) from error

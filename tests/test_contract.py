@@ -53,6 +53,7 @@ MODULES = {
     "planner_ext.errors": """
         ApprovalRefusedError DecisionRefusedError IllegalTransitionError InvalidCheckpointError InvalidHistoryError
         InvalidJournalError InvalidLimitError InvalidOptionError InvalidPolicyError InvalidPriceError InvalidReplyError
+        InvalidBehaviorError InvalidSettingsError
         LimitReachedError RunEndedError RunRefusedError ServiceNotFoundError
         NestedRunRefusedError NewerSchemaError NotAFunctionError PlannerException PlannerExtError
         PlannerInvalidConfigurationError PromptTooLargeError RunConflictError RunFencedError RunNotAnsweredError

@@ -19,7 +19,7 @@ from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceTyp
 
 from planner_ext.core.errors import shown
 from planner_ext.core.limits import is_count
-from planner_ext.sk.errors import InvalidOptionError
+from planner_ext.sk.errors import InvalidBehaviorError
 
 __all__ = ["UNLIMITED_ATTEMPTS", "BoundedFunctionChoiceBehavior", "PreInvokeCallback"]
 
@@ -310,10 +310,10 @@ def _refuse_unknown(where: str, data: object, allowed: Iterable[str]) -> None:
     names = cast("Iterable[object]", data) if isinstance(data, Mapping) else ()
     unknown = sorted(repr(name) for name in set(names) - set(allowed))
     if unknown:
-        raise InvalidOptionError(
+        raise InvalidBehaviorError(
             f"{where} takes {', '.join(sorted(allowed))}; got {', '.join(unknown)}. Correct the name or leave it out."
         )
 
 
 def _refuse(field: str, expected: str, way_out: str, seen: object) -> NoReturn:
-    raise InvalidOptionError(f"{field} must be {expected}; got {shown(seen)}. {way_out}")
+    raise InvalidBehaviorError(f"{field} must be {expected}; got {shown(seen)}. {way_out}")

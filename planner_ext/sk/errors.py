@@ -5,7 +5,14 @@
 
 from typing import TYPE_CHECKING, Any
 
-from semantic_kernel.exceptions import KernelException, ServiceInvalidResponseError, ServiceResponseException
+from semantic_kernel.exceptions import (
+    KernelException,
+    KernelServiceNotFoundError,
+    ServiceInitializationError,
+    ServiceInvalidExecutionSettingsError,
+    ServiceInvalidResponseError,
+    ServiceResponseException,
+)
 
 from planner_ext.core.errors import InvalidLimitError, PlannerExtError
 
@@ -16,10 +23,12 @@ if TYPE_CHECKING:
     from planner_ext.sk.checkpoint import Checkpoint
 
 __all__ = [
+    "InvalidBehaviorError",
     "InvalidHistoryError",
     "InvalidOptionError",
     "InvalidPriceError",
     "InvalidReplyError",
+    "InvalidSettingsError",
     "LimitReachedError",
     "NestedRunRefusedError",
     "PlannerException",
@@ -62,7 +71,15 @@ class InvalidOptionError(PlannerInvalidConfigurationError, InvalidLimitError):
 InvalidLimitError.public = InvalidOptionError
 
 
-class ServiceNotFoundError(PlannerInvalidConfigurationError):
+class InvalidSettingsError(InvalidOptionError, ServiceInvalidExecutionSettingsError):
+    """A request lacks its kernel, or its settings cannot be used: what Semantic Kernel's loop refuses, too."""
+
+
+class InvalidBehaviorError(InvalidOptionError, ServiceInitializationError):
+    """A function choice behaviour has an unknown type, key or value."""
+
+
+class ServiceNotFoundError(PlannerInvalidConfigurationError, KernelServiceNotFoundError):
     """The kernel has no chat completion service that fits; the message names the services that it has."""
 
 

@@ -26,7 +26,7 @@ from planner_ext.engine.journal import takes_run
 from planner_ext.engine.ports import Clock, Observer
 from planner_ext.sk.approval import ApprovalSettings, DecisionsTaken
 from planner_ext.sk.checkpoint import SigningKey
-from planner_ext.sk.errors import InvalidOptionError
+from planner_ext.sk.errors import InvalidOptionError, InvalidSettingsError
 from planner_ext.sk.execution import ToolExecution
 from planner_ext.sk.iteration import IterationCallback
 from planner_ext.sk.questions import Clarifier
@@ -256,7 +256,8 @@ def instance_of(name: str, value: object, kind: type[_T]) -> _T:
         InvalidOptionError: Naming the option.
     """
     if not isinstance(value, kind):
-        raise InvalidOptionError(f"{name} must be of the class {kind.__name__}; got {shown(value)}.")
+        error = InvalidSettingsError if name in ("kernel", "settings") else InvalidOptionError
+        raise error(f"{name} must be of the class {kind.__name__}; got {shown(value)}.")
     return value
 
 

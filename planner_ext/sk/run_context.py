@@ -35,6 +35,7 @@ from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.chat import KernelChat
 from planner_ext.sk.errors import (
     InvalidOptionError,
+    InvalidSettingsError,
     ToolExecutionError,
 )
 from planner_ext.sk.history import check_history, one_result_each, render, repair_history
@@ -448,7 +449,7 @@ def check_service(service: ChatCompletionClientBase, settings: PromptExecutionSe
         return
     name = f"{type(service).__name__} {service.service_id!r}"
     if not service.SUPPORTS_FUNCTION_CALLING:
-        raise InvalidOptionError(
+        raise InvalidSettingsError(
             f"{name} does not support function calling, and there are {', '.join(sorted(tools.functions))} on offer. "
             "Use another connector, or offer no functions."
         )
@@ -456,14 +457,14 @@ def check_service(service: ChatCompletionClientBase, settings: PromptExecutionSe
     for option in ("number_of_responses", "candidate_count", "n"):  # OpenAI's, Google's, Mistral's and Azure AI's
         answers = getattr(settings, option, None) or extra.get(option)
         if isinstance(answers, int) and answers > 1:
-            raise InvalidOptionError(
+            raise InvalidSettingsError(
                 f"{option} must be 1 where functions are offered; got {answers}. Ask once, or offer no functions."
             )
     body: Any = getattr(settings, "extra_body", None) or {}
     choice = getattr(settings, "tool_choice", None) or settings.extension_data.get("tool_choice")
     choice = choice or body.get("tool_choice") or extra.get("tool_choice")
     if choice not in (None, "auto", {"type": "auto"}):
-        raise InvalidOptionError(
+        raise InvalidSettingsError(
             f"tool_choice={shown(choice)} in the settings contradicts the functions on offer. Leave it out, and say it "
             "with the function choice behaviour: FunctionChoiceBehavior.NoneInvoke() offers none, Required() demands "
             "a call."

@@ -25,7 +25,7 @@ from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
 from planner_ext.sk.connectors import NO_FUNCTION, connector_of, has_calls, received, sent, whole_text
 from planner_ext.sk.conversion import validation_details
-from planner_ext.sk.errors import InvalidOptionError, ServiceNotFoundError
+from planner_ext.sk.errors import InvalidSettingsError, ServiceNotFoundError
 from planner_ext.sk.options import instance_of
 from planner_ext.sk.toolset import RequestBehavior
 
@@ -130,8 +130,8 @@ def connector_settings(
     return converted.model_copy(update={"function_choice_behavior": settings.function_choice_behavior})
 
 
-def _unfit(error: ValidationError) -> InvalidOptionError:
-    return InvalidOptionError(
+def _unfit(error: ValidationError) -> InvalidSettingsError:
+    return InvalidSettingsError(
         f"The settings must be ones that the connector takes, as {error.title} does{validation_details(error)}. "
         "Nothing was sent."
     )
