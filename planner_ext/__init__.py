@@ -24,9 +24,9 @@ Durability: Runs keeps runs in SQLite or PostgreSQL; they survive ``kill -9``.
 Modules: `planner_ext.errors`, `planner_ext.events` (facts and stream events), `planner_ext.iteration` (between
 iterations), `planner_ext.hitl_manager` (interception), `planner_ext.durable` (stores, workers, approvals),
 `planner_ext.inbox` (web pages to decide on), `planner_ext.timeline` (what happened in a run, as values and as a page),
-`planner_ext.budgets` (shared by runs), `planner_ext.ag_ui` (front ends), `planner_ext.testing` (scripted models,
-recordings), `planner_ext.compare`; the doors are also in `planner_ext.service`, `planner_ext.handler`,
-`planner_ext.session` and `planner_ext.plugin`.
+`planner_ext.budgets` (shared by runs), `planner_ext.agent` (an agent's paused turn), `planner_ext.ag_ui` (front ends),
+`planner_ext.testing` (scripted models, recordings), `planner_ext.compare`; the doors are also in `planner_ext.service`,
+`planner_ext.handler`, `planner_ext.session` and `planner_ext.plugin`.
 Command line: ``planner-ext --help``.
 
 A minimal run:

@@ -9,7 +9,7 @@ PlannerExtError                              the root
 │   │   ├── ServiceNotFoundError             the kernel has no service that fits (KernelServiceNotFoundError)
 │   │   └── RunEndedError                    the run has ended and cannot be resumed or cancelled
 │   ├── PromptTooLargeError                  a request would exceed max_prompt_tokens; it was not sent
-│   ├── InvalidHistoryError                  the history has unpaired calls and results; it was not sent
+│   ├── InvalidHistoryError                  the history has unpaired calls and results, or waits
 │   ├── ServiceCallError                     a request failed (ServiceResponseException)
 │   ├── InvalidReplyError                    the response is not a reply (ServiceInvalidResponseError)
 │   ├── InvalidPriceError                    price= did not return an amount of US dollars

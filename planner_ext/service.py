@@ -30,6 +30,7 @@ from planner_ext.sk.checkpoint import Checkpoint
 from planner_ext.sk.errors import InvalidOptionError, InvalidSettingsError
 from planner_ext.sk.nested import Charge, ChargedTextCompletion, ParentRun, charged, current_parent_run
 from planner_ext.sk.options import RunOptions, RunSettings, instance_of, takes_run_options
+from planner_ext.sk.outcome import refuse_waiting
 from planner_ext.sk.questions import own_function
 from planner_ext.sk.run_context import RunContext, checked_messages, unwrapped
 from planner_ext.sk.service_run import RequestContext, ServiceRun, pass_through, pass_through_streaming
@@ -305,6 +306,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         budget: Budget | None,
         streaming: bool,
     ) -> ServiceRun:
+        """Prepare a run to be resumed as `resume` says, here and for an agent; nothing is driven or changed yet."""
         own, key = self._options, self._options.checkpoint_key
         _check_request(chat_history, settings)
         loaded = Checkpoint.given(checkpoint, key)
@@ -382,6 +384,7 @@ def _invoking_behavior(
         PlannerInvalidConfigurationError: If history or settings are of another class.
     """
     _check_request(chat_history, settings)
+    refuse_waiting(chat_history.messages)
     behavior = settings.function_choice_behavior
     if behavior is None or not behavior.auto_invoke_kernel_functions:
         return None

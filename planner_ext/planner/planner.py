@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 from semantic_kernel import Kernel
@@ -17,13 +17,12 @@ from semantic_kernel.prompt_template import KernelPromptTemplate
 from planner_ext.approval.decisions import Authorize, Decision
 from planner_ext.core.errors import shown
 from planner_ext.core.facts import Rules
-from planner_ext.core.fold import apply, fold
+from planner_ext.core.fold import fold
 from planner_ext.core.limits import Budget, Price
 from planner_ext.core.text import is_unicode
 from planner_ext.durable.worker import Activation
 from planner_ext.engine.concurrency import run_sync
 from planner_ext.engine.engine import StopHandle
-from planner_ext.engine.journal import cancellation_reason, lost_request, stopping_facts
 from planner_ext.engine.ports import RunStore
 from planner_ext.planner.options import FunctionCallingStepwisePlannerOptions
 from planner_ext.planner.run import (
@@ -36,7 +35,7 @@ from planner_ext.planner.run import (
     run_started,
 )
 from planner_ext.service import charged_service
-from planner_ext.sk.approval import DecisionsTaken, ResumeRequest, Taking, calls_taken, check_record
+from planner_ext.sk.approval import DecisionsTaken, ResumeRequest, Taking, calls_taken, cancelling_facts
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.checkpoint import Checkpoint
 from planner_ext.sk.errors import InvalidOptionError, RunEndedError
@@ -333,16 +332,7 @@ class FunctionCallingStepwisePlanner:
         """
         options = self._settings()
         loaded = Checkpoint.given(checkpoint, options.checkpoint_key)
-        state = loaded.state()
-        check_record(state)
-        if state.ended is not None:
-            raise RunEndedError(
-                f"The run of this checkpoint has ended ({state.ended.status}); only one that waits can be cancelled."
-            )
-        at = options.clock.now()
-        lost = lost_request(state, at=at)
-        ended = stopping_facts(reduce(apply, lost, state), reason=cancellation_reason(by, reason), at=at)
-        facts = (*lost, *ended)
+        facts = cancelling_facts(loaded, by=by, reason=reason, at=options.clock.now())
         Taking((self._taken,), calls_taken(loaded.facts, facts)).take()
         journal = (*loaded.facts, *facts)
         return result_of(fold(journal), journal, key=options.checkpoint_key)

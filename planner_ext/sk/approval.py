@@ -45,10 +45,11 @@ from planner_ext.core.values import RequestedCall
 from planner_ext.engine.authorization import refusal_of
 from planner_ext.engine.batch import apply_decision, is_as_decided
 from planner_ext.engine.engine import Engine
+from planner_ext.engine.journal import cancellation_reason, lost_request, stopping_facts
 from planner_ext.engine.ports import Functions
 from planner_ext.sk.checkpoint import Checkpoint, InvalidCheckpointError, SharedByCopies
 from planner_ext.sk.conversion import InvalidArguments, parse_object, quoted
-from planner_ext.sk.errors import PlannerException
+from planner_ext.sk.errors import PlannerException, RunEndedError
 from planner_ext.sk.history import is_written_as
 from planner_ext.sk.messages import load_message
 
@@ -62,6 +63,7 @@ __all__ = [
     "ResumeRequest",
     "Taking",
     "calls_taken",
+    "cancelling_facts",
     "check_calls",
     "check_record",
     "decision_facts",
@@ -535,6 +537,29 @@ def _is_decided(call: WaitingCall, facts: Sequence[Fact]) -> bool:
         or (isinstance(fact, Clarified) and fact.index == call.index)
         for fact in facts
     )
+
+
+def cancelling_facts(checkpoint: Checkpoint, *, by: str, reason: str, at: float) -> tuple[Fact, ...]:
+    """List the facts that end a paused run for good: every pending call is answered "not executed".
+
+    Args:
+        checkpoint: The run's.
+        by: Who cancels, for the record and the model.
+        reason: Why, for the record and the model.
+        at: Now, in seconds since the epoch.
+
+    Raises:
+        InvalidCheckpointError: If the record cannot be continued.
+        RunEndedError: If the run has ended already.
+    """
+    state = checkpoint.state()
+    check_record(state)
+    if state.ended is not None:
+        raise RunEndedError(
+            f"The run of this checkpoint has ended ({state.ended.status}); only one that waits can be cancelled."
+        )
+    lost = lost_request(state, at=at)
+    return (*lost, *stopping_facts(reduce(apply, lost, state), reason=cancellation_reason(by, reason), at=at))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -92,7 +92,10 @@ class InvalidPriceError(PlannerException):
 
 
 class InvalidHistoryError(PlannerException):
-    """The history has an unanswered call, an orphan result or a duplicate one; names the ids. Nothing was sent."""
+    """The history has an unanswered call, an orphan result or a duplicate one; names the ids. Nothing was sent.
+
+    Raised also for a further turn of an agent while its last one waits for a decision.
+    """
 
 
 class ServiceCallError(PlannerException, ServiceResponseException):

@@ -9,7 +9,7 @@ repaired, by the same rules. The history of a resumed run is brought up to date,
 import json
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from operator import is_
 from typing import Any, Final
@@ -43,17 +43,17 @@ from planner_ext.sk.messages import (
 )
 
 __all__ = [
+    "ResumedHistory",
     "accepted_reply",
-    "brought_up_to_date",
     "check_history",
     "find_problems",
     "given_arguments",
     "is_written_as",
     "last_reply",
-    "later_turn",
     "one_result_each",
     "render",
     "repair_history",
+    "resumed_history",
 ]
 
 INVALID_JSON: Final = "invalid_json"
@@ -380,16 +380,46 @@ def _results(message: ChatMessageContent) -> list[FunctionResultContent]:
 _WAY_OUT = "The history was not changed. Resume with the history that the run left, or with an empty one."
 
 
-def brought_up_to_date(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumedHistory:
+    """The caller's history of a resumed run, without the message that the run had returned.
+
+    Attributes:
+        kept: The messages of the run that the history has.
+        missing: Those that it lacks.
+        later: What the caller added after the run's.
+    """
+
+    kept: Sequence[ChatMessageContent]
+    missing: Sequence[ChatMessageContent]
+    later: Sequence[ChatMessageContent]
+
+    @property
+    def messages(self) -> list[ChatMessageContent]:
+        """The history, brought up to date."""
+        return [*self.kept, *self.missing, *self.later]
+
+    @property
+    def later_turn(self) -> str | None:
+        """The first message with which the conversation went on: a user's, or one with calls or results; or None.
+
+        Notes of the application, an assistant's or a system message, are none.
+        """
+        for message in self.later:
+            called = any(isinstance(item, FunctionCallContent | FunctionResultContent) for item in message.items)
+            if called or message.role == AuthorRole.USER:
+                return _summary(message)
+        return None
+
+
+def resumed_history(
     history: ChatHistory,
     transcript: Sequence[ChatMessageContent],
     state: State,
     facts: Sequence[Fact],
     returned: ChatMessageContent,
-) -> tuple[list[ChatMessageContent], list[ChatMessageContent]]:
-    """Add the missing messages of a run's transcript to those of a history, without the message the run had returned.
-
-    Messages that the caller added after it stay in place. The history is not changed.
+) -> ResumedHistory:
+    """Compare a history with the transcript of the run that it is resumed with; it is not changed.
 
     Args:
         history: The caller's history: empty, or starting with the messages of the run.
@@ -398,40 +428,25 @@ def brought_up_to_date(
         facts: The checkpoint's facts.
         returned: The message that the run had returned.
 
-    Returns:
-        All messages; and those that the caller added after the run's, which come last.
-
     Raises:
         InvalidHistoryError: If it is the history of another run, or holds calls or results of the batch that waits.
     """
     messages = one_result_each(history.messages)
     known = sum(1 for _ in takewhile(_are_same, zip(messages, transcript, strict=False)))
-    added = messages[known:]
-    if added and _is_returned(added[0], facts, returned):
-        added = added[1:]
-    if known < len(transcript) and added:
+    later = messages[known:]
+    if later and _is_returned(later[0], facts, returned):
+        later = later[1:]
+    if known < len(transcript) and later:
         raise InvalidHistoryError(
             f"Expected the history of this checkpoint's run; its message {known} is {_summary(transcript[known])}, "
             f"the history's {_summary(messages[known])}. {_WAY_OUT}"
         )
-    if present := _answered_elsewhere(added, state):
+    if present := _answered_elsewhere(later, state):
         raise InvalidHistoryError(
             f"The history holds {', '.join(present)} already: this checkpoint was resumed before, or its calls were "
             f"answered elsewhere. {_WAY_OUT}"
         )
-    return [*messages[:known], *transcript[known:], *added], added
-
-
-def later_turn(added: Sequence[ChatMessageContent]) -> str | None:
-    """Describe the first message with which a conversation went on after a run: a user's, or one with calls or results.
-
-    Notes of the application, as an assistant's or a system message, are none; None if there are no others.
-    """
-    for message in added:
-        called = any(isinstance(item, FunctionCallContent | FunctionResultContent) for item in message.items)
-        if called or message.role == AuthorRole.USER:
-            return _summary(message)
-    return None
+    return ResumedHistory(kept=messages[:known], missing=transcript[known:], later=later)
 
 
 def _are_same(pair: tuple[ChatMessageContent, ChatMessageContent]) -> bool:
@@ -467,15 +482,26 @@ def _canonical_json(arguments: str) -> str:
 
 
 def _is_returned(message: ChatMessageContent, facts: Sequence[Fact], returned: ChatMessageContent) -> bool:
-    """Whether a message is the one that the run had returned, or the concatenated chunks of the last iteration."""
+    """Whether a message is the one that the run had returned, or the concatenated chunks of its last iterations."""
     if message.role != AuthorRole.ASSISTANT:
         return False
-    last = _text_and_calls(returned)
-    own = [last]
-    if (reply := last_reply(facts)) is not None:
-        text, calls = text_of(load_message(reply.message)), _canonical_calls(reply.calls)
-        own += [(text + last[0], []), (text, calls), (text + last[0], calls)]
-    return _text_and_calls(message) in own
+    said, (text, calls) = _text_and_calls(message), _text_and_calls(returned)
+    if said == (text, calls):
+        return True
+    if (last := last_reply(facts)) is None:
+        return False
+    own = text_of(load_message(last.message))
+    if said[1] == _canonical_calls(last.calls) and said[0] in (own, own + text):
+        return True
+    end = "" if own == text and not last.calls else text  # a reply without calls was returned as it is
+    whole = ""
+    for reply in (fact for fact in reversed(facts) if isinstance(fact, ModelReplied)):
+        whole = text_of(load_message(reply.message)) + whole
+        if said == (whole + end, calls):
+            return True
+        if len(whole) > len(said[0]):
+            break
+    return False
 
 
 def last_reply(facts: Sequence[Fact]) -> ModelReplied | None:

@@ -22,22 +22,52 @@ from planner_ext.core.state import Phase, State
 from planner_ext.core.values import CallResult, Message, Status
 from planner_ext.sk.approval import pending_calls
 from planner_ext.sk.checkpoint import Checkpoint, SigningKey
-from planner_ext.sk.errors import RunNotAnsweredError, not_answered, waiting_text
+from planner_ext.sk.errors import InvalidHistoryError, RunNotAnsweredError, not_answered, waiting_text
 from planner_ext.sk.history import last_reply, render
 from planner_ext.sk.messages import add_reported, as_reported, assistant_text, load_message, loaded, text_of
 
 __all__ = [
+    "PAUSED_TEXT",
     "carry_run",
     "chat_history",
     "final_message",
     "raise_at_limit",
+    "refuse_waiting",
     "returned_message",
     "run_not_answered",
     "status_of",
+    "waits",
 ]
 
 PAUSED_TEXT = "This run waits for a decision."
 """The text of the message that a service returns for a paused run; one that only asks returns its questions."""
+
+
+def waits(message: ChatMessageContent) -> bool:
+    """Whether it is what an agent added to its thread for a turn that waits for a decision.
+
+    An agent puts its name on what it adds, and of a stream it keeps the text alone. A message without a name is that of
+    a caller who keeps the history, and who may go on without the call.
+    """
+    if message.role != AuthorRole.ASSISTANT or message.name is None:
+        return False
+    status = message.metadata.get("status")
+    return status == "paused" or (status is None and text_of(message).endswith(PAUSED_TEXT))
+
+
+def refuse_waiting(messages: Sequence[ChatMessageContent]) -> None:
+    """Refuse a further turn of an agent whose last one waits for a decision.
+
+    Raises:
+        InvalidHistoryError: With the way out.
+    """
+    last = next((message for message in reversed(messages) if message.role == AuthorRole.ASSISTANT), None)
+    if last is not None and waits(last):
+        raise InvalidHistoryError(
+            f"Expected a conversation in which nothing waits; the last turn of the agent {last.name!r} waits for a "
+            "decision. Nothing was sent. Decide it with planner_ext.agent.resume_agent, or end it with "
+            "planner_ext.agent.cancel_agent."
+        )
 
 
 def status_of(state: State) -> Status:

@@ -40,11 +40,11 @@ from planner_ext.sk.approval import NOTHING_TAKEN, Late, Taking, refuse_late
 from planner_ext.sk.chat import named_errors, no_reply
 from planner_ext.sk.connectors import received, reply_ended_by, whole_text
 from planner_ext.sk.errors import InvalidOptionError
-from planner_ext.sk.history import accepted_reply, brought_up_to_date, later_turn
+from planner_ext.sk.history import ResumedHistory, accepted_reply, resumed_history
 from planner_ext.sk.messages import ReplyAssembly, calls_of, merge_reply, read_iterations, text_of, without_usage
 from planner_ext.sk.nested import Charge
 from planner_ext.sk.options import instance_of
-from planner_ext.sk.outcome import final_message, raise_at_limit, returned_message
+from planner_ext.sk.outcome import PAUSED_TEXT, final_message, raise_at_limit, returned_message
 from planner_ext.sk.run_context import FunctionNames, RunContext, check_service
 from planner_ext.sk.toolset import ToolSet
 from planner_ext.sk.transport import connector_settings, received_groups, request_arguments
@@ -95,6 +95,9 @@ class ServiceRun:
         facts: The journal that is resumed.
         taking: The decisions in ``first``.
         transcript: The messages so far of a resumed run, with which the history is brought up to date.
+        resumed: What the history of a resumed run was when it was brought up to date.
+        added: The messages of batches and answers since, which were added to the history.
+        final: The message for the caller, once the run has ended or waits.
     """
 
     history: ChatHistory
@@ -105,6 +108,9 @@ class ServiceRun:
     facts: Sequence[Fact] = ()
     taking: Taking = NOTHING_TAKEN
     transcript: Sequence[ChatMessageContent] | None = None
+    resumed: ResumedHistory | None = field(default=None, init=False)
+    added: list[ChatMessageContent] = field(default_factory=list[ChatMessageContent], init=False)
+    final: ChatMessageContent | None = field(default=None, init=False)
     _ends_with_results: bool = field(default=False, init=False)
 
     async def message(self) -> ChatMessageContent:
@@ -136,11 +142,11 @@ class ServiceRun:
         with self.taking.reserve(engine):
             if self.transcript is not None:
                 returned = returned_message(engine.state, self.facts)
-                of_run = self.transcript, engine.state, self.facts, returned
-                messages, added = brought_up_to_date(self.history, *of_run)
+                resumed = resumed_history(self.history, self.transcript, engine.state, self.facts, returned)
                 if self.request.late == "refuse":
-                    refuse_late(engine.state, later_turn(added))
-                self.history.messages[:] = messages
+                    refuse_late(engine.state, resumed.later_turn)
+                self.history.messages[:] = resumed.messages
+                self.resumed = resumed
             await self.context.drive(engine, self.first)
         return engine
 
@@ -150,6 +156,7 @@ class ServiceRun:
         message = final_message(engine.state, engine.facts, key)
         if self.request.store_final and engine.state.ended is not None:
             _store(self.history, message)
+        self.final = message
         return message
 
     def _follow(self, stream: "_Stream | None", state: State, fact: Fact) -> None:
@@ -157,16 +164,21 @@ class ServiceRun:
         if state.ending is not None or (isinstance(fact, CallFinished) and fact.terminate):
             self._ends_with_results = True
         if state.phase is Phase.COMPLETING and isinstance(fact, _SETTLING):
-            added = self._added(state)
-            self.history.messages.extend(added)
+            added = self._add(state)
             if stream is not None:
                 calls = [message for message in added if message.role != AuthorRole.TOOL]
                 stream.settled[fact.iteration] = calls if self._ends_with_results else added
         elif state.phase is Phase.ASKING and isinstance(fact, Clarified):
-            self.history.messages.extend(self._added(state))
+            self._add(state)
         elif isinstance(fact, IterationCompleted) and fact.messages is not None:
             self.known = 0
             self.history.messages[:] = self._added(state)
+
+    def _add(self, state: State) -> list[ChatMessageContent]:
+        added = self._added(state)
+        self.history.messages.extend(added)
+        self.added += added
+        return added
 
     def _added(self, state: State) -> list[ChatMessageContent]:
         """Return the messages of the transcript that are not in the history yet."""
@@ -196,6 +208,7 @@ class _Stream:
         self._model = ai_model_id
         self._trip = 0
         self._text: list[str] = []
+        self._said = ""
 
     def chunks(self, event: Event) -> Iterator[StreamingChatMessageContent]:
         """Convert an event to chunks."""
@@ -218,6 +231,7 @@ class _Stream:
         """Copy a connector's chunk without its calls and its usage: the last chunk has that of all requests."""
         chunk: StreamingChatMessageContent = delta.chunk
         self._text.append(delta.text)
+        self._said = (self._said + delta.text)[-len(PAUSED_TEXT) :]
         items = [item for item in chunk.items if not isinstance(item, FunctionCallContent)]
         own = {"items": items, "function_invoke_attempt": delta.iteration, "ai_model_id": self._model}
         return without_usage(chunk.model_copy(update=own))
@@ -233,6 +247,8 @@ class _Stream:
         items: list[Any] = _numbered(calls_of(message))
         if not items or text != "".join(self._text):
             unsent = "" if ends_with_results or text == "".join(self._text) else text
+            if message.metadata["status"] != "paused" and (self._said + unsent).endswith(PAUSED_TEXT):
+                unsent += "\n"  # an agent keeps the text of a stream alone, and a model must not make its thread wait
             items.append(StreamingTextContent(choice_index=0, text=unsent))
         yield self._message(AuthorRole.ASSISTANT, items, metadata=message.metadata, finish_reason=message.finish_reason)
         if ends_with_results:

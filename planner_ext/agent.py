@@ -1,0 +1,331 @@
+"""A paused turn of a ``ChatCompletionAgent``: resumed with decisions, or cancelled, and the agent's thread with it.
+
+An agent whose service is a `planner_ext.FunctionInvokingChatCompletion` pauses as the service does: the response's
+metadata has the pending calls and the checkpoint. Semantic Kernel's agents know no pause, so the thread ends with the
+service's message that says so, and a further turn is refused by name until the message is taken out of it:
+
+    response = await agent.get_response("Refund order 7.", thread=thread)
+    if response.metadata["status"] == "paused":
+        decisions = {call["id"]: Approve(by="ann") for call in response.metadata["pending"]}
+        response = await resume_agent(agent, response.thread, response.metadata["checkpoint"], decisions)
+
+Afterwards the thread has the calls, their results and the answer, as after a turn that never waited; or the message of
+the next pause. What the user wrote meanwhile, and was refused, comes after that, for the next turn.
+
+A thread is a value as long as nobody keeps it: a copy of it that still waits can be resumed once more by another
+process. Where that must not happen, use a planner with a store (`planner_ext.durable.Runs`).
+"""
+
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from copy import copy
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any, Final, cast
+from weakref import WeakSet
+
+from semantic_kernel import Kernel
+from semantic_kernel.agents import AgentResponseItem, AgentThread, ChatCompletionAgent, ChatHistoryAgentThread
+from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
+from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.contents import (
+    AuthorRole,
+    ChatHistory,
+    ChatMessageContent,
+    FunctionCallContent,
+    FunctionResultContent,
+    StreamingChatMessageContent,
+)
+from semantic_kernel.functions import KernelArguments
+
+from planner_ext.approval.decisions import Decision
+from planner_ext.core.errors import shown
+from planner_ext.core.fold import fold
+from planner_ext.core.limits import Budget
+from planner_ext.engine.engine import StopHandle
+from planner_ext.service import FunctionInvokingChatCompletion
+from planner_ext.sk.approval import DecisionRefusedError, Late, Taking, calls_taken, cancelling_facts
+from planner_ext.sk.checkpoint import Checkpoint
+from planner_ext.sk.errors import InvalidOptionError
+from planner_ext.sk.history import ResumedHistory, render, resumed_history
+from planner_ext.sk.options import instance_of
+from planner_ext.sk.outcome import chat_history, final_message, returned_message, waits
+from planner_ext.sk.service_run import RequestContext, ServiceRun
+
+__all__ = ["cancel_agent", "resume_agent", "resume_agent_stream"]
+
+
+async def resume_agent(
+    agent: ChatCompletionAgent,
+    thread: AgentThread | None,
+    checkpoint: Checkpoint | str,
+    decisions: Mapping[str, Decision],
+    *,
+    kernel: Kernel | None = None,
+    arguments: KernelArguments | None = None,
+    budget: Budget | None = None,
+    stop: StopHandle | None = None,
+    late: Late = "refuse",
+) -> AgentResponseItem[ChatMessageContent]:
+    """Resume a paused turn of an agent, and bring its thread up to date.
+
+    A turn that a limit or a stop ended is resumed in the same way.
+
+    Args:
+        agent: The agent; it need not be the object that began the turn.
+        thread: The thread of the turn: the response's ``thread``.
+        checkpoint: The turn's `Checkpoint`, or the JSON text in the metadata of its response.
+        decisions: Decisions by call id. No request is made before every call is decided; without decisions the turn
+            stays paused.
+        kernel: Its functions run and its service is asked; None uses the agent's.
+        arguments: The application's arguments again, over the agent's own; a checkpoint does not hold them.
+        budget: Replaces the turn's limits; consumption so far still counts. None keeps them.
+        stop: Ends the turn from outside.
+        late: What to do if the thread holds a later turn: ``"refuse"`` refuses the decisions by name, ``"allow"`` takes
+            them. A message of the user that was refused because the turn waits is no later turn.
+
+    Returns:
+        The response, as of the agent's ``get_response``; it may wait again.
+
+    Raises:
+        PlannerInvalidConfigurationError: If agent, thread or service cannot be resumed; names what can.
+        InvalidCheckpointError: If the checkpoint cannot be read, or is not signed with the service's key.
+        InvalidHistoryError: If the thread is not that of the turn, or holds results of its open calls.
+        DecisionRefusedError: If a decision is invalid, was taken before, or comes late. In these cases nothing ran, and
+            the thread is as it was.
+    """
+    turn = await _Turn.of(agent, thread, checkpoint, kernel, arguments)
+    request = RequestContext(kernel=turn.kernel, arguments=turn.arguments, stop=stop, late=late)
+    with _alone(turn.thread):
+        run = await turn.run(decisions, request, budget=budget, streaming=False)
+        try:
+            await run.message()
+        finally:
+            await turn.went_on(run)
+    assert run.final is not None, "a run that raises nothing has its message"
+    return AgentResponseItem(message=turn.named(run.final), thread=turn.thread)
+
+
+async def resume_agent_stream(
+    agent: ChatCompletionAgent,
+    thread: AgentThread | None,
+    checkpoint: Checkpoint | str,
+    decisions: Mapping[str, Decision],
+    *,
+    kernel: Kernel | None = None,
+    arguments: KernelArguments | None = None,
+    budget: Budget | None = None,
+    stop: StopHandle | None = None,
+    late: Late = "refuse",
+) -> AsyncGenerator[AgentResponseItem[StreamingChatMessageContent], None]:
+    """Resume as `resume_agent` does, as a stream.
+
+    Yields:
+        Chunks, as of the agent's ``invoke_stream``: without those of calls and results. The last one carries the
+        metadata. The thread is up to date when the stream has ended; closing it early cancels the turn.
+    """
+    turn = await _Turn.of(agent, thread, checkpoint, kernel, arguments)
+    request = RequestContext(kernel=turn.kernel, arguments=turn.arguments, stop=stop, late=late)
+    with _alone(turn.thread):
+        run = await turn.run(decisions, request, budget=budget, streaming=True)
+        try:
+            async with aclosing(run.chunks(turn.service.ai_model_id)) as chunks:
+                async for chunk in chunks:
+                    if run.final is not None or not any(isinstance(item, _OF_CALLS) for item in chunk.items):
+                        chunk.name = agent.name
+                        yield AgentResponseItem(message=chunk, thread=turn.thread)
+        finally:
+            await turn.went_on(run)
+
+
+async def cancel_agent(
+    agent: ChatCompletionAgent,
+    thread: AgentThread | None,
+    checkpoint: Checkpoint | str,
+    *,
+    kernel: Kernel | None = None,
+    by: str = "",
+    reason: str = "",
+) -> AgentResponseItem[ChatMessageContent]:
+    """End a paused turn of an agent for good: every pending call is answered "not executed", and nothing runs.
+
+    The thread gets the calls with these answers, which the model reads in the next turn.
+
+    Args:
+        agent: The agent; its service's ``checkpoint_key`` applies.
+        thread: The thread of the turn.
+        checkpoint: The turn's `Checkpoint`, or its JSON text.
+        kernel: Has the service; None means the agent's.
+        by: Who cancels, for the record and the model.
+        reason: Why, for the record and the model.
+
+    Returns:
+        The response of the stopped turn, without a text.
+
+    Raises:
+        RunEndedError: If the turn has ended already.
+        PlannerException: As `resume_agent`; the thread is as it was.
+    """
+    turn = await _Turn.of(agent, thread, checkpoint, kernel, None)
+    with _alone(turn.thread):
+        options, before = turn.service.options, turn.checkpoint.facts
+        state = turn.checkpoint.state()
+        facts = cancelling_facts(turn.checkpoint, by=by, reason=reason, at=options.clock.now())
+        returned = returned_message(state, before)
+        resumed = resumed_history(turn.history, render(state.transcript), state, before, returned)
+        Taking(options.taken, calls_taken(before, facts)).take()
+        ended = fold((*before, *facts))
+        await turn.update(resumed, render(ended.transcript[len(state.transcript) :]), None)
+        message = final_message(ended, (*before, *facts), options.checkpoint_key)
+        return AgentResponseItem(message=turn.named(message), thread=turn.thread)
+
+
+_OF_CALLS: Final = (FunctionCallContent, FunctionResultContent)
+
+_GOING_ON: "WeakSet[AgentThread]" = WeakSet()
+"""The threads whose turns are being resumed or cancelled."""
+
+
+@contextmanager
+def _alone(thread: AgentThread) -> Generator[None]:
+    """Refuse a second resume of a thread while one is under way, by whichever agent.
+
+    Raises:
+        DecisionRefusedError: If one is.
+    """
+    if thread in _GOING_ON:
+        raise DecisionRefusedError(
+            "The turn of this thread is being resumed or cancelled already; nothing of this decision was taken. Wait "
+            "for that one, and look at the thread again."
+        )
+    _GOING_ON.add(thread)
+    try:
+        yield
+    finally:
+        _GOING_ON.discard(thread)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Turn:
+    """A turn that an agent had begun, and what its agent would ask the model with.
+
+    Attributes:
+        history: What the agent had sent: its instructions, and the thread's messages; without messages of the user at
+            the end, which were refused because the turn waits.
+        sent: The messages of ``history`` before the turn was resumed.
+    """
+
+    agent: ChatCompletionAgent
+    thread: ChatHistoryAgentThread
+    checkpoint: Checkpoint
+    kernel: Kernel
+    arguments: KernelArguments
+    service: FunctionInvokingChatCompletion
+    settings: PromptExecutionSettings
+    history: ChatHistory
+    sent: Sequence[ChatMessageContent]
+
+    @classmethod
+    async def of(
+        cls,
+        agent: ChatCompletionAgent,
+        thread: AgentThread | None,
+        checkpoint: Checkpoint | str,
+        kernel: Kernel | None,
+        arguments: KernelArguments | None,
+    ) -> "_Turn":
+        """Find the service and the settings that the agent would use, and compare nothing yet."""
+        if not isinstance(agent, ChatCompletionAgent):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidOptionError(
+                f"agent must be a ChatCompletionAgent, whose calls run in this process; got {shown(agent)}."
+            )
+        if not isinstance(thread, ChatHistoryAgentThread):
+            raise InvalidOptionError(
+                "thread must be the ChatHistoryAgentThread of the turn that waits, which its response has as .thread; "
+                f"got {shown(thread)}."
+            )
+        if kernel is not None:
+            instance_of("kernel", kernel, Kernel)
+        kernel = kernel or agent.kernel
+        merged = _merged(agent, arguments)
+        service, settings = kernel.select_ai_service(arguments=merged, type=ChatCompletionClientBase)
+        if not isinstance(service, FunctionInvokingChatCompletion):
+            raise InvalidOptionError(
+                "The agent's service must be the FunctionInvokingChatCompletion whose turn waits; got "
+                f"{shown(service)}. Give the agent that service, or pass the kernel that has it."
+            )
+        settings = settings.model_copy()
+        if settings.function_choice_behavior is None:
+            settings.function_choice_behavior = agent.function_choice_behavior
+        loaded = Checkpoint.given(checkpoint, service.options.checkpoint_key)
+        messages = [message async for message in thread.get_messages()]
+        sent = chat_history(loaded.state()).messages
+        history = ChatHistory()
+        history.messages += sent[:1] if _system_messages(sent) > _system_messages(messages) else []
+        history.messages += messages[: len(messages) - _refused(messages)]
+        return cls(
+            agent=agent,
+            thread=thread,
+            checkpoint=loaded,
+            kernel=kernel,
+            arguments=merged,
+            service=service,
+            settings=settings,
+            history=history,
+            sent=tuple(history.messages),
+        )
+
+    async def run(
+        self, decisions: Mapping[str, Decision], request: RequestContext, *, budget: Budget | None, streaming: bool
+    ) -> ServiceRun:
+        """Prepare the run; nothing is driven or changed yet."""
+        return await self.service._resume(  # pyright: ignore[reportPrivateUsage]  (the same door, with another history)
+            self.history, self.checkpoint, decisions, self.settings, request, budget=budget, streaming=streaming
+        )
+
+    async def went_on(self, run: ServiceRun) -> None:
+        """Bring the thread up to date with a run that was driven; one that settled nothing still waits as before."""
+        if run.resumed is not None and (run.added or run.final is not None):
+            await self.update(run.resumed, run.added, run.final)
+
+    async def update(
+        self, resumed: ResumedHistory, added: Sequence[ChatMessageContent], final: ChatMessageContent | None
+    ) -> None:
+        """Take the message that the turn had returned out of the thread, and add what came of it."""
+        messages = self.thread._chat_history.messages  # pyright: ignore[reportPrivateUsage]  (nothing else removes one)
+        kept, sent = (set(map(id, some)) for some in ((*resumed.kept, *resumed.later), self.sent))
+        refused = [one for one in messages if id(one) not in sent]  # those that came meanwhile, too
+        messages[:] = [
+            one for one in messages if id(one) in sent and (one.role != AuthorRole.ASSISTANT or id(one) in kept)
+        ]
+        for message in (*resumed.missing, *added):
+            await self.thread.on_new_message(self.named(message))
+        if final is not None and final.role != AuthorRole.TOOL:  # results are in the thread already
+            await self.thread.on_new_message(self.named(final))
+        messages += refused
+
+    def named(self, message: ChatMessageContent) -> ChatMessageContent:
+        """Copy a message with the agent's name, which the agent puts on all that it adds to a thread."""
+        return message.model_copy(update={"name": self.agent.name})
+
+
+def _merged(agent: ChatCompletionAgent, arguments: KernelArguments | None) -> KernelArguments:
+    """Put arguments over the agent's own, as the agent does; neither is changed."""
+    own = KernelArguments() if agent.arguments is None else agent.arguments
+    merged = copy(own)
+    if arguments is not None:
+        cast("dict[str, Any]", merged).update(cast("dict[str, Any]", arguments))
+        merged.execution_settings = {**(own.execution_settings or {}), **(arguments.execution_settings or {})} or None
+    return merged
+
+
+def _refused(messages: Sequence[ChatMessageContent]) -> int:
+    """Count the user's messages after the one that says that a call waits: their turns were refused."""
+    users = sum(1 for _ in takewhile(lambda message: message.role == AuthorRole.USER, reversed(messages)))
+    last = len(messages) - users - 1
+    return users if last >= 0 and waits(messages[last]) else 0
+
+
+def _system_messages(messages: Sequence[ChatMessageContent]) -> int:
+    """Count the system messages at the beginning; an agent puts its instructions before a thread's own."""
+    return sum(1 for _ in takewhile(lambda message: message.role == AuthorRole.SYSTEM, messages))
