@@ -119,6 +119,7 @@ class Tab:
         self.lost = False
         self.around: Callable[[Tab], Any] | None = None
         self.names_in: Callable[[Sequence[Message]], Set[str]] = lambda _: frozenset[str]()
+        self._read: Set[str] = frozenset[str]()
         self._taken: Consumption | None = None
         self._expected: dict[object, Usage] = {}
         self.runs: list[Account] = []
@@ -177,14 +178,19 @@ class Tab:
             others = [one for one in self.runs if one is not run]
             return names.union(self.account.earlier(), self._brought(others), *(one.started() for one in others))
 
+    def bring(self, messages: Sequence[Message]) -> None:
+        """Note what a request of the call, which is no run, sends to a model."""
+        with self.account.lock:
+            self._read = self._read | self.names_in(messages)
+
     @property
     def brought(self) -> set[str]:
-        """The functions whose calls or results the runs in this call began with, in their histories, at any depth."""
+        """The functions whose calls or results are in the histories of the call's runs and requests, at any depth."""
         with self.account.lock:
             return self._brought(self.runs)
 
     def _brought(self, runs: Sequence["Account"]) -> set[str]:
-        names = set[str]()
+        names = set(self._read)
         for run in runs:
             names |= self.names_in(run.state.given) | run.state.inside
             names.update(*(tab.brought for tab in run.tabs.values()))

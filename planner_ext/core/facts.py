@@ -413,7 +413,7 @@ class CallFinished(CallFact):
         terminate: Whether a filter asked to end the run after this batch.
         spent: The consumption of the function: its requests and nested calls. None means that it is not known: what
             the call recorded before it happened is charged, and of a reserved share all.
-        brought: The functions whose calls or results the runs inside it began with, in their histories.
+        brought: The functions whose calls or results were in the histories of the runs and requests inside it.
     """
 
     outcome: CallOutcome

@@ -356,7 +356,7 @@ class Calls:
                 error=finished.error,
                 terminate=finished.terminate,
                 spent=tab.spent,
-                brought=tuple(sorted(tab.brought)) if tab.runs else (),
+                brought=tuple(sorted(tab.brought)),
                 at=self._journal.now(),
             )
         )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from semantic_kernel.contents import ChatMessageContent, FunctionCallContent, FunctionResultContent
+from semantic_kernel.contents import ChatMessageContent, FunctionCallContent
 from semantic_kernel.filters.auto_function_invocation.auto_function_invocation_context import (
     AutoFunctionInvocationContext,
 )
@@ -17,9 +17,9 @@ from semantic_kernel.filters.auto_function_invocation.auto_function_invocation_c
 from planner_ext.core.accounts import Tab
 from planner_ext.core.state import State
 from planner_ext.core.values import Message
-from planner_ext.sk.messages import calls_of, load_message, name_of, names_inside
+from planner_ext.sk.messages import calls_of, names_in
 
-__all__ = ["GivenMessages", "before_batch", "before_call", "names_in"]
+__all__ = ["GivenMessages", "before_batch", "before_call"]
 
 
 @dataclass(eq=False)
@@ -32,18 +32,6 @@ class GivenMessages:
     def names(self) -> frozenset[str]:
         """The functions that these messages have a call or a result of."""
         return names_in(self.messages)
-
-
-def names_in(messages: Sequence[Message]) -> frozenset[str]:
-    """Name the functions that messages have a call or a result of, and those whose results are part of these."""
-    names = set[str]()
-    for message in messages:
-        for item in load_message(message).items:
-            if isinstance(item, FunctionCallContent | FunctionResultContent):
-                names.add(name_of(item))
-            if isinstance(item, FunctionResultContent):
-                names |= names_inside(item)
-    return frozenset(names - {""})
 
 
 @dataclass(eq=False, repr=False)

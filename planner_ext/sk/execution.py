@@ -9,10 +9,11 @@ import asyncio
 import inspect
 import json
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping, Set
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
+from types import FunctionType
 from typing import Any, Final, Literal, TypeAlias, TypeVar, cast
 
 from pydantic import BaseModel
@@ -145,7 +146,8 @@ def runnable(function: KernelFunction, tool: Tool, *, threads: bool) -> KernelFu
     has none of this, and is still what filters expect to see: a function of the same class, name and metadata.
 
     It fills in the kernel, the service and the application's arguments by the names of parameters, also of those that
-    come from a schema. To such a parameter the copy passes what was given.
+    come from a schema; and a method that takes these as keywords, as an MCP tool's, cannot take one that is named as a
+    parameter of its own. To such parameters the copy passes what was given.
 
     Args:
         function: One of the kernel's functions; it is not changed.
@@ -155,8 +157,11 @@ def runnable(function: KernelFunction, tool: Tool, *, threads: bool) -> KernelFu
     if not isinstance(function, KernelFunctionFromMethod):
         return function
     threaded, update = threads and tool.blocks, dict[str, Any]()
+    method: Callable[..., Any] = _taking_keywords(function.method, tool.loose) if tool.loose else function.method
     if threaded or tool.absent:
-        update["method"] = partial(_run_in_thread if threaded else _run, function.method, tool.absent)
+        method = partial(_run_in_thread if threaded else _run, method, tool.absent)
+    if method is not function.method:
+        update["method"] = method
     declared = list(zip(function.parameters, tool.kinds, strict=True))
     if any(own.type_object is not kind for own, kind in declared):
         parameters = [own.model_copy(update={"type_object": kind}) for own, kind in declared]
@@ -187,6 +192,26 @@ def _passing(function: KernelFunctionFromMethod, tool: Tool) -> KernelFunction:
     copied = function.model_copy()
     vars(copied).update(_invoke_internal=invoke_internal, _invoke_internal_stream=invoke_internal_stream)
     return copied
+
+
+def _taking_keywords(method: Callable[..., Any], names: Set[str]) -> Callable[..., Any]:
+    """Copy a method so that its ``**kwargs`` take keywords of these names, though it has bound one of that name."""
+    called: Any = getattr(method, "func", method)  # of a partial
+    given: tuple[Any, ...] = getattr(method, "args", ())
+    keywords: dict[str, Any] = getattr(method, "keywords", {})
+    if inspect.ismethod(called):
+        given = (called.__self__, *given)
+    target = getattr(called, "__func__", called)
+    if not isinstance(target, FunctionType):
+        return method
+    code = target.__code__
+    taken = min(len(given), code.co_argcount)
+    if names.isdisjoint(code.co_varnames[:taken]):
+        return method
+    code = code.replace(co_posonlyargcount=taken)
+    copied = FunctionType(code, target.__globals__, target.__name__, target.__defaults__, target.__closure__)
+    copied.__kwdefaults__ = target.__kwdefaults__
+    return partial(copied, *given, **keywords)
 
 
 def _run(method: Callable[..., Any], absent: Mapping[str, None], /, **arguments: Any) -> Any:

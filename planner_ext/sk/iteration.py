@@ -14,6 +14,7 @@ from planner_ext.core.values import Usage
 from planner_ext.engine.concurrency import of_application
 from planner_ext.sk.errors import InvalidHistoryError
 from planner_ext.sk.history import check_history
+from planner_ext.sk.messages import with_names_of
 
 __all__ = [
     "FunctionInvocationIterationContext",
@@ -90,7 +91,7 @@ class IterationCompletedHook:
         after = _unchanged_as_they_were(_messages_in(context), shown, before)
         if len(after) != len(before) or any(new is not old for new, old in zip(after, before, strict=True)):
             check_history(after)
-            asked["messages"] = after
+            asked["messages"] = with_names_of(after, before)
         return asked
 
     async def _called(self, context: FunctionInvocationIterationContext) -> None:

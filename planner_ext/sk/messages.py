@@ -43,6 +43,7 @@ __all__ = [
     "merge_reply",
     "merge_reported",
     "name_of",
+    "names_in",
     "names_inside",
     "part_of",
     "read_iterations",
@@ -51,6 +52,7 @@ __all__ = [
     "text_of",
     "usage_in",
     "with_items",
+    "with_names_of",
     "with_own_ids",
     "with_usage",
     "without_usage",
@@ -74,14 +76,37 @@ class AssistantMessage(ChatMessageContent):
 
 
 INSIDE: Final = "planner_ext.inside"
-"""The key of a result's metadata for the functions whose results may be part of it; never sent to a model."""
+"""The key of the metadata for the functions whose results may be part of a result or a message; no model reads it."""
 
 
-def names_inside(result: FunctionResultContent) -> frozenset[str]:
-    """Read the functions whose results may be part of one: those that its function called, and what these had read."""
-    names: Any = result.metadata.get(INSIDE)
+def names_inside(metadata: Mapping[str, Any]) -> frozenset[str]:
+    """Read the functions whose results may be part of a result, or of a message that stands for others."""
+    names: Any = metadata.get(INSIDE)
     listed = cast("list[object]", names) if isinstance(names, list) else []
     return frozenset(name for name in listed if isinstance(name, str))
+
+
+def names_in(messages: Iterable[Message]) -> frozenset[str]:
+    """Name the functions that messages have a call or a result of, and those whose results are part of them."""
+    names = set[str]()
+    for message in map(load_message, messages):
+        names |= names_inside(message.metadata)
+        for item in message.items:
+            if isinstance(item, FunctionCallContent | FunctionResultContent):
+                names.add(name_of(item))
+                names |= names_inside(item.metadata)
+    return frozenset(names - {""})
+
+
+def with_names_of(
+    after: Sequence[ChatMessageContent], before: Sequence[ChatMessageContent]
+) -> tuple[ChatMessageContent, ...]:
+    """Let the last of some messages say which functions were in those that they replace; it is copied."""
+    if not after or not (lost := names_in(before) - names_in(after)):
+        return tuple(after)
+    *others, last = after
+    names = sorted(lost | names_inside(last.metadata))
+    return *others, last.model_copy(update={"metadata": {**last.metadata, INSIDE: names}})
 
 
 def text_of(message: ChatMessageContent) -> str:

@@ -219,6 +219,7 @@ async def charged(
     payer = _Payer(None if parent is None else parent.tab, shared)
     if parent is not None:
         parent.check()
+        parent.tab.bring(sent)
         price = price or parent.price
     meter = payer.meter(service, settings, price)
     await payer.take_request(expected=meter.used(Usage(), sent, None, None))
@@ -390,8 +391,9 @@ def with_own_view(function: KernelFunction, tab: Tab, wrap: Wrap) -> KernelFunct
     agent = None if method is None else agent_of(method)
     if agent is None:
         return function
-    view = view_of(agent.kernel, tab, wrap, invokes=False)
-    return function.model_copy(update={"method": _held_by(method, agent, agent.model_copy(update={"kernel": view}))})
+    copied = agent.model_copy(update={"kernel": view_of(agent.kernel, tab, wrap, invokes=False)})
+    object.__setattr__(copied, "__pydantic_private__", agent.__pydantic_private__)  # what it remembers stays its own
+    return function.model_copy(update={"method": _held_by(method, agent, copied)})
 
 
 def _held_by(method: Any, agent: object, other: object) -> Any:
@@ -609,7 +611,7 @@ async def _decide_and_run(context: FunctionInvocationContext, next: Next, parent
     await _take_shared(tab.account.shared, Consumption(tool_calls=1, calls_by_function={tool.name: 1}), tab)
     await tab.record_call(tool.name)
     target = with_own_view(function, tab, wrap)
-    if tool.unasked:
+    if tool.unasked or tool.loose:
         target = runnable(target, tool, threads=False)
     if target is not function:
         next = in_place(next, function, target, streaming=context.is_streaming)

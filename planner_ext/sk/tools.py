@@ -33,7 +33,6 @@ from planner_ext.engine.concurrency import OutOfTime, Raised, caught, in_time, s
 from planner_ext.engine.effects import KEY_PARAMETER, TIME_PARAMETER, idempotency_key
 from planner_ext.engine.ports import Finished
 from planner_ext.sk.conversion import InvalidArguments, parse_object, quoted
-from planner_ext.sk.earlier_calls import names_in
 from planner_ext.sk.execution import (
     ApprovedArgumentsChangedError,
     CallGuard,
@@ -44,6 +43,7 @@ from planner_ext.sk.execution import (
     sendable,
     watch,
 )
+from planner_ext.sk.messages import names_in
 from planner_ext.sk.nested import ParentRun, Wrap, planner_of, refusal_in, view_of, with_own_view
 from planner_ext.sk.toolset import Tool, ToolSet, conversion_problem, convert_arguments, read_result, tool_of
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from semantic_kernel import Kernel
 from semantic_kernel.agents import ChatCompletionAgent, ChatHistoryAgentThread
+from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.contents import AuthorRole, ChatHistory, ChatMessageContent, FunctionCallContent
 from semantic_kernel.contents import FunctionResultContent as Answered
 from semantic_kernel.functions import kernel_function
@@ -24,6 +25,7 @@ from planner_ext import (
 )
 from planner_ext.durable import Runs
 from planner_ext.hitl_manager import ToolCall
+from planner_ext.iteration import FunctionInvocationIterationContext
 from planner_ext.testing import ScriptedChatCompletion, call, calls, say
 from support.approval import (
     DONE,
@@ -38,6 +40,7 @@ from support.approval import (
     planner_with,
     results,
     service_and_handler,
+    settings_with,
     world,
 )
 from support.approval_filter import chat
@@ -234,6 +237,63 @@ async def test_a_history_that_was_read_inside_makes_what_follows_ask() -> None:
     add(here)
     outcome = await DOORS[0].ask(here, interceptors=[POLICY])
     assert (outcome.status, here.ran) == ("paused", [])
+
+
+@service_and_handler
+async def test_a_history_that_was_compacted_keeps_what_was_read(door: Door) -> None:
+    """A callback that drops calls leaves their names in a message that stays, from request to request."""
+
+    def forget(context: FunctionInvocationIterationContext) -> None:
+        context.messages[:] = [one for one in context.messages if one.role == AuthorRole.USER]
+
+    here = world([LOOK, DONE, call("shop-charge", {"amount": 1}), DONE, REFUND, DONE])
+    history = asked()
+    for status in ("answered", "answered", "paused"):
+        options = {"interceptors": [POLICY], "iteration_completed": forget}
+        outcome = await door.ask(here, history=history, **options)
+        assert outcome.status == status
+        history = through_json(outcome.history)
+        history.add_user_message("Go on.")
+
+
+async def test_a_compacted_history_is_not_changed_but_for_a_copy() -> None:
+    """The messages that a callback leaves are its own; the one that says what was read is a copy."""
+    own = ChatMessageContent(role=AuthorRole.USER, content="Short.")
+
+    def forget(context: FunctionInvocationIterationContext) -> None:
+        context.messages[:] = [own]
+
+    outcome = await DOORS[0].ask(world([LOOK, DONE]), iteration_completed=forget)
+    assert own.metadata == {}
+    assert outcome.history.messages[0].metadata == {"planner_ext.inside": ["shop-look"]}
+
+
+@pytest.mark.parametrize("functions", [False, True], ids=["plain", "invoking"])
+async def test_a_request_inside_that_sends_such_a_history_has_read(functions: bool) -> None:
+    """Also one request without functions, which is no run, gives a result that has read."""
+
+    class Asking:
+        @kernel_function
+        async def ask(self, kernel: Kernel) -> str:
+            service: Any = kernel.get_service("expert")
+            settings = settings_with() if functions else PromptExecutionSettings()
+            return str(await service.get_chat_message_content(tainted(), settings, kernel=kernel))
+
+    here = world([call("asking-ask"), REFUND, DONE], asking=Asking())
+    inner(here, say("Read this."))
+    outcome = await DOORS[0].ask(here, interceptors=[POLICY])
+    assert (outcome.status, here.ran) == ("paused", [])
+
+
+async def test_a_session_that_begins_with_a_stored_history_knows_what_it_read() -> None:
+    """A session's history, as JSON, is another session's first prompts."""
+    here, asked_about = reading("planner", REFUND, DONE), list[str]()
+    session = ToolUseSession(here.kernel)
+    await session.prompt("Read it.")
+    stored = through_json(session.history()).messages
+    again = ToolUseSession(here.kernel, initial_prompts=stored, interceptors=[POLICY], approver=refusing(asked_about))
+    await again.prompt("Refund it.")
+    assert asked_about == ["refund"]
 
 
 async def test_what_ran_beside_does_not_count() -> None:

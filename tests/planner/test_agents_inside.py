@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import PrivateAttr
 from semantic_kernel import Kernel
-from semantic_kernel.agents import ChatCompletionAgent
+from semantic_kernel.agents import ChatCompletionAgent, ChatHistoryAgentThread
 from semantic_kernel.functions import kernel_function
 
 from planner_ext import Approve, Budget, FunctionInvokingChatCompletion, ToolUseSession
@@ -157,6 +158,25 @@ async def test_a_function_that_a_class_of_agents_declares_is_charged() -> None:
     here = world([call("team-brief"), DONE], team=agent)
     outcome = await Door("planner", False).ask(here)
     assert (outcome.iterations, shop.ran, results(outcome.history)) == (4, [], ["No."])
+
+
+async def test_what_an_agent_remembers_stays_its_own() -> None:
+    """A class of agents that keeps its thread goes on with it from call to call."""
+
+    class Remembering(ChatCompletionAgent):
+        _thread: ChatHistoryAgentThread | None = PrivateAttr(None)
+
+        @kernel_function
+        async def go_on(self) -> str:
+            self._thread = self._thread or ChatHistoryAgentThread()
+            return str(await self.get_response(messages="Go on.", thread=self._thread))
+
+    service = ScriptedChatCompletion([say("One."), say("Two.")], service_id="own")
+    agent = Remembering(kernel=Kernel(services=service), name="helper")
+    here = world([call("team-go_on"), call("team-go_on"), DONE], team=agent)
+    outcome = await Door("planner", False).ask(here)
+    assert results(outcome.history) == ["One.", "Two."]
+    assert [message["content"] for message in service.requests[1].messages] == ["Go on.", "One.", "Go on."]
 
 
 async def test_an_agent_of_a_session_is_charged() -> None:

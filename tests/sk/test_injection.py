@@ -283,6 +283,17 @@ async def test_a_function_that_takes_keywords_gets_what_its_schema_says() -> Non
     assert got == [{"kernel": "mine"}]
 
 
+@every_door
+async def test_a_tool_may_name_its_parameters_as_its_plugin_names_its_own(door: Door) -> None:
+    """``tool_name`` and ``self``, which the plugin's method takes itself, reach the server, too."""
+    given = {"tool_name": "rain", "self": "mine", "name": "x"}
+    async with mcp_tool(dict.fromkeys(given, TEXT)) as (plugin, called):
+        here = model(call("weather-lookup", given))
+        here.kernel.add_plugin(plugin, "weather")
+        await door.ask(here)
+        assert called == [given]
+
+
 async def test_the_name_of_keywords_is_no_parameter() -> None:
     """``**arguments`` takes what a schema names; it does not ask for the application's arguments."""
     got: list[dict[str, Any]] = []
