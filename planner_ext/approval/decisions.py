@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, assert_never, cast, overload
 
@@ -49,6 +49,7 @@ __all__ = [
     "question_id",
     "record_of",
     "requires_approval",
+    "source_of",
     "takes_no_more",
     "waiting_calls",
     "with_plain_numbers",
@@ -82,9 +83,11 @@ class Approve:
     Attributes:
         arguments: Arguments to use in place of the model's, as JSON values; copied, and validated like those. None
             keeps the model's.
-        always: Approve the same for the rest of the run without asking: every call of this ``"function"``, or only this
-            function with these ``"arguments"``. None approves this call alone. Does not cover what functions call
-            themselves.
+        always: Give the same answer to the same question for the rest of the run: for every call of this
+            ``"function"``, or only for this function with these ``"arguments"``. None approves this call alone. The
+            same question has the same source and the same roles. The source is the rule of the policy, the policy's
+            default, the function's mark, or the interceptor with its prompt. What another rule asks, or what others
+            have to decide, is asked; so is what functions and nested runs call themselves.
         by: Who decided, for the record.
         fingerprint: What the decision was made for; if given, it must match the pending call's.
     """
@@ -128,11 +131,13 @@ class Defer:
         prompt: What the person is asked.
         expires_in: Seconds after which the question expires; None uses the run's setting.
         roles: Who may decide, as data for the application's ``authorize`` hook; empty for anyone.
+        source: Digest of who asks, and what. The gate that puts the question sets it.
     """
 
     prompt: str | None = None
     expires_in: float | None = None
     roles: Sequence[str] = ()
+    source: str = field(default="", kw_only=True, repr=False, compare=False)
 
 
 Decision: TypeAlias = Approve | Deny | Supply | Defer
@@ -152,11 +157,11 @@ def problem_of(decision: Decision) -> str | None:
             return _text_problem("reason", reason) or _text_problem("by", by)
         case Supply(by=by):
             return _text_problem("by", by)
-        case Defer(prompt=prompt, expires_in=expires_in, roles=roles):
+        case Defer(prompt=prompt, expires_in=expires_in, roles=roles, source=source):
             if expires_in is not None and not is_duration(expires_in):
                 expected = f"a number of seconds above 0 and below {LONGEST_WAIT:g}"
                 return f"expires_in must be {expected}; got {shown(expires_in)}"
-            return _text_problem("prompt", prompt) or _roles_problem(roles)
+            return _text_problem("prompt", prompt) or _roles_problem(roles) or _text_problem("source", source)
         case _:
             assert_never(decision)
 
@@ -533,6 +538,11 @@ def takes_no_more(before: str, now: str) -> bool:
         now: Its signature now.
     """
     return not before or set(filter(None, now.split(","))) <= set(before.split(","))
+
+
+def source_of(*parts: object) -> str:
+    """Digest who asks about a call, and what: questions with equal sources and roles are the same question."""
+    return _sha256(parts)
 
 
 def _sha256(value: object) -> str:

@@ -31,6 +31,7 @@ from planner_ext.approval.decisions import (
     Deny,
     ToolCall,
     hooks_of,
+    source_of,
     with_plain_numbers,
 )
 from planner_ext.core.errors import PlannerExtError, shown
@@ -253,12 +254,15 @@ class ApprovalPolicy(_Data):
             if rule.matches(call):
                 if rule.action == "ask":
                     prompt = rule.reason_for(call) or None
-                    return Defer(prompt=prompt, expires_in=rule.expires_in, roles=tuple(rule.roles))
+                    source = source_of("rule", _normal_rule(rule))
+                    return Defer(prompt=prompt, expires_in=rule.expires_in, roles=tuple(rule.roles), source=source)
                 return _decision(rule.action, rule.reason_for(call), f"policy rule {number}")
         return None
 
     def by_default(self) -> Decision:
-        """@private Decide a call that no rule is for."""
+        """@private Decide a call that no rule is for; which calls these are depends on all rules."""
+        if self.default == "ask":
+            return Defer(source=source_of("default", self.normal_form()))
         return _decision(self.default, "", "policy default")
 
     def normal_form(self) -> dict[str, Any]:
@@ -309,13 +313,9 @@ def _normal_rule(rule: ApprovalRule) -> dict[str, Any]:
 
 
 def _decision(action: str, reason: str, by: str) -> Decision:
-    match action:
-        case "allow":
-            return Approve(by=by)
-        case "deny":
-            return Deny(reason or "The policy of this application does not allow it.", by=by)
-        case _:
-            return Defer()
+    if action == "allow":
+        return Approve(by=by)
+    return Deny(reason or "The policy of this application does not allow it.", by=by)
 
 
 _KINDS: Final = (bool, int | float, str, Mapping, list)

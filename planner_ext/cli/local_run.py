@@ -269,7 +269,8 @@ def _is_approved_already(call: PendingCall, result: Result) -> bool:
     """Whether an approval for the rest of the run covers this call, which waited before the approval was given."""
     state = result.checkpoint.state()
     fact = next(one.decided for one in waiting_calls(state) if one.request.id == call.id)
-    return not state.sticky.isdisjoint(sticky_keys(fact.function, fact.digest, fact.signature).values())
+    keys = sticky_keys(fact.function, fact.digest, fact.signature, source=fact.source, roles=fact.roles)
+    return not state.sticky.isdisjoint(keys.values())
 
 
 def _decisions(args: ResumeArgs, state: State, by: str | None) -> dict[str, Decision]:

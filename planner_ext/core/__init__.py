@@ -82,8 +82,8 @@ The state
                                                again
     called        end of a batch               the iteration-completed callback is due            end of the next batch
     planned       Planned                      a resumed run does not ask for a plan again        never
-    sticky        CallDecided (always)         later calls of the function, or with the same      never
-                                               arguments, are approved without asking
+    sticky        CallDecided (always)         the same question about later calls of the         never
+                                               function, or with the same arguments, is answered
     ended         Ended                        nothing, until the run is resumed                  Resumed
 
 Order

@@ -52,7 +52,7 @@ CallOutcome: TypeAlias = Literal["ok", "failed", "timed_out", "cancelled"]
 
 
 _IN_NO_LINE = frozenset(
-    {"type", "at", "seconds", "digest", "signature", "parameters", "fingerprint", "run_id", "trace"}
+    {"type", "at", "seconds", "digest", "signature", "parameters", "fingerprint", "run_id", "source", "trace"}
 )
 LINE_WIDTH = 120
 """The most characters of an event's line."""
@@ -295,7 +295,8 @@ class CallDecided(CallFact):
         arguments: JSON text of what the function gets where that was converted from the model's text, or None.
         edited: JSON text of the arguments that replace the model's, converted in the same way, or None.
         by: Who or what decided: an interceptor, a policy's rule, a person; "" for the loop itself.
-        sticky: Whether the approval holds for the rest of the run, for the function or for these arguments.
+        sticky: Whether the same question is answered so for the rest of the run, for the function or for these
+            arguments.
         expires_at: When a deferred call stops waiting, or None.
         prompt: The text that a person reads with a deferred call; "" without one.
         final_answer: The answer that the final-answer function was called with, or None.
@@ -305,6 +306,8 @@ class CallDecided(CallFact):
         nested: Whether the function is a planner itself, whose run spends a share of this run's budget.
         asks_model: Whether the function may itself make requests to a model, which are charged to this run.
         roles: The roles that may decide a deferred call; empty for anyone. Data of the application.
+        source: Digest of what asked about the call: a policy's rule or default, the function's mark, or an interceptor
+            with its prompt. "" if nothing asked. A sticky approval holds for this source and these roles.
         parameters: JSON text of the schema of a deferred call's parameters.
         cut: Where a supplied result, which is the ``answer``, was cut for the model; None if it was not.
     """
@@ -328,6 +331,7 @@ class CallDecided(CallFact):
     approved: bool = False
     asks_model: bool = False
     roles: tuple[str, ...] = ()
+    source: str = ""
     parameters: str = ""
     cut: Cut | None = None
     at: float

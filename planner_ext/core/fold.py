@@ -178,14 +178,19 @@ def _call_decided(state: State, fact: facts.CallDecided) -> _Changes:
     if state.final_answer is None:
         changes["final_answer"] = fact.final_answer
     if fact.sticky is not None:
-        changes["sticky"] = state.sticky | {sticky_keys(fact.function, fact.digest, fact.signature)[fact.sticky]}
+        keys = sticky_keys(fact.function, fact.digest, fact.signature, source=fact.source, roles=fact.roles)
+        changes["sticky"] = state.sticky | {keys[fact.sticky]}
     return changes
 
 
-def sticky_keys(function: str, digest: str, signature: str) -> dict[str, str]:
-    """Name what is approved for the rest of a run: a function as it is now, or this function with these arguments."""
-    now = f":{signature}" if signature else ""
-    return {"function": f"function:{function}{now}", "arguments": f"arguments:{digest}{now}"}
+def sticky_keys(function: str, digest: str, signature: str, *, source: str, roles: Iterable[str]) -> dict[str, str]:
+    """Name what is approved for the rest of a run: the answer to one question, asked of the same roles.
+
+    Returns:
+        The names for the ``function`` as it is now, and for this function with these ``arguments``.
+    """
+    asked = f"{signature}:{source}:{sorted(set(roles))}"
+    return {"function": f"function:{function}:{asked}", "arguments": f"arguments:{digest}:{asked}"}
 
 
 def _calls_withheld(state: State, fact: facts.CallsWithheld) -> _Changes:

@@ -11,7 +11,6 @@ from typing import Any, assert_never
 
 from planner_ext.approval.decisions import (
     Approve,
-    Decision,
     Defer,
     Deny,
     Supply,
@@ -40,9 +39,12 @@ from planner_ext.core.state import Batch
 from planner_ext.core.values import RequestedCall, ResolvedCall
 from planner_ext.engine.concurrency import GRACE, OutOfTime
 from planner_ext.engine.journal import Recorder
-from planner_ext.engine.ports import Finished, Functions, Ports
+from planner_ext.engine.ports import Finished, Functions, Ports, Reviewed
 
-__all__ = ["BudgetHandle", "CallFailedError", "Calls", "StopHandle", "apply_decision", "is_as_decided"]
+__all__ = ["BudgetHandle", "CallFailedError", "Calls", "StopHandle", "apply_decision", "is_as_decided", "tool_call_of"]
+
+_UNTOUCHED = Reviewed()
+"""Of a call that no gate watches."""
 
 FINAL_ANSWER_ACCEPTED = "The final answer was accepted."
 """What the transcript has as the result of the final-answer call."""
@@ -95,7 +97,7 @@ def is_as_decided(resolved: ResolvedCall, fact: CallDecided) -> bool:
 
 
 def apply_decision(
-    fact: CallDecided, decision: Decision | None, functions: Functions, request: RequestedCall
+    fact: CallDecided, reviewed: Reviewed, functions: Functions, request: RequestedCall, run_id: str
 ) -> CallDecided:
     """Record a decision on a call that could run.
 
@@ -103,20 +105,22 @@ def apply_decision(
 
     Args:
         fact: What was decided so far.
-        decision: Of an interceptor or a person; None leaves the call as it was decided.
+        reviewed: What came of the call's review, or a person's decision.
         functions: Resolve a call with edited arguments.
         request: The call as the model asked for it.
+        run_id: The run, for the fingerprint of an edited call.
     """
+    decision = reviewed.decision
+    if (question := reviewed.question) is not None:
+        fact = replace(fact, source=question.source, roles=tuple(question.roles))
+    if reviewed.arguments is not None:
+        edited = _with_edit(fact, reviewed, functions, request, run_id)
+        decision, fact = (edited, fact) if isinstance(edited, Deny) else (decision, edited)
     match decision:
         case None:
             return fact
-        case Approve(arguments=None):
-            return replace(fact, verdict="run", approved=True, by=decision.by or "", sticky=decision.always)
-        case Approve():
-            edited = _edited(fact, decision, functions, request)
-            decision = edited if isinstance(edited, Deny) else replace(decision, arguments=None)
-            decided = apply_decision(fact, decision, functions, request)
-            return decided if isinstance(edited, Deny) else replace(decided, **edited)
+        case Approve(always=always, by=by):
+            return replace(fact, verdict="run", approved=True, by=by or "", sticky=always)
         case Deny(reason=reason, by=by):
             refused = "The call was refused and did not run"
             answer = f"{refused}: {reason}" if reason else f"{refused}."
@@ -131,23 +135,27 @@ def apply_decision(
             assert_never(decision)
 
 
-def _edited(
-    fact: CallDecided, decision: Approve, functions: Functions, request: RequestedCall
-) -> dict[str, str] | Deny:
-    """Return the fields that the edited arguments change, empty for the same arguments, or a denial of invalid ones."""
-    assert decision.arguments is not None, "an approval with an edit"
+def _with_edit(
+    fact: CallDecided, reviewed: Reviewed, functions: Functions, request: RequestedCall, run_id: str
+) -> CallDecided | Deny:
+    """Put edited arguments in the place of the call's; unchanged for the same ones. Or deny invalid ones."""
+    assert reviewed.arguments is not None, "a review with an edit"
     try:
-        text = edited_text(decision.arguments)
+        text = edited_text(reviewed.arguments)
     except ValueError as error:
         problem = str(error)
     else:
         resolved = functions.check(request, text)
         if resolved.kind == "function" and resolved.function == fact.function:
-            edited = text if resolved.converted is None else resolved.converted
             digest = digest_of(resolved.function, resolved.arguments)
-            return {} if digest == fact.digest else {"edited": edited, "digest": digest}
+            if digest == fact.digest:
+                return fact
+            edited = text if resolved.converted is None else resolved.converted
+            fingerprint = fingerprint_of(run_id, fact.iteration, fact.call_id, digest, fact.signature)
+            return replace(fact, edited=edited, digest=digest, fingerprint=fingerprint, by=reviewed.edited_by or "")
         problem = resolved.answer
-    return Deny(f"The edited arguments cannot be used. {problem}", decision.by)
+    by = None if isinstance(reviewed.decision, Defer | None) else reviewed.decision.by
+    return Deny(f"The edited arguments cannot be used. {problem}", by)
 
 
 class CallFailedError(PlannerExtError):
@@ -239,18 +247,22 @@ class Calls:
         gated = [fact for fact in facts if fact.kind == "function" and gate is not None and gate.watches(fact.function)]
         if gate is None or not gated:
             return facts
-        calls = [_tool_call(batch, fact, resolved[fact.index]) for fact in gated]
+        calls = [tool_call_of(batch, fact, resolved[fact.index]) for fact in gated]
         with self._journal.persons_time():
             decisions = await self._journal.in_time(gate.review(calls, state), person=True)
         if isinstance(decisions, OutOfTime):
             answer = "Not executed: it was not decided before the time of the run was over."
             late = {fact.index: replace(fact, verdict="answer", answer=answer, reason="limit") for fact in gated}
             return [late.get(fact.index, fact) for fact in facts]
-        made = {fact.index: decision for fact, decision in zip(gated, decisions, strict=True)}
+        made = {fact.index: reviewed for fact, reviewed in zip(gated, decisions, strict=True)}
         at = self._journal.now()  # afterwards: a review may take its time, and questions expire from now on
         decided = [
             apply_decision(
-                replace(fact, at=at), made.get(fact.index), self._ports.functions, batch.calls[fact.index].request
+                replace(fact, at=at),
+                made.get(fact.index, _UNTOUCHED),
+                self._ports.functions,
+                batch.calls[fact.index].request,
+                state.run_id,
             )
             for fact in facts
         ]
@@ -423,7 +435,7 @@ class Calls:
         return resolved if is_as_decided(resolved, decision) else None
 
 
-def _tool_call(batch: Batch, fact: CallDecided, resolved: ResolvedCall) -> ToolCall:
+def tool_call_of(batch: Batch, fact: CallDecided, resolved: ResolvedCall) -> ToolCall:
     """Show a call that could run as interceptors see it."""
     return ToolCall(
         id=fact.call_id,

@@ -1,10 +1,14 @@
-"""The interceptors of a run, asked in order before a call runs; the first decision wins."""
+"""The interceptors of a run, asked in order before a call runs; the first decision wins.
+
+`InterceptorChain` asks those of one run or filter. `Review` reviews a call by several chains, and by whoever answers
+their questions; an edited call is reviewed like any other, from the first rule on.
+"""
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from planner_ext.approval.decisions import (
     ApprovalSettings,
@@ -20,16 +24,18 @@ from planner_ext.approval.decisions import (
     digest_of,
     hooks_of,
     problem_of,
+    source_of,
 )
-from planner_ext.approval.policy import ApprovalPolicy
+from planner_ext.approval.policy import ApprovalPolicy, guard_name
 from planner_ext.core.errors import shown
 from planner_ext.core.fold import sticky_keys
 from planner_ext.core.state import State
 from planner_ext.core.values import updated
 from planner_ext.engine.authorization import refusal_of
 from planner_ext.engine.concurrency import OUT_OF_TIME, Raised, called, caught, in_time, seconds_from_now
+from planner_ext.engine.ports import Reviewed
 
-__all__ = ["Approver", "CheckForIntervention", "InterceptorChain", "PreInvoke", "asked_by", "with_approval"]
+__all__ = ["Approver", "CheckForIntervention", "Edit", "InterceptorChain", "PreInvoke", "Review"]
 
 _logger = logging.getLogger(__name__)
 
@@ -43,31 +49,38 @@ CheckForIntervention = Callable[[ToolCall], bool | Awaitable[bool]]
 Approver = Callable[[ToolCall], Decision | Awaitable[Decision | None] | None]
 """Asks a person about a call, and returns their decision; None or `Defer` leaves the question open."""
 
-_UNMATCHED = {"approve": None, "defer": Defer(), "deny": Deny("Nobody approved it.", by="default")}
+Edit: TypeAlias = Callable[[ToolCall, Mapping[str, Any]], ToolCall | str]
+"""Checks and converts arguments that replace those of a call; returns the call with them, or what is wrong."""
+
+_UNMATCHED = {"approve": None, "defer": Defer(source="unmatched"), "deny": Deny("Nobody approved it.", by="default")}
 """The decision on a call that no interceptor decided."""
 
 _APPROVED_EARLIER = Approve(by="approved earlier in this run")
 
 
-def with_approval(state: State, call: ToolCall, decision: Decision | None) -> State:
-    """Add what is approved for the rest of the run, for the later calls of the batch; an edit may yet be refused."""
-    if not isinstance(decision, Approve) or decision.always is None or decision.arguments is not None:
+def _with_approval(state: State, call: ToolCall, reviewed: Reviewed) -> State:
+    """Add what is approved for the rest of the run, for the later calls of the batch."""
+    decision, question = reviewed.decision, reviewed.question
+    if not isinstance(decision, Approve) or decision.always is None or question is None:
         return state
-    return updated(state, sticky=state.sticky | {_keys_of(call)[decision.always]})
+    if reviewed.arguments is not None:
+        call = replace(call, arguments=reviewed.arguments)
+    return updated(state, sticky=state.sticky | {_keys_of(call, question)[decision.always]})
 
 
-def _is_approved(call: ToolCall, state: State) -> bool:
-    return bool(state.sticky) and not state.sticky.isdisjoint(_keys_of(call).values())
+def _is_approved(call: ToolCall, question: Defer, state: State) -> bool:
+    return bool(state.sticky) and not state.sticky.isdisjoint(_keys_of(call, question).values())
 
 
-def _keys_of(call: ToolCall) -> dict[str, str]:
+def _keys_of(call: ToolCall, question: Defer) -> dict[str, str]:
     name = call.fully_qualified_name
-    return sticky_keys(name, digest_of(name, call.arguments), call.signature)
+    digest = digest_of(name, call.arguments)
+    return sticky_keys(name, digest, call.signature, source=question.source, roles=question.roles)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterceptorChain:
-    """Implements `planner_ext.engine.ports.Gate`.
+    """The interceptors of one run, or of one filter.
 
     The order: interceptors as given (of a policy, its rules), the function's own ``@requires_approval``,
     ``pre_invoke``, ``check_for_intervention``, a policy's default, and what is set for undecided calls. An interceptor
@@ -77,6 +90,8 @@ class InterceptorChain:
     Attributes:
         marked: Gives a function's own mark by its fully qualified name, or None.
         approver: Asked by `asked`, about a call that was deferred.
+        waits: Whether a question stays open if the approver leaves it open; else the call is denied, and the approver
+            has as long as an interceptor of this chain.
     """
 
     options: ApprovalSettings
@@ -85,38 +100,58 @@ class InterceptorChain:
     checks: Sequence[CheckForIntervention] = ()
     marked: Callable[[str], Defer | None] = lambda _: None
     approver: Approver | None = None
+    waits: bool = True
+
+    @property
+    def answers_alone(self) -> bool:
+        """Whether its own approver answers its questions, and nobody else."""
+        return self.approver is not None and not self.waits
 
     def watches(self, function: str) -> bool:
         """Return whether a call of this function could be decided by an interceptor, a mark or a setting."""
         asked = self.interceptors or self.pre_invoke or self.checks or self.options.unmatched != "approve"
         return bool(asked) or self.marked(function) is not None
 
-    async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Decision | None]:
-        """Decide each call, in order, before any of them runs; None if no interceptor decided and that approves."""
-        return [self._final(await self._decide(call), call, state) for call in calls]
+    async def decide(self, call: ToolCall, state: State) -> Decision | None:
+        """Decide a call before it runs; None if no interceptor decided and that approves.
 
-    async def asked(self, call: ToolCall, question: Defer, state: State) -> Decision:
-        """Ask the approver about a deferred call while the question is open; returns the question if it stays open.
+        Args:
+            call: The call.
+            state: The run that makes the call; what was approved in it replaces a question, never a denial.
+        """
+        decision = await self._decide(call)
+        if not isinstance(decision, Defer):
+            return decision
+        mark, seconds = self.marked(call.fully_qualified_name), decision.expires_in
+        question = replace(
+            decision,
+            expires_in=self.options.expires_in if seconds is None else seconds,
+            roles=decision.roles or (mark.roles if mark is not None else ()),
+        )
+        return _APPROVED_EARLIER if _is_approved(call, question, state) else question
+
+    async def asked(self, call: ToolCall, question: Defer, run_id: str) -> Decision:
+        """Ask the approver about a deferred call; returns the question if it stays open.
 
         It does if the ``authorize`` hook refuses the answer. Without a hook the approver, which is shown the roles, is
         the application's own check of them.
         """
         assert self.approver is not None, "only a chain that has an approver is asked"
-        if _is_approved(call, state):
-            return _APPROVED_EARLIER
-        waiting = replace(self, options=replace(self.options, interceptor_timeout=question.expires_in))
+        seconds = question.expires_in if self.waits else self.options.interceptor_timeout
+        waiting = replace(self, options=replace(self.options, interceptor_timeout=seconds))
         shown = replace(call, prompt=question.prompt or "", roles=tuple(question.roles))
-        approver = asked_by(self.approver, self.options.authorize, state.run_id)
-        answer = await waiting._ask(approver, shown)
-        return question if answer is None or isinstance(answer, Defer) else answer
+        answer = await waiting._ask(_asked_by(self.approver, self.options.authorize, run_id), shown)
+        if answer is not None and not isinstance(answer, Defer):
+            return answer
+        return question if self.waits else Deny("Nobody decided.")
 
     async def _decide(self, call: ToolCall) -> Decision | None:
-        for interceptor in self.interceptors:
+        for place, interceptor in enumerate(self.interceptors):
             ask = interceptor.by_rule if isinstance(interceptor, ApprovalPolicy) else interceptor
             if (decision := await self._ask(ask, call)) is not None:
-                return decision
+                return _with_source(decision, self.interceptors, place)
         if (mark := self.marked(call.fully_qualified_name)) is not None:
-            return mark
+            return replace(mark, source=source_of("mark", mark.prompt, mark.roles))
         return await self._call_callbacks(call) or self._defaults()
 
     async def _call_callbacks(self, call: ToolCall) -> Decision | None:
@@ -128,9 +163,9 @@ class InterceptorChain:
                 return verdict
             if verdict is not True:
                 return Deny("The application's pre-invoke callback did not let it run.", by=_name(pre_invoke))
-        for check in self.checks:
+        for place, check in enumerate(self.checks):
             if (decision := await self._ask(check, call)) is not None:
-                return decision
+                return _with_source(decision, self.checks, place)
         return None
 
     def _defaults(self) -> Decision | None:
@@ -173,21 +208,193 @@ class InterceptorChain:
             return Deny("It was not decided in time.", by=_name(ask))
         return answer
 
-    def _final(self, decision: Decision | None, call: ToolCall, state: State) -> Decision | None:
-        """Replace a question, never a denial, by a sticky approval; or set until when the question is open."""
-        if not isinstance(decision, Defer):
-            return decision
-        if _is_approved(call, state):
-            return _APPROVED_EARLIER
-        mark, seconds = self.marked(call.fully_qualified_name), decision.expires_in
-        return replace(
-            decision,
-            expires_in=self.options.expires_in if seconds is None else seconds,
-            roles=decision.roles or (mark.roles if mark is not None else ()),
-        )
+
+def _with_source(decision: Decision, asked: Sequence[object], place: int) -> Decision:
+    """Say where a question comes from: the rule of a policy, or the interceptor, by its name, with its prompt.
+
+    Interceptors with one name, as those that one function makes, are told apart by their order.
+    """
+    interceptor = asked[place]
+    if not isinstance(decision, Defer) or (decision.source and isinstance(interceptor, ApprovalPolicy)):
+        return decision
+    name = guard_name(interceptor)
+    number = sum(guard_name(other) == name for other in asked[:place])
+    return replace(decision, source=source_of("interceptor", name, number, decision.prompt, decision.source))
 
 
-def asked_by(approver: Approver, authorize: Authorize | Sequence[Authorize] | None, run_id: str) -> Approver:
+@dataclass(frozen=True, slots=True)
+class _Ruled:
+    """What the rules say about a call.
+
+    Attributes:
+        call: The call, with edited arguments if an interceptor edited it.
+        decision: What was decided, if nothing is asked.
+        questions: What is asked, each with the chain whose approver answers it, or None.
+        editor: Who edited it.
+    """
+
+    call: ToolCall
+    decision: Decision | None = None
+    questions: Sequence[tuple[Defer, InterceptorChain | None]] = ()
+    editor: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Review:
+    """Reviews calls by the rules of several chains, and by those who answer their questions.
+
+    Attributes:
+        chains: Those of the runs around, the outermost first, and of the run. Each has its say.
+        filters: Asked afterwards. Their questions are put only if no chain asks.
+        approves: The chain whose approver answers the questions of the chains, or None.
+        edit: See `Edit`.
+    """
+
+    chains: Sequence[InterceptorChain]
+    filters: Sequence[InterceptorChain] = ()
+    approves: InterceptorChain | None = None
+    edit: Edit
+
+    async def of(self, calls: Sequence[ToolCall], state: State) -> list[Reviewed]:
+        """Review calls, in order: all of them by the rules, before anybody is asked about one."""
+        ruled = [await self._by_rules(call, state) for call in calls]
+        reviewed: list[Reviewed] = []
+        for call, one in zip(calls, ruled, strict=True):
+            reviewed.append(await self._answered(call, one, state))
+            if len(reviewed) < len(calls):
+                state = _with_approval(state, call, reviewed[-1])
+        return reviewed
+
+    async def of_edit(self, call: ToolCall, approval: Approve, question: Defer, state: State) -> Reviewed:
+        """Review the edit of a person who was asked a question; nobody is asked.
+
+        Returns:
+            What came of it: the approval, if the rules have no objection and ask nothing else; a `Deny`, if the edit
+            is invalid or a rule denies it; or the first question that was not answered, with the edited arguments.
+        """
+        then = await self._by_edit(call, approval, question, state)
+        edited = _edited_arguments(call, then.call)
+        if isinstance(then.decision, Deny | Supply):
+            return Reviewed(decision=then.decision, arguments=edited)
+        if then.questions:
+            asked, _ = then.questions[0]
+            return Reviewed(decision=asked, question=asked, arguments=edited, edited_by=approval.by)
+        return Reviewed(decision=replace(approval, arguments=None), question=question, arguments=edited)
+
+    async def _by_rules(self, call: ToolCall, state: State, *, edited: bool = False) -> _Ruled:
+        """Ask each chain about a call; an edit is reviewed from the first rule on, a second one denies."""
+        approved: Approve | None = None
+        questions: list[tuple[Defer, InterceptorChain | None]] = []
+        for chain in (*self.chains, *self.filters):
+            decision = await chain.decide(call, state) if chain.watches(call.fully_qualified_name) else None
+            match decision:
+                case None:
+                    continue
+                case Defer():
+                    if chain.waits or not questions or questions[-1][1] is not self.approves:
+                        questions.append((decision, chain if chain.answers_alone else self.approves))
+                case Approve():
+                    after = self._with_edit(call, decision)
+                    if after is not call:
+                        return await self._after_edit(call, after, decision, state, edited=edited)
+                    if chain.waits or approved is None:
+                        approved = _merged(approved, replace(decision, arguments=None))
+                case _:
+                    return _Ruled(call, decision)
+        return _Ruled(call, approved, questions)
+
+    async def _after_edit(
+        self, call: ToolCall, after: ToolCall | Deny, approval: Approve, state: State, *, edited: bool
+    ) -> _Ruled:
+        """Review a call that an interceptor edited, which approves it if the rules have no objection to the edit."""
+        if isinstance(after, Deny):
+            return _Ruled(call, after)
+        if edited:
+            return _Ruled(call, _edited_twice(call, approval))
+        ruled, own = await self._by_rules(after, state, edited=True), replace(approval, arguments=None)
+        decision = ruled.decision
+        if isinstance(decision, Approve | None):
+            decision = own if decision is None else _merged(own, decision)
+        return replace(ruled, decision=decision, editor=approval.by)
+
+    async def _by_edit(self, call: ToolCall, approval: Approve, question: Defer, state: State) -> _Ruled:
+        """Review the edit in the answer to a question, which counts as answered; the same call if nothing changed."""
+        edited = self._with_edit(call, approval)
+        if isinstance(edited, Deny):
+            return _Ruled(call, edited)
+        if edited is call:
+            return _Ruled(call)
+        then = await self._by_rules(edited, state, edited=True)
+        return replace(then, questions=[one for one in then.questions if not _is_same(one[0], question)])
+
+    def _with_edit(self, call: ToolCall, approval: Approve) -> ToolCall | Deny:
+        """Return the edited call; the call itself if its arguments stay as they are."""
+        if approval.arguments is None:
+            return call
+        edited = self.edit(call, approval.arguments)
+        if isinstance(edited, str):
+            return Deny(f"The edited arguments cannot be used. {edited}", by=approval.by)
+        return call if edited.fingerprint == call.fingerprint else edited
+
+    async def _answered(self, given: ToolCall, ruled: _Ruled, state: State) -> Reviewed:
+        """Put the questions about a call to those who answer here; the first one that stays open is left open.
+
+        Whoever edits the call is asked once more if a rule denies the edit, or asks something else about it.
+        """
+        call, decision, questions = ruled.call, ruled.decision, [*ruled.questions]
+        question: Defer | None = None
+        editor, retried, edited = ruled.editor, False, False
+        while questions:
+            question, chain = questions[0]
+            if _is_approved(call, question, state):
+                decision, questions = _APPROVED_EARLIER, questions[1:]
+                continue
+            decision = question if chain is None else await chain.asked(call, question, state.run_id)
+            if not isinstance(decision, Approve):
+                break
+            then = await self._by_edit(call, decision, question, state)
+            again = edited and then.call is not call
+            if isinstance(then.decision, Deny) or again or (retried and then.questions):
+                refused = then.decision if isinstance(then.decision, Deny) else _edited_twice(call, decision)
+                if retried:
+                    return Reviewed(decision=replace(refused, by=decision.by))
+                prompt = " ".join(filter(None, (f"The edit was refused: {refused.reason}", question.prompt)))
+                retried, questions[0] = True, (replace(question, prompt=prompt), chain)
+                continue
+            if then.call is call:
+                others = questions[1:]
+                questions = [one for one in others if one[1] is not chain or {*one[0].roles} != {*question.roles}]
+            else:
+                call, questions, editor = then.call, [*then.questions], decision.by
+                retried = edited = True
+                if isinstance(then.decision, Supply):
+                    decision = then.decision
+                    break
+            decision = replace(decision, arguments=None)
+        arguments = None if isinstance(decision, Deny) else _edited_arguments(given, call)
+        return Reviewed(decision=decision, question=question, arguments=arguments, edited_by=editor)
+
+
+def _edited_arguments(before: ToolCall, after: ToolCall) -> Mapping[str, Any] | None:
+    return None if after.fingerprint == before.fingerprint else after.arguments
+
+
+def _edited_twice(call: ToolCall, approval: Approve) -> Deny:
+    by = approval.by or "an interceptor"
+    problem = f"The arguments of {call.fully_qualified_name} were edited a second time in one review, by {by}."
+    return Deny(problem, by=approval.by)
+
+
+def _is_same(question: Defer, other: Defer) -> bool:
+    return question.source == other.source != "" and {*question.roles} == {*other.roles}
+
+
+def _merged(first: Approve | None, then: Approve) -> Approve:
+    """Merge two approvals of a call; the last approver's name counts."""
+    return then if first is None else replace(then, by=then.by or first.by)
+
+
+def _asked_by(approver: Approver, authorize: Authorize | Sequence[Authorize] | None, run_id: str) -> Approver:
     """Return an approver whose decisions the hook allows; one that it refuses is logged, and leaves the question open.
 
     Without a hook it is the approver itself: the application's own function, which is shown the roles.

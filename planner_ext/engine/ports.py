@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from planner_ext.approval.decisions import Decision, ToolCall
+from planner_ext.approval.decisions import Decision, Defer, ToolCall
 from planner_ext.core.accounts import SharedBudgets, Tab
 from planner_ext.core.facts import CallOutcome, EventLine, Fact
 from planner_ext.core.limits import Budget
@@ -26,6 +26,7 @@ __all__ = [
     "Perform",
     "Ports",
     "Prompts",
+    "Reviewed",
     "RunInfo",
     "RunStore",
     "TextDelta",
@@ -102,6 +103,23 @@ class Functions(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reviewed:
+    """What came of the review of one call.
+
+    Attributes:
+        decision: None lets the call run without an approval. An edit is not in it, but in ``arguments``.
+        question: What was asked last: the decision answers it, or leaves it open. None if nothing was.
+        arguments: Checked arguments that replace the model's; None keeps those.
+        edited_by: Who edited them, if that is known.
+    """
+
+    decision: Decision | None = None
+    question: Defer | None = None
+    arguments: Mapping[str, Any] | None = None
+    edited_by: str | None = None
+
+
 class Gate(Protocol):
     """Decides whether calls run."""
 
@@ -109,11 +127,8 @@ class Gate(Protocol):
         """Return whether calls of a function have to be reviewed."""
         ...
 
-    async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Decision | None]:
-        """Decide each call of a batch, in order, before any of them runs; None lets it run without an approval.
-
-        Raises nothing but a cancellation.
-        """
+    async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Reviewed]:
+        """Decide each call of a batch, in order, before any of them runs."""
         ...
 
 

@@ -46,7 +46,7 @@ from planner_ext.engine.authorization import refusal_of
 from planner_ext.engine.batch import apply_decision, is_as_decided
 from planner_ext.engine.engine import Engine
 from planner_ext.engine.journal import cancellation_reason, lost_request, stopping_facts
-from planner_ext.engine.ports import Functions
+from planner_ext.engine.ports import Functions, Reviewed
 from planner_ext.sk.checkpoint import Checkpoint, InvalidCheckpointError, SharedByCopies
 from planner_ext.sk.conversion import InvalidArguments, parse_object, quoted
 from planner_ext.sk.errors import PlannerException, RunEndedError
@@ -308,7 +308,9 @@ class _DecisionFacts:
         if (problem := self._problem(call, fact, decision, name)) is not None:
             changed = not _is_late(fact, at) and self._refreshed(call, at) is not None
             raise DecisionRefusedError(problem, call_id=call_id, changed=changed)
-        decided = apply_decision(fact, decision, self.functions, call.request)
+        edited = decision.arguments if isinstance(decision, Approve) else None
+        reviewed = Reviewed(decision=decision, arguments=edited)
+        decided = apply_decision(fact, reviewed, self.functions, call.request, self.run_id)
         if isinstance(decision, Approve) and decided.verdict != "run":
             problem = f"The approval of {name} cannot be taken: {decided.reason} The call still waits."
             raise DecisionRefusedError(problem, call_id=call_id)

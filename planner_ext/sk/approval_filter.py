@@ -8,7 +8,7 @@ import inspect
 import json
 import logging
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -43,7 +43,8 @@ from planner_ext.core.accounts import Tab, current_tab
 from planner_ext.core.errors import InvalidLimitError, shown
 from planner_ext.core.state import State
 from planner_ext.engine.concurrency import Raised, caught
-from planner_ext.engine.gate import Approver, InterceptorChain, asked_by
+from planner_ext.engine.gate import Approver, InterceptorChain, Review
+from planner_ext.engine.ports import Reviewed
 from planner_ext.sk.approval import PendingCall, let_in
 from planner_ext.sk.conversion import InvalidArguments, parse_object
 from planner_ext.sk.earlier_calls import before_call
@@ -70,7 +71,15 @@ from planner_ext.sk.waiting_results import (
     waiting_results,
 )
 
-__all__ = ["ApprovalFilter", "approval_filters", "converted_values", "report_unused_rules", "tool_call"]
+__all__ = [
+    "ApprovalFilter",
+    "approval_filters",
+    "chain_of",
+    "converted_values",
+    "edited_call",
+    "report_unused_rules",
+    "tool_call",
+]
 
 _logger = logging.getLogger(__name__)
 
@@ -83,6 +92,10 @@ _INJECTS: Final = (
     "{} takes a value named {}, as its schema says, and Semantic Kernel's own loop would pass it the application's "
     "object of that name. FunctionInvokingChatCompletion, a planner or a handler passes the value."
 )
+
+
+_STOCK_RUN: Final = "approval-filter"
+"""The name of a run in the fingerprints of calls that are of no run of this package."""
 
 
 class ApprovalFilter:
@@ -176,16 +189,17 @@ class ApprovalFilter:
         if isinstance(call, InvalidArguments):
             _answer(context, _refusal(call.message))
             return
-        decision = await self.decide(context.function, call)
-        match decision:
+        (reviewed,) = await _review([self], context.function).of([call], State())
+        match reviewed.decision:
             case Approve() | None:
-                await self._run(context, next, call, decision)
+                await self._run(context, next, call, reviewed)
             case Deny(reason=reason):
                 _answer(context, _refusal(reason))
             case Supply(result=result):
                 _answer(context, result_text(result))
-            case Defer(prompt=prompt, roles=roles):
-                self._wait(context, replace(call, prompt=prompt or "", roles=roles))
+            case Defer() as question:
+                edited = call if reviewed.arguments is None else replace(call, arguments=reviewed.arguments)
+                self._wait(context, edited, question)
 
     @property
     def authorize(self) -> tuple[Authorize, ...]:
@@ -204,36 +218,10 @@ class ApprovalFilter:
             self._reported = True
             report_unused_rules(self.policy, kernel.get_full_list_of_function_metadata(), "kernel")
 
-    async def decide(
-        self, function: KernelFunction, call: ToolCall, state: State | None = None, *, asks: bool = True
-    ) -> Decision | None:
-        """@private Decide a call by the policy and the function's own mark, and by the approver if these defer it.
-
-        Args:
-            function: The function that will run.
-            call: The call.
-            state: The run, whose sticky approvals replace a question; None on a stock kernel.
-            asks: Whether the approver is asked.
-        """
-        mark = approval_required(function)
-        chain = InterceptorChain(options=self._options, interceptors=(self.policy,), marked=lambda _: mark)
-        (decision,) = await chain.review([call], state or State())
-        if not asks or not isinstance(decision, Defer) or self._approver is None:
-            return decision
-        approver = asked_by(self._approver, self.authorize, state.run_id if state is not None else "")
-        chain = InterceptorChain(options=replace(self._options, unmatched="deny"), interceptors=(approver,))
-        (answer,) = await chain.review([replace(call, prompt=decision.prompt or "", roles=decision.roles)], State())
-        return Deny("Nobody decided.") if answer is None or isinstance(answer, Defer) else answer
-
-    async def _run(self, context: Any, next: Next, call: ToolCall, decision: Approve | None) -> None:
+    async def _run(self, context: Any, next: Next, call: ToolCall, reviewed: Reviewed) -> None:
         """Run a call with the arguments that were decided on; an approval binds it, silence does not."""
-        tool, given = tool_of(context.function), call.arguments
-        if decision is not None and decision.arguments is not None:
-            edited = parse_edited(decision.arguments, tool)
-            if isinstance(edited, InvalidArguments):
-                _answer(context, _refusal(edited.message))
-                return
-            given = edited
+        tool, binds = tool_of(context.function), reviewed.decision is not None
+        given = call.arguments if reviewed.arguments is None else reviewed.arguments
         values = cast("dict[str, Any]", context.arguments)
         arguments = {name: value for name, value in values.items() if name not in call.arguments}
         tool.put(given, arguments)
@@ -242,7 +230,7 @@ class ApprovalFilter:
             values = cast("dict[str, Any]", context.arguments)
             values.clear()
             values.update(arguments)
-        guard = self._guard(context.function, context.arguments, given, binds=decision is not None)
+        guard = self._guard(context.function, context.arguments, given, binds=binds)
         if (running := guard_of(context)) is not None:  # a run of this package guards its calls itself
             running.join(guard)
             await next(context)
@@ -267,9 +255,9 @@ class ApprovalFilter:
             each_once=True,
         )
 
-    def _wait(self, context: Any, call: ToolCall) -> None:
+    def _wait(self, context: Any, call: ToolCall, question: Defer) -> None:
         can_wait = isinstance(context, AutoFunctionInvocationContext) and guard_of(context) is None
-        if not can_wait or (waits := waiting_result(context, call)) is None:
+        if not can_wait or (waits := waiting_result(context, call, question)) is None:
             _answer(context, _refusal("it needs a person's approval, and nobody can be asked."))
             return
         _answer(context, *waits)
@@ -371,6 +359,34 @@ def report_unused_rules(
             )
 
 
+def chain_of(
+    one: ApprovalFilter, marked: Callable[[str], Defer | None], expires_in: float | None = None
+) -> InterceptorChain:
+    """Make a filter a part of a review: its policy, the functions' marks, and its approver.
+
+    Args:
+        one: The filter.
+        marked: Gives a function's own mark by its fully qualified name, or None.
+        expires_in: Seconds after which a question expires that is left open; None: never.
+    """
+    options = one._options  # pyright: ignore[reportPrivateUsage]  (of this module)
+    approver = one._approver  # pyright: ignore[reportPrivateUsage]  (of this module)
+    return InterceptorChain(
+        options=replace(options, expires_in=expires_in),
+        interceptors=(one.policy,),
+        marked=marked,
+        approver=approver,
+        waits=False,
+    )
+
+
+def _review(filters: Sequence[ApprovalFilter], function: KernelFunction) -> Review:
+    """Review the calls of a function of a stock kernel by these filters."""
+    mark = approval_required(function)
+    edit = partial(edited_call, {function.fully_qualified_name: function}, _STOCK_RUN)
+    return Review(chains=(), filters=[chain_of(one, lambda _: mark) for one in filters], edit=edit)
+
+
 async def _always() -> bool:
     """Let a function start again: nothing counts the starts of a stock kernel."""
     return True
@@ -421,7 +437,7 @@ def _described(
     return tool_call(
         context.function,
         shown,
-        run_id="approval-filter",
+        run_id=_STOCK_RUN,
         call_id=(content.id if content is not None else None) or tool.name,
         raw_arguments=arguments_text(shown if content is None else content.arguments),
         iteration=getattr(context, "request_sequence_index", 0),
@@ -450,6 +466,18 @@ def tool_call(
         fingerprint=fingerprint_of(run_id, iteration, call_id, digest),
         **more,
     )
+
+
+def edited_call(
+    functions: Mapping[str, KernelFunction], run_id: str, call: ToolCall, arguments: Mapping[str, Any]
+) -> ToolCall | str:
+    """Check and convert the arguments that replace those of a call; return it with them, or what is wrong."""
+    name = call.fully_qualified_name
+    edited = parse_edited(arguments, tool_of(functions[name]))
+    if isinstance(edited, InvalidArguments):
+        return edited.message
+    fingerprint = fingerprint_of(run_id, call.iteration, call.id, digest_of(name, edited), call.signature)
+    return replace(call, arguments=edited, fingerprint=fingerprint)
 
 
 def converted_values(values: dict[str, Any], tool: Tool) -> dict[str, Any] | InvalidArguments:

@@ -40,16 +40,24 @@ from semantic_kernel.filters.functions.function_invocation_context import Functi
 from semantic_kernel.functions import FunctionResult, KernelFunction
 from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
-from planner_ext.approval.decisions import Approve, Decision, Defer, Deny, Supply, ToolCall, approval_required
-from planner_ext.core.accounts import Account, SharedBudgets, Tab, current_tab
+from planner_ext.approval.decisions import Approve, Defer, Deny, Supply, ToolCall, approval_required
+from planner_ext.core.accounts import SharedBudgets, Tab, current_tab
 from planner_ext.core.facts import CallDecided
 from planner_ext.core.limits import BudgetShare, Consumption, Price, tightest
 from planner_ext.core.state import State
-from planner_ext.core.values import Usage
+from planner_ext.core.values import Usage, updated
 from planner_ext.engine.concurrency import contained
 from planner_ext.engine.engine import StopHandle
-from planner_ext.engine.gate import InterceptorChain, with_approval
-from planner_ext.sk.approval_filter import ApprovalFilter, approval_filters, converted_values, tool_call
+from planner_ext.engine.gate import InterceptorChain, Review
+from planner_ext.engine.ports import Reviewed
+from planner_ext.sk.approval_filter import (
+    ApprovalFilter,
+    approval_filters,
+    chain_of,
+    converted_values,
+    edited_call,
+    tool_call,
+)
 from planner_ext.sk.conversion import InvalidArguments
 from planner_ext.sk.earlier_calls import GivenMessages, before_batch
 from planner_ext.sk.errors import LimitReachedError, NestedRunRefusedError
@@ -57,7 +65,7 @@ from planner_ext.sk.execution import Next, in_place, runnable
 from planner_ext.sk.messages import merge_reported, read_iterations, usage_in
 from planner_ext.sk.options import RunSettings
 from planner_ext.sk.prices import RequestMeter
-from planner_ext.sk.toolset import agent_of, parse_edited, tool_of
+from planner_ext.sk.toolset import agent_of, tool_of
 
 __all__ = [
     "Charge",
@@ -96,14 +104,14 @@ class ParentRun:
 
     Attributes:
         planners: Those whose runs are around the function, the outermost first.
-        gates: The interceptors of each of the runs around, the outermost first, and that run's account.
+        gates: The interceptors of each of the runs around, the outermost first.
         price: How the run around counts cost, if its application says so.
         stop: Stops the run around, and with it the runs inside it.
         tab: Of the call.
     """
 
     planners: tuple[object, ...]
-    gates: tuple[tuple[InterceptorChain, Account], ...]
+    gates: tuple[InterceptorChain, ...]
     price: Price | None = None
     stop: StopHandle | None = None
     tab: Tab
@@ -138,7 +146,7 @@ class ParentRun:
         limits = replace(left, tool_calls=calls).limits(around.deadline, self.price)
         limits = replace(limits, max_result_tokens=around.max_result_tokens)
         approval = options.approval
-        for chain, _ in self.gates:  # who has a say around has it inside, too
+        for chain in self.gates:  # who has a say around has it inside, too
             approval = approval.asking(chain.options.authorize)
         return replace(options, budget=tightest(options.budget, limits), approval=approval)
 
@@ -478,13 +486,14 @@ class RunGate:
     """Decides the calls of a run; implements `planner_ext.engine.ports.Gate`.
 
     The chains are asked first, the outermost run's first, each about what those before it approved. A function's own
-    ``@requires_approval`` counts once, in the outermost chain. What the chains refuse or supply stands. What they defer
-    is refused where a filter's policy refuses it, and waits otherwise. What they let run, each filter decides: by its
-    policy, the function's mark, and its approver; without an approver the call waits as the run's own. Last, the
-    approver of the run, or of the nearest run around it that has one, is asked about each call that would wait.
+    ``@requires_approval`` counts once, in the outermost chain. What a chain or a filter's policy refuses or supplies
+    stands. What the chains ask about waits. What they let run, each filter decides: by its policy, the function's mark,
+    and its approver; without an approver the call waits as the run's own. Last, the approver of the run, or of the
+    nearest run around it that has one, is asked about each call that would wait. An edit of anybody is reviewed from
+    the first rule on. What was approved "for the rest of the run" is that of the run that makes the call.
 
     Attributes:
-        chains: Each with its run's account; None is the account of the run that is reviewed.
+        chains: Of the runs around and of this one, the outermost first.
         filters: See `approval_filters`.
         functions: Gives the functions, by fully qualified name.
         expires_in: Seconds after which a filter's question expires; None: never.
@@ -493,7 +502,7 @@ class RunGate:
         tab: The call of another run in which the calls are made, or None.
     """
 
-    chains: Sequence[tuple[InterceptorChain, Account | None]]
+    chains: Sequence[InterceptorChain]
     filters: Sequence[ApprovalFilter]
     _: KW_ONLY
     functions: Callable[[], Mapping[str, KernelFunction]]
@@ -505,25 +514,29 @@ class RunGate:
     _given: dict[int, GivenMessages] = field(default_factory=dict[int, GivenMessages], init=False)
 
     def __post_init__(self) -> None:
+        mark = partial(_mark_in, self.functions)
         if self.marked:
-            (outermost, account), *others = self.chains
-            self.chains = [(replace(outermost, marked=partial(_mark_in, self.functions)), account), *others]
+            outermost, *others = self.chains
+            self.chains = [replace(outermost, marked=mark), *others]
+        self._filters = [chain_of(one, mark, self.expires_in) for one in self.filters]
+        self._approves = next((chain for chain in reversed(self.chains) if chain.approver is not None), None)
 
     def watches(self, function: str) -> bool:
         """Whether a filter or a chain decides the calls of a function."""
-        return bool(self.filters) or any(chain.watches(function) for chain, _ in self.chains)
+        return bool(self.filters) or any(chain.watches(function) for chain in self.chains)
 
-    async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Decision | None]:
+    async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Reviewed]:
         """Decide each call, in order, before any of them runs."""
         earlier = before_batch(state, self.tab, self._given)
         calls = [replace(call, after=earlier) for call in calls]
-        decisions = [await self._by_chains(call, state) for call in calls]
+        reviewed = await self._review(state).of(calls, state)
         self._reviewed |= {(call.iteration, call.id) for call in calls if self.filters}
-        for decide in (self._by_filters, self._asked):
-            for number, call in enumerate(calls):
-                decisions[number] = await decide(call, decisions[number], state)
-                state = with_approval(state, call, decisions[number])
-        return decisions
+        return reviewed if self.can_wait else list(map(_not_waiting, calls, reviewed))
+
+    async def review_edit(self, call: ToolCall, approval: Approve, question: Defer, state: State) -> Reviewed:
+        """Review the edit in a person's answer to a question; see `Review.of_edit`."""
+        call = replace(call, after=before_batch(state, self.tab, self._given))
+        return await self._review(state).of_edit(call, approval, question, state)
 
     def decided_by(self, fact: CallDecided | None) -> Sequence[ApprovalFilter]:
         """List the filters that do not decide a call when it runs: this gate asked them, or a person decided."""
@@ -531,72 +544,23 @@ class RunGate:
             return self.filters
         return ()
 
-    async def _asked(self, call: ToolCall, decision: Decision | None, state: State) -> Decision | None:
-        """Ask the approver about a call that would wait; without an answer it waits, or is denied where it cannot."""
-        asking = next((chain for chain, _ in reversed(self.chains) if chain.approver is not None), None)
-        if asking is not None and isinstance(decision, Defer):
-            decision = await asking.asked(call, decision, state)
-        if self.can_wait or not isinstance(decision, Defer):
-            return decision
-        name = call.fully_qualified_name
-        logging.getLogger(__name__).warning("%s is denied: no approver, and its run cannot pause in a function.", name)
-        reason = f"{name} needs a person's decision, and a run inside a function cannot wait for one. Go on without it."
-        return Deny(reason)
-
-    async def _by_chains(self, call: ToolCall, state: State) -> Decision | None:
-        decided: Approve | None = None
-        for chain, account in self.chains:
-            if not chain.watches(call.fully_qualified_name):
-                continue
-            (decision,) = await chain.review([call], state if account is None else account.state)
-            if not isinstance(decision, Approve | None):
-                return decision
-            if decision is not None:
-                decided = _merged(decided, decision)
-                call = call if decided.arguments is None else replace(call, arguments=decided.arguments)
-        return decided
-
-    async def _by_filters(self, call: ToolCall, decision: Decision | None, state: State) -> Decision | None:
-        edited = False
-        for one in self.filters:
-            edited = edited or (isinstance(decision, Approve) and decision.arguments is not None)
-            decision = await self._by_filter(one, call, decision, state)
-        if edited and isinstance(decision, Defer):  # an edit does not wait: each policy has to see the call that waits
-            for one in self.filters:
-                decision = await self._by_filter(one, call, decision, state)
-        return decision
-
-    async def _by_filter(
-        self, one: ApprovalFilter, call: ToolCall, decision: Decision | None, state: State
-    ) -> Decision | None:
-        if isinstance(decision, Deny | Supply):
-            return decision
-        function = self.functions()[call.fully_qualified_name]
-        if isinstance(decision, Approve) and decision.arguments is not None:
-            edited = parse_edited(decision.arguments, tool_of(function))
-            if isinstance(edited, InvalidArguments):
-                return decision  # which is refused where it is applied
-            call = replace(call, arguments=edited)
-        verdict = await one.decide(function, call, state, asks=not isinstance(decision, Defer))
-        if isinstance(decision, Defer):
-            return verdict if isinstance(verdict, Deny | Supply) else decision
-        if verdict is None or (isinstance(verdict, Approve) and verdict.arguments is None and decision is not None):
-            return decision
-        if isinstance(verdict, Defer) and verdict.expires_in is None:
-            return replace(verdict, expires_in=self.expires_in)
-        return verdict
+    def _review(self, state: State) -> Review:
+        edit = partial(edited_call, self.functions(), state.run_id)
+        return Review(chains=self.chains, filters=self._filters, approves=self._approves, edit=edit)
 
 
 def _mark_in(functions: Callable[[], Mapping[str, KernelFunction]], name: str) -> Defer | None:
     return approval_required(functions().get(name))
 
 
-def _merged(first: Approve | None, then: Approve) -> Approve:
-    """Merge two approvals of a call: the last edit of its arguments, and the last approver's name."""
-    if first is None:
-        return then
-    edited = first.arguments if then.arguments is None else then.arguments
-    return replace(then, arguments=edited, by=then.by or first.by)
+def _not_waiting(call: ToolCall, reviewed: Reviewed) -> Reviewed:
+    """Deny a call that would wait inside a function."""
+    if not isinstance(reviewed.decision, Defer):
+        return reviewed
+    name = call.fully_qualified_name
+    logging.getLogger(__name__).warning("%s is denied: no approver, and its run cannot pause in a function.", name)
+    reason = f"{name} needs a person's decision, and a run inside a function cannot wait for one. Go on without it."
+    return Reviewed(decision=Deny(reason), question=reviewed.question)
 
 
 async def _decide_and_run(context: FunctionInvocationContext, next: Next, parent: ParentRun, wrap: Wrap) -> None:
@@ -640,18 +604,20 @@ async def _is_to_run(context: FunctionInvocationContext, parent: ParentRun) -> b
     )
     if not gate.watches(tool.name):
         return True
-    (decision,) = await gate.review([_described(context, parent.tab)], parent.tab.account.state)
-    match decision:
+    call = _described(context, parent.tab)
+    state = updated(parent.tab.account.state, sticky=frozenset())  # which is for calls of the run itself
+    (reviewed,) = await gate.review([call], state)
+    match reviewed.decision:
         case Deny(reason=reason):
             raise NestedRunRefusedError(f"{tool.name} was refused and did not run: {reason}")
         case Supply(result=result):
             context.result = FunctionResult(function=function.metadata, value=result)
             return False
-        case Approve(arguments=edited) if edited is not None:
-            checked = parse_edited(edited, tool)
-            if isinstance(checked, InvalidArguments):
-                raise NestedRunRefusedError(f"{tool.name} did not run: {checked.message}")
-            cast("dict[str, Any]", context.arguments).update(checked)
+        case _ if reviewed.arguments is not None:
+            values = cast("dict[str, Any]", context.arguments)
+            for given in tool.parameters.keys() - reviewed.arguments.keys():
+                values.pop(given, None)  # what is decided on is what runs
+            tool.put(reviewed.arguments, values)
         case _:
             pass
     return True

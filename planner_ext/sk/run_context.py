@@ -157,7 +157,7 @@ class RunContext:
             approver=options.approver,
         )
         self._gate = RunGate(
-            [*(() if self.parent is None else self.parent.gates), (own, None)],
+            [*(() if self.parent is None else self.parent.gates), own],
             filters,
             functions=lambda: tools.functions,
             expires_in=options.approval.expires_in,
@@ -416,7 +416,7 @@ def _parent_run(
     """Build the `ParentRun` that the functions of a run see."""
     planners, gates = ((), ()) if outer is None else (outer.planners, outer.gates)
     planners = planners if planner is None else (*planners, planner)
-    return ParentRun(planners=planners, gates=(*gates, (gate, tab.account)), price=price, stop=stop, tab=tab)
+    return ParentRun(planners=planners, gates=(*gates, gate), price=price, stop=stop, tab=tab)
 
 
 def _with_batch(chat: KernelChat, state: State) -> ChatHistory:

@@ -29,6 +29,7 @@ from semantic_kernel.functions import KernelFunction
 from planner_ext.approval.decisions import (
     Approve,
     Decision,
+    Defer,
     Deny,
     Supply,
     ToolCall,
@@ -150,7 +151,9 @@ def _approved(kernel: Kernel, name: str, decision: Approve, waiting: WaitingResu
     return DecidedCall(waiting, decision, function, edited)
 
 
-def waiting_result(context: AutoFunctionInvocationContext, call: ToolCall) -> tuple[str, dict[str, Any]] | None:
+def waiting_result(
+    context: AutoFunctionInvocationContext, call: ToolCall, question: Defer
+) -> tuple[str, dict[str, Any]] | None:
     """Write the text and the metadata of a result whose call waits; None if a filter replaced the call's function."""
     history, content = context.chat_history, context.function_call_content
     if content is None or not _names(content, call.fully_qualified_name):
@@ -160,14 +163,19 @@ def waiting_result(context: AutoFunctionInvocationContext, call: ToolCall) -> tu
     exact = [place for one, place in places if one is content]
     mark = {
         "function": call.fully_qualified_name,
-        "prompt": call.prompt,
+        "prompt": question.prompt or "",
         "arguments": arguments_text(call.arguments),
         "signature": tool_of(context.function).signature,
+        "source": question.source,
         "nonce": uuid.uuid4().hex,
-        **({"roles": list(call.roles)} if call.roles else {}),
+        **({"roles": list(question.roles)} if question.roles else {}),
     }
-    fingerprint = _fingerprint(mark, call.id, ["", *named, *exact][-1])  # a filter may have replaced the call itself
-    text = f"{_WAITING}{call.fully_qualified_name} {fingerprint}\n{call.prompt}".rstrip()
+    return _marked(mark, call.id, ["", *named, *exact][-1])  # a filter may have replaced the call itself
+
+
+def _marked(mark: dict[str, Any], call_id: str, place: str) -> tuple[str, dict[str, Any]]:
+    fingerprint = _fingerprint(mark, call_id, place)
+    text = f"{_WAITING}{mark['function']} {fingerprint}\n{mark['prompt']}".rstrip()
     return text, {_MARK: {**mark, "fingerprint": fingerprint}}
 
 

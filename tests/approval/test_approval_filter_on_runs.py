@@ -118,15 +118,15 @@ async def test_an_edit_is_seen_as_the_value_that_the_function_gets(under: Any) -
 
 @under_each
 async def test_what_waits_is_what_the_policy_decided_on(under: Any) -> None:
-    """A person is asked about the model's own arguments, so a filter's rules are for these, whatever an edit made."""
-    rules = [{"function": "refund", "arguments": {"amount": {"gt": 40}}, "action": "deny"}]
+    """A call that an interceptor edited waits with the edit, which is what a filter's rules have seen."""
+    rules = [{"function": "refund", "arguments": {"amount": {"lt": 40}}, "action": "deny"}]
     for denying, status in ((rules, "answered"), ([], "paused")):
         policy = ApprovalPolicy.from_dict({"default": "ask", "rules": denying})
         here = guarded([REFUND, DONE], by=ApprovalFilter(policy), under=under)
         edit = Approve(arguments={"order": "7", "amount": 5})
         outcome = await Door("planner", False).ask(here, interceptors=[lambda _, edit=edit: edit])
         assert (outcome.status, here.ran) == (status, [])
-        assert [one["arguments"]["amount"] for one in outcome.pending] == [50] * (status == "paused")
+        assert [one["arguments"]["amount"] for one in outcome.pending] == [5] * (status == "paused")
 
 
 @under_each

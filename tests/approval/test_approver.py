@@ -153,7 +153,7 @@ async def test_approved_for_good_is_not_asked_again(door: Door) -> None:
         (Approve(always="function"), ["a"]),
         (Approve(always="arguments"), ["a", "b"]),
         (Approve(), ["a", "b", "c"]),
-        (Approve(always="function", arguments={"order": "7", "amount": "much"}), ["a", "b", "c"]),
+        (Approve(always="function", arguments={"order": "7", "amount": "much"}), ["a", "a", "b", "b", "c", "c"]),
     ],
     ids=["function", "arguments", "once", "an-edit"],
 )

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from planner_ext.core.facts import CallOutcome, Fact, Resumed
-from planner_ext.core.fold import fold
+from planner_ext.core.fold import fold, sticky_keys
 from planner_ext.core.limits import Budget
 from planner_ext.core.state import Phase
 from planner_ext.core.values import CallResult, EditedReply
@@ -121,12 +121,21 @@ def test_a_deferred_call_is_decided_a_second_time() -> None:
     assert [as_type(CallResult, entry).text for entry in state.transcript[2:]] == ["no", "answer to g"]
 
 
-@pytest.mark.parametrize(
-    ("sticky", "key"), [(None, set()), ("function", {"function:f"}), ("arguments", {"arguments:digest of f"})]
-)
-def test_a_sticky_approval_is_kept_for_the_run(sticky: Any, key: set[str]) -> None:
-    """What was approved for good is part of the state, by function or by function with arguments."""
-    assert fold([*BATCH, decided(0, sticky=sticky)]).sticky == key
+@pytest.mark.parametrize("sticky", [None, "function", "arguments"])
+def test_a_sticky_approval_is_kept_for_the_run(sticky: Any) -> None:
+    """What was approved for good is part of the state, by function or arguments, and by the question and its roles."""
+    keys = sticky_keys("f", "digest of f", "", source="rule", roles=("clerk",))
+    kept = fold([*BATCH, decided(0, sticky=sticky, source="rule", roles=("clerk",))]).sticky
+    assert kept == {key for kind, key in keys.items() if kind == sticky}
+
+
+@pytest.mark.parametrize("other", [{"source": "mark"}, {"roles": ("boss",)}, {"roles": ()}], ids=str)
+def test_another_question_has_other_keys(other: dict[str, Any]) -> None:
+    """No key of a question is one of another source's, or of other roles'; their order makes no difference."""
+    asked: dict[str, Any] = {"source": "rule", "roles": ("clerk", "cashier")}
+    one = sticky_keys("f", "digest", "", **asked)
+    assert set(one.values()).isdisjoint(sticky_keys("f", "digest", "", **{**asked, **other}).values())
+    assert one == sticky_keys("f", "digest", "", source="rule", roles=("cashier", "clerk"))
 
 
 def test_the_first_final_answer_counts() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from planner_ext.approval.decisions import Decision, ToolCall
+from planner_ext.approval.decisions import ToolCall
 from planner_ext.core.facts import CallFinished, CallStarted, Ended, Fact, ModelReplied, Planned
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Budget
@@ -19,7 +19,7 @@ from planner_ext.core.state import State
 from planner_ext.core.values import Reply, RequestedCall, ResolvedCall, TranscriptItem
 from planner_ext.engine import concurrency as in_time
 from planner_ext.engine import journal as recorder
-from planner_ext.engine.ports import Emit, Finished
+from planner_ext.engine.ports import Emit, Finished, Reviewed
 from support.property_world import START, Plan, World, charged, plans, tried
 
 STEP = 0.5
@@ -60,7 +60,7 @@ class SlowWorld(World):
         await self.work()
         return {}
 
-    async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Decision]:
+    async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Reviewed]:
         await self.work()
         return await World.review(self, calls, state)
 

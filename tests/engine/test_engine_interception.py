@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from planner_ext.approval.decisions import Approve, Decision, Defer, Deny, Supply, ToolCall, digest_of
+from planner_ext.approval.decisions import Approve, Defer, Deny, Supply, ToolCall, digest_of
 from planner_ext.core.accounts import current_tab
 from planner_ext.core.facts import (
     CallDecided,
@@ -18,10 +18,12 @@ from planner_ext.core.facts import (
     Resumed,
     StopRequested,
 )
+from planner_ext.core.fold import sticky_keys
 from planner_ext.core.limits import Budget
 from planner_ext.core.state import Phase, State
 from planner_ext.core.values import EditedReply, RequestedCall, ResolvedCall
 from planner_ext.engine.engine import StopHandle
+from planner_ext.engine.ports import Reviewed
 from support.engine import (
     FakeChat,
     FakeFunctions,
@@ -103,7 +105,7 @@ async def test_an_approved_call_runs_and_says_who_approved() -> None:
     engine = engine_of(["f"], "done", gate=FakeGate({"f": Approve(by="ann", always="function")}))
     state = await engine.run()
     assert (decision_of(engine).by, decision_of(engine).verdict, decision_of(engine).approved) == ("ann", "run", True)
-    assert state.sticky == {"function:f"}
+    assert state.sticky == {sticky_keys("f", "", "", source="", roles=())["function"]}
     assert results_of(state) == ["f()"]
 
 
@@ -158,10 +160,10 @@ async def test_what_was_shown_cannot_be_changed_by_whoever_sees_it() -> None:
     """A decider that writes into the arguments it was shown changes nothing: what was fingerprinted is what runs."""
 
     class Careless(FakeGate):
-        async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Decision]:
+        async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Reviewed]:
             for call in calls:
                 call.arguments.update(edited="changed")  # pyright: ignore[reportAttributeAccessIssue]  # declared read-only
-            return [Approve() for _ in calls]
+            return [Reviewed(decision=Approve()) for _ in calls]
 
     engine = engine_of(["f"], "done", gate=Careless())
     state = await engine.run()
@@ -222,8 +224,8 @@ async def test_a_gate_that_does_not_decide_every_call_fails_the_run() -> None:
     """Fewer decisions than calls are a defect of the gate: nothing runs, and every call is answered."""
 
     class Short(FakeGate):
-        async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Decision]:
-            return [Approve()]
+        async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Reviewed]:
+            return [Reviewed(decision=Approve())]
 
     functions = FakeFunctions()
     engine = engine_of(["f", "g"], gate=Short(), functions=functions)

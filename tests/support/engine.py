@@ -18,7 +18,7 @@ from planner_ext.core.machine import AskModel
 from planner_ext.core.state import State
 from planner_ext.core.values import CallResult, Reply, RequestedCall, ResolvedCall, TranscriptItem, Usage
 from planner_ext.engine.engine import Engine, StopHandle
-from planner_ext.engine.ports import Emit, Finished, Ports, TextDelta
+from planner_ext.engine.ports import Emit, Finished, Ports, Reviewed, TextDelta
 from support.journal import through_json
 
 GOAL = {"role": "user", "text": "goal"}
@@ -126,6 +126,11 @@ def fake_message(purpose: str) -> Any:
     return {"role": "user", "text": purpose}
 
 
+def reviewed(decision: Decision) -> Reviewed:
+    """Make what a gate says that has one decision and no rules."""
+    return Reviewed(decision=decision, arguments=decision.arguments if isinstance(decision, Approve) else None)
+
+
 @dataclass
 class FakeGate:
     """Decides by the function's name; approves what it does not know."""
@@ -138,10 +143,10 @@ class FakeGate:
     def watches(self, function: str) -> bool:
         return function not in self.unwatched
 
-    async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Decision]:
+    async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Reviewed]:
         self.seen.append(tuple(calls))
         self.on_review()
-        return [self.decisions.get(call.function_name, Approve()) for call in calls]
+        return [reviewed(self.decisions.get(call.function_name, Approve())) for call in calls]
 
 
 @dataclass

@@ -135,6 +135,7 @@ FACTS: tuple[Fact, ...] = (
         approved=True,
         signature="a=1",
         roles=("finance",),
+        source="e" * 64,
         parameters="{}",
         at=4.0,
     ),

@@ -36,7 +36,7 @@ from planner_ext.core.state import Phase, State, asks
 from planner_ext.core.values import Reply, RequestedCall, ResolvedCall, TranscriptItem, Usage
 from planner_ext.engine.engine import Engine, StopHandle
 from planner_ext.engine.journal import dump_facts, load_facts
-from planner_ext.engine.ports import Clarification, Emit, Finished, Ports, RunStore
+from planner_ext.engine.ports import Clarification, Emit, Finished, Ports, Reviewed, RunStore
 from support.core import violations
 
 _EXAMPLES = int(os.environ.get("PLANNER_EXT_EXAMPLES", "0"))
@@ -318,8 +318,9 @@ class World:
     def watches(self, function: str) -> bool:
         return True
 
-    async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Decision]:
-        return [self.plan.decision(call.iteration, call.index) for call in calls]
+    async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Reviewed]:
+        decisions = [self.plan.decision(call.iteration, call.index) for call in calls]
+        return [Reviewed(decision=one, arguments=getattr(one, "arguments", None)) for one in decisions]
 
     async def completed(self, state: State) -> Mapping[str, Any]:
         return {}
