@@ -38,10 +38,11 @@ from semantic_kernel.contents import (
 )
 from semantic_kernel.functions import KernelArguments
 
-from planner_ext.approval.decisions import Decision
+from planner_ext.approval.decisions import Decision, DecisionRequest
 from planner_ext.core.errors import shown
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Budget
+from planner_ext.engine.authorization import refusal_of
 from planner_ext.engine.engine import StopHandle
 from planner_ext.service import FunctionInvokingChatCompletion
 from planner_ext.sk.approval import DecisionRefusedError, Late, Taking, calls_taken, cancelling_facts
@@ -164,12 +165,16 @@ async def cancel_agent(
 
     Raises:
         RunEndedError: If the turn has ended already.
+        DecisionRefusedError: If the service's ``authorize`` hook does not allow it.
         PlannerException: As `resume_agent`; the thread is as it was.
     """
     turn = await _Turn.of(agent, thread, checkpoint, kernel, None)
     with _alone(turn.thread):
         options, before = turn.service.options, turn.checkpoint.facts
         state = turn.checkpoint.state()
+        asked = DecisionRequest(action="cancel", by=by, run_id=state.run_id)
+        if (refusal := await refusal_of(options.approval.authorize, asked)) is not None:
+            raise DecisionRefusedError(f"{refusal} The turn still waits.")
         facts = cancelling_facts(turn.checkpoint, by=by, reason=reason, at=options.clock.now())
         returned = returned_message(state, before)
         resumed = resumed_history(turn.history, render(state.transcript), state, before, returned)

@@ -10,7 +10,7 @@ from semantic_kernel.agents import ChatCompletionAgent, ChatHistoryAgentThread
 from semantic_kernel.contents import AuthorRole, ChatHistory, ChatMessageContent
 from semantic_kernel.functions import KernelArguments, KernelPlugin, kernel_function
 
-from planner_ext import Approve, Budget, Deny, FunctionInvokingChatCompletion
+from planner_ext import ApprovalSettings, Approve, Budget, Deny, FunctionInvokingChatCompletion
 from planner_ext.agent import cancel_agent, resume_agent, resume_agent_stream
 from planner_ext.errors import (
     DecisionRefusedError,
@@ -480,3 +480,28 @@ async def test_a_signed_checkpoint_is_needed_where_the_service_has_a_key(serve: 
     value = Checkpoint.from_json(paused.metadata["checkpoint"], key=b"secret")
     await resume_agent(agent, paused.thread, value, {"call_1": Approve()})
     assert shop.paid == [(7, "none")]
+
+
+@each_way
+async def test_the_services_hook_says_who_may_decide(serve: Serve, streamed: bool) -> None:
+    """Asked before a decision is taken and before a turn is cancelled; refused, the turn still waits."""
+    seen: list[Any] = []
+
+    def authorize(request: Any) -> bool:
+        seen.append((request.action, request.by))
+        return request.by == "boss"
+
+    async def asks_boss(tool: ToolCall) -> Defer:
+        return Defer(roles=("boss",))
+
+    options: dict[str, Any] = {"interceptors": [asks_boss], "approval": ApprovalSettings(authorize=authorize)}
+    agent = agent_at(serve([PAY, DONE]), shop := Shop(), **options)
+    paused = await ask(agent, "Pay order 7.", streamed=streamed)
+    thread, checkpoint = paused.thread, paused.metadata["checkpoint"]
+    with pytest.raises(DecisionRefusedError, match="intern"):
+        await resume(agent, thread, checkpoint, {"call_1": Approve(by="intern")}, streamed=streamed)
+    with pytest.raises(DecisionRefusedError, match="intern"):
+        await cancel_agent(agent, thread, checkpoint, by="intern")
+    assert (shop.paid, (await shown(thread))[-1]) == ([], ("assistant", WAITS))
+    await resume(agent, thread, checkpoint, {"call_1": Approve(by="boss")}, streamed=streamed)
+    assert (shop.paid, seen) == ([(7, "none")], [("decide", "intern"), ("cancel", "intern"), ("decide", "boss")])
