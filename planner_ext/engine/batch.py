@@ -22,7 +22,7 @@ from planner_ext.approval.decisions import (
     takes_no_more,
 )
 from planner_ext.core.accounts import Account, Tab
-from planner_ext.core.errors import InvalidLimitError, PlannerExtError, shown
+from planner_ext.core.errors import PlannerExtError
 from planner_ext.core.facts import (
     CallDecided,
     CallFinished,
@@ -37,7 +37,7 @@ from planner_ext.core.machine import ReviewCalls, RunCalls, limit_of_restart
 from planner_ext.core.results import MOST_READS, NOT_READ, piece_of
 from planner_ext.core.state import Batch
 from planner_ext.core.values import RequestedCall, ResolvedCall
-from planner_ext.engine.concurrency import GRACE, OutOfTime
+from planner_ext.engine.concurrency import GRACE, OutOfTime, StopHandle
 from planner_ext.engine.journal import Recorder
 from planner_ext.engine.ports import Finished, Functions, Ports, Reviewed
 
@@ -166,32 +166,6 @@ class CallFailedError(PlannerExtError):
         self.function = function
 
 
-class StopHandle:
-    """Asks a run to stop, from any task or thread; made by the caller, and given to one run as ``stop=``.
-
-    The run looks at it before each request and before each call: functions that run already finish, no further one
-    starts, no further request is made, and the results so far are kept. So do the runs of planners that it calls as
-    functions, see `planner_ext.plugin.PlannerPlugin`.
-
-    Attributes:
-        reason: Why the run is to stop, or None.
-    """
-
-    def __init__(self) -> None:
-        self.reason: str | None = None
-
-    def stop(self, reason: str = "The caller asked the run to stop.") -> None:
-        """Ask the run to stop; the first reason stays.
-
-        Raises:
-            PlannerInvalidConfigurationError: If the reason is not a text.
-        """
-        if not isinstance(reason, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidLimitError.public(f"reason must be a text; got {shown(reason)}. Leave it out, or say why.")
-        if self.reason is None:
-            self.reason = reason
-
-
 class BudgetHandle:
     """Gives a run that is being driven other limits, from any task or thread; made for one run.
 
@@ -250,6 +224,8 @@ class Calls:
         calls = [tool_call_of(batch, fact, resolved[fact.index]) for fact in gated]
         with self._journal.persons_time():
             decisions = await self._journal.in_time(gate.review(calls, state), person=True)
+        if isinstance(decisions, OutOfTime) and self._stop.now:
+            return []  # the stop answers them
         if isinstance(decisions, OutOfTime):
             answer = "Not executed: it was not decided before the time of the run was over."
             late = {fact.index: replace(fact, verdict="answer", answer=answer, reason="limit") for fact in gated}
@@ -354,8 +330,8 @@ class Calls:
                 tab.record = partial(self._record_inside, tab, action.iteration, loop, threaded=resolved.threaded)
             running = self._ports.functions.run(request, resolved, index=index, state=state)
             ended = await self._journal.in_time(running, patience=GRACE if resolved.nested else 0.0)
-        finished = _interrupted(resolved.function) if isinstance(ended, OutOfTime) else ended
-        if finished.outcome != "ok" and self._failed is None:
+        finished = _interrupted(resolved.function, self._stop) if isinstance(ended, OutOfTime) else ended
+        if finished.outcome not in ("ok", "cancelled") and self._failed is None:
             self._failed = (resolved.function, finished)
         await self._journal.record(
             CallFinished(
@@ -452,6 +428,10 @@ def tool_call_of(batch: Batch, fact: CallDecided, resolved: ResolvedCall) -> Too
     )
 
 
-def _interrupted(function: str) -> Finished:
+def _interrupted(function: str, stop: StopHandle) -> Finished:
+    """Describe a call that a stop or a time limit interrupted."""
+    if stop.now:
+        text = f"The function {function} was interrupted: the run was stopped. Whether it took effect is not known."
+        return Finished(outcome="cancelled", text=text, error=f"Stopped: {stop.reason}")
     text = f"The function {function} did not answer before the time of the run was over; whether it took effect is "
     return Finished(outcome="timed_out", text=f"{text}not known.", error="OutOfTime: a time limit of the run passed")

@@ -4,18 +4,19 @@ import asyncio
 import atexit
 import contextvars
 import inspect
+import math
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, Generic, TypeVar, cast
 
-from planner_ext.core.errors import InvalidLimitError, described
+from planner_ext.core.errors import InvalidLimitError, described, shown
 
 __all__ = [
     "GRACE",
@@ -24,6 +25,7 @@ __all__ = [
     "LeftByError",
     "OutOfTime",
     "Raised",
+    "StopHandle",
     "SystemClock",
     "called",
     "caught",
@@ -357,10 +359,84 @@ def seconds_from_now(seconds: float) -> Callable[[], float]:
     return lambda: end - clock()
 
 
+class StopHandle:
+    """Asks a run to stop, from any task or thread; made by the caller, and given to one run as ``stop=``.
+
+    The run looks at it before each request and before each call: functions that run already finish, no further one
+    starts, no further request is made, and the results so far are kept. So do the runs of planners that it calls as
+    functions, see `planner_ext.plugin.PlannerPlugin`. ``stop(now=True)`` does not wait for what is under way.
+
+    Attributes:
+        reason: Why the run is to stop, or None.
+        now: Whether what is under way is interrupted.
+    """
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        self.now = False
+        self._lock = threading.Lock()
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    def stop(self, reason: str = "The caller asked the run to stop.", *, now: bool = False) -> None:
+        """Ask the run to stop; the first reason stays.
+
+        Args:
+            reason: Why, for the record.
+            now: Interrupts the request or the functions that are under way, instead of waiting for their ends. The
+                request is charged. A function is cancelled, a synchronous one is left to its thread; the record says
+                that its effect is not known. May follow a stop without it.
+
+        Raises:
+            PlannerInvalidConfigurationError: If the reason is not a text, or ``now`` is not True or False.
+        """
+        if not isinstance(reason, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidLimitError.public(f"reason must be a text; got {shown(reason)}. Leave it out, or say why.")
+        if not isinstance(now, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidLimitError.public(f"now must be True or False; got {shown(now)}.")
+        if self.reason is None:
+            self.reason = reason
+        if not now:
+            return
+        with self._lock:
+            self.now = True
+            waiting, self._waiting = self._waiting, set()
+        for interrupt in waiting:
+            with suppress(RuntimeError):  # its loop is closed: nothing waits any more
+                interrupt.get_loop().call_soon_threadsafe(_wake, interrupt)
+
+    def __deepcopy__(self, memo: object) -> "StopHandle":
+        return self
+
+    @contextmanager
+    def interrupts(self) -> Generator[asyncio.Future[None]]:
+        """@private Yield a future that is done as soon as what is under way has to be interrupted."""
+        interrupt: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        with self._lock:
+            if self.now:
+                interrupt.set_result(None)
+            else:
+                self._waiting.add(interrupt)
+        try:
+            yield interrupt
+        finally:
+            with self._lock:
+                self._waiting.discard(interrupt)
+
+
+def _wake(interrupt: "asyncio.Future[None]") -> None:
+    if not interrupt.done():
+        interrupt.set_result(None)
+
+
 async def in_time(
-    work: Coroutine[Any, Any, _T], left: Callable[[], float], *, step: float = STEP, patience: float = 0.0
+    work: Coroutine[Any, Any, _T],
+    left: Callable[[], float] | None,
+    *,
+    step: float = STEP,
+    patience: float = 0.0,
+    stop: StopHandle | None = None,
 ) -> _T | OutOfTime:
-    """Await work until a time limit.
+    """Await work until a time limit, or until a stop that interrupts.
 
     At the limit the work is cancelled; what it returns or raises from then on is dropped. Work that does not end
     within ``GRACE`` seconds after that is abandoned: it continues, and is not awaited. So this returns at most
@@ -368,10 +444,11 @@ async def in_time(
 
     Args:
         work: The work, which runs in a new task.
-        left: Returns the seconds that are left.
+        left: Returns the seconds that are left; None without a time limit.
         step: Seconds after which ``left`` is called again at the latest: short if it does not follow the machine's own
             clock.
         patience: Seconds that the work has at the limit to end before it is cancelled.
+        stop: Interrupts the work as a limit does, with ``stop(now=True)``.
 
     Returns:
         The work's result, or `OUT_OF_TIME`.
@@ -380,13 +457,38 @@ async def in_time(
         asyncio.CancelledError: This wait was cancelled, and the work with it.
         BaseException: Whatever the work raised in time.
     """
-    outer, context = _left.get(), copy_context()
-    context.run(_left.set, left if outer is None else lambda: min(left(), outer()))
+    context = copy_context()
+    if left is not None:
+        context.run(_left.set, _least(left, _left.get()))
     task = contained_task(work, context=context)
+    if stop is None:
+        return await _in_time(task, left or _unlimited, None, step=step, patience=patience)
+    with stop.interrupts() as interrupt:
+        return await _in_time(task, left or _unlimited, interrupt, step=step, patience=patience)
+
+
+def _unlimited() -> float:
+    return math.inf
+
+
+def _least(left: Callable[[], float], outer: Callable[[], float] | None) -> Callable[[], float]:
+    return left if outer is None else lambda: min(left(), outer())
+
+
+async def _in_time(
+    task: asyncio.Task[_T],
+    left: Callable[[], float],
+    interrupt: asyncio.Future[None] | None,
+    *,
+    step: float,
+    patience: float,
+) -> _T | OutOfTime:
+    ends: set[asyncio.Future[Any]] = {task} if interrupt is None else {task, interrupt}
     try:
         while not task.done():
-            if (seconds := left()) > 0:
-                await asyncio.wait({task}, timeout=min(seconds, step))
+            interrupted = interrupt is not None and interrupt.done()
+            if not interrupted and (seconds := left()) > 0:
+                await asyncio.wait(ends, timeout=min(seconds, step), return_when=asyncio.FIRST_COMPLETED)
             elif patience:
                 await asyncio.wait({task}, timeout=patience)
                 patience = 0.0

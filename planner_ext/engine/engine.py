@@ -43,7 +43,7 @@ class Engine:
     def __init__(
         self, facts: Iterable[facts.Fact], ports: Ports, *, emit: Emit | None = None, stop: StopHandle | None = None
     ) -> None:
-        self._journal = journal = Recorder(facts, ports, emit)
+        self._journal = journal = Recorder(facts, ports, emit, stop)
         self.facts = journal.facts
         self.record = journal.record
         self.account = Account(lambda: journal.state, ports.within, threading.RLock(), ports.shared)
@@ -231,7 +231,7 @@ class Engine:
         reply = await self._journal.in_time(asked)
         if isinstance(reply, OutOfTime):
             interrupted = True
-            await self.record(self._failed("A time limit of the run has passed.", sent=True))
+            await self.record(self._failed(self._journal.interruption, sent=True))
         elif self._shared is not None:
             self._shared.answered(reply.iterations, reply.usage)
         return reply
@@ -342,7 +342,8 @@ class Engine:
         clock, least = self._ports.clock, self._ports.min_iteration_seconds
         wait = 0.0 if self._asked_at is None else self._asked_at + least - clock.monotonic()
         if wait > 0:
-            await clock.sleep(min(wait, max(self._journal.left(), 0.0)) if self._journal.timed else wait)
+            wait = min(wait, max(self._journal.left(), 0.0)) if self._journal.timed else wait
+            await self._journal.in_time(clock.sleep(wait))
         self._asked_at = clock.monotonic()
         return wait > 0
 
@@ -351,7 +352,7 @@ class Engine:
         if action.called and self._ports.hook is not None:
             completed = await self._journal.in_time(self._ports.hook.completed(self.state))
             if isinstance(completed, OutOfTime):
-                logger.error("The iteration-completed callback was interrupted: a time limit of the run has passed.")
+                logger.error("The iteration-completed callback was interrupted. %s", self._journal.interruption)
             else:
                 asked = dict(completed)
         await self.record(plain_fact(action, at=self._journal.now(), seconds=self._journal.lap(), **asked))

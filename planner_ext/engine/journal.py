@@ -34,7 +34,7 @@ from planner_ext.core.machine import (
 from planner_ext.core.results import cut_of
 from planner_ext.core.state import State
 from planner_ext.core.values import EditedReply, Message, updated
-from planner_ext.engine.concurrency import GRACE, STEP, OutOfTime, Raised, SystemClock, caught, in_time
+from planner_ext.engine.concurrency import GRACE, STEP, OutOfTime, Raised, StopHandle, SystemClock, caught, in_time
 from planner_ext.engine.ports import Emit, Ports, RunInfo
 
 __all__ = [
@@ -292,12 +292,15 @@ class Recorder:
         now: Returns the seconds since the epoch.
     """
 
-    def __init__(self, facts: Iterable[facts.Fact], ports: Ports, emit: Emit | None) -> None:
+    def __init__(
+        self, facts: Iterable[facts.Fact], ports: Ports, emit: Emit | None, stop: StopHandle | None = None
+    ) -> None:
         self.facts = list(facts)
         self.state = fold(self.facts)
         self.now = ports.clock.now
         self._ports = ports
         self._emit = emit
+        self._stop = stop
         self._recording = asyncio.Lock()
         self._watched = ports.store is not None or bool(ports.observers) or emit is not None
         self._mark = ports.clock.monotonic()
@@ -355,7 +358,7 @@ class Recorder:
     async def in_time(
         self, work: Coroutine[Any, Any, _T], *, person: bool = False, patience: float = 0.0
     ) -> _T | OutOfTime:
-        """Await work until a time limit passes; without a limit, to its end.
+        """Await work until a time limit passes or a stop interrupts it; without these, to its end.
 
         Args:
             work: What to do.
@@ -363,9 +366,15 @@ class Recorder:
             patience: Seconds that it has at the limit to end without cancellation.
         """
         if not self.timed or (person and self.state.rules.limits.deadline is None):
-            return await work
+            return await work if self._stop is None else await in_time(work, None, patience=patience, stop=self._stop)
         left = self.left_to_deadline if person else self.left
-        return await in_time(work, left, step=self._step, patience=patience)
+        return await in_time(work, left, step=self._step, patience=patience, stop=self._stop)
+
+    @property
+    def interruption(self) -> str:
+        """Why `in_time` has interrupted work."""
+        is_stop = self._stop is not None and self._stop.now
+        return "The run was stopped." if is_stop else "A time limit of the run has passed."
 
     async def record(self, fact: facts.Fact, *, streamed: bool = True) -> None:
         """Store a fact, apply it, then notify observers and stream; one fact at a time, in the journal's order.

@@ -268,7 +268,7 @@ class RunContext:
     ) -> Engine:
         """Make the engine that drives a journal here; for ``follow`` see `planner_ext.engine.ports.Ports`."""
         options, chat, parent = self.options, self.chat, self.parent
-        stop = stop or (parent and parent.stop) or StopHandle()
+        stop = stop or (parent and parent.stop)
         if self.functions.parent is not None:  # what stops this run stops the runs inside its functions, too
             self.functions.parent = partial(self.functions.parent, stop=stop)
         completed, clarifier = options.iteration_completed, options.clarifier
