@@ -1,20 +1,19 @@
 """`Scrubber`: replaces the secrets in the texts of a cassette.
 
 It knows a secret by its value (a variable of the environment, a service's key), by its form (the keys of well-known
-providers), by its name (``"password": "..."``, ``api_key=...``), and by the application's own patterns. Numbers are
-not scrubbed.
+providers), by its name (``"password": "..."``, ``api_key=...``), and by the application's own patterns. A value is also
+found where it is encoded; `planner_ext.testing.encodings` says how it may be, and what is not found. Forms, names and
+patterns are searched in the text as it stands. Numbers are not scrubbed.
 """
 
-import json
 import os
 import re
-from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias, cast
-from urllib.parse import quote, quote_plus
 
 from planner_ext.core.errors import shown
 from planner_ext.sk.errors import InvalidOptionError
+from planner_ext.testing.encodings import Finder
 
 __all__ = ["SCRUBBED", "Scrub", "Scrubber"]
 
@@ -45,6 +44,7 @@ _FORMS = (
     r"eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]{8,}",  # a JSON Web Token
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?:(?!-----BEGIN)[\s\S])*?-----END [A-Z ]*PRIVATE KEY-----",
 )
+_PATTERNS = (*map(re.compile, _FORMS), *(re.compile(known, re.IGNORECASE | re.DOTALL) for known in _KNOWN))
 _VARIABLE = re.compile(r".*(KEY|TOKEN|SECRET|PASSW(OR)?D|PASSPHRASE|CONNECTION_STRING)", re.IGNORECASE)
 _IN_ADDRESS = re.compile(r"://[^\s/?#@:]*:([^\s/?#@]+)@")
 _SECRET_NAME = re.compile(_NAME, re.IGNORECASE)
@@ -67,7 +67,7 @@ class Scrubber:
         """
         self._own = [*_steps(own)]
         self._secrets: set[str] = set()
-        self._known: list[re.Pattern[str]] = []
+        self._finder = Finder(())
         self.add_environment()
 
     def add_environment(self) -> None:
@@ -76,16 +76,16 @@ class Scrubber:
             self.add(*_IN_ADDRESS.findall(value), *([value.strip()] if _VARIABLE.fullmatch(name) else []))
 
     def add(self, *secrets: str) -> None:
-        """Add secrets, in each of their spellings."""
-        long = (secret for secret in secrets if len(secret) >= _SHORTEST)
-        self._secrets.update(form for secret in long for form in _spellings(secret))
-        exact = "|".join(map(re.escape, sorted(self._secrets, key=len, reverse=True)))  # one may be a part of another
-        forms = [re.compile(pattern) for pattern in ([exact] if exact else []) + [*_FORMS]]
-        self._known = forms + [re.compile(pattern, re.IGNORECASE | re.DOTALL) for pattern in _KNOWN]
+        """Add secrets, however they may be encoded."""
+        known = self._secrets | {secret for secret in secrets if len(secret) >= _SHORTEST}
+        if known != self._secrets:
+            self._secrets = known
+            self._finder = Finder(known)
 
     def text(self, text: str) -> str:
         """Scrub one text."""
-        for pattern in self._known:
+        text = self._finder.replaced(text, SCRUBBED)
+        for pattern in _PATTERNS:
             text = pattern.sub((r"\1" if pattern.groups else "") + SCRUBBED, text)
         for step in self._own:
             text = step(text)
@@ -118,16 +118,3 @@ def _steps(own: Scrub) -> Iterator[Callable[[str], str]]:
         if pattern.fullmatch(""):
             raise InvalidOptionError(f"scrub: {shown(own)} matches the empty text, which is everywhere.")
         yield lambda text: pattern.sub(SCRUBBED, text)
-
-
-def _spellings(secret: str) -> Iterator[str]:
-    """Yield the spellings of a text: plain, in JSON, in JSON inside JSON, in an address, and in base64."""
-    for as_ascii in (True, False):
-        once = json.dumps(secret, ensure_ascii=as_ascii)[1:-1]
-        yield from (secret, once, json.dumps(once, ensure_ascii=as_ascii)[1:-1])
-    yield from (quote(secret, safe="", errors="replace"), quote_plus(secret, errors="replace"))
-    raw = secret.encode("utf-8", "surrogateescape")
-    for before in range(3):  # the bytes before it decide how it is cut into groups of six bits
-        whole = slice((before * 8 + 5) // 6, (before + len(raw)) * 8 // 6)
-        yield b64encode(bytes(before) + raw).decode()[whole]
-        yield b64encode(bytes(before) + raw, b"-_").decode()[whole]

@@ -1,11 +1,18 @@
 """What may not enter a cassette: keys, passwords, the environment's secrets, and what the application names."""
 
+import html
 import json
-from base64 import b64encode, urlsafe_b64encode
+import textwrap
+from base64 import b32encode, b64encode, urlsafe_b64encode
+from collections.abc import Callable, Sequence
+from html.entities import codepoint2name
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, quote_plus
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion, OpenAIChatPromptExecutionSettings
 from semantic_kernel.contents import ChatHistory
@@ -26,7 +33,8 @@ from planner_ext.testing import (
     say,
 )
 from planner_ext.testing.cassette import Cassette, same
-from planner_ext.testing.scrub import Scrubber
+from planner_ext.testing.encodings import Finder
+from planner_ext.testing.scrub import SCRUBBED, Scrubber
 
 KEY = "sk-proj-0123456789abcdefghij"
 
@@ -179,17 +187,6 @@ def test_secrets_are_scrubbed_however_they_are_written(monkeypatch: pytest.Monke
     assert Scrubber().text(text) == clean
 
 
-@pytest.mark.parametrize("before", [b"", b"a", b"ab", b"ann:"])
-@pytest.mark.parametrize("encoded", [b64encode, urlsafe_b64encode])
-def test_a_secret_is_found_in_base64(monkeypatch: pytest.MonkeyPatch, before: bytes, encoded: Any) -> None:
-    """A secret of the environment is found wherever it begins in what was encoded."""
-    monkeypatch.setenv("A_TOKEN", secret := "correct?horse>battery")
-    clean = Scrubber().text(encoded(before + secret.encode() + b" and more").decode())
-    inside = encoded(bytes(3) + secret.encode()).decode()[6:20]
-    assert "[scrubbed]" in clean and inside not in clean
-    assert len(clean) < len(before) * 4 / 3 + 30
-
-
 @pytest.mark.parametrize(
     ("scrub", "problem"),
     [
@@ -232,3 +229,153 @@ def test_a_scrubbed_name_equals_any_name() -> None:
     assert same(recorded, {"a": 2, KEY: 1})
     assert not same(recorded, {"a": 2, KEY: 2})
     assert not same(recorded, {"a": 2})
+
+
+# A secret that is encoded.
+
+
+def lower_percents(text: str) -> str:
+    """Percent-encode every byte in lower case."""
+    return "".join(f"%{one:02x}" for one in text.encode())
+
+
+def code_units(text: str) -> str:
+    """Escape every character as JSON and JavaScript do."""
+    return "".join(f"\\u{one:04x}" for one in memoryview(text.encode("utf-16-le")).cast("H"))
+
+
+def named(text: str) -> str:
+    """Write characters as HTML entities with names, where they have one."""
+    return "".join(f"&{codepoint2name[ord(one)]};" if ord(one) in codepoint2name else one for one in text)
+
+
+def wrapped(text: str) -> str:
+    return "\r\n".join(textwrap.wrap(b64encode(text.encode()).decode(), 20))
+
+
+ENCODINGS: dict[str, Callable[[str], str]] = {
+    "address": quote,
+    "address in whole": lambda text: quote(text, safe=""),
+    "address in lower case": lower_percents,
+    "form": quote_plus,
+    "JSON": json.dumps,
+    "JSON in Unicode": lambda text: json.dumps(text, ensure_ascii=False),
+    "JSON with slashes": lambda text: json.dumps(text).replace("/", "\\/"),
+    "Python": repr,
+    "Python bytes": lambda text: repr(text.encode()),
+    "code units": code_units,
+    "HTML": html.escape,
+    "HTML, named": named,
+    "HTML, decimal": lambda text: "".join(f"&#{ord(one)};" for one in text),
+    "HTML, hexadecimal": lambda text: "".join(f"&#x{ord(one):X};" for one in text),
+    "hexadecimal": lambda text: text.encode().hex(),
+    "hexadecimal in upper case": lambda text: text.encode().hex().upper(),
+    "base64": lambda text: b64encode(text.encode()).decode(),
+    "base64 for addresses": lambda text: urlsafe_b64encode(text.encode()).decode().rstrip("="),
+    "base64, wrapped": wrapped,
+    "base32": lambda text: b32encode(text.encode()).decode(),
+    "base64 of UTF-16": lambda text: b64encode(text.encode("utf-16")).decode(),
+    "base64 of UTF-16, big end first": lambda text: b64encode(text.encode("utf-16-be")).decode(),
+    "hexadecimal of UTF-16": lambda text: text.encode("utf-16-le").hex(),
+}
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("around", [("", ""), ("a", "b"), ("ann:", "&x=1"), ("two words ", "\n")])
+def test_a_secret_is_found_in_each_encoding(
+    monkeypatch: pytest.MonkeyPatch, encoding: str, around: tuple[str, str]
+) -> None:
+    """A secret of the environment is found wherever it begins in what was encoded, and what is around it stays."""
+    monkeypatch.setenv("A_TOKEN", secret := "p/ä \"ss+w'o\\rd<&>?~")
+    clean = Scrubber().text(f"See {ENCODINGS[encoding](around[0] + secret + around[1])}. Done.")
+    assert clean.startswith("See ") and clean.endswith(". Done.")
+    assert clean.count(SCRUBBED) == 1
+    assert len(clean) < 2 * len(ENCODINGS[encoding](around[0] + around[1])) + 40
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ("https://a.example/?k=top/se%22cret%26%3d1", "https://a.example/?k=[scrubbed]%3d1"),
+        (json.dumps(json.dumps(json.dumps(['top/se"cret&']))), json.dumps(json.dumps(json.dumps([SCRUBBED])))),
+        (r'{"a": "top\/se\"cret&="}', '{"a": "[scrubbed]="}'),
+        ("<p>top&#47;se&quot;cret&#x26;</p>", "<p>[scrubbed]</p>"),
+        ("to be 746f702F7365226372657426ff", "to be [scrubbed]ff"),
+    ],
+)
+def test_only_what_encodes_the_secret_is_replaced(monkeypatch: pytest.MonkeyPatch, text: str, clean: str) -> None:
+    """A cassette stays readable, and a replay compares the rest."""
+    monkeypatch.setenv("A_TOKEN", 'top/se"cret&')
+    assert Scrubber().text(text) == clean
+
+
+SECRETS = st.text(st.sampled_from("aZ9/+= -_\"'\\<>&%#;ä漢👍\n"), min_size=8, max_size=24).map(
+    lambda text: "Qz7" + text + "j"
+)
+PLAIN = st.lists(
+    st.sampled_from(
+        [
+            "word",
+            "Zm9v",
+            "0123",
+            "abcdef",
+            " ",
+            "\n",
+            '{"a": 1}',
+            "/",
+            "=",
+            "?x=1&y=2",
+            "%41",
+            "&lt;",
+            "\\n",
+            "ä",
+            "漢",
+            ".",
+        ]
+    ),
+    max_size=12,
+).map("".join)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    secret=SECRETS,
+    levels=st.lists(st.tuples(st.sampled_from(sorted(ENCODINGS)), PLAIN, PLAIN), max_size=3),
+    around=st.tuples(PLAIN, PLAIN),
+)
+@example(secret="Qz7 a+b/ c", levels=[("JSON", "", ""), ("JSON", "", ""), ("JSON", "", "")], around=("", ""))
+@example(secret="Qz7%41%2541", levels=[("address", "%", "%"), ("JSON", "", "")], around=("", ""))
+def test_a_secret_does_not_survive_any_composition_of_encodings(
+    secret: str, levels: Sequence[tuple[str, str, str]], around: tuple[str, str]
+) -> None:
+    """Up to three encodings on top of each other, with other text inside of each, leave no trace of it."""
+    text = secret
+    for encoding, before, after in levels:
+        text = ENCODINGS[encoding](f"{before} {text} {after}")
+    clean = Finder([secret]).replaced(f"{around[0]} {text} {around[1]}", SCRUBBED)
+    assert clean.startswith(around[0]) and clean.endswith(around[1])
+    assert SCRUBBED in clean and text not in clean
+    assert Finder([secret]).replaced(clean, SCRUBBED) == clean
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    secret=SECRETS,
+    levels=st.lists(st.tuples(st.sampled_from(sorted(ENCODINGS)), PLAIN), max_size=3),
+    text=PLAIN | st.text(),
+)
+def test_a_text_without_the_secret_stays_as_it_is(secret: str, levels: Sequence[tuple[str, str]], text: str) -> None:
+    """Character by character, lone surrogates and what looks encoded included."""
+    for encoding, before in levels:
+        try:
+            text = ENCODINGS[encoding](before + text)
+        except UnicodeEncodeError:  # a lone surrogate
+            break
+    assert Finder([secret]).replaced(text, SCRUBBED) == text
+
+
+@pytest.mark.parametrize("secret", ["\udce4" * 8, "漢字" * 4])
+def test_a_secret_that_is_not_utf_8_is_found(secret: str) -> None:
+    """A variable of the environment may hold any bytes."""
+    assert Finder([secret]).replaced(f"a {secret} b", SCRUBBED) == "a [scrubbed] b"
+    assert Finder([secret]).replaced(json.dumps(secret), SCRUBBED) == '"[scrubbed]"'
