@@ -33,6 +33,7 @@ from planner_ext.core.fold import CUT_SHORT
 from planner_ext.core.limits import Budget, is_count
 from planner_ext.engine.engine import StopHandle
 from planner_ext.service import FunctionInvokingChatCompletion
+from planner_ext.sk.approval import leave_behind
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.checkpoint import Checkpoint, SigningKey
 from planner_ext.sk.conversion import InvalidArguments, parse_object
@@ -41,6 +42,7 @@ from planner_ext.sk.errors import (
     InvalidOptionError,
     InvalidReplyError,
     InvalidSettingsError,
+    RunNotAnsweredError,
     SessionBusyError,
 )
 from planner_ext.sk.execution import ToolExecution, result_text
@@ -255,8 +257,8 @@ class ToolUseSession:
     A session answers one prompt at a time; another prompt meanwhile, or `append`, raises `SessionBusyError`.
 
     A session does not pause. If an interceptor defers a call, or a clarifier leaves a question open, the prompt raises
-    `RunNotAnsweredError` with status ``paused`` or ``asked`` and a checkpoint for `ToolCallHandler.resume`. Resume it
-    with the session's own `history`, so that a decision which comes after a later prompt is refused.
+    `RunNotAnsweredError` with status ``paused`` or ``asked`` and a checkpoint for `ToolCallHandler.resume`. A
+    decision that comes after a later prompt of the session, in the same process, is refused unless ``late="allow"``.
     """
 
     @takes_run_options
@@ -310,6 +312,7 @@ class ToolUseSession:
         self._key = invoking.options.checkpoint_key
         self._lock = asyncio.Lock()
         self._turn = _Turn()
+        self._waiting = ""
 
     @property
     def pending(self) -> tuple[OpenCall, ...]:
@@ -422,11 +425,20 @@ class ToolUseSession:
         history = ChatHistory(messages=asked)
         try:
             yield history
-        except BaseException:
+        except BaseException as error:
             if history.messages != asked:
                 self._messages = self._kept(history, len(asked))
+            if isinstance(error, RunNotAnsweredError) and error.checkpoint is not None:
+                self._leave_behind(error.checkpoint.run_id)
             raise
         self._messages = self._kept(history, len(asked))
+        self._leave_behind("")
+
+    def _leave_behind(self, waiting: str) -> None:
+        """Leave the run of an earlier prompt that waits, since this prompt is a later turn; this one's may wait now."""
+        if self._waiting:
+            leave_behind(self._waiting)
+        self._waiting = waiting
 
     def _fit(self, messages: list[ChatMessageContent]) -> list[ChatMessageContent]:
         return checked_messages(messages, "repair", self._kernel) if self._repairs else messages

@@ -7,13 +7,13 @@ on which nothing was decided are not seen here: a run store knows those.
 
 import hashlib
 import json
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import reduce
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from planner_ext.approval.decisions import (
     ApprovalSettings,
@@ -67,6 +67,7 @@ __all__ = [
     "check_calls",
     "check_record",
     "decision_facts",
+    "leave_behind",
     "let_in",
     "pending_call",
     "pending_calls",
@@ -397,8 +398,21 @@ class _DecisionFacts:
         )
 
 
+_REMEMBERED_CONVERSATIONS: Final = 10_000
+
 Late: TypeAlias = Literal["refuse", "allow"]
 """What becomes of decisions that come after the conversation went on."""
+
+
+_LEFT_BEHIND: "OrderedDict[str, None]" = OrderedDict()
+"""The runs whose session went on, by id: a session that has another prompt keeps nothing of one that waits."""
+
+
+def leave_behind(run_id: str) -> None:
+    """Remember that the conversation of a run went on, for `refuse_late`; in this process, the newest 10,000."""
+    _LEFT_BEHIND[run_id] = None
+    while len(_LEFT_BEHIND) > _REMEMBERED_CONVERSATIONS:
+        _LEFT_BEHIND.popitem(last=False)
 
 
 def refuse_late(state: State, later: str | None) -> None:
@@ -406,16 +420,20 @@ def refuse_late(state: State, later: str | None) -> None:
 
     Args:
         state: The run, before it is resumed.
-        later: The first message of the later turn, as an error shows it; None if there is none.
+        later: The first message of the later turn, as an error shows it; None if the history has none.
 
     Raises:
         DecisionRefusedError: If something of the run is open, and a later turn followed.
     """
+    if later is not None:
+        later = f"a message {later}"
+    elif state.run_id in _LEFT_BEHIND:
+        later = "another prompt of its session"
     if later is not None and (state.batch is not None or state.phase is Phase.PAUSED):
         raise DecisionRefusedError(
-            f"The decision comes late: the conversation has gone on since this run waits, with a message {later}. "
-            "Nothing ran, and the history was not changed. Ask the user whether it is still wanted; late='allow' takes "
-            "the decision all the same."
+            f"The decision comes late: the conversation has gone on since this run waits, with {later}. Nothing ran, "
+            "and the history was not changed. Ask the user whether it is still wanted; late='allow' takes the decision "
+            "all the same."
         )
 
 

@@ -15,7 +15,7 @@ from planner_ext import (
     ToolCallHandler,
     ToolUseSession,
 )
-from planner_ext.errors import DecisionRefusedError, InvalidOptionError, RunNotAnsweredError
+from planner_ext.errors import DecisionRefusedError, InvalidHistoryError, InvalidOptionError, RunNotAnsweredError
 from planner_ext.testing import call, say
 from support.approval import (
     ASKING_REFUND,
@@ -26,6 +26,7 @@ from support.approval import (
     Door,
     Outcome,
     asked,
+    both_ways,
     check_sendable,
     service_and_handler,
     settings_with,
@@ -149,18 +150,57 @@ async def test_another_word_for_late_is_refused(door: Door) -> None:
         await door.resume(world([DONE]), paused.checkpoint, {"call_1": Approve()}, history=asked(), late=True, **ASK)
 
 
-async def test_a_session_that_went_on_refuses_the_old_call() -> None:
-    """The checkpoint of a prompt that waits does not fit the session's history after another prompt."""
-    here = world([LOOK, REFUND, say("Good, no refund."), DONE])
-    session = ToolUseSession(here.kernel, **ASK)
+SESSIONS = {"no-batch-before": ([REFUND], "call_1"), "a-batch-before": ([LOOK, REFUND], "call_2")}
+
+
+@pytest.mark.parametrize("given", ["the-sessions", "the-errors", "an-empty-one"])
+@pytest.mark.parametrize("before", SESSIONS)
+@both_ways
+async def test_a_session_that_went_on_refuses_the_old_call(before: str, given: str, streamed: bool) -> None:
+    """With whichever history the checkpoint of an earlier prompt is resumed: refused after a later one."""
+    script, call_id = SESSIONS[before]
+    here = world([*script, say("Good, no refund."), DONE])
+    session, decisions = ToolUseSession(here.kernel, **ASK), {call_id: Approve(by="ann")}
     with pytest.raises(RunNotAnsweredError) as waiting:
         await session.prompt("Refund order 7.")
     assert await session.prompt("Forget it.") == "Good, no refund."
-    handler, history = ToolCallHandler(here.kernel, settings=settings_with(), **ASK), session.history()
-    checkpoint = waiting.value.checkpoint
+    checkpoint, left = waiting.value.checkpoint, waiting.value.chat_history
+    assert checkpoint is not None and left is not None
+    handler = ToolCallHandler(here.kernel, settings=settings_with(), **ASK)
+    history = {"the-sessions": session.history(), "the-errors": left, "an-empty-one": ChatHistory()}[given]
+    resume = handler.resume_stream if streamed else handler.resume
+    with pytest.raises((DecisionRefusedError, InvalidHistoryError)):
+        [message async for message in resume(history, checkpoint, decisions)]
+    assert REFUNDED not in here.ran
+    if given == "the-sessions" and before == "no-batch-before":
+        return  # the waiting prompt left nothing in it: it is the history of another run
+    last = [message async for message in resume(history, checkpoint.to_json(), decisions, late="allow")][-1]
+    assert (last.metadata["status"], here.ran[-1]) == ("answered", REFUNDED)
+
+
+async def test_a_session_that_only_waits_is_resumed() -> None:
+    """Without a later prompt the decision is not late."""
+    here = world([LOOK, REFUND, DONE])
+    session = ToolUseSession(here.kernel, **ASK)
+    with pytest.raises(RunNotAnsweredError) as waiting:
+        await session.prompt("Refund order 7.")
+    handler, checkpoint = ToolCallHandler(here.kernel, settings=settings_with(), **ASK), waiting.value.checkpoint
     assert checkpoint is not None
-    with pytest.raises(DecisionRefusedError, match="Forget it"):
-        [message async for message in handler.resume(history, checkpoint, APPROVE)]
-    assert here.ran == [("look", "7")]
-    last = [message async for message in handler.resume(history, checkpoint, APPROVE, late="allow")][-1]
+    last = [message async for message in handler.resume(session.history(), checkpoint, APPROVE)][-1]
     assert (str(last), here.ran) == ("Done.", [("look", "7"), REFUNDED])
+
+
+async def test_each_prompt_that_waits_leaves_the_one_before() -> None:
+    """Two prompts wait, one after the other: the first is over, the second can be decided."""
+    here = world([REFUND, REFUND, DONE])
+    session = ToolUseSession(here.kernel, **ASK)
+    checkpoints: list[Any] = []
+    for _ in range(2):
+        with pytest.raises(RunNotAnsweredError) as waiting:
+            await session.prompt("Refund order 7.")
+        checkpoints.append(waiting.value.checkpoint)
+    handler = ToolCallHandler(here.kernel, settings=settings_with(), **ASK)
+    with pytest.raises(DecisionRefusedError, match="another prompt of its session"):
+        [message async for message in handler.resume(ChatHistory(), checkpoints[0], {"call_1": Approve()})]
+    [message async for message in handler.resume(ChatHistory(), checkpoints[1], {"call_2": Approve()})]
+    assert here.ran == [REFUNDED]
