@@ -65,7 +65,7 @@ from planner_ext.sk.execution import Next, in_place, runnable
 from planner_ext.sk.messages import merge_reported, read_iterations, usage_in
 from planner_ext.sk.options import RunSettings
 from planner_ext.sk.prices import RequestMeter
-from planner_ext.sk.toolset import agent_of, tool_of
+from planner_ext.sk.toolset import agent_of, contents_of, tool_of
 
 __all__ = [
     "Charge",
@@ -408,7 +408,7 @@ def _held_by(method: Any, agent: object, other: object) -> Any:
     """Copy a function that an agent holds, or a method of it, so that another agent is in its place."""
     if inspect.ismethod(method):
         return MethodType(method.__func__, other)
-    cells = [CellType(other) if cell.cell_contents is agent else cell for cell in method.__closure__]
+    cells = [CellType(other) if contents_of(cell) is agent else cell for cell in method.__closure__]
     copied = FunctionType(
         method.__code__, method.__globals__, method.__name__, method.__defaults__, closure=tuple(cells)
     )

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from operator import is_not
+from types import CellType
 from typing import Annotated, Any, Final, Literal, Self, cast
 from weakref import ref
 
@@ -57,6 +58,7 @@ __all__ = [
     "Tool",
     "ToolSet",
     "agent_of",
+    "contents_of",
     "conversion_problem",
     "convert_arguments",
     "parse_edited",
@@ -371,9 +373,18 @@ def agent_of(method: Any) -> Any:
     agents = sys.modules.get("semantic_kernel.agents.agent")
     if agents is None:
         return None
-    cells: Mapping[str, Any] = inspect.getclosurevars(method).nonlocals if inspect.isfunction(method) else {}
-    holder = getattr(method, "__self__", None) or cells.get("self")
+    holder = getattr(method, "__self__", None)
+    if inspect.isfunction(method) and "self" in (names := method.__code__.co_freevars):
+        holder = contents_of((method.__closure__ or ())[names.index("self")])
     return holder if isinstance(holder, agents.Agent) else None
+
+
+def contents_of(cell: CellType) -> Any:
+    """Read a variable of a closure; None for one that has no value yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
 
 
 def _signature_of(method: Any) -> tuple[frozenset[str], frozenset[str]]:

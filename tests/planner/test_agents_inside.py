@@ -179,6 +179,26 @@ async def test_what_an_agent_remembers_stays_its_own() -> None:
     assert [message["content"] for message in service.requests[1].messages] == ["Go on.", "One.", "Go on."]
 
 
+async def test_a_function_that_holds_nothing_yet_is_no_agents() -> None:
+    """A function of a closure whose ``self`` has no value when it is described runs as ever."""
+
+    def make() -> Any:
+        @kernel_function
+        async def late() -> str:
+            return f"held {'nothing' if late else self}"
+
+        if not late:
+            self = None
+        return late
+
+    here = world([DONE])
+    here.kernel.add_function("some", make())
+    here.service = ScriptedChatCompletion([call("some-late"), DONE], service_id=here.service.service_id)
+    here.kernel.add_service(here.service, overwrite=True)
+    outcome = await Door("planner", False).ask(here)
+    assert results(outcome.history) == ["held nothing"]
+
+
 async def test_an_agent_of_a_session_is_charged() -> None:
     """A session is another door to the same call."""
     team = Team([WIPE, say("I could not.")])
