@@ -424,9 +424,11 @@ def _refusal(function: KernelFunction) -> str:
 
 
 def _document_names(operation: Any) -> Iterator[str]:
-    """List the names that an OpenAPI document has for the parameters and the payload of an operation."""
+    """List the names of an OpenAPI operation's parameters and payload: the document's, and those of a whole payload."""
     yield from (str(one.name) for one in getattr(operation, "parameters", None) or ())
-    yield from _payload_names(getattr(getattr(operation, "request_body", None), "properties", None) or (), "")
+    if (body := getattr(operation, "request_body", None)) is not None:
+        yield from (operation.PAYLOAD_ARGUMENT_NAME, operation.CONTENT_TYPE_ARGUMENT_NAME)
+        yield from _payload_names(body.properties or (), "")
 
 
 def _payload_names(properties: Iterable[Any], prefix: str) -> Iterator[str]:

@@ -233,6 +233,23 @@ async def test_a_function_that_calls_such_an_operation_is_refused() -> None:
         assert "meet under one name" in results(outcome.history)[0]
 
 
+@pytest.mark.parametrize(
+    ("named", "options"),
+    [("content_type", {"enable_dynamic_payload": False}), ("to_id", {"enable_payload_namespacing": True})],
+)
+async def test_a_parameter_that_meets_the_payload_is_refused(named: str, options: dict[str, Any]) -> None:
+    """Semantic Kernel has names of its own for a payload: for the whole of one, and for what is below a property."""
+    to = {"type": "object", "properties": {"id": TEXT}}
+    body = {"content": {"application/json": {"schema": {"type": "object", "properties": {"to": to}}}}}
+    operation = {"parameters": [{"name": named, "in": "query", "schema": TEXT}], "requestBody": body}
+    with api() as server:
+        here = model(call("api-find", {named: "x", "payload": {}}))
+        server.add_to(here.kernel, operation, method="put", **options)
+        outcome = await Door("planner", False).ask(here)
+        assert server.queries == []
+        assert f'meet under one name, "{named}"' in results(outcome.history)[0]
+
+
 async def test_a_name_that_the_document_uses_twice_is_one_parameter() -> None:
     """An ``id`` in the path and in the body are one to Semantic Kernel and to whoever approves: both get the value."""
     body = {"content": {"application/json": {"schema": {"type": "object", "properties": {"id": TEXT, "name": TEXT}}}}}

@@ -62,7 +62,9 @@ class Api:
     paths: list[str] = field(default_factory=list[str])
     bodies: list[Any] = field(default_factory=list[Any])
 
-    def add_to(self, kernel: Kernel, operation: Mapping[str, Any], path: str = "/find", method: str = "get") -> None:
+    def add_to(
+        self, kernel: Kernel, operation: Mapping[str, Any], path: str = "/find", method: str = "get", **options: Any
+    ) -> None:
         """Add an operation to a kernel as the function ``api-find``."""
         document: dict[str, Any] = {
             "openapi": "3.0.0",
@@ -72,12 +74,10 @@ class Api:
                 path: {method: {"operationId": "find", "responses": {"200": {"description": "ok"}}, **operation}}
             },
         }
-        options = OpenAPIFunctionExecutionParameters(  # pyright: ignore[reportCallIssue]  # its fields have defaults
-            server_url_validation_allowed_base_urls=[self.url]
-        )
+        settings = OpenAPIFunctionExecutionParameters(server_url_validation_allowed_base_urls=[self.url], **options)
         with warnings.catch_warnings():  # Semantic Kernel uses a class that its library has deprecated
             warnings.simplefilter("ignore", DeprecationWarning)
-            kernel.add_plugin_from_openapi("api", openapi_parsed_spec=document, execution_settings=options)
+            kernel.add_plugin_from_openapi("api", openapi_parsed_spec=document, execution_settings=settings)
 
 
 def in_query(*names: str, required: bool = False) -> dict[str, Any]:
