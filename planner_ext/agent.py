@@ -17,7 +17,7 @@ process. Where that must not happen, use a planner with a store (`planner_ext.du
 """
 
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass
 from itertools import takewhile
@@ -46,7 +46,7 @@ from planner_ext.engine.authorization import refusal_of
 from planner_ext.engine.engine import StopHandle
 from planner_ext.service import FunctionInvokingChatCompletion
 from planner_ext.sk.approval import DecisionRefusedError, Late, Taking, calls_taken, cancelling_facts
-from planner_ext.sk.checkpoint import Checkpoint
+from planner_ext.sk.checkpoint import Checkpoint, InvalidCheckpointError, SigningKey
 from planner_ext.sk.errors import InvalidOptionError
 from planner_ext.sk.history import ResumedHistory, render, resumed_history
 from planner_ext.sk.options import instance_of
@@ -92,8 +92,8 @@ async def resume_agent(
         PlannerInvalidConfigurationError: If agent, thread or service cannot be resumed; names what can.
         InvalidCheckpointError: If the checkpoint cannot be read, or is not signed with the service's key.
         InvalidHistoryError: If the thread is not that of the turn, or holds results of its open calls.
-        DecisionRefusedError: If a decision is invalid, was taken before, or comes late. In these cases nothing ran, and
-            the thread is as it was.
+        DecisionRefusedError: If a decision is invalid, was taken before, comes late, or is on an earlier checkpoint
+            than the thread's. In these cases nothing ran, and the thread is as it was.
     """
     turn = await _Turn.of(agent, thread, checkpoint, kernel, arguments)
     request = RequestContext(kernel=turn.kernel, arguments=turn.arguments, stop=stop, late=late)
@@ -264,6 +264,7 @@ class _Turn:
             settings.function_choice_behavior = agent.function_choice_behavior
         loaded = Checkpoint.given(checkpoint, service.options.checkpoint_key)
         messages = [message async for message in thread.get_messages()]
+        _refuse_older(loaded, messages, service.options.checkpoint_key)
         sent = chat_history(loaded.state()).messages
         history = ChatHistory()
         history.messages += sent[:1] if _system_messages(sent) > _system_messages(messages) else []
@@ -322,6 +323,24 @@ def _merged(agent: ChatCompletionAgent, arguments: KernelArguments | None) -> Ke
         cast("dict[str, Any]", merged).update(cast("dict[str, Any]", arguments))
         merged.execution_settings = {**(own.execution_settings or {}), **(arguments.execution_settings or {})} or None
     return merged
+
+
+def _refuse_older(given: Checkpoint, messages: Sequence[ChatMessageContent], key: SigningKey | None) -> None:
+    """Refuse a checkpoint that was resumed before: the message with which the thread waits has a later one.
+
+    A batch of which some calls were decided and have run is not in the thread yet, but in that checkpoint.
+
+    Raises:
+        DecisionRefusedError: If the thread's own checkpoint is of the same turn, and has more facts.
+    """
+    own = next((message.metadata.get("checkpoint") for message in reversed(messages) if waits(message)), None)
+    with suppress(InvalidCheckpointError):  # a thread may come from anywhere, and decides nothing
+        later = Checkpoint.from_json(own, key) if isinstance(own, str) else given
+        if later.run_id == given.run_id and len(later.facts) > len(given.facts):
+            raise DecisionRefusedError(
+                "This checkpoint was resumed before, and the turn went on since: the thread waits with a later one. "
+                "Nothing ran. Decide on the checkpoint in the metadata of the thread's last message."
+            )
 
 
 def _refused(messages: Sequence[ChatMessageContent]) -> int:

@@ -505,3 +505,26 @@ async def test_the_services_hook_says_who_may_decide(serve: Serve, streamed: boo
     assert (shop.paid, (await shown(thread))[-1]) == ([], ("assistant", WAITS))
     await resume(agent, thread, checkpoint, {"call_1": Approve(by="boss")}, streamed=streamed)
     assert (shop.paid, seen) == ([(7, "none")], [("decide", "intern"), ("cancel", "intern"), ("decide", "boss")])
+
+
+@each_way
+async def test_a_call_that_ran_beside_one_that_waits_does_not_run_again(serve: Serve, streamed: bool) -> None:
+    """Of two payments one was approved and made: an agent that knows nothing of it refuses the old checkpoint."""
+    served, shop = serve([calls(PAY, call("shop-pay", {"order": 8})), say("Both are paid.")]), Shop()
+    settings = ApprovalSettings(on_deferred="run_safe_first")
+
+    def agent() -> ChatCompletionAgent:
+        return agent_at(served, shop, approval=settings)
+
+    paused = await ask(agent(), "Pay orders 7 and 8.", streamed=streamed)
+    thread, old = paused.thread, paused.metadata["checkpoint"]
+    again = await resume(agent(), thread, old, {"call_1": Approve()}, streamed=streamed)
+    assert (shop.paid, (await shown(thread))[-1]) == ([(7, "none")], ("assistant", WAITS))
+    both = {"call_1": Approve(), "call_2": Approve()}
+    with pytest.raises(DecisionRefusedError, match="resumed before"):
+        await resume(agent(), thread, old, both, streamed=streamed)
+    with pytest.raises(DecisionRefusedError, match="resumed before"):
+        await cancel_agent(agent(), thread, old)
+    given: Any = (thread, again.metadata["checkpoint"], {"call_2": Approve()})
+    await resume(agent(), *given, streamed=streamed)
+    assert shop.paid == [(7, "none"), (8, "none")]
