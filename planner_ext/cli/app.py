@@ -248,11 +248,13 @@ RunName = Annotated[str, typer.Argument(metavar="RUN", help="The run's name.", s
 def submit_run(args: cli.SubmitArgs, limits: cli.LimitArgs) -> cli.Exit:
     """Queue a run for the workers of a store, and print its name; this needs neither kernel nor model.
 
-    Limits replace those of the worker's planner; without one, its own hold.
+    Limits replace those of the worker's planner; without one, its own hold. --policy, --ask-all and the hook of --app
+    bind the run before anybody drives it: a worker that lacks them refuses it.
 
     Examples:
       planner-ext runs submit "Refund order 7." --store runs.db --run-id order-7
       planner-ext runs submit "Refund order 7." --store runs.db --argument tenant=acme --max-tool-calls 5
+      planner-ext runs submit "Refund order 7." --store runs.db --policy policy.yaml
     """
     from planner_ext.cli import submit  # noqa: PLC0415  (see above)
 
@@ -277,7 +279,7 @@ def show_result(
 
 
 @cli.command(runs, exit_codes=DONE_OR_UNUSABLE, name="budget")
-def set_budget(run: RunName, store: cli.Store, limits: cli.LimitArgs, by: cli.By) -> cli.Exit:
+def set_budget(run: RunName, store: cli.Store, limits: cli.LimitArgs, who: cli.ActorArgs) -> cli.Exit:
     """Change limits of a run that has not ended, also while a worker drives it.
 
     Its other limits stay; a queued run keeps those that it was submitted with. A run submitted without limits then has
@@ -289,7 +291,7 @@ def set_budget(run: RunName, store: cli.Store, limits: cli.LimitArgs, by: cli.By
     """
     from planner_ext.cli import submit  # noqa: PLC0415  (see above)
 
-    return submit.set_budget(run, store, limits, by=by)
+    return submit.set_budget(run, store, limits, by=who.by, app=who.app)
 
 
 @cli.command(runs, exit_codes=RUNS_EXIT_CODES, name="list")
@@ -365,7 +367,11 @@ def show_run(
 
 @cli.command(runs, exit_codes=RUN_EXIT_CODES, name="resume")
 def resume_run(
-    run: RunName, store: cli.Store, options: cli.StoredRunOptions, max_iterations: cli.MoreIterations = None
+    run: RunName,
+    store: cli.Store,
+    options: cli.StoredRunOptions,
+    who: cli.ActorArgs,
+    max_iterations: cli.MoreIterations = None,
 ) -> cli.Exit:
     """Continue a run in this process, with the decisions made meanwhile.
 
@@ -377,7 +383,7 @@ def resume_run(
     """
     from planner_ext.cli import runs as stored  # noqa: PLC0415  (see above)
 
-    return stored.resume_run(run, store, options, max_iterations=max_iterations)
+    return stored.resume_run(run, store, options, max_iterations=max_iterations, by=who.by, app=who.app)
 
 
 @cli.command(runs, exit_codes=RUN_EXIT_CODES, name="fork")
@@ -399,7 +405,10 @@ def fork_run(run: RunName, args: cli.ForkArgs, options: cli.StoredRunOptions) ->
 
 @cli.command(runs, exit_codes=RUNS_EXIT_CODES, name="cancel")
 def cancel_run(
-    run: RunName, store: cli.Store, by: cli.By, reason: Annotated[str, typer.Option(metavar="TEXT")] = ""
+    run: RunName,
+    store: cli.Store,
+    who: cli.ActorArgs,
+    reason: Annotated[str, typer.Option(metavar="TEXT")] = "",
 ) -> cli.Exit:
     """End a run for good, in whichever process; no waiting call runs.
 
@@ -411,11 +420,16 @@ def cancel_run(
     """
     from planner_ext.cli import store as stored  # noqa: PLC0415  (see above)
 
-    return stored.cancel_run(run, store, by=by, reason=reason)
+    return stored.cancel_run(run, store, by=who.by, reason=reason, app=who.app)
 
 
 @cli.command(runs, exit_codes=DONE_OR_UNUSABLE, name="delete")
-def delete_run(run: RunName, store: cli.Store, force: Annotated[bool, typer.Option("--force")] = False) -> cli.Exit:
+def delete_run(
+    run: RunName,
+    store: cli.Store,
+    who: cli.ActorArgs,
+    force: Annotated[bool, typer.Option("--force")] = False,
+) -> cli.Exit:
     """Delete a run that has ended, failed or is in quarantine, with all its rows in the store.
 
     Examples:
@@ -426,7 +440,7 @@ def delete_run(run: RunName, store: cli.Store, force: Annotated[bool, typer.Opti
     """
     from planner_ext.cli.store import delete_run  # noqa: PLC0415  (see above)
 
-    return delete_run(run, store, force=force)
+    return delete_run(run, store, force=force, by=who.by, app=who.app)
 
 
 @cli.command(runs, exit_codes=DONE_OR_UNUSABLE, name="prune")
@@ -434,6 +448,7 @@ def prune_runs(
     store: cli.Store,
     older_than: cli.Age,
     status: Annotated[str, typer.Option(metavar="STATUS")],
+    who: cli.ActorArgs,
     dry_run: Annotated[bool, typer.Option("--dry-run")] = False,
 ) -> cli.Exit:
     """Delete all runs with a status that have not changed for some time.
@@ -451,7 +466,7 @@ def prune_runs(
     """
     from planner_ext.cli.store import prune_runs  # noqa: PLC0415  (see above)
 
-    return prune_runs(store, older_than=older_than, status=status, dry_run=dry_run)
+    return prune_runs(store, older_than=older_than, status=status, dry_run=dry_run, by=who.by, app=who.app)
 
 
 @cli.command(runs, exit_codes=DONE_OR_UNUSABLE, name="export")
@@ -474,7 +489,11 @@ def export_run(
 
 
 @cli.command(runs, exit_codes=DONE_OR_UNUSABLE, name="import")
-def import_run(file: Annotated[Path, typer.Argument(metavar="FILE", show_default=False)], store: cli.Store) -> cli.Exit:
+def import_run(
+    file: Annotated[Path, typer.Argument(metavar="FILE", show_default=False)],
+    store: cli.Store,
+    who: cli.ActorArgs,
+) -> cli.Exit:
     """Add an exported run to a store, under its name.
 
     An unfinished run continues in this store. Delete or cancel it in its first store, else both stores continue it, and
@@ -489,7 +508,7 @@ def import_run(file: Annotated[Path, typer.Argument(metavar="FILE", show_default
     """
     from planner_ext.cli.store import import_run  # noqa: PLC0415  (see above)
 
-    return import_run(file, store)
+    return import_run(file, store, by=who.by, app=who.app)
 
 
 @cli.command(runs, exit_codes=DONE_OR_UNUSABLE, name="backup")

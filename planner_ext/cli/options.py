@@ -163,6 +163,11 @@ Store = Annotated[str, typer.Option("--store", envvar=STORE_VARIABLE, metavar="F
 By = Annotated[
     str | None, typer.Option(default_factory=_login_name, metavar="NAME", help=_BY, show_default="login name")
 ]
+_APP = (
+    "The application whose authorize hook says who may do this, as for planner-ext worker. A run that began under a "
+    "hook needs it."
+)
+App = Annotated[str | None, typer.Option("--app", metavar="MODULE:FACTORY", help=_APP)]
 CallId = Annotated[
     str, typer.Argument(metavar="ID", help="The id in the list: run/iteration/call.", show_default=False)
 ]
@@ -277,8 +282,8 @@ class LimitArgs:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)  # a store's address may hold a password
-class SubmitArgs:
-    """A run for the workers of a store.
+class SubmitArgs(ApprovalArgs):
+    """A run for the workers of a store, and what its worker must have; any other worker refuses it.
 
     Attributes:
         goal: What is to be reached.
@@ -292,6 +297,7 @@ class SubmitArgs:
     store: Store
     run_id: Annotated[str | None, typer.Option(metavar="NAME")] = None
     argument: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE")] = None
+    app: App = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -328,6 +334,8 @@ class ForkArgs:
     run_id: Annotated[str | None, typer.Option(metavar="NAME")] = None
     instruction: Annotated[str, typer.Option(metavar="TEXT")] = ""
     max_iterations: MoreIterations = None
+    by: By
+    app: App = None
     html: Annotated[Path | None, typer.Option(metavar="FILE")] = None
 
 
@@ -457,13 +465,20 @@ class CompareArgs:
     goal: Annotated[str | None, typer.Option(metavar="TEXT")] = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class ActorArgs:
+    """Who does something to a run, and the application that may refuse it."""
+
+    by: By
+    app: App = None
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)  # a store's address may hold a password
-class DecisionArgs:
+class DecisionArgs(ActorArgs):
     """A call or question that waits in a store, and who decides it."""
 
     id: CallId
     store: Store
-    by: By
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)  # a store's address may hold a password
@@ -472,8 +487,9 @@ class WorkerArgs(ApprovalArgs):
 
     Attributes:
         app: What drives the runs: a function without arguments, async or not, that returns (planner, kernel), or
-            (planner, kernel, arguments_for): arguments_for(run_id) returns a run's arguments. A kernel alone gets a
-            planner with default options. The current directory is importable.
+            (planner, kernel, arguments_for): arguments_for(run_id) returns a run's arguments. Or an object that names
+            these, and authorize: the hook that says who may decide. A kernel alone gets a planner with default options.
+            The current directory is importable.
         once: Drive the runs that are due now, and end.
         worker_id: This worker's name, unique among living workers. Default: a new name.
         max_concurrency: How many runs to drive at once.
@@ -513,3 +529,4 @@ class ServeArgs:
     port: Annotated[int, typer.Option(metavar="N", min=0, max=65535)] = 8321
     user: Annotated[str | None, typer.Option(metavar="NAME")] = None
     allow_host: Annotated[list[str] | None, typer.Option(metavar="NAME")] = None
+    app: App = None

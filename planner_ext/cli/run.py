@@ -28,7 +28,8 @@ from planner_ext import (
     FunctionCallingStepwisePlannerResult,
 )
 from planner_ext.cli.kernels import SERVICE_ID, kernel_of, openai_service, start_factory, with_service
-from planner_ext.cli.options import ApprovalArgs, ExitCode, GoalArgs, StoredRunOptions, signing_key
+from planner_ext.cli.options import ExitCode, GoalArgs, StoredRunOptions, signing_key
+from planner_ext.cli.policies import approval_options
 from planner_ext.cli.show import Progress, print_answer
 from planner_ext.cli.text import Terminal, spent_line
 from planner_ext.core.fold import fold
@@ -42,7 +43,6 @@ from planner_ext.errors import (
     PlannerInvalidConfigurationError,
 )
 from planner_ext.events import Fact
-from planner_ext.hitl_manager import ApprovalSettings
 from planner_ext.planner.run import result_of
 
 __all__ = ["CliRun", "Result", "approval_options", "document", "goal_options", "new_limits", "print_result"]
@@ -313,27 +313,6 @@ def goal_options(goal: GoalArgs) -> dict[str, Any]:
         "budget": Budget(max_tool_calls=goal.max_tool_calls),
         "max_clarifications": goal.questions,
     }
-
-
-def approval_options(given: ApprovalArgs) -> dict[str, Any]:
-    """Return the planner's options for ``--policy`` and ``--ask-all``; empty without them.
-
-    Raises:
-        PlannerInvalidConfigurationError: If the two contradict each other, or the file cannot be read.
-        InvalidPolicyError: If the file's policy is invalid.
-    """
-    if given.policy is None:
-        return {"approval": ApprovalSettings(unmatched="defer")} if given.ask_all else {}
-    if given.ask_all:
-        raise PlannerInvalidConfigurationError(
-            "--ask-all and --policy contradict each other: a policy decides every call. Leave one of them out; a "
-            "policy with only `default: ask` is --ask-all."
-        )
-    try:
-        return {"interceptors": (ApprovalPolicy.from_yaml(given.policy),)}
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise PlannerInvalidConfigurationError(f"--policy {given.policy} cannot be read: {reason}.") from None
 
 
 def new_limits(state: State, max_iterations: int | None) -> Budget | None:

@@ -12,13 +12,12 @@ from copy import copy
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from rich.text import Text
-from semantic_kernel import Kernel
 
 from planner_ext import ApprovalPolicy, Budget, FunctionCallingStepwisePlanner
-from planner_ext.cli.kernels import awaited, start_factory
+from planner_ext.cli.application import Application, started_application
 from planner_ext.cli.options import (
     STORE_VARIABLE,
     ExitCode,
@@ -28,9 +27,10 @@ from planner_ext.cli.options import (
     StoredRunOptions,
     WorkerArgs,
 )
-from planner_ext.cli.run import CliRun, Result, approval_options, document, goal_options, new_limits, print_result
+from planner_ext.cli.policies import approval_options
+from planner_ext.cli.run import CliRun, Result, document, goal_options, new_limits, print_result
 from planner_ext.cli.show import Progress, print_pending
-from planner_ext.cli.store import command_on, decision_text, opened_runs, store_name
+from planner_ext.cli.store import Hooks, command_on, decision_text, hooks_of_app, opened_client, opened_runs, store_name
 from planner_ext.cli.submit import result_code
 from planner_ext.cli.text import Terminal, moment_text, spent_line, worker_lines_shown
 from planner_ext.core.text import exact, one_line, printable
@@ -41,7 +41,6 @@ from planner_ext.durable import (
     RunHandle,
     RunRefusedError,
     Runs,
-    RunsClient,
     StoredRun,
     StoreError,
     UnknownRunError,
@@ -58,7 +57,6 @@ from planner_ext.timeline import page_of
 
 __all__ = ["fork_run", "resume_run", "show_run", "start_run", "work"]
 
-_ArgumentsFor = Callable[[str], Any] | None
 _POLL_SECONDS = 0.25
 """How often a run that is followed is looked at."""
 _SIGNALS = 2
@@ -72,10 +70,13 @@ class StoreRun(CliRun):
         store: The store's path or address.
     """
 
-    def __init__(self, store: str, options: StoredRunOptions, *, facts: Sequence[Fact] = ()) -> None:
-        """Prepare a new run, or one with the facts of its journal."""
+    def __init__(
+        self, store: str, options: StoredRunOptions, *, facts: Sequence[Fact] = (), hooks: Hooks | None = None
+    ) -> None:
+        """Prepare a new run, or one with the facts of its journal, under the hooks of an application."""
         super().__init__(options, facts=facts)
         self.store = store
+        self._hooks = hooks or hooks_of_app(None)
 
     def drive_in_store(self, begin: Callable[[Runs], Awaitable[RunHandle[Result]]]) -> Result:
         """Start or resume the open run in its store, and drive it."""
@@ -95,7 +96,8 @@ class StoreRun(CliRun):
         self.explain_fault()
 
     async def _driven(self, begin: Callable[[Runs], Awaitable[RunHandle[Result]]]) -> Result:
-        async with opened_runs(self.store, grace_seconds=0) as runs:  # who interrupts a command does not wait
+        hooks = await self._hooks() or None
+        async with opened_runs(self.store, grace_seconds=0, authorize=hooks) as runs:  # an interrupt does not wait
             handle = await begin(runs)
             self.run_id = handle.run_id
             self.console.say(f"Run {exact(handle.run_id)}, kept in {store_name(self.store)}", "dim")
@@ -123,17 +125,27 @@ def start_run(goal: GoalArgs, store: str, options: RunOptions) -> int:
     return run.execute(first)
 
 
-def resume_run(run_id: str, store: str, options: StoredRunOptions, *, max_iterations: int | None) -> int:
+def resume_run(
+    run_id: str,
+    store: str,
+    options: StoredRunOptions,
+    *,
+    max_iterations: int | None,
+    by: str | None,
+    app: str | None,
+) -> int:
     """Resume a run of a store; return the exit code."""
+    hooks = hooks_of_app(app)
     facts = asyncio.run(_stored(run_id, store)).facts
     state = fold_journal(run_id, facts)
-    return _resumed(run_id, store, options, facts, new_limits(state, max_iterations))
+    return _resumed(run_id, store, options, facts, new_limits(state, max_iterations), hooks=hooks, by=by)
 
 
 def fork_run(run_id: str, args: ForkArgs, options: StoredRunOptions) -> int:
     """Fork a run of a store, and resume the fork if there is something to resume it with; return the exit code."""
     store, console = args.store, Terminal(sys.stderr)
-    name = asyncio.run(_forked(run_id, args))
+    hooks = hooks_of_app(args.app)
+    name = asyncio.run(_forked(run_id, args, hooks))
     code: int = ExitCode.ANSWERED
     console.say(f"Forked after iteration {args.at}: {exact(name)}")
     if options.kernel is None and options.model is None and options.base_url is None:
@@ -144,7 +156,7 @@ def fork_run(run_id: str, args: ForkArgs, options: StoredRunOptions) -> int:
         limits = fold_journal(name, facts).rules.limits
         if args.max_iterations is not None:
             limits = replace(limits, max_iterations=args.max_iterations)
-        code = _resumed(name, store, options, facts, limits)
+        code = _resumed(name, store, options, facts, limits, hooks=hooks, by=args.by)
     if args.html is not None:
         both = [asyncio.run(_stored(one, store)).timeline(now=time.time()) for one in (run_id, name)]
         _write_page(args.html, page_of(both))
@@ -152,21 +164,32 @@ def fork_run(run_id: str, args: ForkArgs, options: StoredRunOptions) -> int:
     return code
 
 
-async def _forked(run_id: str, args: ForkArgs) -> str:
-    async with opened_store(args.store, create=False) as opened:
-        return await RunsClient(opened).fork(run_id, at=args.at, new_run_id=args.run_id, instruction=args.instruction)
+async def _forked(run_id: str, args: ForkArgs, hooks: Hooks) -> str:
+    async with opened_client(args.store, hooks) as client:
+        return await client.fork(
+            run_id, at=args.at, new_run_id=args.run_id, instruction=args.instruction, by=args.by or ""
+        )
 
 
-def _resumed(run_id: str, store: str, options: StoredRunOptions, facts: tuple[Fact, ...], budget: Budget | None) -> int:
+def _resumed(
+    run_id: str,
+    store: str,
+    options: StoredRunOptions,
+    facts: tuple[Fact, ...],
+    budget: Budget | None,
+    *,
+    hooks: Hooks,
+    by: str | None,
+) -> int:
     """Resume a run in this process, with other limits if they are given; return the exit code."""
-    run = StoreRun(store, options, facts=facts)
+    run = StoreRun(store, options, facts=facts, hooks=hooks)
 
     def first() -> Result:
         if facts:
             run.reopen(fold_journal(run_id, facts))
         else:
             run.open()
-        return run.drive_in_store(lambda runs: runs.resume(run_id, run.planner, run.kernel, budget=budget))
+        return run.drive_in_store(lambda runs: runs.resume(run_id, run.planner, run.kernel, budget=budget, by=by or ""))
 
     return run.execute(first)
 
@@ -279,14 +302,17 @@ def work(args: WorkerArgs) -> int:
         InvalidPolicyError: If the file holds no policy.
     """
     with redirect_stdout(sys.stderr), worker_lines_shown(Terminal(sys.stderr)):  # functions' output is not a result
-        made = start_factory(args.app, option="--app")
-        return asyncio.run(_worked(args, made))
+        application = started_application(args.app)
+        return asyncio.run(_worked(args, application))
 
 
-async def _worked(args: WorkerArgs, made: object) -> int:
-    planner, kernel, arguments_for = _application(await awaited(made, args.app, option="--app"), args)
-    working = asyncio.create_task(_drive(args, _with_options(planner, args), kernel, arguments_for))
-    console = Terminal(sys.stderr)
+async def _worked(args: WorkerArgs, made: Callable[[], Awaitable[Application]]) -> int:
+    console, application = Terminal(sys.stderr), await made()
+    planner = application.planner
+    if planner is None:
+        console.say(f"--app {args.app} gives a kernel alone: its runs have a planner with default options.", "dim")
+        planner = FunctionCallingStepwisePlanner()
+    working = asyncio.create_task(_drive(args, _with_options(planner, args), application))
 
     def end() -> None:
         if not working.cancelling():
@@ -301,30 +327,6 @@ async def _worked(args: WorkerArgs, made: object) -> int:
         return await working
     except asyncio.CancelledError:
         return ExitCode.ANSWERED
-
-
-def _application(made: object, args: WorkerArgs) -> tuple[FunctionCallingStepwisePlanner, Kernel, _ArgumentsFor]:
-    """Read the factory's result as planner, kernel and arguments.
-
-    Raises:
-        PlannerInvalidConfigurationError: If it is of another shape.
-    """
-    parts = cast("tuple[object, ...]", made) if isinstance(made, tuple) else (made,)
-    match parts:
-        case (Kernel() as kernel,):
-            return FunctionCallingStepwisePlanner(), kernel, None
-        case (FunctionCallingStepwisePlanner() as planner, Kernel() as kernel):
-            return planner, kernel, None
-        case (FunctionCallingStepwisePlanner() as planner, Kernel() as kernel, arguments_for) if callable(
-            arguments_for
-        ):
-            return planner, kernel, arguments_for
-        case _:
-            names = ", ".join(type(part).__name__ for part in parts) or "an empty tuple"
-            raise PlannerInvalidConfigurationError(
-                f"--app {args.app} must give (planner, kernel), (planner, kernel, arguments_for) or a kernel; got "
-                f"{names}."
-            )
 
 
 def _with_options(planner: FunctionCallingStepwisePlanner, args: WorkerArgs) -> FunctionCallingStepwisePlanner:
@@ -350,16 +352,16 @@ def _with_options(planner: FunctionCallingStepwisePlanner, args: WorkerArgs) -> 
     return planner
 
 
-async def _drive(
-    args: WorkerArgs, planner: FunctionCallingStepwisePlanner, kernel: Kernel, arguments_for: _ArgumentsFor
-) -> int:
+async def _drive(args: WorkerArgs, planner: FunctionCallingStepwisePlanner, application: Application) -> int:
     """Drive runs until cancelled, or with ``--once`` until no run is due."""
+    kernel, arguments_for = application.kernel, application.arguments_for
     options: WorkerOptions = {
         "worker_id": args.worker_id,
         "retry": RetryPolicy(attempts=args.retries + 1),
         "max_deaths": args.max_deaths,
         "lease_seconds": args.lease,
         "grace_seconds": args.grace,
+        "authorize": application.authorize,
         "notify": args.notify,
         "notify_key": os.environ.get("PLANNER_EXT_NOTIFY_KEY") or None,
     }

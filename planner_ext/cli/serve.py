@@ -4,13 +4,14 @@ import asyncio
 import signal
 import socket
 import sys
-from collections.abc import Generator
+from collections.abc import Coroutine, Generator
 from contextlib import contextmanager, suppress
 
 from planner_ext.cli.options import ExitCode, ServeArgs
-from planner_ext.cli.store import store_name
+from planner_ext.cli.store import Hooks, hooks_of_app, store_name
 from planner_ext.cli.text import Terminal
 from planner_ext.core.errors import PlannerExtError
+from planner_ext.durable.authorization import Doorkeeper
 from planner_ext.durable.runs import RunsClient
 from planner_ext.durable.store import opened_store
 
@@ -38,20 +39,26 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def serve_inbox(args: ServeArgs) -> int:
+def serve_inbox(args: ServeArgs) -> Coroutine[None, None, int]:
     """Serve until SIGTERM or Ctrl-C, and print the address with its token.
 
     Raises:
-        PlannerExtError: If the address is not this machine's own and no name is allowed for it, or cannot be used.
+        PlannerExtError: If the address is not this machine's own and no name is allowed for it, or cannot be used; or
+            if ``--app`` cannot.
     """
+    return _serve_inbox(args, hooks_of_app(args.app))
+
+
+async def _serve_inbox(args: ServeArgs, hooks: Hooks) -> int:
     if args.host not in LOOPBACK and not args.allow_host:
         raise PlannerExtError(
             f"--host {args.host} lets other machines reach the inbox, where anyone with the token may decide. If that "
             "is intended, put a TLS proxy in front of it, and name it for browsers: --allow-host inbox.example.com."
         )
     token = Token(user=args.user, hosts=(*LOOPBACK, *(args.allow_host or ())))
+    authorize = await hooks()
     async with opened_store(args.store, create=False) as store:
-        application = app(RunsClient(store), sign_in=token)
+        application = app(RunsClient(store, doorkeeper=Doorkeeper(authorize=authorize)), sign_in=token)
         config = uvicorn.Config(application, log_level="warning", access_log=False, server_header=False, ws="none")
         server = _Server(config)
 

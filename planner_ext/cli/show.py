@@ -323,6 +323,8 @@ def print_pending(console: Terminal, call: PendingCall, *, more: int = 0, lines:
     if not asks:
         rows.add_row("function", Text(console.encodable(exact(call.fully_qualified_name)), "bold"))
     rows.add_row("call", console.encodable(f"{exact(call.id)}, fingerprint {exact(call.fingerprint[:12])}"))
+    if call.roles:
+        rows.add_row("roles", console.encodable(", ".join(map(exact, call.roles))))
     if call.expires_at is not None:
         rows.add_row("open until", moment_text(call.expires_at))
     title = "The model asks you" if asks else "A call waits for your decision"

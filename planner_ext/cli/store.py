@@ -5,7 +5,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
@@ -15,7 +15,7 @@ from typing import Any, Unpack
 from rich.cells import cell_len
 from rich.text import Text
 
-from planner_ext.approval.decisions import Approve, Decision, Supply
+from planner_ext.approval.decisions import Approve, Authorize, Decision, Supply
 from planner_ext.cli.options import STORE_VARIABLE, DecisionArgs, ExitCode, ListArgs, RunListArgs, signing_key
 from planner_ext.cli.text import Terminal, json_document, moment_text, shortened, warnings_shown
 from planner_ext.core.errors import InvalidJournalError, shown
@@ -27,11 +27,12 @@ from planner_ext.durable import (
     PendingApproval,
     RunRecord,
     Runs,
+    RunsClient,
     WorkerOptions,
     archive,
     heartbeat,
-    writer,
 )
+from planner_ext.durable.authorization import Doorkeeper
 from planner_ext.durable.errors import is_address, redacted
 from planner_ext.durable.listing import RunFilters
 from planner_ext.durable.sqlite import new_file
@@ -47,10 +48,12 @@ __all__ = [
     "delete_run",
     "edited",
     "export_run",
+    "hooks_of_app",
     "import_run",
     "list_pending",
     "list_runs",
     "list_workers",
+    "opened_client",
     "opened_runs",
     "print_stats",
     "prune_runs",
@@ -87,6 +90,35 @@ def command_on(where: str, *words: str) -> str:
     known = os.environ.get(STORE_VARIABLE) == where
     option = [] if known else ["--store", store_name(where)]
     return shlex.join(["planner-ext", *words, *option])
+
+
+Hooks = Callable[[], Awaitable[tuple[Authorize, ...]]]
+"""Gives the ``authorize`` hooks of an application."""
+
+
+def hooks_of_app(app: str | None) -> Hooks:
+    """Start the application that ``--app`` names, before an event loop runs; without one there is no hook.
+
+    Raises:
+        PlannerInvalidConfigurationError: If it cannot be used.
+    """
+    if app is not None:
+        from planner_ext.cli.application import started_hook  # noqa: PLC0415  (imports Semantic Kernel)
+
+        return started_hook(app)
+
+    async def none() -> tuple[Authorize, ...]:
+        return ()
+
+    return none
+
+
+@asynccontextmanager
+async def opened_client(where: str, hooks: Hooks, *, create: bool = False) -> AsyncGenerator[RunsClient]:
+    """Open a store to act on its runs under the hooks of an application; a name given as ``--by`` is only typed."""
+    doorkeeper = Doorkeeper(authorize=await hooks())
+    async with opened_store(where, create=create) as store:
+        yield RunsClient(store, doorkeeper=doorkeeper)
 
 
 async def list_runs(args: RunListArgs) -> int:
@@ -175,7 +207,7 @@ async def show_pending(id: str, store: str, *, as_json: bool) -> int:
     return ExitCode.ANSWERED
 
 
-async def decide(args: DecisionArgs, decision_on: Callable[[PendingApproval], Decision]) -> int:
+def decide(args: DecisionArgs, decision_on: Callable[[PendingApproval], Decision]) -> Coroutine[None, None, int]:
     """Store a decision on a call or question, and print what follows from it.
 
     Args:
@@ -184,8 +216,14 @@ async def decide(args: DecisionArgs, decision_on: Callable[[PendingApproval], De
 
     Raises:
         ApprovalRefusedError: If the decision does not fit the call, or there is no such call.
+        NotAuthorizedError: If the application's hook refuses, or is missing.
     """
-    async with Approvals.connect(args.store) as store:
+    return _decide(args, decision_on, hooks_of_app(args.app))
+
+
+async def _decide(args: DecisionArgs, decision_on: Callable[[PendingApproval], Decision], hooks: Hooks) -> int:
+    async with opened_client(args.store, hooks) as client:
+        store = client.approvals()
         call = await store.show(args.id)
         decision = decision_on(call)
         if call.kind == "question" and isinstance(decision, Approve):
@@ -201,27 +239,42 @@ async def decide(args: DecisionArgs, decision_on: Callable[[PendingApproval], De
     return ExitCode.ANSWERED
 
 
-async def cancel_run(run_id: str, store: str, *, by: str | None, reason: str) -> int:
+def cancel_run(run_id: str, store: str, *, by: str | None, reason: str, app: str | None) -> Coroutine[None, None, int]:
     """End a run of a store."""
-    async with opened_store(store, create=False) as opened:
-        ended = await writer.cancel_run(opened, run_id, by=by or "", reason=reason, clock=SystemClock())
+    return _cancel_run(run_id, store, hooks_of_app(app), by=by, reason=reason)
+
+
+async def _cancel_run(run_id: str, store: str, hooks: Hooks, *, by: str | None, reason: str) -> int:
+    async with opened_client(store, hooks) as client:
+        ended = await client.cancel(run_id, by=by or "", reason=reason)
     Terminal(sys.stderr).say(f"{exact(run_id)} {'is cancelled.' if ended else 'had ended before; nothing changed.'}")
     return ExitCode.ANSWERED if ended else ExitCode.NO_ANSWER
 
 
-async def delete_run(run_id: str, store: str, *, force: bool) -> int:
+def delete_run(run_id: str, store: str, *, force: bool, by: str | None, app: str | None) -> Coroutine[None, None, int]:
     """Delete a run of a store."""
-    async with opened_store(store, create=False) as opened:
-        await opened.delete(run_id, paused=force)
+    return _delete_run(run_id, store, hooks_of_app(app), force=force, by=by)
+
+
+async def _delete_run(run_id: str, store: str, hooks: Hooks, *, force: bool, by: str | None) -> int:
+    async with opened_client(store, hooks) as client:
+        await client.delete(run_id, force=force, by=by or "")
     Terminal(sys.stderr).say(f"{exact(run_id)} is deleted.")
     return ExitCode.ANSWERED
 
 
-async def prune_runs(store: str, *, older_than: timedelta, status: str, dry_run: bool) -> int:
+def prune_runs(
+    store: str, *, older_than: timedelta, status: str, dry_run: bool, by: str | None, app: str | None
+) -> Coroutine[None, None, int]:
     """Delete the old runs of a store, and print their number."""
-    before = SystemClock().now() - older_than.total_seconds()
-    async with opened_store(store, create=False) as opened:
-        count = await opened.prune(status=status, before=before, dry_run=dry_run)
+    return _prune_runs(store, hooks_of_app(app), older_than=older_than, status=status, dry_run=dry_run, by=by)
+
+
+async def _prune_runs(
+    store: str, hooks: Hooks, *, older_than: timedelta, status: str, dry_run: bool, by: str | None
+) -> int:
+    async with opened_client(store, hooks) as client:
+        count = await client.prune(older_than=older_than, status=status, dry_run=dry_run, by=by or "")
     print(f"{count} {'run' if count == 1 else 'runs'} {'would be deleted' if dry_run else 'deleted'}.")
     return ExitCode.ANSWERED
 
@@ -242,20 +295,23 @@ def export_run(run_id: str, store: str, output: Path | None) -> int:
     return ExitCode.ANSWERED
 
 
-def import_run(file: Path, store: str) -> int:
+def import_run(file: Path, store: str, *, by: str | None, app: str | None) -> int:
     """Add an exported run to a store; checked if there is a key.
 
     Raises:
         InvalidJournalError: If the file cannot be read, or holds no run.
+        NotAuthorizedError: If the application's hook refuses, or is missing.
     """
+    hooks = hooks_of_app(app)
     try:
         text = file.read_text("utf-8")
     except (OSError, ValueError) as error:
         raise InvalidJournalError(f"{file} cannot be read as an exported run: {error}.") from error
 
     async def imported() -> str:
+        doorkeeper = Doorkeeper(authorize=await hooks())
         async with opened_store(store) as opened:
-            return await archive.import_run(opened, text, key=signing_key()[1])
+            return await archive.import_run(opened, text, key=signing_key()[1], doorkeeper=doorkeeper, by=by or "")
 
     Terminal(sys.stderr).say(f"{exact(asyncio.run(imported()))} is in {store_name(store)}.")
     return ExitCode.ANSWERED
@@ -421,6 +477,7 @@ def _call_lines(call: PendingApproval) -> Iterable[Text]:
         Text.assemble((exact(call.id), "bold"), (doubt, "bold red")),
         Text(f"    {_question(call) or called}"),
         Text(f"    {visible(call.prompt)}" if call.kind == "function" and call.prompt else ""),
+        Text(f"    for {', '.join(map(exact, call.roles))} to decide" if call.roles else ""),
         Text(f"    not taken: {one_line(call.problem)}" if call.problem else "", "red"),
         Text(f"    waits since {moment_text(call.asked_at)}{until}", "dim"),
     ]

@@ -38,7 +38,7 @@ class Approvals:
         where: str | Path,
         *,
         clock: Clock | None = None,
-        authorize: Authorize | None = None,
+        authorize: Authorize | tuple[Authorize, ...] | None = None,
         verified: bool = False,
     ) -> AsyncGenerator["Approvals", None]:
         """Open an existing store; used as ``async with Approvals.connect(...) as approvals``.

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from pydantic import TypeAdapter
 
 from planner_ext.core.errors import InvalidLimitError, shown
+from planner_ext.core.facts import Guards
 from planner_ext.core.limits import Budget
 from planner_ext.durable.errors import StoreError, kernel_error
 
@@ -25,6 +26,11 @@ _DAMAGED = (ValueError, TypeError, KeyError, AttributeError, RecursionError, Inv
 @cache
 def _budgets() -> TypeAdapter[Budget]:
     return TypeAdapter(Budget)
+
+
+@cache
+def _guards() -> TypeAdapter[Guards]:
+    return TypeAdapter(Guards)
 
 
 def _dump_budget(budget: object) -> dict[str, Any]:
@@ -50,10 +56,12 @@ class RunInputs:
     Attributes:
         arguments: The application's arguments that are data, by name.
         budget: The run's limits in place of the planner's; None keeps those.
+        guards: What the planner of whoever drives the run must have; None demands nothing.
     """
 
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
     budget: Budget | None = None
+    guards: Guards | None = None
 
     def to_json(self) -> str | None:
         """@private Write the inputs as JSON text; None without inputs.
@@ -68,6 +76,8 @@ class RunInputs:
             values["arguments"] = {name: _json_value(name, value) for name, value in self.arguments.items()}
         if self.budget is not None:
             values["budget"] = _dump_budget(self.budget)
+        if self.guards is not None:
+            values["guards"] = _guards().dump_python(self.guards, mode="json", exclude_defaults=True)
         return json.dumps(values, sort_keys=True) if values else None
 
 
@@ -82,7 +92,8 @@ def read_inputs(run_id: str, text: object) -> RunInputs:
     try:
         values: dict[str, Any] = json.loads(str(text))
         budget = _budgets().validate_python(values["budget"]) if "budget" in values else None
-        return RunInputs(arguments=dict(values.get("arguments", {})), budget=budget)
+        guards = _guards().validate_python(values["guards"]) if "guards" in values else None
+        return RunInputs(arguments=dict(values.get("arguments", {})), budget=budget, guards=guards)
     except _DAMAGED as error:
         raise StoreError(
             f"The inputs of run {run_id!r} are damaged: {error}. Submit the run again under another name."

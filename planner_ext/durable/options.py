@@ -74,7 +74,7 @@ class WorkerOptions(TypedDict, total=False):
     max_deaths: int
     grace_seconds: float
     clock: Clock | None
-    authorize: Authorize | None
+    authorize: Authorize | tuple[Authorize, ...] | None
     on_paused: Listener | None
     on_ended: Listener | None
     on_failed: Listener | None
@@ -99,7 +99,7 @@ class WorkerSettings:
     max_deaths: int = 3
     grace_seconds: float = 30.0
     clock: Clock | None = None
-    authorize: Authorize | None = None
+    authorize: Authorize | tuple[Authorize, ...] | None = None
     on_paused: Listener | None = None
     on_ended: Listener | None = None
     on_failed: Listener | None = None
@@ -153,7 +153,9 @@ def check(valid: bool, problem: str) -> None:
         raise kernel_error("PlannerInvalidConfigurationError", problem)
 
 
-def checked_hook(authorize: Authorize | None) -> Authorize | None:
+def checked_hook(
+    authorize: Authorize | tuple[Authorize, ...] | None,
+) -> Authorize | tuple[Authorize, ...] | None:
     """Return an ``authorize`` hook, or raise `PlannerInvalidConfigurationError` if it is no function."""
     try:
         check_authorize(authorize)

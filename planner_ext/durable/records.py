@@ -85,8 +85,9 @@ class RunRecord:
         tool_calls: The calls charged to it, up to its last reply.
         tokens: The tokens charged to it, up to its last reply.
         cost: The cost charged to it, up to its last reply, in the unit of its price; None if unknown.
-        waits_for: In a list: the functions of the first open calls, "an answer" for a question, and how many more
-            there are; a worker; or the next try. "" while a worker drives it, after its end, and outside of lists.
+        waits_for: In a list: the functions of the first open calls, with the roles of those who may decide, "an answer"
+            for a question, and how many more there are; a worker; or the next try. "" while a worker drives it, after
+            its end, and outside of lists.
     """
 
     run_id: str

@@ -4,14 +4,23 @@ import asyncio
 import builtins
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack
 
-from planner_ext.approval.decisions import Authorize, Decision, RunAction, hooks_of, waiting_calls
+from planner_ext.approval.decisions import (
+    ApprovalSettings,
+    Authorize,
+    Decision,
+    Interceptor,
+    RunAction,
+    hooks_of,
+    waiting_calls,
+)
 from planner_ext.core.errors import shown
+from planner_ext.core.facts import Guards
 from planner_ext.core.limits import Budget
 from planner_ext.core.text import is_unicode
 from planner_ext.durable.approvals import Approvals
@@ -83,7 +92,7 @@ class RunsClient:
         *,
         poll_seconds: float = 0.25,
         clock: Clock | None = None,
-        authorize: Authorize | None = None,
+        authorize: Authorize | tuple[Authorize, ...] | None = None,
         verified: bool = False,
     ) -> AsyncGenerator["RunsClient", None]:
         """Open a store without becoming a worker; used as ``async with Runs.connect(...) as runs``.
@@ -226,7 +235,7 @@ class RunsClient:
         """Read what changes with the store, in a fraction of a millisecond: poll this to follow it."""
         return await self._store.marks(self._clock.now())
 
-    def approvals(self, *, authorize: Authorize | None = None) -> Approvals:
+    def approvals(self, *, authorize: Authorize | tuple[Authorize, ...] | None = None) -> Approvals:
         """Return the approvals of the same store; ``authorize`` is asked besides the hook of this client, if any."""
         client = self.acting(authorize=authorize, verified=self._doorkeeper.verified)
         return Approvals(self._store, clock=self._clock, doorkeeper=client._doorkeeper)
@@ -285,6 +294,8 @@ class RunsClient:
         run_id: str | None = None,
         arguments: Mapping[str, Any] | None = None,
         budget: Budget | None = None,
+        interceptors: Sequence[Interceptor] = (),
+        approval: ApprovalSettings | None = None,
     ) -> "SubmittedRun":
         """Queue a run, for a worker that `Runs.work`s to drive; this needs neither planner nor kernel.
 
@@ -297,6 +308,10 @@ class RunsClient:
                 worker's ``arguments_for`` returns an argument of the same name, that one is used: what is submitted
                 cannot replace what the application sets.
             budget: Replaces the budget of the worker's planner for this run. Without ``price``, which is a function.
+            interceptors: Guards that whoever drives the run must have, such as an `ApprovalPolicy`; a worker whose
+                planner lacks one refuses the run by name. A policy is compared as data, a function by its name.
+            approval: Likewise its ``unmatched``, ``expires_in`` and ``authorize``; the hook of this client is demanded,
+                too.
 
         Raises:
             PlannerInvalidConfigurationError: If the goal is empty, or an argument or the budget cannot be stored;
@@ -304,13 +319,27 @@ class RunsClient:
             RunConflictError: If the name belongs to a run with another goal, or with other inputs.
             StoreError: If the name or the store cannot be used.
         """
-        inputs = RunInputs(arguments=arguments or {}, budget=budget)
+        guards = self._guards(interceptors, approval or ApprovalSettings())
+        inputs = RunInputs(arguments=arguments or {}, budget=budget, guards=guards)
         name, _ = await self._create(goal, run_id, owner=None, inputs=inputs)
         try:
             await self._store.database.announce(name)
         except StoreError as error:  # it is stored; a worker looks for queued runs
             logger.debug("Run %s is queued, but the workers could not be notified: %s", name, error)
         return SubmittedRun(self, name)
+
+    def _guards(self, interceptors: Sequence[Interceptor], approval: ApprovalSettings) -> Guards | None:
+        """Write down what whoever drives a run must have; None demands nothing."""
+        from planner_ext.approval.policy import guard_name, hook_names  # noqa: PLC0415  (slow, for a submitter alone)
+
+        approval = approval.asking(self._doorkeeper.authorize)
+        guards = Guards(
+            interceptors=tuple(map(guard_name, interceptors)),
+            unmatched=approval.unmatched,
+            expires_in=approval.expires_in,
+            authorize=hook_names(approval.authorize),
+        )
+        return None if guards == Guards() else guards
 
     async def set_budget(self, run_id: str, budget: Budget, *, by: str = "") -> None:
         """Give a run another budget; what it spent so far still counts.
@@ -385,8 +414,8 @@ class RunsClient:
             )
         if inputs is not None and (await self._store.load(name)).inputs != inputs:
             raise RunConflictError(
-                f"Run {name!r} is there already, with other arguments or another budget. Submit this one under another "
-                "name, or change that one's budget."
+                f"Run {name!r} is there already, with other arguments or another budget, or under other guards. "
+                "Submit this one under another name, or change that one's budget."
             )
         return name, record
 

@@ -23,7 +23,7 @@ from planner_ext.approval.decisions import (
     WaitingCall,
 )
 from planner_ext.core.errors import NewerSchemaError
-from planner_ext.core.facts import Fact
+from planner_ext.core.facts import Fact, Guards
 from planner_ext.core.limits import Budget
 from planner_ext.core.values import Usage
 from planner_ext.durable.claims import PARKED, Claims, WorkerRegistry
@@ -80,6 +80,7 @@ class Activation:
         authorize: Says who may decide, besides the planner's own hook; see `ApprovalSettings`.
         described: Shows a call that is decided to that hook, as the store lists it; None shows the planner's own.
         verified: The ids of the calls whose author the application vouches for.
+        guards: What a run that was submitted demands of whoever begins it; None demands nothing.
         reopen: Whether to resume an ended run even without a new budget; else its result is returned again.
     """
 
@@ -94,9 +95,10 @@ class Activation:
     price: Callable[[str, Usage], float] | None = None
     in_doubt: InDoubt = "person"
     new_budget: BudgetHandle | None = None
-    authorize: Authorize | None = None
+    authorize: Authorize | tuple[Authorize, ...] | None = None
     described: Callable[[WaitingCall], AskedCall] | None = None
     verified: Set[str] = frozenset()
+    guards: Guards | None = None
     reopen: bool = False
 
 
@@ -168,7 +170,7 @@ class Runner:
     store: JournalStore
     in_doubt: InDoubt
     clock: Clock
-    authorize: Authorize | None = None
+    authorize: Authorize | tuple[Authorize, ...] | None = None
     gate: CallGate = field(default_factory=CallGate)
 
     async def drive(self, job: Job[R], *, claim: Claim | None = None) -> R:
@@ -214,6 +216,7 @@ class Runner:
                 new_budget=writer.budget,
                 authorize=self.authorize,
                 described=writer.approval_of,
+                guards=stored.inputs.guards,
                 verified={call_id for call_id, one in decided.items() if one.verified and call_id not in own},
             )
             try:

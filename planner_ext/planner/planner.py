@@ -444,7 +444,7 @@ class FunctionCallingStepwisePlanner:
         price: Price | None = None,
         kept: Rules | None = None,
         store: RunStore | None = None,
-        authorize: Authorize | None = None,
+        authorize: Authorize | tuple[Authorize, ...] | None = None,
     ) -> RunContext:
         """Find the service, its settings and the functions for one run.
 

@@ -344,12 +344,14 @@ class KeptRun(PlannerRun):
         context, activation = self.context, self.activation
         if not activation.facts:
             guards = context.guards()
+            self._check_guards(activation.guards)
             return (await run_started(self.options, context, activation.goal, activation.run_id, guards=guards),)
         checkpoint = Checkpoint(tuple(activation.facts)).checked()
         state = checkpoint.state()
         if _only_read(state, activation):
             return ()
-        self._check_guards()
+        begun = activation.facts[0]
+        self._check_guards(begun.guards if isinstance(begun, RunStarted) else None)
         reopened = activation.reopen and (state.phase, "Resumed") in TRANSITIONS
         if reopened or state.phase in (Phase.PAUSED, Phase.ENDED):
             return await self._resumed(checkpoint)
@@ -361,11 +363,11 @@ class KeptRun(PlannerRun):
         at, in_doubt = context.options.clock.now(), activation.in_doubt
         return await recovery_facts(state, effect_of=declared, functions=context.functions, in_doubt=in_doubt, at=at)
 
-    def _check_guards(self) -> None:
-        begun, context = self.activation.facts[0], self.context
-        if not isinstance(begun, RunStarted) or begun.guards is None:
+    def _check_guards(self, before: Guards | None) -> None:
+        context = self.context
+        if before is None:
             return
-        if missing := missing_guards(begun.guards, context.guards(), context.tools.functions):
+        if missing := missing_guards(before, context.guards(), context.tools.functions):
             raise RunRefusedError(
                 f"Run {self.activation.run_id!r} cannot be continued here: it began under what this process lacks: "
                 f"{'; '.join(missing)}. Nothing ran and nothing was recorded. Continue it with a planner that has "

@@ -12,7 +12,7 @@ import pytest
 from semantic_kernel import Kernel
 from semantic_kernel.functions import kernel_function
 
-from planner_ext import ApprovalSettings, Approve, Budget, Deny, requires_approval
+from planner_ext import ApprovalPolicy, ApprovalSettings, Approve, Budget, Deny, requires_approval
 from planner_ext.cli.store import show_pending
 from planner_ext.durable import (
     ApprovalRefusedError,
@@ -20,6 +20,7 @@ from planner_ext.durable import (
     DecisionRequest,
     NotAuthorizedError,
     RetryPolicy,
+    RunConflictError,
     RunRefusedError,
     Runs,
     RunsClient,
@@ -373,6 +374,39 @@ async def test_a_fork_and_an_import_keep_the_hook(tmp_path: Path) -> None:
         assert await import_run(opened, text, doorkeeper=Doorkeeper(authorize=anybody)) == "a"
         with pytest.raises(NotAuthorizedError, match="may not cancel run 'a'"):
             await RunsClient(opened).cancel("a")
+
+
+async def test_a_submitted_run_is_bound_to_the_hook_before_anybody_drives_it(tmp_path: Path) -> None:
+    """Whoever lacks the hook neither cancels it nor drives it; who has it does."""
+    store = str(tmp_path / "runs.db")
+    async with Runs.connect(store, authorize=of_staff) as runs:
+        await runs.submit("Pay.", run_id="a")
+        assert (await runs.submit("Pay.", run_id="a")).run_id == "a"
+    async with Runs.connect(store) as runs:
+        with pytest.raises(NotAuthorizedError, match="may not cancel run 'a': the run began under"):
+            await runs.cancel("a")
+    with pytest.raises(RunRefusedError, match=r"the authorize hook .*of_staff"):
+        await drive(store, tmp_path)
+    assert (await drive(store, tmp_path, authorize=of_staff)).status == "paused"
+
+
+async def test_a_run_is_submitted_under_guards(tmp_path: Path) -> None:
+    """A policy as data, what happens to undecided calls, and a hook; who drives it must have them all."""
+    store = str(tmp_path / "runs.db")
+    policy = ApprovalPolicy.from_dict({"default": "ask", "rules": []})
+    demanded = ApprovalSettings(expires_in=60.0, authorize=of_staff)
+    _, kernel = world(tmp_path)
+    async with open_runs(store, poll_seconds=0.01) as runs:
+        await runs.submit("Pay.", run_id="a", interceptors=[policy], approval=demanded)
+        for less in ({"interceptors": [policy]}, {"approval": demanded}):
+            with pytest.raises(
+                RunRefusedError, match=r"Run 'a' cannot be continued here: it began under what .* lacks"
+            ):
+                await (await runs.start(planner_of(**less), kernel, "Pay.", run_id="a")).result()
+        whole = planner_of(interceptors=[policy], approval=demanded)
+        assert (await (await runs.start(whole, kernel, "Pay.", run_id="a")).result()).status == "paused"
+        with pytest.raises(RunConflictError, match="under other guards"):
+            await runs.submit("Pay.", run_id="a")
 
 
 async def test_who_is_vouched_for_is_vouched_for_at_the_worker(store: str, tmp_path: Path) -> None:

@@ -76,6 +76,11 @@ class Outcome:
         """Standard output, which must be one JSON document and nothing else."""
         return json.loads(self.out)
 
+    @property
+    def words(self) -> str:
+        """Standard error, in one line: a paragraph is broken at the width of the terminal."""
+        return " ".join(self.err.split())
+
 
 Command = Callable[..., Outcome]
 """Runs the command with arguments."""
