@@ -14,6 +14,7 @@ from semantic_kernel.agents import (
 from semantic_kernel.agents.runtime import InProcessRuntime
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.contents import ChatHistory, ChatMessageContent, FunctionResultContent
+from semantic_kernel.functions import KernelArguments
 
 from planner_ext import (
     Approve,
@@ -187,6 +188,14 @@ async def test_a_resumed_run_returns_the_results_too(
     else:
         last = await service.resume(*given, kernel=kernel)
     assert (last.role, results_in(last), last.metadata["status"]) == ("tool", RESULTS, "stopped")
+
+
+async def test_a_prompt_has_the_results_as_its_value(serve: Serve, kernel: Kernel) -> None:
+    """Read as Microsoft's samples read them: the first message of a prompt's result holds the results."""
+    kernel.add_service(FunctionInvokingChatCompletion(serve(BATCH).connector))
+    result = present(await kernel.invoke_prompt("Go.", arguments=KernelArguments(SETTINGS)))
+    items: list[Any] = result.value[0].items
+    assert [(type(item), str(item.result)) for item in items] == [(FunctionResultContent, text) for text in ("3", "x")]
 
 
 async def test_a_compacted_batch_is_returned(ask: Ask, serve: Serve) -> None:
