@@ -16,6 +16,7 @@ from semantic_kernel.functions import kernel_function
 from planner_ext import (
     ApprovalFilter,
     ApprovalPolicy,
+    Approve,
     Deny,
     FunctionCallingStepwisePlanner,
     FunctionCallingStepwisePlannerOptions,
@@ -23,8 +24,9 @@ from planner_ext import (
     PlannerPlugin,
     ToolUseSession,
 )
+from planner_ext.agent import resume_agent
 from planner_ext.durable import Runs
-from planner_ext.hitl_manager import ToolCall
+from planner_ext.hitl_manager import Defer, ToolCall
 from planner_ext.iteration import FunctionInvocationIterationContext
 from planner_ext.testing import ScriptedChatCompletion, call, calls, say
 from support.approval import (
@@ -37,6 +39,7 @@ from support.approval import (
     World,
     asked,
     every_door,
+    only,
     planner_with,
     results,
     service_and_handler,
@@ -192,6 +195,35 @@ async def test_the_next_turn_of_an_agents_thread_comes_after_what_was_read_insid
         else:
             await agent.get_response(text, thread=thread)
     assert asked_about == ["refund"]
+
+
+@every_way
+async def test_a_paused_turn_of_an_agent_hands_it_on(way: str) -> None:
+    """Also into a thread that is filled from a checkpoint, in another process."""
+    here = reading(way)
+    charge = call("shop-charge", {"amount": 1}, id="c")
+    here.service = ScriptedChatCompletion([WAYS[way][1], charge, DONE, REFUND, DONE])
+    guards = [only("charge", Defer()), POLICY]
+    service = FunctionInvokingChatCompletion(here.service, interceptors=guards)
+    agent = ChatCompletionAgent(kernel=here.kernel, service=service, name="Desk", function_choice_behavior=stock.Auto())
+    paused = await agent.get_response("Read it, and charge it.")
+    thread = ChatHistoryAgentThread()
+    await resume_agent(agent, thread, paused.metadata["checkpoint"], {"c": Approve()})
+    then = await agent.get_response("Refund it.", thread=thread)
+    assert [one["fully_qualified_name"] for one in then.metadata["pending"]] == ["shop-refund"]
+
+
+@every_door
+async def test_a_resumed_run_hands_it_on(door: Door) -> None:
+    """A run that read, paused, and was resumed from its checkpoint's text alone."""
+    here = world([call("errands-look"), call("shop-charge", {"amount": 1}, id="c"), DONE, REFUND, DONE])
+    by_itself(here)
+    guards = [only("charge", Defer()), POLICY]
+    paused = await door.ask(here, interceptors=guards)
+    ended = await door.resume(here, paused.checkpoint, {"c": Approve()}, interceptors=guards)
+    history = ended.history
+    history.add_user_message("And now refund it.")
+    assert (await _again(door, here, history)).status == "paused"
 
 
 @every_way
