@@ -6,6 +6,7 @@ import socket
 import sys
 from collections.abc import Coroutine, Generator
 from contextlib import contextmanager, suppress
+from typing import cast
 
 from planner_ext.cli.options import ExitCode, ServeArgs
 from planner_ext.cli.store import Hooks, hooks_of_app, store_name
@@ -19,6 +20,7 @@ try:
     import uvicorn
 
     from planner_ext.inbox import Token, app
+    from planner_ext.inbox.connections import limited
     from planner_ext.inbox.security import LOOPBACK
 except ModuleNotFoundError as missing:
     name = (missing.name or "").partition(".")[0]
@@ -60,6 +62,8 @@ async def _serve_inbox(args: ServeArgs, hooks: Hooks) -> int:
     async with opened_store(args.store, create=False) as store:
         application = app(RunsClient(store, doorkeeper=Doorkeeper(authorize=authorize)), sign_in=token)
         config = uvicorn.Config(application, log_level="warning", access_log=False, server_header=False, ws="none")
+        config.load()
+        config.http_protocol_class = cast("type[asyncio.Protocol]", limited(config.http_protocol_class))
         server = _Server(config)
 
         def end() -> None:

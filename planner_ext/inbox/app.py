@@ -216,10 +216,10 @@ class _Inbox:
         except RefusedFormError as error:
             return self._sign_in_page(request, problem=str(error), status=400)
         typed = {"name": form.text("name"), "next": form.text("next")}
-        if not self.sessions.may_try():
-            problem = "There were too many wrong tokens. Wait a minute, and try again."
+        if not await self.sessions.may_try(request):
+            problem = "There were too many wrong tokens from your address. Wait a minute, and try again."
             return self._sign_in_page(request, **typed, token=form.text("token"), problem=problem, status=429)
-        if not self.sessions.fits(form.text("token").strip()):
+        if not self.sessions.fits(form.text("token").strip(), request):
             logger.warning("A sign-in with a wrong token was refused.")
             return self._sign_in_page(request, **typed, problem="This token is wrong.", status=403)
         if (name := token.user or person_name(typed["name"])) is None:

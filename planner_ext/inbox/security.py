@@ -5,6 +5,7 @@ browser sends them, must match, and its form must hold the visitor's form token.
 one of its names, against DNS rebinding: a foreign name for this address would let a foreign page read the inbox.
 """
 
+import asyncio
 import re
 import secrets
 from collections import deque
@@ -21,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from planner_ext.core.errors import PlannerExtError, shown
 from planner_ext.engine.concurrency import called
+from planner_ext.inbox.connections import client_of
 
 __all__ = [
     "LOOPBACK",
@@ -43,7 +45,11 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _SESSION_SECONDS = 12 * 3600
 _SHORTEST_TOKEN = 20
 _MOST_WRONG, _WRONG_SECONDS = 20, 60.0
-"""The wrong tokens in these seconds after which a process refuses every sign-in."""
+"""The wrong tokens in these seconds after which a client's sign-ins are refused."""
+_MOST_CLIENTS = 1_000
+"""The clients whose wrong tokens are counted; of more, those who were wrong last."""
+_FORM_SECONDS = 30.0
+"""The time until a form is there."""
 _LONGEST_NAME = 200
 _LARGEST_BODY = 1_000_000
 _MOST_FIELDS = 2_000
@@ -82,8 +88,9 @@ class Token:
     Sessions live in the serving process, for twelve hours. An entered name is not verified: where names matter, for
     instance with roles, fix ``user``, or let the host application sign people in.
 
-    After 20 wrong tokens within a minute the process refuses every sign-in, also with the right token, until that
-    minute is over. Open sessions continue.
+    After 20 wrong tokens within a minute from one address (of IPv6, one network) its sign-ins are refused, also with
+    the right token, until that minute is over. Other addresses are not, nor is who is signed in. Behind a proxy the
+    address is the one that uvicorn takes from its headers: see ``--forwarded-allow-ips`` there.
 
     Attributes:
         value: The token.
@@ -131,18 +138,29 @@ class Sessions:
         self.token = sign_in if isinstance(sign_in, Token) else None
         self._sign_in = sign_in
         self._open: dict[str, tuple[Visitor, float]] = {}
-        self._wrong: deque[float] = deque(maxlen=_MOST_WRONG)
+        self._wrong: dict[str, deque[float]] = {}
 
-    def may_try(self) -> bool:
-        """Return whether a sign-in is compared at all: not after `_MOST_WRONG` wrong tokens within a minute."""
-        return len(self._wrong) < _MOST_WRONG or monotonic() - self._wrong[0] > _WRONG_SECONDS
+    async def may_try(self, request: Request) -> bool:
+        """Return whether a sign-in is compared at all: not after `_MOST_WRONG` wrong tokens of its client in a minute.
 
-    def fits(self, token: str) -> bool:
-        """Compare a token with the right one, in constant time, and count it if it is wrong."""
+        Who is signed in may sign in again, whatever others at the same address did.
+        """
+        wrong = self._wrong.get(_client_of(request))
+        if wrong is None or len(wrong) < _MOST_WRONG or monotonic() - wrong[0] > _WRONG_SECONDS:
+            return True
+        return await self.visitor_of(request) is not None
+
+    def fits(self, token: str, request: Request) -> bool:
+        """Compare a token with the right one, in constant time, and count it for its client if it is wrong."""
         assert self.token is not None, "people sign in by a token"
         if same_text(token, self.token.value):
             return True
-        self._wrong.append(monotonic())
+        client = _client_of(request)
+        wrong = self._wrong.pop(client, deque(maxlen=_MOST_WRONG))
+        wrong.append(monotonic())
+        self._wrong[client] = wrong  # as the last one
+        if len(self._wrong) > _MOST_CLIENTS:
+            del self._wrong[next(iter(self._wrong))]
         return False
 
     async def visitor_of(self, request: Request) -> Visitor | None:
@@ -177,6 +195,10 @@ class Sessions:
         """End the session of a request, and delete its cookie."""
         self._open.pop(request.cookies.get(name := _session_cookie(request), ""), None)
         response.delete_cookie(name, path=_cookie_path(request))
+
+
+def _client_of(request: Request) -> str:
+    return client_of(request.client.host if request.client is not None else None)
 
 
 def same_text(one: str, other: str) -> bool:
@@ -248,17 +270,17 @@ class Form:
         return [value.replace("\r\n", "\n") for value in self._fields.get(name, ())]
 
 
-async def form_of(request: Request, visitor: Visitor | None) -> Form:
+async def form_of(request: Request, visitor: Visitor | None, *, seconds: float = _FORM_SECONDS) -> Form:
     """Read a form, and check its token if there is a visitor.
 
     Raises:
-        RefusedFormError: If the form is refused.
+        RefusedFormError: If the form is refused, or not there after these seconds.
     """
-    body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > _LARGEST_BODY:
-            raise RefusedFormError(f"A form may have {_LARGEST_BODY:,} bytes; this one has more. Nothing was changed.")
+    try:
+        async with asyncio.timeout(seconds):
+            body = await _body_of(request)
+    except TimeoutError:
+        raise RefusedFormError(f"The form did not arrive within {seconds:g} seconds. Nothing was changed.") from None
     try:
         text = body.decode("ascii")
         fields = parse_qs(text, keep_blank_values=True, errors="strict", max_num_fields=_MOST_FIELDS)
@@ -271,6 +293,15 @@ async def form_of(request: Request, visitor: Visitor | None) -> Form:
             "page and decide again."
         )
     return form
+
+
+async def _body_of(request: Request) -> bytes:
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > _LARGEST_BODY:
+            raise RefusedFormError(f"A form may have {_LARGEST_BODY:,} bytes; this one has more. Nothing was changed.")
+    return body
 
 
 def person_name(text: str) -> str | None:

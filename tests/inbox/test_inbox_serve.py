@@ -91,3 +91,18 @@ def test_without_its_extra_the_command_says_how_to_install_it(
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, missing, None)
     assert f'The inbox needs {missing}. Install it with: pip install "planner-ext[inbox]"' in refused("--store", store)
+
+
+async def test_one_address_has_so_many_connections_to_the_command(store: str) -> None:
+    """Whoever opens connections and sends nothing is told at the 101st; a request on an earlier one is answered."""
+    async with serving(store) as (address, _):
+        match = re.match(r"http://127\.0\.0\.1:(\d+)/", address)
+        assert match is not None, address
+        opened = [await asyncio.open_connection("127.0.0.1", int(match[1])) for _ in range(101)]
+        try:
+            assert (await opened[100][0].read()).startswith(b"HTTP/1.1 503 ")
+            opened[99][1].write(b"GET /sign-in HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            assert (await opened[99][0].readline()).startswith(b"HTTP/1.1 ")
+        finally:
+            for _, writer in opened:
+                writer.close()
