@@ -318,7 +318,10 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         parent = current_parent_run(self._tab)
         context = self._context(request, settings, behavior, options, parent, streaming=streaming)
         first = await given.facts(
-            context.functions, context.options.clock.now(), authorize=context.options.approval.authorize
+            context.functions,
+            context.options.clock.now(),
+            authorize=context.options.approval.authorize,
+            review_edit=context.gate.review_edit,
         )
         return ServiceRun(
             history=chat_history,

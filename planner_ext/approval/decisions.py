@@ -82,7 +82,11 @@ class Approve:
 
     Attributes:
         arguments: Arguments to use in place of the model's, as JSON values; copied, and validated like those. None
-            keeps the model's.
+            keeps the model's. A call that gets other arguments is reviewed again, from the first rule on: where a rule
+            denies it, a person's decision is refused by name, and the call goes on waiting; where something else is
+            asked about it, or others are, it waits again with these arguments; where the same is asked, this decision
+            answers it. An interceptor's edit stands if the rules let the edited call run; a second, different edit in
+            one review denies the call. An ``approver`` whose edit is refused is asked once more.
         always: Give the same answer to the same question for the rest of the run: for every call of this
             ``"function"``, or only for this function with these ``"arguments"``. None approves this call alone. The
             same question has the same source and the same roles. The source is the rule of the policy, the policy's
@@ -549,8 +553,9 @@ def _sha256(value: object) -> str:
     return hashlib.sha256(_CANONICAL.encode(value).encode("ascii")).hexdigest()
 
 
-DecisionKind: TypeAlias = Literal["approve", "deny", "supply", "expire"]
-"""The kinds of decisions; ``expire`` is the end of a question that was not decided in time."""
+DecisionKind: TypeAlias = Literal["approve", "deny", "supply", "expire", "edit"]
+"""The kinds of decisions; ``expire`` is the end of a question that was not decided in time, and ``edit`` an approval
+with arguments that another question is about."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -564,7 +569,8 @@ class DecisionRecord:
         by: Who or what decided: a person, an interceptor, a policy's rule; "" if no name was given.
         at: When, in UTC.
         requested: The arguments that were decided on; None if they are not known.
-        arguments: Those that an approved call runs with: edited, or as they were; None if it does not run.
+        arguments: Those that an approved call runs with, edited or as they were, or that an edited one waits with; None
+            if it does not run.
         reason: Why the call was denied, "" if no reason was given.
         result: What was supplied in the function's place, or as an answer; None if nothing was.
         always: What else an approval is for, for the rest of the run, or None.
@@ -623,6 +629,8 @@ def record_of(fact: CallDecided, request: RequestedCall) -> DecisionRecord | Non
             kind = "expire"
         case "answer", _ if fact.person:  # a denied call that is in doubt
             kind = "deny"
+        case "defer", _ if fact.edited is not None:
+            kind = "edit"
         case _:
             return None
     return DecisionRecord(
@@ -632,7 +640,7 @@ def record_of(fact: CallDecided, request: RequestedCall) -> DecisionRecord | Non
         by=fact.by,
         at=datetime.fromtimestamp(fact.at, UTC),
         requested=_object(replace(fact, edited=None).arguments_of(request)),
-        arguments=_object(fact.arguments_of(request)) if kind == "approve" else None,
+        arguments=_object(fact.arguments_of(request)) if kind in ("approve", "edit") else None,
         reason=fact.reason if kind == "deny" else "",
         result=fact.answer if kind == "supply" else None,
         always=fact.sticky,

@@ -61,15 +61,22 @@ _MOVE_RUN = f"""
 """  # noqa: S608  (only this module's own text)
 _COUNT_REPLY = f"UPDATE planner_runs SET {_TOTALS} WHERE run_id = :run_id"  # noqa: S608  (only this module's own text)
 _OPEN_APPROVAL = """
-    INSERT INTO planner_approvals (id, run_id, status, fingerprint, call, asked_at, expires_at)
-    VALUES (:id, :run_id, 'open', :fingerprint, :call, :asked_at, :expires_at)
+    INSERT INTO planner_approvals (id, run_id, status, fingerprint, call, asked_at, expires_at, problem)
+    VALUES (:id, :run_id, 'open', :fingerprint, :call, :asked_at, :expires_at, :problem)
     ON CONFLICT (id) DO UPDATE
     SET status = 'open', fingerprint = excluded.fingerprint, call = excluded.call, asked_at = excluded.asked_at,
         expires_at = excluded.expires_at, decision = NULL, decided_at = NULL,
-        problem = CASE WHEN planner_approvals.status = 'closed' THEN NULL ELSE planner_approvals.problem END
+        problem = CASE WHEN planner_approvals.status = 'closed' OR excluded.problem IS NOT NULL THEN excluded.problem
+                       ELSE planner_approvals.problem END
     WHERE planner_approvals.status = 'closed' OR planner_approvals.fingerprint <> excluded.fingerprint
 """
 """Opens a question; reopens it if its call would now receive other values, whatever the earlier decision."""
+_KEEP_EDIT = """
+    INSERT INTO planner_refusals (run_id, id, decision, problem, at)
+    SELECT run_id, id, decision, :problem, decided_at FROM planner_approvals
+    WHERE id = :id AND status = 'decided' AND fingerprint <> :fingerprint
+"""
+"""Keeps the decision whose edit is about to be asked about."""
 _CLOSE_APPROVAL = """
     UPDATE planner_approvals SET status = 'closed', decision = COALESCE(decision, :decision),
         decided_at = COALESCE(decided_at, :decided_at)
@@ -210,7 +217,7 @@ class JournalWriter:
         steps = [*self._buffered, *self._fact_steps(seq, facts)]
         if closed or state.phase is Phase.COMPLETING or not all(_can_be_computed_again(fact) for fact in facts):
             steps += self._close_steps(closed, facts)
-            steps += [_open_step(state, id_, call) for id_, call in opened.items()]
+            steps += [step for id_, call in opened.items() for step in _open_steps(state, id_, call)]
             if any(isinstance(fact, BudgetChanged) for fact in facts):
                 steps.append((_DROP_BUDGET, {"run_id": self.run_id, "text": self.budget.taken}))
             await self._store.append(
@@ -288,6 +295,14 @@ async def cancel_run(store: JournalStore, run_id: str, *, by: str, reason: str, 
         read, state = (*read, *new), reduce(apply, new, state)
 
 
+def _open_steps(state: State, id_: str, call: WaitingCall) -> list[Step]:
+    opens = _open_step(state, id_, call)
+    _, values = opens
+    if values["problem"] is None:
+        return [opens]
+    return [(_KEEP_EDIT, {name: values[name] for name in ("id", "fingerprint", "problem")}), opens]
+
+
 def _open_step(state: State, id_: str, call: WaitingCall) -> Step:
     decided = call.decided
     shown = {
@@ -310,6 +325,7 @@ def _open_step(state: State, id_: str, call: WaitingCall) -> Step:
         "call": _compact(shown),
         "asked_at": state.at,
         "expires_at": decided.expires_at,
+        "problem": _compact(decided.reason) if decided.reason else None,
     }
 
 

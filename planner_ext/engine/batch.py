@@ -120,7 +120,7 @@ def apply_decision(
         case None:
             return fact
         case Approve(always=always, by=by):
-            return replace(fact, verdict="run", approved=True, by=by or "", sticky=always)
+            return replace(fact, verdict="run", approved=True, by=by or "", reason="", sticky=always)
         case Deny(reason=reason, by=by):
             refused = "The call was refused and did not run"
             answer = f"{refused}: {reason}" if reason else f"{refused}."

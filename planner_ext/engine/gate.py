@@ -274,8 +274,10 @@ class Review:
         """
         then = await self._by_edit(call, approval, question, state)
         edited = _edited_arguments(call, then.call)
-        if isinstance(then.decision, Deny | Supply):
-            return Reviewed(decision=then.decision, arguments=edited)
+        if isinstance(then.decision, Deny):
+            return Reviewed(decision=then.decision)
+        if isinstance(then.decision, Supply):
+            return Reviewed(decision=then.decision, arguments=edited, edited_by=approval.by)
         if then.questions:
             asked, _ = then.questions[0]
             return Reviewed(decision=asked, question=asked, arguments=edited, edited_by=approval.by)
@@ -325,6 +327,8 @@ class Review:
         if edited is call:
             return _Ruled(call)
         then = await self._by_rules(edited, state, edited=True)
+        if isinstance(then.decision, Deny):
+            return _Ruled(call, _refusal_of_edit(then.decision, approval))
         return replace(then, questions=[one for one in then.questions if not _is_same(one[0], question)])
 
     def _with_edit(self, call: ToolCall, approval: Approve) -> ToolCall | Deny:
@@ -358,7 +362,7 @@ class Review:
                 refused = then.decision if isinstance(then.decision, Deny) else _edited_twice(call, decision)
                 if retried:
                     return Reviewed(decision=replace(refused, by=decision.by))
-                prompt = " ".join(filter(None, (f"The edit was refused: {refused.reason}", question.prompt)))
+                prompt = " ".join(filter(None, (refused.reason, question.prompt)))
                 retried, questions[0] = True, (replace(question, prompt=prompt), chain)
                 continue
             if then.call is call:
@@ -377,6 +381,12 @@ class Review:
 
 def _edited_arguments(before: ToolCall, after: ToolCall) -> Mapping[str, Any] | None:
     return None if after.fingerprint == before.fingerprint else after.arguments
+
+
+def _refusal_of_edit(refused: Deny, edit: Approve) -> Deny:
+    """Say who refuses edited arguments, and why; in the name of who edited them."""
+    by = f" by {refused.by}" if refused.by and refused.by != edit.by else ""
+    return Deny(f"The edited arguments are refused{by}: {refused.reason or 'without a reason'}", by=edit.by)
 
 
 def _edited_twice(call: ToolCall, approval: Approve) -> Deny:

@@ -429,7 +429,12 @@ class FunctionCallingStepwisePlanner:
             loaded = Checkpoint.given(checkpoint, options.checkpoint_key)
         limits = None if budget is None else options.budget
         given = ResumeRequest(checkpoint=loaded, decisions=decisions or {}, budget=limits)
-        facts = await given.facts(context.functions, options.clock.now(), authorize=options.approval.authorize)
+        facts = await given.facts(
+            context.functions,
+            options.clock.now(),
+            authorize=options.approval.authorize,
+            review_edit=context.gate.review_edit,
+        )
         taking = Taking(options.taken, calls_taken(loaded.facts, facts))
         return PlannerRun(context=context, facts=loaded.facts, new=facts, stop=stop, taking=taking)
 

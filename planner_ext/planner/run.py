@@ -390,7 +390,12 @@ class KeptRun(PlannerRun):
             verified=activation.verified,
             described=activation.described or pending_call,
         )
-        facts = await given.facts(self.context.functions, options.clock.now(), authorize=options.approval.authorize)
+        facts = await given.facts(
+            self.context.functions,
+            options.clock.now(),
+            authorize=options.approval.authorize,
+            review_edit=self.context.gate.review_edit,
+        )
         return facts if len(facts) > 1 or activation.budget is not None or activation.reopen else ()
 
 

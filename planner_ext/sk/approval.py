@@ -8,7 +8,7 @@ on which nothing was decided are not seen here: a run store knows those.
 import hashlib
 import json
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -23,10 +23,12 @@ from planner_ext.approval.decisions import (
     Decision,
     DecisionRecord,
     DecisionRequest,
+    Defer,
     Deny,
     InvalidDecisionError,
     ReadByKey,
     Supply,
+    ToolCall,
     WaitingCall,
     digest_of,
     digests_of,
@@ -43,7 +45,7 @@ from planner_ext.core.machine import IN_DOUBT, ReviewCalls, RunCalls, next_actio
 from planner_ext.core.state import TRANSITIONS, Call, Phase, State
 from planner_ext.core.values import RequestedCall
 from planner_ext.engine.authorization import refusal_of
-from planner_ext.engine.batch import apply_decision, is_as_decided
+from planner_ext.engine.batch import apply_decision, is_as_decided, tool_call_of
 from planner_ext.engine.engine import Engine
 from planner_ext.engine.journal import cancellation_reason, lost_request, stopping_facts
 from planner_ext.engine.ports import Functions, Reviewed
@@ -102,7 +104,8 @@ class PendingCall(ReadByKey):
         prompt: The question to the person; "" asks for a plain approval.
         in_doubt: Whether it had started when its process ended, and may have taken effect: `Approve` runs it again,
             `Supply` tells the model its result, `Deny` leaves the model with the doubt.
-        decision: Who let a call in doubt run, when and with which arguments; None for a call that was not decided.
+        decision: Who let a call in doubt run, or who edited a call that waits with other arguments than the model's;
+            when, and with which arguments. None for another call.
         roles: Who may decide, by the function's mark or the rule that asks; empty for anyone.
         parameters: JSON schema of the function's parameters, as the model has it, to draw a form from; None if it is
             not known.
@@ -203,11 +206,13 @@ def _agrees(state: State, call: Call, fact: CallDecided) -> bool:
         or (fact.verdict == "run" and not fact.person and (fact.prompt or fact.expires_at is not None))  # asked about
     ):
         return False
-    return any(
-        fact.fingerprint == fingerprint_of(state.run_id, fact.iteration, request.id, asked, fact.signature)
-        and (fact.edited is not None or fact.digest == asked)
-        for asked in digests_of(fact.function, arguments)
-    )
+    given = arguments if fact.edited is None else parse_object(fact.edited)
+    if isinstance(given, InvalidArguments) or fact.digest not in digests_of(fact.function, given):
+        return False
+    # an edit without a second review, of an earlier version of this package, has the fingerprint of the original
+    asked = digests_of(fact.function, given) + (digests_of(fact.function, arguments) if fact.verdict == "run" else ())
+    names = [fingerprint_of(state.run_id, fact.iteration, request.id, one, fact.signature) for one in asked]
+    return fact.fingerprint in names
 
 
 async def let_in(
@@ -239,16 +244,22 @@ async def let_in(
             raise DecisionRefusedError(f"{refusal} The call still waits.", call_id=call_id)
 
 
-def decision_facts(
+ReviewEdit: TypeAlias = Callable[[ToolCall, Approve, Defer, State], Awaitable[Reviewed]]
+"""Reviews the edit in an answer to a question; see `planner_ext.engine.gate.Review.of_edit`."""
+
+
+async def decision_facts(
     state: State,
     decisions: Mapping[str, Decision],
     functions: Functions,
     at: float,
     *,
+    review_edit: ReviewEdit,
     decided_at: Mapping[str, float] | None = None,
 ) -> tuple[CallDecided | Clarified, ...]:
     """Turn decisions on a paused run into facts: all of them, or none.
 
+    Of the calls that were decided, one whose edit raises another question waits again, with the edited arguments.
     Of the calls that were not decided, one whose question has expired is answered as expired; one that would now get
     another value, as its parameters or this package's conversion changed, waits again, with a new fingerprint.
 
@@ -257,6 +268,7 @@ def decision_facts(
         decisions: By call id.
         functions: Resolves and validates again, against the kernel that will run them.
         at: Now, in seconds since the epoch.
+        review_edit: Reviews edited arguments, before any fact is recorded.
         decided_at: When each decision was made, by call id; those that are not named are made now.
 
     Raises:
@@ -273,10 +285,12 @@ def decision_facts(
                 "It was decided before, belongs to another run, or never was.",
                 call_id=name,
             )
-    facts = _DecisionFacts(state.run_id, functions)
+    facts = _DecisionFacts(state, functions, review_edit, at)
     times = decided_at or {}
     decided = [
-        facts.take(call, decisions[name], times.get(name, at)) for name, call in waiting.items() if name in decisions
+        await facts.take(call, decisions[name], times.get(name, at))
+        for name, call in waiting.items()
+        if name in decisions
     ]
     left = [facts.leave(call, at) for name, call in waiting.items() if name not in decisions]
     return (*decided, *filter(None, left))
@@ -286,17 +300,19 @@ def decision_facts(
 class _DecisionFacts:
     """Turns decisions on calls of one paused run into facts."""
 
-    run_id: str
+    state: State
     functions: Functions
+    review_edit: ReviewEdit
+    now: float
 
     def leave(self, call: WaitingCall, at: float) -> CallDecided | None:
         """Expire a question that was not answered, or ask it again; None if it waits as before."""
         if not _is_late(call.decided, at):
             return self._refreshed(call, at)
         answer = "The call did not run: it needed a person's approval, and nobody decided in time."
-        return replace(call.decided, verdict="answer", answer=answer, reason="expired", at=at)
+        return replace(call.decided, verdict="answer", answer=answer, reason="expired", by="", person=False, at=at)
 
-    def take(self, call: WaitingCall, decision: Decision, at: float) -> CallDecided | Clarified:
+    async def take(self, call: WaitingCall, decision: Decision, at: float) -> CallDecided | Clarified:
         """Take a decision on a call, or the answer to a question.
 
         Raises:
@@ -309,16 +325,41 @@ class _DecisionFacts:
         if (problem := self._problem(call, fact, decision, name)) is not None:
             changed = not _is_late(fact, at) and self._refreshed(call, at) is not None
             raise DecisionRefusedError(problem, call_id=call_id, changed=changed)
-        edited = decision.arguments if isinstance(decision, Approve) else None
-        reviewed = Reviewed(decision=decision, arguments=edited)
-        decided = apply_decision(fact, reviewed, self.functions, call.request, self.run_id)
-        if isinstance(decision, Approve) and decided.verdict != "run":
+        reviewed = Reviewed(decision=decision)
+        if isinstance(decision, Approve) and decision.arguments is not None:
+            reviewed = await self._reviewed(call, decision)
+        if isinstance(reviewed.decision, Defer):
+            fact = replace(fact, at=self.now)  # the new question is open from now on
+        decided = apply_decision(fact, reviewed, self.functions, call.request, self.state.run_id)
+        if isinstance(decision, Approve) and decided.verdict == "deny":
             problem = f"The approval of {name} cannot be taken: {decided.reason} The call still waits."
             raise DecisionRefusedError(problem, call_id=call_id)
+        if isinstance(reviewed.decision, Defer):
+            decided = replace(decided, reason=_asked_anew(decision, decided))
         if isinstance(decision, Deny) and call.in_doubt:
             answer = f"{IN_DOUBT} It was not run again. {decision.reason}".rstrip()
             decided = replace(decided, verdict="answer", answer=answer)
         return replace(decided, person=True)
+
+    async def _reviewed(self, call: WaitingCall, approval: Approve) -> Reviewed:
+        """Review the edit of an approval, as if the model had made the call with it.
+
+        Raises:
+            DecisionRefusedError: If it raises another question about a call in doubt, of which nobody may lose sight.
+        """
+        batch, fact = self.state.batch, call.decided
+        assert batch is not None, "a call waits in a batch"
+        resolved = self.functions.check(call.request, fact.edited)
+        described = replace(tool_call_of(batch, fact, resolved), fingerprint=call.fingerprint)
+        question = Defer(prompt=fact.prompt or None, roles=fact.roles, source=fact.source)
+        reviewed = await self.review_edit(described, approval, question, self.state)
+        if call.in_doubt and isinstance(reviewed.decision, Defer):
+            raise DecisionRefusedError(
+                f"The approval of {call.request.id!r} ({fact.function}) cannot be taken: the call is in doubt, and the "
+                "edited arguments raise another question. Approve it as it was, deny it, or supply its result.",
+                call_id=call.request.id,
+            )
+        return reviewed
 
     def _answered(self, call: WaitingCall, decision: Decision, at: float) -> Clarified:
         """Take a person's answer, which took no active time; a denial is an answer, too."""
@@ -386,16 +427,26 @@ class _DecisionFacts:
         if call.in_doubt or fact.kind != "function" or checked.kind != "function" or is_as_decided(checked, fact):
             return None
         digest, signature = digest_of(checked.function, checked.arguments), checked.signature
-        fingerprint = fingerprint_of(self.run_id, fact.iteration, call.request.id, digest, signature)
+        fingerprint = fingerprint_of(self.state.run_id, fact.iteration, call.request.id, digest, signature)
+        converted = {"arguments": checked.converted}
+        if fact.edited is not None:
+            converted = {"edited": checked.converted or fact.edited}
         return replace(
             fact,
             digest=digest,
             signature=signature,
             fingerprint=fingerprint,
-            arguments=checked.converted,
             parameters=checked.parameters,
             at=at,
+            **converted,
         )
+
+
+def _asked_anew(decision: Decision, fact: CallDecided) -> str:
+    """Say why a call waits again with the arguments that a person gave it."""
+    by = getattr(decision, "by", None) or "A person"
+    who = f" of {', '.join(fact.roles)}" if fact.roles else ""
+    return f"{by} edited the arguments; with these, the call needs another decision{who}."
 
 
 _REMEMBERED_CONVERSATIONS: Final = 10_000
@@ -537,11 +588,12 @@ def calls_taken(facts: Sequence[Fact], more: Sequence[Fact]) -> dict[bytes, str]
     next_calls: list[RequestedCall] = []
     if isinstance(action, RunCalls | ReviewCalls) and after.batch is not None:
         next_calls = [after.batch.calls[index].request for index in action.indexes]
+    edited = {call.request.id: (call.decided.edited,) for call in waiting_calls(state) if call.decided.edited}
     starts = Counter(fact.call_id for fact in facts if isinstance(fact, CallStarted) and fact.iteration == iteration)
     ends = sum(isinstance(fact, Ended) for fact in facts)
 
     def name(kind: str, request: RequestedCall) -> bytes:
-        call = (request.id, request.name, request.arguments, starts[request.id])
+        call = (request.id, request.name, request.arguments, starts[request.id], *edited.get(request.id, ()))
         return hashlib.sha256(json.dumps((kind, state.run_id, iteration, ends, call)).encode()).digest()
 
     return {
@@ -553,7 +605,7 @@ def calls_taken(facts: Sequence[Fact], more: Sequence[Fact]) -> dict[bytes, str]
 def _is_decided(call: WaitingCall, facts: Sequence[Fact]) -> bool:
     return any(
         isinstance(fact, Ended)  # a cancelled run: whatever waits is decided
-        or (isinstance(fact, CallDecided) and fact.call_id == call.request.id and fact.verdict != "defer")
+        or (isinstance(fact, CallDecided) and fact.call_id == call.request.id and _is_taken(call.decided, fact))
         or (isinstance(fact, Clarified) and fact.index == call.index)
         for fact in facts
     )
@@ -580,6 +632,11 @@ def cancelling_facts(checkpoint: Checkpoint, *, by: str, reason: str, at: float)
         )
     lost = lost_request(state, at=at)
     return (*lost, *stopping_facts(reduce(apply, lost, state), reason=cancellation_reason(by, reason), at=at))
+
+
+def _is_taken(before: CallDecided, fact: CallDecided) -> bool:
+    """Return whether a decision was taken, if only to ask others about an edited call."""
+    return fact.verdict != "defer" or (fact.person and fact.fingerprint != before.fingerprint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -614,7 +671,12 @@ class ResumeRequest:
         return apply(state, self._resumed(at))
 
     async def facts(
-        self, functions: Functions, at: float, *, authorize: Authorize | Sequence[Authorize] | None
+        self,
+        functions: Functions,
+        at: float,
+        *,
+        authorize: Authorize | Sequence[Authorize] | None,
+        review_edit: ReviewEdit,
     ) -> tuple[Fact, ...]:
         """Convert the request to facts: all decisions, or none.
 
@@ -622,6 +684,7 @@ class ResumeRequest:
             functions: As of `decision_facts`.
             at: Now, in seconds since the epoch.
             authorize: Asked about each decision first; see `ApprovalSettings`.
+            review_edit: As of `decision_facts`.
 
         Raises:
             InvalidCheckpointError: If the record cannot be resumed.
@@ -634,7 +697,9 @@ class ResumeRequest:
             waiting = [(call, call.request.id) for call in waiting_calls(state) if call.request.id in self.decisions]
             asked = [(self.described(call), name, self.decisions[name]) for call, name in waiting]
             await let_in(state.run_id, asked, authorize, verified=self.verified)
-        decided = decision_facts(state, self.decisions, functions, at, decided_at=self.decided_at)
+        decided = await decision_facts(
+            state, self.decisions, functions, at, review_edit=review_edit, decided_at=self.decided_at
+        )
         return (self._resumed(at), *decided)
 
     def _resumed(self, at: float) -> Resumed:

@@ -45,9 +45,9 @@ from planner_ext.core.state import State
 from planner_ext.engine.concurrency import Raised, caught
 from planner_ext.engine.gate import Approver, InterceptorChain, Review
 from planner_ext.engine.ports import Reviewed
-from planner_ext.sk.approval import PendingCall, let_in
+from planner_ext.sk.approval import DecisionRefusedError, PendingCall, let_in
 from planner_ext.sk.conversion import InvalidArguments, parse_object
-from planner_ext.sk.earlier_calls import before_call
+from planner_ext.sk.earlier_calls import before_call, before_message_of
 from planner_ext.sk.errors import InvalidOptionError
 from planner_ext.sk.execution import (
     ApprovedArgumentsChangedError,
@@ -65,6 +65,7 @@ from planner_ext.sk.toolset import Tool, convert_arguments, parse_edited, tool_o
 from planner_ext.sk.waiting_results import (
     DecidedCall,
     arguments_text,
+    asked_again,
     decided_calls,
     replace_result,
     waiting_result,
@@ -299,15 +300,19 @@ class ApprovalFilter:
         self.report_unused_rules(kernel)
         asked = decided_calls(kernel, history, decisions, self._taken)
         await let_in("", [(one.waiting.pending, one.waiting.pending.id, one.decision) for one in asked], self.authorize)
+        edits = {one.waiting.pending.fingerprint: await self._edit_reviewed(kernel, history, one) for one in asked}
         to_run: deque[tuple[DecidedCall, FunctionResultContent]] = deque()
         for one in decided_calls(kernel, history, decisions, self._taken):
-            match one.decision:
+            item, edit = one.waiting.item, edits.get(one.waiting.pending.fingerprint)
+            match one.decision if edit is None else edit.decision:
                 case Deny(reason=reason):
-                    replace_result(history, one.waiting.item, _refusal(reason))
+                    replace_result(history, item, _refusal(reason))
                 case Supply(result=result):
-                    replace_result(history, one.waiting.item, result_text(result))
+                    replace_result(history, item, result_text(result))
+                case Defer() if edit is not None and one.function is not None:
+                    replace_result(history, item, asked_again(one.waiting, one.function, edit))
                 case _:
-                    to_run.append((one, replace_result(history, one.waiting.item, _STARTED)))
+                    to_run.append((one, replace_result(history, item, _STARTED)))
             self._taken.add(one.waiting.pending.fingerprint)
         try:
             while to_run:
@@ -318,6 +323,35 @@ class ApprovalFilter:
                 replace_result(history, item, one.waiting.item)
                 self._taken.discard(one.waiting.pending.fingerprint)
         return self.pending(history)
+
+    async def _edit_reviewed(self, kernel: Kernel, history: ChatHistory, one: DecidedCall) -> Reviewed | None:
+        """Review the edit in a decision, as if the model had made the call with it; None for another decision.
+
+        Raises:
+            DecisionRefusedError: If a policy denies the edited call.
+        """
+        pending, approval = one.waiting.pending, one.decision
+        if not isinstance(approval, Approve) or approval.arguments is None or one.function is None:
+            return None
+        call = tool_call(
+            one.function,
+            pending.arguments,
+            run_id=_STOCK_RUN,
+            call_id=pending.id,
+            raw_arguments=arguments_text(one.waiting.call.arguments),
+            iteration=0,
+            index=0,
+            batch_size=1,
+            after=before_message_of(one.waiting.call, history.messages),
+        )
+        others = [other for other in approval_filters(kernel) if not other.decides_as(self)]
+        reviewed = await _review([self, *others], one.function).of_edit(call, approval, one.waiting.question, State())
+        if isinstance(reviewed.decision, Deny):
+            problem = (
+                f"The approval of {pending.id!r} cannot be taken: {reviewed.decision.reason} The call still waits."
+            )
+            raise DecisionRefusedError(problem, call_id=pending.id)
+        return reviewed
 
     async def _carry_out(self, kernel: Kernel, decided: DecidedCall, arguments: KernelArguments | None) -> str:
         """Run an approved call, and return its result as the model reads it."""

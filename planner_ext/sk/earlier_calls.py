@@ -19,7 +19,7 @@ from planner_ext.core.state import State
 from planner_ext.core.values import Message
 from planner_ext.sk.messages import calls_of, names_in
 
-__all__ = ["GivenMessages", "before_batch", "before_call"]
+__all__ = ["GivenMessages", "before_batch", "before_call", "before_message_of"]
 
 
 @dataclass(eq=False)
@@ -94,6 +94,11 @@ def before_call(context: object, tab: Tab | None, *, in_run: bool) -> Set[str] |
     if isinstance(context, AutoFunctionInvocationContext) and context.chat_history is not None and not in_run:
         given.append(GivenMessages(_before(context.chat_history.messages, context.function_call_content)))
     return _EarlierCalls(started, given) if tab is not None or given else None
+
+
+def before_message_of(call: FunctionCallContent, messages: Sequence[ChatMessageContent]) -> Set[str]:
+    """Name the functions that come before a call of a history."""
+    return _EarlierCalls(set(), [GivenMessages(_before(messages, call))])
 
 
 def _before(messages: Sequence[ChatMessageContent], call: FunctionCallContent | None) -> Sequence[ChatMessageContent]:

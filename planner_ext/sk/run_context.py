@@ -103,6 +103,7 @@ class RunContext:
         store: Records the journal, or None.
         chat: The engine's port to the connector.
         functions: The engine's port to the functions.
+        gate: Decides the run's calls, and reviews the edits of persons.
         tape: Records or replays the run; None outside of tests.
     """
 
@@ -125,6 +126,7 @@ class RunContext:
     store: RunStore | None = None
     chat: KernelChat = field(init=False)
     functions: KernelFunctions = field(init=False)
+    gate: RunGate = field(init=False)
     tape: Tape | None = field(init=False)
     _invocation: Invocation | None = field(init=False, default=None)
     _shared: SharedBudgets | None = field(init=False, default=None)
@@ -156,7 +158,7 @@ class RunContext:
             checks=options.check_for_intervention,
             approver=options.approver,
         )
-        self._gate = RunGate(
+        self.gate = RunGate(
             [*(() if self.parent is None else self.parent.gates), own],
             filters,
             functions=lambda: tools.functions,
@@ -179,7 +181,7 @@ class RunContext:
             settings=self.settings,
             history=partial(_with_batch, self.chat),
             streaming=self.streaming,
-            decided_by=self._gate.decided_by,
+            decided_by=self.gate.decided_by,
             parent=partial(_parent_run, outer=self.parent, gate=own, planner=self.planner, price=options.budget.price),
             wrap=self.wrap,
         )
@@ -281,7 +283,7 @@ class RunContext:
             step_message=partial(step_message, hands_over=self.final_answer is not None),
             clock=options.clock,
             prompts=self.prompts,
-            gate=self._gate,
+            gate=self.gate,
             hook=None
             if completed is None
             else IterationCompletedHook(callback=completed, messages=chat.messages, streaming=self.streaming),

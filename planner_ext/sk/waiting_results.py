@@ -38,13 +38,23 @@ from planner_ext.approval.decisions import (
     takes_no_more,
 )
 from planner_ext.core.errors import shown
+from planner_ext.engine.ports import Reviewed
 from planner_ext.sk.approval import DecisionRefusedError, PendingCall
 from planner_ext.sk.conversion import InvalidArguments, parse_object
 from planner_ext.sk.execution import result_text
 from planner_ext.sk.messages import calls_of, text_of
 from planner_ext.sk.toolset import parse_edited, tool_of
 
-__all__ = ["DecidedCall", "arguments_text", "decided_calls", "replace_result", "waiting_result", "waiting_results"]
+__all__ = [
+    "DecidedCall",
+    "WaitingResult",
+    "arguments_text",
+    "asked_again",
+    "decided_calls",
+    "replace_result",
+    "waiting_result",
+    "waiting_results",
+]
 
 _WAITING: Final = "This call waits for a person's approval and has not run: "
 """The model reads this of a call that waits; its function, fingerprint and question follow."""
@@ -61,11 +71,17 @@ class WaitingResult:
         item: The result in the history.
         pending: The call as a person is shown it.
         signature: The parameters that the function had when it was asked about.
+        call: The call in the history.
+        place: Its place in the conversation.
+        question: What is asked about it.
     """
 
     item: FunctionResultContent
     pending: PendingCall
     signature: str
+    call: FunctionCallContent
+    place: str
+    question: Defer
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +113,7 @@ def decided_calls(
     decided: list[DecidedCall] = []
     waiting = waiting_results(history)
     for name, decision in decisions.items():
-        found = [one for one in waiting if name in (one.pending.id, one.pending.fingerprint)]
+        found = _named(waiting, name)
         if len(found) > 1 and isinstance(decision, Approve) and decision.fingerprint is not None:
             found = [one for one in found if one.pending.fingerprint == decision.fingerprint]
         one = _checked(kernel, name, decision, found)
@@ -107,6 +123,12 @@ def decided_calls(
             raise DecisionRefusedError(f"Two decisions were given for the call {name!r}; give one.")
         decided.append(one)
     return decided
+
+
+def _named(waiting: Sequence[WaitingResult], name: str) -> list[WaitingResult]:
+    """Find the calls that a key names: the one with this fingerprint, which no model can choose; else by the id."""
+    by_fingerprint = [one for one in waiting if one.pending.fingerprint == name]
+    return by_fingerprint or [one for one in waiting if one.pending.id == name]
 
 
 def _checked(kernel: Kernel, name: str, decision: Decision, found: Sequence[WaitingResult]) -> DecidedCall:
@@ -161,19 +183,31 @@ def waiting_result(
     places = [] if history is None else list(_placed_calls(history))
     named = [place for one, place in places if one.id == call.id]
     exact = [place for one, place in places if one is content]
-    mark = {
-        "function": call.fully_qualified_name,
+    place = ["", *named, *exact][-1]  # a filter may have replaced the call itself
+    return _marked(context.function, call.id, call.arguments, question, place)
+
+
+def asked_again(waiting: WaitingResult, function: KernelFunction, reviewed: Reviewed) -> FunctionResultContent:
+    """Write the result of a call that waits again, with the arguments that a person gave it."""
+    question, arguments = reviewed.question, reviewed.arguments
+    assert question is not None, "something else is asked"
+    assert arguments is not None, "about an edited call"
+    text, metadata = _marked(function, waiting.pending.id, arguments, question, waiting.place)
+    return FunctionResultContent(id=waiting.item.id, name=waiting.item.name, result=text, metadata=metadata)
+
+
+def _marked(
+    function: KernelFunction, call_id: str, arguments: Mapping[str, Any], question: Defer, place: str
+) -> tuple[str, dict[str, Any]]:
+    mark: dict[str, Any] = {
+        "function": function.fully_qualified_name,
         "prompt": question.prompt or "",
-        "arguments": arguments_text(call.arguments),
-        "signature": tool_of(context.function).signature,
+        "arguments": arguments_text(arguments),
+        "signature": tool_of(function).signature,
         "source": question.source,
         "nonce": uuid.uuid4().hex,
         **({"roles": list(question.roles)} if question.roles else {}),
     }
-    return _marked(mark, call.id, ["", *named, *exact][-1])  # a filter may have replaced the call itself
-
-
-def _marked(mark: dict[str, Any], call_id: str, place: str) -> tuple[str, dict[str, Any]]:
     fingerprint = _fingerprint(mark, call_id, place)
     text = f"{_WAITING}{mark['function']} {fingerprint}\n{mark['prompt']}".rstrip()
     return text, {_MARK: {**mark, "fingerprint": fingerprint}}
@@ -213,7 +247,8 @@ def _waiting_result(item: FunctionResultContent, content: FunctionCallContent, p
                 prompt=prompt,
                 roles=tuple(cast("list[str]", mark.get("roles", ()))),
             )
-            return WaitingResult(item, pending, signature)
+            question = Defer(prompt, roles=pending.roles, source=str(mark.get("source", "")))
+            return WaitingResult(item, pending, signature, content, place, question)
         case _:
             return None
 

@@ -388,7 +388,7 @@ _STATUSES = {
 }
 """The class of the chip of each status."""
 
-_DECIDED = {"approve": "approved", "deny": "denied", "supply": "answered", "expire": "expired"}
+_DECIDED = {"approve": "approved", "deny": "denied", "supply": "answered", "expire": "expired", "edit": "edited"}
 
 
 def _decided(record: DecisionRecord, call: TimelineCall) -> str:
