@@ -14,6 +14,7 @@ Where is what
     a deferred call       `Call.decided` in ``core/state.py``, with the verdict ``defer``: a `CallDecided` of the
                           journal. `waiting_calls` in ``approval/decisions.py`` lists those of a state.
       ... without a store in the journal that a checkpoint holds: ``sk/checkpoint.py``
+      ... of an agent     the last message of its thread says so; ``agent.py`` resumes or cancels the turn
       ... in a store      also a row of ``planner_approvals``: ``durable/writer.py`` opens it when the run pauses,
                           ``durable/records.py`` reads it
       a person's decision ``sk/approval.py``, `decision_facts`, makes it a fact. In a store it waits in the row, where

@@ -9,6 +9,8 @@ from semantic_kernel.agents import (
     ChatCompletionAgent,
     ChatHistoryAgentThread,
     ConcurrentOrchestration,
+    HandoffOrchestration,
+    OrchestrationHandoffs,
     SequentialOrchestration,
 )
 from semantic_kernel.agents.runtime import InProcessRuntime
@@ -94,3 +96,16 @@ async def test_the_last_agent_is_resumed_by_its_checkpoint(serve: Serve, kind: A
     assert (str(done), shop.paid) == ("Order 7 is paid.", [7])
     roles = [one.role async for one in thread.get_messages()]
     assert roles == ["user", "assistant", "tool", "assistant"]
+
+
+async def test_a_handoff_shows_the_pause_to_its_callback(serve: Serve) -> None:
+    """The orchestration ends its task there; the callback has the message whose checkpoint is resumed."""
+    served, shop, seen = serve([PAY, say("Order 7 is paid.")]), Shop(), list[Any]()
+    clerk, writer = agent_at(served, shop, "Clerk", interceptors=[asks]), agent_at(served, shop, "Writer")
+    handoffs = OrchestrationHandoffs().add(clerk, writer, "Thanks the customer")
+    members: Any = [clerk, writer]
+    orchestration: Any = HandoffOrchestration(members=members, handoffs=handoffs, agent_response_callback=seen.append)
+    await result_of(orchestration)
+    assert (seen[-1].metadata["status"], shop.paid, len(served.server.requests)) == ("paused", [], 1)
+    given: Any = (seen[-1].metadata["checkpoint"], {"call_1": Approve()})
+    assert str(await resume_agent(clerk, ChatHistoryAgentThread(), *given)) == "Order 7 is paid."
