@@ -131,6 +131,8 @@ class ApprovalFilter:
 
     In the stock loop Semantic Kernel starts the calls of a batch together, so there a safe sibling may run before a
     risky call is decided, and hidden parameters, bare names and exception texts are handled as the stock kernel does.
+    It passes the kernel, the service and the application's arguments by the names of parameters: a function whose
+    schema, as of an MCP tool or an OpenAPI operation, has such a name is refused by name.
     Where that matters, use `FunctionInvokingChatCompletion`.
 
     Attributes:
