@@ -5,6 +5,9 @@ import sys
 
 __all__ = ["main"]
 
+_LONGEST_NAME = 80
+"""Characters of a file's name in a message."""
+
 
 def main() -> None:
     """Run the command line; without its extra, say how to install it and exit with 2."""
@@ -28,6 +31,13 @@ def main() -> None:
             app(prog_name="planner-ext")
     except PlannerExtError as error:
         Terminal(sys.stderr).complain(str(error))
+        raise SystemExit(2) from None
+    except OSError as error:  # of a file that an option names: too long a name, a folder, no permission
+        if not error.filename:
+            raise
+        name = str(error.filename)
+        shown = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..."
+        Terminal(sys.stderr).complain(f"{shown} cannot be used: {error.strerror}. Name another file.")
         raise SystemExit(2) from None
 
 

@@ -25,7 +25,7 @@ from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
 from semantic_kernel.connectors.ai.open_ai.settings.open_ai_settings import OpenAISettings
 from semantic_kernel.functions import KernelArguments
 
-from planner_ext.core.errors import shown
+from planner_ext.core.errors import described, shown
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.sk.transport import kernel_with_service, select_service
 
@@ -130,7 +130,7 @@ def _blamed(what: str, *passed: type[Exception]) -> Generator[None]:
     except passed:
         raise
     except (Exception, SystemExit) as error:
-        text = f"{type(error).__name__}: {error}".rstrip(": .")
+        text = described(error).rstrip(": .")
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
         where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
         raise PlannerInvalidConfigurationError(f"{what} raised {text}{where}.") from error

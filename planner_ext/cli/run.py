@@ -32,6 +32,7 @@ from planner_ext.cli.options import ExitCode, GoalArgs, StoredRunOptions, signin
 from planner_ext.cli.policies import approval_options
 from planner_ext.cli.show import Progress, print_answer
 from planner_ext.cli.text import Terminal, spent_line
+from planner_ext.core.errors import described
 from planner_ext.core.fold import fold
 from planner_ext.core.state import State
 from planner_ext.core.text import printable
@@ -258,7 +259,7 @@ class CliRun:
 
     def _fault_text(self, error: Exception) -> str:
         """Describe a fault in the run, with the endpoint that ``--base-url`` or ``--model`` gave."""
-        text = str(error) if isinstance(error, KernelException) else f"{type(error).__name__}: {error}"
+        text = str(error) if isinstance(error, KernelException) else described(error)
         return text if self._service is None else f"{text} The endpoint is {self._service.client.base_url}"
 
 

@@ -10,7 +10,8 @@
 The core knows nothing of Semantic Kernel; the errors of its doors are in ``planner_ext.errors`` and derive from these.
 """
 
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from enum import Enum
 from reprlib import Repr
 from types import BuiltinFunctionType, FunctionType
@@ -25,8 +26,10 @@ __all__ = [
     "PlannerExtError",
     "counted",
     "described",
+    "reading",
     "seconds",
     "shown",
+    "text_of",
 ]
 
 
@@ -65,6 +68,7 @@ class NewerSchemaError(InvalidJournalError):
 
 
 _MOST_CHARACTERS = 160
+_MOST_SEEN = 400
 _FUNCTIONS = (FunctionType, BuiltinFunctionType)
 _PLAIN = (bool, float, complex, bytes, Enum, type(None))
 
@@ -84,10 +88,37 @@ def shown(value: object) -> str:
 
 def described(error: BaseException) -> str:
     """Write an exception for a record or a log line: its type and its text, which it may fail to give."""
-    name, text = type(error).__name__, "its text cannot be read"
-    with suppress(Exception, SystemExit):
-        text = str.__str__(str(error))
+    name, text = type(error).__name__, text_of(error)
     return f"{name}: {text}" if text else name
+
+
+def text_of(value: object) -> str:
+    """Return the text of an exception, or of another object, whose ``__str__`` may fail."""
+    with suppress(Exception, SystemExit):
+        return str.__str__(str(value))
+    return "its text cannot be read"
+
+
+@contextmanager
+def reading(what: str, error: type[PlannerExtError], *, way_out: str = "") -> Generator[None]:
+    """Read what others may have written or altered: whatever is wrong with it becomes one named error.
+
+    Args:
+        what: The subject of the error's message.
+        error: What is raised.
+        way_out: What to do, as a sentence; "" says no more.
+
+    Raises:
+        PlannerExtError: ``error``, and those of newer versions as they are.
+    """
+    try:
+        yield
+    except (NewerSchemaError, error):
+        raise
+    except Exception as problem:  # numbers too large, nesting too deep, wrong types: a document may hold anything
+        seen = described(problem)
+        seen = seen if len(seen) <= _MOST_SEEN else f"{seen[:_MOST_SEEN]}..."
+        raise error(f"{what} damaged: {seen.rstrip('.')}. {way_out}".rstrip()) from problem
 
 
 def counted(number: int, noun: str) -> str:

@@ -10,13 +10,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from planner_ext.core.errors import InvalidJournalError, NewerSchemaError, shown
+from planner_ext.core.errors import InvalidJournalError, NewerSchemaError, reading, shown
 from planner_ext.core.facts import Fact
 from planner_ext.core.limits import is_count
 from planner_ext.core.state import Phase, State
 from planner_ext.durable.authorization import Doorkeeper
 from planner_ext.durable.database import Row, Step, Value
-from planner_ext.durable.errors import DuplicateRowError, RunConflictError, StoreError
+from planner_ext.durable.errors import DuplicateRowError, RunConflictError
 from planner_ext.durable.inputs import RunInputs, hooks_in, read_inputs, read_new_budget
 from planner_ext.durable.records import RUN_ID, fold_journal, read_facts
 from planner_ext.durable.store import ADD_NOTICE, JournalStore
@@ -84,10 +84,8 @@ async def export_run(store: JournalStore, run_id: str, *, key: bytes | None = No
     if not rows[0]:
         await store.record(run_id)  # says that there is no such run
     tables = zip((_RUN, _DECISIONS, _REFUSALS), rows, strict=True)
-    try:
+    with reading(f"A row of run {run_id!r} cannot be exported, it is", InvalidJournalError):
         (run,), decisions, refusals = ([_document(columns, row) for row in some] for columns, some in tables)
-    except (ValueError, RecursionError) as error:
-        raise InvalidJournalError(f"A row of run {run_id!r} is damaged, it cannot be exported: {error}.") from error
     document: dict[str, object] = {
         "form": _FORM,
         "run_id": run_id,
@@ -131,10 +129,10 @@ async def import_run(
         RunConflictError: If the store has a run of this name.
         NotAuthorizedError: If the ``authorize`` hook refuses, or is missing and the run began under one.
     """
-    data = _checked(read_json(text, "an exported run"), key)
-    run_id, facts = str(data["run_id"]), load_facts(data["facts"])
-    state = fold_journal(run_id, facts)
-    try:
+    with reading("The exported run is", InvalidJournalError):
+        data = _checked(read_json(text, "an exported run"), key)
+        run_id, facts = str(data["run_id"]), load_facts(data["facts"])
+        state = fold_journal(run_id, facts)
         if RUN_ID.fullmatch(run_id) is None:
             raise ValueError("the name of the run is not one")
         run = _row(run_id, _RUN, data["run"])
@@ -148,12 +146,11 @@ async def import_run(
             (_REFUSE, _REFUSALS, data["refusals"]),
         ):
             steps += [(statement, _row(run_id, columns, row)) for row in rows]
-    except (KeyError, TypeError, ValueError, StoreError) as error:
-        raise InvalidJournalError(f"Expected an exported run; it is damaged: {error!r}.") from error
+        steps = [*await _journal_steps(run_id, facts), *steps]
     hooks = hooks_in(run["inputs"], json.dumps(data["facts"][0]) if data["facts"] else None)
     await (doorkeeper or Doorkeeper()).check_under(hooks, "import", run_id, by=by)
     way_out = "Delete it first, or import into another store."
-    return await _add(store, run, facts, steps, way_out=way_out)
+    return await _add(store, run, steps, way_out=way_out)
 
 
 async def fork_run(
@@ -178,16 +175,15 @@ async def fork_run(
         "inputs": None if written is None else json.loads(written),
         "new_budget": None,
     }
-    return await _add(store, _row(new_run_id, _RUN, document), facts, way_out="Give the fork another name.")
+    steps = await _journal_steps(new_run_id, facts)
+    return await _add(store, _row(new_run_id, _RUN, document), steps, way_out="Give the fork another name.")
 
 
-async def _add(
-    store: JournalStore, run: dict[str, Value], facts: Sequence[Fact], more: Sequence[Step] = (), *, way_out: str
-) -> str:
-    """Add a run's row and journal in one transaction; return the run's name."""
+async def _add(store: JournalStore, run: dict[str, Value], steps: Sequence[Step], *, way_out: str) -> str:
+    """Add a run's row and what belongs to it in one transaction; return the run's name."""
     run_id = str(run["run_id"])
     try:
-        await store.database.transact((_ADD_RUN, run), *await _journal_steps(run_id, facts), *more)
+        await store.database.transact((_ADD_RUN, run), *steps)
     except DuplicateRowError as error:
         raise RunConflictError(f"Run {run_id!r} is there already, and was not changed. {way_out}") from error
     return run_id

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from planner_ext.core.errors import InvalidJournalError
+from planner_ext.core.errors import InvalidJournalError, described
 from planner_ext.core.facts import CallFinished, ModelReplied, Planned
 from planner_ext.durable.gate import CallGate
 from planner_ext.durable.log import log_run, one_line
@@ -162,7 +162,7 @@ class Claims:
             Claimable(record=record, deaths=deaths, progress=progress),
             status="failed" if failed else "running",
             wake_at=None if failed else self.clock.now() + delay,
-            problem=f"{type(error).__name__}: {error}",
+            problem=described(error),
             retries=retries + 1,
         )
         if parked and failed:

@@ -11,16 +11,12 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 
-from planner_ext.core.errors import InvalidLimitError, shown
+from planner_ext.core.errors import reading, shown
 from planner_ext.core.facts import Guards
 from planner_ext.core.limits import Budget
 from planner_ext.durable.errors import StoreError, kernel_error
 
 __all__ = ["NewBudget", "RunInputs", "hooks_in", "new_budget_text", "read_inputs", "read_new_budget"]
-
-
-_DAMAGED = (ValueError, TypeError, KeyError, AttributeError, RecursionError, InvalidLimitError)
-"""What reading damaged JSON raises, whatever is written in it."""
 
 
 @cache
@@ -89,15 +85,12 @@ def read_inputs(run_id: str, text: object) -> RunInputs:
     """
     if text is None:
         return RunInputs()
-    try:
+    way_out = "Submit the run again under another name."
+    with reading(f"The inputs of run {run_id!r} are", StoreError, way_out=way_out):
         values: dict[str, Any] = json.loads(str(text))
         budget = _budgets().validate_python(values["budget"]) if "budget" in values else None
         guards = _guards().validate_python(values["guards"]) if "guards" in values else None
         return RunInputs(arguments=dict(values.get("arguments", {})), budget=budget, guards=guards)
-    except _DAMAGED as error:
-        raise StoreError(
-            f"The inputs of run {run_id!r} are damaged: {error}. Submit the run again under another name."
-        ) from error
 
 
 def hooks_in(*texts: object) -> tuple[str, ...]:
@@ -112,7 +105,7 @@ def hooks_in(*texts: object) -> tuple[str, ...]:
         try:
             guards: dict[str, Any] = json.loads(str(text)).get("guards") or {}
             found.update(map(str, guards.get("authorize", ())))
-        except _DAMAGED:
+        except Exception:  # it may hold anything
             found.add("of a damaged record")
     return tuple(sorted(found))
 
@@ -146,11 +139,9 @@ def read_new_budget(run_id: str, text: object) -> NewBudget | None:
     """
     if text is None:
         return None
-    try:
+    with reading(f"The new budget of run {run_id!r} is", StoreError, way_out="Set it again."):
         values: dict[str, Any] = json.loads(str(text))
         return NewBudget(_budgets().validate_python(values["limits"]), str(values["by"]), str(text))
-    except _DAMAGED as error:
-        raise StoreError(f"The new budget of run {run_id!r} is damaged: {error}. Set it again.") from error
 
 
 def _json_value(name: object, value: object) -> object:

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Sequence
 
 from planner_ext.approval.decisions import waiting_calls
-from planner_ext.core.errors import counted
+from planner_ext.core.errors import counted, text_of
 from planner_ext.core.facts import CallDecided, Clarified, Ended, Fact, Paused, Resumed, RunStarted
 from planner_ext.core.state import State
 
@@ -31,7 +31,7 @@ def log_run(level: int, run_id: str, event: str) -> None:
 
 def one_line(text: object) -> str:
     """Cut a text, and escape what is not printable in it, line ends included."""
-    given = str(text)
+    given = text_of(text)
     cut = given if len(given) <= _LONGEST else f"{given[:_LONGEST]}..."
     return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in cut)
 

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
-from planner_ext.core.errors import PlannerExtError, shown
+from planner_ext.core.errors import PlannerExtError, described, shown
 from planner_ext.durable.database import Value
 from planner_ext.durable.errors import ApprovalRefusedError, StoreError, UnknownRunError, kernel_error
 from planner_ext.durable.records import PendingApproval, RunRecord, read_approval, read_moment
@@ -428,6 +428,6 @@ async def _fault_of(listener: Listener, notice: RunNotice) -> str:
         async with limit:
             await called(listener, notice)
     except Exception as error:
-        said = f"no answer within {_ATTEMPT_SECONDS:g} seconds" if limit.expired() else str(error)
-        return f"{type(error).__name__}: {said}"
+        late = f"{type(error).__name__}: no answer within {_ATTEMPT_SECONDS:g} seconds"
+        return late if limit.expired() else described(error)
     return ""

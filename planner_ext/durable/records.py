@@ -23,7 +23,7 @@ from planner_ext.approval.decisions import (
     fingerprint_of,
     problem_of,
 )
-from planner_ext.core.errors import IllegalTransitionError, InvalidJournalError, shown
+from planner_ext.core.errors import InvalidJournalError, described, reading, shown
 from planner_ext.core.facts import CallDecided, Clarified, Fact
 from planner_ext.core.fold import fold
 from planner_ext.core.state import ASK_USER, State
@@ -54,8 +54,6 @@ __all__ = [
 _LONGEST_NAME = 500
 """Characters of a call's id in a question's; with a run's name that fits PostgreSQL's 2.6 KB for a key."""
 
-_DAMAGED = (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError, OSError)
-"""What reading a damaged row raises, whatever is written in it."""
 
 _DECISION_SCHEMA = 1
 """The number of a decision's form; one line per number. 1: the first."""
@@ -119,7 +117,8 @@ class RunRecord:
             StoreError: If the row is damaged.
         """
         values: dict[str, Any] = dict(zip(RUN_COLUMNS, row, strict=True))
-        try:
+        way_out = "Repair it from the run's journal."
+        with reading(f"The row of run {row[0]!r} is", StoreError, way_out=way_out):
             values["goal"] = str(json.loads(values["goal"]))
             values["problem"] = "" if values["problem"] is None else str(json.loads(values["problem"]))
             for name in ("wake_at", "created_at", "updated_at", "cost"):
@@ -131,10 +130,6 @@ class RunRecord:
             for name in ("run_id", "status", "owner"):
                 values[name] = None if name == "owner" and values[name] is None else _text(values[name])
             return cls(**values)
-        except _DAMAGED as error:
-            raise StoreError(
-                f"The row of run {row[0]!r} is damaged: {error}. Repair it from the run's journal."
-            ) from error
 
 
 RUN_COLUMNS = tuple(column.name for column in fields(RunRecord) if column.name != "waits_for")
@@ -164,12 +159,8 @@ class StoredRun:
         """
         record = self.record
         fold_journal(record.run_id, self.facts)
-        try:
+        with reading(f"The journal of run {record.run_id!r} cannot be shown, it is", InvalidJournalError):
             timeline = timeline_of(self.facts, now=now)
-        except _DAMAGED as error:
-            raise InvalidJournalError(
-                f"The journal of run {record.run_id!r} is damaged, it cannot be shown: {error!r}"
-            ) from error
         reason = record.problem or timeline.reason
         return replace(timeline, run_id=record.run_id, goal=record.goal, status=record.status, reason=reason)
 
@@ -252,8 +243,8 @@ def read_facts(run_id: str, rows: Sequence[Row], *, first: int = 0) -> tuple[Fac
             values.append(json.loads(str(fact)))
         except InvalidJournalError as error:
             raise type(error)(f"Row {place} of run {run_id!r}: {error}") from error
-        except (ValueError, RecursionError) as error:
-            raise InvalidJournalError(f"Row {place} of run {run_id!r} is not JSON: {error}.") from error
+        except Exception as error:
+            raise InvalidJournalError(f"Row {place} of run {run_id!r} is not JSON: {described(error)}.") from error
     try:
         return load_facts(values)
     except InvalidJournalError as error:
@@ -266,10 +257,8 @@ def fold_journal(run_id: str, facts: Sequence[Fact]) -> State:
     Raises:
         InvalidJournalError: If the facts contradict each other, or belong to another run.
     """
-    try:
+    with reading(f"The journal of run {run_id!r} contradicts itself, it is", InvalidJournalError):
         state = fold(facts)
-    except (IllegalTransitionError, IndexError) as error:
-        raise InvalidJournalError(f"The journal of run {run_id!r} contradicts itself: {error}") from error
     if facts and state.run_id != run_id:
         raise InvalidJournalError(f"The journal of run {run_id!r} holds the facts of run {state.run_id!r}.")
     return state
@@ -282,7 +271,7 @@ def read_approval(row: Row, refused: Sequence[Row] = ()) -> PendingApproval:
         ApprovalRefusedError: If its call does not match its fingerprint, so that it cannot be decided.
     """
     key, run_id, status, fingerprint, text, asked_at, expires_at, decision, decided_at, problem = row
-    try:
+    with reading(f"The row of approval {key!r} cannot be shown, it is", ApprovalRefusedError):
         call = json.loads(str(text))
         function, arguments = call["function"], call["arguments"]
         fingerprints = [
@@ -311,8 +300,6 @@ def read_approval(row: Row, refused: Sequence[Row] = ()) -> PendingApproval:
             roles=tuple(map(str, call.get("roles", ()))),
             parameters=call.get("parameters"),
         )
-    except _DAMAGED as error:
-        raise ApprovalRefusedError(f"The row of approval {key!r} is damaged, it cannot be shown: {error!r}.") from error
     if fingerprint not in fingerprints:
         raise ApprovalRefusedError(
             f"The row of approval {key!r} was altered: its function and arguments differ from those that were asked. "
@@ -326,7 +313,7 @@ def read_refusal(row: Row, function: str = "", requested: Mapping[str, Any] | No
     key, decision, problem, at = row
     try:
         refused = str(json.loads(str(problem)))
-    except _DAMAGED:
+    except Exception:  # it may hold anything
         refused = str(problem)
     record = _decision_record(key, decision, at, function, requested) or DecisionRecord(
         call=str(key), fully_qualified_name=function, kind="deny", by="", at=_moment_or_epoch(at)
@@ -337,7 +324,7 @@ def read_refusal(row: Row, function: str = "", requested: Mapping[str, Any] | No
 def _moment_or_epoch(at: Value) -> datetime:
     try:
         return datetime.fromtimestamp(float(at or 0), UTC)
-    except _DAMAGED:
+    except Exception:  # it may hold anything
         return datetime.fromtimestamp(0, UTC)
 
 
@@ -364,7 +351,7 @@ def _decision_record(
         kind, by, reason = (_text(data.get(name) or "") for name in ("kind", "by", "reason"))
         if given is not None:
             given = dict(given)
-    except _DAMAGED:
+    except Exception:  # it may hold anything
         return None
     return DecisionRecord(
         call=str(key),
@@ -432,7 +419,7 @@ def read_decision(text: str) -> tuple[Decision, bool]:
     Raises:
         ApprovalRefusedError: If it is damaged, or newer than this version reads.
     """
-    try:
+    with reading("The row of the decision is", ApprovalRefusedError):
         data = cast("dict[str, Any]", json.loads(text))
         if (schema := data.pop("schema")) != _DECISION_SCHEMA:
             raise ApprovalRefusedError(
@@ -441,8 +428,6 @@ def read_decision(text: str) -> tuple[Decision, bool]:
             )
         verified = data.pop("verified", False) is True
         decision = _KINDS[data.pop("kind")](**data)
-    except _DAMAGED as error:
-        raise ApprovalRefusedError(f"The row of the decision is damaged: {error!r}.") from error
     _check_decision(decision)
     return decision, verified
 

@@ -22,7 +22,7 @@ from planner_ext.approval.decisions import (
     InvalidDecisionError,
     WaitingCall,
 )
-from planner_ext.core.errors import NewerSchemaError
+from planner_ext.core.errors import NewerSchemaError, described
 from planner_ext.core.facts import Fact, Guards
 from planner_ext.core.limits import Budget
 from planner_ext.core.values import Usage
@@ -247,7 +247,8 @@ class Runner:
                 continue
             if isinstance(decision, Approve):
                 decision = replace(decision, fingerprint=approval.fingerprint)
-            decided[approval.call_id] = _Decided(key, decision, float(row[8] or 0), verified)
+            at = 0.0 if approval.decided_at is None else approval.decided_at.timestamp()
+            decided[approval.call_id] = _Decided(key, decision, at, verified)
         return decided
 
     async def _reopened(
@@ -541,7 +542,7 @@ class WorkerPool:
 
     async def _park_in_time(self, run_id: str, error: Exception) -> None:
         """Store when a run is retried; in the background where the store itself cannot be used."""
-        log_run(logging.WARNING, run_id, f"fault {type(error).__name__}: {one_line(error)}")
+        log_run(logging.WARNING, run_id, f"fault {one_line(described(error))}")
         try:
             await self._claims.park_fault(run_id, error)
         except StoreError:

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import to_jsonable_python
 
 from planner_ext.core import facts
-from planner_ext.core.errors import InvalidJournalError, InvalidLimitError, NewerSchemaError, shown
+from planner_ext.core.errors import InvalidJournalError, InvalidLimitError, NewerSchemaError, reading, shown
 from planner_ext.core.fold import apply, fold
 from planner_ext.core.limits import Consumption
 from planner_ext.core.machine import (
@@ -123,12 +123,17 @@ def load_facts(data: object) -> tuple[facts.Fact, ...]:
     Raises:
         InvalidJournalError: Naming the first place that is not as expected.
     """
-    try:
-        loaded = tuple(_facts().validate_python(_with_missing_limit(data), strict=False))
+    with reading("The journal is", InvalidJournalError):
+        loaded = _validated(data)
         check_depth([(messages_of(fact), getattr(fact, "parameters", None)) for fact in loaded])
         for place, fact in enumerate(loaded):
             _check_amounts(place, fact)
         return loaded
+
+
+def _validated(data: object) -> tuple[facts.Fact, ...]:
+    try:
+        return tuple(_facts().validate_python(_with_missing_limit(data), strict=False))
     except InvalidLimitError as error:
         raise InvalidJournalError(f"The journal is damaged in its limits: {error}") from error
     except ValidationError as error:

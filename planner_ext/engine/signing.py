@@ -5,7 +5,7 @@ import hmac
 import json
 from collections.abc import Mapping
 
-from planner_ext.core.errors import InvalidJournalError
+from planner_ext.core.errors import InvalidJournalError, reading
 
 __all__ = ["read_json", "signature_of", "signatures_match"]
 
@@ -40,7 +40,5 @@ def read_json(text: str, expected: str) -> object:
             raise InvalidJournalError(f"The key {twice[:80]!r} stands twice in one JSON object. The text was altered.")
         return data
 
-    try:
+    with reading(f"Expected {expected} as JSON text; this is not JSON, or", InvalidJournalError):
         return json.loads(text, object_pairs_hook=without_duplicates)
-    except (ValueError, RecursionError, TypeError) as error:
-        raise InvalidJournalError(f"Expected {expected} as JSON text; this is not JSON: {error}.") from error

@@ -16,7 +16,7 @@ from semantic_kernel.contents import AuthorRole, ChatMessageContent, FunctionRes
 from semantic_kernel.exceptions import KernelException, ServiceResponseException
 from semantic_kernel.functions import KernelArguments
 
-from planner_ext.core.errors import shown
+from planner_ext.core.errors import described, shown
 from planner_ext.core.limits import Budget, Price, RemainingLimit
 from planner_ext.core.machine import AskModel
 from planner_ext.core.values import Reply, TranscriptItem, Usage
@@ -260,7 +260,7 @@ def named_errors(service: ChatCompletionClientBase) -> Generator[None]:
                 raise
             cause = error.__cause__ or error
         name = f"{type(service).__name__} {service.ai_model_id!r}"
-        seen = f"{type(cause).__name__}: {cause}".removesuffix(".")  # the sentence around it has a full stop
+        seen = described(cause).removesuffix(".")  # the sentence around it has a full stop
         if isinstance(cause, _NO_REPLY):
             raise InvalidReplyError(
                 f"Expected a chat completion from {name}; its response could not be read as one ({seen}). Semantic "

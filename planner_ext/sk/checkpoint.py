@@ -5,14 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, cast
 
-from pydantic import ValidationError
-from semantic_kernel.exceptions import ContentException
-
-from planner_ext.core.errors import IllegalTransitionError, InvalidJournalError, shown
+from planner_ext.core.errors import InvalidJournalError, reading, shown
 from planner_ext.core.facts import Fact, RunStarted
 from planner_ext.core.fold import fold
 from planner_ext.core.state import Phase, State
-from planner_ext.engine.journal import SCHEMA, check_schema, dump_facts, load_facts, messages_of
+from planner_ext.engine.journal import SCHEMA, check_depth, check_schema, dump_facts, load_facts, messages_of
 from planner_ext.engine.signing import read_json, signature_of, signatures_match
 from planner_ext.sk.errors import InvalidOptionError, PlannerException
 from planner_ext.sk.messages import load_message
@@ -148,10 +145,8 @@ class Checkpoint:
         Raises:
             InvalidCheckpointError: If they do not make a run.
         """
-        try:
+        with reading("Expected the journal of a run; its facts contradict each other, it is", InvalidCheckpointError):
             return fold(self.facts)
-        except (IllegalTransitionError, IndexError) as error:
-            raise InvalidCheckpointError(f"Expected the journal of a run; its facts contradict: {error}") from error
 
     def to_json(self, key: bytes | None = None) -> str:
         """Write the checkpoint as JSON text.
@@ -188,7 +183,7 @@ class Checkpoint:
         """
         signing = SigningKey.of(key, "key")
         try:
-            parsed = read_json(text, "a checkpoint")
+            check_depth(parsed := read_json(text, "a checkpoint"))
         except InvalidJournalError as error:
             raise InvalidCheckpointError(str(error)) from error
         data = cast("dict[str, object]", parsed if isinstance(parsed, dict) else {})
@@ -220,13 +215,9 @@ class Checkpoint:
         if self.state().phase is Phase.NEW:
             raise InvalidCheckpointError("Expected the journal of a run; this one has no facts.")
         for fact in self.facts:
-            try:
+            with reading(f"Expected messages of Semantic Kernel; one in {fact.type} is", InvalidCheckpointError):
                 for message in messages_of(fact):
                     load_message(message)
-            except (ValidationError, TypeError, ValueError, ContentException) as error:
-                raise InvalidCheckpointError(
-                    f"Expected messages of Semantic Kernel; one in {fact.type} cannot be read: {error}"
-                ) from error
         return self
 
 

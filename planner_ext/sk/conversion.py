@@ -304,7 +304,10 @@ def _decimal(value: Decimal) -> str:
 
 def validation_details(error: ValidationError) -> str:
     """Write what pydantic found, without the words of the application's own validators."""
-    found = error.errors(include_url=False, include_context=False, include_input=False)[:_PROBLEMS_SHOWN]
+    try:
+        found = error.errors(include_url=False, include_context=False, include_input=False)[:_PROBLEMS_SHOWN]
+    except Exception:  # an exception of a validator whose text cannot be read
+        return ""
     lines = (
         f"{'.'.join(str(part) for part in one['loc']) or 'it'}: "
         f"{'not valid' if one['type'] in ('value_error', 'assertion_error') else one['msg']}"

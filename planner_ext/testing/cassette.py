@@ -25,7 +25,7 @@ from pydantic_core import to_jsonable_python
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.contents import ChatHistory
 
-from planner_ext.core.errors import InvalidJournalError, PlannerExtError
+from planner_ext.core.errors import InvalidJournalError, PlannerExtError, described
 from planner_ext.core.facts import Fact
 from planner_ext.engine.journal import SCHEMA, check_depth, check_schema, dump_facts, load_facts
 from planner_ext.engine.signing import read_json
@@ -415,6 +415,10 @@ class Cassette:
             raise CassetteError(f"The cassette {path} is damaged at {place}: {first['msg']}.") from None
         except (InvalidJournalError, _DamagedError) as error:
             raise CassetteError(f"The cassette {path} cannot be used. {error}") from None
+        except CassetteError:
+            raise
+        except Exception as error:  # a file may hold anything
+            raise CassetteError(f"The cassette {path} cannot be used: {described(error)}.") from None
 
     @classmethod
     def _of(cls, file: _File) -> "Cassette":

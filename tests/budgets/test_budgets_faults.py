@@ -124,6 +124,25 @@ async def test_a_callback_that_hangs_does_not_hold_the_run(
     assert "on_limit_reached of the shared budget 'app' failed" in caplog.text
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), SystemExit(2), ValueError("no")], ids=repr)
+async def test_a_callback_that_raises_changes_nothing(
+    memory: BudgetStore, error: BaseException, is_async: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever it raises, a cancellation of its own included, is logged; the run ends with its answer."""
+
+    def raises(usage: BudgetUsage) -> None:
+        raise error
+
+    async def raises_later(usage: BudgetUsage) -> None:
+        raise error
+
+    budget = shared(memory, max_iterations=1, on_limit_reached=raises_later if is_async else raises)
+    result = await planner_with(plan=False, shared_budgets=[budget]).invoke(scripted([say("Enough.")])[0], "Go.")
+    assert (result.status, result.final_answer) == ("limit_reached", "Enough.")
+    assert "on_limit_reached of the shared budget 'app' failed" in caplog.text
+
+
 def month(store: BudgetStore, **limits: Any) -> tuple[Any, SharedBudget]:
     """Make a budget per month, and a clock that stands in the middle of one."""
     clock = noon()

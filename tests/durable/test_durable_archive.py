@@ -3,19 +3,20 @@
 import json
 import sqlite3
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from planner_ext import Approve
-from planner_ext.core.errors import InvalidJournalError, NewerSchemaError
+from planner_ext.core.errors import InvalidJournalError, NewerSchemaError, PlannerExtError
 from planner_ext.durable import Approvals, RunConflictError, Runs, UnknownRunError
 from planner_ext.durable.archive import export_run, import_run
 from planner_ext.durable.store import opened_store
 from planner_ext.testing import ScriptedReply, say
 from support.durable import GOAL, PAY, decide_all, effects_in, open_runs, store_neutral, world
+from support.odd import ODD, every_place, with_odd
 
 OLDER = Path(__file__).parent / "older" / "schema1.sql"
 ROWS = {
@@ -218,6 +219,16 @@ async def test_a_damaged_document_is_refused(
         with pytest.raises(error):
             await import_run(second, json.dumps(document))
         assert await second.count_runs() == 0
+
+
+@pytest.mark.parametrize("odd", ODD)
+async def test_an_odd_value_at_any_place_is_read_or_refused_by_name(odd: str, first: str, tmp_path: Path) -> None:
+    """Whatever is wrong with an archive is an error of this package: no overflow, no recursion, no bad digits."""
+    text = await exported(first, "a")
+    async with opened_store(tmp_path / "second.db") as second:
+        for path in [*every_place(json.loads(text))]:
+            with suppress(PlannerExtError):
+                await import_run(second, with_odd(text, path, ODD[odd]))
 
 
 @pytest.mark.parametrize("status", ["queued", "failed", "quarantined"])

@@ -188,6 +188,9 @@ DAMAGED: dict[str, str] = {
     "inputs": "UPDATE planner_runs SET inputs = :odd",
     "message": "UPDATE planner_journal SET fact = REPLACE(fact, '\"items\":[', '\"items\":[[],') WHERE seq = 0",
     "call": 'UPDATE planner_approvals SET call = REPLACE(call, \'"prompt":\', \'"prompt":[1], "p":\')',
+    "asked": "UPDATE planner_approvals SET asked_at = :odd",
+    "expires": "UPDATE planner_approvals SET expires_at = 1e300",
+    "decided": "UPDATE planner_approvals SET decided_at = :odd, decision = '{}'",
     "refusal": "INSERT INTO planner_refusals VALUES ('a', 'a/1/pay', :odd, :odd, 0)",
     "moment": "INSERT INTO planner_refusals VALUES ('a', 'a/1/pay', '{}', '{}', 1e300)",
 }

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from planner_ext.hitl_manager import Checkpoint
 from planner_ext.sk.checkpoint import InvalidCheckpointError
 from planner_ext.sk.history import render
 from planner_ext.testing import ScriptedChatCompletion, call, calls, say
+from support.odd import ODD, every_place, with_odd
 from support.served import Answer, Tools, asked
 from support.stock import add_filter
 
@@ -256,3 +258,11 @@ async def test_the_returned_metadata_survives_json(ask: Ask, history: ChatHistor
     loaded = ChatHistory.model_validate_json(history.model_dump_json())
     assert loaded.messages[-1].metadata["checkpoint"] == answer.metadata["checkpoint"]
     assert Checkpoint.from_json(loaded.messages[-1].metadata["checkpoint"]).run_id
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_an_odd_value_at_any_place_is_read_or_refused_by_name(text: str, odd: str) -> None:
+    """Whatever is wrong with a checkpoint is an InvalidCheckpointError: no overflow, no recursion, no bad digits."""
+    for path in [*every_place(json.loads(text))]:
+        with suppress(InvalidCheckpointError):
+            Checkpoint.from_json(with_odd(text, path, ODD[odd])).to_json()

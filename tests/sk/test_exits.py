@@ -6,13 +6,14 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import pytest
-from pydantic import AfterValidator
+from pydantic import AfterValidator, BaseModel
 from semantic_kernel import Kernel
 from semantic_kernel.functions import kernel_function
 
 from planner_ext import ApprovalFilter, Approve, Budget, Defer, ToolExecution
 from planner_ext.core.facts import CallFinished
 from planner_ext.core.machine import IN_DOUBT
+from planner_ext.errors import ServiceCallError
 from planner_ext.testing import call, calls, say
 from support.approval import DOORS, Door, World, asked, every_door, planner_with, results, three_doors, world
 from support.approval_filter import chat
@@ -41,6 +42,12 @@ def _parsed(text: str) -> str:
     return text
 
 
+class Command(BaseModel):
+    """A value that the application parses."""
+
+    name: Annotated[str, AfterValidator(_parsed)]
+
+
 class Desk:
     """Functions that raise what a test says."""
 
@@ -66,8 +73,8 @@ class Desk:
         return _parsed(name)
 
     @kernel_function(description="Takes a value that is parsed before it runs.")
-    def send(self, name: Annotated[str, AfterValidator(_parsed)]) -> str:
-        return name
+    def send(self, command: Command) -> str:
+        return command.name
 
     @kernel_function(description="Calls a function of this run's kernel.")
     async def delegate(self, kernel: Kernel) -> str:
@@ -126,7 +133,7 @@ async def test_the_record_names_what_was_raised(capsys: pytest.CaptureFixture[st
 
 async def test_an_exit_while_an_argument_is_read_is_an_invalid_argument(capsys: pytest.CaptureFixture[str]) -> None:
     """A validator of the application that parses the model's text ends no process."""
-    here = desk("send", name="--help")
+    here = desk("send", command={"name": "--help"})
     result = await planner_with().invoke(here.kernel, "Report.")
     assert (result.final_answer, result.tool_calls) == ("Done.", 0)
     capsys.readouterr()
@@ -263,3 +270,38 @@ async def test_a_close_in_a_streamed_run_is_an_error_with_the_run(door: Door) ->
     with pytest.raises(RuntimeError, match="GeneratorExit") as caught:
         await door.ask(desk("leave_async", make=GeneratorExit))
     assert results(vars(caught.value)["chat_history"]) == [IN_DOUBT]
+
+
+class _UntoldError(Exception):
+    """An exception whose text cannot be read."""
+
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+    __repr__ = __str__
+
+
+async def _untold(*_: Any) -> None:
+    raise _UntoldError
+
+
+@three_doors
+async def test_an_exception_without_a_text_is_reported_as_any_other(door: Door) -> None:
+    """Of a function, an interceptor, an observer; Semantic Kernel's own log line may fail in its place."""
+    failed = await door.ask(desk("leave", "work", make=_UntoldError))
+    assert results(failed.history) == ["The function desk-leave failed.", "worked"]
+    observed = await door.ask(desk("work"), observers=[_untold])
+    assert results(observed.history) == ["worked"]
+    denied = await door.ask(desk("work"), interceptors=[_untold])
+    assert results(denied.history)[0].endswith("It could not be decided.")
+
+
+@three_doors
+async def test_a_connector_that_fails_without_a_text_is_a_named_error(door: Door) -> None:
+    """The error of the request names the class."""
+
+    def fails(_: Any) -> Any:
+        raise _UntoldError
+
+    with pytest.raises(ServiceCallError, match="_UntoldError: its text cannot be read"):
+        await door.ask(world(fails))

@@ -4,7 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,7 +43,8 @@ from planner_ext.testing import (
     replay,
     say,
 )
-from planner_ext.testing.cassette import same
+from planner_ext.testing.cassette import Cassette, same
+from support.odd import ODD, every_place, with_odd
 
 KEY = "sk-proj-0123456789abcdefghij"
 
@@ -600,3 +601,13 @@ async def test_a_connector_without_a_network_is_recorded_too(tmp_path: Path) -> 
     idle = ScriptedChatCompletion([])
     assert (await replayed(path, shop_kernel(service=idle))).final_answer == "A lamp costs 12 EUR."
     assert idle.requests == []
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_an_odd_value_at_any_place_of_a_cassette_is_read_or_refused_by_name(cassette: Path, odd: str) -> None:
+    """Whatever is wrong with a file is a CassetteError: no overflow, no recursion, no bad digits."""
+    text = cassette.read_text("utf-8")
+    for path in [*every_place(json.loads(text))]:
+        cassette.write_text(with_odd(text, path, ODD[odd]), "utf-8")
+        with suppress(CassetteError):
+            Cassette.read(cassette)
