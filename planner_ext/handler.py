@@ -13,6 +13,7 @@ from semantic_kernel.functions import KernelArguments
 from planner_ext import hitl_manager
 from planner_ext.approval.decisions import Decision, ToolCall
 from planner_ext.core.limits import Budget
+from planner_ext.engine.concurrency import streams
 from planner_ext.engine.engine import StopHandle
 from planner_ext.service import FunctionInvokingChatCompletion
 from planner_ext.sk.approval import Late
@@ -66,6 +67,7 @@ class ToolCallHandler:
         options["check_for_intervention"] = options.get("check_for_intervention") or _current_check
         self._service = FunctionInvokingChatCompletion(service, **options)
 
+    @streams
     async def invoke(
         self, history: ChatHistory, *, stop: StopHandle | None = None
     ) -> AsyncGenerator[ChatMessageContent, None]:
@@ -82,6 +84,7 @@ class ToolCallHandler:
         for message in messages:
             yield message
 
+    @streams
     async def invoke_stream(
         self, history: ChatHistory, *, stop: StopHandle | None = None
     ) -> AsyncGenerator[StreamingChatMessageContent, None]:
@@ -97,6 +100,7 @@ class ToolCallHandler:
                 for chunk in group:
                     yield chunk
 
+    @streams
     async def resume(
         self,
         history: ChatHistory,
@@ -124,6 +128,7 @@ class ToolCallHandler:
         )
         yield message
 
+    @streams
     async def resume_stream(
         self,
         history: ChatHistory,

@@ -20,9 +20,10 @@ from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 from planner_ext.approval.decisions import Decision
 from planner_ext.budgets.charges import charges_of
 from planner_ext.core.accounts import Tab
-from planner_ext.core.errors import shown
+from planner_ext.core.errors import shown, way_out
 from planner_ext.core.facts import RunStarted
 from planner_ext.core.limits import Budget
+from planner_ext.engine.concurrency import streams
 from planner_ext.engine.engine import StopHandle
 from planner_ext.sk.approval import DecisionsTaken, Late, ResumeRequest, Taking, calls_taken
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
@@ -89,7 +90,10 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             PlannerInvalidConfigurationError: If an option is invalid; names it.
         """
         if not isinstance(inner, ChatCompletionClientBase):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidOptionError(f"inner must be a chat completion service of Semantic Kernel; got {shown(inner)}.")
+            hint = way_out("inner", inner)
+            raise InvalidOptionError(
+                f"inner must be a chat completion service of Semantic Kernel; got {shown(inner)}.{hint}"
+            )
         super().__init__(ai_model_id=inner.ai_model_id, service_id=service_id or inner.service_id)
         self.instruction_role = inner.instruction_role
         self._inner, self._options = unwrapped(inner, RunSettings.of(DecisionsTaken(), **options))
@@ -249,6 +253,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         run = await self._resume(chat_history, checkpoint, decisions, settings, request, budget=budget, streaming=False)
         return await run.message()
 
+    @streams
     async def resume_streaming(
         self,
         chat_history: ChatHistory,

@@ -28,9 +28,10 @@ from semantic_kernel.exceptions import ServiceInvalidExecutionSettingsError
 from semantic_kernel.functions import KernelArguments
 
 from planner_ext.approval.decisions import ReadByKey
-from planner_ext.core.errors import shown
+from planner_ext.core.errors import shown, suggests_names
 from planner_ext.core.fold import CUT_SHORT
 from planner_ext.core.limits import Budget, is_count
+from planner_ext.engine.concurrency import streams
 from planner_ext.engine.engine import StopHandle
 from planner_ext.service import FunctionInvokingChatCompletion
 from planner_ext.sk.approval import leave_behind
@@ -201,6 +202,7 @@ def _as_reply(messages: Sequence[ChatMessageContent]) -> list[ChatMessageContent
     return [reply]
 
 
+@suggests_names
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutomaticToolUseConfig:
     """Choose who runs the functions that the model calls.
@@ -379,6 +381,7 @@ class ToolUseSession:
                 replies = await self._service.get_chat_message_contents(history, settings, **self._request(stop))
                 return "".join(_text(reply, self._key) for reply in replies)
 
+    @streams
     def prompt_streaming(
         self,
         prompt: str | Messages | None = None,

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, assert_never, cast, overload
 
-from planner_ext.core.errors import InvalidLimitError, PlannerExtError, shown
+from planner_ext.core.errors import InvalidLimitError, PlannerExtError, shown, suggests_names
 from planner_ext.core.facts import CallDecided, Clarified, Fact, ModelReplied
 from planner_ext.core.marks import mark_on, markable, put_mark
 from planner_ext.core.state import ASK_USER, Phase, State
@@ -71,6 +71,7 @@ class InvalidDecisionError(PlannerExtError):
         self.changed = changed
 
 
+@suggests_names
 @dataclass(frozen=True, slots=True)
 class Approve:
     """Let the call run: this function, with these arguments, once.
@@ -106,6 +107,7 @@ class Approve:
             object.__setattr__(self, "arguments", dict(self.arguments))
 
 
+@suggests_names
 @dataclass(frozen=True, slots=True)
 class Deny:
     """Do not run the call; the model reads that it was refused, and why. A blank reason, or None, becomes ""."""
@@ -119,6 +121,7 @@ class Deny:
             object.__setattr__(self, "reason", "")
 
 
+@suggests_names
 @dataclass(frozen=True, slots=True)
 class Supply:
     """Do not run the call; give the model this result instead, encoded as a function's result would be."""
@@ -127,6 +130,7 @@ class Supply:
     by: str | None = None
 
 
+@suggests_names
 @dataclass(frozen=True, slots=True)
 class Defer:
     """Ask a person: the run pauses as a value until the call is decided.
@@ -374,6 +378,7 @@ _ALLOWED: dict[str, tuple[str, ...]] = {
 }
 
 
+@suggests_names
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalSettings:
     """The handling of calls that are undecided, that were denied, and that wait for a person.

@@ -34,7 +34,7 @@ from planner_ext.approval.decisions import (
     source_of,
     with_plain_numbers,
 )
-from planner_ext.core.errors import PlannerExtError, shown
+from planner_ext.core.errors import PlannerExtError, nearest, shown
 from planner_ext.core.facts import Guards
 
 __all__ = ["ApprovalPolicy", "ApprovalRule", "InvalidPolicyError", "guard_name", "hook_names", "missing_guards"]
@@ -222,16 +222,27 @@ class ApprovalPolicy(_Data):
         """Read a policy from a YAML file.
 
         Raises:
-            InvalidPolicyError: If it is not a policy, or has a key twice.
+            InvalidPolicyError: If it is not a policy, or has a key twice; names the file.
             OSError: If the file cannot be read.
         """
+        if not isinstance(path, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidPolicyError(f"from_yaml takes the path of a file; got {shown(path)}. Use from_dict for data.")
         if "\n" in str(path):
             raise InvalidPolicyError("from_yaml takes the path of a file; got YAML text. Use from_yaml_text.")
         try:
             text = Path(path).read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
             raise InvalidPolicyError(f"Expected a policy as YAML in UTF-8; {path} is not: {error}.") from error
-        return cls.from_yaml_text(text)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(
+                error.errno,
+                f"No such policy file, looked for in {Path.cwd()}; give the path of one",
+                str(path),
+            ) from None
+        try:
+            return cls.from_yaml_text(text)
+        except InvalidPolicyError as error:
+            raise InvalidPolicyError(f"{error} It is in {path}.") from error
 
     @classmethod
     def from_yaml_text(cls, text: str) -> Self:
@@ -404,13 +415,37 @@ def _is_scalar(value: object) -> bool:
 
 
 def _explain(error: ValidationError) -> str:
-    first = error.errors()[0]
+    """Name the rule by its number, as decisions do, and its key; a misspelt key comes before one that is missing."""
+    problems = sorted(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
+    first = problems[0]
     place = ".".join(str(part) for part in first["loc"]) or "the policy"
+    match first["loc"]:
+        case ("rules", int(index), *_):
+            place = f"rule {index + 1}, {place}"
+        case _:
+            pass
     if first["type"] == "extra_forbidden":
-        return f"The policy has an unknown key: {place}. Correct its spelling or leave it out."
+        known = _keys_at(first["loc"])
+        hint = nearest(first["loc"][-1], known)
+        return (
+            f"The policy has an unknown key: {place}. Correct its spelling or leave it out.{hint} The keys there are "
+            f"{', '.join(known)}."
+        )
     if first["type"] == "missing":
         return f"The policy lacks {place}. State it: a policy has no silent default."
     return f"The policy cannot be used at {place}: {first['msg']}; got {shown(first['input'])}."
+
+
+def _keys_at(place: Sequence[int | str]) -> tuple[str, ...]:
+    """List the keys that there are where an unknown one was found."""
+    kind: type[BaseModel] = ApprovalPolicy
+    if place[0] == "rules":
+        kind = ApprovalRule if len(place) == _KEY_OF_RULE else ArgumentPredicate
+    return tuple(kind.model_fields)
+
+
+_KEY_OF_RULE = 3
+"""The length of the place of a rule's key: ``rules``, the index and the key."""
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, tzinfo
 from typing import Any, Literal
 
 from planner_ext.budgets.store import BudgetStore, BudgetUsage
-from planner_ext.core.errors import InvalidLimitError, described, shown
+from planner_ext.core.errors import InvalidLimitError, described, shown, suggests_names
 from planner_ext.core.limits import Budget
 from planner_ext.core.text import is_unicode
 
@@ -26,6 +26,7 @@ _PERIODS = {"hour": "%Y-%m-%dT%H%z", "day": "%Y-%m-%d", "month": "%Y-%m", None: 
 _MOST_CHARACTERS = 200
 
 
+@suggests_names
 @dataclass(frozen=True, slots=True)
 class SharedBudget:
     """Limits that runs share: those of all processes that name this budget in the same store, with the same key.

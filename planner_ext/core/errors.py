@@ -10,12 +10,15 @@
 The core knows nothing of Semantic Kernel; the errors of its doors are in ``planner_ext.errors`` and derive from these.
 """
 
-from collections.abc import Generator
+import inspect
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
+from difflib import get_close_matches
 from enum import Enum
+from functools import wraps
 from reprlib import Repr
 from types import BuiltinFunctionType, FunctionType
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 __all__ = [
     "IllegalTransitionError",
@@ -26,11 +29,17 @@ __all__ = [
     "PlannerExtError",
     "counted",
     "described",
+    "nearest",
     "reading",
     "seconds",
     "shown",
+    "suggests_names",
     "text_of",
+    "way_out",
 ]
+
+
+_T = TypeVar("_T")
 
 
 class PlannerExtError(Exception):
@@ -65,6 +74,63 @@ class InvalidJournalError(PlannerExtError):
 
 class NewerSchemaError(InvalidJournalError):
     """A journal or checkpoint was written by a newer version of this package than the one that reads it."""
+
+
+def nearest(name: object, names: Iterable[str]) -> str:
+    """Ask whether the nearest of these names was meant, in a sentence with a space before it; "" if none is near."""
+    found = get_close_matches(str(name), [*names], n=1)
+    return f" Did you mean {found[0]!r}?" if found else ""
+
+
+def suggests_names(kind: type[_T]) -> type[_T]:
+    """Decorate a dataclass: an unknown field is refused with the nearest one, and with those that there are."""
+    construct: Callable[..., None] = kind.__init__
+    known = tuple(inspect.signature(construct).parameters)[1:]
+
+    @wraps(construct)
+    def checked(self: object, *values: object, **fields: object) -> None:
+        for name in fields:
+            if name not in known:
+                hint = nearest(name, known)
+                listed = ", ".join(known)
+                raise TypeError(f"{kind.__name__} has no field {name!r}.{hint} Its fields are {listed}.")
+        construct(self, *values, **fields)
+
+    type.__setattr__(kind, "__init__", checked)
+    return kind
+
+
+_PLACES: Mapping[tuple[str, str], str] = {
+    ("service_id", "Kernel"): "The kernel is given to each run: planner.invoke(kernel, goal).",
+    ("service_id", "FunctionCallingStepwisePlannerOptions"): "Give them by name: options=...",
+    ("service_id", "ChatCompletionClientBase"): "Add the service to the kernel, and give its service_id.",
+    ("options", "Kernel"): "The kernel is given to each run: planner.invoke(kernel, goal).",
+    ("options", "Budget"): "It is one of the options: FunctionCallingStepwisePlannerOptions(budget=...).",
+    ("options", "dict"): "Make them of it: FunctionCallingStepwisePlannerOptions(**options).",
+    ("goal", "Kernel"): "The kernel comes first: invoke(kernel, goal).",
+    ("kernel", "str"): "The kernel comes first, then the text.",
+    ("kernel", "ChatCompletionClientBase"): "Add the service to a kernel: kernel.add_service(service).",
+    ("kernel", "Checkpoint"): "The kernel comes first: resume(kernel, checkpoint, decisions).",
+    ("kernel", "FunctionCallingStepwisePlanner"): "The planner comes first, then the kernel.",
+    ("kernel", "NoneType"): "Make one: Kernel(services=[...], plugins={...}).",
+    ("planner", "Kernel"): "The planner comes first, then the kernel.",
+    ("inner", "Kernel"): "Give the service in it: kernel.get_service(service_id).",
+    ("inner", "str"): "Give the service itself: kernel.get_service(service_id).",
+    ("checkpoint", "Kernel"): "The kernel comes first: resume(kernel, checkpoint, decisions).",
+    ("checkpoint", "FunctionCallingStepwisePlannerResult"): "Give its checkpoint: result.checkpoint.",
+    ("checkpoint", "ChatMessageContent"): "Give its checkpoint: message.metadata['checkpoint'].",
+    ("checkpoint", "NoneType"): "A message of a run that was answered has none: look at its status first.",
+    ("policy", "str"): "Read the file: ApprovalPolicy.from_yaml(path).",
+    ("policy", "Path"): "Read the file: ApprovalPolicy.from_yaml(path).",
+    ("policy", "dict"): "Read the data: ApprovalPolicy.from_dict(data).",
+}
+"""Where a value of a class belongs that was given for another argument, by the argument and the class."""
+
+
+def way_out(name: str, value: object) -> str:
+    """Say where a value belongs that was given for this argument, in a sentence with a space before it; or ""."""
+    kinds = (kind.__name__ for kind in type(value).__mro__)
+    return next((f" {_PLACES[name, kind]}" for kind in kinds if (name, kind) in _PLACES), "")
 
 
 _MOST_CHARACTERS = 160

@@ -12,7 +12,7 @@ from datetime import datetime
 from functools import partial, reduce
 from typing import Any, Literal, Self, TypeGuard, cast
 
-from planner_ext.core.errors import InvalidLimitError, shown
+from planner_ext.core.errors import InvalidLimitError, shown, suggests_names
 from planner_ext.core.values import Tally, Usage, updated
 
 __all__ = [
@@ -37,6 +37,7 @@ Price = Callable[[str, Usage], float]
 """Gives the price of one request in US dollars, from the model's name and the tokens used."""
 
 
+@suggests_names
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
     """The limits of a run. They apply per run: a new goal starts a new ledger, resuming a run does not.

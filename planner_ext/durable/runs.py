@@ -19,7 +19,7 @@ from planner_ext.approval.decisions import (
     hooks_of,
     waiting_calls,
 )
-from planner_ext.core.errors import shown
+from planner_ext.core.errors import shown, way_out
 from planner_ext.core.facts import Guards
 from planner_ext.core.limits import Budget
 from planner_ext.core.text import is_unicode
@@ -603,7 +603,8 @@ class Runs(RunsClient):
             StoreError: If the name or the store cannot be used.
         """
         is_planner = callable(getattr(planner, "journaled", None))
-        check(is_planner, f"planner must be a FunctionCallingStepwisePlanner; got {shown(planner)}.")
+        hint = way_out("planner", planner)
+        check(is_planner, f"planner must be a FunctionCallingStepwisePlanner; got {shown(planner)}.{hint}")
         name, before = await self._create(goal, run_id, owner=self.worker_id)
         if before is not None:
             await self._revived(before, self._with_hook_of(planner))
@@ -766,4 +767,5 @@ def _deadline(earlier: float | None, error: StoreError) -> float:
 
 def _check_goal(goal: object) -> None:
     valid = is_unicode(goal) and bool(goal.strip())
-    check(valid, f"The goal must be a text that is not empty and valid Unicode; got {shown(goal)}.")
+    hint = way_out("goal", goal)
+    check(valid, f"The goal must be a text that is not empty and valid Unicode; got {shown(goal)}.{hint}")

@@ -8,13 +8,14 @@ import math
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, Generic, TypeVar, cast
+from functools import wraps
+from typing import Any, Final, Generic, NoReturn, ParamSpec, Self, TypeVar, cast
 
 from planner_ext.core.errors import InvalidLimitError, described, shown
 
@@ -37,10 +38,12 @@ __all__ = [
     "of_application",
     "run_sync",
     "seconds_from_now",
+    "streams",
     "time_left",
 ]
 
 _T = TypeVar("_T")
+_P = ParamSpec("_P")
 
 
 class LeftByError(RuntimeError):
@@ -357,6 +360,44 @@ def seconds_from_now(seconds: float) -> Callable[[], float]:
     clock = asyncio.get_running_loop().time
     end = clock() + seconds
     return lambda: end - clock()
+
+
+class _Stream(AsyncGenerator[_T, None]):
+    """An async generator that says how it is read if it is awaited."""
+
+    def __init__(self, events: AsyncGenerator[_T, None], name: str) -> None:
+        self._events = events
+        self._name = name
+
+    def __aiter__(self) -> Self:
+        return self
+
+    def __anext__(self) -> Coroutine[Any, Any, _T]:
+        return self._events.__anext__()
+
+    def asend(self, value: None) -> Coroutine[Any, Any, _T]:
+        return self._events.asend(value)
+
+    def athrow(self, *error: Any) -> Coroutine[Any, Any, _T]:
+        return self._events.athrow(*error)
+
+    def aclose(self) -> Coroutine[Any, Any, None]:
+        return self._events.aclose()
+
+    def __await__(self) -> NoReturn:
+        raise TypeError(
+            f"{self._name} returns a stream, which is not awaited: async for event in {self._name}(...): ..."
+        )
+
+
+def streams(function: Callable[_P, AsyncGenerator[_T, None]]) -> Callable[_P, AsyncGenerator[_T, None]]:
+    """Decorate a method that returns an async generator: who awaits it reads how it is read."""
+
+    @wraps(function)
+    def streamed(*values: _P.args, **options: _P.kwargs) -> AsyncGenerator[_T, None]:
+        return _Stream(function(*values, **options), function.__name__)
+
+    return streamed
 
 
 class StopHandle:

@@ -21,7 +21,7 @@ from semantic_kernel.kernel_pydantic import KernelBaseModel
 
 from planner_ext.approval.decisions import Interceptor
 from planner_ext.budgets import SharedBudget
-from planner_ext.core.errors import shown
+from planner_ext.core.errors import nearest, shown
 from planner_ext.core.limits import Budget
 from planner_ext.engine.gate import Approver, CheckForIntervention, PreInvoke
 from planner_ext.engine.ports import Clock, Observer
@@ -209,7 +209,9 @@ def _named_errors() -> Generator[None]:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"][:1]) or "the options"
         known = ", ".join(sorted(FunctionCallingStepwisePlannerOptions.model_fields))
-        hint = f" Known options: {known}." if first["type"] in ("extra_forbidden", "no_such_attribute") else ""
+        is_unknown = first["type"] in ("extra_forbidden", "no_such_attribute")
+        near = nearest(name, FunctionCallingStepwisePlannerOptions.model_fields)
+        hint = f"{near} Known options: {known}." if is_unknown else ""
         raise InvalidOptionError(
             f"{name} cannot be used: {first['msg']}; got {shown(first['input'])}.{hint}"
         ) from error

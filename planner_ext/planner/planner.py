@@ -15,13 +15,13 @@ from semantic_kernel.functions import KernelArguments, KernelFunction, KernelFun
 from semantic_kernel.prompt_template import KernelPromptTemplate
 
 from planner_ext.approval.decisions import Authorize, Decision
-from planner_ext.core.errors import shown
+from planner_ext.core.errors import shown, way_out
 from planner_ext.core.facts import Rules
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Budget, Price
 from planner_ext.core.text import is_unicode
 from planner_ext.durable.worker import Activation
-from planner_ext.engine.concurrency import run_sync
+from planner_ext.engine.concurrency import run_sync, streams
 from planner_ext.engine.engine import StopHandle
 from planner_ext.engine.ports import RunStore
 from planner_ext.planner.options import FunctionCallingStepwisePlannerOptions
@@ -216,6 +216,7 @@ class FunctionCallingStepwisePlanner:
         options: dict[str, Any] = {"chat_history": chat_history, "stop": stop, **kwargs}
         return run_sync(self.invoke(kernel, question, arguments, **options), door="invoke_sync")
 
+    @streams
     async def invoke_stream(
         self,
         kernel: Kernel,
@@ -292,6 +293,7 @@ class FunctionCallingStepwisePlanner:
         resumed = self.resume(kernel, checkpoint, decisions, arguments=arguments, budget=budget, stop=stop)
         return run_sync(resumed, door="resume_sync")
 
+    @streams
     async def resume_stream(
         self,
         kernel: Kernel,
@@ -390,6 +392,7 @@ class FunctionCallingStepwisePlanner:
         if not is_unicode(question) or not question.strip():
             raise InvalidOptionError(
                 f"The goal must be a text that is not empty and valid Unicode; got {shown(question)}."
+                f"{way_out('goal', question)}"
             )
         before: Sequence[ChatMessageContent] = ()
         if chat_history is not None:

@@ -40,7 +40,7 @@ from planner_ext.approval.decisions import (
 )
 from planner_ext.approval.policy import ApprovalPolicy
 from planner_ext.core.accounts import Tab, current_tab
-from planner_ext.core.errors import InvalidLimitError, shown
+from planner_ext.core.errors import InvalidLimitError, shown, way_out
 from planner_ext.core.state import State
 from planner_ext.engine.concurrency import Raised, caught
 from planner_ext.engine.gate import Approver, InterceptorChain, Review
@@ -163,6 +163,7 @@ class ApprovalFilter:
             if not callable(value) and not (name == "approver" and value is None):
                 raise InvalidOptionError(
                     f"{name} must be a function of the call, or an ApprovalPolicy; got {shown(value)}."
+                    f"{way_out(name, value)}"
                 )
             check_returns(name, value)
         ApprovalSettings(authorize=authorize)  # which refuses what is no hook, by name

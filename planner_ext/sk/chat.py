@@ -4,10 +4,11 @@ This is the seam between a transcript and a request: the history is rendered her
 """
 
 import logging
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
@@ -145,13 +146,7 @@ class KernelChat:
 
     def was_sent(self, error: BaseException) -> bool:
         """Return whether the request that ended in an error may have reached the server; see `Chat`."""
-        cause: BaseException | None = error
-        while cause is not None:
-            if isinstance(cause, _NOT_SENT) or any(kind.__name__ in _NOT_CONNECTED for kind in type(cause).__mro__):
-                return False
-            hidden = cause.__context__ if cause.__suppress_context__ else None  # raised "from None", as Ollama does
-            cause = cause.__cause__ or hidden
-        return True
+        return not (_is_apart(error) or any(isinstance(cause, _NOT_SENT) for cause in _causes(error)))
 
     def estimated(self, transcript: Sequence[TranscriptItem], request: AskModel) -> Usage:
         """Estimate what a request without a reply has used; see `Chat`."""
@@ -260,7 +255,7 @@ def named_errors(service: ChatCompletionClientBase) -> Generator[None]:
                 raise
             cause = error.__cause__ or error
         name = f"{type(service).__name__} {service.ai_model_id!r}"
-        seen = described(cause).removesuffix(".")  # the sentence around it has a full stop
+        seen = _without_key(described(cause), service).removesuffix(".")  # the sentence around it has a full stop
         if isinstance(cause, _NO_REPLY):
             raise InvalidReplyError(
                 f"Expected a chat completion from {name}; its response could not be read as one ({seen}). Semantic "
@@ -268,8 +263,53 @@ def named_errors(service: ChatCompletionClientBase) -> Generator[None]:
                 "speaks the connector's protocol. The history is as it was: the request can be made again."
             ) from error
         raise ServiceCallError(
-            f"The request to {name} failed: {seen}. The history is as it was: the request can be made again."
+            f"The request to {name} failed: {seen}.{_at(service)}{_check(cause)} The history is as it was: the request "
+            "can be made again."
         ) from error
+
+
+def _without_key(text: str, service: ChatCompletionClientBase) -> str:
+    """Hide the client's key: some endpoints repeat it in their refusal."""
+    key: object = getattr(getattr(service, "client", None), "api_key", None)
+    return text.replace(key, "***") if isinstance(key, str) and key else text
+
+
+def _at(service: ChatCompletionClientBase) -> str:
+    """Name the address of a connector's endpoint, without what may be secret in it; "" if it is not known."""
+    try:
+        parts = urlsplit(service.service_url() or "")
+        port = f":{parts.port}" if parts.port else ""
+    except (ValueError, AttributeError, TypeError):
+        return ""
+    return f" Its endpoint is {parts.scheme}://{parts.hostname}{port}{parts.path}." if parts.hostname else ""
+
+
+_CHECKS = {
+    401: " The endpoint refused the key: check api_key, and that base_url is the endpoint that the key is for.",
+    403: " The endpoint forbids it: check the rights of the api_key, and base_url.",
+    404: " The endpoint does not know the address or the model: check base_url, its path, and the model's name.",
+}
+
+
+def _check(cause: BaseException) -> str:
+    """Say what to check after an error of the endpoint that an application's settings cause; "" after another one."""
+    status = getattr(cause, "status_code", None)
+    if isinstance(status, int):
+        return _CHECKS.get(status, "")
+    return " No connection was made: check base_url, its host and port, and that the endpoint runs." * _is_apart(cause)
+
+
+def _is_apart(error: BaseException) -> bool:
+    """Whether no connection was made."""
+    return any(kind.__name__ in _NOT_CONNECTED for each in _causes(error) for kind in type(each).__mro__)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """List an error and those behind it."""
+    while error is not None:
+        yield error
+        hidden = error.__context__ if error.__suppress_context__ else None  # raised "from None", as Ollama does
+        error = error.__cause__ or hidden
 
 
 # The budget note: what is left of the budget, sent to the model with one request and kept nowhere.

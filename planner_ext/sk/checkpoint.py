@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, cast
 
-from planner_ext.core.errors import InvalidJournalError, reading, shown
+from planner_ext.core.errors import InvalidJournalError, reading, shown, way_out
 from planner_ext.core.facts import Fact, RunStarted
 from planner_ext.core.fold import fold
 from planner_ext.core.state import Phase, State
@@ -113,10 +113,10 @@ class Checkpoint:
             return value.verified(key)
         if isinstance(value, str):
             return cls.from_json(value, key)
-        hint = "The message of a run that was answered has none: look at its status first." if value is None else ""
         raise InvalidOptionError(
             "checkpoint must be a Checkpoint, or its JSON text: result.checkpoint of a planner's result, "
-            f"message.metadata['checkpoint'] of a service's or handler's message; got {shown(value)}. {hint}".rstrip()
+            f"message.metadata['checkpoint'] of a service's or handler's message; got {shown(value)}."
+            f"{way_out('checkpoint', value)}"
         )
 
     def verified(self, key: SigningKey | None) -> Self:

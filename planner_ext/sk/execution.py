@@ -24,7 +24,7 @@ from semantic_kernel.filters.functions.function_invocation_context import Functi
 from semantic_kernel.functions import FunctionResult, KernelFunction
 from semantic_kernel.functions.kernel_function_from_method import KernelFunctionFromMethod
 
-from planner_ext.core.errors import shown
+from planner_ext.core.errors import shown, suggests_names
 from planner_ext.core.limits import is_count, is_positive_number
 from planner_ext.engine.concurrency import contained, in_thread
 from planner_ext.sk.errors import InvalidOptionError, PlannerException
@@ -66,6 +66,7 @@ Next: TypeAlias = Callable[[Any], Awaitable[None]]
 _logger = logging.getLogger(__name__)
 
 
+@suggests_names
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolExecution:
     """How the functions of a run are executed. Each option is checked when it is given.

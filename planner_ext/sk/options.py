@@ -18,7 +18,7 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast
 
 from planner_ext.approval.decisions import Interceptor
 from planner_ext.budgets import SharedBudget
-from planner_ext.core.errors import shown
+from planner_ext.core.errors import nearest, shown, way_out
 from planner_ext.core.limits import Budget, is_count, tightest
 from planner_ext.engine.concurrency import SystemClock
 from planner_ext.engine.gate import Approver, CheckForIntervention, PreInvoke
@@ -218,9 +218,12 @@ class RunSettings:
             TypeError: If there is no such option.
         """
         if unknown := options.keys() - _OPTIONS.keys():
+            name = min(unknown)
+            hint = "" if name in Budget.__slots__ else nearest(name, _OPTIONS)
             raise TypeError(
                 f"unexpected keyword argument {', '.join(sorted(map(repr, unknown)))}; the options are "
                 f"{', '.join(sorted(_OPTIONS))}. Limits are fields of the budget: budget=Budget(max_iterations=5)."
+                f"{hint}"
             )
         given: Mapping[str, Any] = {**DEFAULTS, **options}
         return cls(taken=(taken,), **{name: option.read(name, given[name]) for name, option in _OPTIONS.items()})
@@ -257,7 +260,7 @@ def instance_of(name: str, value: object, kind: type[_T]) -> _T:
     """
     if not isinstance(value, kind):
         error = InvalidSettingsError if name in ("kernel", "settings") else InvalidOptionError
-        raise error(f"{name} must be of the class {kind.__name__}; got {shown(value)}.")
+        raise error(f"{name} must be of the class {kind.__name__}; got {shown(value)}.{way_out(name, value)}")
     return value
 
 

@@ -1,0 +1,264 @@
+"""Mistakes of the first hour: each error says what to do instead, at every door where the mistake can be made."""
+
+import re
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI
+from semantic_kernel import Kernel
+from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
+from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.contents import ChatHistory
+
+from planner_ext import (
+    ApprovalFilter,
+    ApprovalPolicy,
+    ApprovalSettings,
+    Approve,
+    BoundedFunctionChoiceBehavior,
+    Budget,
+    FunctionCallingStepwisePlanner,
+    FunctionCallingStepwisePlannerOptions,
+    FunctionInvokingChatCompletion,
+    PlannerPlugin,
+    Runs,
+    ToolCallHandler,
+    ToolExecution,
+    ToolUseSession,
+)
+from planner_ext.errors import InvalidPolicyError, PlannerExtError, ServiceCallError
+from planner_ext.testing import ScriptedChatCompletion, ScriptedFault, ScriptedOpenAIServer, say
+
+Wrong = Callable[[], Any]
+KERNEL = Kernel()
+SERVICE = ScriptedChatCompletion([])
+PLANNER = FunctionCallingStepwisePlanner()
+OPTIONS = FunctionCallingStepwisePlannerOptions()
+
+MADE_WRONG: dict[str, tuple[Callable[[], object], str]] = {
+    "planner(kernel)": (lambda: FunctionCallingStepwisePlanner(as_any(KERNEL)), "planner.invoke(kernel, goal)"),
+    "planner(options)": (lambda: FunctionCallingStepwisePlanner(as_any(OPTIONS)), "options=..."),
+    "planner(service)": (lambda: FunctionCallingStepwisePlanner(as_any(SERVICE)), "service_id"),
+    "planner(options=kernel)": (
+        lambda: FunctionCallingStepwisePlanner(options=as_any(KERNEL)),
+        "planner.invoke(kernel, goal)",
+    ),
+    "planner(options=budget)": (
+        lambda: FunctionCallingStepwisePlanner(options=as_any(Budget())),
+        "FunctionCallingStepwisePlannerOptions(budget=...)",
+    ),
+    "service(kernel)": (lambda: FunctionInvokingChatCompletion(as_any(KERNEL)), "kernel.get_service"),
+    "handler(service)": (lambda: ToolCallHandler(as_any(SERVICE)), "kernel.add_service(service)"),
+    "session(service)": (lambda: ToolUseSession(as_any(SERVICE)), "kernel.add_service(service)"),
+    "plugin(kernel)": (lambda: PlannerPlugin(as_any(KERNEL)), "The planner comes first"),
+    "filter(path)": (lambda: ApprovalFilter(as_any("policy.yaml")), "ApprovalPolicy.from_yaml(path)"),
+    "from_yaml(data)": (lambda: ApprovalPolicy.from_yaml(as_any({"default": "ask"})), "from_dict"),
+    "invoke_sync(goal, kernel)": (
+        lambda: PLANNER.invoke_sync(as_any("goal"), as_any(KERNEL)),
+        "The kernel comes first",
+    ),
+    "resume_sync(checkpoint, kernel)": (
+        lambda: PLANNER.resume_sync(as_any("{}"), as_any(KERNEL)),
+        "kernel comes first",
+    ),
+    "resume_sync(kernel, None)": (lambda: PLANNER.resume_sync(KERNEL, as_any(None)), "result.checkpoint"),
+    "cancel(None)": (lambda: PLANNER.cancel(as_any(None)), "result.checkpoint"),
+}
+
+
+def as_any(value: object) -> Any:
+    return value
+
+
+@pytest.mark.parametrize("mistake", MADE_WRONG)
+def test_what_was_given_to_the_wrong_place_is_told_where_it_belongs(mistake: str) -> None:
+    """A value that is right elsewhere: the error says where."""
+    make, way_out = MADE_WRONG[mistake]
+    with pytest.raises(PlannerExtError, match=re.escape(way_out)):
+        make()
+
+
+async def swapped_plain(_: Path) -> None:
+    await PLANNER.invoke(as_any("goal"), as_any(KERNEL))
+
+
+async def swapped_streamed(_: Path) -> None:
+    await drained(PLANNER.invoke_stream(as_any("goal"), as_any(KERNEL)))
+
+
+async def swapped_kept(folder: Path) -> None:
+    async with Runs.sqlite(folder / "runs.db") as runs:
+        await runs.start(PLANNER, as_any("goal"), as_any(KERNEL))
+
+
+@pytest.mark.parametrize("door", [swapped_plain, swapped_streamed, swapped_kept])
+async def test_kernel_and_goal_are_not_swapped(door: Any, tmp_path: Path) -> None:
+    """The kernel comes first, at every door that takes both."""
+    with pytest.raises(PlannerExtError, match="kernel comes first"):
+        await door(tmp_path)
+
+
+def history() -> ChatHistory:
+    asked = ChatHistory()
+    asked.add_user_message("Hello.")
+    return asked
+
+
+SETTINGS = PromptExecutionSettings(function_choice_behavior=BoundedFunctionChoiceBehavior.Auto())
+
+
+def kernel_with(service: Any) -> Kernel:
+    return Kernel(services=[service])
+
+
+async def drained(stream: Any) -> None:
+    async for _ in stream:
+        pass
+
+
+RESUMED: dict[str, Callable[[], Any]] = {
+    "planner": lambda: PLANNER.resume(KERNEL, as_any(None)),
+    "planner, streamed": lambda: drained(PLANNER.resume_stream(KERNEL, as_any(None))),
+    "service": lambda: FunctionInvokingChatCompletion(SERVICE).resume(
+        history(), as_any(None), {}, SETTINGS, kernel=KERNEL
+    ),
+    "service, streamed": lambda: drained(
+        FunctionInvokingChatCompletion(SERVICE).resume_streaming(history(), as_any(None), {}, SETTINGS, kernel=KERNEL)
+    ),
+    "handler": lambda: drained(ToolCallHandler(kernel_with(SERVICE)).resume(history(), as_any(None), {})),
+    "handler, streamed": lambda: drained(
+        ToolCallHandler(kernel_with(SERVICE)).resume_stream(history(), as_any(None), {})
+    ),
+}
+
+
+@pytest.mark.parametrize("door", RESUMED)
+async def test_nothing_cannot_be_resumed(door: str) -> None:
+    """``resume(None)``, as with the metadata of a message that was answered, says where checkpoints come from."""
+    with pytest.raises(PlannerExtError, match="was answered has none"):
+        await RESUMED[door]()
+
+
+MISSPELT: dict[str, tuple[Callable[[], object], str]] = {
+    "Budget": (lambda: Budget(**as_any({"max_iteration": 3})), "max_iterations"),
+    "ToolExecution": (lambda: ToolExecution(**as_any({"timeouts": 3})), "timeout"),
+    "ApprovalSettings": (lambda: ApprovalSettings(**as_any({"unmached": "deny"})), "unmatched"),
+    "Approve": (lambda: Approve(**as_any({"argument": {}})), "arguments"),
+    "options": (lambda: FunctionCallingStepwisePlannerOptions(**as_any({"max_iteration": 3})), "max_iterations"),
+    "service": (lambda: FunctionInvokingChatCompletion(SERVICE, **as_any({"interceptor": ()})), "interceptors"),
+    "handler": (lambda: ToolCallHandler(kernel_with(SERVICE), **as_any({"interceptor": ()})), "interceptors"),
+    "session": (lambda: ToolUseSession(kernel_with(SERVICE), **as_any({"interceptor": ()})), "interceptors"),
+}
+
+
+@pytest.mark.parametrize("place", MISSPELT)
+def test_a_misspelt_name_is_told_the_nearest(place: str) -> None:
+    """Limits, settings, decisions and the options of every door."""
+    make, meant = MISSPELT[place]
+    with pytest.raises((TypeError, PlannerExtError), match=f"Did you mean '{meant}'"):
+        make()
+
+
+STREAMS: dict[str, Callable[[], Any]] = {
+    "invoke_stream": lambda: PLANNER.invoke_stream(KERNEL, "goal"),
+    "resume_stream": lambda: PLANNER.resume_stream(KERNEL, "{}"),
+    "resume_streaming": lambda: FunctionInvokingChatCompletion(SERVICE).resume_streaming(
+        history(), "{}", {}, SETTINGS, kernel=KERNEL
+    ),
+    "prompt_streaming": lambda: ToolUseSession(kernel_with(SERVICE)).prompt_streaming("Hello."),
+    "invoke": lambda: ToolCallHandler(kernel_with(SERVICE)).invoke(history()),
+    "resume": lambda: ToolCallHandler(kernel_with(SERVICE)).resume(history(), "{}", {}),
+}
+
+
+@pytest.mark.parametrize("method", STREAMS)
+async def test_a_stream_is_not_awaited(method: str) -> None:
+    """The error of ``await planner.invoke_stream(...)`` shows the loop that reads it."""
+    with pytest.raises(TypeError, match=rf"async for event in {method}\("):
+        await STREAMS[method]()
+
+
+BROKEN: dict[str, tuple[str, str]] = {
+    "key of a rule": ("default: ask\nrules:\n- {plugin: a, action: ask}\n- {acton: deny}", r"rule 2, .*'action'"),
+    "key of a predicate": ("default: ask\nrules:\n- {action: deny, arguments: {a: {gte: 3}}}", "rule 1, .*equals"),
+    "action": ("default: ask\nrules:\n- {action: refuse}", "rule 1, .*'allow', 'deny' or 'ask'"),
+    "key of the policy": ("defualt: ask", "'default'"),
+}
+
+
+@pytest.mark.parametrize("part", BROKEN)
+def test_a_policy_file_is_named_with_rule_and_key(part: str, tmp_path: Path) -> None:
+    """Rules by their number, as in decisions; the keys that there are, and the nearest; and the file."""
+    text, named = BROKEN[part]
+    file = tmp_path / "policy.yaml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(InvalidPolicyError, match=rf"(?s){named}.*policy\.yaml"):
+        ApprovalPolicy.from_yaml(file)
+
+
+def test_a_missing_policy_file_is_named(tmp_path: Path) -> None:
+    """With the folder in which it was looked for."""
+    with pytest.raises(FileNotFoundError, match="No such policy file, looked for in") as raised:
+        ApprovalPolicy.from_yaml("polcy.yaml")
+    assert str(Path.cwd()) in str(raised.value)
+    assert "polcy.yaml" in str(raised.value)
+
+
+KEY = "sk-this-is-secret"
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncGenerator[OpenAIChatCompletion]:
+    async with AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0) as client:
+        yield OpenAIChatCompletion("gpt-x", service_id="chat", async_client=client)
+
+
+async def by_planner(service: Any) -> None:
+    await FunctionCallingStepwisePlanner().invoke(kernel_with(service), "Hello.")
+
+
+async def by_planner_streamed(service: Any) -> None:
+    await drained(FunctionCallingStepwisePlanner().invoke_stream(kernel_with(service), "Hello."))
+
+
+async def by_service(service: Any) -> None:
+    await FunctionInvokingChatCompletion(service).get_chat_message_content(history(), SETTINGS, kernel=KERNEL)
+
+
+async def without_a_loop(service: Any) -> None:
+    await FunctionInvokingChatCompletion(service).get_chat_message_content(history(), PromptExecutionSettings())
+
+
+async def by_session(service: Any) -> None:
+    await ToolUseSession(kernel_with(service)).prompt("Hello.")
+
+
+every_request = pytest.mark.parametrize(
+    "ask", [by_planner, by_planner_streamed, by_service, without_a_loop, by_session]
+)
+
+
+@every_request
+async def test_a_refused_key_names_the_address_and_no_secret(ask: Any) -> None:
+    """401: which endpoint, the status, and what to check; a key that the endpoint repeats is hidden."""
+    body = {"error": {"message": f"Incorrect API key provided: {KEY}.", "type": "invalid_request_error"}}
+    with ScriptedOpenAIServer(lambda _: ScriptedFault(status=401, body=body)) as server:
+        async with connected(server.url) as service:
+            with pytest.raises(ServiceCallError, match=r"401.*check api_key") as raised:
+                await ask(service)
+        assert server.url in str(raised.value)
+    assert KEY not in str(raised.value)
+
+
+@every_request
+async def test_a_refused_connection_names_the_address(ask: Any) -> None:
+    """Nobody listens there: which host and port, and what to check."""
+    with ScriptedOpenAIServer([say("Hi.")]) as server:
+        url = server.url
+    async with connected(url) as service:
+        with pytest.raises(ServiceCallError, match="check base_url, its host and port") as raised:
+            await ask(service)
+    assert url in str(raised.value)
