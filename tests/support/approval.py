@@ -226,7 +226,8 @@ def asked() -> ChatHistory:
 
 def settings_with(behavior: Any = None) -> PromptExecutionSettings:
     """Make settings that invoke functions without a bound."""
-    return PromptExecutionSettings(function_choice_behavior=behavior or BoundedFunctionChoiceBehavior.Auto())
+    unbounded = BoundedFunctionChoiceBehavior.Auto(maximum_use_attempts=None)
+    return PromptExecutionSettings(function_choice_behavior=behavior or unbounded)
 
 
 def planner_with(**options: Any) -> FunctionCallingStepwisePlanner:
