@@ -158,12 +158,25 @@ def _with_added(
         added = added[1:]
     combined = [*messages, *added]
     still_open = [call for call in _open_calls(combined) if call in waiting]
-    if problems := find_problems([*combined, *(call.result("") for call in still_open)]):
+    problems = find_problems([*combined, *(call.result("") for call in still_open)])
+    if problems := [*problems, *_misplaced(combined, len(messages))]:
         raise InvalidHistoryError(
             "Expected function calls and their results in pairs, each result after its call; found "
             f"{'; '.join(problems)}. Append both together; nothing was added."
         )
     return combined
+
+
+def _misplaced(messages: Sequence[ChatMessageContent], first: int) -> Generator[str]:
+    """Name the calls outside assistant messages, and the results outside tool messages, that are alone there."""
+    for place, message in enumerate(messages[first:], first):
+        calls = {item.id for item in message.items if isinstance(item, FunctionCallContent)}
+        results = {item.id for item in message.items if isinstance(item, FunctionResultContent)}
+        role = message.role.value
+        if role != AuthorRole.ASSISTANT:
+            yield from (f"message {place}: the call {one!r} in a {role} message" for one in sorted(calls - results))
+        if role != AuthorRole.TOOL:
+            yield from (f"message {place}: the result {one!r} in a {role} message" for one in sorted(results - calls))
 
 
 def _checked_prompt(messages: list[ChatMessageContent], *, closed: bool) -> list[ChatMessageContent]:

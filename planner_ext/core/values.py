@@ -7,13 +7,14 @@ finish reason, is next to the message in `Reply`.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
-from typing import Any, Final, Literal, TypeAlias, TypeVar
+from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 __all__ = [
     "CallKind",
     "CallResult",
     "EditedReply",
     "Message",
+    "Newest",
     "Reply",
     "RequestedCall",
     "ResolvedCall",
@@ -251,6 +252,30 @@ class ResolvedCall:
     nested: bool = False
     threaded: bool = False
     asks_model: bool = False
+
+
+class Newest(Generic[_T]):
+    """The newest values of a kind, so many at most: an object that lives long does not grow with what it has seen."""
+
+    def __init__(self, most: int = 100_000) -> None:
+        self._most = most
+        self._values: dict[_T, None] = {}
+
+    def __contains__(self, value: object) -> bool:
+        return value in self._values
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def add(self, value: _T) -> None:
+        """Remember a value; the oldest is forgotten where there are too many."""
+        self._values[value] = None
+        while len(self._values) > self._most:
+            self._values.pop(next(iter(self._values)), None)
+
+    def discard(self, value: _T) -> None:
+        """Forget a value."""
+        self._values.pop(value, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

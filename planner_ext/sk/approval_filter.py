@@ -42,6 +42,7 @@ from planner_ext.approval.policy import ApprovalPolicy
 from planner_ext.core.accounts import Tab, current_tab
 from planner_ext.core.errors import InvalidLimitError, shown, way_out
 from planner_ext.core.state import State
+from planner_ext.core.values import Newest
 from planner_ext.engine.concurrency import Raised, caught
 from planner_ext.engine.gate import Approver, InterceptorChain, Review
 from planner_ext.engine.ports import Reviewed
@@ -175,7 +176,7 @@ class ApprovalFilter:
             ) from None
         self.policy = policy
         self._approver = approver
-        self._taken: set[str] = set()
+        self._taken = Newest[str]()
         self._reported = False
 
     def __deepcopy__(self, memo: object) -> Self:

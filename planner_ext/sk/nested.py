@@ -530,7 +530,8 @@ class RunGate:
         earlier = before_batch(state, self.tab, self._given)
         calls = [replace(call, after=earlier) for call in calls]
         reviewed = await self._review(state).of(calls, state)
-        self._reviewed |= {(call.iteration, call.id) for call in calls if self.filters}
+        new = {(call.iteration, call.id) for call in calls if self.filters}
+        self._reviewed = new | {one for one in self._reviewed if one[0] == state.iteration - 1}  # of the open batch
         return reviewed if self.can_wait else list(map(_not_waiting, calls, reviewed))
 
     async def review_edit(self, call: ToolCall, approval: Approve, question: Defer, state: State) -> Reviewed:

@@ -5,7 +5,13 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
-from semantic_kernel.contents import AuthorRole, ChatHistory, FunctionResultContent
+from semantic_kernel.contents import (
+    AuthorRole,
+    ChatHistory,
+    ChatMessageContent,
+    FunctionCallContent,
+    FunctionResultContent,
+)
 
 from planner_ext.errors import InvalidHistoryError, PlannerInvalidConfigurationError
 from planner_ext.session import AutomaticToolUseConfig, ToolUseSession
@@ -43,6 +49,18 @@ async def test_half_a_pair_is_refused(config: AutomaticToolUseConfig, half: list
     assert len(session.history()) == 1
     with pytest.raises(InvalidHistoryError, match="'c1'"):
         ToolUseSession(kernel_of([]), initial_prompts=half)
+
+
+@pytest.mark.parametrize("role", ["user", "system", "developer", "tool", "assistant"])
+@pytest.mark.parametrize(
+    "item", [FunctionCallContent(id="c1", name="t-add"), FunctionResultContent(id="c1", name="t-add", result="3")]
+)
+async def test_a_lone_call_or_result_is_refused_in_a_message_of_any_role(role: str, item: Any) -> None:
+    """A call is the assistant's and a result a tool's; a lone one elsewhere would never be sent, or be refused."""
+    session = ToolUseSession(kernel_of([]), initial_prompts=[USER])
+    with pytest.raises(InvalidHistoryError, match=r"'c1'.*nothing was added"):
+        session.append([ChatMessageContent(role=AuthorRole(role), items=[item])])
+    assert len(session.history()) == 1
 
 
 @pytest.mark.parametrize("given", [[call_message("c1")], [USER, call_message("c1", "c2"), result_message("c1")]])
