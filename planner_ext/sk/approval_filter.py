@@ -194,7 +194,9 @@ class ApprovalFilter:
         if isinstance(call, InvalidArguments):
             _answer(context, _refusal(call.message))
             return
-        (reviewed,) = await _review([self], context.function).of([call], State())
+        tab = current_tab()
+        state = State() if guard is None or tab is None else tab.account.state  # of which it is a call, after a pause
+        (reviewed,) = await _review([self], context.function).of([call], state)
         match reviewed.decision:
             case Approve() | None:
                 await self._run(context, next, call, reviewed)
@@ -481,6 +483,7 @@ def _described(
         iteration=getattr(context, "request_sequence_index", 0),
         index=getattr(context, "function_sequence_index", 0),
         batch_size=getattr(context, "function_count", 1) or 1,
+        signature=tool.signature if in_run else "",
         after=before_call(context, current_tab(), in_run=in_run),
     )
 

@@ -7,10 +7,11 @@ from semantic_kernel.functions import kernel_function
 
 from planner_ext import ApprovalFilter, ApprovalPolicy, Approve, Deny
 from planner_ext.hitl_manager import ApprovalSettings, ToolCall
-from planner_ext.testing import call
+from planner_ext.testing import call, calls
 from support.approval import (
     BOTH_CALLS,
     DONE,
+    LOOK,
     REFUND,
     REFUNDED,
     WIPE,
@@ -172,6 +173,20 @@ async def test_an_approval_for_good_stands_in_place_of_its_question() -> None:
     done = await Door("planner", False).resume(here, paused.checkpoint, {"call_1": Approve(always="function")})
     assert (done.status, here.ran) == ("answered", [REFUNDED, REFUNDED])
     check_sendable(done.history)
+
+
+@under_each
+@two_doors
+async def test_an_approval_for_good_outlives_a_pause_for_a_sibling(door: Door, under: Any) -> None:
+    """A call that it answers waits with its batch, and runs after the sibling is decided; nobody is asked again."""
+    by = ApprovalPolicy.from_dict({"default": "ask"})
+    first = await door.ask(guarded([REFUND], ApprovalFilter(by), under))
+    then = guarded([calls(REFUND, LOOK)], ApprovalFilter(by), under)
+    second = await door.resume(then, first.checkpoint, {"call_1": Approve(always="function")})
+    assert (second.waiting, then.ran) == (["call_2"], [REFUNDED])
+    there = guarded([DONE], ApprovalFilter(by), under)
+    done = await door.resume(there, second.checkpoint, {"call_2": Approve()})
+    assert (done.status, there.ran) == ("answered", [REFUNDED, ("look", "7")])
 
 
 @pytest.mark.parametrize("under", [FUNCTION, BOTH], ids=["function", "both"])
