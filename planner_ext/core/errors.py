@@ -123,6 +123,9 @@ _PLACES: Mapping[tuple[str, str], str] = {
     ("policy", "str"): "Read the file: ApprovalPolicy.from_yaml(path).",
     ("policy", "Path"): "Read the file: ApprovalPolicy.from_yaml(path).",
     ("policy", "dict"): "Read the data: ApprovalPolicy.from_dict(data).",
+    ("interceptors", "str"): "Read the file: interceptors=[ApprovalPolicy.from_yaml(path)].",
+    ("interceptors", "Path"): "Read the file: interceptors=[ApprovalPolicy.from_yaml(path)].",
+    ("interceptors", "dict"): "Read the data: interceptors=[ApprovalPolicy.from_dict(data)].",
 }
 """Where a value of a class belongs that was given for another argument, by the argument and the class."""
 

@@ -27,7 +27,7 @@ from planner_ext.approval.decisions import (
     source_of,
 )
 from planner_ext.approval.policy import ApprovalPolicy, guard_name
-from planner_ext.core.errors import shown
+from planner_ext.core.errors import InvalidLimitError, shown
 from planner_ext.core.fold import sticky_keys
 from planner_ext.core.state import State
 from planner_ext.core.values import updated
@@ -84,8 +84,8 @@ class InterceptorChain:
 
     The order: interceptors as given (of a policy, its rules), the function's own ``@requires_approval``,
     ``pre_invoke``, ``check_for_intervention``, a policy's default, and what is set for undecided calls. An interceptor
-    that raises, hangs, or returns something other than a decision, denies. A deferred call of a marked function keeps
-    the roles of the mark, unless the ``Defer`` names others.
+    that raises or hangs denies; one that returns what is no decision is an error. A deferred call of a marked function
+    keeps the roles of the mark, unless the ``Defer`` names others.
 
     Attributes:
         marked: Gives a function's own mark by its fully qualified name, or None.
@@ -161,10 +161,12 @@ class InterceptorChain:
             )
             if isinstance(verdict, Deny):
                 return verdict
-            if verdict is not True:
+            if not isinstance(verdict, bool):
+                raise _no_decision(pre_invoke, verdict, "True or False")
+            if not verdict:
                 return Deny("The application's pre-invoke callback did not let it run.", by=_name(pre_invoke))
         for place, check in enumerate(self.checks):
-            if (decision := await self._ask(check, call)) is not None:
+            if (decision := await self._ask(check, call, is_check=True)) is not None:
                 return _with_source(decision, self.checks, place)
         return None
 
@@ -174,16 +176,23 @@ class InterceptorChain:
                 return interceptor.by_default()
         return _UNMATCHED[self.options.unmatched]
 
-    async def _ask(self, interceptor: Callable[[ToolCall], Any], call: ToolCall) -> Decision | None:
+    async def _ask(
+        self, interceptor: Callable[[ToolCall], Any], call: ToolCall, *, is_check: bool = False
+    ) -> Decision | None:
+        """Ask one interceptor, or a check, whose True defers and whose False is no objection.
+
+        Raises:
+            InvalidLimitError: If it answers with what is no decision.
+        """
         # A copy for each: one interceptor's changes to the arguments are not seen by the next.
         answer = await self._outcome_of(interceptor, replace(call, arguments=deepcopy(dict(call.arguments))))
-        if answer is None or answer is False:
+        if is_check and isinstance(answer, bool):
+            return Defer() if answer else None
+        if answer is None:
             return None
-        if answer is True:
-            return Defer()
         if not isinstance(answer, Approve | Deny | Supply | Defer):
-            problem = "it is no decision"
-        elif isinstance(answer, Approve) and answer.fingerprint not in (None, call.fingerprint):
+            raise _no_decision(interceptor, answer, "True or False" if is_check else "a decision")
+        if isinstance(answer, Approve) and answer.fingerprint not in (None, call.fingerprint):
             problem = "its fingerprint is that of another call"
         elif (problem := problem_of(answer)) is None:
             return answer
@@ -425,6 +434,14 @@ def _asked_by(approver: Approver, authorize: Authorize | Sequence[Authorize] | N
 
     ask.__qualname__ = _name(approver)
     return ask
+
+
+def _no_decision(interceptor: object, answer: object, expected: str) -> InvalidLimitError:
+    ways = {"a decision": "Approve, Deny, Supply or Defer; or None for no opinion"}
+    return InvalidLimitError.public(
+        f"Expected {expected} from {_name(interceptor)}; got {shown(answer)}. The call did not run. "
+        f"Return {ways.get(expected, expected)}."
+    )
 
 
 async def _evaluated(rule: Callable[..., Any], *arguments: Any) -> Any:

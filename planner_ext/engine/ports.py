@@ -128,7 +128,11 @@ class Gate(Protocol):
         ...
 
     async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Reviewed]:
-        """Decide each call of a batch, in order, before any of them runs."""
+        """Decide each call of a batch, in order, before any of them runs.
+
+        Raises:
+            InvalidLimitError: If an interceptor answers with what is no decision; then nothing of the batch runs.
+        """
         ...
 
 

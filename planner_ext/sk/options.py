@@ -321,9 +321,14 @@ def _callables(name: str, values: object) -> tuple[Any, ...]:
     Raises:
         InvalidOptionError: Naming the option.
     """
-    if not isinstance(values, list | tuple) or not all(callable(value) for value in cast("Sequence[object]", values)):
-        raise InvalidOptionError(f"{name} must be a sequence of functions; got {shown(cast('object', values))}.")
+    if not isinstance(values, list | tuple):
+        got = shown(cast("object", values))
+        way = f" Put it into a list: {name}=[...]." if callable(values) else way_out(name, values)
+        raise InvalidOptionError(f"{name} must be a sequence of functions; got {got}.{way}")
     for value in cast("Sequence[object]", values):
+        if not callable(value):
+            got = shown(cast("object", values))
+            raise InvalidOptionError(f"{name} must be a sequence of functions; got {got}.{way_out(name, value)}")
         check_returns(name, value)
     return tuple(cast("Sequence[Any]", values))
 

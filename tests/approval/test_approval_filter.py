@@ -130,11 +130,8 @@ APPROVERS: dict[str, Any] = {
     "raises": raising,
     "stubborn": stubborn,
     "cancelled-inside": cancelled_inside,
-    "true": lambda call: True,
     "none": lambda call: None,
-    "text": lambda call: "yes",
     "defer": lambda call: Defer(),
-    "class": lambda call: Approve,
     "other-call": lambda call: Approve(fingerprint="0" * 64),
     "other-arity": lambda: Approve(),
     "junk-arguments": lambda call: Approve(arguments="all"),  # pyright: ignore[reportArgumentType]  # junk, on purpose
@@ -145,7 +142,7 @@ APPROVERS: dict[str, Any] = {
 @pytest.mark.parametrize("approver", APPROVERS)
 @two_entries
 async def test_what_is_no_approval_refuses(entry: Entry, approver: str) -> None:
-    """An approver that raises, hangs on or answers with anything else refuses; the model reads no detail of it."""
+    """An approver that raises, hangs on or leaves it open refuses; the model reads no detail of it."""
     here = guarded([REFUND, DONE], by=ApprovalFilter(POLICY, APPROVERS[approver], timeout=0.05))
     await entry.ask(here)
     assert (here.ran, "refused" in read(here)[0], "hunter2" in read(here)[0]) == ([], True, False)

@@ -71,25 +71,6 @@ async def test_anything_that_can_be_called_may_decide(door: Door, kind: str) -> 
     assert results(outcome.history)[1] == "The call was refused and did not run: No."
 
 
-@three_doors
-async def test_a_boolean_interceptor_defers_or_has_no_opinion(door: Door) -> None:
-    """The simplest interceptor answers a bool: True defers the call, False is no objection."""
-    here = world()
-    outcome = await door.ask(here, interceptors=[lambda call: call.function_name == "refund"])
-    assert (outcome.status, outcome.waiting, here.ran) == ("paused", ["call_2"], [])
-    here = world()
-    outcome = await door.ask(here, interceptors=[lambda call: False])
-    assert (outcome.status, here.ran) == ("answered", [("look", "7"), REFUNDED])
-
-
-@three_doors
-async def test_false_is_no_approval(door: Door) -> None:
-    """An interceptor that answers False leaves the call to those after it."""
-    here = world([REFUND, DONE])
-    outcome = await door.ask(here, interceptors=[lambda call: False, lambda call: Deny()])
-    assert (outcome.status, here.ran) == ("answered", [])
-
-
 async def raising(call: ToolCall) -> Any:
     raise RuntimeError("password=hunter2")
 
@@ -113,20 +94,14 @@ MISBEHAVING: dict[str, Any] = {
     "raises-at-once": raising_at_once,
     "raises-stop-iteration": stopping,
     "cancelled-inside": cancelled_inside,
-    "text": lambda call: "approve",
-    "number": lambda call: 1,
-    "zero": lambda call: 0,
-    "empty": lambda call: "",
-    "mapping": lambda call: {"approve": True},
-    "class": lambda call: Approve,
     "wrong-arity": lambda: Approve(),
 }
 
 
 @pytest.mark.parametrize("kind", MISBEHAVING)
 @two_doors
-async def test_what_is_no_decision_denies(door: Door, kind: str) -> None:
-    """An interceptor that raises, or answers with what is no decision, denies; the run goes on, with a clean text."""
+async def test_an_interceptor_that_raises_denies(door: Door, kind: str) -> None:
+    """The run goes on, with a clean text; see ``test_no_decision.py`` for what is no decision."""
     here = world()
     outcome = await door.ask(here, interceptors=[MISBEHAVING[kind], lambda call: Approve()])
     assert (here.ran, outcome.status, outcome.text) == ([], "answered", "Done.")
@@ -170,7 +145,6 @@ async def test_a_decision_with_junk_in_it_runs_nothing(door: Door, kind: str) ->
     [
         (JUNK["always"], "an Approve, but always must be .* got 'everything'"),
         (Approve(fingerprint="0" * 64), "its fingerprint is that of another call"),
-        (object, "<class 'object'>, but it is no decision"),
     ],
 )
 async def test_the_log_says_why_an_answer_is_not_taken(
