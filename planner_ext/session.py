@@ -4,6 +4,7 @@ The session copies every message it is given and returns copies. Rejected input 
 """
 
 import asyncio
+import logging
 import weakref
 from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
@@ -55,6 +56,8 @@ from planner_ext.sk.run_context import checked_messages
 from planner_ext.sk.transport import select_service
 
 __all__ = ["AutomaticToolUseConfig", "Messages", "OpenCall", "ToolUseSession"]
+
+logger = logging.getLogger(__name__)
 
 Messages: TypeAlias = ChatMessageContent | FunctionResultContent | Iterable[ChatMessageContent | FunctionResultContent]
 """One message, or several in order, a ``ChatHistory`` included; a result by itself is its tool message."""
@@ -509,6 +512,14 @@ def _behavior(given: FunctionChoiceBehavior | None, *, closed: bool) -> Function
 
 def _budget(given: Budget | None, max_tool_calls: int) -> Budget:
     budget = Budget(on_limit="raise") if given is None else instance_of("budget", given, Budget)
+    if budget.max_tool_calls is not None and budget.max_tool_calls > max_tool_calls:
+        logger.warning(
+            "The budget's max_tool_calls=%d cannot be reached: max_tool_calls=%d of the session's tool_use_config is "
+            "less. Give AutomaticToolUseConfig(max_tool_calls=%d).",
+            budget.max_tool_calls,
+            max_tool_calls,
+            budget.max_tool_calls,
+        )
     return replace(budget, max_tool_calls=least(budget.max_tool_calls, max_tool_calls))
 
 

@@ -367,6 +367,8 @@ async def _drive(args: WorkerArgs, planner: FunctionCallingStepwisePlanner, appl
     }
     async with opened_runs(args.store, **options) as runs:
         Terminal(sys.stderr).say(f"Worker {runs.worker_id} of {store_name(args.store)}", "dim")
+        if (text := planner.unguarded(kernel)) is not None:
+            Terminal(sys.stderr).say(text, "yellow")
         if not args.once:
             await runs.work(planner, kernel, arguments_for=arguments_for, max_concurrency=args.max_concurrency)
         codes = {ExitCode.ANSWERED}

@@ -719,6 +719,8 @@ class Runs(RunsClient):
             job = Job(run_id=run_id, planner=planner, kernel=kernel, arguments_for=arguments_for)
             await self._pool.run_queued(job)
 
+        if (say := getattr(planner, "unguarded", None)) is not None and (text := say(kernel)) is not None:
+            logger.warning(text)
         self._pool.workers.announce("working", max_concurrency)
         queue = self._pool.queue
         if queue is not None:

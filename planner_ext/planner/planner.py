@@ -1,5 +1,6 @@
 """``FunctionCallingStepwisePlanner``: a goal in, an answer out, within a budget that is never exceeded."""
 
+import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from copy import copy
@@ -14,13 +15,14 @@ from semantic_kernel.contents import ChatHistory, ChatMessageContent
 from semantic_kernel.functions import KernelArguments, KernelFunction, KernelFunctionMetadata
 from semantic_kernel.prompt_template import KernelPromptTemplate
 
-from planner_ext.approval.decisions import Authorize, Decision
+from planner_ext.approval.decisions import Authorize, Decision, DecisionRequest
 from planner_ext.core.errors import shown, way_out
 from planner_ext.core.facts import Rules
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Budget, Price
 from planner_ext.core.text import is_unicode
 from planner_ext.durable.worker import Activation
+from planner_ext.engine.authorization import refusal_of
 from planner_ext.engine.concurrency import run_sync, streams
 from planner_ext.engine.engine import StopHandle
 from planner_ext.engine.ports import RunStore
@@ -35,7 +37,14 @@ from planner_ext.planner.run import (
     run_started,
 )
 from planner_ext.service import charged_service
-from planner_ext.sk.approval import DecisionsTaken, ResumeRequest, Taking, calls_taken, cancelling_facts
+from planner_ext.sk.approval import (
+    DecisionRefusedError,
+    DecisionsTaken,
+    ResumeRequest,
+    Taking,
+    calls_taken,
+    cancelling_facts,
+)
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.checkpoint import Checkpoint
 from planner_ext.sk.errors import InvalidOptionError, RunEndedError
@@ -55,12 +64,15 @@ from planner_ext.sk.run_context import (
     checked_messages,
     function_names,
     refuse_unknown,
+    unasked_functions,
     unwrapped,
 )
 from planner_ext.sk.toolset import ToolSet
 from planner_ext.sk.transport import connector_settings, select_service
 
 __all__ = ["FunctionCallingStepwisePlanner"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +130,7 @@ class FunctionCallingStepwisePlanner:
             default_plan_prompt if plan is None else plan(), default_step_prompt if step is None else step()
         )
         self._taken = DecisionsTaken()
+        self._said_unguarded = False
         self._read: tuple[object, RunSettings] | None = None
         self._settings()  # which checks them
 
@@ -328,12 +341,17 @@ class FunctionCallingStepwisePlanner:
 
         Raises:
             RunEndedError: If the run has ended already.
-            DecisionRefusedError: If this planner has taken a decision on one of the calls before.
+            DecisionRefusedError: If this planner has taken a decision on one of the calls before, or if the
+                ``authorize`` hook does not allow it.
             InvalidCheckpointError: As `resume`, but only with the planner's own ``checkpoint_key``: without a kernel,
                 there is no service that could have one.
         """
         options = self._settings()
         loaded = Checkpoint.given(checkpoint, options.checkpoint_key)
+        if (hook := options.approval.authorize) is not None:
+            request = DecisionRequest(action="cancel", by=by, run_id=loaded.state().run_id)
+            if (refusal := run_sync(refusal_of(hook, request), door="cancel")) is not None:
+                raise DecisionRefusedError(refusal)
         facts = cancelling_facts(loaded, by=by, reason=reason, at=options.clock.now())
         Taking((self._taken,), calls_taken(loaded.facts, facts)).take()
         journal = (*loaded.facts, *facts)
@@ -360,6 +378,8 @@ class FunctionCallingStepwisePlanner:
             PlannerInvalidConfigurationError: As `invoke`, before anything is recorded.
         """
         own = KernelArguments() if arguments is None else arguments
+        if not activation.facts:
+            self._say_unguarded(kernel)
         submitted = {name: value for name, value in activation.arguments.items() if name not in own}
         context = self._prepare(
             kernel,
@@ -373,6 +393,23 @@ class FunctionCallingStepwisePlanner:
             authorize=activation.authorize,
         )
         return KeptRun(options=self.options, context=context, activation=activation)
+
+    def unguarded(self, kernel: Kernel) -> str | None:
+        """@private Say, once, that nothing decides which functions of a kernel run; None where something does."""
+        if self._said_unguarded or not (names := unasked_functions(kernel, self._settings())):
+            return None
+        self._said_unguarded = True
+        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+        return (
+            "Every function runs unasked: planner and kernel have no policy, no interceptor and no function marked "
+            f"with @requires_approval. The kernel has {', '.join(names[:_MOST_NAMED])}{more}. Give "
+            "interceptors=[ApprovalPolicy...], mark what a person must approve, or have every call wait: "
+            'ApprovalSettings(unmatched="defer"); on the command line --policy or --ask-all.'
+        )
+
+    def _say_unguarded(self, kernel: Kernel) -> None:
+        if (text := self.unguarded(kernel)) is not None:
+            logger.warning(text)
 
     @property
     def authorize(self) -> Authorize | tuple[Authorize, ...] | None:
@@ -399,6 +436,8 @@ class FunctionCallingStepwisePlanner:
             given = instance_of("chat_history", chat_history, ChatHistory)
             before = checked_messages(given.messages, self.options.on_invalid_history, kernel)
         context = self._prepare(kernel, question, arguments, streaming=streaming)
+        if context.parent is None:
+            self._say_unguarded(kernel)
         continues = chat_history is not None
         stop = None if stop is None else instance_of("stop", stop, StopHandle)
         started = await run_started(
@@ -532,6 +571,8 @@ class FunctionCallingStepwisePlanner:
             )
         return options
 
+
+_MOST_NAMED = 10
 
 _ALL_FUNCTIONS = BoundedFunctionChoiceBehavior.Auto(maximum_use_attempts=None)
 """The behaviour of settings that have none. Nothing changes it."""

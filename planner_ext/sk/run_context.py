@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, Protocol, cast
 from uuid import uuid4
+from weakref import WeakSet
 
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
@@ -30,6 +31,7 @@ from planner_ext.engine.engine import BudgetHandle, CallFailedError, Engine, Sto
 from planner_ext.engine.gate import InterceptorChain
 from planner_ext.engine.ports import Clock, Emit, Ports, Prompts, RunStore
 from planner_ext.engine.telemetry import Invocation, is_listening
+from planner_ext.sk.approval import DecisionsTaken
 from planner_ext.sk.approval_filter import ApprovalFilter, approval_filters, report_unused_rules
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.chat import KernelChat
@@ -55,6 +57,7 @@ __all__ = [
     "Tape",
     "check_service",
     "checked_messages",
+    "unasked_functions",
     "unwrapped",
 ]
 
@@ -231,7 +234,7 @@ class RunContext:
         options, behavior, budget = self.options, self.behavior, self.options.budget
         required = behavior.type_ is FunctionChoiceType.REQUIRED
         bounded = isinstance(behavior, BoundedFunctionChoiceBehavior)
-        return Rules(
+        rules = Rules(
             limits=budget if budget.price is None else replace(budget, price=None),  # a journal has no price
             use_attempts=behavior.maximum_use_attempts if bounded else behavior.maximum_auto_invoke_attempts,
             attempts_limit="" if required else "maximum_use_attempts" if bounded else "maximum_auto_invoke_attempts",
@@ -242,6 +245,9 @@ class RunContext:
             clarifier=options.clarifier is not None,
             max_clarifications=options.max_clarifications,
         )
+        if self.tools.available:
+            _report_unreachable(rules, options.taken[0])
+        return rules
 
     def guards(self) -> Guards:
         """List the controls on the run's calls: interceptors, callbacks, filters, approval, marked functions."""
@@ -392,6 +398,48 @@ class RunContext:
         if isinstance(timeout, Mapping):
             refuse_unknown("ToolExecution.timeout", timeout, function_names(self.kernel) | offered)
 
+
+def unasked_functions(kernel: Kernel, own: RunSettings) -> list[str]:
+    """List the functions of a kernel if nothing can decide their calls: no policy, interceptor, callback or mark.
+
+    Args:
+        kernel: The kernel; a service in it that makes runs itself has its own say.
+        own: The settings of the door.
+    """
+    inner: list[Any] = [getattr(service, "options", None) for service in kernel.services.values()]
+    for options in (own, *inner):
+        if isinstance(options, RunSettings) and (
+            options.interceptors
+            or options.pre_invoke
+            or options.check_for_intervention
+            or options.approval.unmatched != "approve"
+        ):
+            return []
+    functions = [function for plugin in kernel.plugins.values() for function in plugin.functions.values()]
+    if approval_filters(kernel) or any(approval_required(function) is not None for function in functions):
+        return []
+    return sorted(function.fully_qualified_name for function in functions)
+
+
+def _report_unreachable(rules: Rules, told: DecisionsTaken) -> None:
+    """Log once for an object whose budget another limit keeps from being reached."""
+    most, attempts = rules.limits.max_iterations, rules.use_attempts
+    if most is None or attempts is None or not rules.attempts_limit or attempts + 1 >= most or told in _TOLD:
+        return
+    _TOLD.add(told)
+    logger.warning(
+        "The budget's max_iterations=%d cannot be reached: %s=%d of the function choice behavior ends the calls "
+        "before. Give the behavior more: BoundedFunctionChoiceBehavior.Auto(maximum_use_attempts=%d), or None for no "
+        "bound of its own.",
+        most,
+        rules.attempts_limit,
+        attempts,
+        most - 1,
+    )
+
+
+_TOLD: "WeakSet[DecisionsTaken]" = WeakSet()
+"""The objects whose budget was reported, by the memory that their copies share."""
 
 _SERVICE_NAME = "FunctionInvokingChatCompletion"
 """The agent that a service is, and a handler or session above it."""
