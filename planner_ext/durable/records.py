@@ -171,8 +171,8 @@ class PendingApproval(ReadByKey):
 
     Attributes:
         id: ``{run_id}/{iteration}/{call_id}``; a long call id is cut and ends in a digest. Decisions refer to it. A
-            call that was approved and is then in doubt asks again under a new id: with ``@`` and the number of its
-            start appended.
+            call that was approved and is then in doubt asks again under a new id that no model can foresee: with ``@``
+            and the name of its start appended.
         run_id: The run that waits.
         call_id: The call's id within its batch.
         kind: ``function``: a call, which `Approve` runs; ``question``: the model asks, and `Supply` answers it.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
+from hashlib import sha256
 
 from planner_ext.approval.decisions import WaitingCall, question_id, waiting_calls
 from planner_ext.core.facts import (
@@ -193,7 +194,9 @@ class JournalWriter:
         self.budget = StoredBudgetHandle()
         self._claim = claim
         self._is_queued = is_queued
-        self._started = {(f.iteration, f.index): seq for seq, f in enumerate(facts) if isinstance(f, CallStarted)}
+        self._started = {
+            (f.iteration, f.index): _start_name(f, seq) for seq, f in enumerate(facts) if isinstance(f, CallStarted)
+        }
         self._buffered: list[Step] = []
         self._questions = _open_questions(self.state, self._started)
 
@@ -210,7 +213,7 @@ class JournalWriter:
         for place, fact in enumerate(facts, start=seq):
             state = apply(state, fact)
             if isinstance(fact, CallStarted):
-                self._started[fact.iteration, fact.index] = place
+                self._started[fact.iteration, fact.index] = _start_name(fact, place)
         closed = [id_ for id_, index in self._questions.items() if not _is_open(state, index)]
         waiting = waiting_calls(state) if isinstance(facts[-1], Paused) else ()
         opened = {_question_id(state, call.index, self._started): call for call in waiting}
@@ -367,8 +370,16 @@ def fact_row(run_id: str, seq: int, value: object) -> dict[str, Value]:
 _compact = json.JSONEncoder(separators=(",", ":")).encode
 
 
-def _question_id(state: State, index: int | None, started: Mapping[tuple[int, int], int]) -> str:
-    """Return the id of the question about a call; one asked again after a start ends in the number of that start."""
+def _start_name(fact: CallStarted, seq: int) -> str:
+    """Name the start of a call so that no model can foresee it: by its moment, which the journal alone has.
+
+    A model that could, would give another call the id under which this one asks again.
+    """
+    return sha256(f"{fact.call_id}/{seq}/{fact.at!r}".encode()).hexdigest()[:24]
+
+
+def _question_id(state: State, index: int | None, started: Mapping[tuple[int, int], str]) -> str:
+    """Return the id of the question about a call; one asked again after a start ends in the name of that start."""
     if index is None:
         assert state.reply is not None
         return approval_id(state.run_id, state.reply.iteration, question_id(state.reply.iteration))
@@ -379,7 +390,7 @@ def _question_id(state: State, index: int | None, started: Mapping[tuple[int, in
     return f"{name}@{started[iteration, index]}" if again else name
 
 
-def _open_questions(state: State, started: Mapping[tuple[int, int], int]) -> dict[str, int | None]:
+def _open_questions(state: State, started: Mapping[tuple[int, int], str]) -> dict[str, int | None]:
     """Map the ids of questions that may be open to their calls; closing one that is not open does no harm."""
     places = (None,) if state.batch is None else range(len(state.batch.calls))
     return {_question_id(state, index, started): index for index in places if _is_open(state, index)}

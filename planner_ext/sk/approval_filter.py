@@ -293,7 +293,8 @@ class ApprovalFilter:
             history: Is changed; when no call waits any more it can be sent again. It must hold what user and assistant
                 said before the call, as it stood when the call was asked about.
             decisions: By the call's id, or by its fingerprint; all are taken, or none. Where an id waits twice, the
-                fingerprint is needed, as the key or in the `Approve`.
+                fingerprint is needed, as the key or in the `Approve`. A key that is one call's fingerprint and another
+                one's id means the fingerprint: ids come from the model.
             arguments: The application's arguments for the functions.
 
         Returns:

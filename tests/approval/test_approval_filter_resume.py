@@ -287,3 +287,18 @@ async def test_ids_that_come_again_are_told_apart(streamed: bool) -> None:
     await by.resume(here.kernel, history, {"c": Deny()})
     assert here.ran == [("refund", "1", 1.0, "")]
     check_sendable(history)
+
+
+async def test_a_key_that_is_a_fingerprint_means_the_fingerprint() -> None:
+    """A model that gives a call the fingerprint of another one as its id does not get that one's decision."""
+    said, by, history = [REFUND], ApprovalFilter(POLICY), asked()
+    here = guarded(lambda _: said[-1], by=by, under=AUTO)
+    await chat(here, history, streamed=False)
+    (first,) = by.pending(history)
+    said.append(call("shop-refund", {"order": "9", "amount": 9999}, id=first.fingerprint))
+    history.add_user_message("And the other one.")
+    await chat(here, history, streamed=False)
+    _, second = by.pending(history)
+    assert second.id == first.fingerprint
+    (left,) = await by.resume(here.kernel, history, {first.fingerprint: Approve()})
+    assert (here.ran, left.fingerprint) == ([REFUNDED], second.fingerprint)
