@@ -30,7 +30,6 @@ Modules:
     results          the result of a run, computed from its journal
     listing          filters for a list of runs, and the numbers of a store
     archive          a run as a JSON document, exported and imported
-    log              formats lines for Python's logging; no write-ahead log
     gauge            the metric of what waits
     options          the options of a worker
     opening          says so if a store is used without ``async with``

@@ -15,10 +15,10 @@ from typing import Protocol
 from planner_ext.core.errors import InvalidJournalError, described
 from planner_ext.core.facts import CallFinished, ModelReplied, Planned
 from planner_ext.durable.gate import CallGate
-from planner_ext.durable.log import log_run, one_line
 from planner_ext.durable.records import RunRecord, fold_journal
 from planner_ext.durable.retry import RetryPolicy
 from planner_ext.durable.store import JournalStore
+from planner_ext.engine.log import log_run, one_line
 from planner_ext.engine.ports import Clock
 
 __all__ = ["PARKED", "Claimable", "Claims", "WorkerRegistry"]

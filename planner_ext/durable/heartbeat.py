@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from planner_ext.durable.database import Execute, Value
-from planner_ext.durable.log import one_line
 from planner_ext.durable.store import JournalStore
+from planner_ext.engine.log import one_line
 
 __all__ = ["LeasedWorkers", "WorkerLocks", "WorkerRecord", "list_workers"]
 

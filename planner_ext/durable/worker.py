@@ -30,13 +30,13 @@ from planner_ext.durable.claims import PARKED, Claims, WorkerRegistry
 from planner_ext.durable.database import Row
 from planner_ext.durable.errors import ApprovalRefusedError, RunFencedError, RunRefusedError, StoreError, kernel_error
 from planner_ext.durable.gate import CallGate, GatedStore
-from planner_ext.durable.log import log_run, one_line
 from planner_ext.durable.records import RunRecord, read_approval, read_decision, refused_text
 from planner_ext.durable.retry import RetryPolicy
 from planner_ext.durable.store import JournalStore
 from planner_ext.durable.writer import Claim, JournalWriter
 from planner_ext.engine.concurrency import contained_task, end_tasks
 from planner_ext.engine.engine import BudgetHandle
+from planner_ext.engine.log import log_run, one_line
 from planner_ext.engine.ports import Clock, RunStore
 
 if TYPE_CHECKING:

@@ -31,7 +31,6 @@ from planner_ext.core.state import Phase, State
 from planner_ext.durable.database import Step, Value
 from planner_ext.durable.errors import RunFencedError
 from planner_ext.durable.inputs import NewBudget
-from planner_ext.durable.log import log_facts
 from planner_ext.durable.records import (
     PendingApproval,
     approval_id,
@@ -42,6 +41,7 @@ from planner_ext.durable.records import (
 from planner_ext.durable.store import JournalStore, notice_step
 from planner_ext.engine.engine import BudgetHandle
 from planner_ext.engine.journal import SCHEMA, cancellation_reason, dump_facts, lost_request, stopping_facts
+from planner_ext.engine.log import log_facts
 from planner_ext.engine.ports import Clock
 
 __all__ = ["ADD_FACT", "Claim", "JournalWriter", "cancel_run", "fact_row"]
@@ -226,7 +226,7 @@ class JournalWriter:
             await self._store.append(
                 self.run_id, *steps, *_run_update(state, facts[-1], waiting, is_queued=self._is_queued)
             )
-            log_facts(state, facts)
+            log_facts(state, facts, kept=True)
             steps = []
         self._buffered, self.state = steps, state
         self._questions = {id_: index for id_, index in self._questions.items() if id_ not in closed}

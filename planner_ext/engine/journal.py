@@ -35,6 +35,7 @@ from planner_ext.core.results import cut_of
 from planner_ext.core.state import State
 from planner_ext.core.values import EditedReply, Message, updated
 from planner_ext.engine.concurrency import GRACE, STEP, OutOfTime, Raised, StopHandle, SystemClock, caught, in_time
+from planner_ext.engine.log import log_facts
 from planner_ext.engine.ports import Emit, Ports, RunInfo
 
 __all__ = [
@@ -439,6 +440,8 @@ class Recorder:
     def _apply(self, fact: facts.Fact) -> None:
         self.state = apply(self.state, fact)
         self.facts.append(fact)
+        if self._ports.store is None:
+            log_facts(self.state, (fact,), kept=False)
         if self._ports.follow is not None:
             self._ports.follow(self.state, fact)
 

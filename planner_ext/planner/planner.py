@@ -25,6 +25,7 @@ from planner_ext.durable.worker import Activation
 from planner_ext.engine.authorization import refusal_of
 from planner_ext.engine.concurrency import run_sync, streams
 from planner_ext.engine.engine import StopHandle
+from planner_ext.engine.log import log_facts
 from planner_ext.engine.ports import RunStore
 from planner_ext.planner.options import FunctionCallingStepwisePlannerOptions
 from planner_ext.planner.run import (
@@ -355,7 +356,9 @@ class FunctionCallingStepwisePlanner:
         facts = cancelling_facts(loaded, by=by, reason=reason, at=options.clock.now())
         Taking((self._taken,), calls_taken(loaded.facts, facts)).take()
         journal = (*loaded.facts, *facts)
-        return result_of(fold(journal), journal, key=options.checkpoint_key)
+        state = fold(journal)
+        log_facts(state, facts, kept=False)
+        return result_of(state, journal, key=options.checkpoint_key)
 
     def journaled(
         self,

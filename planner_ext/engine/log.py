@@ -1,10 +1,11 @@
-"""Formats the events of kept runs as lines for Python's logging, on the logger ``planner_ext.runs``.
+"""Formats the events of runs as lines for Python's logging, on the logger ``planner_ext.runs``.
 
-A line has the run's name and one event.
-``INFO``: a run's start, resumption, pause, the decisions on its calls, and its end. ``WARNING``: a limit that ended
-it, a fault, and a takeover from a dead worker. ``ERROR``: a run that failed, or was quarantined. A
-call that runs without a person's decision is not logged. A line follows the fact in the store, so that several workers
-write it once. Texts of models, persons and errors are cut, and their control characters escaped.
+A line has the run's name and one event, and no text of a model, argument or result.
+``INFO``: a run's start, resumption, pause, the decisions on its calls, and its end, also at a limit. ``DEBUG``: an
+interceptor's or an approver's approval. ``WARNING``, of kept runs alone: a limit that ended it, a fault, and a takeover
+from a dead worker. ``ERROR``: a kept run that failed, or was quarantined. A call that nobody decided is not logged. A
+line follows the fact: in the journal of a run that no store keeps, otherwise in the store, so that several workers
+write it once. Texts of persons and errors are cut, and their control characters escaped.
 """
 
 import json
@@ -36,12 +37,18 @@ def one_line(text: object) -> str:
     return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in cut)
 
 
-def log_facts(state: State, facts: Sequence[Fact]) -> None:
-    """Log the events among facts that were stored; ``state`` is the fold of the journal up to the last of them."""
-    if logger.isEnabledFor(logging.WARNING):
+def log_facts(state: State, facts: Sequence[Fact], *, kept: bool) -> None:
+    """Log the events among facts that were recorded.
+
+    Args:
+        state: The fold of the journal up to the last of them.
+        facts: The facts.
+        kept: Whether a store keeps the run: who operates it is warned of a limit.
+    """
+    if logger.isEnabledFor(logging.WARNING if kept else logging.INFO):
         for fact in facts:
             for level, event in _events(state, fact):
-                log_run(level, state.run_id, event)
+                log_run(level if kept else min(level, logging.INFO), state.run_id, event)
 
 
 def _events(state: State, fact: Fact) -> Sequence[tuple[int, str]]:
@@ -54,7 +61,8 @@ def _events(state: State, fact: Fact) -> Sequence[tuple[int, str]]:
             return [(logging.INFO, f"paused: {_waiting_text(state)}")]
         case CallDecided() if (decided := _decided_text(fact)) is not None:
             by = f" by {one_line(fact.by)}" if fact.by else ""
-            return [(logging.INFO, f"call {one_line(fact.function)} {decided}{by}")]
+            is_rule = fact.verdict == "run" and not fact.person
+            return [(logging.DEBUG if is_rule else logging.INFO, f"call {one_line(fact.function)} {decided}{by}")]
         case Clarified(answer=str()) | Clarified(denied=str()):
             by = f" by {one_line(fact.by)}" if fact.by else ""
             return [(logging.INFO, f"question {'answered' if fact.denied is None else 'denied'}{by}")]
@@ -75,7 +83,7 @@ def _waiting_text(state: State) -> str:
 
 def _decided_text(fact: CallDecided) -> str | None:
     match fact.verdict, fact.reason:
-        case "run", _ if fact.person:
+        case "run", _ if fact.person or fact.binds:
             return "approved" if fact.edited is None else "approved with edited arguments"
         case "answer", "supplied":
             return "answered"
@@ -93,4 +101,4 @@ def _ended_text(state: State, fact: Ended) -> str:
     spent = state.ledger
     numbers = {"iteration": spent.iterations, "call": spent.tool_calls, "token": spent.usage.total_tokens}
     text = f"{fact.status}: {', '.join(counted(number, noun) for noun, number in numbers.items())}"
-    return text if fact.status == "answered" or not fact.reason else f"{text}; {one_line(fact.reason)}"
+    return text if fact.status != "stopped" or not fact.reason else f"{text}; {one_line(fact.reason)}"
