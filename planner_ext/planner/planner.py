@@ -412,7 +412,7 @@ class FunctionCallingStepwisePlanner:
 
     def _say_unguarded(self, kernel: Kernel) -> None:
         if (text := self.unguarded(kernel)) is not None:
-            logger.warning(text)
+            logger.info(text)
 
     @property
     def authorize(self) -> Authorize | tuple[Authorize, ...] | None:

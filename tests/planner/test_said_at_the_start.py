@@ -45,7 +45,8 @@ def plain() -> World:
 
 
 async def test_a_planner_without_a_guard_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    """At its first run, plain or streamed: which functions run unasked, and the ways out."""
+    """At its first run, plain or streamed, at the level INFO: which functions run unasked, and the ways out."""
+    caplog.set_level("INFO", "planner_ext")
     here, planner = plain(), planner_with()
     await planner.invoke(here.kernel, "Look.")
     async for _ in planner.invoke_stream(here.kernel, "Look."):
@@ -67,12 +68,14 @@ GUARDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("guard", GUARDS)
 async def test_a_planner_with_a_guard_says_nothing(guard: str, caplog: pytest.LogCaptureFixture) -> None:
     """Whatever may decide a call is the application's own word on it."""
+    caplog.set_level("INFO", "planner_ext")
     await planner_with(**GUARDS[guard]).invoke(plain().kernel, "Look.")
     assert said(caplog, UNASKED) == []
 
 
 async def test_a_kernel_with_a_guard_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """A marked function, a filter, and a service that has interceptors; and a kernel has nothing to guard."""
+    caplog.set_level("INFO", "planner_ext")
     filtered, serviced = plain(), plain()
     filtered.kernel.add_filter(FilterTypes.AUTO_FUNCTION_INVOCATION, ApprovalFilter(POLICY))
     service = FunctionInvokingChatCompletion(serviced.service, interceptors=[POLICY])
@@ -85,7 +88,8 @@ async def test_a_kernel_with_a_guard_says_nothing(caplog: pytest.LogCaptureFixtu
 
 
 async def test_a_worker_says_so_before_it_has_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """At the start of its work; a run that it then begins does not say it again."""
+    """At the start of its work, as a warning; a run that it then begins does not say it again."""
+    caplog.set_level("INFO", "planner_ext")
     here, planner = plain(), planner_with()
     async with open_runs(tmp_path / "runs.db", poll_seconds=0.01) as runs:
         working = asyncio.create_task(runs.work(planner, here.kernel))
@@ -95,7 +99,7 @@ async def test_a_worker_says_so_before_it_has_a_run(tmp_path: Path, caplog: pyte
         with suppress(asyncio.CancelledError):
             await working
     (record,) = [one for one in caplog.records if UNASKED in one.getMessage()]
-    assert record.name == "planner_ext.durable.runs"
+    assert (record.name, record.levelname) == ("planner_ext.durable.runs", "WARNING")
 
 
 # A budget that another limit keeps from being reached.
