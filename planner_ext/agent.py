@@ -43,7 +43,9 @@ from planner_ext.core.errors import shown
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Budget
 from planner_ext.engine.authorization import refusal_of
+from planner_ext.engine.concurrency import streams
 from planner_ext.engine.engine import StopHandle
+from planner_ext.engine.log import log_facts
 from planner_ext.service import FunctionInvokingChatCompletion
 from planner_ext.sk.approval import DecisionRefusedError, Late, Taking, calls_taken, cancelling_facts
 from planner_ext.sk.checkpoint import Checkpoint, InvalidCheckpointError, SigningKey
@@ -107,6 +109,7 @@ async def resume_agent(
     return AgentResponseItem(message=turn.named(run.final), thread=turn.thread)
 
 
+@streams
 async def resume_agent_stream(
     agent: ChatCompletionAgent,
     thread: AgentThread | None,
@@ -180,6 +183,7 @@ async def cancel_agent(
         resumed = resumed_history(turn.history, render(state.transcript), state, before, returned)
         Taking(options.taken, calls_taken(before, facts)).take()
         ended = fold((*before, *facts))
+        log_facts(ended, facts, kept=False)
         await turn.update(resumed, render(ended.transcript[len(state.transcript) :]), None)
         message = final_message(ended, (*before, *facts), options.checkpoint_key)
         return AgentResponseItem(message=turn.named(message), thread=turn.thread)
