@@ -173,8 +173,8 @@ def _with_added(
 def _misplaced(messages: Sequence[ChatMessageContent], first: int) -> Generator[str]:
     """Name the calls outside assistant messages, and the results outside tool messages, that are alone there."""
     for place, message in enumerate(messages[first:], first):
-        calls = {item.id for item in message.items if isinstance(item, FunctionCallContent)}
-        results = {item.id for item in message.items if isinstance(item, FunctionResultContent)}
+        calls = {item.id or "" for item in message.items if isinstance(item, FunctionCallContent)}
+        results = {item.id or "" for item in message.items if isinstance(item, FunctionResultContent)}
         role = message.role.value
         if role != AuthorRole.ASSISTANT:
             yield from (f"message {place}: the call {one!r} in a {role} message" for one in sorted(calls - results))

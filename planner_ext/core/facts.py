@@ -52,7 +52,19 @@ CallOutcome: TypeAlias = Literal["ok", "failed", "timed_out", "cancelled"]
 
 
 _IN_NO_LINE = frozenset(
-    {"type", "at", "seconds", "digest", "signature", "parameters", "fingerprint", "run_id", "source", "trace"}
+    {
+        "type",
+        "at",
+        "seconds",
+        "digest",
+        "repetition",
+        "signature",
+        "parameters",
+        "fingerprint",
+        "run_id",
+        "source",
+        "trace",
+    }
 )
 LINE_WIDTH = 120
 """The most characters of an event's line."""
@@ -310,6 +322,8 @@ class CallDecided(CallFact):
             with its prompt. "" if nothing asked. A sticky approval holds for this source and these roles.
         parameters: JSON text of the schema of a deferred call's parameters.
         cut: Where a supplied result, which is the ``answer``, was cut for the model; None if it was not.
+        repetition: Digest of function and arguments without those that are the parameters' defaults; "" if there are
+            none of these. `counted_as` uses it, and no decision binds to it.
     """
 
     kind: CallKind
@@ -334,8 +348,14 @@ class CallDecided(CallFact):
     source: str = ""
     parameters: str = ""
     cut: Cut | None = None
+    repetition: str = ""
     at: float
     type: Literal["CallDecided"] = "CallDecided"
+
+    @property
+    def counted_as(self) -> str:
+        """@private The name under which ``max_repeated_calls`` counts the call; an edited one by its own arguments."""
+        return self.repetition if self.repetition and self.edited is None else self.digest
 
     @property
     def binds(self) -> bool:

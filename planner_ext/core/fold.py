@@ -221,7 +221,7 @@ def _recounted(ledger: Ledger, call: Call, more: int) -> Ledger:
         ledger,
         tool_calls=ledger.tool_calls + more,
         calls_by_function=ledger.calls_by_function.plus(call.decided.function, more),
-        calls_by_digest=ledger.calls_by_digest.plus(call.decided.digest, more),
+        calls_by_digest=ledger.calls_by_digest.plus(call.decided.counted_as, more),
     )
 
 

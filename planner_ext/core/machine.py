@@ -494,7 +494,7 @@ def _over_limit(state: State, ready: Mapping[int, CallDecided]) -> tuple[tuple[i
             return over, "max_calls_per_function"
     if limits.max_repeated_calls is None:
         return (), ""
-    digests = {i: decided.digest for i, decided in ready.items()}
+    digests = {i: decided.counted_as for i, decided in ready.items()}
     allowed = dict.fromkeys(digests.values(), limits.max_repeated_calls)
     return _beyond(digests, ledger.calls_by_digest, allowed), "max_repeated_calls"
 

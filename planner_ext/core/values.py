@@ -238,6 +238,7 @@ class ResolvedCall:
         nested: Whether the function is a planner, whose run spends a share of this run's budget.
         threaded: Whether the function is synchronous, and runs in a thread.
         asks_model: Whether the function may make requests to a model: a prompt, or a function that takes the kernel.
+        said: The arguments without those that are the parameters' defaults; None if there are none of these.
     """
 
     kind: CallKind
@@ -252,6 +253,7 @@ class ResolvedCall:
     nested: bool = False
     threaded: bool = False
     asks_model: bool = False
+    said: Mapping[str, Any] | None = None
 
 
 class Newest(Generic[_T]):

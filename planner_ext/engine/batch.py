@@ -75,6 +75,8 @@ def _first_decision(run_id: str, batch: Batch, index: int, resolved: ResolvedCal
         digest = digest_of(resolved.function, resolved.arguments)
         fingerprint = fingerprint_of(run_id, batch.iteration, request.id, digest, resolved.signature)
         more |= {"digest": digest, "fingerprint": fingerprint}
+        if resolved.said is not None:
+            more["repetition"] = digest_of(resolved.function, resolved.said)
     return CallDecided(
         iteration=batch.iteration,
         index=index,

@@ -165,6 +165,7 @@ class KernelFunctions:
             nested=planner_of(function) is not None,
             threaded=self.execution.threads and tool.blocks,
             asks_model=tool.asks_model,
+            said=tool.said(parsed),
         )
 
     async def run(self, call: RequestedCall, checked: ResolvedCall, *, index: int, state: State) -> Finished:

@@ -21,6 +21,7 @@ from typing import Annotated, Any, Final, Literal, Self, cast
 from weakref import ref
 
 from pydantic import ValidationError
+from pydantic_core import to_jsonable_python
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.function_call_choice_configuration import FunctionCallChoiceConfiguration
 from semantic_kernel.connectors.ai.function_calling_utils import kernel_function_metadata_to_function_call_format
@@ -37,7 +38,7 @@ from semantic_kernel.functions import (
 )
 from semantic_kernel.functions.kernel_function_from_method import KernelFunctionFromMethod
 
-from planner_ext.approval.decisions import edited_text
+from planner_ext.approval.decisions import edited_text, with_plain_numbers
 from planner_ext.core.results import READ_RESULT
 from planner_ext.engine.effects import effect_of, injected
 from planner_ext.sk.conversion import (
@@ -263,6 +264,7 @@ class Tool:
         restarts: Whether it is declared ``@effect("idempotent")`` or ``"keyed"``, so that its call may start again.
         asks_model: Whether it may make requests to a model: a prompt, a function that takes the kernel or a service, or
             an agent.
+        defaults: JSON text of the default of each parameter that has one which can be written.
     """
 
     name: str
@@ -279,6 +281,14 @@ class Tool:
     blocks: bool
     restarts: bool
     asks_model: bool
+    defaults: Mapping[str, str]
+
+    def said(self, values: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Return the converted values that differ from the parameters' defaults; None if all do."""
+        if self.defaults.keys().isdisjoint(values):
+            return None
+        rest = {name: value for name, value in values.items() if self.defaults.get(name) != _plain_text(value)}
+        return None if len(rest) == len(values) else rest
 
     def put(self, given: Mapping[str, Any], arguments: MutableMapping[str, Any]) -> None:
         """Put converted values among a function's arguments, as items; omit each null that is passed by omission.
@@ -349,6 +359,11 @@ def _described(function: KernelFunction, method: Any) -> Tool:
     return Tool(
         name=function.fully_qualified_name,
         parameters=parameters,
+        defaults={
+            str(one.name): text
+            for one in function.parameters
+            if one.name in parameters and not one.is_required and (text := _plain_text(one.default_value))
+        },
         injected=filled,
         hidden=hidden,
         unasked=reserved.difference(own),
@@ -445,6 +460,14 @@ def _schema_text(function: KernelFunction, hidden: Set[str]) -> str:
     try:
         return json.dumps(offered["function"]["parameters"], separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError, RecursionError):
+        return ""
+
+
+def _plain_text(value: Any) -> str:
+    """Write a value as JSON text in which equal values are equal; "" if that is not possible."""
+    try:
+        return json.dumps(with_plain_numbers(to_jsonable_python(value)), sort_keys=True)
+    except (ValueError, TypeError, RecursionError):
         return ""
 
 

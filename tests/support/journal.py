@@ -120,6 +120,7 @@ FACTS: tuple[Fact, ...] = (
         answer="a",
         reason="r",
         digest="d",
+        repetition="e",
         fingerprint="f",
         arguments='{"a":2}',
         edited='{"a":1}',
