@@ -38,7 +38,7 @@ def store(tmp_path: Path) -> Path:
 @pytest_asyncio.fixture(loop_scope="module")
 async def address(store: Path) -> AsyncGenerator[str]:
     """Serve the store, which need not exist yet."""
-    async with inbox(store) as base:
+    async with inbox(store, authorize=lambda _: True) as base:
         yield base
 
 
@@ -97,7 +97,7 @@ async def test_an_approved_call_runs(browser: Browser, address: str, store: Path
         assert call.decision is not None
         assert (call.decision.kind, call.decision.by) == ("approve", "ann")
         till = Till()
-        async with Runs.sqlite(store) as runs:
+        async with Runs.sqlite(store, authorize=lambda _: True) as runs:
             result = await (await runs.start(*application([say("Done.")], till), GOAL, run_id="order-7")).result()
         assert (result.status, till.done[0]["amount"]) == ("answered", 129.9)
         await page.goto("/runs/order-7")
@@ -146,7 +146,7 @@ async def test_a_call_is_denied_with_a_reason(browser: Browser, address: str, st
         heard.extend(str(message["content"]) for message in request.messages if message["role"] == "tool")
         return say("Then not.")
 
-    async with Runs.sqlite(store) as runs:
+    async with Runs.sqlite(store, authorize=lambda _: True) as runs:
         result = await (await runs.start(*application(listens), GOAL, run_id="order-7")).result()
     assert result.status == "answered"
     assert "It was repaired." in heard[-1]
