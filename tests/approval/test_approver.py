@@ -87,7 +87,7 @@ ANSWERS: dict[str, tuple[Any, str]] = {
     "supplied": (lambda call: Supply("refunded already"), "refunded already"),
     "edited": (lambda call: Approve(arguments={"order": "7", "amount": 5}), "refunded 5"),
     "raised": (hangs_up, "The call was refused and did not run: It could not be decided."),
-    "junk": (lambda call: "yes", "The call was refused and did not run: It could not be decided."),
+    "junk": (lambda call: Deny(5), "The call was refused and did not run: It could not be decided."),  # pyright: ignore[reportArgumentType]  # junk, on purpose
 }
 
 
