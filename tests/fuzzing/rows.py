@@ -36,7 +36,7 @@ async def journal(folder: Path) -> AsyncGenerator[Fuzzed]:
     await leave_in_doubt(store)
     async with Runs.sqlite(store) as runs:
         await (await runs.start(*application([say("Done.")]), "Say done.", run_id="ended")).result()
-        approvals = runs.approvals()
+        approvals = runs.approvals(authorize=lambda _: True)
         with suppress(PlannerExtError):
             await approvals.decide("decided/0/refund-0", Approve(fingerprint="another", by="eve"))
         await approvals.decide("decided/0/refund-0", Deny("No.", by="ann"))
@@ -49,7 +49,11 @@ async def journal(folder: Path) -> AsyncGenerator[Fuzzed]:
         kept = {run: _rows_of(rows, run) for run in ("decided", "waits", "question", "letter", "ended")}
         for run in kept:
             _delete(rows, run)
-        async with opened_store(store, create=False) as opened, inbox(store) as base, visitor_at(base) as ann:
+        async with (
+            opened_store(store, create=False) as opened,
+            inbox(store, authorize=lambda _: True) as base,
+            visitor_at(base) as ann,
+        ):
             runs = RunsClient(opened)
 
             async def check(text: str) -> str:
@@ -111,7 +115,7 @@ def _write(rows: sqlite3.Connection, data: Mapping[str, Any]) -> str:
 async def _shown(runs: RunsClient, store: JournalStore, run: str) -> str:
     """Read a run in all ways."""
     said: list[str] = []
-    approvals = runs.approvals()
+    approvals = runs.approvals(authorize=lambda _: True)
     reads: tuple[Callable[[], Awaitable[Any]], ...] = (
         lambda: runs.load(run),
         runs.list,
@@ -135,7 +139,7 @@ async def _shown(runs: RunsClient, store: JournalStore, run: str) -> str:
 
 async def _decided(runs: RunsClient, shown: Mapping[str, Mapping[str, Any]]) -> None:
     """Decide what waits; a call that has a fingerprint which was shown has the arguments that were."""
-    approvals = runs.approvals()
+    approvals = runs.approvals(authorize=lambda _: True)
     for one in await approvals.pending():
         assert shown.get(one.fingerprint, one.arguments) == one.arguments, "the call is not the one that was shown"
         with suppress(PlannerExtError):

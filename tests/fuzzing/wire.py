@@ -308,7 +308,7 @@ async def inbox_pages(folder: Path) -> AsyncGenerator[Fuzzed]:
     await leave_waiting(
         store, [refunds({"order": MARKER, "amount": 1e3, "note": MARKER}), say("")], run_id="m", goal=MARKER
     )
-    async with inbox(store) as base, visitor_at(base) as ann:
+    async with inbox(store, authorize=lambda _: True) as base, visitor_at(base) as ann:
         await ann.get(_CALL)
         known = {
             "form_token": ann.hidden("form_token"),
@@ -405,7 +405,7 @@ def _undo(rows: sqlite3.Connection) -> None:
 
 async def _check_decided(store: Path, raw: bytes, known: Mapping[str, str]) -> None:
     """A decision is the visitor's, and an approval is of what the page showed."""
-    async with Approvals.connect(store) as approvals:
+    async with Approvals.connect(store, authorize=lambda _: True) as approvals:
         for run, call in (("order-7", "0/refund-0"), ("question", "0/asks"), ("letter", "0/send"), ("m", "0/refund-0")):
             decision = (await approvals.show(f"{run}/{call}")).decision
             if decision is not None:
