@@ -109,6 +109,7 @@ class Opinion:
     Attributes:
         name: Its qualified name.
         becomes: The amount that it edits a call to.
+        roles: Who may decide what it asks; with a prompt, more than 500 is the boss's.
         junk: What it says in place of a decision.
     """
 
@@ -120,6 +121,10 @@ class Opinion:
     roles: tuple[str, ...] = ()
     prompt: str = ""
     junk: Any = None
+
+    def asks(self, arguments: Arguments) -> tuple[str, ...]:
+        """Say who may decide a call that it asks about."""
+        return ("boss",) if self.prompt and arguments.get("amount", 0) > 500 else self.roles
 
     def is_for(self, function: str, arguments: Arguments) -> bool:
         """Say whether it has an opinion on a call."""
@@ -179,7 +184,7 @@ class Chain:
             case "approve":
                 return "run"
             case "defer":
-                return self._question(function, ("interceptor", guard.name, guard.prompt), guard.roles)
+                return self._question(function, ("interceptor", guard.name, guard.prompt), guard.asks(arguments))
             case "edit":
                 edited = {**arguments, "amount": guard.becomes}
                 return "run" if edited == dict(arguments) else edited

@@ -179,7 +179,7 @@ class World:
                 case "supply":
                     return Supply("supplied")
                 case "defer":
-                    return Defer(guard.prompt or None, roles=guard.roles)
+                    return Defer(guard.prompt or None, roles=guard.asks(one.arguments))
                 case "edit":
                     return Approve(arguments={**one.arguments, "amount": guard.becomes})
                 case "raise":
