@@ -211,7 +211,7 @@ def test_a_policy_says_what_waits(command: Command, here: Path) -> None:
     [
         ("rules: []", [], "The policy lacks default."),
         ("default: ask\ndefault: deny", [], "the key 'default' stands twice"),
-        (None, [], "--policy policy.yaml cannot be read: No such file or directory."),
+        (None, [], "--policy policy.yaml cannot be read: No such policy file"),
         ("default: ask", ["--ask-all"], "--ask-all and --policy contradict each other"),
         ("default: ask", ["--checkpoint", "no/run.json"], "The checkpoint cannot be written to no/run.json: "),
     ],

@@ -320,7 +320,7 @@ async def test_hostile_texts_are_shown_and_do_nothing(tmp_path: Path) -> None:
     await drive(store, script, Hostile(), run_id="\"'><script>alert(1)<\u202e", goal=HOSTILE)
     async with Approvals.connect(store) as approvals:
         (waiting,) = await approvals.pending()
-    async with inbox(store) as base, visitor_at(base, "<b>ann</b>") as ann:
+    async with inbox(store, authorize=lambda _: True) as base, visitor_at(base, "<b>ann</b>") as ann:
         href = re.findall(r'class="fn" href="/(approvals/[^"]*)"', ann.page)[0]
         run = re.findall(r'href="/(runs/[^"]*)"', (await ann.get(href)).text)[0]
         asked = ("runs?goal=%3Cscript%3E&worker=%22%3E%3Cscript%3E", "approvals/%3Cscript%3E", "runs/%3Cscript%3E")
