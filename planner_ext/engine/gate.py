@@ -35,7 +35,7 @@ from planner_ext.engine.authorization import refusal_of
 from planner_ext.engine.concurrency import OUT_OF_TIME, Raised, called, caught, in_time, seconds_from_now
 from planner_ext.engine.ports import Reviewed
 
-__all__ = ["Approver", "CheckForIntervention", "Edit", "InterceptorChain", "PreInvoke", "Review"]
+__all__ = ["Approver", "CheckForIntervention", "Edit", "InterceptorChain", "PreInvoke", "Review", "is_same"]
 
 _logger = logging.getLogger(__name__)
 
@@ -338,7 +338,7 @@ class Review:
         then = await self._by_rules(edited, state, edited=True)
         if isinstance(then.decision, Deny):
             return _Ruled(call, _refusal_of_edit(then.decision, approval))
-        return replace(then, questions=[one for one in then.questions if not _is_same(one[0], question)])
+        return replace(then, questions=[one for one in then.questions if not is_same(one[0], question)])
 
     def _with_edit(self, call: ToolCall, approval: Approve) -> ToolCall | Deny:
         """Return the edited call; the call itself if its arguments stay as they are."""
@@ -404,7 +404,8 @@ def _edited_twice(call: ToolCall, approval: Approve) -> Deny:
     return Deny(problem, by=approval.by)
 
 
-def _is_same(question: Defer, other: Defer) -> bool:
+def is_same(question: Defer, other: Defer) -> bool:
+    """Return whether two questions about one call are the same: of one source, for the same roles."""
     return question.source == other.source != "" and {*question.roles} == {*other.roles}
 
 

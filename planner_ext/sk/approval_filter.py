@@ -44,7 +44,7 @@ from planner_ext.core.errors import InvalidLimitError, shown, way_out
 from planner_ext.core.state import State
 from planner_ext.core.values import Newest
 from planner_ext.engine.concurrency import Raised, caught
-from planner_ext.engine.gate import Approver, InterceptorChain, Review
+from planner_ext.engine.gate import Approver, InterceptorChain, Review, is_same
 from planner_ext.engine.ports import Reviewed
 from planner_ext.sk.approval import DecisionRefusedError, PendingCall, let_in
 from planner_ext.sk.conversion import InvalidArguments, parse_object
@@ -112,7 +112,9 @@ class ApprovalFilter:
     With an approver the request is held open while the person decides; after ``timeout`` the call is refused. Without
     one the call is answered "waits for approval" and the loop is asked to terminate (only possible under
     ``auto_function_invocation``; elsewhere the call is refused): `pending` lists such calls of the history, and
-    `resume` runs or refuses them and puts their results in place, after which the history can be sent again.
+    `resume` runs or refuses them and puts their results in place, after which the history can be sent again. Where
+    another filter stands behind the one that asked, `resume` asks its policy, too: what it denies is refused by name,
+    and what it asks waits next.
 
     What it approves is bound: where a filter that was registered after it, of either type, changes the function or an
     argument that the policy saw or the model could have given, the function does not run, and the model reads so. A
@@ -307,17 +309,17 @@ class ApprovalFilter:
         self.report_unused_rules(kernel)
         asked = decided_calls(kernel, history, decisions, self._taken)
         await let_in("", [(one.waiting.pending, one.waiting.pending.id, one.decision) for one in asked], self.authorize)
-        edits = {one.waiting.pending.fingerprint: await self._edit_reviewed(kernel, history, one) for one in asked}
+        reviews = {one.waiting.pending.fingerprint: await self._reviewed(kernel, history, one) for one in asked}
         to_run: deque[tuple[DecidedCall, FunctionResultContent]] = deque()
         for one in decided_calls(kernel, history, decisions, self._taken):
-            item, edit = one.waiting.item, edits.get(one.waiting.pending.fingerprint)
-            match one.decision if edit is None else edit.decision:
+            item, reviewed = one.waiting.item, reviews.get(one.waiting.pending.fingerprint)
+            match one.decision if reviewed is None else reviewed.decision:
                 case Deny(reason=reason):
                     replace_result(history, item, _refusal(reason))
                 case Supply(result=result):
                     replace_result(history, item, result_text(result))
-                case Defer() if edit is not None and one.function is not None:
-                    replace_result(history, item, asked_again(one.waiting, one.function, edit))
+                case Defer() if reviewed is not None and one.function is not None:
+                    replace_result(history, item, asked_again(one.waiting, one.function, reviewed))
                 case _:
                     to_run.append((one, replace_result(history, item, _STARTED)))
             self._taken.add(one.waiting.pending.fingerprint)
@@ -331,14 +333,17 @@ class ApprovalFilter:
                 self._taken.discard(one.waiting.pending.fingerprint)
         return self.pending(history)
 
-    async def _edit_reviewed(self, kernel: Kernel, history: ChatHistory, one: DecidedCall) -> Reviewed | None:
-        """Review the edit in a decision, as if the model had made the call with it; None for another decision.
+    async def _reviewed(self, kernel: Kernel, history: ChatHistory, one: DecidedCall) -> Reviewed | None:
+        """Review an approved call by the filters that have not seen what will run; None if all have, or nothing runs.
+
+        An edit is reviewed by all of them, as if the model had made the call with it.
 
         Raises:
-            DecisionRefusedError: If a policy denies the edited call.
+            DecisionRefusedError: If a policy denies the call.
         """
         pending, approval = one.waiting.pending, one.decision
-        if not isinstance(approval, Approve) or approval.arguments is None or one.function is None:
+        others = [other for other in approval_filters(kernel) if not other.decides_as(self)]
+        if not isinstance(approval, Approve) or one.function is None or (approval.arguments is None and not others):
             return None
         call = tool_call(
             one.function,
@@ -351,9 +356,13 @@ class ApprovalFilter:
             batch_size=1,
             after=before_message_of(one.waiting.call, history.messages),
         )
-        others = [other for other in approval_filters(kernel) if not other.decides_as(self)]
-        reviewed = await _review([self, *others], one.function).of_edit(call, approval, one.waiting.question, State())
-        if isinstance(reviewed.decision, Deny):
+        if approval.arguments is None:
+            filters = approval_filters(kernel, once_invoked=False)  # the others decide when the function is invoked
+            reviewed = await _after_question(filters, call, one.function, one.waiting.question)
+        else:
+            review = _review([self, *others], one.function)
+            reviewed = await review.of_edit(call, approval, one.waiting.question, State())
+        if reviewed is not None and isinstance(reviewed.decision, Deny):
             problem = (
                 f"The approval of {pending.id!r} cannot be taken: {reviewed.decision.reason} The call still waits."
             )
@@ -426,6 +435,29 @@ def _review(filters: Sequence[ApprovalFilter], function: KernelFunction) -> Revi
     mark = approval_required(function)
     edit = partial(edited_call, {function.fully_qualified_name: function}, _STOCK_RUN)
     return Review(chains=(), filters=[chain_of(one, lambda _: mark) for one in filters], edit=edit)
+
+
+async def _after_question(
+    filters: Sequence[ApprovalFilter], call: ToolCall, function: KernelFunction, question: Defer
+) -> Reviewed | None:
+    """Review an approved call by the filters behind the one that asked, whom the call did not reach; see `_review`.
+
+    Returns:
+        What the first of them decides or asks; None if they let the call run.
+    """
+    mark = approval_required(function)
+    chains = [chain_of(one, lambda _: mark) for one in filters]
+    decisions = [await chain.decide(call, State()) for chain in chains]
+    places = [place for place, one in enumerate(decisions) if isinstance(one, Defer) and is_same(one, question)]
+    for decision in decisions[places[0] + 1 if places else 0 :]:
+        match decision:
+            case Deny() | Supply():
+                return Reviewed(decision=decision)
+            case Defer() if not is_same(decision, question):
+                return Reviewed(decision=decision, question=decision)
+            case _:
+                pass
+    return None
 
 
 async def _always() -> bool:
@@ -571,11 +603,17 @@ def _is_same(one: object, other: object) -> bool:
     return one is other or (inspect.ismethod(one) and one == other)  # each lookup makes another method object
 
 
-def approval_filters(kernel: Kernel) -> tuple[ApprovalFilter, ...]:
-    """List the approval filters of a kernel, of either type; those with the same policy and approver once."""
+def approval_filters(kernel: Kernel, *, once_invoked: bool = True) -> tuple[ApprovalFilter, ...]:
+    """List the approval filters of a kernel; those with the same policy and approver once.
+
+    Args:
+        kernel: The kernel.
+        once_invoked: Whether those of function invocation are listed, too, after those of a model's calls.
+    """
     listed: Any = kernel  # its lists of filters are typed in part only
     found: list[ApprovalFilter] = []
-    for _, one in [*reversed(listed.auto_function_invocation_filters), *reversed(listed.function_invocation_filters)]:
+    once_called = [*reversed(listed.auto_function_invocation_filters)]
+    for _, one in [*once_called, *(reversed(listed.function_invocation_filters) if once_invoked else ())]:
         if isinstance(one, ApprovalFilter) and not any(one.decides_as(other) for other in found):
             found.append(one)
     return tuple(found)

@@ -188,10 +188,10 @@ def waiting_result(
 
 
 def asked_again(waiting: WaitingResult, function: KernelFunction, reviewed: Reviewed) -> FunctionResultContent:
-    """Write the result of a call that waits again, with the arguments that a person gave it."""
-    question, arguments = reviewed.question, reviewed.arguments
+    """Write the result of a call that waits again, for another question, with the arguments that a person gave it."""
+    question, edited = reviewed.question, reviewed.arguments
     assert question is not None, "something else is asked"
-    assert arguments is not None, "about an edited call"
+    arguments = waiting.pending.arguments if edited is None else edited
     text, metadata = _marked(function, waiting.pending.id, arguments, question, waiting.place)
     return FunctionResultContent(id=waiting.item.id, name=waiting.item.name, result=text, metadata=metadata)
 

@@ -11,7 +11,7 @@ from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecut
 from semantic_kernel.contents import ChatHistory
 from semantic_kernel.functions import KernelArguments, kernel_function
 
-from planner_ext import ApprovalFilter, Approve, Deny
+from planner_ext import ApprovalFilter, ApprovalPolicy, Approve, Deny
 from planner_ext.errors import DecisionRefusedError
 from planner_ext.hitl_manager import Defer, Supply
 from planner_ext.testing import ScriptedOpenAIServer, call, calls, say
@@ -302,3 +302,48 @@ async def test_a_key_that_is_a_fingerprint_means_the_fingerprint() -> None:
     assert second.id == first.fingerprint
     (left,) = await by.resume(here.kernel, history, {first.fingerprint: Approve()})
     assert (here.ran, left.fingerprint) == ([REFUNDED], second.fingerprint)
+
+
+OVER_10: dict[str, Any] = {"function": "refund", "arguments": {"amount": {"gt": 10}}}
+
+
+def two_filters(first: Any, second: Any) -> World:
+    """A stock kernel with two filters, the first of which sees each call first."""
+    here = guarded([REFUND, DONE], by=first, under=AUTO)
+    add_filter(here.kernel, "auto_function_invocation", second)
+    return here
+
+
+@pytest.mark.parametrize("resumed", ["that asked", "other"])
+async def test_an_approval_does_not_pass_the_filters_behind_the_one_that_asked(resumed: str) -> None:
+    """What a filter behind the first question denies is refused by name, and goes on waiting."""
+    denies = ApprovalPolicy.from_dict({"default": "allow", "rules": [{**OVER_10, "action": "deny", "reason": "Over."}]})
+    by, behind, history = ApprovalFilter(POLICY), ApprovalFilter(denies), asked()
+    here = two_filters(by, behind)
+    await chat(here, history)
+    one = by if resumed == "that asked" else behind
+    with pytest.raises(DecisionRefusedError, match=r"'call_1' cannot be taken: .*Over\..* still waits"):
+        await one.resume(here.kernel, history, {"call_1": Approve()})
+    assert (here.ran, len(by.pending(history))) == ([], 1)
+    assert await one.resume(here.kernel, history, {"call_1": Deny("Then not.")}) == ()
+
+
+@pytest.mark.parametrize("order", ["clerk first", "boss first"])
+async def test_each_filter_puts_its_question_one_after_the_other(order: str) -> None:
+    """An answer to the first filter's question is none to the second's, which waits next, for its own roles."""
+    asks = [{**OVER_10, "action": "ask", "roles": [role]} for role in ("clerk", "boss")]
+    everybody: Any = {"authorize": lambda request: True}
+    filters = [
+        ApprovalFilter(ApprovalPolicy.from_dict({"default": "allow", "rules": [one]}), **everybody) for one in asks
+    ]
+    roles = ["clerk", "boss"]
+    if order == "boss first":
+        filters.reverse()
+        roles.reverse()
+    here, history = two_filters(*filters), asked()
+    await chat(here, history)
+    assert [one.roles for one in filters[0].pending(history)] == [(roles[0],)]
+    (waits,) = await filters[0].resume(here.kernel, history, {"call_1": Approve(by=roles[0])})
+    assert (here.ran, waits.roles, dict(waits.arguments)) == ([], (roles[1],), {"order": "7", "amount": 50})
+    assert await filters[0].resume(here.kernel, history, {"call_1": Approve(by=roles[1])}) == ()
+    assert here.ran == [REFUNDED]
