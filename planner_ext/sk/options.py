@@ -322,7 +322,7 @@ def _callables(name: str, values: object) -> tuple[Any, ...]:
         InvalidOptionError: Naming the option.
     """
     if not isinstance(values, list | tuple):
-        got = shown(cast("object", values))
+        got = shown(values)
         way = f" Put it into a list: {name}=[...]." if callable(values) else way_out(name, values)
         raise InvalidOptionError(f"{name} must be a sequence of functions; got {got}.{way}")
     for value in cast("Sequence[object]", values):
