@@ -20,6 +20,7 @@ from planner_ext.core.values import Reply, TranscriptItem, Usage
 from planner_ext.engine.batch import BudgetHandle, CallFailedError, Calls, StopHandle
 from planner_ext.engine.concurrency import LeftByError, OutOfTime, contained, end_tasks
 from planner_ext.engine.journal import Recorder, lost_request, plain_fact
+from planner_ext.engine.log import log_run
 from planner_ext.engine.ports import Clarification, Emit, Event, Ports, TextDelta
 from planner_ext.engine.shared import Reservations
 
@@ -121,6 +122,8 @@ class Engine:
                     cancelled = isinstance(error, asyncio.CancelledError)
                     reason = "The run was cancelled." if cancelled else "The run failed."
                     await self._journal.terminate(reason, spent=self.account.unrecorded())
+                elif self.is_running and self._ports.store is None:  # no fact says so; a worker logs its runs' faults
+                    log_run(logging.INFO, self.state.run_id, f"broke off: {type(error).__name__}")
 
     @property
     def is_running(self) -> bool:

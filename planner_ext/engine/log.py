@@ -1,7 +1,8 @@
 """Formats the events of runs as lines for Python's logging, on the logger ``planner_ext.runs``.
 
 A line has the run's name and one event, and no text of a model, argument or result.
-``INFO``: a run's start, resumption, pause, the decisions on its calls, and its end, also at a limit. ``DEBUG``: an
+``INFO``: a run's start, resumption, pause, the decisions on its calls, and its end, also at a limit or,
+without a store, by an error, of which the class is named. ``DEBUG``: an
 interceptor's or an approver's approval. ``WARNING``, of kept runs alone: a limit that ended it, a fault, and a takeover
 from a dead worker. ``ERROR``: a kept run that failed, or was quarantined. A call that nobody decided is not logged. A
 line follows the fact: in the journal of a run that no store keeps, otherwise in the store, so that several workers

@@ -17,6 +17,7 @@ from planner_ext import (
     ToolCallHandler,
     ToolUseSession,
 )
+from planner_ext.errors import ServiceCallError
 from planner_ext.testing import ScriptedReply, call, say
 from support.planner import ADD, both_ways, invoke, never_stops, planner_with, resume, scripted
 
@@ -90,6 +91,19 @@ async def test_start_and_end_are_one_line_each(door: Any, streamed: bool, caplog
     assert " answered: 2 iterations, 1 call, " in ended
     assert started.split()[1] == ended.split()[1]
     assert run_id in started
+
+
+@both_ways
+@pytest.mark.parametrize("door", [by_planner, by_service, by_handler, by_session])
+async def test_an_error_that_ends_a_run_is_one_line(
+    door: Any, streamed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the class of the error alone: what it says may be a payload."""
+    with pytest.raises(ServiceCallError):
+        await door(scripted([ConnectionError(SECRET)])[0], streamed)
+    started, ended = lines(caplog)
+    assert started.endswith(" started")
+    assert ended.endswith(" broke off: ServiceCallError")
 
 
 @both_ways
