@@ -39,7 +39,7 @@ from semantic_kernel.contents import (
 from semantic_kernel.functions import KernelArguments
 
 from planner_ext.approval.decisions import Decision, DecisionRequest
-from planner_ext.core.errors import shown
+from planner_ext.core.errors import shown, way_out
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Budget
 from planner_ext.engine.authorization import refusal_of
@@ -247,11 +247,12 @@ class _Turn:
         if not isinstance(agent, ChatCompletionAgent):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidOptionError(
                 f"agent must be a ChatCompletionAgent, whose calls run in this process; got {shown(agent)}."
+                f"{way_out('agent', agent)}"
             )
         if not isinstance(thread, ChatHistoryAgentThread):
             raise InvalidOptionError(
                 "thread must be the ChatHistoryAgentThread of the turn that waits, which its response has as .thread; "
-                f"got {shown(thread)}."
+                f"got {shown(thread)}.{way_out('thread', thread)}"
             )
         if kernel is not None:
             instance_of("kernel", kernel, Kernel)

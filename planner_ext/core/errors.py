@@ -76,9 +76,21 @@ class NewerSchemaError(InvalidJournalError):
     """A journal or checkpoint was written by a newer version of this package than the one that reads it."""
 
 
+_PARTS: Mapping[object, tuple[str, str]] = {
+    "policy": ("interceptors", "interceptors=[ApprovalPolicy.from_yaml(path)]"),
+    "policies": ("interceptors", "interceptors=[ApprovalPolicy.from_yaml(path)]"),
+    "authorize": ("approval", "approval=ApprovalSettings(authorize=...)"),
+}
+"""What is no option, but a part of one: by its name, the option, and how it is written."""
+
+
 def nearest(name: object, names: Iterable[str]) -> str:
     """Ask whether the nearest of these names was meant, in a sentence with a space before it; "" if none is near."""
-    found = get_close_matches(str(name), [*names], n=1)
+    known = [*names]
+    option, written = _PARTS.get(name, ("", ""))
+    if option in known:
+        return f" Write {written}."
+    found = get_close_matches(str(name), known, n=1)
     return f" Did you mean {found[0]!r}?" if found else ""
 
 
@@ -100,6 +112,8 @@ def suggests_names(kind: type[_T]) -> type[_T]:
     return kind
 
 
+_BY_ID = "Name the calls: decisions={call.id: Approve(by=...)}; pending has the ids."
+
 _PLACES: Mapping[tuple[str, str], str] = {
     ("service_id", "Kernel"): "The kernel is given to each run: planner.invoke(kernel, goal).",
     ("service_id", "FunctionCallingStepwisePlannerOptions"): "Give them by name: options=...",
@@ -119,7 +133,31 @@ _PLACES: Mapping[tuple[str, str], str] = {
     ("checkpoint", "Kernel"): "The kernel comes first: resume(kernel, checkpoint, decisions).",
     ("checkpoint", "FunctionCallingStepwisePlannerResult"): "Give its checkpoint: result.checkpoint.",
     ("checkpoint", "ChatMessageContent"): "Give its checkpoint: message.metadata['checkpoint'].",
+    ("checkpoint", "AgentResponseItem"): "Give its checkpoint: response.metadata['checkpoint'].",
+    ("checkpoint", "dict"): "Of a message's metadata give the entry 'checkpoint'; decisions come after the checkpoint.",
+    ("checkpoint", "Path"): "Read the file: path.read_text().",
     ("checkpoint", "NoneType"): "A message of a run that was answered has none: look at its status first.",
+    ("agent", "AgentThread"): "The agent comes first, then the thread.",
+    ("agent", "ChatCompletionClientBase"): "Give the agent that has this service; a service has a resume of its own.",
+    ("thread", "AgentResponseItem"): "Give its thread: response.thread.",
+    ("thread", "ChatHistory"): "Make one of it: ChatHistoryAgentThread(history).",
+    ("thread", "ChatCompletionAgent"): "The agent comes first, then the thread.",
+    ("arguments", "dict"): "Make them of it: KernelArguments(**arguments).",
+    ("arguments", "ChatHistory"): "Give it by name: chat_history=...",
+    ("arguments", "PromptExecutionSettings"): "Give them in arguments: KernelArguments(settings=...).",
+    ("goal", "ChatHistory"): "Give the text, and the conversation by name: chat_history=...",
+    ("goal", "ChatMessageContent"): "Give its text: message.content.",
+    ("chat_history", "list"): "Make one of it: ChatHistory(messages=[...]).",
+    ("chat_history", "str"): "Make one: history = ChatHistory(); history.add_user_message(text).",
+    ("budget", "int"): "Say what it limits: Budget(max_iterations=...).",
+    ("decision", "type"): "Make one of the class: Approve(by=...).",
+    ("decision", "bool"): "Give Approve(by=...), or Deny(reason).",
+    ("decision", "str"): "Give Approve(by=...), or Deny(reason).",
+    ("decisions", "Approve"): _BY_ID,
+    ("decisions", "Deny"): _BY_ID,
+    ("decisions", "Supply"): _BY_ID,
+    ("decisions", "list"): _BY_ID,
+    ("decisions", "NoneType"): "Without decisions give {}: the run stays paused.",
     ("policy", "str"): "Read the file: ApprovalPolicy.from_yaml(path).",
     ("policy", "Path"): "Read the file: ApprovalPolicy.from_yaml(path).",
     ("policy", "dict"): "Read the data: ApprovalPolicy.from_dict(data).",

@@ -37,7 +37,7 @@ from planner_ext.approval.decisions import (
     record_of,
     waiting_calls,
 )
-from planner_ext.core.errors import shown
+from planner_ext.core.errors import shown, way_out
 from planner_ext.core.facts import CallDecided, CallStarted, Clarified, Ended, Fact, Resumed
 from planner_ext.core.fold import apply, fold
 from planner_ext.core.limits import Budget, tightest
@@ -275,7 +275,8 @@ async def decision_facts(
         DecisionRefusedError: Naming the call, and why.
     """
     if not isinstance(decisions, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise DecisionRefusedError(f"decisions must map call ids to decisions; got {shown(decisions)}.")
+        hint = way_out("decisions", decisions)
+        raise DecisionRefusedError(f"decisions must map call ids to decisions; got {shown(decisions)}.{hint}")
     waiting = {call.request.id: call for call in waiting_calls(state)}
     for name in decisions:
         if name not in waiting:
@@ -394,7 +395,8 @@ class _DecisionFacts:
     def _problem(self, call: WaitingCall, fact: CallDecided, decision: Decision, name: str) -> str | None:
         """Say why a decision cannot be taken, or None."""
         if not isinstance(decision, Approve | Deny | Supply):
-            return f"The call {name} was answered {shown(decision)}; expected Approve, Deny or Supply."
+            hint = way_out("decision", decision)
+            return f"The call {name} was answered {shown(decision)}; expected Approve, Deny or Supply.{hint}"
         if _is_late(fact, fact.at):
             late = "came too late: the question expired. Resume without it to let the model know."
             return f"The decision on {name} {late}"

@@ -296,6 +296,11 @@ def _check(cause: BaseException) -> str:
     status = getattr(cause, "status_code", None)
     if isinstance(status, int):
         return _CHECKS.get(status, "")
+    if any(isinstance(each, RuntimeError) and "event loop" in str(each).lower() for each in _causes(cause)):
+        return (
+            " The service's client made requests on another event loop before. Stay on one: call invoke_sync alone, or "
+            "await every run within one asyncio.run; or give each loop a service of its own."
+        )
     return " No connection was made: check base_url, its host and port, and that the endpoint runs." * _is_apart(cause)
 
 

@@ -185,7 +185,8 @@ class Checkpoint:
         try:
             check_depth(parsed := read_json(text, "a checkpoint"))
         except InvalidJournalError as error:
-            raise InvalidCheckpointError(str(error)) from error
+            hint = "" if "{" in text else " Give the text itself; of a file: Path(name).read_text()."
+            raise InvalidCheckpointError(f"{error}{hint}") from error
         data = cast("dict[str, object]", parsed if isinstance(parsed, dict) else {})
         if not {"schema", "facts"} <= data.keys():
             raise InvalidCheckpointError("Expected a checkpoint: a JSON object with the keys schema and facts.")

@@ -37,7 +37,7 @@ from planner_ext.approval.decisions import (
     problem_of,
     takes_no_more,
 )
-from planner_ext.core.errors import shown
+from planner_ext.core.errors import shown, way_out
 from planner_ext.engine.ports import Reviewed
 from planner_ext.sk.approval import DecisionRefusedError, PendingCall
 from planner_ext.sk.conversion import InvalidArguments, parse_object
@@ -109,7 +109,8 @@ def decided_calls(
         DecisionRefusedError: If a decision cannot be taken, naming the call.
     """
     if not isinstance(decisions, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise DecisionRefusedError(f"decisions must map call ids to decisions; got {shown(decisions)}.")
+        hint = way_out("decisions", decisions)
+        raise DecisionRefusedError(f"decisions must map call ids to decisions; got {shown(decisions)}.{hint}")
     decided: list[DecidedCall] = []
     waiting = waiting_results(history)
     for name, decision in decisions.items():
@@ -142,6 +143,7 @@ def _checked(kernel: Kernel, name: str, decision: Decision, found: Sequence[Wait
     if not isinstance(decision, Approve | Deny | Supply):
         raise DecisionRefusedError(
             f"The call {name!r} was answered {shown(decision)}; expected Approve, Deny or Supply."
+            f"{way_out('decision', decision)}"
         )
     if (problem := problem_of(decision)) is not None:
         raise DecisionRefusedError(f"The decision on {name!r} cannot be taken: {problem}. The call still waits.")

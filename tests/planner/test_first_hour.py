@@ -1,5 +1,6 @@
 """Mistakes of the first hour: each error says what to do instead, at every door where the mistake can be made."""
 
+import asyncio
 import re
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -9,9 +10,10 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 from semantic_kernel import Kernel
+from semantic_kernel.agents import AgentResponseItem, ChatCompletionAgent, ChatHistoryAgentThread
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
-from semantic_kernel.contents import ChatHistory
+from semantic_kernel.contents import AuthorRole, ChatHistory, ChatMessageContent
 
 from planner_ext import (
     ApprovalFilter,
@@ -20,6 +22,7 @@ from planner_ext import (
     Approve,
     BoundedFunctionChoiceBehavior,
     Budget,
+    Defer,
     FunctionCallingStepwisePlanner,
     FunctionCallingStepwisePlannerOptions,
     FunctionInvokingChatCompletion,
@@ -29,14 +32,19 @@ from planner_ext import (
     ToolExecution,
     ToolUseSession,
 )
-from planner_ext.errors import InvalidPolicyError, PlannerExtError, ServiceCallError
-from planner_ext.testing import ScriptedChatCompletion, ScriptedFault, ScriptedOpenAIServer, say
+from planner_ext.agent import resume_agent
+from planner_ext.errors import DecisionRefusedError, InvalidPolicyError, PlannerExtError, ServiceCallError
+from planner_ext.testing import ScriptedChatCompletion, ScriptedFault, ScriptedOpenAIServer, call, say
+from support.planner import scripted
 
 Wrong = Callable[[], Any]
 KERNEL = Kernel()
 SERVICE = ScriptedChatCompletion([])
 PLANNER = FunctionCallingStepwisePlanner()
 OPTIONS = FunctionCallingStepwisePlannerOptions()
+MESSAGE = ChatMessageContent(role=AuthorRole.ASSISTANT, content="")
+THREAD = ChatHistoryAgentThread()
+AGENT = ChatCompletionAgent(name="clerk", service=SERVICE)
 
 MADE_WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "planner(kernel)": (lambda: FunctionCallingStepwisePlanner(as_any(KERNEL)), "planner.invoke(kernel, goal)"),
@@ -65,6 +73,36 @@ MADE_WRONG: dict[str, tuple[Callable[[], object], str]] = {
         "kernel comes first",
     ),
     "resume_sync(kernel, None)": (lambda: PLANNER.resume_sync(KERNEL, as_any(None)), "result.checkpoint"),
+    "resume_sync(kernel, response)": (
+        lambda: PLANNER.resume_sync(KERNEL, as_any(AgentResponseItem(message=MESSAGE, thread=THREAD))),
+        "response.metadata['checkpoint']",
+    ),
+    "resume_sync(kernel, metadata)": (lambda: PLANNER.resume_sync(KERNEL, as_any({})), "the entry 'checkpoint'"),
+    "resume_sync(kernel, file name)": (lambda: PLANNER.resume_sync(KERNEL, "run.json"), "Path(name).read_text()"),
+    "resume_agent(thread, agent)": (lambda: resumed(THREAD, AGENT), "The agent comes first"),
+    "resume_agent(service)": (lambda: resumed(SERVICE, THREAD), "Give the agent"),
+    "resume_agent(agent, response)": (
+        lambda: resumed(AGENT, AgentResponseItem(message=MESSAGE, thread=THREAD)),
+        "response.thread",
+    ),
+    "resume_agent(agent, history)": (lambda: resumed(AGENT, ChatHistory()), "ChatHistoryAgentThread(history)"),
+    "invoke_sync(kernel, history)": (lambda: PLANNER.invoke_sync(KERNEL, as_any(ChatHistory())), "chat_history=..."),
+    "invoke_sync(kernel, goal, history)": (
+        lambda: PLANNER.invoke_sync(KERNEL, "goal", as_any(ChatHistory())),
+        "chat_history=...",
+    ),
+    "invoke_sync(kernel, goal, dict)": (
+        lambda: PLANNER.invoke_sync(KERNEL, "goal", as_any({"city": "Oslo"})),
+        "KernelArguments(**arguments)",
+    ),
+    "service(budget=5)": (
+        lambda: FunctionInvokingChatCompletion(SERVICE, budget=as_any(5)),
+        "Budget(max_iterations=...)",
+    ),
+    "options(policy=)": (
+        lambda: FunctionCallingStepwisePlannerOptions(**as_any({"policy": 1})),
+        "interceptors=[ApprovalPolicy.from_yaml(path)]",
+    ),
     "cancel(None)": (lambda: PLANNER.cancel(as_any(None)), "result.checkpoint"),
 }
 
@@ -73,12 +111,64 @@ def as_any(value: object) -> Any:
     return value
 
 
+def resumed(agent: object, thread: object) -> None:
+    asyncio.run(resume_agent(as_any(agent), as_any(thread), "{}", {}))
+
+
 @pytest.mark.parametrize("mistake", MADE_WRONG)
 def test_what_was_given_to_the_wrong_place_is_told_where_it_belongs(mistake: str) -> None:
     """A value that is right elsewhere: the error says where."""
     make, way_out = MADE_WRONG[mistake]
     with pytest.raises(PlannerExtError, match=re.escape(way_out)):
         make()
+
+
+@pytest.mark.parametrize("door", [FunctionInvokingChatCompletion, ToolCallHandler, ToolUseSession])
+@pytest.mark.parametrize("name", ["policy", "authorize"])
+def test_a_part_of_an_option_is_told_its_option(door: Any, name: str) -> None:
+    """At every door that takes the options by keyword."""
+    given = {"policy": "ApprovalPolicy.from_yaml", "authorize": "ApprovalSettings(authorize=...)"}[name]
+    with pytest.raises(TypeError, match=re.escape(given)):
+        door(SERVICE if door is FunctionInvokingChatCompletion else Kernel(services=[SERVICE]), **{name: 1})
+
+
+@pytest.mark.parametrize(
+    ("decisions", "way_out"),
+    [
+        (None, "Without decisions give {}"),
+        (Approve(), "pending has the ids"),
+        ([Approve()], "pending has the ids"),
+        ({"call_1": True}, "Approve(by=...)"),
+        ({"call_1": "approve"}, "Approve(by=...)"),
+        ({"call_1": Approve}, "Make one of the class"),
+    ],
+)
+async def test_what_is_no_decision_is_told_how_one_is_given(decisions: Any, way_out: str) -> None:
+    """Where a paused turn is resumed; the call waits, and the right decision takes it."""
+
+    async def waits(_: object) -> Defer:
+        return Defer("Add?")
+
+    kernel, model = scripted([call("math-add", {"a": 1, "b": 2}, id="call_1"), say("3.")])
+    kernel.add_service(FunctionInvokingChatCompletion(model, interceptors=[waits]), overwrite=True)
+    agent = ChatCompletionAgent(name="clerk", kernel=kernel)
+    response = await agent.get_response("Add 1 and 2.")
+    checkpoint = response.metadata["checkpoint"]
+    with pytest.raises(DecisionRefusedError, match=re.escape(way_out)):
+        await resume_agent(agent, response.thread, checkpoint, decisions)
+    response = await resume_agent(agent, response.thread, checkpoint, {"call_1": Approve()})
+    assert str(response) == "3."
+
+
+def test_one_client_on_two_event_loops_is_told_to_stay_on_one() -> None:
+    """``invoke_sync`` and ``asyncio.run`` take turns on a connection that is kept alive."""
+    planner = FunctionCallingStepwisePlanner(options=FunctionCallingStepwisePlannerOptions(plan=False))
+    with ScriptedOpenAIServer(lambda _: say("4.5")) as server:
+        client = AsyncOpenAI(api_key="none", base_url=server.url, max_retries=0)
+        kernel = Kernel(services=[OpenAIChatCompletion(ai_model_id="scripted", async_client=client)])
+        assert planner.invoke_sync(kernel, "How warm is it?").final_answer == "4.5"
+        with pytest.raises(ServiceCallError, match="another event loop before"):
+            asyncio.run(planner.invoke(kernel, "How warm is it?"))
 
 
 async def swapped_plain(_: Path) -> None:
