@@ -12,6 +12,7 @@ from ag_ui.core import BaseEvent, ResumeEntry, RunAgentInput, RunErrorEvent, Run
 from semantic_kernel.agents import ChatCompletionAgent
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.contents import ChatHistory
+from semantic_kernel.functions import KernelArguments
 
 from entitlement.record import within
 from entitlement.rules import STAFF
@@ -294,9 +295,12 @@ class _Agent(_Once):
         self._checkpoint = self._before = ""
 
     def _made(self) -> ChatCompletionAgent:
-        service = FunctionInvokingChatCompletion(self._world.service, **_options(self._world))
-        behavior = BoundedFunctionChoiceBehavior.Auto(maximum_use_attempts=None)
-        given: dict[str, Any] = {"kernel": self._world.kernel, "service": service, "function_choice_behavior": behavior}
+        # Under an id of its own: the agent puts it into the kernel, where a nested planner would take it over.
+        service = FunctionInvokingChatCompletion(self._world.service, service_id="desk", **_options(self._world))
+        settings = _settings()
+        settings.service_id = "desk"
+        given: dict[str, Any] = {"kernel": self._world.kernel, "service": service}
+        given |= {"arguments": KernelArguments(settings), "function_choice_behavior": settings.function_choice_behavior}
         return ChatCompletionAgent(name="desk", instructions="Do it.", **given)
 
     async def ask(self, run: str) -> Outcome:

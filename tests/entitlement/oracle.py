@@ -100,7 +100,8 @@ class _Oracle:
         place = self.places[id(call)]
         if self.scenario.door == "filter":
             return [True, False]
-        before = self.starts_before.get((place.run, place.turn), 0)
+        outermost = self.places[id(place.around[0])] if place.around else place  # siblings of one batch are not before
+        before = self.starts_before.get((outermost.run, outermost.turn), 0)
         if "look" in self.starts[:before]:
             return [True]
         is_open = place.around and "look" in self.starts

@@ -73,8 +73,9 @@ async def _seen_through(way: Way, world: World, run: str, trial: Trial) -> str:
     scenario = world.scenario
     outcome = await way.ask(run)
     late = world.scenario.late and outcome.status == "paused" and await way.say_more()
-    in_vain = 0
-    while outcome.status == "paused" and in_vain < 4:
+    in_vain, rounds = 0, 0
+    while outcome.status == "paused" and in_vain < 4 and rounds < 40:
+        rounds += 1  # in a store a decision may be refused later, by the worker
         decided = {
             one.key: world.people.decide(
                 world.record.call_of(one.call_id),

@@ -117,7 +117,7 @@ class World:
         kernel.add_plugin(Inner(), "inner")
         inside = self.options(self.scenario.inside, approver=self.scenario.inner_approver)
         options = FunctionCallingStepwisePlannerOptions(plan=False, max_iterations=1000, **inside)
-        planner = FunctionCallingStepwisePlanner(options=options)
+        planner = FunctionCallingStepwisePlanner("scripted", options)
         kernel.add_plugin(PlannerPlugin(planner, function_name="planner"), "helper")
         own = self._kernel()
         agent: Any = ChatCompletionAgent(kernel=own, service=self.service, name="colleague", instructions="Do it.")
