@@ -18,8 +18,9 @@ The next input on the thread answers them, and the run continues from its checkp
 - a question of the model (``input_required``): ``{"answer": "..."}``;
 - the status ``cancelled`` refuses the call, or the answer.
 
-An interrupt's ``responseSchema`` describes this, with the function's parameters, and its ``id`` is the fingerprint of
-the call: an answer binds to the function and the arguments that were shown. Interrupts without an answer stay open, and
+An interrupt's ``responseSchema`` describes this, with the function's parameters, its ``metadata`` names the function,
+the arguments and the roles that may decide, and its ``id`` is the fingerprint of the call: an answer binds to the
+function and the arguments that were shown. Interrupts without an answer stay open, and
 the run ends with them again.
 
 **Trust.** The checkpoint stays on the server: a browser decides the calls that wait on its thread, and cannot add a
@@ -157,13 +158,9 @@ async def ag_ui_events(
         early cancels the run; a resumed run that has not yet done anything waits again.
 
     Raises:
-        PlannerInvalidConfigurationError: If the kernel has a plugin ``ag_ui``.
+        PlannerInvalidConfigurationError: If the kernel has a plugin ``ag_ui``, or ``roles`` is one text.
     """
-    if _PLUGIN in kernel.plugins:
-        raise PlannerInvalidConfigurationError(
-            f"The plugin name {_PLUGIN!r} is reserved for the tools of the front end; the kernel has a plugin of this "
-            "name. Rename it."
-        )
+    _check(kernel, roles)
     run = _Run(run_input, waiting)
     try:
         yield RunStartedEvent(thread_id=run_input.thread_id, run_id=run_input.run_id, protocol_version=PROTOCOL_VERSION)
@@ -186,6 +183,18 @@ async def ag_ui_events(
         yield _error_event(error)
     finally:
         run.close()
+
+
+def _check(kernel: Kernel, roles: Collection[str]) -> None:
+    if isinstance(roles, str):
+        raise PlannerInvalidConfigurationError(
+            f"roles must be a list of names; got the text {roles!r}, whose letters would be roles. Write [{roles!r}]."
+        )
+    if _PLUGIN in kernel.plugins:
+        raise PlannerInvalidConfigurationError(
+            f"The plugin name {_PLUGIN!r} is reserved for the tools of the front end; the kernel has a plugin of this "
+            "name. Rename it."
+        )
 
 
 class _Run:
@@ -411,8 +420,14 @@ class _Run:
             tool_call_id=self._call_id(call.id) or None,
             response_schema=_ANSWER_SCHEMA if asks else _approval_schema(call),
             expires_at=None if call.expires_at is None else call.expires_at.isoformat(),
-            metadata={"planner_ext": {"function": call.fully_qualified_name, "arguments": dict(call.arguments)}},
+            metadata={"planner_ext": _described(call)},
         )
+
+
+def _described(call: PendingCall) -> dict[str, Any]:
+    """Describe a call that waits; ``roles`` exists only if somebody in particular has to decide."""
+    described = {"function": call.fully_qualified_name, "arguments": dict(call.arguments)}
+    return {**described, "roles": [*call.roles]} if call.roles else described
 
 
 # Decisions.

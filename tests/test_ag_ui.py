@@ -27,6 +27,7 @@ from semantic_kernel.exceptions import ServiceResponseException
 from semantic_kernel.functions import kernel_function
 
 from planner_ext import (
+    ApprovalPolicy,
     Budget,
     Checkpoint,
     FunctionCallingStepwisePlanner,
@@ -230,6 +231,30 @@ async def test_roles_are_the_users() -> None:
         assert desk.end.message == "shop-refund is for finance to decide."
     await desk.run(desk.front.answer(APPROVE), roles=["sales", "finance"])
     assert desk.shop.paid == [-5.0]
+
+
+async def test_one_role_is_no_list_of_letters() -> None:
+    """A text in place of the user's roles would let in whoever has a role of one letter: it is refused by name."""
+    desk = Desk([call("shop-refund", {"amount": 5}), say("Done.")])
+    await desk.run(desk.front.ask("Refund."))
+    with pytest.raises(PlannerInvalidConfigurationError, match=r"a list of names; got the text 'finance'"):
+        await anext(desk.stream(desk.front.answer(APPROVE), roles="finance"))
+    assert (desk.shop.paid, list(desk.waiting)) == ([], ["thread"])
+
+
+async def test_an_interrupt_says_who_may_decide() -> None:
+    """The front end reads the roles of the call, and of an edited call those that are asked next."""
+    large = {"function": "refund", "arguments": {"amount": {"gt": 10}}, "action": "ask", "roles": ["boss"]}
+    policy = ApprovalPolicy.from_dict({"default": "allow", "rules": [large]})
+    desk = Desk([call("shop-refund", {"amount": 5}), say("Done.")], interceptors=[policy])
+    await desk.run(desk.front.ask("Refund."))
+    roles = [desk.front.interrupts[0].metadata["planner_ext"]["roles"]]
+    await desk.run(desk.front.answer({"approved": True, "editedArgs": {"amount": 50}}), roles=["finance"])
+    (waits,) = desk.front.interrupts
+    described = {"function": "shop-refund", "arguments": {"amount": 50}, "roles": ["boss"]}
+    assert (roles, waits.metadata) == ([["finance"]], {"planner_ext": described})
+    await desk.run(desk.front.answer(APPROVE), roles=["finance"])
+    assert (desk.end.message, desk.shop.paid) == ("shop-refund is for boss to decide.", [])
 
 
 async def test_an_approval_is_one_start() -> None:
