@@ -406,7 +406,7 @@ class FunctionCallingStepwisePlanner:
         return (
             "Every function runs unasked: planner and kernel have no policy, no interceptor and no function marked "
             f"with @requires_approval. The kernel has {', '.join(names[:_MOST_NAMED])}{more}. Give "
-            "interceptors=[ApprovalPolicy...], mark what a person must approve, or have every call wait: "
+            "interceptors=[ApprovalPolicy.from_yaml(path)], mark what a person must approve, or have every call wait: "
             'ApprovalSettings(unmatched="defer"); on the command line --policy or --ask-all.'
         )
 
