@@ -658,6 +658,10 @@ class ResumeRequest:
     verified: Container[str] = ()
     described: Callable[[WaitingCall], AskedCall] = pending_call
 
+    def __post_init__(self) -> None:
+        if isinstance(self.decisions, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  (else it is refused)
+            object.__setattr__(self, "decisions", dict(self.decisions))  # what the hook allows is what is taken
+
     def within(self, outer_budget: Budget | None) -> "ResumeRequest":
         """Limit a new budget by an outer one: of each limit the tighter applies."""
         return self if self.budget is None else replace(self, budget=tightest(self.budget, outer_budget))

@@ -307,6 +307,8 @@ class ApprovalFilter:
                 nothing ran. A call with ``roles`` is decided only under such a hook.
         """
         self.report_unused_rules(kernel)
+        if isinstance(decisions, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  (else it is refused)
+            decisions = dict(decisions)  # what the hook allows is what is taken
         asked = decided_calls(kernel, history, decisions, self._taken)
         await let_in("", [(one.waiting.pending, one.waiting.pending.id, one.decision) for one in asked], self.authorize)
         reviews = {one.waiting.pending.fingerprint: await self._reviewed(kernel, history, one) for one in asked}

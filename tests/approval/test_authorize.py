@@ -314,3 +314,34 @@ async def test_a_question_of_an_interceptor_is_asked_about_as_well(question: Def
     paused = await door.ask(here, **options)
     await door.resume(here, paused.checkpoint, {paused.waiting[0]: Approve()}, **options)
     assert heard == [tuple(question.roles)]
+
+
+def swapping(decisions: dict[str, Any]) -> Any:
+    """Make a hook during which somebody puts another decision in the place of the one it is asked about."""
+
+    async def allow(request: DecisionRequest) -> bool:
+        decisions["call_1"] = Approve(by="bo")
+        return isinstance(request.decision, Deny)
+
+    return allow
+
+
+@every_door
+async def test_the_decision_that_the_hook_allowed_is_the_one_that_counts(door: Door) -> None:
+    """The caller's mapping may change while the hook is asked."""
+    decisions: dict[str, Any] = {"call_1": Deny("No.", by="ann")}
+    paused = await door.ask(world([REFUND]), interceptors=[FOR_MANAGERS], approval=STAFF_ONLY)
+    here = world([DONE])
+    swapped = ApprovalSettings(authorize=swapping(decisions))
+    done = await door.resume(here, paused.checkpoint, decisions, interceptors=[FOR_MANAGERS], approval=swapped)
+    assert (here.ran, results(done.history)) == ([], ["The call was refused and did not run: No."])
+
+
+async def test_so_it_is_where_a_filter_resumes_a_history() -> None:
+    """`ApprovalFilter.resume` takes what its hook was asked about."""
+    decisions: dict[str, Any] = {"call_1": Deny("No.", by="ann")}
+    by, history = ApprovalFilter(POLICY, authorize=swapping(decisions)), asked()
+    here = guarded([REFUND, DONE], by=by, under=AUTO)
+    await chat(here, history)
+    assert await by.resume(here.kernel, history, decisions) == ()
+    assert (here.ran, results(history)) == ([], ["The call was refused and did not run: No."])
