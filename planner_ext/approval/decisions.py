@@ -41,6 +41,7 @@ __all__ = [
     "digests_of",
     "edited_text",
     "fingerprint_of",
+    "further_digest",
     "hooks_of",
     "is_duration",
     "only_asks",
@@ -554,13 +555,18 @@ def source_of(*parts: object) -> str:
     return _sha256(parts)
 
 
+def further_digest(digest: str, source: str, roles: Iterable[str]) -> str:
+    """Digest a call that somebody approved and this source asks others about: no earlier decision is for it."""
+    return source_of(digest, source, sorted(set(roles)))
+
+
 def _sha256(value: object) -> str:
     return hashlib.sha256(_CANONICAL.encode(value).encode("ascii")).hexdigest()
 
 
 DecisionKind: TypeAlias = Literal["approve", "deny", "supply", "expire", "edit"]
 """The kinds of decisions; ``expire`` is the end of a question that was not decided in time, and ``edit`` an approval
-with arguments that another question is about."""
+with arguments that another question is about. Of a call about which several are asked, each answer is a decision."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -574,8 +580,8 @@ class DecisionRecord:
         by: Who or what decided: a person, an interceptor, a policy's rule; "" if no name was given.
         at: When, in UTC.
         requested: The arguments that were decided on; None if they are not known.
-        arguments: Those that an approved call runs with, edited or as they were, or that an edited one waits with; None
-            if it does not run.
+        arguments: Those that an approved call runs with, edited or as they were, or waits with while others are asked;
+            None if it does not run.
         reason: Why the call was denied, "" if no reason was given.
         result: What was supplied in the function's place, or as an answer; None if nothing was.
         always: What else an approval is for, for the rest of the run, or None.
@@ -634,6 +640,8 @@ def record_of(fact: CallDecided, request: RequestedCall) -> DecisionRecord | Non
             kind = "expire"
         case "answer", _ if fact.person:  # a denied call that is in doubt
             kind = "deny"
+        case "defer", _ if fact.approved:  # by the one whose question was put before this one
+            kind = "approve"
         case "defer", _ if fact.edited is not None:
             kind = "edit"
         case _:

@@ -26,6 +26,7 @@ __all__ = [
     "Ended",
     "EventLine",
     "Fact",
+    "FurtherQuestion",
     "Guards",
     "IterationCompleted",
     "MessageAdded",
@@ -291,6 +292,21 @@ class CallFact(EventLine):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FurtherQuestion:
+    """A question about a deferred call that is put when those before it are answered.
+
+    Attributes:
+        prompt, roles, source: As in `CallDecided`.
+        expires_in: Seconds after which it expires, from then on; None: never.
+    """
+
+    prompt: str = ""
+    roles: tuple[str, ...] = ()
+    source: str = ""
+    expires_in: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CallDecided(CallFact):
     """One call of the open batch was decided; a deferred one is decided a second time when its answer comes.
 
@@ -314,7 +330,8 @@ class CallDecided(CallFact):
         final_answer: The answer that the final-answer function was called with, or None.
         person: Whether a person decided, on what they were shown.
         approved: Whether a decision let the call run: an interceptor's, a policy's, a person's, also an earlier one for
-            the rest of the run. False if the call runs because no interceptor objected.
+            the rest of the run. False if the call runs because no interceptor objected. Of a deferred call: a person
+            approved it, and others are still asked.
         nested: Whether the function is a planner itself, whose run spends a share of this run's budget.
         asks_model: Whether the function may itself make requests to a model, which are charged to this run.
         roles: The roles that may decide a deferred call; empty for anyone. Data of the application.
@@ -324,6 +341,7 @@ class CallDecided(CallFact):
         cut: Where a supplied result, which is the ``answer``, was cut for the model; None if it was not.
         repetition: Digest of function and arguments without those that are the parameters' defaults; "" if there are
             none of these. `counted_as` uses it, and no decision binds to it.
+        further: What others are asked about a deferred call, one after the other, once this question is answered.
     """
 
     kind: CallKind
@@ -349,6 +367,7 @@ class CallDecided(CallFact):
     parameters: str = ""
     cut: Cut | None = None
     repetition: str = ""
+    further: tuple[FurtherQuestion, ...] = ()
     at: float
     type: Literal["CallDecided"] = "CallDecided"
 

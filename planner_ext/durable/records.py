@@ -21,6 +21,7 @@ from planner_ext.approval.decisions import (
     Supply,
     digests_of,
     fingerprint_of,
+    further_digest,
     problem_of,
 )
 from planner_ext.core.errors import InvalidJournalError, described, reading, shown
@@ -274,9 +275,13 @@ def read_approval(row: Row, refused: Sequence[Row] = ()) -> PendingApproval:
     with reading(f"The row of approval {key!r} cannot be shown, it is", ApprovalRefusedError):
         call = json.loads(str(text))
         function, arguments = call["function"], call["arguments"]
+        roles = tuple(map(str, call.get("roles", ())))
+        digests = digests_of(function, arguments)
+        if "further" in call:  # others have approved it
+            digests = tuple(further_digest(one, call["further"], roles) for one in digests)
         fingerprints = [
             fingerprint_of(str(run_id), call["iteration"], call["call_id"], digest, call.get("signature", ""))
-            for digest in digests_of(function, arguments)
+            for digest in digests
         ]
         approval = PendingApproval(
             id=str(key),
@@ -297,7 +302,7 @@ def read_approval(row: Row, refused: Sequence[Row] = ()) -> PendingApproval:
             problem=str(json.loads(str(problem))) if problem else "",
             decision=_decision_record(key, decision, decided_at, function, arguments),
             refused=tuple(read_refusal(one, function, arguments) for one in refused),
-            roles=tuple(map(str, call.get("roles", ()))),
+            roles=roles,
             parameters=call.get("parameters"),
         )
     if fingerprint not in fingerprints:

@@ -319,6 +319,7 @@ def _open_step(state: State, id_: str, call: WaitingCall) -> Step:
         "in_doubt": call.in_doubt,
         "signature": decided.signature,
         **({"roles": decided.roles} if decided.roles else {}),
+        **({"further": decided.source} if decided.approved and not call.in_doubt else {}),
         **({"parameters": call.parameters} if call.parameters else {}),
     }
     return _OPEN_APPROVAL, {

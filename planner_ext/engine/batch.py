@@ -28,6 +28,7 @@ from planner_ext.core.facts import (
     CallFinished,
     CallStarted,
     CallsWithheld,
+    FurtherQuestion,
     ModelAsked,
     NestedCallStarted,
     StopRequested,
@@ -132,9 +133,24 @@ def apply_decision(
             return replace(fact, verdict="answer", answer=text, reason="supplied", by=by or "")
         case Defer(prompt=prompt, expires_in=expires_in, roles=roles):
             expires_at = None if expires_in is None else fact.at + expires_in
-            return replace(fact, verdict="defer", prompt=prompt or "", expires_at=expires_at, roles=tuple(roles))
+            further = tuple(map(_further, reviewed.further))
+            return replace(
+                fact,
+                verdict="defer",
+                prompt=prompt or "",
+                expires_at=expires_at,
+                roles=tuple(roles),
+                further=further,
+            )
         case _:
             assert_never(decision)
+
+
+def _further(question: Defer) -> FurtherQuestion:
+    roles = tuple(question.roles)
+    return FurtherQuestion(
+        prompt=question.prompt or "", roles=roles, source=question.source, expires_in=question.expires_in
+    )
 
 
 def _with_edit(

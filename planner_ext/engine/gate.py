@@ -254,7 +254,8 @@ class Review:
 
     Attributes:
         chains: Those of the runs around, the outermost first, and of the run. Each has its say.
-        filters: Asked afterwards. Their questions are put only if no chain asks.
+        filters: Asked afterwards. A question of theirs is not put if a chain, or a filter before, asks those who answer
+            it about the same call already: the same approver, or persons of the same roles.
         approves: The chain whose approver answers the questions of the chains, or None.
         edit: See `Edit`.
     """
@@ -279,7 +280,7 @@ class Review:
 
         Returns:
             What came of it: the approval, if the rules have no objection and ask nothing else; a `Deny`, if the edit
-            is invalid or a rule denies it; or the first question that was not answered, with the edited arguments.
+            is invalid or a rule denies it; or the questions that were not answered, with the edited arguments.
         """
         then = await self._by_edit(call, approval, question, state)
         edited = _edited_arguments(call, then.call)
@@ -288,8 +289,8 @@ class Review:
         if isinstance(then.decision, Supply):
             return Reviewed(decision=then.decision, arguments=edited, edited_by=approval.by)
         if then.questions:
-            asked, _ = then.questions[0]
-            return Reviewed(decision=asked, question=asked, arguments=edited, edited_by=approval.by)
+            asked, *further = (one for one, _ in then.questions)
+            return Reviewed(decision=asked, question=asked, arguments=edited, edited_by=approval.by, further=further)
         return Reviewed(decision=replace(approval, arguments=None), question=question, arguments=edited)
 
     async def _by_rules(self, call: ToolCall, state: State, *, edited: bool = False) -> _Ruled:
@@ -302,8 +303,9 @@ class Review:
                 case None:
                     continue
                 case Defer():
-                    if chain.waits or not questions or questions[-1][1] is not self.approves:
-                        questions.append((decision, chain if chain.answers_alone else self.approves))
+                    answerer = chain if chain.answers_alone else self.approves
+                    if chain.waits or not any(_is_for(decision, answerer, one) for one in questions):
+                        questions.append((decision, answerer))
                 case Approve():
                     after = self._with_edit(call, decision)
                     if after is not call:
@@ -352,9 +354,10 @@ class Review:
     async def _answered(self, given: ToolCall, ruled: _Ruled, state: State) -> Reviewed:
         """Put the questions about a call to those who answer here; the first one that stays open is left open.
 
-        Whoever edits the call is asked once more if a rule denies the edit, or asks something else about it.
+        Whoever edits the call is asked once more if a rule denies the edit, or asks something else about it. A question
+        that nobody answers here comes last.
         """
-        call, decision, questions = ruled.call, ruled.decision, [*ruled.questions]
+        call, decision, questions = ruled.call, ruled.decision, sorted(ruled.questions, key=lambda one: one[1] is None)
         question: Defer | None = None
         editor, retried, edited = ruled.editor, False, False
         while questions:
@@ -385,7 +388,8 @@ class Review:
                     break
             decision = replace(decision, arguments=None)
         arguments = None if isinstance(decision, Deny) else _edited_arguments(given, call)
-        return Reviewed(decision=decision, question=question, arguments=arguments, edited_by=editor)
+        further = [one for one, _ in questions[1:]] if isinstance(decision, Defer) else ()
+        return Reviewed(decision=decision, question=question, arguments=arguments, edited_by=editor, further=further)
 
 
 def _edited_arguments(before: ToolCall, after: ToolCall) -> Mapping[str, Any] | None:
@@ -402,6 +406,11 @@ def _edited_twice(call: ToolCall, approval: Approve) -> Deny:
     by = approval.by or "an interceptor"
     problem = f"The arguments of {call.fully_qualified_name} were edited a second time in one review, by {by}."
     return Deny(problem, by=approval.by)
+
+
+def _is_for(question: Defer, answerer: InterceptorChain | None, asked: tuple[Defer, InterceptorChain | None]) -> bool:
+    """Return whether those who answer a question are asked about the call already."""
+    return asked[1] is answerer and {*asked[0].roles} == {*question.roles}
 
 
 def is_same(question: Defer, other: Defer) -> bool:

@@ -102,7 +102,7 @@ def check_schema(schema: object) -> None:
         )
 
 
-_OMITTED = ("roles", "repetition", "source", "parameters", "trace", "cut", "shared_budgets", "authorize")
+_OMITTED = ("roles", "repetition", "source", "parameters", "trace", "cut", "further", "shared_budgets", "authorize")
 """Fields that are written only where they say something: most calls are decided without a person, and untraced."""
 
 

@@ -86,6 +86,8 @@ def _decided_text(fact: CallDecided) -> str | None:
     match fact.verdict, fact.reason:
         case "run", _ if fact.person or fact.binds:
             return "approved" if fact.edited is None else "approved with edited arguments"
+        case "defer", _ if fact.approved:
+            return "approved (others are still asked)"
         case "answer", "supplied":
             return "answered"
         case "answer", "expired":

@@ -112,12 +112,15 @@ class Reviewed:
         question: What was asked last: the decision answers it, or leaves it open. None if nothing was.
         arguments: Checked arguments that replace the model's; None keeps those.
         edited_by: Who edited them, if that is known.
+        further: The questions behind one that is left open, in order: an approval alone lets the call run only when
+            they are answered, too.
     """
 
     decision: Decision | None = None
     question: Defer | None = None
     arguments: Mapping[str, Any] | None = None
     edited_by: str | None = None
+    further: Sequence[Defer] = ()
 
 
 class Gate(Protocol):

@@ -33,6 +33,7 @@ from planner_ext.approval.decisions import (
     digest_of,
     digests_of,
     fingerprint_of,
+    further_digest,
     problem_of,
     record_of,
     waiting_calls,
@@ -99,13 +100,15 @@ class PendingCall(ReadByKey):
         fully_qualified_name: The function that will run.
         arguments: What it will get from the model, converted to its parameters' types; neither the application's own
             arguments nor the function's defaults are in it.
-        fingerprint: Digest of run, iteration, call, function and arguments; an `Approve` may name it.
+        fingerprint: Digest of run, iteration, call, function and arguments; an `Approve` may name it. A further
+            question about a call that somebody approved has another one.
         expires_at: When the question expires, or None.
         prompt: The question to the person; "" asks for a plain approval.
         in_doubt: Whether it had started when its process ended, and may have taken effect: `Approve` runs it again,
             `Supply` tells the model its result, `Deny` leaves the model with the doubt.
-        decision: Who let a call in doubt run, or who edited a call that waits with other arguments than the model's;
-            when, and with which arguments. None for another call.
+        decision: Who let a call in doubt run, who edited a call that waits with other arguments than the model's, or
+            who approved a call about which others are still asked; when, and with which arguments. None for another
+            call.
         roles: Who may decide, by the function's mark or the rule that asks; empty for anyone.
         parameters: JSON schema of the function's parameters, as the model has it, to draw a form from; None if it is
             not known.
@@ -212,7 +215,13 @@ def _agrees(state: State, call: Call, fact: CallDecided) -> bool:
     # an edit without a second review, of an earlier version of this package, has the fingerprint of the original
     asked = digests_of(fact.function, given) + (digests_of(fact.function, arguments) if fact.verdict == "run" else ())
     names = [fingerprint_of(state.run_id, fact.iteration, request.id, one, fact.signature) for one in asked]
-    return fact.fingerprint in names
+    further = [_further_fingerprint(state.run_id, replace(fact, digest=one)) for one in asked if fact.approved]
+    return fact.fingerprint in (*names, *further)
+
+
+def _further_fingerprint(run_id: str, fact: CallDecided) -> str:
+    digest = further_digest(fact.digest, fact.source, fact.roles)
+    return fingerprint_of(run_id, fact.iteration, fact.call_id, digest, fact.signature)
 
 
 async def let_in(
@@ -259,7 +268,9 @@ async def decision_facts(
 ) -> tuple[CallDecided | Clarified, ...]:
     """Turn decisions on a paused run into facts: all of them, or none.
 
-    Of the calls that were decided, one whose edit raises another question waits again, with the edited arguments.
+    Of the calls that were decided, one whose edit raises another question waits again, with the edited arguments; and
+    one about which others are asked, too, waits again when it is approved, with the next question. An ``always`` in an
+    approval that others are asked after is not kept.
     Of the calls that were not decided, one whose question has expired is answered as expired; one that would now get
     another value, as its parameters or this package's conversion changed, waits again, with a new fingerprint.
 
@@ -311,7 +322,8 @@ class _DecisionFacts:
         if not _is_late(call.decided, at):
             return self._refreshed(call, at)
         answer = "The call did not run: it needed a person's approval, and nobody decided in time."
-        return replace(call.decided, verdict="answer", answer=answer, reason="expired", by="", person=False, at=at)
+        nobody = replace(call.decided, by="", person=False, approved=False, further=())
+        return replace(nobody, verdict="answer", answer=answer, reason="expired", at=at)
 
     async def take(self, call: WaitingCall, decision: Decision, at: float) -> CallDecided | Clarified:
         """Take a decision on a call, or the answer to a question.
@@ -321,14 +333,13 @@ class _DecisionFacts:
         """
         if call.decided.kind == "question":
             return self._answered(call, decision, at)
-        fact, call_id = replace(call.decided, at=at), call.request.id
+        approved = call.in_doubt and call.decided.approved
+        fact, call_id = replace(call.decided, at=at, approved=approved, further=()), call.request.id
         name = f"{call_id!r} ({fact.function})"
         if (problem := self._problem(call, fact, decision, name)) is not None:
             changed = not _is_late(fact, at) and self._refreshed(call, at) is not None
             raise DecisionRefusedError(problem, call_id=call_id, changed=changed)
-        reviewed = Reviewed(decision=decision)
-        if isinstance(decision, Approve) and decision.arguments is not None:
-            reviewed = await self._reviewed(call, decision)
+        reviewed = await self._outcome_of(call, decision)
         if isinstance(reviewed.decision, Defer):
             fact = replace(fact, at=self.now)  # the new question is open from now on
         decided = apply_decision(fact, reviewed, self.functions, call.request, self.state.run_id)
@@ -336,11 +347,25 @@ class _DecisionFacts:
             problem = f"The approval of {name} cannot be taken: {decided.reason} The call still waits."
             raise DecisionRefusedError(problem, call_id=call_id)
         if isinstance(reviewed.decision, Defer):
-            decided = replace(decided, reason=_asked_anew(decision, decided))
+            decided = _asked_anew(self.state.run_id, decided, decision, is_edit=reviewed.arguments is not None)
         if isinstance(decision, Deny) and call.in_doubt:
             answer = f"{IN_DOUBT} It was not run again. {decision.reason}".rstrip()
             decided = replace(decided, verdict="answer", answer=answer)
         return replace(decided, person=True)
+
+    async def _outcome_of(self, call: WaitingCall, decision: Decision) -> Reviewed:
+        """Review an edit, and put the next question about a call that was approved as it is.
+
+        Raises:
+            DecisionRefusedError: As of `_reviewed`.
+        """
+        reviewed, further = Reviewed(decision=decision), call.decided.further
+        if isinstance(decision, Approve) and decision.arguments is not None:
+            reviewed = await self._reviewed(call, decision)
+        if not further or not isinstance(reviewed.decision, Approve) or reviewed.arguments is not None:
+            return reviewed
+        question, *others = (Defer(one.prompt or None, one.expires_in, one.roles, source=one.source) for one in further)
+        return Reviewed(decision=question, question=question, further=others)
 
     async def _reviewed(self, call: WaitingCall, approval: Approve) -> Reviewed:
         """Review the edit of an approval, as if the model had made the call with it.
@@ -351,7 +376,8 @@ class _DecisionFacts:
         batch, fact = self.state.batch, call.decided
         assert batch is not None, "a call waits in a batch"
         resolved = self.functions.check(call.request, fact.edited)
-        described = replace(tool_call_of(batch, fact, resolved), fingerprint=call.fingerprint)
+        plain = fingerprint_of(self.state.run_id, fact.iteration, call.request.id, fact.digest, fact.signature)
+        described = replace(tool_call_of(batch, fact, resolved), fingerprint=plain)
         question = Defer(prompt=fact.prompt or None, roles=fact.roles, source=fact.source)
         reviewed = await self.review_edit(described, approval, question, self.state)
         if call.in_doubt and isinstance(reviewed.decision, Defer):
@@ -429,26 +455,26 @@ class _DecisionFacts:
         if call.in_doubt or fact.kind != "function" or checked.kind != "function" or is_as_decided(checked, fact):
             return None
         digest, signature = digest_of(checked.function, checked.arguments), checked.signature
-        fingerprint = fingerprint_of(self.state.run_id, fact.iteration, call.request.id, digest, signature)
         converted = {"arguments": checked.converted}
         if fact.edited is not None:
             converted = {"edited": checked.converted or fact.edited}
-        return replace(
-            fact,
-            digest=digest,
-            signature=signature,
-            fingerprint=fingerprint,
-            parameters=checked.parameters,
-            at=at,
-            **converted,
-        )
+        anew = replace(fact, digest=digest, signature=signature, parameters=checked.parameters, at=at, **converted)
+        fingerprint = fingerprint_of(self.state.run_id, fact.iteration, call.request.id, digest, signature)
+        if fact.approved:
+            fingerprint = _further_fingerprint(self.state.run_id, anew)
+        return replace(anew, fingerprint=fingerprint)
 
 
-def _asked_anew(decision: Decision, fact: CallDecided) -> str:
-    """Say why a call waits again with the arguments that a person gave it."""
-    by = getattr(decision, "by", None) or "A person"
+def _asked_anew(run_id: str, fact: CallDecided, decision: Decision, *, is_edit: bool) -> CallDecided:
+    """Record why a call waits again: with the arguments that a person gave it, or, approved as it is, for others."""
+    by = getattr(decision, "by", None) or ""
     who = f" of {', '.join(fact.roles)}" if fact.roles else ""
-    return f"{by} edited the arguments; with these, the call needs another decision{who}."
+    if is_edit:
+        edited = f"{by or 'A person'} edited the arguments; with these, the call needs another decision{who}."
+        return replace(fact, reason=edited)
+    approved = f"{by or 'A person'} approved the call, which needs another decision{who}, too."
+    fact = replace(fact, approved=True, by=by, reason=approved)
+    return replace(fact, fingerprint=_further_fingerprint(run_id, fact))
 
 
 _REMEMBERED_CONVERSATIONS: Final = 10_000
@@ -590,18 +616,24 @@ def calls_taken(facts: Sequence[Fact], more: Sequence[Fact]) -> dict[bytes, str]
     next_calls: list[RequestedCall] = []
     if isinstance(action, RunCalls | ReviewCalls) and after.batch is not None:
         next_calls = [after.batch.calls[index].request for index in action.indexes]
-    edited = {call.request.id: (call.decided.edited,) for call in waiting_calls(state) if call.decided.edited}
+    again = {call.request.id: _asked_again(call.decided) for call in waiting_calls(state)}
     starts = Counter(fact.call_id for fact in facts if isinstance(fact, CallStarted) and fact.iteration == iteration)
     ends = sum(isinstance(fact, Ended) for fact in facts)
 
     def name(kind: str, request: RequestedCall) -> bytes:
-        call = (request.id, request.name, request.arguments, starts[request.id], *edited.get(request.id, ()))
+        call = (request.id, request.name, request.arguments, starts[request.id], *again.get(request.id, ()))
         return hashlib.sha256(json.dumps((kind, state.run_id, iteration, ends, call)).encode()).digest()
 
     return {
         **{name("decided", request): request.id for request in decided},
         **{name(type(action).__name__, request): request.id for request in next_calls},
     }
+
+
+def _asked_again(fact: CallDecided) -> tuple[object, ...]:
+    """Tell a call that waits anew, edited or for others, from the one that was decided before."""
+    edited = (fact.edited,) if fact.edited else ()
+    return (*edited, fact.source, sorted({*fact.roles})) if fact.verdict == "defer" and fact.approved else edited
 
 
 def _is_decided(call: WaitingCall, facts: Sequence[Fact]) -> bool:

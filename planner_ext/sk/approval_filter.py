@@ -124,7 +124,8 @@ class ApprovalFilter:
 
     On a kernel that a planner, service or handler of this package works on, it decides with the interceptors of the
     run, before any call of a batch runs; without an approver the call waits as the run's own (`PendingCall`, decided by
-    the run's ``resume``). What a person decided there it does not ask about again.
+    the run's ``resume``), also after somebody approved what the run itself asks of other roles. What a person decided
+    there it does not ask about again.
 
     For rules with ``after`` a call of the stock loop comes after the calls in its chat history, without those of its
     own reply, and after those that a run of this package made inside them. A history that was compacted has lost its

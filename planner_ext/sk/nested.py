@@ -488,9 +488,11 @@ class RunGate:
     The chains are asked first, the outermost run's first, each about what those before it approved. A function's own
     ``@requires_approval`` counts once, in the outermost chain. What a chain or a filter's policy refuses or supplies
     stands. What the chains ask about waits. What they let run, each filter decides: by its policy, the function's mark,
-    and its approver; without an approver the call waits as the run's own. Last, the approver of the run, or of the
-    nearest run around it that has one, is asked about each call that would wait. An edit of anybody is reviewed from
-    the first rule on. What was approved "for the rest of the run" is that of the run that makes the call.
+    and its approver; without an approver the call waits as the run's own. So it is with what the chains ask about,
+    where a filter asks others: each question is put, one after the other, but for one to the same approver, or to
+    persons of the same roles, as one before. Last, the approver of the run, or of the nearest run around it that has
+    one, is asked about each call that would wait. An edit of anybody is reviewed from the first rule on. What was
+    approved "for the rest of the run" is that of the run that makes the call.
 
     Attributes:
         chains: Of the runs around and of this one, the outermost first.

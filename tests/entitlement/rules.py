@@ -200,7 +200,7 @@ class Chain:
 class Guards:
     """All that have a say about a call: the runs around it, from the outermost, and a filter of the kernel.
 
-    Each run puts its own question; the filter puts one only where no run does.
+    Each run puts its own question; the filter puts one where no run asks the same people.
     """
 
     chains: tuple[Chain, ...]
@@ -217,7 +217,9 @@ class Guards:
         if any(not isinstance(one, Question) and one != "run" for one in said):
             return "never"
         asked = tuple(one for one in said[: len(self.chains)] if isinstance(one, Question))
-        return asked or tuple(one for one in said if isinstance(one, Question))
+        people = [{*one.roles} for one in asked]
+        others = (one for one in said[len(self.chains) :] if isinstance(one, Question))
+        return (*asked, *(one for one in others if {*one.roles} not in people))
 
     def may_ask(self, function: str, arguments: Arguments, *, after: bool) -> Iterator[Question]:
         """List all that may be asked: the filter's question, too, where that of a run is answered already."""
