@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Container, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import reduce
@@ -32,6 +32,7 @@ from planner_ext.approval.decisions import (
     WaitingCall,
     digest_of,
     digests_of,
+    edited_text,
     fingerprint_of,
     further_digest,
     problem_of,
@@ -65,6 +66,7 @@ __all__ = [
     "PendingCall",
     "ResumeRequest",
     "Taking",
+    "as_given",
     "calls_taken",
     "cancelling_facts",
     "check_calls",
@@ -251,6 +253,18 @@ async def let_in(
         )
         if (refusal := await refusal_of(authorize, request)) is not None:
             raise DecisionRefusedError(f"{refusal} The call still waits.", call_id=call_id)
+
+
+def as_given(decisions: Mapping[str, Decision]) -> dict[str, Decision]:
+    """Copy decisions, with their edits: what the hook allows and the rules see is what is taken."""
+    return {name: _copied(decision) for name, decision in decisions.items()}
+
+
+def _copied(decision: Decision) -> Decision:
+    if isinstance(decision, Approve) and problem_of(decision) is None and decision.arguments is not None:
+        with suppress(ValueError):  # they are no JSON, and refused as that
+            return replace(decision, arguments=json.loads(edited_text(decision.arguments)))
+    return decision
 
 
 ReviewEdit: TypeAlias = Callable[[ToolCall, Approve, Defer, State], Awaitable[Reviewed]]
@@ -692,7 +706,7 @@ class ResumeRequest:
 
     def __post_init__(self) -> None:
         if isinstance(self.decisions, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  (else it is refused)
-            object.__setattr__(self, "decisions", dict(self.decisions))  # what the hook allows is what is taken
+            object.__setattr__(self, "decisions", as_given(self.decisions))
 
     def within(self, outer_budget: Budget | None) -> "ResumeRequest":
         """Limit a new budget by an outer one: of each limit the tighter applies."""

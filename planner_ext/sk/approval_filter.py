@@ -46,7 +46,7 @@ from planner_ext.core.values import Newest
 from planner_ext.engine.concurrency import Raised, caught
 from planner_ext.engine.gate import Approver, InterceptorChain, Review, is_same
 from planner_ext.engine.ports import Reviewed
-from planner_ext.sk.approval import DecisionRefusedError, PendingCall, let_in
+from planner_ext.sk.approval import DecisionRefusedError, PendingCall, as_given, let_in
 from planner_ext.sk.conversion import InvalidArguments, parse_object
 from planner_ext.sk.earlier_calls import before_call, before_message_of
 from planner_ext.sk.errors import InvalidOptionError
@@ -309,7 +309,7 @@ class ApprovalFilter:
         """
         self.report_unused_rules(kernel)
         if isinstance(decisions, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  (else it is refused)
-            decisions = dict(decisions)  # what the hook allows is what is taken
+            decisions = as_given(decisions)
         asked = decided_calls(kernel, history, decisions, self._taken)
         await let_in("", [(one.waiting.pending, one.waiting.pending.id, one.decision) for one in asked], self.authorize)
         reviews = {one.waiting.pending.fingerprint: await self._reviewed(kernel, history, one) for one in asked}

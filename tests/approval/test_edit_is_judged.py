@@ -4,12 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from semantic_kernel.functions import kernel_function
 
 from planner_ext import ApprovalFilter, ApprovalPolicy, Approve, Deny
 from planner_ext.durable import Approvals, Runs
 from planner_ext.errors import DecisionRefusedError
 from planner_ext.hitl_manager import ApprovalSettings, Checkpoint, Defer, Supply, ToolCall
-from planner_ext.testing import calls
+from planner_ext.testing import call, calls
 from support.approval import (
     DONE,
     LOOK,
@@ -355,3 +356,48 @@ async def test_a_kept_run_s_edit_is_reviewed_by_the_worker(tmp_path: Path) -> No
         result = await handle.result()
         assert (result.status, here.ran) == ("answered", [PAID_LARGE])
         assert (await approvals.show(waits.id)).problem == ""
+
+
+class Post:
+    """A function with an argument that has parts."""
+
+    def __init__(self) -> None:
+        self.sent: list[list[str]] = []
+
+    @kernel_function
+    async def send(self, to: list[str]) -> str:
+        self.sent.append(to)
+        return "sent"
+
+
+def asking_and_adding(to: list[str]) -> Any:
+    """Make an interceptor that lets "ann" be written to, and during whose review somebody adds an address."""
+
+    def ask(call: ToolCall) -> Any:
+        if call.arguments["to"] != ["ann"]:
+            return Defer()
+        to.append("eve")
+        return None
+
+    return ask
+
+
+@every_door
+async def test_an_edit_that_is_changed_after_its_review_runs_as_it_was_reviewed(door: Door) -> None:
+    """The parts of the arguments are the decision's own, too."""
+    to, send = ["ann"], call("post-send", {"to": ["bo"]})
+    asking: dict[str, Any] = {"interceptors": [asking_and_adding(to)]}
+    paused = await door.ask(world([send], post=Post()), **asking)
+    here = Post()
+    await door.resume(world([DONE], post=here), paused.checkpoint, {"call_1": Approve(arguments={"to": to})}, **asking)
+    assert here.sent == [["ann"]]
+
+
+async def test_so_it_is_with_a_history_s_edit() -> None:
+    """`ApprovalFilter.resume` runs what its policy has seen."""
+    to, send = ["ann"], call("post-send", {"to": ["bo"]})
+    by, history, post = ApprovalFilter(asking_and_adding(to)), asked(), Post()
+    here = guarded([send, DONE], by=by, under=AUTO, post=post)
+    await chat(here, history, streamed=False)
+    await by.resume(here.kernel, history, {"call_1": Approve(arguments={"to": to})})
+    assert post.sent == [["ann"]]
