@@ -465,9 +465,9 @@ def requires_approval(
         function: The function, or that of a kernel, if the decorator stands without arguments.
         prompt: What the person is asked.
         expires_in: Seconds after which the question expires; None uses the run's setting.
-        roles: Who may decide: names that mean something to the application. They are shown with the pending call and
-            given to the ``authorize`` hook of `planner_ext.durable.Runs` and `Approvals`, which compares them with the
-            person; without a hook anyone decides.
+        roles: Who may decide: names that mean something to the application. They are shown with the pending call. The
+            ``authorize`` hook, see `ApprovalSettings`, compares them with the person; without a hook such a call cannot
+            be decided.
 
     Raises:
         InvalidLimitError: If ``prompt`` is not a text, ``expires_in`` not such a number, or ``roles`` not a list of

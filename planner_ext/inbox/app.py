@@ -124,7 +124,7 @@ class _Inbox:
         self._given, self.sessions = runs, Sessions(sign_in)
         self._is_verified = not isinstance(sign_in, Token) or sign_in.user is not None
         self._authorize = authorize
-        self._client = self._acting(runs) if isinstance(runs, RunsClient) else None
+        self._client = runs if isinstance(runs, RunsClient) else None
         self._opening, self._opened = asyncio.Lock(), AsyncExitStack()
         self._rows: dict[tuple[str, int], tuple[int, Markup]] = {}
         self._rows_state = "", 0.0
@@ -167,15 +167,15 @@ class _Inbox:
         async with self._opening:
             if self._client is None:
                 where = cast("str | Path", self._given)
-                store = await self._opened.enter_async_context(opened_store(where, create=False))
-                self._client = self._acting(RunsClient(store))
+                self._client = RunsClient(await self._opened.enter_async_context(opened_store(where, create=False)))
             return self._client
 
-    def _acting(self, runs: RunsClient) -> RunsClient:
-        return runs.acting(authorize=self._authorize, verified=self._is_verified)
+    async def _acting(self) -> RunsClient:
+        """Return a client that does in a visitor's name what the hook allows."""
+        return (await self._runs()).acting(authorize=self._authorize, verified=self._is_verified)
 
     async def _approvals(self) -> Approvals:
-        return (await self._runs()).approvals()
+        return (await self._acting()).approvals()
 
     async def _marks(self) -> StoreMarks:
         return await (await self._runs()).marks()
@@ -383,7 +383,7 @@ class _Inbox:
     async def _cancel_run(self, request: Request) -> Response:
         """End a run, if the visitor may."""
         form = await form_of(request, _visitor_in(request))
-        runs, run_id, by = await self._runs(), request.path_params["id"], _visitor_in(request).name
+        runs, run_id, by = await self._acting(), request.path_params["id"], _visitor_in(request).name
         reason, problem = form.text("reason"), ""
         if form.text("confirm") != "yes":
             problem = "Confirm that the run is to end. Nothing was changed."

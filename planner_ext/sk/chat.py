@@ -22,7 +22,7 @@ from planner_ext.core.limits import Budget, Price, RemainingLimit
 from planner_ext.core.machine import AskModel
 from planner_ext.core.values import Reply, TranscriptItem, Usage
 from planner_ext.engine.ports import Emit, TextDelta
-from planner_ext.sk.connectors import connector_of, reply_ended_by
+from planner_ext.sk.connectors import connector_of, has_form, reply_ended_by
 from planner_ext.sk.errors import (
     InvalidOptionError,
     InvalidReplyError,
@@ -128,7 +128,7 @@ class KernelChat:
             message = await self._send(sent, request.iteration, emit)
         usage = self.meter.used(read_usage(message.metadata.get("usage")), messages, tools, message)
         message, calls = accepted_reply(with_usage(message, usage), self.tools.functions)
-        reason = reply_ended_by(message)
+        reason = reply_ended_by(message, in_form=bool(self.answer_settings) or has_form(self.settings))
         if self.strict_finish_reason and self._connector.says_calls and (reason == "tool_calls") != bool(calls):
             raise InvalidReplyError(
                 f"Expected finish_reason tool_calls exactly where there are calls; got {reason!r} with {len(calls)} "

@@ -275,9 +275,20 @@ _REFUSED = "refusal"
 """The key in the metadata of a refusal of the model, and what such a reply counts as having ended by."""
 
 
-def reply_ended_by(message: ChatMessageContent) -> str | None:
-    """Return the finish reason of a whole reply as `planner_ext.core.fold.CUT_SHORT` has it: ``refusal`` of one."""
-    if message.metadata.get(_REFUSED):
+def has_form(settings: object) -> bool:
+    """Return whether the settings of a request ask for an answer in a form."""
+    return getattr(settings, "response_format", None) is not None
+
+
+def reply_ended_by(message: ChatMessageContent, *, in_form: bool) -> str | None:
+    """Return the finish reason of a whole reply as `planner_ext.core.fold.CUT_SHORT` has it.
+
+    Args:
+        message: The reply.
+        in_form: Whether the answer must have a form. Then a refusal of the model is no answer, and ends by ``refusal``;
+            elsewhere its text is the answer.
+    """
+    if in_form and message.metadata.get(_REFUSED):
         return _REFUSED
     return None if message.finish_reason is None else message.finish_reason.value
 

@@ -38,7 +38,7 @@ from planner_ext.engine.engine import Engine, StopHandle, watch
 from planner_ext.engine.ports import Emit, Event, TextDelta
 from planner_ext.sk.approval import NOTHING_TAKEN, Late, Taking, refuse_late
 from planner_ext.sk.chat import named_errors, no_reply
-from planner_ext.sk.connectors import received, reply_ended_by, whole_text
+from planner_ext.sk.connectors import has_form, received, reply_ended_by, whole_text
 from planner_ext.sk.errors import InvalidOptionError
 from planner_ext.sk.history import ResumedHistory, accepted_reply, resumed_history
 from planner_ext.sk.messages import ReplyAssembly, calls_of, merge_reply, read_iterations, text_of, without_usage
@@ -301,7 +301,7 @@ async def pass_through(
         messages = [_accepted(message, kwargs.get("kernel")) for message in messages]
         for message in messages:
             _store(chat_history, message)
-    own = [_one_request(message.metadata) | _ended(message) for message in messages]
+    own = [_one_request(message.metadata) | _ended(message, in_form=has_form(settings)) for message in messages]
     return [m.model_copy(update={"metadata": metadata}) for m, metadata in zip(messages, own, strict=True)]
 
 
@@ -310,6 +310,7 @@ class _Passing:
     """Passes on the chunks of one request, and closes them with one that says what the request came to."""
 
     reply: ReplyAssembly
+    in_form: bool
     _ended: dict[str, Any] = field(default_factory=dict[str, Any])
     _last: StreamingChatMessageContent | None = None
 
@@ -319,7 +320,7 @@ class _Passing:
             return None
         self.reply.add(chunk)
         if chunk.finish_reason is not None:
-            self._ended = _ended(self.reply.message())
+            self._ended = _ended(self.reply.message(), in_form=self.in_form)
         chunk.metadata = _one_request(chunk.metadata) | self._ended
         self._last = chunk
         return without_usage(chunk) if chunk.items or chunk.finish_reason is not None else None
@@ -333,7 +334,7 @@ class _Passing:
         if self._last is None or not self.reply.is_reply:
             raise no_reply("a stream without any choice")
         whole = self.reply.message()
-        metadata = {**self._last.metadata, **_ended(whole), "usage": whole.metadata.get("usage")}
+        metadata = {**self._last.metadata, **_ended(whole, in_form=self.in_form), "usage": whole.metadata.get("usage")}
         return self._last.model_copy(update={"items": [], "finish_reason": None, "metadata": metadata})
 
 
@@ -347,7 +348,7 @@ async def pass_through_streaming(
     """Ask the connector once, as a stream; the caller must run the calls in the reply."""
     stored, reply = kwargs.pop("store_final", False), ReplyAssembly()
     settings = _request_settings(inner, settings, kwargs.get("kernel"))
-    passing = _Passing(reply)
+    passing = _Passing(reply, in_form=has_form(settings))
     async with request as charge:
         with named_errors(inner):
             try:
@@ -381,9 +382,9 @@ def _request_settings(
     return own.model_copy(update={"function_choice_behavior": None}) if behavior.auto_invoke_kernel_functions else own
 
 
-def _ended(message: ChatMessageContent) -> dict[str, Any]:
+def _ended(message: ChatMessageContent, *, in_form: bool) -> dict[str, Any]:
     """Return the metadata on how one request ended; it is not answered if the caller must run its calls."""
-    ended_by = reply_ended_by(message)
+    ended_by = reply_ended_by(message, in_form=in_form)
     if ended_by in CUT_SHORT:
         return _end("incomplete", cut_short_text(ended_by, text_of(message)))
     if calls_of(message):

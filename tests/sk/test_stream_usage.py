@@ -145,3 +145,14 @@ async def test_a_refusal_ends_a_request(
     assert (answer.text, answer.metadata["status"]) == ("I cannot help with that.", "incomplete")
     assert "refusal" in answer.metadata["reason"]
     assert len(served.server.requests) == 1
+
+
+@both_ways
+async def test_a_refusal_without_a_form_is_the_answer(
+    serve: Serve, kernel: Kernel, history: ChatHistory, streamed: bool
+) -> None:
+    """Where no form is asked for, the caller gets the refusal's text as the answer."""
+    service = FunctionInvokingChatCompletion(serve(lambda _: REFUSED).connector)
+    settings = OpenAIChatPromptExecutionSettings(function_choice_behavior=BoundedFunctionChoiceBehavior.Auto())
+    answer = await asked(service, history, kernel, settings, streamed=streamed)
+    assert (answer.text, answer.metadata["status"]) == ("I cannot help with that.", "answered")

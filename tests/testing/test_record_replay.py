@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager, suppress
@@ -409,7 +410,8 @@ async def test_a_request_that_failed_fails_again(tmp_path: Path) -> None:
                 await planner().invoke(kernel, "What do they cost?")
     with pytest.raises(ServiceCallError) as played:
         await replayed(path)
-    assert str(played.value) == str(recorded.value)
+    said = re.sub(r" Its endpoint is \S+/\.", "", str(recorded.value))  # a cassette has none
+    assert str(played.value) == said
     assert "RateLimitError" in str(played.value)
 
 
