@@ -159,5 +159,6 @@ async def test_a_cancelled_pause_is_one_line(caplog: pytest.LogCaptureFixture) -
 async def test_a_refusal_is_not_quoted(caplog: pytest.LogCaptureFixture) -> None:
     """How the run ended is said; the model's text is not."""
     refused = ScriptedReply(refusal=f"Not with {SECRET}.")
-    await planner_with(plan=False).invoke(scripted([refused])[0], GOAL)
+    form = {"type": "object", "properties": {"total": {"type": "integer"}}}
+    await planner_with(plan=False, response_format=form).invoke(scripted([refused])[0], GOAL)
     assert " incomplete: 1 iteration" in lines(caplog)[-1]
