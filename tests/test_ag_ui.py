@@ -248,7 +248,9 @@ async def test_an_interrupt_says_who_may_decide() -> None:
     policy = ApprovalPolicy.from_dict({"default": "allow", "rules": [large]})
     desk = Desk([call("shop-refund", {"amount": 5}), say("Done.")], interceptors=[policy])
     await desk.run(desk.front.ask("Refund."))
-    roles = [desk.front.interrupts[0].metadata["planner_ext"]["roles"]]
+    shown = desk.front.interrupts[0].metadata
+    assert shown is not None
+    roles = [shown["planner_ext"]["roles"]]
     await desk.run(desk.front.answer({"approved": True, "editedArgs": {"amount": 50}}), roles=["finance"])
     (waits,) = desk.front.interrupts
     described = {"function": "shop-refund", "arguments": {"amount": 50}, "roles": ["boss"]}
