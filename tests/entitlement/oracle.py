@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 from entitlement.record import Answer, Event, Record, Replied, Spoiled, Started, Waited
@@ -144,7 +145,12 @@ class _Oracle:
         """List the questions that somebody answered, and may."""
         if answer.void:
             return []
-        questions = _questions(self._judged(answer.call, _plain(answer.call, answer.arguments)))
+        arguments = _plain(answer.call, answer.arguments)
+        questions = _questions(self._judged(answer.call, arguments))
+        if self._is_second(answer):  # the filter asks somebody else, who has the same roles
+            guards = self._guards(answer.call)
+            for after in self._afters(answer.call):
+                questions += guards.may_ask(_name(answer.call), arguments, after=after)
         trusted = answer.inline and answer.hook == "none"  # an application without a hook, which asks by itself
         return [
             one
@@ -152,6 +158,12 @@ class _Oracle:
             if {*one.roles} == {*answer.roles}
             if trusted or may_decide(answer.person, one.roles, answer.hook)
         ]
+
+    def _is_second(self, answer: Answer) -> bool:
+        """Say whether people with these roles had approved the call before, with the same arguments."""
+        before = takewhile(lambda one: one is not answer, self.answers)
+        same = [one for one in before if one.call is answer.call and one.roles == answer.roles]
+        return any(one.says == "approve" and one.final == answer.arguments for one in same)
 
     def _take(self, answer: Answer) -> None:
         self.answers.append(answer)

@@ -200,7 +200,8 @@ class Chain:
 class Guards:
     """All that have a say about a call: the runs around it, from the outermost, and a filter of the kernel.
 
-    Each run puts its own question; the filter puts one where no run asks the same people.
+    Each run puts its own question; the filter puts one where no run asks the same people. People are those who answer
+    there and the roles: with an approver of its own the filter asks again for roles that a run has asked.
     """
 
     chains: tuple[Chain, ...]
