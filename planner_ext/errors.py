@@ -49,13 +49,13 @@ from planner_ext.core.errors import (
     NewerSchemaError,
     NotAFunctionError,
     PlannerExtError,
+    RunRefusedError,
 )
 from planner_ext.durable.errors import (
     ApprovalRefusedError,
     NotAuthorizedError,
     RunConflictError,
     RunFencedError,
-    RunRefusedError,
     StoreError,
     UnknownRunError,
     WorkerInUseError,

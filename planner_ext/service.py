@@ -18,7 +18,6 @@ from semantic_kernel.functions import KernelArguments
 from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
 from planner_ext.approval.decisions import Decision
-from planner_ext.budgets.charges import charges_of
 from planner_ext.core.accounts import Tab
 from planner_ext.core.errors import shown, way_out
 from planner_ext.core.facts import RunStarted
@@ -111,7 +110,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         more: dict[str, Any] = {}
         if options.shared_budgets:
             arguments = kwargs.get("arguments") or KernelArguments()
-            more["shared_by"] = partial(charges_of, options.shared_budgets, arguments, options.clock.now)
+            more["shared_by"] = partial(options.charges, arguments)
         return charged(self._tab, self._inner, settings, messages, options.budget.price, **more)
 
     def charged_to(self, tab: Tab) -> Self:

@@ -183,6 +183,29 @@ def test_the_lower_floors_can_be_imported_without_semantic_kernel() -> None:
     check("These modules cannot be imported where Semantic Kernel is missing:", json.loads(done.stdout))
 
 
+LOADED_BY_THE_PLANNER = """
+import json, sys
+from planner_ext import FunctionCallingStepwisePlanner
+print(json.dumps(sorted(name for name in sys.modules if name.split(".")[0] == "planner_ext")))
+"""
+
+
+@cache
+def loaded_by_the_planner() -> tuple[str, ...]:
+    """List the modules of the package in a process that has imported the planner, and nothing else of the package."""
+    done = subprocess.run([sys.executable, "-c", LOADED_BY_THE_PLANNER], capture_output=True, text=True, check=True)
+    return tuple(json.loads(done.stdout))
+
+
+def test_importing_the_planner_loads_the_loop_only() -> None:
+    """An application that only runs the planner loads neither stores nor pages, neither tools nor the other doors."""
+    floors = {"", "core", "approval", "engine", "sk", "planner"}
+    check(
+        "The planner loads the loop only; what a feature needs beyond it is imported where the feature is entered:",
+        (name for name in loaded_by_the_planner() if part_of(name) not in floors | {"service"}),
+    )
+
+
 def test_production_code_does_not_import_test_tools() -> None:
     """What runs in an application does not pull in scripted services, but for the crash points of the stores."""
     check(

@@ -29,7 +29,7 @@ from planner_ext.core.state import TRANSITIONS, State
 from planner_ext.core.text import printable
 from planner_ext.durable.errors import StoreError
 from planner_ext.durable.sqlite import drop_lock, take_lock
-from planner_ext.durable.worker import Activation
+from planner_ext.engine.activation import Activation
 from planner_ext.engine.journal import cancellation_reason
 from planner_ext.errors import DecisionRefusedError, InvalidCheckpointError, PlannerInvalidConfigurationError
 from planner_ext.events import Fact

@@ -3,6 +3,7 @@
     PlannerExtError
     ├── IllegalTransitionError     a fact that cannot follow the state it was applied to
     ├── InvalidLimitError          an invalid value of a limit or option
+    ├── RunRefusedError            a run that cannot be continued without a control that it began under
     ├── NotAFunctionError          a decorator of this package on something other than a function
     └── InvalidJournalError        a journal or checkpoint that cannot be read
         └── NewerSchemaError       written by a newer version of this package
@@ -27,6 +28,7 @@ __all__ = [
     "NewerSchemaError",
     "NotAFunctionError",
     "PlannerExtError",
+    "RunRefusedError",
     "counted",
     "described",
     "nearest",
@@ -66,6 +68,10 @@ InvalidLimitError.public = InvalidLimitError
 
 class NotAFunctionError(PlannerExtError, TypeError):
     """A decorator of this package was applied to something other than a function."""
+
+
+class RunRefusedError(PlannerExtError):
+    """A process lacks a control that the run began under; the message names it. Nothing ran."""
 
 
 class InvalidJournalError(PlannerExtError):

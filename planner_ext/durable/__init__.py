@@ -43,13 +43,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from planner_ext.approval.decisions import DecisionRecord, DecisionRequest
+    from planner_ext.core.errors import RunRefusedError
     from planner_ext.durable.approvals import Approvals
     from planner_ext.durable.errors import (
         ApprovalRefusedError,
         NotAuthorizedError,
         RunConflictError,
         RunFencedError,
-        RunRefusedError,
         StoreError,
         UnknownRunError,
         WorkerInUseError,
@@ -63,7 +63,8 @@ if TYPE_CHECKING:
     from planner_ext.durable.results import RunResult
     from planner_ext.durable.retry import RetryPolicy
     from planner_ext.durable.runs import Runs, RunsClient, SubmittedRun
-    from planner_ext.durable.worker import DurablePlanner, RunHandle
+    from planner_ext.durable.worker import RunHandle
+    from planner_ext.engine.activation import DurablePlanner
     from planner_ext.engine.effects import NoEffect, TookEffect, effect
 
 __all__ = [
@@ -103,6 +104,7 @@ __all__ = [
 
 _MODULES = {
     "approval.decisions": ("DecisionRecord", "DecisionRequest"),
+    "core.errors": ("RunRefusedError",),
     "durable.approvals": ("Approvals",),
     "durable.inputs": ("RunInputs",),
     "durable.heartbeat": ("WorkerRecord",),
@@ -113,7 +115,8 @@ _MODULES = {
     "durable.results": ("RunResult",),
     "durable.retry": ("RetryPolicy",),
     "durable.runs": ("Runs", "RunsClient", "SubmittedRun"),
-    "durable.worker": ("DurablePlanner", "RunHandle"),
+    "durable.worker": ("RunHandle",),
+    "engine.activation": ("DurablePlanner",),
     "engine.effects": ("NoEffect", "TookEffect", "effect"),
 }
 """Where each name is defined; the others are errors."""

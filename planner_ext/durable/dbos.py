@@ -25,8 +25,8 @@ from dbos import DBOS, DBOSConfig, DBOSPortableJSONSerializer, EnqueueOptions, Q
 from dbos import error as dbos_error
 from sqlalchemy.exc import DBAPIError
 
-from planner_ext.core.errors import NewerSchemaError, PlannerExtError
-from planner_ext.durable.errors import RunRefusedError, StoreError, WorkerInUseError, without_passwords
+from planner_ext.core.errors import NewerSchemaError, PlannerExtError, RunRefusedError
+from planner_ext.durable.errors import StoreError, WorkerInUseError, without_passwords
 from planner_ext.durable.heartbeat import LeasedWorkers
 from planner_ext.durable.no_pickle import no_pickle
 from planner_ext.durable.postgres import (

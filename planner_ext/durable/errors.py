@@ -4,17 +4,16 @@ StoreError (PlannerExtError)     a store that cannot be used: missing, locked, f
 ├── RunFencedError               another worker has continued the run; this one stops before its next side effect
 └── WorkerInUseError             the worker's name belongs to a process that lives
 UnknownRunError                  no run has this name
-RunRefusedError                  this process lacks a policy, interceptor or setting that the run began under
 RunConflictError                 the name belongs to a run with another goal or other inputs, or the run is in use
 ApprovalRefusedError             a decision that cannot be taken: unknown, expired, altered, or made for another call
-NotAuthorizedError               the authorize hook refuses, or is missing (RunRefusedError, ApprovalRefusedError)
+NotAuthorizedError               the authorize hook refuses, or is missing (also the core's RunRefusedError)
 """
 
 import re
 from importlib import import_module
 from urllib.parse import unquote
 
-from planner_ext.core.errors import PlannerExtError
+from planner_ext.core.errors import PlannerExtError, RunRefusedError
 
 __all__ = [
     "ApprovalRefusedError",
@@ -22,7 +21,6 @@ __all__ = [
     "NotAuthorizedError",
     "RunConflictError",
     "RunFencedError",
-    "RunRefusedError",
     "StoreError",
     "UnknownRunError",
     "WorkerInUseError",
@@ -55,10 +53,6 @@ class UnknownRunError(PlannerExtError):
 
 class RunConflictError(PlannerExtError):
     """A run of this name exists and has another goal or other inputs, or it is in use and cannot be deleted."""
-
-
-class RunRefusedError(PlannerExtError):
-    """A process lacks a control that the run began under; the message names it. Nothing ran."""
 
 
 class ApprovalRefusedError(PlannerExtError):

@@ -46,8 +46,9 @@ from planner_ext.durable.records import RUN_ID, RunRecord, StoredRun, fold_journ
 from planner_ext.durable.results import RunResult, result_of
 from planner_ext.durable.retry import RetryPolicy
 from planner_ext.durable.store import JournalStore, opened_store
-from planner_ext.durable.worker import ArgumentsFor, DurablePlanner, Job, RunHandle, Runner, WorkerPool
+from planner_ext.durable.worker import Job, RunHandle, Runner, WorkerPool
 from planner_ext.durable.writer import cancel_run
+from planner_ext.engine.activation import ArgumentsFor, DurablePlanner
 from planner_ext.engine.concurrency import SystemClock
 from planner_ext.engine.ports import Clock
 

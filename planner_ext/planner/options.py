@@ -20,7 +20,6 @@ from semantic_kernel.functions import KernelFunctionMetadata
 from semantic_kernel.kernel_pydantic import KernelBaseModel
 
 from planner_ext.approval.decisions import Interceptor
-from planner_ext.budgets import SharedBudget
 from planner_ext.core.errors import nearest, shown
 from planner_ext.core.limits import Budget
 from planner_ext.engine.gate import Approver, CheckForIntervention, PreInvoke
@@ -33,6 +32,11 @@ from planner_ext.sk.iteration import IterationCallback
 from planner_ext.sk.options import DEFAULTS, RunOptions, RunSettings, callable_with, least, non_negative
 from planner_ext.sk.prompts import response_form
 from planner_ext.sk.questions import Clarifier
+
+if TYPE_CHECKING:
+    from planner_ext.budgets import SharedBudget
+else:
+    SharedBudget = Any  # a run without shared budgets loads no store; `RunSettings.of` checks the values
 
 __all__ = ["FunctionCallingStepwisePlannerOptions"]
 

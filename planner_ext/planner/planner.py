@@ -21,7 +21,7 @@ from planner_ext.core.facts import Rules
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Budget, Price
 from planner_ext.core.text import is_unicode
-from planner_ext.durable.worker import Activation
+from planner_ext.engine.activation import Activation
 from planner_ext.engine.authorization import refusal_of
 from planner_ext.engine.concurrency import run_sync, streams
 from planner_ext.engine.engine import StopHandle

@@ -14,6 +14,7 @@ from semantic_kernel.kernel_pydantic import KernelBaseModel
 
 from planner_ext.approval.decisions import DecisionRecord, InDoubt, decisions_of
 from planner_ext.approval.policy import missing_guards
+from planner_ext.core.errors import RunRefusedError
 from planner_ext.core.facts import (
     LINE_WIDTH,
     CallDecided,
@@ -29,8 +30,7 @@ from planner_ext.core.facts import (
 from planner_ext.core.machine import IN_DOUBT
 from planner_ext.core.state import TRANSITIONS, Call, Phase, State
 from planner_ext.core.values import Status, Usage
-from planner_ext.durable.errors import RunRefusedError
-from planner_ext.durable.worker import Activation
+from planner_ext.engine.activation import Activation
 from planner_ext.engine.batch import is_as_decided
 from planner_ext.engine.concurrency import of_application
 from planner_ext.engine.effects import Effect, NoEffect, Probe, TookEffect, effect_of, idempotency_key
@@ -54,7 +54,6 @@ from planner_ext.sk.outcome import chat_history, raise_at_limit, status_of
 from planner_ext.sk.prompts import ResponseForm
 from planner_ext.sk.questions import UserInteraction
 from planner_ext.sk.run_context import RunContext
-from planner_ext.timeline import page_of, timeline_of
 
 __all__ = [
     "FunctionCallingStepwisePlannerResult",
@@ -128,6 +127,8 @@ class FunctionCallingStepwisePlannerResult(KernelBaseModel):
         Raises:
             PlannerExtError: If jinja2 is not installed: extra ``cli`` or ``inbox``.
         """
+        from planner_ext.timeline import page_of, timeline_of  # noqa: PLC0415  (a run needs no page)
+
         return page_of([timeline_of(self.facts)], title=title)
 
     def raise_for_status(self) -> Self:
@@ -321,7 +322,7 @@ def _only_read(state: State, activation: Activation) -> bool:
 
 @dataclass(kw_only=True, eq=False)
 class KeptRun(PlannerRun):
-    """A run from a store, started or resumed from its journal; see `planner_ext.durable.worker.ActivationRun`."""
+    """A run from a store, started or resumed from its journal; see `planner_ext.engine.activation.ActivationRun`."""
 
     options: FunctionCallingStepwisePlannerOptions
     activation: Activation

@@ -14,10 +14,10 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, cast
 
 from planner_ext.approval.decisions import Interceptor
-from planner_ext.budgets import SharedBudget
+from planner_ext.core.accounts import SharedBudgets
 from planner_ext.core.errors import nearest, shown, way_out
 from planner_ext.core.limits import Budget, is_count, tightest
 from planner_ext.engine.concurrency import SystemClock
@@ -30,6 +30,11 @@ from planner_ext.sk.errors import InvalidOptionError, InvalidSettingsError
 from planner_ext.sk.execution import ToolExecution
 from planner_ext.sk.iteration import IterationCallback
 from planner_ext.sk.questions import Clarifier
+
+if TYPE_CHECKING:
+    from planner_ext.budgets import SharedBudget
+else:
+    SharedBudget = Any  # a run without shared budgets loads no store
 
 __all__ = [
     "DEFAULTS",
@@ -241,6 +246,19 @@ class RunSettings:
         outer_budget, taken = tightest(inner.budget, self.outer_budget), (*self.taken, *inner.taken)
         return replace(self, **merged, outer_budget=outer_budget, taken=taken)
 
+    def charges(self, arguments: Mapping[str, Any], outer: SharedBudgets | None = None) -> SharedBudgets | None:
+        """Make what a run takes of the shared budgets.
+
+        Args:
+            arguments: The application's arguments of the run.
+            outer: What the run around takes from, or None.
+        """
+        if not self.shared_budgets:
+            return outer
+        from planner_ext.budgets.charges import charges_of  # noqa: PLC0415  (SQL, only where budgets are shared)
+
+        return charges_of(self.shared_budgets, arguments, self.clock.now, outer)
+
     @property
     def takes_questions(self) -> bool:
         """Whether the model is offered the function that asks the user."""
@@ -360,7 +378,11 @@ def _shared_budgets(name: str, values: object) -> tuple[SharedBudget, ...]:
         InvalidOptionError: If one is something else, or two have the same name in one store.
     """
     given = cast("Sequence[object]", values) if isinstance(values, list | tuple) else [values]
-    budgets = tuple(instance_of(name, value, SharedBudget) for value in given)
+    if not given:
+        return ()
+    from planner_ext.budgets.budget import SharedBudget as Shared  # noqa: PLC0415  (only where budgets are shared)
+
+    budgets = tuple(instance_of(name, value, Shared) for value in given)
     if len({(budget.store, budget.name) for budget in budgets}) < len(budgets):
         names = [budget.name for budget in budgets]
         raise InvalidOptionError(f"{name} must have different names in one store; got {shown(names)}.")

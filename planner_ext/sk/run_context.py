@@ -20,7 +20,6 @@ from semantic_kernel.utils.telemetry.model_diagnostics.decorators import are_sen
 
 from planner_ext.approval.decisions import approval_required
 from planner_ext.approval.policy import guard_name, hook_names
-from planner_ext.budgets.charges import charges_of
 from planner_ext.core.accounts import SharedBudgets, Tab
 from planner_ext.core.errors import shown
 from planner_ext.core.facts import Fact, Guards, Rules
@@ -211,10 +210,8 @@ class RunContext:
     def _shared_budgets(self) -> SharedBudgets | None:
         """Return what the run takes of shared budgets; of those that the run around takes from, nothing again."""
         outer = None if self.parent is None else self.parent.tab.account.shared
-        if not self.options.shared_budgets:
-            return outer
         arguments = KernelArguments() if self.arguments is None else self.arguments
-        return charges_of(self.options.shared_budgets, arguments, self.options.clock.now, outer)
+        return self.options.charges(arguments, outer)
 
     def _meter(self, limits: Budget) -> RequestMeter:
         max_cost, estimates = limits.max_cost, limits.max_total_tokens is not None

@@ -12,7 +12,7 @@ from semantic_kernel import Kernel
 from planner_ext import Approve, Budget, FunctionCallingStepwisePlanner, FunctionCallingStepwisePlannerResult
 from planner_ext.core.values import Usage
 from planner_ext.durable import Runs, StoreError, UnknownRunError
-from planner_ext.durable.worker import Activation
+from planner_ext.engine.activation import Activation
 from planner_ext.engine.engine import BudgetHandle
 from planner_ext.errors import PlannerInvalidConfigurationError, RunEndedError
 from planner_ext.events import BudgetChanged

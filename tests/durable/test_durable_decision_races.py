@@ -12,8 +12,8 @@ from planner_ext import Approve, Budget, Deny
 from planner_ext.core.facts import BudgetChanged, CallDecided, Resumed, Rules, RunStarted
 from planner_ext.durable import Approvals, Runs, StoredRun
 from planner_ext.durable.store import JournalStore, opened_store
-from planner_ext.durable.worker import Activation, ActivationRun
 from planner_ext.durable.writer import JournalWriter
+from planner_ext.engine.activation import Activation, ActivationRun
 from planner_ext.hitl_manager import Defer
 from planner_ext.sk.approval import DecisionRefusedError
 from planner_ext.testing import call, calls, say
