@@ -17,7 +17,7 @@ from enum import Enum
 from functools import wraps
 from typing import Any, Final, Generic, NoReturn, ParamSpec, Self, TypeVar, cast
 
-from planner_ext.core.errors import InvalidLimitError, described, shown
+from planner_ext.core.errors import InvalidLimitError, PlannerExtError, described, shown
 
 __all__ = [
     "GRACE",
@@ -46,7 +46,7 @@ _T = TypeVar("_T")
 _P = ParamSpec("_P")
 
 
-class LeftByError(RuntimeError):
+class LeftByError(PlannerExtError, RuntimeError):
     """The application's code raised what would end more than its own call, such as ``SystemExit``; it ends that call.
 
     The cause is what it raised, and its attributes are that one's, such as the run that it ended.

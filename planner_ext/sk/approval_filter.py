@@ -217,9 +217,12 @@ class ApprovalFilter:
         return hooks_of(self._options.authorize)
 
     def decides_as(self, other: object) -> bool:
-        """@private Whether another filter has the same policy and asks the same person."""
-        return isinstance(other, ApprovalFilter) and (
-            _is_same(other.policy, self.policy) and _is_same(other._approver, self._approver)
+        """@private Whether another filter has the same policy, asks the same person and lets the same people decide."""
+        return (
+            isinstance(other, ApprovalFilter)
+            and _is_same(other.policy, self.policy)
+            and _is_same(other._approver, self._approver)
+            and other.authorize == self.authorize
         )
 
     def report_unused_rules(self, kernel: Kernel) -> None:
@@ -607,7 +610,7 @@ def _is_same(one: object, other: object) -> bool:
 
 
 def approval_filters(kernel: Kernel, *, once_invoked: bool = True) -> tuple[ApprovalFilter, ...]:
-    """List the approval filters of a kernel; those with the same policy and approver once.
+    """List the approval filters of a kernel; those that decide as another one once.
 
     Args:
         kernel: The kernel.

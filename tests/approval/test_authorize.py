@@ -10,7 +10,7 @@ from semantic_kernel.functions import KernelPlugin
 
 from planner_ext import ApprovalFilter, ApprovalPolicy, Approve, Deny, FunctionInvokingChatCompletion, ToolUseSession
 from planner_ext.errors import DecisionRefusedError, PlannerInvalidConfigurationError, RunNotAnsweredError
-from planner_ext.hitl_manager import ApprovalSettings, DecisionRequest, Defer, Supply, ToolCall
+from planner_ext.hitl_manager import ApprovalSettings, Authorize, DecisionRequest, Defer, Supply, ToolCall
 from planner_ext.testing import ScriptedChatCompletion, call, calls
 from support.approval import (
     DONE,
@@ -266,6 +266,24 @@ async def test_the_approver_of_the_filter_is_let_in_by_the_hook(by: str, ran: li
     here = guarded([REFUND, DONE], by=one, under=AUTO)
     await chat(here, asked())
     assert here.ran == ran
+
+
+@two_doors
+@pytest.mark.parametrize(("by", "ran"), [("ann", [REFUNDED]), ("bo", [])])
+async def test_filters_that_differ_in_their_hook_are_two(door: Door, by: str, ran: list[Any]) -> None:
+    """The same policy and approver do not make them one: in a run, too, each hook is asked."""
+
+    def approver(_: ToolCall) -> Approve:
+        return Approve(by=by)
+
+    both: tuple[Authorize, ...] = (of_staff, lambda _: True)
+    for hooks in (both, both[::-1]):
+        here = world([REFUND, DONE])
+        for hook in hooks:
+            one = ApprovalFilter(FOR_MANAGERS, approver=approver, authorize=hook)
+            here.kernel.add_filter(FilterTypes.AUTO_FUNCTION_INVOCATION, one)
+        await door.ask(here)
+        assert here.ran == ran
 
 
 @two_doors
