@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from planner_ext.durable.results import RunResult
     from planner_ext.durable.retry import RetryPolicy
     from planner_ext.durable.runs import Runs, RunsClient, SubmittedRun
-    from planner_ext.durable.worker import RunHandle
+    from planner_ext.durable.worker import Due, Next, RunHandle
     from planner_ext.engine.activation import DurablePlanner
     from planner_ext.engine.effects import NoEffect, TookEffect, effect
 
@@ -72,7 +72,9 @@ __all__ = [
     "Approvals",
     "DecisionRecord",
     "DecisionRequest",
+    "Due",
     "DurablePlanner",
+    "Next",
     "NoEffect",
     "NotAuthorizedError",
     "NoticeRecord",
@@ -115,7 +117,7 @@ _MODULES = {
     "durable.results": ("RunResult",),
     "durable.retry": ("RetryPolicy",),
     "durable.runs": ("Runs", "RunsClient", "SubmittedRun"),
-    "durable.worker": ("RunHandle",),
+    "durable.worker": ("Due", "Next", "RunHandle"),
     "engine.activation": ("DurablePlanner",),
     "engine.effects": ("NoEffect", "TookEffect", "effect"),
 }

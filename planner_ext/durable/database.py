@@ -47,10 +47,12 @@ class Database(Protocol):
 
     Attributes:
         now: SQL of the database's time, in seconds since the epoch: the machines of workers may differ.
+        skip_locked: SQL that ends a SELECT whose rows are to be changed, so that it skips those that others change now.
         age: SQL of the seconds since a row of ``planner_workers`` was seen; time without a server does not count.
     """
 
     now: ClassVar[str]
+    skip_locked: ClassVar[str]
     age: ClassVar[str]
 
     async def transact(self, *steps: Step) -> Sequence[Sequence[Row]]:
@@ -252,16 +254,18 @@ BUDGET_TABLES = (
 )
 """The tables of `planner_ext.budgets`, which says what they hold."""
 
-_SCHEMAS = (_FIRST, _OPERATION, _LEASES, BUDGET_TABLES)
+_TOLD = ("ALTER TABLE planner_runs ADD COLUMN told_at DOUBLE PRECISION",)
+
+_SCHEMAS = (_FIRST, _OPERATION, _LEASES, BUDGET_TABLES, _TOLD)
 """The statements of each schema number, from 1. 1: the first. 2: retries, workers, totals, notices. 3: leases. 4:
-shared budgets.
+shared budgets. 5: when `Runs.due` last named a run.
 
 ``planner_runs.status``: ``queued``, ``running``, ``paused``, ``failed``, ``quarantined``, or how the run ended.
 ``owner``: the worker that drives it, or null. ``wake_at``: when it is next due: the first expiry of a paused
 run, the next retry of a running one. ``problem``: its last fault, or why it is in quarantine. ``retries``, ``deaths``:
 faults, and ends of its worker's process, since its last reply or result; ``progress``: the replies and results in its
 journal when the last one was counted. ``inputs``: what `Runs.submit` gave. ``new_budget``: limits that its worker shall
-take.
+take. ``told_at``: when `Runs.due` last named the run, by the database's time; null once a worker has claimed it.
 
 ``planner_approvals.status``: ``open``, ``decided`` (a decision waits for a worker) or ``closed``. ``planner_refusals``:
 decisions that were not taken, of the approval that ``id`` names, or of a call of the run that did not wait.

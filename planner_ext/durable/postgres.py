@@ -138,6 +138,7 @@ class PostgresDatabase:
     """
 
     now: ClassVar[str] = "CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS DOUBLE PRECISION)"
+    skip_locked: ClassVar[str] = "FOR UPDATE SKIP LOCKED"
     age: ClassVar[str] = f"""
         LEAST({now} - seen_at,
               CAST(EXTRACT(EPOCH FROM clock_timestamp() - pg_postmaster_start_time()) AS DOUBLE PRECISION))

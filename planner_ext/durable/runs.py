@@ -4,7 +4,7 @@ import asyncio
 import builtins
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -46,7 +46,7 @@ from planner_ext.durable.records import RUN_ID, RunRecord, StoredRun, fold_journ
 from planner_ext.durable.results import RunResult, result_of
 from planner_ext.durable.retry import RetryPolicy
 from planner_ext.durable.store import JournalStore, opened_store
-from planner_ext.durable.worker import Job, RunHandle, Runner, WorkerPool
+from planner_ext.durable.worker import Due, Job, Next, RunHandle, Runner, WorkerPool
 from planner_ext.durable.writer import cancel_run
 from planner_ext.engine.activation import ArgumentsFor, DurablePlanner
 from planner_ext.engine.concurrency import SystemClock
@@ -473,6 +473,7 @@ class Runs(RunsClient):
             pool.runner.store, clock=pool.runner.clock, poll_seconds=pool.poll_seconds, doorkeeper=doorkeeper
         )
         self._pool, self._notifier = pool, notifier
+        self._job_of: Callable[[str], Job[Any]] | None = None
         self._closing = asyncio.Lock()
 
     @classmethod
@@ -603,9 +604,7 @@ class Runs(RunsClient):
             RunConflictError: If the name belongs to a run with another goal.
             StoreError: If the name or the store cannot be used.
         """
-        is_planner = callable(getattr(planner, "journaled", None))
-        hint = way_out("planner", planner)
-        check(is_planner, f"planner must be a FunctionCallingStepwisePlanner; got {shown(planner)}.{hint}")
+        _check_planner(planner)
         name, before = await self._create(goal, run_id, owner=self.worker_id)
         if before is not None:
             await self._revived(before, self._with_hook_of(planner))
@@ -720,8 +719,7 @@ class Runs(RunsClient):
             job = Job(run_id=run_id, planner=planner, kernel=kernel, arguments_for=arguments_for)
             await self._pool.run_queued(job)
 
-        if (say := getattr(planner, "unguarded", None)) is not None and (text := say(kernel)) is not None:
-            logger.warning(text)
+        _warn_unguarded(planner, kernel)
         self._pool.workers.announce("working", max_concurrency)
         queue = self._pool.queue
         if queue is not None:
@@ -737,6 +735,78 @@ class Runs(RunsClient):
             if queue is not None and deadline is None:
                 await asyncio.Event().wait()  # from now on the queue holds the due activations
             await self._clock.sleep(self.poll_seconds)
+
+    def drive_with(
+        self, planner: DurablePlanner[Any], kernel: Any, *, arguments_for: ArgumentsFor | None = None
+    ) -> None:
+        """Set what `activate` drives runs with.
+
+        Args:
+            planner: Drives the runs.
+            kernel: Its functions may be called.
+            arguments_for: Returns the application's arguments for a run.
+
+        Raises:
+            PlannerInvalidConfigurationError: If the planner is something else.
+        """
+        _check_planner(planner)
+        _warn_unguarded(planner, kernel)
+        self._pool.workers.announce("working")
+
+        def job_of(run_id: str) -> Job[Any]:
+            return Job(run_id=run_id, planner=planner, kernel=kernel, arguments_for=arguments_for)
+
+        self._job_of = job_of
+
+    async def activate(self, run_id: str) -> Next:
+        """Drive a run to its next pause or end, if it is due, and say when it is due again.
+
+        For an engine that says when and where a run is driven, see `planner_ext.durable.hosts`. It may be called twice,
+        late and on two machines: the journal lets one of them drive the run. A second call in this process waits for
+        the first one. Cancelling the wait does not cancel the run. A fault of the run is not raised: its retry is when
+        the run is due again.
+
+        Returns:
+            What is next: ``ended`` if nothing is due until a person resumes the run; else after how many ``seconds`` to
+            activate it again, 0.0 if a decision was made meanwhile or this worker leaves, 5.0 if another worker drives
+            it, 30.0 if it is refused to the planner of this worker, None if only a decision continues it.
+
+        Raises:
+            PlannerInvalidConfigurationError: If `drive_with` was not called.
+            UnknownRunError: If the store has no such run; to activate it again is useless.
+            StoreError: If the store cannot be used; activate the run again.
+        """
+        given = self._job_of
+        check(given is not None, "There is no planner to activate runs with. Call drive_with(planner, kernel) first.")
+        assert given is not None
+        return await self._pool.activate(given(run_id))
+
+    async def due(self, *, limit: int = 100, again_after: float = 30.0) -> Due:
+        """Name due runs that no living worker drives: submitted, decided, expired, or at their retry.
+
+        Each is named to one caller, in whatever process; again if no worker has claimed it after a while.
+
+        Args:
+            limit: The maximum number of runs.
+            again_after: After how many seconds a run that no worker has claimed is named again.
+
+        Returns:
+            Their names, the oldest first, and the seconds to wait for before the next call; see `hint`.
+
+        Raises:
+            StoreError: If the store cannot be used.
+        """
+        return await self._pool.due(limit=limit, again_after=again_after)
+
+    async def hint(self, timeout: float) -> None:  # noqa: ASYNC109  (a hint is not an error when it is late)
+        """Wait until runs may be due, such as after a decision, or until the timeout.
+
+        A SQLite file gives no hints.
+
+        Args:
+            timeout: Seconds to wait for at most.
+        """
+        await self._clock.sleep(timeout)
 
     async def close(self, grace_seconds: float | None = None) -> None:
         """Interrupt the runs that this worker drives for other workers to continue, and close the store.
@@ -766,6 +836,18 @@ def _deadline(earlier: float | None, error: StoreError) -> float:
     if now > earlier:
         raise error
     return earlier
+
+
+def _check_planner(planner: object) -> None:
+    is_planner = callable(getattr(planner, "journaled", None))
+    hint = way_out("planner", planner)
+    check(is_planner, f"planner must be a FunctionCallingStepwisePlanner; got {shown(planner)}.{hint}")
+
+
+def _warn_unguarded(planner: DurablePlanner[Any], kernel: Any) -> None:
+    """Warn of functions that a planner without guards would call."""
+    if (say := getattr(planner, "unguarded", None)) is not None and (text := say(kernel)) is not None:
+        logger.warning(text)
 
 
 def _check_goal(goal: object) -> None:

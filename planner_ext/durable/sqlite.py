@@ -44,6 +44,7 @@ class SqliteDatabase:
     """
 
     now: ClassVar[str] = "((julianday('now') - 2440587.5) * 86400.0)"
+    skip_locked: ClassVar[str] = ""
     age: ClassVar[str] = f"{now} - seen_at"
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:

@@ -59,14 +59,21 @@ _CONTINUES = """
 _DUE = f"""
     {_RUN} WHERE run_id IN (
         SELECT run_id FROM (
-            SELECT run_id, created_at FROM planner_runs
+            SELECT run_id, created_at, told_at FROM planner_runs
             WHERE status IN ('queued', 'running') AND (wake_at IS NULL OR wake_at <= :now)
-            UNION ALL SELECT run_id, created_at FROM planner_runs WHERE status = 'paused' AND wake_at <= :now
-            UNION ALL SELECT run_id, created_at FROM planner_runs WHERE status = 'paused' AND run_id IN (
+            UNION ALL SELECT run_id, created_at, told_at FROM planner_runs WHERE status = 'paused' AND wake_at <= :now
+            UNION ALL SELECT run_id, created_at, told_at FROM planner_runs WHERE status = 'paused' AND run_id IN (
                 SELECT run_id FROM planner_approvals WHERE status = 'decided'
             )
-        ) AS due ORDER BY created_at, run_id LIMIT :limit OFFSET :offset
+        ) AS due %s ORDER BY created_at, run_id LIMIT :limit OFFSET :offset
     ) ORDER BY created_at, run_id
+"""
+_UNTOLD = "COALESCE(told_at, 0) <= {now} - :again_after"
+_TELL = f"""
+    UPDATE planner_runs SET told_at = {{now}} WHERE run_id IN (
+        SELECT run_id FROM planner_runs
+        WHERE run_id = :run_id AND COALESCE(owner, '') = :seen AND {_UNTOLD} {{skip_locked}}
+    ) RETURNING run_id
 """
 _PAGE = 200
 """The rows of due runs that are read at once: thousands may be queued, of which a worker takes a few."""
@@ -302,16 +309,33 @@ class JournalStore:
         )
         return StoreMarks(number=int(waiting[0][0] or 0), waiting=_mark(waiting[0]), runs=_mark(runs[0]))
 
-    async def due(self, now: float) -> AsyncGenerator[RunRecord]:
+    async def due(self, now: float, *, again_after: float | None = None) -> AsyncGenerator[RunRecord]:
         """Read queued, running, decided and expired runs of any owner, the oldest first, as far as they are needed.
 
         The caller skips those of a living worker. A run that a fault interrupted is running, and due at its retry.
+
+        Args:
+            now: The current time, in seconds since the epoch.
+            again_after: How many seconds ago `tell` named the runs at the latest; None reads those that were named,
+                too.
         """
         read = 0
-        while rows := await self._rows(_DUE, now=now, limit=_PAGE, offset=read):
+        untold = "" if again_after is None else f"WHERE {_UNTOLD.format(now=self.database.now)}"
+        statement = _DUE % untold
+        while rows := await self._rows(statement, now=now, again_after=again_after, limit=_PAGE, offset=read):
             for record in _read_runs(rows):
                 yield record
             read += len(rows)
+
+    async def tell(self, records: Sequence[RunRecord], *, again_after: float) -> tuple[str, ...]:
+        """Note that due runs were named to a caller; return those that no other caller was named, nor claimed."""
+        statement = _TELL.format(now=self.database.now, skip_locked=self.database.skip_locked)
+        steps: list[Step] = []
+        for record in records:
+            values = {"run_id": record.run_id, "seen": record.owner or "", "again_after": again_after}
+            steps.append((statement, values))
+        told = await self.database.transact(*steps) if steps else ()
+        return tuple(str(run_id) for rows in told for (run_id,) in rows)
 
     async def continues(self, run_id: str, now: float) -> bool:
         """Whether a run is driven, or is due: unless it has ended, or waits for a decision or a date.
@@ -336,7 +360,7 @@ class JournalStore:
         """Make a worker the owner of a run, if the owner is still ``seen``; store its deaths and its progress."""
         statement = """
             UPDATE planner_runs
-            SET owner = :owner, wake_at = CASE WHEN status = 'running' THEN NULL ELSE wake_at END
+            SET owner = :owner, told_at = NULL, wake_at = CASE WHEN status = 'running' THEN NULL ELSE wake_at END
             WHERE run_id = :run_id AND COALESCE(owner, '') = :seen RETURNING run_id
         """
         values: dict[str, Value] = {"run_id": run_id, "owner": owner}

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
@@ -40,7 +40,9 @@ if TYPE_CHECKING:
     from planner_ext.durable.dbos import ActivationQueue
 
 __all__ = [
+    "Due",
     "Job",
+    "Next",
     "RunHandle",
     "Runner",
     "WorkerPool",
@@ -75,6 +77,34 @@ class Job(Generic[R]):
     def is_forced(self) -> bool:
         """Whether the job may have something to do in a run that has ended."""
         return self.decisions is not None or self.budget is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    """What is next for a run; see `Runs.activate`.
+
+    Attributes:
+        status: Its status, as in `RunRecord`.
+        seconds: Seconds until it is due by the clock; 0.0 at once, None if only a decision continues it.
+        ended: Whether nothing is due until a person resumes it.
+    """
+
+    status: str
+    seconds: float | None
+    ended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """Runs to activate; see `Runs.due`.
+
+    Attributes:
+        runs: Their names, the oldest first.
+        seconds: Seconds until the next look for due runs; 0.0 if more may be due.
+    """
+
+    runs: tuple[str, ...]
+    seconds: float
 
 
 class _Decided(NamedTuple):
@@ -278,7 +308,7 @@ class WorkerPool:
             or if this worker leaves.
         """
         run_id = record.run_id
-        skipped = self._is_leaving or run_id in self._tasks or self._refused.get(run_id) is job.planner
+        skipped = self._is_leaving or run_id in self._tasks or self._is_refused(job)
         claim = None if skipped or run_id in self._parking else await self._claims.of(record)
         if claim is None or run_id in self._tasks or (claim.alone and self.runner.gate.is_taken):
             return None
@@ -287,6 +317,61 @@ class WorkerPool:
         elif not await self._claims.take(claim):
             return None
         return RunHandle(self, job)
+
+    async def activate(self, job: Job[Any]) -> Next:
+        """Drive a run that is due and that no other worker drives, and say what is next; see `Runs.activate`."""
+        run_id = job.run_id
+        before = await self._next(job)
+        if before.seconds == 0.0 and run_id not in self._tasks and not self._is_leaving:
+            self._start_task(run_id, self._drive_or_wait(job, wait=False))
+        task = self._tasks.get(run_id)
+        if task is None:
+            return before
+        await asyncio.wait({task})  # were the task itself awaited, its cancellation would look like the caller's
+        if self._is_leaving:
+            return replace(before, seconds=0.0)
+        return await self._next(job)
+
+    async def _next(self, job: Job[Any]) -> Next:
+        """Say when a run is due here, whether or not it is driven at this moment."""
+        now = self.runner.clock.now()
+        record, continues, _ = await self.runner.store.load_since(job.run_id, _NO_FACTS, now=now)
+        if not record.unfinished:
+            return Next(record.status, None, ended=True)
+        seconds = None if record.wake_at is None else max(0.0, record.wake_at - now)
+        if self._is_refused(job):
+            seconds = _REFUSED_SECONDS
+        elif job.run_id in self._parking or await self._is_elsewhere(record):
+            seconds = _ELSEWHERE_SECONDS
+        elif record.status == "paused" and continues:
+            seconds = 0.0
+        elif record.status != "paused":
+            seconds = seconds or 0.0
+        return Next(record.status, seconds, ended=False)
+
+    async def _is_elsewhere(self, record: RunRecord) -> bool:
+        """Whether another worker, which lives, drives a run."""
+        owner = record.owner
+        return owner not in (None, self.workers.worker_id) and await self.workers.alive(str(owner))
+
+    def _is_refused(self, job: Job[Any]) -> bool:
+        return self._refused.get(job.run_id) is job.planner
+
+    async def due(self, *, limit: int, again_after: float) -> Due:
+        """Name due runs without a living worker, each to one caller; see `Runs.due`."""
+        store = self.runner.store
+        found: list[RunRecord] = []
+        living: dict[str | None, bool] = {None: False}
+        async with aclosing(store.due(self.runner.clock.now(), again_after=again_after)) as records:
+            async for record in records:
+                if record.owner not in living:
+                    living[record.owner] = await self.workers.alive(str(record.owner))
+                if not living[record.owner]:
+                    found.append(record)
+                if len(found) == limit:
+                    break
+        told = await store.tell(found, again_after=again_after)
+        return Due(told, 0.0 if len(found) == limit else self.poll_seconds)
 
     async def run_queued(self, job: Job[Any]) -> None:
         """Drive a queued activation, unless its run is already driven, or waits for its retry."""
@@ -492,6 +577,13 @@ class WorkerPool:
         claim = await self._claims.of(record)
         return claim is not None and await self._claims.take(claim)
 
+
+_NO_FACTS = 2**31 - 1
+"""Reads a run without its journal, which never has as many facts."""
+_ELSEWHERE_SECONDS = 5.0
+"""When to activate a run again that another worker drives."""
+_REFUSED_SECONDS = 30.0
+"""When to activate a run again that this worker may not drive: another one may have done so."""
 
 _REFUSALS = (RunRefusedError, NewerSchemaError)
 """The errors of a run that this worker's planner or version may not drive; it is left to other workers, unchanged."""
