@@ -111,7 +111,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         if options.shared_budgets:
             arguments = kwargs.get("arguments") or KernelArguments()
             more["shared_by"] = partial(options.charges, arguments)
-        return charged(self._tab, self._inner, settings, messages, options.budget.price, **more)
+        return charged(self._tab, self._inner, settings, messages, options.price, **more)
 
     def charged_to(self, tab: Tab) -> Self:
         """@private Return a copy whose requests are charged to a call of a run, in any context."""
@@ -316,8 +316,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         loaded = Checkpoint.given(checkpoint, key)
         given = ResumeRequest(checkpoint=loaded, decisions=decisions, budget=budget).within(own.outer_budget)
         state = given.resumed_state(own.clock.now())
-        price = (budget and budget.price) or own.budget.price
-        options = replace(own, budget=replace(state.rules.limits, price=price))
+        options = replace(own, budget=state.rules.limits)
         behavior = settings.function_choice_behavior or BoundedFunctionChoiceBehavior.Auto(maximum_use_attempts=None)
         parent = current_parent_run(self._tab)
         context = self._context(request, settings, behavior, options, parent, streaming=streaming)

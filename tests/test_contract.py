@@ -125,7 +125,7 @@ def Budget(
     max_iterations=None, max_tool_calls=None, max_total_tokens=None, max_cost=None, max_active_seconds=None,
     deadline=None, max_calls_per_function=..., max_consecutive_errors=None, max_repeated_calls=None,
     max_repeated_denials=None, max_calls_per_reply=1024, max_result_tokens=None,
-    on_limit="answer", batch_over_limit="reject_batch", last_trip="withdraw", tell_budget=False, price=None,
+    on_limit="answer", batch_over_limit="reject_batch", last_trip="withdraw", tell_budget=False,
 ): ...
 def ApprovalSettings(
     *, unmatched="approve", on_denial="refuse", on_deferred="hold_all", expires_in=None, interceptor_timeout=30.0
@@ -142,12 +142,12 @@ def ToolCall(
 def FunctionCallingStepwisePlannerOptions(
     *,
     max_iterations=15, budget=None, control="iterations_metadata", plan=True, charge_plan=True,
-    require_final_answer_function=False, response_format=None, execution=None, approval=None, interceptors=(),
-    pre_invoke=None, approver=None, iteration_completed=None, clarifier=None, max_clarifications=None, observers=(),
-    clock=None, min_iteration_time_ms=0, excluded_plugins=..., excluded_functions=..., get_available_functions=None,
-    get_initial_plan=None, get_step_prompt=None, execution_settings=None, max_tokens=None, max_tokens_ratio=0.1,
-    max_completion_tokens=None, max_prompt_tokens=None, on_invalid_history="refuse", strict_finish_reason=False,
-    checkpoint_key=None,
+    require_final_answer_function=False, response_format=None, price=None, execution=None, approval=None,
+    interceptors=(), pre_invoke=None, approver=None, iteration_completed=None, clarifier=None, max_clarifications=None,
+    observers=(), clock=None, min_iteration_time_ms=0, excluded_plugins=..., excluded_functions=...,
+    get_available_functions=None, get_initial_plan=None, get_step_prompt=None, execution_settings=None, max_tokens=None,
+    max_tokens_ratio=0.1, max_completion_tokens=None, max_prompt_tokens=None, on_invalid_history="refuse",
+    strict_finish_reason=False, checkpoint_key=None,
 ): ...
 def FunctionCallingStepwisePlannerResult(
     *, final_answer="", value=None, chat_history=None, iterations=0, status="answered", tool_calls=0, limit=None,

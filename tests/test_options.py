@@ -51,6 +51,7 @@ def asked(_: Any) -> None:
 GIVEN: dict[str, Any] = {
     "budget": Budget(max_total_tokens=7),
     "shared_budgets": [SharedBudget("app", store=BudgetStore.memory(), max_iterations=5)],
+    "price": lambda model, usage: 0.01,
     "execution": ToolExecution(max_concurrency=1),
     "approval": ApprovalSettings(unmatched="deny"),
     "interceptors": [asked],

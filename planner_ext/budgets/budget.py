@@ -58,7 +58,7 @@ class SharedBudget:
         max_iterations: Requests, as in `Budget`, and also the plan request where ``charge_plan`` is off.
         max_tool_calls: Functions started, as in `Budget`; a call that is run again after a crash counts again.
         max_total_tokens: Prompt and completion tokens, as in `Budget`.
-        max_cost: US dollars, by the ``price`` of the run's `Budget`, or the list of ``genai-prices``.
+        max_cost: US dollars, by the run's ``price``, or the list of ``genai-prices``.
         time_zone: In which hours, days and months begin.
         on_limit_reached: Called with the `BudgetUsage` when a limit is reached: when the first request or batch is
             refused, once for each key and period, in one of the processes. Async or not. An exception is logged, and

@@ -86,8 +86,9 @@ _PARTS: Mapping[object, tuple[str, str]] = {
     "policy": ("interceptors", "interceptors=[ApprovalPolicy.from_yaml(path)]"),
     "policies": ("interceptors", "interceptors=[ApprovalPolicy.from_yaml(path)]"),
     "authorize": ("approval", "approval=ApprovalSettings(authorize=...)"),
+    "price": ("max_cost", "price=... beside budget=: it is an option of planner, service, handler and session"),
 }
-"""What is no option, but a part of one: by its name, the option, and how it is written."""
+"""What belongs elsewhere: by its name, the option or field that it is taken for a part of, and how it is written."""
 
 
 def nearest(name: object, names: Iterable[str]) -> str:

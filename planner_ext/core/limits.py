@@ -56,8 +56,8 @@ class Budget:
             starts again (see `planner_ext.durable.effect`) counts again, and is checked before each start.
         max_total_tokens: Prompt and completion tokens, as the service reports them. Unreported tokens are estimated
             from the texts sent and received; `Usage.estimated_tokens` has the estimated part.
-        max_cost: US dollars, as ``price`` computes them from the tokens reported or estimated as above. A model without
-            a known price is refused before the first request.
+        max_cost: US dollars, as the run's ``price`` (see `planner_ext.iteration.RunOptions`) computes them from the
+            tokens reported or estimated as above. A model without a known price is refused before the first request.
         max_active_seconds: The run's working time on its clock: requests, functions, callbacks and the wait between
             iterations. Pauses do not count, nor does the time in which interceptors or a clarifier decide, since they
             may be persons (a `ModelClarifier` counts). Checked continuously. At the limit, under every ``on_limit``,
@@ -96,12 +96,6 @@ class Budget:
             they are limited. A share, such as 0.25, mentions a limit once that share of it or less is left. The note is
             appended to the newest message of each request except the plan's, and is not stored: history, journal and
             the beginning of each request, which providers cache, are the same as without it.
-        price: Returns the price of one request in US dollars, given the model's name and the tokens used: a synchronous
-            function that returns a finite number of 0 or more. Before the first request of a run it is called for 0
-            tokens and, if that raises, for one token sent and one received; a price that returns anything else is
-            refused there. A later invalid result raises `InvalidPriceError`, and no further request is made. None uses
-            the price list of ``genai-prices`` (extra ``prices``) if there is a ``max_cost``; without a ``max_cost``,
-            costs are not counted, and the list is not loaded.
 
     Raises:
         InvalidLimitError: If a value is invalid; names the field. Where the adapters of Semantic Kernel are imported,
@@ -124,7 +118,6 @@ class Budget:
     batch_over_limit: Literal["reject_batch", "fill_remaining"] = "reject_batch"
     last_trip: Literal["withdraw", "none"] = "withdraw"
     tell_budget: bool | float = False
-    price: Price | None = field(default=None, metadata={"exclude": True})  # which pydantic reads: no journal has it
 
     def __post_init__(self) -> None:
         for item in fields(Budget):
@@ -151,7 +144,7 @@ def tightest(first: Budget, second: Budget | None) -> Budget:
             values[item.name] = {**one, **other, **{name: min(one[name], other[name]) for name in both}}
         elif item.name.startswith("max_") or item.name == "deadline":
             values[item.name] = _least(one, other)
-        elif item.name in ("tell_budget", "price"):
+        elif item.name == "tell_budget":
             values[item.name] = one or other
     return replace(first, **values)
 
@@ -195,10 +188,6 @@ _EXPECTED: dict[str, tuple[Callable[[object], bool], str]] = {
     "on_limit": _one_of("answer", "raise", "stop", "return_calls"),
     "batch_over_limit": _one_of("reject_batch", "fill_remaining"),
     "last_trip": _one_of("withdraw", "none"),
-    "price": (
-        lambda given: given is None or callable(given),
-        "be a function of the model's name and the tokens used, or None",
-    ),
     "tell_budget": (
         lambda share: isinstance(share, bool) or (isinstance(share, float) and 0 < share <= 1),
         "be True, False, or a share above 0.0 and up to 1.0 (a float)",
@@ -377,10 +366,10 @@ class BudgetShare:
         """@private Make a share of all that the limits of a run allow."""
         return cls(**{name: getattr(limits, limit) for name, limit in LIMIT_OF_PART.items()})
 
-    def limits(self, deadline: datetime | None, price: Price | None = None) -> Budget:
-        """@private Convert the share to limits, with the deadline and the price of the outer run."""
+    def limits(self, deadline: datetime | None) -> Budget:
+        """@private Convert the share to limits, with the deadline of the outer run."""
         parts = {limit: getattr(self, name) for name, limit in LIMIT_OF_PART.items()}
-        return Budget(**parts, deadline=deadline, max_calls_per_reply=None, price=price)
+        return Budget(**parts, deadline=deadline, max_calls_per_reply=None)
 
     def used_up(self) -> str | None:
         """@private Name the limit that leaves nothing for a request; a request needs no functions."""

@@ -1,7 +1,4 @@
-"""What a run is submitted with, and a new budget for it, as JSON: arguments that are data, and limits.
-
-A store holds data only: a value that JSON does not have, and a budget's price function, are refused by name.
-"""
+"""What a run is submitted with, and a new budget for it, as JSON: arguments that are data, and limits."""
 
 import json
 from collections.abc import Mapping
@@ -33,15 +30,10 @@ def _dump_budget(budget: object) -> dict[str, Any]:
     """Convert a budget to JSON values.
 
     Raises:
-        PlannerInvalidConfigurationError: If it is not a budget, or has a price function, which no store can hold.
+        PlannerInvalidConfigurationError: If it is not a budget.
     """
     if not isinstance(budget, Budget):
         raise _refused(f"budget must be of the class Budget; got {shown(budget)}.")
-    if budget.price is not None:
-        raise _refused(
-            "budget.price is a function, which no store can hold. Leave it out, and give price= to the planner of the "
-            "workers."
-        )
     return _budgets().dump_python(budget, mode="json")
 
 
@@ -126,7 +118,7 @@ def new_budget_text(budget: object, *, by: str, at: float) -> str:
     """Write another budget for a run as JSON text, which its time makes unique.
 
     Raises:
-        PlannerInvalidConfigurationError: If it is not a budget, or has a price function, which no store can hold.
+        PlannerInvalidConfigurationError: If it is not a budget.
     """
     return json.dumps({"limits": _dump_budget(budget), "by": by, "at": at})
 

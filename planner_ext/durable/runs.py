@@ -308,7 +308,7 @@ class RunsClient:
             arguments: The application's arguments that are data, JSON values by name; the store keeps them. Where the
                 worker's ``arguments_for`` returns an argument of the same name, that one is used: what is submitted
                 cannot replace what the application sets.
-            budget: Replaces the budget of the worker's planner for this run. Without ``price``, which is a function.
+            budget: Replaces the budget of the worker's planner for this run.
             interceptors: Guards that whoever drives the run must have, such as an `ApprovalPolicy`; a worker whose
                 planner lacks one refuses the run by name. A policy is compared as data, a function by its name.
             approval: Likewise its ``unmatched``, ``expires_in`` and ``authorize``; the hook of this client is demanded,
@@ -352,7 +352,6 @@ class RunsClient:
         Args:
             run_id: The run.
             budget: Replaces all limits of the run. Without ``max_iterations`` that of the worker's planner holds.
-                Without ``price``: a function, for which the worker's planner has its own.
             by: Who sets it, for the record.
 
         Raises:
@@ -632,8 +631,7 @@ class Runs(RunsClient):
             kernel: Its functions may be called.
             decisions: Decisions on pending calls, by call id, in addition to those made through `Approvals`; all or
                 none are taken.
-            budget: Replaces the run's limits; consumption so far still counts. Its ``price`` is not stored: it
-                prices the requests of this handle, and another process that continues the run uses the planner's.
+            budget: Replaces the run's limits; consumption so far still counts.
             arguments: The application's arguments.
             by: Who resumes it, for the ``authorize`` hook, which is asked about each of the decisions, too. Of a resume
                 with decisions alone, it is asked about these.
@@ -655,7 +653,6 @@ class Runs(RunsClient):
             arguments_for=lambda _: arguments,
             decisions=decisions,
             budget=budget,
-            price=getattr(budget, "price", None),
         )
         return RunHandle(self._pool, job)
 

@@ -7,7 +7,7 @@ the protocols of this module; nothing here needs Semantic Kernel.
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,7 +22,6 @@ from planner_ext.approval.decisions import (
 )
 from planner_ext.core.errors import NewerSchemaError, RunRefusedError, described
 from planner_ext.core.limits import Budget
-from planner_ext.core.values import Usage
 from planner_ext.durable.claims import PARKED, Claims, WorkerRegistry
 from planner_ext.durable.database import Row
 from planner_ext.durable.errors import ApprovalRefusedError, RunFencedError, StoreError, kernel_error
@@ -62,7 +61,6 @@ class Job(Generic[R]):
         arguments_for: Called when a worker begins; an exception is a fault of this run alone.
         decisions: Decisions by call id for the first activation, in addition to those made through `Approvals`.
         budget: Replaces the run's limits in the first activation, even if a limit had ended the run.
-        price: Prices the requests of all activations in place of the planner's own.
     """
 
     run_id: str
@@ -71,7 +69,6 @@ class Job(Generic[R]):
     arguments_for: ArgumentsFor | None = None
     decisions: Mapping[str, Decision] | None = None
     budget: Budget | None = None
-    price: Callable[[str, Usage], float] | None = None
 
     @property
     def is_forced(self) -> bool:
@@ -167,7 +164,6 @@ class Runner:
                 decided_at={call_id: one.at for call_id, one in decided.items()},
                 budget=budget,
                 arguments=stored.inputs.arguments,
-                price=job.price,
                 in_doubt=self.in_doubt,
                 new_budget=writer.budget,
                 authorize=self.authorize,

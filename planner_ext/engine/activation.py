@@ -10,7 +10,6 @@ from typing import Any, Protocol, TypeVar
 from planner_ext.approval.decisions import AskedCall, Authorize, Decision, InDoubt, WaitingCall
 from planner_ext.core.facts import Fact, Guards
 from planner_ext.core.limits import Budget
-from planner_ext.core.values import Usage
 from planner_ext.engine.engine import BudgetHandle
 from planner_ext.engine.ports import RunStore
 
@@ -37,7 +36,6 @@ class Activation:
         budget: Replaces the run's limits; None keeps them.
         arguments: What the run was submitted with, by name. An argument with the same name that the worker's
             application gives, see `ArgumentsFor`, takes precedence.
-        price: Prices the requests in place of the planner's own; not stored in a journal.
         in_doubt: Who handles calls in doubt.
         new_budget: Changes the run's limits while it is driven.
         authorize: Says who may decide, besides the planner's own hook; see `ApprovalSettings`.
@@ -55,7 +53,6 @@ class Activation:
     decided_at: Mapping[str, float] = field(default_factory=dict[str, float])
     budget: Budget | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    price: Callable[[str, Usage], float] | None = None
     in_doubt: InDoubt = "person"
     new_budget: BudgetHandle | None = None
     authorize: Authorize | tuple[Authorize, ...] | None = None

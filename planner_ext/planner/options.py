@@ -21,7 +21,7 @@ from semantic_kernel.kernel_pydantic import KernelBaseModel
 
 from planner_ext.approval.decisions import Interceptor
 from planner_ext.core.errors import nearest, shown
-from planner_ext.core.limits import Budget
+from planner_ext.core.limits import Budget, Price
 from planner_ext.engine.gate import Approver, CheckForIntervention, PreInvoke
 from planner_ext.engine.ports import Clock, Observer
 from planner_ext.sk.approval import ApprovalSettings, DecisionsTaken
@@ -75,7 +75,7 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
         max_completion_tokens: Maximum tokens of a reply: sets ``max_tokens``, or the equivalent field, of each
             request's settings. A run whose settings have no such field is refused. None and 0 leave the settings as
             they are.
-        budget, shared_budgets, execution, approval, interceptors, pre_invoke, check_for_intervention, approver,
+        budget, shared_budgets, price, execution, approval, interceptors, pre_invoke, check_for_intervention, approver,
         iteration_completed, clarifier, max_clarifications, observers, clock, min_iteration_time_ms, max_prompt_tokens,
         on_invalid_history, strict_finish_reason, checkpoint_key: The options of every door, see
             `planner_ext.iteration.RunOptions`. Questions are offered with ``require_final_answer_function``, too.
@@ -108,6 +108,7 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
     # The options of every door: `RunSettings.of` checks them.
     budget: Budget | None = None
     shared_budgets: SkipValidation[Sequence[SharedBudget]] = ()
+    price: SkipValidation[Price | None] = None
     execution: ToolExecution | None = None
     approval: ApprovalSettings | None = None
     interceptors: SkipValidation[Sequence[Interceptor]] = ()

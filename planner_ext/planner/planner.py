@@ -19,7 +19,7 @@ from planner_ext.approval.decisions import Authorize, Decision, DecisionRequest
 from planner_ext.core.errors import shown, way_out
 from planner_ext.core.facts import Rules
 from planner_ext.core.fold import fold
-from planner_ext.core.limits import Budget, Price
+from planner_ext.core.limits import Budget
 from planner_ext.core.text import is_unicode
 from planner_ext.engine.activation import Activation
 from planner_ext.engine.authorization import refusal_of
@@ -390,7 +390,6 @@ class FunctionCallingStepwisePlanner:
             _merged(own, submitted),
             streaming=streaming,
             budget=activation.budget,
-            price=activation.price,
             kept=rules_kept(activation),
             store=activation.store,
             authorize=activation.authorize,
@@ -491,7 +490,6 @@ class FunctionCallingStepwisePlanner:
         *,
         streaming: bool,
         budget: Budget | None = None,
-        price: Price | None = None,
         kept: Rules | None = None,
         store: RunStore | None = None,
         authorize: Authorize | tuple[Authorize, ...] | None = None,
@@ -504,7 +502,6 @@ class FunctionCallingStepwisePlanner:
             arguments: The application's arguments.
             streaming: Whether to stream requests.
             budget: Replaces the limits of a resumed run.
-            price: Prices its requests in place of the options' price.
             kept: The rules of a resumed run; without a ``budget``, their limits apply.
             store: Records the run.
             authorize: Says who may decide, besides the options' hook.
@@ -514,7 +511,7 @@ class FunctionCallingStepwisePlanner:
         """
         # A run in a store has its own budget, even if it begins inside another run.
         parent = None if store is not None else current_parent_run(tab_in(kernel))
-        options = self._run_settings(parent, budget, price, kept)
+        options = self._run_settings(parent, budget, kept)
         options = replace(options, approval=options.approval.asking(authorize))
         service, chosen = select_service(kernel, self.service_id, arguments, self.options.execution_settings)
         service, options = unwrapped(service, options)
@@ -549,9 +546,7 @@ class FunctionCallingStepwisePlanner:
             store=store,
         )
 
-    def _run_settings(
-        self, parent: ParentRun | None, budget: Budget | None, price: Price | None, kept: Rules | None
-    ) -> RunSettings:
+    def _run_settings(self, parent: ParentRun | None, budget: Budget | None, kept: Rules | None) -> RunSettings:
         """Read the options for one run, with the budget that applies to it; see `_prepare` for the arguments.
 
         Raises:
@@ -559,14 +554,13 @@ class FunctionCallingStepwisePlanner:
                 ``response_format`` that the options lack.
         """
         options = self._settings()
-        if budget is not None or price is not None:
-            own = options.budget
-            given = instance_of("budget", own if budget is None else budget, Budget)
-            most, price = given.max_iterations or own.max_iterations, (budget and budget.price) or price or own.price
-            options = replace(options, budget=replace(given, max_iterations=most, price=price))
+        if budget is not None:
+            given = instance_of("budget", budget, Budget)
+            most = given.max_iterations or options.budget.max_iterations
+            options = replace(options, budget=replace(given, max_iterations=most))
         options = options if parent is None else parent.within(options)
         if kept is not None and budget is None:
-            options = replace(options, budget=replace(kept.limits, price=options.budget.price))
+            options = replace(options, budget=kept.limits)
         if kept is not None and kept.structured and self.options.response_format is None:
             raise InvalidOptionError(
                 "The run has to answer in a form, which neither a checkpoint nor a store holds; the options have no "

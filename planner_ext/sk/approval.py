@@ -720,7 +720,7 @@ class ResumeRequest:
         """
         state = self.checkpoint.state()
         check_record(state)
-        return apply(state, self._resumed(at))
+        return apply(state, Resumed(limits=self.budget, at=at))
 
     async def facts(
         self,
@@ -752,7 +752,4 @@ class ResumeRequest:
         decided = await decision_facts(
             state, self.decisions, functions, at, review_edit=review_edit, decided_at=self.decided_at
         )
-        return (self._resumed(at), *decided)
-
-    def _resumed(self, at: float) -> Resumed:
-        return Resumed(limits=None if self.budget is None else replace(self.budget, price=None), at=at)
+        return (Resumed(limits=self.budget, at=at), *decided)

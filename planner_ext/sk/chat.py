@@ -18,7 +18,7 @@ from semantic_kernel.exceptions import KernelException, ServiceResponseException
 from semantic_kernel.functions import KernelArguments
 
 from planner_ext.core.errors import described, shown
-from planner_ext.core.limits import Budget, Price, RemainingLimit
+from planner_ext.core.limits import Price, RemainingLimit
 from planner_ext.core.machine import AskModel
 from planner_ext.core.values import Reply, TranscriptItem, Usage
 from planner_ext.engine.ports import Emit, TextDelta
@@ -412,7 +412,6 @@ class ModelClarifier:
         """
         if not isinstance(instructions, str) or not instructions.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidOptionError(f"instructions must be a text; got {shown(instructions)}.")
-        Budget(price=price)  # which checks that it is a function
         self._instructions = instructions
         self._service, selected = select_service(kernel, service_id, KernelArguments(), settings)
         own = connector_settings(self._service, selected)

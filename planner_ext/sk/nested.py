@@ -143,12 +143,13 @@ class ParentRun:
             raise nothing_left(limit)
         calls = None if left.tool_calls is None else max(left.tool_calls, 0)
         around = self.tab.account.state.rules.limits
-        limits = replace(left, tool_calls=calls).limits(around.deadline, self.price)
+        limits = replace(left, tool_calls=calls).limits(around.deadline)
         limits = replace(limits, max_result_tokens=around.max_result_tokens)
         approval = options.approval
         for chain in self.gates:  # who has a say around has it inside, too
             approval = approval.asking(chain.options.authorize)
-        return replace(options, budget=tightest(options.budget, limits), approval=approval)
+        price = options.price or self.price
+        return replace(options, budget=tightest(options.budget, limits), price=price, approval=approval)
 
 
 def current_parent_run(tab: Tab | None = None) -> ParentRun | None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, cast
 from planner_ext.approval.decisions import Interceptor
 from planner_ext.core.accounts import SharedBudgets
 from planner_ext.core.errors import nearest, shown, way_out
-from planner_ext.core.limits import Budget, is_count, tightest
+from planner_ext.core.limits import Budget, Price, is_count, tightest
 from planner_ext.engine.concurrency import SystemClock
 from planner_ext.engine.gate import Approver, CheckForIntervention, PreInvoke
 from planner_ext.engine.journal import takes_run
@@ -105,6 +105,13 @@ class RunOptions(TypedDict, total=False):
             function choice behaviour apply.
         shared_budgets: Budgets that the run shares with others, per user or per day for instance, in all processes; see
             `planner_ext.budgets.SharedBudget`. What runs inside its functions is charged to them, too.
+        price: Returns the price of one request in US dollars, given the model's name and its `Usage`: a synchronous
+            function that returns a finite number of 0 or more. Before the first request of a run it is called for 0
+            tokens and, if that raises, for one token sent and one received; a price that returns anything else is
+            refused there. A later invalid result raises `InvalidPriceError`, and no further request is made. None uses
+            the price list of ``genai-prices`` (extra ``prices``) if there is a ``max_cost``; without a ``max_cost``,
+            costs are not counted, and the list is not loaded. Runs inside functions use their own price, or the nearest
+            one around them. No journal, checkpoint or store holds it: whoever resumes a run has it among its options.
         execution: How functions are run; see `ToolExecution`.
         approval: What happens to calls that no interceptor decided, that were denied, and that wait; see
             `ApprovalSettings`.
@@ -144,6 +151,7 @@ class RunOptions(TypedDict, total=False):
 
     budget: Budget | None
     shared_budgets: Sequence[SharedBudget]
+    price: Price | None
     execution: ToolExecution | None
     approval: ApprovalSettings | None
     interceptors: Sequence[Interceptor]
@@ -191,6 +199,7 @@ class RunSettings:
 
     budget: Budget
     shared_budgets: tuple[SharedBudget, ...]
+    price: Price | None
     execution: ToolExecution
     approval: ApprovalSettings
     interceptors: tuple[Interceptor, ...]
@@ -450,6 +459,7 @@ def _on_invalid_history(name: str, value: object) -> object:
 _OPTIONS: Mapping[str, _Option] = {
     "budget": _Option(partial(_instance, kind=Budget), tightest),
     "shared_budgets": _Option(_shared_budgets, _all_budgets, ()),
+    "price": _Option(partial(callable_with, given=("the model's name", "the tokens used")), _either),
     "execution": _Option(partial(_instance, kind=ToolExecution)),
     "approval": _Option(partial(_instance, kind=ApprovalSettings), ApprovalSettings.within),
     "interceptors": _Option(_callables, operator.add, ()),

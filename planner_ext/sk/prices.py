@@ -133,7 +133,7 @@ def _listed(service: AIServiceClientBase, model: str, max_cost: float) -> Price:
             return partial(cost, **place)
     raise InvalidOptionError(
         f"max_cost={max_cost:g} needs a price for the model {model!r}, and there is none: {why}. Nothing was sent. "
-        f"{way} price= to Budget, a function of the model's name and the tokens used that returns US dollars."
+        f"{way} price=, a function of the model's name and the tokens used that returns US dollars."
     )
 
 

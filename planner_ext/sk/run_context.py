@@ -184,7 +184,7 @@ class RunContext:
             history=partial(_with_batch, self.chat),
             streaming=self.streaming,
             decided_by=self.gate.decided_by,
-            parent=partial(_parent_run, outer=self.parent, gate=own, planner=self.planner, price=options.budget.price),
+            parent=partial(_parent_run, outer=self.parent, gate=own, planner=self.planner, price=options.price),
             wrap=self.wrap,
         )
 
@@ -220,7 +220,7 @@ class RunContext:
         return RequestMeter(
             self.service,
             self.settings,
-            price=limits.price,
+            price=self.options.price,
             max_cost=max_cost,
             max_prompt_tokens=self.options.max_prompt_tokens or 0,
             estimates=estimates,
@@ -228,11 +228,11 @@ class RunContext:
 
     def rules(self) -> Rules:
         """Build the run's `Rules`. With ``Required``, attempts count forced rounds and are not a limit."""
-        options, behavior, budget = self.options, self.behavior, self.options.budget
+        options, behavior = self.options, self.behavior
         required = behavior.type_ is FunctionChoiceType.REQUIRED
         bounded = isinstance(behavior, BoundedFunctionChoiceBehavior)
         rules = Rules(
-            limits=budget if budget.price is None else replace(budget, price=None),  # a journal has no price
+            limits=options.budget,
             use_attempts=behavior.maximum_use_attempts if bounded else behavior.maximum_auto_invoke_attempts,
             attempts_limit="" if required else "maximum_use_attempts" if bounded else "maximum_auto_invoke_attempts",
             tool_choice="required" if required else "auto",
@@ -338,14 +338,12 @@ class RunContext:
         if (new := handle.take()) is None:
             return None
         given, by = new
-        limits, own = tightest(given, options.outer_budget), options.budget
-        limits = replace(
-            limits, max_iterations=limits.max_iterations or own.max_iterations, price=limits.price or own.price
-        )
+        limits = tightest(given, options.outer_budget)
+        limits = replace(limits, max_iterations=limits.max_iterations or options.budget.max_iterations)
         if limits.max_result_tokens is not None:
             self.tools.reserve_reading()
         self.chat.meter = self._meter(limits)
-        return replace(limits, price=None), by
+        return limits, by
 
     async def drive(self, engine: Engine, first: Sequence[Fact]) -> None:
         """Record the first new facts, and run an engine to its next pause or end.

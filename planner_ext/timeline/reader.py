@@ -430,10 +430,9 @@ def _requested(index: int, call: RequestedCall) -> TimelineCall:
 
 def _changed(before: Budget, after: Budget) -> str:
     """Name the limits that differ, with their new values."""
-    names = [name for name in Budget.__dataclass_fields__ if name != "price"]
     return ", ".join(
         f"{name} {getattr(before, name)} → {getattr(after, name)}"
-        for name in names
+        for name in Budget.__dataclass_fields__
         if getattr(before, name) != getattr(after, name)
     )
 

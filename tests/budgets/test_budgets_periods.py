@@ -63,8 +63,8 @@ class Midnight:
 
     async def _use_up(self) -> None:
         for _ in range(4):
-            budget = Budget(on_limit="stop", **PRICED)
-            options: dict[str, Any] = {"clock": self.clock, "shared_budgets": [self.budget]}
+            budget = Budget(on_limit="stop")
+            options: dict[str, Any] = {"clock": self.clock, "shared_budgets": [self.budget], **PRICED}
             kernel, _ = scripted(never_stops)
             await planner_with(plan=False, budget=budget, **options).invoke(kernel, "Add.")
 
@@ -84,8 +84,8 @@ async def test_a_run_over_the_end_of_a_period_ends_at_a_limit(
     for on_limit, over, plan, at in combinations:
         world = Midnight(BudgetStore.memory(), limits, at=at, used_up=used_up)
         kernel, _ = scripted(world.script)
-        budget = Budget(max_iterations=9, on_limit=on_limit, batch_over_limit=over, **PRICED)
-        result = await planner_with(plan=plan, budget=budget, **world.options).invoke(kernel, "Add.")
+        budget = Budget(max_iterations=9, on_limit=on_limit, batch_over_limit=over)
+        result = await planner_with(plan=plan, budget=budget, **world.options, **PRICED).invoke(kernel, "Add.")
         assert (result.status, len(_refusals(result.facts)) <= 2) == ("limit_reached", True), (on_limit, over, plan, at)
 
 

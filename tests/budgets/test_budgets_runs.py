@@ -62,8 +62,7 @@ async def test_what_is_used_up_under_way_leaves_the_answer(memory: BudgetStore, 
         return batch if request.tools else say("Enough.")
 
     kernel, service = scripted(asks)
-    budget = Budget(price=lambda model, usage: 0.01)
-    planner = planner_with(plan=False, budget=budget, shared_budgets=[shared(memory, **limits)])
+    planner = planner_with(plan=False, price=lambda model, usage: 0.01, shared_budgets=[shared(memory, **limits)])
     result = await planner.invoke(kernel, "Add.")
     assert (result.status, result.iterations, result.tool_calls, result.final_answer) == (
         "limit_reached",

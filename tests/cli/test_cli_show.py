@@ -3,7 +3,6 @@
 import re
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime
 from io import BytesIO, StringIO, TextIOWrapper
 from itertools import pairwise
@@ -200,7 +199,7 @@ async def test_each_round_trip_says_what_is_left_of_the_other_limits() -> None:
     on = console(width=100)
     budget = Budget(max_tool_calls=3, max_total_tokens=900_000, max_cost=0.5, max_active_seconds=7000.5)
     script = [call("shop-price", {"article": "lamp"}), say("It is 42.")]
-    await show(script, on=on, budget=replace(budget, price=lambda model, usage: 0.125))
+    await show(script, on=on, budget=budget, price=lambda model, usage: 0.125)
     first, second = (line for line in lines_of(on) if line.startswith("Round trip"))
     assert first == "Round trip 1 of 15 (3 function calls, 900,000 tokens, $0.5000, 116 minutes left)"
     assert re.fullmatch(r"Round trip 2 of 15 \(2 function calls, 899,\d+ tokens, \$0.3750, 116 minutes left\)", second)

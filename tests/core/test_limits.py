@@ -264,19 +264,13 @@ def test_a_limit_is_told_once_its_share_is_reached() -> None:
     assert [item.name for item in told] == ["max_iterations"]
 
 
-def a_price(model: str, usage: Usage) -> float:
-    """Cost nothing."""
-    return 0.0
-
-
 def test_of_two_budgets_the_tighter_limit_holds() -> None:
-    """Each limit is the smaller of both, or the one that is given; behaviour and price are the first one's."""
+    """Each limit is the smaller of both, or the one that is given; the behaviour is the first one's."""
     one = Budget(
         max_iterations=3,
         max_tool_calls=9,
         max_calls_per_function={"f": 1, "g": 5, "i": 1},
         on_limit="stop",
-        price=a_price,
     )
     other = Budget(
         max_iterations=5,
@@ -296,7 +290,6 @@ def test_of_two_budgets_the_tighter_limit_holds() -> None:
         max_calls_per_function={"f": 1, "g": 2, "h": 3, "i": 1},
         on_limit="stop",
         tell_budget=0.5,
-        price=a_price,
     )
     assert tightest(one, None) is one
 

@@ -195,15 +195,10 @@ def test_what_running_calls_have_spent_is_known_before_it_is_recorded() -> None:
     assert tab.left() == BudgetShare(iterations=0, tool_calls=0), "a call that has ended takes nothing more"
 
 
-def a_price(model: str, usage: Usage) -> float:
-    """Cost nothing."""
-    return 0.0
-
-
 def test_a_share_becomes_the_limits_of_the_run_inside() -> None:
-    """Part by part, with the deadline and the price of the run around it."""
+    """Part by part, with the deadline of the run around it."""
     noon = datetime(2030, 1, 1, 12, tzinfo=UTC)
-    assert SHARE.limits(noon, a_price) == Budget(
+    assert SHARE.limits(noon) == Budget(
         max_iterations=3,
         max_tool_calls=2,
         max_total_tokens=90,
@@ -211,7 +206,6 @@ def test_a_share_becomes_the_limits_of_the_run_inside() -> None:
         max_active_seconds=20.0,
         deadline=noon,
         max_calls_per_reply=None,
-        price=a_price,
     )
 
 

@@ -56,10 +56,10 @@ async def test_an_empty_goal_is_refused_before_anything_is_stored(goal: Any, sto
 
 async def test_a_cost_limit_holds_over_a_pause(store: str, tmp_path: Path) -> None:
     """What was spent before counts after, at the limit that the run began with, whatever the later planner has."""
-    options = {"budget": Budget(max_cost=0.015, price=a_cent)}
+    options = {"budget": Budget(max_cost=0.015), "price": a_cent}
     await drive(store, tmp_path / "effects", PAY, **options)
     await decide_all(store)
-    later = {"budget": Budget(max_cost=9.0, price=a_cent)}
+    later = {"budget": Budget(max_cost=9.0), "price": a_cent}
     await drive(store, tmp_path / "effects", PAY, **later)
     await decide_all(store)
     result = await drive(store, tmp_path / "effects", say("So far."), **later)
@@ -69,23 +69,23 @@ async def test_a_cost_limit_holds_over_a_pause(store: str, tmp_path: Path) -> No
 
 async def test_a_kept_cost_limit_needs_a_price_in_every_life(store: str, tmp_path: Path) -> None:
     """A later planner without one is refused by name before a request, instead of spending what nobody counts."""
-    await drive(store, tmp_path / "effects", PAY, budget=Budget(max_cost=1.0, price=a_cent))
+    await drive(store, tmp_path / "effects", PAY, budget=Budget(max_cost=1.0), price=a_cent)
     await decide_all(store)
     with pytest.raises(PlannerInvalidConfigurationError, match="max_cost=1 needs a price"):
         await drive(store, tmp_path / "effects")
     assert effects_in(tmp_path / "effects") == []
-    done = await drive(store, tmp_path / "effects", say("Paid."), budget=Budget(price=a_cent))
+    done = await drive(store, tmp_path / "effects", say("Paid."), price=a_cent)
     assert (done.status, done.usage.cost, effects_in(tmp_path / "effects")) == ("answered", 0.02, ["pay 5"])
     assert (await drive(store, tmp_path / "effects")).final_answer == "Paid."
 
 
-async def test_a_price_given_with_the_resume_lasts_as_long_as_the_handle(store: str, tmp_path: Path) -> None:
+async def test_the_price_of_the_planner_that_resumes_lasts_as_long_as_the_handle(store: str, tmp_path: Path) -> None:
     """Over a further pause, too, though it is in no journal."""
     await drive(store, tmp_path / "effects", PAY)
-    planner, kernel = world(tmp_path / "effects", [PAY, say("Paid.")])
+    planner, kernel = world(tmp_path / "effects", [PAY, say("Paid.")], price=a_cent)
     async with open_runs(store) as runs:
         await decide_all(store)
-        handle = await runs.resume("order-7", planner, kernel, budget=Budget(max_cost=1.0, price=a_cent))
+        handle = await runs.resume("order-7", planner, kernel, budget=Budget(max_cost=1.0))
         assert (await handle.result()).status == "paused"
         await decide_all(store)
         result = await handle.result()
@@ -93,7 +93,7 @@ async def test_a_price_given_with_the_resume_lasts_as_long_as_the_handle(store: 
 
 
 async def test_limits_out_of_a_journal_replace_those_of_a_run(store: str, tmp_path: Path) -> None:
-    """As good as a budget, which they are but for the price; what is neither is refused by name."""
+    """As good as a budget, which they are; what is neither is refused by name."""
     options = {"budget": Budget(max_tool_calls=1, on_limit="stop"), "interceptors": ()}
     await drive(store, tmp_path / "effects", PAY, **options)
     await decide_all(store)
@@ -121,9 +121,9 @@ async def test_a_run_that_answers_in_a_form_goes_on_with_it_alone(store: str, tm
     assert (await drive(store, tmp_path / "effects")).final_answer == '{"amount": 5}'
 
 
-async def drive_changed(budget: BudgetHandle, effects: Path, *script: ScriptedReply) -> Any:
+async def drive_changed(budget: BudgetHandle, effects: Path, *script: ScriptedReply, **options: Any) -> Any:
     """Drive a run that takes another budget before its first action."""
-    planner, kernel = world(effects, script)
+    planner, kernel = world(effects, script, **options)
     given = Activation(run_id="order-7", goal=GOAL, store=FakeStore(), new_budget=budget)
     return await planner.journaled(kernel, given).result()
 
@@ -131,8 +131,8 @@ async def drive_changed(budget: BudgetHandle, effects: Path, *script: ScriptedRe
 async def test_a_driven_run_takes_a_new_budget_and_counts_what_it_limits(tmp_path: Path) -> None:
     """Cost is counted from then on; ``max_iterations``, if the new budget has none, stays as it was."""
     budget = BudgetHandle()
-    budget.change(Budget(max_cost=0.015, price=a_cent), by="ann")
-    result = await drive_changed(budget, tmp_path / "effects", LABEL, LABEL, say("So far."))
+    budget.change(Budget(max_cost=0.015), by="ann")
+    result = await drive_changed(budget, tmp_path / "effects", LABEL, LABEL, say("So far."), price=a_cent)
     assert (result.status, result.limit, result.usage.cost) == ("limit_reached", "max_cost", 0.03)
     (changed,) = [fact for fact in result.facts if isinstance(fact, BudgetChanged)]
     assert (changed.limits, changed.by) == (Budget(max_cost=0.015, max_iterations=15), "ann")
@@ -186,8 +186,6 @@ async def test_an_ended_run_takes_no_budget_but_by_a_resume(store: str, tmp_path
             await runs.set_budget("order-7", Budget(max_tool_calls=9))
         with pytest.raises(UnknownRunError, match="no run 'order-8'"):
             await runs.set_budget("order-8", Budget())
-        with pytest.raises(PlannerInvalidConfigurationError, match=r"budget\.price is a function"):
-            await runs.set_budget("order-7", Budget(price=a_cent))
         result = await (await runs.resume("order-7", planner, kernel, budget=Budget(max_tool_calls=9))).result()
     assert (result.status, effects_in(tmp_path / "effects")) == ("answered", ["pay 5"])
 

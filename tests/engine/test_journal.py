@@ -39,9 +39,7 @@ from support.journal import CALL, FACTS, LIMITS, RULES, altered, read, refusal, 
 def test_the_sample_has_every_fact_and_every_field() -> None:
     """The journal of these tests speaks of everything that can be written."""
     assert {type(fact) for fact in FACTS} == set(get_args(Fact))
-    assert all(
-        getattr(LIMITS, item.name) != getattr(Budget(), item.name) for item in fields(Budget) if item.name != "price"
-    )
+    assert all(getattr(LIMITS, item.name) != getattr(Budget(), item.name) for item in fields(Budget))
     assert all(getattr(RULES, item.name) != getattr(Rules(), item.name) for item in fields(Rules))
     defaults = {
         f"{fact.type}.{item.name}"
@@ -235,15 +233,6 @@ def test_a_deadline_is_the_same_moment_after_reading() -> None:
     assert again.limits.deadline == LIMITS.deadline
     assert again.limits.deadline is not None
     assert again.limits.deadline.astimezone(UTC).isoformat() == "2030-01-01T06:45:15.123456+00:00"
-
-
-def test_a_price_is_never_in_a_journal() -> None:
-    """A budget's price is a function: it is not written, and a journal with one is refused."""
-    (written,) = dump_facts([Resumed(limits=Budget(price=lambda model, usage: 1.0), at=0.0)])
-    assert "price" not in written["limits"]
-    written["limits"]["price"] = 1.0
-    with pytest.raises(InvalidJournalError, match="price"):
-        load_facts([written])
 
 
 def test_limits_of_earlier_versions_are_read_without_a_limit_of_calls_per_reply() -> None:

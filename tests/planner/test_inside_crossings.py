@@ -146,8 +146,8 @@ async def test_a_text_completion_is_a_round_trip(streamed: bool) -> None:
 async def test_tokens_and_cost_inside_are_charged_and_bounded() -> None:
     """The requests inside are priced as the run prices its own; with the limit passed, no other is made."""
     async with world(greedy("inside-prompt_plain", 1)) as seen:
-        budget = Budget(max_cost=0.35, price=lambda model, usage: 0.1)
-        result = await invoke(planner_with("chat", plan=False, budget=budget), seen.kernel, streamed=False)
+        options: dict[str, Any] = {"budget": Budget(max_cost=0.35), "price": lambda model, usage: 0.1}
+        result = await invoke(planner_with("chat", plan=False, **options), seen.kernel, streamed=False)
         assert result.limit == "max_cost"
         assert result.usage.cost == pytest.approx(0.1 * len(seen.server.requests))
         assert len(seen.server.requests) <= 5

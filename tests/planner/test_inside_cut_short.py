@@ -57,16 +57,19 @@ class Hasty:
         self.asked = asyncio.Event()
 
 
-LIMITS: list[dict[str, Any]] = [
-    {"max_total_tokens": 400},
-    {"max_cost": 0.04, "price": lambda model, usage: usage.total_tokens * 1e-4},
-]
+LIMITS: dict[str, dict[str, Any]] = {
+    "max_total_tokens": {"budget": Budget(max_iterations=30, max_total_tokens=400)},
+    "max_cost": {
+        "budget": Budget(max_iterations=30, max_cost=0.04),
+        "price": lambda model, usage: usage.total_tokens * 1e-4,
+    },
+}
 
 
 @both_ways
-@pytest.mark.parametrize("limit", LIMITS, ids=["tokens", "cost"])
+@pytest.mark.parametrize("limit", LIMITS)
 @pytest.mark.parametrize("way", ["plain", "auto", "text", "cancelled", "cancelled_auto"])
-async def test_a_request_that_is_left_early_is_charged(way: str, limit: dict[str, Any], streamed: bool) -> None:
+async def test_a_request_that_is_left_early_is_charged(way: str, limit: str, streamed: bool) -> None:
     """It is one round trip, and what was sent counts: the limit on tokens or cost ends the run."""
     hasty = Hasty()
 
@@ -84,9 +87,8 @@ async def test_a_request_that_is_left_early_is_charged(way: str, limit: dict[str
     text = ScriptedText(ai_model_id="text", service_id="text")
     kernel = kernel_of(chat, hasty=hasty)
     kernel.add_service(text)
-    budget = Budget(max_iterations=30, **limit)
-    result = await invoke(planner_with("chat", plan=False, budget=budget), kernel, streamed=streamed)
-    assert result.limit == next(iter(limit))
+    result = await invoke(planner_with("chat", plan=False, **LIMITS[limit]), kernel, streamed=streamed)
+    assert result.limit == limit
     assert result.iterations == len(chat.requests) + len(text.asked) <= 11
 
 

@@ -9,6 +9,7 @@ from semantic_kernel.contents import ChatHistory
 
 from planner_ext import BoundedFunctionChoiceBehavior, Budget, FunctionInvokingChatCompletion, ToolCallHandler
 from planner_ext.hitl_manager import Checkpoint
+from planner_ext.iteration import Usage
 from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, say
 from support.planner import Clock, Math, both_ways, check_sendable, invoke, kernel_of, planner_with, resume
 
@@ -46,7 +47,11 @@ def model_of(clock: Clock) -> ScriptedChatCompletion:
 
 
 def budget(limit: str, on_limit: Any) -> Budget:
-    return Budget(**{limit: LIMITS[limit]}, on_limit=on_limit, price=lambda model, usage: 0.01)
+    return Budget(**{limit: LIMITS[limit]}, on_limit=on_limit)
+
+
+def a_cent(model: str, usage: Usage) -> float:
+    return 0.01
 
 
 def check_first(status: str, limit: str | None, expected: str, sums: list[Any]) -> None:
@@ -67,7 +72,7 @@ async def test_a_planners_run_is_extended(limit: str, on_limit: Any, streamed: b
     """Whatever limit ended it, and however: from JSON and with a larger budget the planner's run is answered."""
     clock, math = Clock(), Math()
     kernel = kernel_of(model_of(clock), math=math)
-    planner = planner_with(plan=False, budget=budget(limit, on_limit), clock=clock)
+    planner = planner_with(plan=False, budget=budget(limit, on_limit), price=a_cent, clock=clock)
     first = await invoke(planner, kernel, streamed=streamed)
     check_first(first.status, first.limit, limit, math.sums)
     assert first.checkpoint is not None
@@ -88,7 +93,7 @@ async def test_a_services_run_is_extended(limit: str, on_limit: str, streamed: b
     inner = model_of(clock)
     kernel, history = kernel_of(inner, math=math), ChatHistory()
     history.add_user_message("Add 1 and 2, four times.")
-    service = FunctionInvokingChatCompletion(inner, budget=budget(limit, on_limit), clock=clock)
+    service = FunctionInvokingChatCompletion(inner, budget=budget(limit, on_limit), price=a_cent, clock=clock)
     settings = PromptExecutionSettings(function_choice_behavior=BoundedFunctionChoiceBehavior.Auto())
     asked: dict[str, Any] = {"kernel": kernel}
     if streamed:

@@ -87,8 +87,9 @@ async def test_what_a_nested_run_leaves_comes_back() -> None:
 async def test_tokens_and_cost_are_shared_and_charged() -> None:
     """Tokens and cost of a nested run are the run's; a planner without a price is priced as the run around it."""
     kernel, expert = around([DELEGATE, say("done")], [say("3")])
-    budget = Budget(max_total_tokens=10_000, max_cost=5.0, price=lambda model, usage: 0.1)
-    result = await invoke(planner_with("chat", plan=False, budget=budget), kernel, streamed=False)
+    budget = Budget(max_total_tokens=10_000, max_cost=5.0)
+    planner = planner_with("chat", plan=False, budget=budget, price=lambda model, usage: 0.1)
+    result = await invoke(planner, kernel, streamed=False)
     finished = next(fact for fact in result.facts if isinstance(fact, CallFinished))
     assert finished.spent is not None
     assert finished.spent.usage.cost == 0.1

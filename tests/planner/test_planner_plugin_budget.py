@@ -124,8 +124,9 @@ def test_the_ledger_is_the_sum_of_all_requests(chat: Mind, expert: Mind, helper:
         return priced[-1]
 
     seen = world(chat, expert, helper, max_iterations=None)
-    budget = Budget(max_iterations=20, max_total_tokens=tokens, max_cost=100.0, price=price)
-    result = asyncio.run(invoke(planner_with("chat", plan=False, budget=budget), seen.kernel, streamed=False))
+    budget = Budget(max_iterations=20, max_total_tokens=tokens, max_cost=100.0)
+    planner = planner_with("chat", plan=False, budget=budget, price=price)
+    result = asyncio.run(invoke(planner, seen.kernel, streamed=False))
     assert result.usage.cost is not None
     assert round(result.usage.cost - sum(priced), 9) == 0
     assert round(result.usage.total_tokens / 1000 - sum(priced), 9) == 0

@@ -47,7 +47,7 @@ def kernel() -> Kernel:
 
 async def test_a_run_ends_when_its_cost_is_spent() -> None:
     """Cost is checked before each request; only the forced answer passes it, and the usage says what was paid."""
-    options = Options(plan=False, budget=Budget(max_cost=0.025, price=a_cent_a_request))
+    options = Options(plan=False, budget=Budget(max_cost=0.025), price=a_cent_a_request)
     result = await FunctionCallingStepwisePlanner("scripted", options).invoke(kernel(), "go on")
     assert (result.status, result.limit, result.iterations) == ("limit_reached", "max_cost", 4)
     assert result.usage.cost == pytest.approx(0.04)
@@ -56,7 +56,7 @@ async def test_a_run_ends_when_its_cost_is_spent() -> None:
 async def test_a_service_counts_cost_too() -> None:
     """The wrapper ends its run by the same limit."""
     inner = ScriptedChatCompletion(never_stops)
-    service = FunctionInvokingChatCompletion(inner, budget=Budget(max_cost=0.015, price=a_cent_a_request))
+    service = FunctionInvokingChatCompletion(inner, budget=Budget(max_cost=0.015), price=a_cent_a_request)
     settings = service.instantiate_prompt_execution_settings(
         function_choice_behavior=BoundedFunctionChoiceBehavior.Auto()
     )
@@ -103,7 +103,7 @@ async def test_a_known_model_is_priced_by_the_list(streamed: bool) -> None:
 async def test_a_price_of_ones_own_replaces_the_list() -> None:
     """Where price= is given, the list is not asked, known model or not."""
     kernel, service = priced_kernel()
-    options = Options(plan=False, budget=Budget(max_cost=1.5, price=lambda model, usage: 1.0))
+    options = Options(plan=False, budget=Budget(max_cost=1.5), price=lambda model, usage: 1.0)
     result = await FunctionCallingStepwisePlanner("scripted", options).invoke(kernel, "go on")
     assert (result.limit, result.usage.cost, len(service.requests)) == ("max_cost", 3.0, 3)
 
@@ -144,7 +144,7 @@ async def test_an_unknown_model_is_refused_before_the_first_request(door: str) -
     assert inner.requests == []
 
 
-def kernel_of(service: ScriptedChatCompletion) -> Kernel:
+def kernel_of(service: ScriptedChatCompletion | FunctionInvokingChatCompletion) -> Kernel:
     made = Kernel()
     made.add_service(service)
     made.add_plugin(Echo(), "echo")
@@ -169,26 +169,27 @@ async def test_the_list_is_loaded_for_a_cost_limit_alone(monkeypatch: pytest.Mon
     assert (await planner.invoke(kernel, "go on")).usage.cost is None
 
 
-async def test_a_run_resumed_with_a_price_is_priced_by_it() -> None:
-    """The price of the budget that a run is resumed with is used; one without a price leaves the planner's."""
+async def test_a_resumed_run_is_priced_by_the_planner_that_resumes_it() -> None:
+    """The price is an option of the planner: no checkpoint holds it, and a new budget leaves it as it is."""
     kernel, _ = priced_kernel()
-    planner = FunctionCallingStepwisePlanner("scripted", Options(max_iterations=2, plan=False))
-    limited = await planner.invoke(kernel, "go on")
+    first = FunctionCallingStepwisePlanner("scripted", Options(max_iterations=2, plan=False))
+    limited = await first.invoke(kernel, "go on")
     assert limited.usage.cost is None
     assert limited.checkpoint is not None
-    larger = Budget(max_iterations=9, max_cost=4.0, price=lambda model, usage: 2.0)
-    result = await planner.resume(kernel, limited.checkpoint, budget=larger)
+    dear = FunctionCallingStepwisePlanner("scripted", Options(price=lambda model, usage: 2.0))
+    larger = Budget(max_iterations=9, max_cost=4.0)
+    result = await dear.resume(kernel, limited.checkpoint, budget=larger)
     assert (result.limit, result.usage.cost, result.iterations) == ("max_cost", 6.0, 5)
     assert result.checkpoint is not None
-    other = FunctionCallingStepwisePlanner("scripted", Options(budget=Budget(price=lambda model, usage: 0.5)))
-    again = await other.resume(kernel, result.checkpoint, budget=Budget(max_iterations=7))
+    cheap = FunctionCallingStepwisePlanner("scripted", Options(price=lambda model, usage: 0.5))
+    again = await cheap.resume(kernel, result.checkpoint, budget=Budget(max_iterations=7))
     assert (again.limit, again.usage.cost) == ("max_iterations", 7.0)
 
 
 async def test_a_checkpoint_with_a_cost_limit_is_priced_wherever_it_is_resumed() -> None:
     """A limit in the checkpoint needs a price even where the options that it is resumed with know of none."""
     inner = ScriptedChatCompletion([call("echo-say", {"text": "x"}), say("done")])
-    options = Options(plan=False, budget=Budget(max_cost=1.0, price=a_cent_a_request), approval=deferring())
+    options = Options(plan=False, budget=Budget(max_cost=1.0), price=a_cent_a_request, approval=deferring())
     paused = await FunctionCallingStepwisePlanner("scripted", options).invoke(kernel_of(inner), "go on")
     assert paused.status == "paused"
     assert paused.checkpoint is not None
@@ -205,5 +206,23 @@ def deferring() -> ApprovalSettings:
 def test_a_price_is_a_function(price: Any) -> None:
     """Anything else is refused, naming the field, what it takes and what it got."""
     with pytest.raises(PlannerInvalidConfigurationError, match="price must be a function") as caught:
-        Budget(max_cost=1.0, price=price)
+        Options(budget=Budget(max_cost=1.0), price=price)
     assert repr(price) in str(caught.value)
+
+
+def test_a_budget_has_no_price() -> None:
+    """A budget is limits alone; the refusal says where the price belongs."""
+    given: dict[str, Any] = {"max_cost": 1.0, "price": a_cent_a_request}
+    with pytest.raises(TypeError, match=r"no field 'price'\. Write price=\.\.\. beside budget="):
+        Budget(**given)
+
+
+async def test_the_price_of_a_wrapped_service_is_used_where_the_door_has_none() -> None:
+    """A planner prices by its own price, or by that of the service whose loop it replaces."""
+    inner = ScriptedChatCompletion(never_stops)
+    service = FunctionInvokingChatCompletion(inner, price=lambda model, usage: 0.5)
+    costs: list[float | None] = []
+    for price in (None, lambda model, usage: 2.0):
+        planner = FunctionCallingStepwisePlanner("scripted", Options(plan=False, max_iterations=2, price=price))
+        costs.append((await planner.invoke(kernel_of(service), "go on")).usage.cost)
+    assert costs == [1.0, 4.0]

@@ -1,7 +1,6 @@
 """A service that reports no usage, and limits that need it: estimated and said so, or refused; never 0."""
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -59,9 +58,9 @@ def a_cent_a_token(model: str, usage: Usage) -> float:
     return usage.total_tokens / 100
 
 
-LIMITS: dict[str, Callable[[], Budget]] = {
-    "max_total_tokens": lambda: Budget(max_iterations=50, max_total_tokens=300),
-    "max_cost": lambda: Budget(max_iterations=50, max_cost=3.0, price=a_cent_a_token),
+LIMITS: dict[str, dict[str, Any]] = {
+    "max_total_tokens": {"budget": Budget(max_iterations=50, max_total_tokens=300)},
+    "max_cost": {"budget": Budget(max_iterations=50, max_cost=3.0), "price": a_cent_a_token},
 }
 REPORTS = {
     "nothing": None,
@@ -78,7 +77,7 @@ REPORTS = {
 async def test_a_limit_holds_where_no_usage_is_reported(limit: str, report: str, streamed: bool) -> None:
     """Tokens that are not reported are estimated, so that the limit ends the run, and the usage says so."""
     kernel, service = silent(REPORTS[report])
-    result = await run(kernel, streamed=streamed, budget=LIMITS[limit]())
+    result = await run(kernel, streamed=streamed, **LIMITS[limit])
     assert (result.status, result.limit) == ("limit_reached", limit)
     assert 2 < len(service.requests) < 15
     assert result.usage.estimated_tokens == result.usage.total_tokens >= 300
@@ -163,7 +162,7 @@ async def test_a_price_that_gives_no_amount_is_refused_before_the_first_request(
     """A price is asked before anything is sent, and the error says what it gave and what is expected."""
     kernel, service = silent()
     with pytest.raises(PlannerInvalidConfigurationError, match=r"price must return US dollars.*Nothing was sent"):
-        await run(kernel, streamed=False, budget=Budget(max_cost=1.0, price=price))
+        await run(kernel, streamed=False, budget=Budget(max_cost=1.0), price=price)
     assert service.requests == []
 
 
@@ -177,7 +176,7 @@ async def test_a_price_that_fails_later_ends_the_run_by_name(price: Any, streame
         return price(model, usage) if usage.total_tokens > 2 else 0.0
 
     with pytest.raises(InvalidPriceError, match="price must return US dollars") as caught:
-        await run(kernel, streamed=streamed, budget=Budget(max_cost=1.0, price=fails_later))
+        await run(kernel, streamed=streamed, budget=Budget(max_cost=1.0), price=fails_later)
     assert len(service.requests) == 1
     assert caught.value.checkpoint is not None
     assert caught.value.chat_history is not None
@@ -190,5 +189,5 @@ async def test_a_price_for_tokens_alone_may_refuse_none() -> None:
     def average(model: str, usage: Usage) -> float:
         return 0.1 * usage.total_tokens / usage.total_tokens
 
-    result = await run(kernel, streamed=False, budget=Budget(max_cost=0.15, price=average))
+    result = await run(kernel, streamed=False, budget=Budget(max_cost=0.15), price=average)
     assert (result.limit, len(service.requests)) == ("max_cost", 3)

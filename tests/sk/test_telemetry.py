@@ -178,7 +178,7 @@ async def closed(stream: AsyncGenerator[Any, None]) -> None:
 async def test_the_run_says_how_it_ended_and_what_it_spent(recording: Recording) -> None:
     """The conventions' attributes, and ours where they have no word."""
     kernel, _ = scripted([ADD, say("It is 3.")])
-    result = await no_plan(budget=Budget(price=lambda model, usage: 0.25)).invoke(kernel, GOAL)
+    result = await no_plan(price=lambda model, usage: 0.25).invoke(kernel, GOAL)
     assert said_by(recording.only(AGENT)) == {
         "gen_ai.operation.name": "invoke_agent",
         "gen_ai.agent.name": "FunctionCallingStepwisePlanner",
@@ -474,7 +474,7 @@ async def test_nothing_is_read_off_a_run_that_is_neither_sampled_nor_measured(re
 
 async def test_the_metrics_of_a_run(recording: Recording) -> None:
     """Runs by status, iterations, calls, tokens, cost and durations, by agent and model."""
-    planner = no_plan(budget=Budget(max_iterations=2, on_limit="stop", price=lambda model, usage: 0.25))
+    planner = no_plan(budget=Budget(max_iterations=2, on_limit="stop"), price=lambda model, usage: 0.25)
     kernel, _ = scripted([ADD, say("It is 3."), ADD, ADD])
     for status in ("answered", "limit_reached"):
         assert (await planner.invoke(kernel, GOAL)).status == status
