@@ -2,10 +2,7 @@
 
     python tests/benchmarks/durability.py                      every figure, on SQLite
     python tests/benchmarks/durability.py --store URL          likewise on PostgreSQL with DBOS, in an empty database
-    python tests/benchmarks/durability.py --soak 60            kill, stop and freeze workers at random for a minute
-
-The soak submits runs all the time, with an endpoint that fails at times, and counts at the end, by what the model and
-the function have written down themselves: no call ran twice, no run was stranded, no run asked more than its budget.
+    python tests/benchmarks/durability.py --workers            only what one, two and four workers cost and do
 
 A turn is one reply with one call, that call, and its result. What a turn costs more with a store is the difference of
 two runs in this one process, best of several, with the same script and a function that does nothing.
@@ -14,25 +11,21 @@ two runs in this one process, best of several, with the same script and a functi
 import argparse
 import asyncio
 import gc
-import itertools
 import logging
 import multiprocessing
-import os
-import random
-import re
 import resource
 import shutil
-import signal
 import sqlite3
 import sys
 import tempfile
 import time
-from collections import Counter
-from contextlib import AbstractAsyncContextManager, closing, suppress
+from collections.abc import Awaitable
+from contextlib import AbstractAsyncContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psycopg
 from semantic_kernel import Kernel
 from semantic_kernel.functions import kernel_function
 
@@ -46,6 +39,11 @@ for _name in ("planner_ext", "psycopg"):  # in each process: figures only
 
 TURNS = (20, 80)
 PARKED = 5_000
+WORKERS = (1, 2, 4)
+IDLE_SECONDS = 6.0
+LONG_RUNS = 100
+LONG_SECONDS = 30.0
+SHORT_RUNS = 300
 
 
 @dataclass(frozen=True)
@@ -69,34 +67,36 @@ class Figure:
 
 
 class Tools:
-    """A function that does nothing, and one that leaves a trace."""
-
-    def __init__(self, traces: Path | None = None) -> None:
-        self._traces = traces
+    """A function that does nothing, and one that takes long."""
 
     @kernel_function(description="Does nothing.")
     async def work(self, step: int) -> str:
-        if self._traces is not None:
-            with self._traces.open("a") as file:
-                file.write(f"{step}\n")
+        return "ok"
+
+    @kernel_function(description="Takes long.")
+    async def wait(self, step: int) -> str:
+        await asyncio.sleep(LONG_SECONDS)
         return "ok"
 
 
 def model(turns: int) -> Any:
-    """Call the function so many times, then answer; where it stands it reads from its history."""
+    """Call a function so many times, one that takes long once, then answer; the history says which is next."""
 
     def reply(request: ScriptedRequest) -> Any:
         done = sum(message["role"] == "tool" for message in request.messages)
-        return say("Done.") if done >= turns else call("tool-work", {"step": done})
+        is_long = any(message.get("content") == "long" for message in request.messages)
+        if done >= (1 if is_long else turns):
+            return say("Done.")
+        return call("tool-wait" if is_long else "tool-work", {"step": done})
 
     return reply
 
 
-def world(turns: int, traces: Path | None = None, **options: Any) -> tuple[FunctionCallingStepwisePlanner, Kernel]:
+def world(turns: int, **options: Any) -> tuple[FunctionCallingStepwisePlanner, Kernel]:
     """Make a planner and a kernel."""
     kernel = Kernel()
     kernel.add_service(ScriptedChatCompletion(model(turns)))
-    kernel.add_plugin(Tools(traces), "tool")
+    kernel.add_plugin(Tools(), "tool")
     given = {"plan": False, "max_iterations": None, **options}
     return FunctionCallingStepwisePlanner(options=FunctionCallingStepwisePlannerOptions(**given)), kernel
 
@@ -203,183 +203,106 @@ def memory() -> float:
     return pages * resource.getpagesize() / 1e6
 
 
-def throughput(store: str) -> list[Figure]:
-    """Measure how many runs of three turns end in a second, with one worker and with two."""
+def by_workers(store: str) -> list[Figure]:
+    """Measure what one, two and four workers cost the database when idle and busy, and how many runs they end."""
     figures: list[Figure] = []
-    for workers in (1, 2):
+    for workers in WORKERS:
         context = multiprocessing.get_context("spawn")
         ready = context.Barrier(workers + 1)
-        processes = [context.Process(target=busy, args=(store, ready, n, workers)) for n in range(workers)]
+        processes = [context.Process(target=work, args=(store, ready), daemon=True) for _ in range(workers)]
         for process in processes:
             process.start()
         ready.wait()
-        began = time.perf_counter()
+        figures += asyncio.run(loaded(store, workers))
         for process in processes:
+            process.kill()
             process.join()
-        assert all(process.exitcode == 0 for process in processes)
-        figures.append(Figure(f"runs of 3 turns, {workers} worker(s)", 300 / (time.perf_counter() - began), "runs/s"))
     return figures
 
 
-def busy(store: str, ready: Any, number: int, workers: int) -> None:
-    """Drive one worker's share of 300 runs, 20 at once."""
-
-    async def drive() -> None:
-        async with open_runs(store, worker_id=f"busy-{workers}-{number}") as runs:
-            ready.wait()
-            for _ in range(300 // workers // 20 + 1):
-                handles = [await runs.start(*world(3), "goal") for _ in range(20)]
-                await asyncio.gather(*(handle.result() for handle in handles))
-
-    asyncio.run(drive())
-
-
-BUDGET = 5
-"""The round trips that a run of the soak may make; without a fault it takes four."""
-
-LEASE = 3.0
-"""Seconds after which a frozen worker of the soak loses its runs."""
-
-
-def soak(store: str, folder: Path, seconds: float) -> list[Figure]:
-    """Kill, stop and freeze two workers at random moments while runs are submitted; count what they did."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["semantic_kernel.functions", "planner_ext.planner", "planner_ext.durable.runs"])
-    end, ends = time.monotonic() + seconds, Counter[str]()
-    submitter = context.Process(target=submitting, args=(store, seconds), daemon=True)
-    submitter.start()
-    workers: list[Any] = []
-    while time.monotonic() < end:
-        workers = [one for one in workers if one.is_alive()]
-        while len(workers) < 2:
-            workers.append(context.Process(target=soaked, args=(store, str(folder)), daemon=True))
-            workers[-1].start()
-        time.sleep(random.uniform(0.5, 3.0))
-        ends[interfere(random.choice(workers))] += 1
-    submitter.join()
-    for worker in workers:
-        worker.kill()
-        worker.join()
-    asked, done, statuses = asyncio.run(rinsed(store, folder))
-    unfinished = sum(statuses[status] for status in ("queued", "running", "paused"))
-    return [
-        *(Figure(f"workers {how}", count, "") for how, count in sorted(ends.items())),
-        *(Figure(f"runs {status}", count, "") for status, count in sorted(statuses.items())),
-        Figure("calls that took effect", sum(done.values()), ""),
-        Figure("calls that took effect twice", sum(count > 1 for count in done.values()), "", 0),
-        Figure("runs stranded", unfinished, "", 0),
-        Figure(f"most requests of a run, by the model's own count (budget {BUDGET})", max(asked.values()), "", BUDGET),
-    ]
-
-
-def interfere(worker: Any) -> str:
-    """End or freeze a worker in one of three ways, and name it."""
-    how = random.choice(("killed", "stopped", "frozen"))
-    with suppress(ProcessLookupError):  # it was stopped before, and has ended meanwhile
-        if how == "frozen":
-            os.kill(worker.pid, signal.SIGSTOP)
-            time.sleep(LEASE * random.uniform(0.5, 2.0))
-            os.kill(worker.pid, signal.SIGCONT)
-        else:
-            os.kill(worker.pid, signal.SIGKILL if how == "killed" else signal.SIGTERM)
-    if how == "killed":
-        worker.join()
-    return how
-
-
-def submitting(store: str, seconds: float) -> None:
-    """Submit runs as long as the soak lasts; drive none."""
-
-    async def submit() -> None:
-        end = time.monotonic() + seconds
-        async with open_runs(store) as runs:
-            for number in itertools.count():
-                if time.monotonic() > end:
-                    return
-                await runs.submit(f"goal {number}", run_id=str(number))
-                await asyncio.sleep(0.2)
-
-    asyncio.run(submit())
-
-
-def soaked(store: str, folder: str) -> None:
-    """Live as a worker until a signal comes."""
+def work(store: str, ready: Any) -> None:
+    """Live as a worker until killed."""
 
     async def live() -> None:
-        stopped = asyncio.Event()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
-        options: dict[str, Any] = {"in_doubt": "model", "poll_seconds": 0.05, "lease_seconds": LEASE}
-        async with open_runs(store, **options) as runs:
-            worker = asyncio.create_task(runs.work(*traced(folder)))
-            await stopped.wait()
-            worker.cancel()
+        async with open_runs(store) as runs:
+            ready.wait()
+            await runs.work(*world(3))
 
     asyncio.run(live())
 
 
-def traced(folder: str) -> tuple[FunctionCallingStepwisePlanner, Kernel]:
-    """Make a planner and a kernel whose model and function write down each request and each effect."""
+async def loaded(store: str, workers: int) -> list[Figure]:
+    """Submit long runs, then short ones, to workers that live."""
+    name = f"{workers} worker(s)"
+    async with Runs.connect(store, poll_seconds=0.1) as runs:
 
-    def leave(file: str, mark: str) -> None:
-        traces = os.open(os.path.join(folder, file), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        os.write(traces, f"{mark}\n".encode())
-        os.close(traces)
+        async def submit(count: int, goal: str) -> None:
+            for _ in range(count):
+                await runs.submit(goal)
 
-    class Traced:
-        @kernel_function(description="Leaves a trace.")
-        async def work(self, mark: str) -> str:
-            leave("effects", mark)
-            await asyncio.sleep(0.01)
-            return "ok"
+        async def until(queued: int, running: int = 0) -> None:
+            while (await runs.count(status="queued"), await runs.count(status="running")) != (queued, running):  # noqa: ASYNC110  (only other processes tell)
+                await asyncio.sleep(0.2)
 
-    def reply(request: ScriptedRequest) -> Any:
-        goal = next(word for message in request.messages for word in re.findall(r"goal (\d+)", str(message)))
-        leave("requests", goal)
-        if random.random() < 0.02:
-            raise ConnectionResetError("the endpoint failed")
-        done = sum(message["role"] == "tool" for message in request.messages)
-        return say("Done.") if done >= 3 else call("tool-work", {"mark": f"{random.getrandbits(64)}"})
+        await asyncio.sleep(2.0)  # the session of a worker reports what it did once a second
+        idle = await transactions(store, asyncio.sleep(IDLE_SECONDS))
+        await submit(LONG_RUNS, "long")
+        await until(0, LONG_RUNS)
+        await asyncio.sleep(2.0)
+        long = await transactions(store, asyncio.sleep(IDLE_SECONDS))
+        await until(0)
+        began = time.perf_counter()
 
-    kernel = Kernel()
-    kernel.add_service(ScriptedChatCompletion(reply))
-    kernel.add_plugin(Traced(), "tool")
-    options = FunctionCallingStepwisePlannerOptions(plan=False, max_iterations=BUDGET)
-    return FunctionCallingStepwisePlanner(options=options), kernel
+        async def drive() -> None:
+            await submit(SHORT_RUNS, "short")
+            await until(0)
 
-
-async def rinsed(store: str, folder: Path) -> tuple[Counter[str], Counter[str], Counter[str]]:
-    """Let a last worker work until nothing moves any more; count requests by run, effects by call, runs by status."""
-    async with open_runs(store, in_doubt="model", lease_seconds=LEASE) as runs:
-        worker = asyncio.create_task(runs.work(*traced(str(folder))))
-        left, quiet = -1, time.monotonic()
-        while time.monotonic() - quiet < 30:
-            counts = [await runs.count(status=status) for status in ("queued", "running")]
-            if sum(counts) != left:
-                left, quiet = sum(counts), time.monotonic()
-            if left == 0:
-                break
-            await asyncio.sleep(0.2)
-        worker.cancel()
-        records = await runs.list(limit=1_000_000)
-    asked, effects = ((folder / name).read_text().split() for name in ("requests", "effects"))
-    return Counter(asked), Counter(effects), Counter(record.status for record in records)
+        busy = await transactions(store, drive())
+        seconds = time.perf_counter() - began
+    return [
+        Figure(f"runs of 3 turns, {name}", SHORT_RUNS / seconds, "runs/s"),
+        *(
+            Figure(f"{what}, {name}", value, "trans./s")
+            for what, value in (("idle", idle), (f"{LONG_RUNS} runs in a call", long), ("runs of 3 turns", busy))
+            if value is not None
+        ),
+    ]
 
 
-def main(store: str | None, seconds: float | None) -> int:
+async def transactions(store: str, work: Awaitable[None]) -> float | None:
+    """Measure the transactions a second of all databases of a server while something is done; None for a file."""
+    began = time.perf_counter()
+    before = counted(store)
+    await work
+    return (counted(store) - before) / (time.perf_counter() - began) if "://" in store else None
+
+
+def counted(store: str) -> int:
+    """Count the transactions that a server has ended; 0 for a file."""
+    if "://" not in store:
+        return 0
+    with psycopg.connect(store) as connection:
+        row = connection.execute("SELECT sum(xact_commit + xact_rollback)::bigint FROM pg_stat_database").fetchone()
+    assert row is not None
+    return row[0]
+
+
+def main(store: str | None, only_workers: bool) -> int:
     """Measure, print, and tell whether all was as promised."""
     folder = Path(tempfile.mkdtemp(prefix="durability-"))
     try:
         where = store or str(folder / "runs.db")
-        if seconds is not None:
-            figures = soak(where, folder, seconds)
-        else:
-            figures = [
+        figures = (
+            by_workers(where)
+            if only_workers
+            else [
                 *bare_commit(folder),
                 *asyncio.run(added_per_turn(where, 2 if store is None else 12)),
                 *asyncio.run(kib_per_run(folder)),
-                *throughput(where),
+                *by_workers(where),
                 *asyncio.run(parked(where)),
             ]
+        )
     finally:
         shutil.rmtree(folder)
     for figure in figures:
@@ -390,6 +313,6 @@ def main(store: str | None, seconds: float | None) -> int:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--store", help="postgresql:// address of an empty database; left out: a new SQLite file")
-    parser.add_argument("--soak", type=float, metavar="SECONDS", help="kill, stop and freeze workers for so long")
+    parser.add_argument("--workers", action="store_true", help="only what one, two and four workers cost and do")
     arguments = parser.parse_args()
-    sys.exit(main(arguments.store, arguments.soak))
+    sys.exit(main(arguments.store, arguments.workers))

@@ -7,9 +7,12 @@ process that opened it is killed. PostgreSQL refuses to run as root, so there th
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -37,6 +40,14 @@ def _memory() -> str | None:
     """Name a disk in memory with room for a cluster; None where this machine has no such disk."""
     disk = "/dev/shm"
     return disk if os.path.isdir(disk) and shutil.disk_usage(disk).free > 4 * 2**30 else None
+
+
+def _is_running(process: int) -> bool:
+    """Whether a process has not ended; one that nobody has waited for yet has."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 class PostgresServer:
@@ -78,6 +89,19 @@ class PostgresServer:
     def stop(self, mode: str = "immediate") -> None:
         """Stop the server; ``immediate`` is a kill without a shutdown, as when the machine dies."""
         self._run("pg_ctl", ["-w", "-D", str(self._data), "-m", mode, "stop"])
+
+    def kill(self) -> None:
+        """Kill every process of the server with SIGKILL, as when the kernel runs out of memory."""
+        main = int((self._data / "postmaster.pid").read_text().split()[0])
+        os.kill(main, signal.SIGSTOP)  # so that it starts no further process
+        children = Path(f"/proc/{main}/task/{main}/children").read_text().split()
+        for process in (main, *map(int, children)):
+            with suppress(ProcessLookupError):  # a session that has ended
+                os.kill(process, signal.SIGKILL)
+        while any(map(_is_running, (main, *map(int, children)))):
+            time.sleep(0.01)
+        for lock in (self._data / "postmaster.pid", self._folder / ".s.PGSQL.5432.lock"):
+            lock.unlink()  # where nobody waits for an orphan, its number looks like that of a running server
 
     def url(self, database: str = "postgres") -> str:
         """Return the URL of a database of this server."""
