@@ -106,9 +106,9 @@ from planner_ext.core.results import cut_text
 from planner_ext.core.state import ASK_USER, State
 from planner_ext.core.values import Usage
 from planner_ext.engine.engine import StopHandle
-from planner_ext.engine.ports import TextDelta
+from planner_ext.engine.ports import ResultReady, TextDelta
 from planner_ext.planner.planner import FunctionCallingStepwisePlanner
-from planner_ext.planner.run import FunctionCallingStepwisePlannerResult, PlannerEvent, ResultReady
+from planner_ext.planner.run import FunctionCallingStepwisePlannerResult, PlannerEvent
 from planner_ext.sk.approval import DecisionRefusedError, PendingCall, pending_calls
 from planner_ext.sk.checkpoint import Checkpoint
 from planner_ext.sk.errors import InvalidHistoryError, LimitReachedError, PlannerInvalidConfigurationError

@@ -38,8 +38,8 @@ from planner_ext.core.limits import Budget as Limits
 from planner_ext.core.limits import BudgetShare, Consumption
 from planner_ext.core.results import Cut
 from planner_ext.core.values import RequestedCall, Status
-from planner_ext.engine.ports import Observer, RunInfo, TextDelta
-from planner_ext.planner.run import PlannerEvent, ResultReady
+from planner_ext.engine.ports import Observer, ResultReady, RunInfo, TextDelta
+from planner_ext.planner.run import PlannerEvent
 
 __all__ = [
     "AnswerChecked",

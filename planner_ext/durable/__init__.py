@@ -14,6 +14,7 @@ Modules:
     worker           drives the runs that this worker has claimed
     claims           which runs a worker may drive, and when one is parked or quarantined
     gate             when the calls of driven runs may start; interrupts runs when the worker leaves
+    events           what readers of a run are shown, whoever drives it
     heartbeat        which workers live
     retry            when a run is driven again after a fault
     dbos             queues runs for workers on many machines

@@ -4,18 +4,21 @@ A run that may end the process is driven alone.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self
 
 from planner_ext.core.facts import CallFinished, CallStarted, Fact, ModelReplied, Planned
 from planner_ext.core.machine import AddMessage, CheckAnswer, Finish, Pause, WithholdCalls, next_action
-from planner_ext.durable.errors import RunFencedError
+from planner_ext.durable.errors import RunFencedError, StoreError
 from planner_ext.durable.writer import JournalWriter
 from planner_ext.engine.journal import lost_request
+from planner_ext.engine.ports import Event, TextDelta
 
-__all__ = ["CallGate", "GatedStore"]
+__all__ = ["ArrivingText", "CallGate", "GatedStore"]
 
 _LONGEST_SECONDS = 60.0
 """The longest time for which a run that is driven alone delays the calls of others: its own call may hang."""
@@ -44,6 +47,7 @@ class CallGate:
         self._alone: str | None = None
         self._limit: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
+        self._readers: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
 
     @property
     def is_taken(self) -> bool:
@@ -91,9 +95,39 @@ class CallGate:
         self._changed.set()
         self._changed = asyncio.Event()
 
+    @contextmanager
+    def reading(self, run_id: str) -> Generator[asyncio.Event]:
+        """Yield an event that is set whenever there is something new of a run."""
+        news = asyncio.Event()
+        self._readers[run_id].add(news)
+        try:
+            yield news
+        finally:
+            self._readers[run_id].remove(news)
+            if not self._readers[run_id]:
+                del self._readers[run_id]
+
+    def tell_readers(self, run_id: str) -> None:
+        """Wake those who read a run."""
+        for news in self._readers.get(run_id, ()):
+            news.set()
+
     async def _until(self, ready: Callable[[], bool]) -> None:
         while not ready():
             await self._changed.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivingText:
+    """The text of one streamed reply, as it arrives.
+
+    Attributes:
+        place: How many facts the journal had when it began to arrive; -1 for none.
+        pieces: What has arrived.
+    """
+
+    place: int
+    pieces: list[TextDelta] = field(default_factory=list[TextDelta])
 
 
 class GatedStore:
@@ -104,6 +138,7 @@ class GatedStore:
     Attributes:
         writer: Records the facts.
         calls: The calls in flight, each as its iteration and index.
+        text: The text of the last streamed reply.
 
     Raises:
         RunFencedError: At the end of the block, if it was interrupted by `abandon`.
@@ -112,12 +147,14 @@ class GatedStore:
     def __init__(self, writer: JournalWriter, gate: CallGate) -> None:
         self.writer = writer
         self.calls: set[tuple[int, int]] = set()
+        self.text = ArrivingText(place=-1)
         self._gate = gate
         self._limit = asyncio.timeout(None)
 
     async def __aenter__(self) -> Self:
         await self._limit.__aenter__()
         self._gate.driven[self.writer.run_id] = self
+        self._gate.tell_readers(self.writer.run_id)
         return self
 
     async def __aexit__(
@@ -143,6 +180,7 @@ class GatedStore:
         self.calls |= new
         try:
             await self.writer.append(run_id, seq, facts)
+            self._gate.tell_readers(run_id)
         except BaseException:
             self.calls -= new
             raise
@@ -156,6 +194,18 @@ class GatedStore:
                 free = [replace(fact, reason="Not sent: the worker leaves.", iterations=0) for fact in unsent]
                 await self.writer.append(run_id, seq + len(facts), free)
             await self._interrupt()
+
+    async def emit(self, event: Event) -> None:
+        """Show readers a piece of text, see `planner_ext.engine.ports.Emit`; the facts before it are stored first."""
+        if not isinstance(event, TextDelta) or not event.text:
+            return
+        with suppress(StoreError):  # the next fact is not recorded then, either
+            await self.writer.flush()
+        place = len(self.writer.facts)
+        if self.text.place != place:
+            self.text = ArrivingText(place)
+        self.text.pieces.append(event)
+        self._gate.tell_readers(self.writer.run_id)
 
     def leaves(self) -> bool:
         """Whether the worker drains, and the run is about to start new work with none in flight."""

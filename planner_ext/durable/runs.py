@@ -583,7 +583,14 @@ class Runs(RunsClient):
         return self._pool.workers.worker_id
 
     async def start(
-        self, planner: DurablePlanner[R], kernel: Any, goal: str, *, run_id: str | None = None, arguments: Any = None
+        self,
+        planner: DurablePlanner[R],
+        kernel: Any,
+        goal: str,
+        *,
+        run_id: str | None = None,
+        arguments: Any = None,
+        streaming: bool = False,
     ) -> RunHandle[R]:
         """Start a run, or continue the one that has this name.
 
@@ -597,6 +604,8 @@ class Runs(RunsClient):
             run_id: The run's name, 1 to 200 characters without ``/``. None generates one.
             arguments: The application's arguments; never stored, so each process that continues the run passes them.
                 A run that was submitted keeps its other arguments.
+            streaming: Whether to stream requests, for the text in `RunHandle.events`. A run that is driven here
+                already continues as it is.
 
         Raises:
             PlannerInvalidConfigurationError: If the goal is empty, or the planner is something else; nothing is stored.
@@ -607,7 +616,7 @@ class Runs(RunsClient):
         name, before = await self._create(goal, run_id, owner=self.worker_id)
         if before is not None:
             await self._revived(before, self._with_hook_of(planner))
-        job = Job(run_id=name, planner=planner, kernel=kernel, arguments_for=lambda _: arguments)
+        job = Job(run_id=name, planner=planner, kernel=kernel, arguments_for=lambda _: arguments, streaming=streaming)
         return RunHandle(self._pool, job)
 
     async def resume(
@@ -620,6 +629,7 @@ class Runs(RunsClient):
         budget: Budget | None = None,
         arguments: Any = None,
         by: str = "",
+        streaming: bool = False,
     ) -> RunHandle[R]:
         """Continue a run: with decisions, with a larger budget after a limit ended it, or after it failed.
 
@@ -635,6 +645,7 @@ class Runs(RunsClient):
             arguments: The application's arguments.
             by: Who resumes it, for the ``authorize`` hook, which is asked about each of the decisions, too. Of a resume
                 with decisions alone, it is asked about these.
+            streaming: Whether to stream requests, as for `start`.
 
         Raises:
             UnknownRunError: If the store has no such run.
@@ -653,6 +664,7 @@ class Runs(RunsClient):
             arguments_for=lambda _: arguments,
             decisions=decisions,
             budget=budget,
+            streaming=streaming,
         )
         return RunHandle(self._pool, job)
 

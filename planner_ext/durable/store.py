@@ -261,6 +261,14 @@ class JournalStore:
         record = _read_run(run_id, [row[:-1] for row in rows])
         return record, bool(rows[0][-1]), read_facts(run_id, facts, first=seen)
 
+    async def load_facts(self, run_id: str, seen: int) -> tuple[Fact, ...]:
+        """Read a run's journal without its first ``seen`` facts.
+
+        Raises:
+            InvalidJournalError: If the facts cannot be read.
+        """
+        return read_facts(run_id, await self._rows(_JOURNAL, run_id=run_id, seen=seen), first=seen)
+
     async def runs(
         self, *, now: float, status: Statuses = None, limit: int = 50, offset: int = 0, **filters: Unpack[RunFilters]
     ) -> list[RunRecord]:

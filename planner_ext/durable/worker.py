@@ -7,7 +7,7 @@ the protocols of this module; nothing here needs Semantic Kernel.
 import asyncio
 import logging
 import os
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,15 +25,16 @@ from planner_ext.core.limits import Budget
 from planner_ext.durable.claims import PARKED, Claims, WorkerRegistry
 from planner_ext.durable.database import Row
 from planner_ext.durable.errors import ApprovalRefusedError, RunFencedError, StoreError, kernel_error
+from planner_ext.durable.events import events_of
 from planner_ext.durable.gate import CallGate, GatedStore
 from planner_ext.durable.records import RunRecord, read_approval, read_decision, refused_text
 from planner_ext.durable.retry import RetryPolicy
 from planner_ext.durable.store import JournalStore
 from planner_ext.durable.writer import Claim, JournalWriter
 from planner_ext.engine.activation import Activation, ArgumentsFor, DurablePlanner
-from planner_ext.engine.concurrency import contained_task, end_tasks
+from planner_ext.engine.concurrency import contained_task, end_tasks, streams
 from planner_ext.engine.log import log_run, one_line
-from planner_ext.engine.ports import Clock, RunStore
+from planner_ext.engine.ports import Clock, Event, ResultReady, RunStore
 
 if TYPE_CHECKING:
     from planner_ext.durable.dbos import ActivationQueue
@@ -61,6 +62,7 @@ class Job(Generic[R]):
         arguments_for: Called when a worker begins; an exception is a fault of this run alone.
         decisions: Decisions by call id for the first activation, in addition to those made through `Approvals`.
         budget: Replaces the run's limits in the first activation, even if a limit had ended the run.
+        streaming: Whether requests are streamed.
     """
 
     run_id: str
@@ -69,6 +71,7 @@ class Job(Generic[R]):
     arguments_for: ArgumentsFor | None = None
     decisions: Mapping[str, Decision] | None = None
     budget: Budget | None = None
+    streaming: bool = False
 
     @property
     def is_forced(self) -> bool:
@@ -170,6 +173,7 @@ class Runner:
                 described=writer.approval_of,
                 guards=stored.inputs.guards,
                 verified={call_id for call_id, one in decided.items() if one.verified and call_id not in own},
+                emit=gated.emit if job.streaming else None,
             )
             try:
                 _refuse_second(decided, own)
@@ -462,6 +466,7 @@ class WorkerPool:
             del self._tasks[run_id]
         if not task.cancelled():
             task.exception()  # retrieved, so that asyncio does not log it if no caller awaits the run
+        self.runner.gate.tell_readers(run_id)
 
     async def _drive_after(self, before: "asyncio.Task[Any] | None", job: Job[R]) -> R:
         """Drive a run once the task that drives it has ended, which is cancelled with this one."""
@@ -606,6 +611,33 @@ class RunHandle(Generic[R]):
         self._task = pool.task_of(job)
         self._returned = False
 
+    @streams
+    async def events(self) -> AsyncGenerator[Event | ResultReady[R], None]:
+        """Yield what happens in the run until its next pause or end, as a planner's ``invoke_stream`` does.
+
+        Each reader gets every fact of the run once, in order: first those that there are, also those of earlier
+        processes, then each one when it is stored. It may begin late, and there may be several; called again after a
+        pause, this continues the run as `result` does. Leaving the iteration leaves the run running.
+
+        A reader is never waited for, and facts do not pile up for it: they are in the journal. The text of a reply is
+        kept until the next one begins, whole, so a reader that is further behind gets that reply as a fact alone.
+
+        Yields:
+            `TextDelta` for text as it arrives, if the run is streamed and driven in this process; the run's facts; and
+            last a `ResultReady` with the result. The facts of a run that another worker drives come every
+            ``poll_seconds``.
+
+        Raises:
+            Exception: As `result`.
+        """
+        task = self._continued()
+        runner = self._pool.runner
+        told = events_of(self.run_id, task, store=runner.store, gate=runner.gate, poll_seconds=self._pool.poll_seconds)
+        async with aclosing(told) as events:
+            async for event in events:
+                yield event
+        yield ResultReady(result=await self._outcome(task))
+
     async def result(self) -> R:
         """Wait for the run's next pause or end; a paused run's result lists its pending calls.
 
@@ -617,11 +649,7 @@ class RunHandle(Generic[R]):
             Exception: On a fault, as of a planner's ``invoke``; a worker that works retries the run, see `RetryPolicy`,
                 and so does a start.
         """
-        if self._returned and self._task.done() and not self._task.cancelled() and self._task.exception() is None:
-            self._task = self._pool.task_of(self._job)
-        result = await asyncio.shield(self._task)
-        self._returned = True
-        return result
+        return await self._outcome(self._continued())
 
     async def finished(self) -> R:
         """Wait for the run's end; at each pause, wait until calls are decided or questions expire.
@@ -632,4 +660,16 @@ class RunHandle(Generic[R]):
         result = await self.result()
         while await self._pool.wait_until_due(self.run_id):
             result = await self.result()
+        return result
+
+    def _continued(self) -> "asyncio.Task[R]":
+        """Return the task of the current activation; once its result was returned, start the next one."""
+        if self._returned and self._task.done() and not self._task.cancelled() and self._task.exception() is None:
+            self._task = self._pool.task_of(self._job)
+            self._returned = False
+        return self._task
+
+    async def _outcome(self, task: "asyncio.Task[R]") -> R:
+        result = await asyncio.shield(task)
+        self._returned = True
         return result

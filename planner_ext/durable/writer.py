@@ -157,6 +157,7 @@ class JournalWriter:
 
     Attributes:
         run_id: The run.
+        facts: The journal, as far as it is in the store.
         state: The run's state, folded from its journal.
         budget: Gives the run other limits; the store forgets a budget when its fact is recorded.
     """
@@ -190,6 +191,7 @@ class JournalWriter:
         self.state = fold_journal(run_id, facts) if state is None else state
         self._store = store
         self.run_id = run_id
+        self.facts = list(facts)
         self._decided = decided
         self.budget = StoredBudgetHandle()
         self._claim = claim
@@ -198,6 +200,7 @@ class JournalWriter:
             (f.iteration, f.index): _start_name(f, seq) for seq, f in enumerate(facts) if isinstance(f, CallStarted)
         }
         self._buffered: list[Step] = []
+        self._held: list[Fact] = []
         self._questions = _open_questions(self.state, self._started)
 
     async def append(self, run_id: str, seq: int, facts: Sequence[Fact]) -> None:  # noqa: ARG002  (empty for a new run)
@@ -218,6 +221,7 @@ class JournalWriter:
         waiting = waiting_calls(state) if isinstance(facts[-1], Paused) else ()
         opened = {_question_id(state, call.index, self._started): call for call in waiting}
         steps = [*self._buffered, *self._fact_steps(seq, facts)]
+        held = [*self._held, *facts]
         if closed or state.phase is Phase.COMPLETING or not all(_can_be_computed_again(fact) for fact in facts):
             steps += self._close_steps(closed, facts)
             steps += [step for id_, call in opened.items() for step in _open_steps(state, id_, call)]
@@ -227,12 +231,27 @@ class JournalWriter:
                 self.run_id, *steps, *_run_update(state, facts[-1], waiting, is_queued=self._is_queued)
             )
             log_facts(state, facts, kept=True)
+            self.facts += held
+            held = []
             steps = []
+        self._held = held
         self._buffered, self.state = steps, state
         self._questions = {id_: index for id_, index in self._questions.items() if id_ not in closed}
         self._questions |= {id_: call.index for id_, call in opened.items()}
         if self._claim is not None:  # what follows may be a request, and nothing is written before it
             self._claim.check(self.run_id)
+
+    async def flush(self) -> None:
+        """Store the facts that are held back.
+
+        Raises:
+            StoreError: As `append`; then they are stored with the next fact.
+        """
+        if self._held:
+            await self._store.append(self.run_id, *self._buffered)
+            self._buffered = []
+            self.facts += self._held
+            self._held = []
 
     def question_id_of(self, call_id: str) -> str:
         """Return the id of the open question about a call, or of the call if no question is open."""

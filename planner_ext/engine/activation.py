@@ -11,7 +11,7 @@ from planner_ext.approval.decisions import AskedCall, Authorize, Decision, InDou
 from planner_ext.core.facts import Fact, Guards
 from planner_ext.core.limits import Budget
 from planner_ext.engine.engine import BudgetHandle
-from planner_ext.engine.ports import RunStore
+from planner_ext.engine.ports import Emit, RunStore
 
 __all__ = ["Activation", "ActivationRun", "ArgumentsFor", "DurablePlanner"]
 
@@ -43,6 +43,7 @@ class Activation:
         verified: The ids of the calls whose author the application vouches for.
         guards: What a run that was submitted demands of whoever begins it; None demands nothing.
         reopen: Whether to resume an ended run even without a new budget; else its result is returned again.
+        emit: Takes the text of replies as it arrives, and each fact; its requests are streamed. None sends plain ones.
     """
 
     run_id: str
@@ -60,6 +61,7 @@ class Activation:
     verified: Set[str] = frozenset()
     guards: Guards | None = None
     reopen: bool = False
+    emit: Emit | None = None
 
 
 class ActivationRun(Protocol[R_co]):

@@ -5,11 +5,11 @@ No adapter may know the engine, and the engine knows nothing but its ports.
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from planner_ext.approval.decisions import Decision, Defer, ToolCall
 from planner_ext.core.accounts import SharedBudgets, Tab
-from planner_ext.core.facts import CallOutcome, EventLine, Fact
+from planner_ext.core.facts import LINE_WIDTH, CallOutcome, EventLine, Fact
 from planner_ext.core.limits import Budget
 from planner_ext.core.machine import Action, AskModel, AskPerson
 from planner_ext.core.state import State
@@ -26,6 +26,7 @@ __all__ = [
     "Perform",
     "Ports",
     "Prompts",
+    "ResultReady",
     "Reviewed",
     "RunInfo",
     "RunStore",
@@ -47,6 +48,20 @@ class TextDelta(EventLine):
     text: str
     iteration: int
     chunk: Any = field(default=None, repr=False, compare=False)
+
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultReady(EventLine, Generic[R]):
+    """The last event of a stream, with the result that ``invoke`` would have returned."""
+
+    result: R
+
+    def __str__(self) -> str:
+        result: Any = self.result
+        return f"ResultReady status={result.status!r} final_answer={result.final_answer!r}"[:LINE_WIDTH]
 
 
 Event = Fact | TextDelta

@@ -388,7 +388,7 @@ class FunctionCallingStepwisePlanner:
             kernel,
             activation.goal,
             _merged(own, submitted),
-            streaming=streaming,
+            streaming=streaming or activation.emit is not None,
             budget=activation.budget,
             kept=rules_kept(activation),
             store=activation.store,

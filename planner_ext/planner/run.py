@@ -16,11 +16,9 @@ from planner_ext.approval.decisions import DecisionRecord, InDoubt, decisions_of
 from planner_ext.approval.policy import missing_guards
 from planner_ext.core.errors import RunRefusedError
 from planner_ext.core.facts import (
-    LINE_WIDTH,
     CallDecided,
     CallFinished,
     CallOutcome,
-    EventLine,
     Fact,
     Guards,
     Planned,
@@ -35,7 +33,7 @@ from planner_ext.engine.batch import is_as_decided
 from planner_ext.engine.concurrency import of_application
 from planner_ext.engine.effects import Effect, NoEffect, Probe, TookEffect, effect_of, idempotency_key
 from planner_ext.engine.engine import BudgetHandle, StopHandle, watch
-from planner_ext.engine.ports import Emit, Event, Functions, TextDelta
+from planner_ext.engine.ports import Emit, Event, Functions, ResultReady, TextDelta
 from planner_ext.planner.options import FunctionCallingStepwisePlannerOptions
 from planner_ext.sk.approval import (
     NOTHING_TAKEN,
@@ -60,7 +58,6 @@ __all__ = [
     "KeptRun",
     "PlannerEvent",
     "PlannerRun",
-    "ResultReady",
     "UserInteraction",
     "recovery_facts",
     "result_of",
@@ -190,17 +187,7 @@ def result_of(
     return result
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResultReady(EventLine):
-    """The last event of a stream, with the result that ``invoke`` would have returned."""
-
-    result: FunctionCallingStepwisePlannerResult
-
-    def __str__(self) -> str:
-        return f"ResultReady status={self.result.status!r} final_answer={self.result.final_answer!r}"[:LINE_WIDTH]
-
-
-PlannerEvent: TypeAlias = TextDelta | Fact | ResultReady
+PlannerEvent: TypeAlias = TextDelta | Fact | ResultReady[FunctionCallingStepwisePlannerResult]
 """An event that ``invoke_stream`` yields."""
 
 
@@ -330,7 +317,7 @@ class KeptRun(PlannerRun):
     async def result(self, emit: Emit | None = None) -> FunctionCallingStepwisePlannerResult:
         """Run to the next pause or end; see `PlannerRun`."""
         self.facts, self.new, self.budget = self.activation.facts, await self._first(), self.activation.new_budget
-        return await super().result(emit)
+        return await super().result(emit or self.activation.emit)
 
     async def _first(self) -> Sequence[Fact]:
         """List the first new facts; empty if there is nothing to continue.
