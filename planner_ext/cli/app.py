@@ -238,7 +238,7 @@ def serve(args: cli.ServeArgs) -> cli.Exit:
     """
     from planner_ext.cli.serve import serve_inbox  # noqa: PLC0415  (see above)
 
-    return serve_inbox(args)
+    return serve_inbox(args.app, args)
 
 
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="The run's name.", show_default=False)]
@@ -258,7 +258,7 @@ def submit_run(args: cli.SubmitArgs, limits: cli.LimitArgs) -> cli.Exit:
     """
     from planner_ext.cli import submit  # noqa: PLC0415  (see above)
 
-    return submit.submit_run(args, limits)
+    return submit.submit_run(args.app, args, limits)
 
 
 @cli.command(runs, exit_codes=RESULT_EXIT_CODES, name="result")
@@ -291,7 +291,7 @@ def set_budget(run: RunName, store: cli.Store, limits: cli.LimitArgs, who: cli.A
     """
     from planner_ext.cli import submit  # noqa: PLC0415  (see above)
 
-    return submit.set_budget(run, store, limits, by=who.by, app=who.app)
+    return submit.set_budget(who.app, run, store, limits, by=who.by)
 
 
 @cli.command(runs, exit_codes=RUNS_EXIT_CODES, name="list")
@@ -420,7 +420,7 @@ def cancel_run(
     """
     from planner_ext.cli import store as stored  # noqa: PLC0415  (see above)
 
-    return stored.cancel_run(run, store, by=who.by, reason=reason, app=who.app)
+    return stored.cancel_run(who.app, run, store, by=who.by, reason=reason)
 
 
 @cli.command(runs, exit_codes=DONE_OR_UNUSABLE, name="delete")
@@ -440,7 +440,7 @@ def delete_run(
     """
     from planner_ext.cli.store import delete_run  # noqa: PLC0415  (see above)
 
-    return delete_run(run, store, force=force, by=who.by, app=who.app)
+    return delete_run(who.app, run, store, force=force, by=who.by)
 
 
 @cli.command(runs, exit_codes=DONE_OR_UNUSABLE, name="prune")
@@ -466,7 +466,7 @@ def prune_runs(
     """
     from planner_ext.cli.store import prune_runs  # noqa: PLC0415  (see above)
 
-    return prune_runs(store, older_than=older_than, status=status, dry_run=dry_run, by=who.by, app=who.app)
+    return prune_runs(who.app, store, older_than=older_than, status=status, dry_run=dry_run, by=who.by)
 
 
 @cli.command(runs, exit_codes=DONE_OR_UNUSABLE, name="export")
@@ -508,7 +508,7 @@ def import_run(
     """
     from planner_ext.cli.store import import_run  # noqa: PLC0415  (see above)
 
-    return import_run(file, store, by=who.by, app=who.app)
+    return import_run(who.app, file, store, by=who.by)
 
 
 @cli.command(runs, exit_codes=DONE_OR_UNUSABLE, name="backup")
@@ -569,7 +569,7 @@ def approve_call(
     from planner_ext.cli.store import decide  # noqa: PLC0415  (see above)
 
     kind = cast('Literal["function", "arguments"] | None', always)  # the store refuses any other value
-    return decide(args, lambda call: Approve(always=kind, by=args.by, fingerprint=call.fingerprint))
+    return decide(args.app, args, lambda call: Approve(always=kind, by=args.by, fingerprint=call.fingerprint))
 
 
 @cli.command(approvals, exit_codes=APPROVALS_EXIT_CODES, name="deny")
@@ -584,7 +584,7 @@ def deny_call(args: cli.DecisionArgs, reason: Annotated[str, typer.Option(metava
     """
     from planner_ext.cli.store import decide  # noqa: PLC0415  (see above)
 
-    return decide(args, lambda _: Deny(reason, by=args.by))
+    return decide(args.app, args, lambda _: Deny(reason, by=args.by))
 
 
 @cli.command(approvals, exit_codes=APPROVALS_EXIT_CODES, name="edit")
@@ -606,6 +606,7 @@ def edit_call(
     from planner_ext.cli.store import decide, edited  # noqa: PLC0415  (see above)
 
     return decide(
+        args.app,
         args,
         lambda call: Approve(arguments=edited(call.arguments, changes), by=args.by, fingerprint=call.fingerprint),
     )
@@ -627,7 +628,9 @@ def supply_result(
     """
     from planner_ext.cli.store import decide, value_of  # noqa: PLC0415  (see above)
 
-    return decide(args, lambda call: Supply(result if call.kind == "question" else value_of(result), by=args.by))
+    return decide(
+        args.app, args, lambda call: Supply(result if call.kind == "question" else value_of(result), by=args.by)
+    )
 
 
 app.add_typer(runs, name="runs")

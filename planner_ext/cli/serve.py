@@ -4,12 +4,12 @@ import asyncio
 import signal
 import socket
 import sys
-from collections.abc import Coroutine, Generator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from typing import cast
 
 from planner_ext.cli.options import ExitCode, ServeArgs
-from planner_ext.cli.store import Hooks, hooks_of_app, store_name
+from planner_ext.cli.store import Hooks, store_name, under_hooks
 from planner_ext.cli.text import Terminal
 from planner_ext.core.errors import PlannerExtError
 from planner_ext.durable.authorization import Doorkeeper
@@ -41,17 +41,14 @@ class _Server(uvicorn.Server):
         yield
 
 
-def serve_inbox(args: ServeArgs) -> Coroutine[None, None, int]:
+@under_hooks
+async def serve_inbox(hooks: Hooks, args: ServeArgs) -> int:
     """Serve until SIGTERM or Ctrl-C, and print the address with its token.
 
     Raises:
         PlannerExtError: If the address is not this machine's own and no name is allowed for it, or cannot be used; or
             if ``--app`` cannot.
     """
-    return _serve_inbox(args, hooks_of_app(args.app))
-
-
-async def _serve_inbox(args: ServeArgs, hooks: Hooks) -> int:
     if args.host not in LOOPBACK and not args.allow_host:
         raise PlannerExtError(
             f"--host {args.host} lets other machines reach the inbox, where anyone with the token may decide. If that "

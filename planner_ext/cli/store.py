@@ -1,6 +1,5 @@
 """Commands on a store that need no kernel and do not import Semantic Kernel: they list, show, decide and cancel."""
 
-import asyncio
 import json
 import os
 import shlex
@@ -9,8 +8,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iter
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
+from functools import wraps
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Concatenate, ParamSpec, Unpack
 
 from rich.cells import cell_len
 from rich.text import Text
@@ -18,7 +18,7 @@ from rich.text import Text
 from planner_ext.approval.decisions import Approve, Authorize, Decision, Supply
 from planner_ext.cli.options import STORE_VARIABLE, DecisionArgs, ExitCode, ListArgs, RunListArgs, signing_key
 from planner_ext.cli.text import Terminal, json_document, moment_text, shortened, warnings_shown
-from planner_ext.core.errors import InvalidJournalError, shown
+from planner_ext.core.errors import InvalidJournalError, counted, shown
 from planner_ext.core.text import exact, exact_json, one_line, printable, visible
 from planner_ext.durable import (
     ApprovalRefusedError,
@@ -59,6 +59,7 @@ __all__ = [
     "prune_runs",
     "show_pending",
     "store_name",
+    "under_hooks",
     "value_of",
 ]
 
@@ -111,6 +112,20 @@ def hooks_of_app(app: str | None) -> Hooks:
         return ()
 
     return none
+
+
+_P = ParamSpec("_P")
+_Action = Coroutine[None, None, int]
+
+
+def under_hooks(action: Callable[Concatenate[Hooks, _P], _Action]) -> Callable[Concatenate[str | None, _P], _Action]:
+    """Let an action take what ``--app`` names in place of its hooks; see `hooks_of_app`."""
+
+    @wraps(action)
+    def begun(app: str | None, *args: _P.args, **kwargs: _P.kwargs) -> _Action:
+        return action(hooks_of_app(app), *args, **kwargs)
+
+    return begun
 
 
 @asynccontextmanager
@@ -207,10 +222,12 @@ async def show_pending(id: str, store: str, *, as_json: bool) -> int:
     return ExitCode.ANSWERED
 
 
-def decide(args: DecisionArgs, decision_on: Callable[[PendingApproval], Decision]) -> Coroutine[None, None, int]:
+@under_hooks
+async def decide(hooks: Hooks, args: DecisionArgs, decision_on: Callable[[PendingApproval], Decision]) -> int:
     """Store a decision on a call or question, and print what follows from it.
 
     Args:
+        hooks: Say who may decide.
         args: The call, its store, and who decides.
         decision_on: Makes the decision for the call as it is stored.
 
@@ -218,10 +235,6 @@ def decide(args: DecisionArgs, decision_on: Callable[[PendingApproval], Decision
         ApprovalRefusedError: If the decision does not fit the call, or there is no such call.
         NotAuthorizedError: If the application's hook refuses, or is missing.
     """
-    return _decide(args, decision_on, hooks_of_app(args.app))
-
-
-async def _decide(args: DecisionArgs, decision_on: Callable[[PendingApproval], Decision], hooks: Hooks) -> int:
     async with opened_client(args.store, hooks) as client:
         store = client.approvals()
         call = await store.show(args.id)
@@ -239,54 +252,39 @@ async def _decide(args: DecisionArgs, decision_on: Callable[[PendingApproval], D
     return ExitCode.ANSWERED
 
 
-def cancel_run(run_id: str, store: str, *, by: str | None, reason: str, app: str | None) -> Coroutine[None, None, int]:
+@under_hooks
+async def cancel_run(hooks: Hooks, run_id: str, store: str, *, by: str | None, reason: str) -> int:
     """End a run of a store."""
-    return _cancel_run(run_id, store, hooks_of_app(app), by=by, reason=reason)
-
-
-async def _cancel_run(run_id: str, store: str, hooks: Hooks, *, by: str | None, reason: str) -> int:
     async with opened_client(store, hooks) as client:
         ended = await client.cancel(run_id, by=by or "", reason=reason)
     Terminal(sys.stderr).say(f"{exact(run_id)} {'is cancelled.' if ended else 'had ended before; nothing changed.'}")
     return ExitCode.ANSWERED if ended else ExitCode.NO_ANSWER
 
 
-def delete_run(run_id: str, store: str, *, force: bool, by: str | None, app: str | None) -> Coroutine[None, None, int]:
+@under_hooks
+async def delete_run(hooks: Hooks, run_id: str, store: str, *, force: bool, by: str | None) -> int:
     """Delete a run of a store."""
-    return _delete_run(run_id, store, hooks_of_app(app), force=force, by=by)
-
-
-async def _delete_run(run_id: str, store: str, hooks: Hooks, *, force: bool, by: str | None) -> int:
     async with opened_client(store, hooks) as client:
         await client.delete(run_id, force=force, by=by or "")
     Terminal(sys.stderr).say(f"{exact(run_id)} is deleted.")
     return ExitCode.ANSWERED
 
 
-def prune_runs(
-    store: str, *, older_than: timedelta, status: str, dry_run: bool, by: str | None, app: str | None
-) -> Coroutine[None, None, int]:
-    """Delete the old runs of a store, and print their number."""
-    return _prune_runs(store, hooks_of_app(app), older_than=older_than, status=status, dry_run=dry_run, by=by)
-
-
-async def _prune_runs(
-    store: str, hooks: Hooks, *, older_than: timedelta, status: str, dry_run: bool, by: str | None
+@under_hooks
+async def prune_runs(
+    hooks: Hooks, store: str, *, older_than: timedelta, status: str, dry_run: bool, by: str | None
 ) -> int:
+    """Delete the old runs of a store, and print their number."""
     async with opened_client(store, hooks) as client:
         count = await client.prune(older_than=older_than, status=status, dry_run=dry_run, by=by or "")
-    print(f"{count} {'run' if count == 1 else 'runs'} {'would be deleted' if dry_run else 'deleted'}.")
+    print(f"{counted(count, 'run')} {'would be deleted' if dry_run else 'deleted'}.")
     return ExitCode.ANSWERED
 
 
-def export_run(run_id: str, store: str, output: Path | None) -> int:
+async def export_run(run_id: str, store: str, output: Path | None) -> int:
     """Print a run as JSON, or write it into a new file; signed if there is a key."""
-
-    async def exported() -> str:
-        async with opened_store(store, create=False) as opened:
-            return await archive.export_run(opened, run_id, key=signing_key()[1])
-
-    text = asyncio.run(exported())
+    async with opened_store(store, create=False) as opened:
+        text = await archive.export_run(opened, run_id, key=signing_key()[1])
     if output is None:
         print(text)
         return ExitCode.ANSWERED
@@ -295,26 +293,27 @@ def export_run(run_id: str, store: str, output: Path | None) -> int:
     return ExitCode.ANSWERED
 
 
-def import_run(file: Path, store: str, *, by: str | None, app: str | None) -> int:
+@under_hooks
+async def import_run(hooks: Hooks, file: Path, store: str, *, by: str | None) -> int:
     """Add an exported run to a store; checked if there is a key.
 
     Raises:
         InvalidJournalError: If the file cannot be read, or holds no run.
         NotAuthorizedError: If the application's hook refuses, or is missing.
     """
-    hooks = hooks_of_app(app)
+    text = _archive_in(file)
+    doorkeeper = Doorkeeper(authorize=await hooks())
+    async with opened_store(store) as opened:
+        name = await archive.import_run(opened, text, key=signing_key()[1], doorkeeper=doorkeeper, by=by or "")
+    Terminal(sys.stderr).say(f"{exact(name)} is in {store_name(store)}.")
+    return ExitCode.ANSWERED
+
+
+def _archive_in(file: Path) -> str:
     try:
-        text = file.read_text("utf-8")
+        return file.read_text("utf-8")
     except (OSError, ValueError) as error:
         raise InvalidJournalError(f"{file} cannot be read as an exported run: {error}.") from error
-
-    async def imported() -> str:
-        doorkeeper = Doorkeeper(authorize=await hooks())
-        async with opened_store(store) as opened:
-            return await archive.import_run(opened, text, key=signing_key()[1], doorkeeper=doorkeeper, by=by or "")
-
-    Terminal(sys.stderr).say(f"{exact(asyncio.run(imported()))} is in {store_name(store)}.")
-    return ExitCode.ANSWERED
 
 
 async def back_up(file: Path, store: str) -> int:

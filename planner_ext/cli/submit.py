@@ -1,13 +1,13 @@
 """Commands for runs that workers drive: submit one, read its result, set its budget; import no Semantic Kernel."""
 
 import sys
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 from planner_ext.cli.options import ExitCode, LimitArgs, SubmitArgs
 from planner_ext.cli.policies import approval_options
-from planner_ext.cli.store import Hooks, command_on, hooks_of_app, opened_client, store_name, value_of
+from planner_ext.cli.store import Hooks, command_on, opened_client, store_name, under_hooks, value_of
 from planner_ext.cli.text import Terminal, json_document, spent_line
 from planner_ext.core.errors import InvalidLimitError, shown
 from planner_ext.core.limits import Budget
@@ -20,17 +20,14 @@ from planner_ext.durable.store import opened_store
 __all__ = ["result_code", "set_budget", "show_result", "submit_run"]
 
 
-def submit_run(args: SubmitArgs, limits: LimitArgs) -> Coroutine[None, None, int]:
+@under_hooks
+async def submit_run(hooks: Hooks, args: SubmitArgs, limits: LimitArgs) -> int:
     """Queue a run in a store, which is created if it is a missing file, and print the run's name.
 
     Raises:
         PlannerInvalidConfigurationError: If ``--policy``, ``--ask-all`` or ``--app`` cannot be used.
         InvalidPolicyError: If the file holds no policy.
     """
-    return _submit_run(args, limits, hooks_of_app(args.app))
-
-
-async def _submit_run(args: SubmitArgs, limits: LimitArgs, hooks: Hooks) -> int:
     given = _limits(limits)
     async with opened_client(args.store, hooks, create=True) as runs:
         submitted = await runs.submit(
@@ -69,16 +66,11 @@ def result_code(status: str) -> ExitCode:
     return {**codes, **faults}.get(status, ExitCode.NO_ANSWER)
 
 
-def set_budget(
-    run_id: str, store: str, limits: LimitArgs, *, by: str | None, app: str | None
-) -> Coroutine[None, None, int]:
+@under_hooks
+async def set_budget(hooks: Hooks, run_id: str, store: str, limits: LimitArgs, *, by: str | None) -> int:
     """Change some limits of a run; its other limits stay."""
     if not (given := _limits(limits)):
         raise InvalidLimitError("Expected at least one limit, such as --max-iterations 30; got none.")
-    return _set_budget(run_id, store, given, hooks_of_app(app), by=by)
-
-
-async def _set_budget(run_id: str, store: str, given: Mapping[str, Any], hooks: Hooks, *, by: str | None) -> int:
     doorkeeper = Doorkeeper(authorize=await hooks())
     async with opened_store(store, create=False) as opened:
         runs = RunsClient(opened, doorkeeper=doorkeeper)
