@@ -30,8 +30,14 @@ from planner_ext.core.text import printable
 from planner_ext.durable.errors import StoreError
 from planner_ext.durable.sqlite import drop_lock, take_lock
 from planner_ext.engine.activation import Activation
+from planner_ext.engine.document import read_file
 from planner_ext.engine.journal import cancellation_reason
-from planner_ext.errors import DecisionRefusedError, InvalidCheckpointError, PlannerInvalidConfigurationError
+from planner_ext.errors import (
+    DecisionRefusedError,
+    InvalidCheckpointError,
+    InvalidJournalError,
+    PlannerInvalidConfigurationError,
+)
 from planner_ext.events import Fact
 from planner_ext.hitl_manager import Approve, Checkpoint, Decision, Deny, PendingCall, Supply
 from planner_ext.planner.run import result_of
@@ -362,16 +368,13 @@ class CheckpointFile:
         """
         variable, key = signing_key()
         try:
-            text = self._target.read_text(encoding="utf-8")
-            checkpoint = Checkpoint.from_json(text, key)
+            checkpoint = Checkpoint.from_json(read_file(self._target, "checkpoint"), key)
         except OSError as error:
             raise PlannerInvalidConfigurationError(f"{self.path} cannot be read: {error.strerror}.") from None
-        except UnicodeDecodeError:
-            raise InvalidCheckpointError(f"{self.path} is no checkpoint: it is not text.") from None
-        except InvalidCheckpointError as error:
+        except InvalidJournalError as error:
             hint = f" The key is that of {variable}." if variable else ""
             raise InvalidCheckpointError(f"{self.path} cannot be used. {error}{hint}") from None
-        if key is None and "signature" in json.loads(text):
+        if key is None and checkpoint.is_signed:
             raise InvalidCheckpointError(
                 f"{self.path} is signed, and PLANNER_EXT_KEY is not set. Set {' or '.join(KEY_VARIABLES)} to the key "
                 "that it was signed with."

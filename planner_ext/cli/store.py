@@ -38,6 +38,7 @@ from planner_ext.durable.listing import RunFilters
 from planner_ext.durable.sqlite import new_file
 from planner_ext.durable.store import opened_store
 from planner_ext.engine.concurrency import SystemClock
+from planner_ext.engine.document import read_file
 
 __all__ = [
     "back_up",
@@ -311,8 +312,8 @@ async def import_run(hooks: Hooks, file: Path, store: str, *, by: str | None) ->
 
 def _archive_in(file: Path) -> str:
     try:
-        return file.read_text("utf-8")
-    except (OSError, ValueError) as error:
+        return read_file(file, "run")
+    except OSError as error:
         raise InvalidJournalError(f"{file} cannot be read as an exported run: {error}.") from error
 
 

@@ -8,11 +8,10 @@ derives the tables from the journal again. Decisions bind to a run's name, so an
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
-from planner_ext.core.errors import InvalidJournalError, NewerSchemaError, reading, shown
+from planner_ext.core.errors import InvalidJournalError, reading
 from planner_ext.core.facts import Fact
-from planner_ext.core.limits import is_count
 from planner_ext.core.state import Phase, State
 from planner_ext.durable.authorization import Doorkeeper
 from planner_ext.durable.database import Row, Step, Value
@@ -21,15 +20,12 @@ from planner_ext.durable.inputs import RunInputs, hooks_in, read_inputs, read_ne
 from planner_ext.durable.records import RUN_ID, fold_journal, read_facts
 from planner_ext.durable.store import ADD_NOTICE, JournalStore
 from planner_ext.durable.writer import ADD_FACT, JournalWriter, fact_row
+from planner_ext.engine.document import document_of, dump_facts, load_facts, read_document
 from planner_ext.engine.fork import forked_facts
-from planner_ext.engine.journal import SCHEMA, check_schema, dump_facts, load_facts
-from planner_ext.engine.signing import read_json, signature_of, signatures_match
 
 __all__ = ["export_run", "fork_run", "import_run"]
 
-_FORM = 1
-"""The number of the document's form; one line per number. 1: the first."""
-
+_KEYS = "run_id", "run", "facts", "decisions", "refusals"
 _RUN = "goal", "status", "created_at", "updated_at", "problem", "inputs", "new_budget"
 _DECISIONS = "id", "fingerprint", "decision", "decided_at"
 _REFUSALS = "id", "decision", "problem", "at"
@@ -86,17 +82,15 @@ async def export_run(store: JournalStore, run_id: str, *, key: bytes | None = No
     tables = zip((_RUN, _DECISIONS, _REFUSALS), rows, strict=True)
     with reading(f"A row of run {run_id!r} cannot be exported, it is", InvalidJournalError):
         (run,), decisions, refusals = ([_document(columns, row) for row in some] for columns, some in tables)
-    document: dict[str, object] = {
-        "form": _FORM,
-        "run_id": run_id,
-        "run": run,
-        "schema": SCHEMA,
-        "facts": dump_facts(read_facts(run_id, facts)),
-        "decisions": decisions,
-        "refusals": refusals,
-    }
-    if key is not None:
-        document["signature"] = signature_of(document, key)
+    document = document_of(
+        "run",
+        key,
+        run_id=run_id,
+        run=run,
+        facts=dump_facts(read_facts(run_id, facts)),
+        decisions=decisions,
+        refusals=refusals,
+    )
     return json.dumps(document, separators=(",", ":"))
 
 
@@ -130,8 +124,9 @@ async def import_run(
         NotAuthorizedError: If the ``authorize`` hook refuses, or is missing and the run began under one.
     """
     with reading("The exported run is", InvalidJournalError):
-        data = _checked(read_json(text, "an exported run"), key)
-        run_id, facts = str(data["run_id"]), load_facts(data["facts"])
+        data = read_document(text, "run", _KEYS, key=key)
+        run_id = str(data["run_id"])
+        facts = load_facts(data["facts"])
         state = fold_journal(run_id, facts)
         if RUN_ID.fullmatch(run_id) is None:
             raise ValueError("the name of the run is not one")
@@ -202,28 +197,6 @@ def _check_run(run: Mapping[str, Value], goal: object, state: State) -> None:
         raise ValueError("its goal is not that of its journal")
     if status in _NOT_DERIVED and not (is_new if status == "queued" else state.ended is None):
         raise ValueError(f"it is {status}, and its journal contradicts that")
-
-
-def _checked(read: object, key: bytes | None) -> dict[str, Any]:
-    """Check a document's signature, its keys and its numbers."""
-    data = cast("dict[str, Any]", read if isinstance(read, dict) else {})
-    signature = data.pop("signature", None)
-    if key is not None and not signatures_match(signature, signature_of(data, key)):
-        raise InvalidJournalError(
-            "Expected a run that was exported with this key; the file is unsigned, altered or signed with another one. "
-            "Export the run again with this key, or import it without a key, which checks nothing."
-        )
-    if data.keys() != {"form", "run_id", "run", "schema", "facts", "decisions", "refusals"}:
-        raise InvalidJournalError(f"Expected an exported run; got the keys {shown(sorted(data))}.")
-    if not is_count(form := data["form"], least=1):
-        raise InvalidJournalError(f"Expected the form of an exported run, from 1 to {_FORM}; got {shown(form)}.")
-    if form > _FORM:
-        raise NewerSchemaError(
-            f"This exported run has form {form}; this version of planner_ext reads up to {_FORM}. Import it with the "
-            "version that wrote it, or a newer one."
-        )
-    check_schema(data["schema"])
-    return data
 
 
 async def _journal_steps(run_id: str, facts: Sequence[Fact]) -> list[Step]:

@@ -22,7 +22,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from planner_ext.durable.database import GET_SCHEMA, TABLE_SCHEMA, Execute, Row, Step, Value, check_tables, migration
 from planner_ext.durable.errors import DuplicateRowError, StoreError, WorkerInUseError, redacted, without_passwords
-from planner_ext.engine.journal import SCHEMA
+from planner_ext.engine.document import SCHEMA
 
 __all__ = [
     "ACTIVATION",

@@ -31,7 +31,7 @@ from planner_ext.core.state import ASK_USER, State
 from planner_ext.durable.database import Row, Value
 from planner_ext.durable.errors import ApprovalRefusedError, StoreError
 from planner_ext.durable.inputs import RunInputs
-from planner_ext.engine.journal import check_schema, load_facts
+from planner_ext.engine.document import check_schema, load_facts
 from planner_ext.timeline import Timeline, timeline_of
 
 __all__ = [

@@ -39,8 +39,9 @@ from planner_ext.durable.records import (
     read_approval,
 )
 from planner_ext.durable.store import JournalStore, notice_step
+from planner_ext.engine.document import SCHEMA, dump_facts
 from planner_ext.engine.engine import BudgetHandle
-from planner_ext.engine.journal import SCHEMA, cancellation_reason, dump_facts, lost_request, stopping_facts
+from planner_ext.engine.journal import cancellation_reason, lost_request, stopping_facts
 from planner_ext.engine.log import log_facts
 from planner_ext.engine.ports import Clock
 

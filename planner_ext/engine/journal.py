@@ -1,4 +1,4 @@
-"""The journal of one run: facts as JSON, the facts that end a run from outside, and the recorder of all facts.
+"""The journal of one run: the facts that end a run from outside, and the recorder of all facts.
 
 The recorder stores, applies and publishes each fact in order. It also measures the run's time: the active time since
 the last fact that has one, and what is left until a time limit.
@@ -8,17 +8,13 @@ import asyncio
 import inspect
 import logging
 import math
-from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache, reduce
-from typing import Annotated, Any, Final, TypeVar, cast
-
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic_core import to_jsonable_python
+from functools import reduce
+from typing import Any, Final, TypeVar
 
 from planner_ext.core import facts
-from planner_ext.core.errors import InvalidJournalError, InvalidLimitError, NewerSchemaError, reading, shown
 from planner_ext.core.fold import apply, fold
 from planner_ext.core.limits import Consumption
 from planner_ext.core.machine import (
@@ -33,176 +29,20 @@ from planner_ext.core.machine import (
 )
 from planner_ext.core.results import cut_of
 from planner_ext.core.state import State
-from planner_ext.core.values import EditedReply, Message, updated
+from planner_ext.core.values import updated
 from planner_ext.engine.concurrency import GRACE, STEP, OutOfTime, Raised, StopHandle, SystemClock, caught, in_time
 from planner_ext.engine.log import log_facts
 from planner_ext.engine.ports import Emit, Ports, RunInfo
 
 __all__ = [
     "REQUEST_LOST",
-    "SCHEMA",
     "Recorder",
     "cancellation_reason",
-    "check_depth",
-    "check_schema",
-    "dump_facts",
-    "dump_message",
-    "load_facts",
     "lost_request",
-    "messages_of",
     "plain_fact",
     "stopping_facts",
     "takes_run",
 ]
-
-SCHEMA = 2
-"""The schema number of facts as JSON; a newer one is refused. 1: the first. 2: `ModelAsked`,
-`RequestFailed`, `BudgetChanged`, `NestedCallStarted`, and `SharedBudgetsChecked` in runs with a shared budget."""
-
-_CHECKPOINT = "checkpoint"
-"""The key of a run in the metadata of the message that ended it; it is not written with the message."""
-
-
-@cache
-def _facts() -> TypeAdapter[list[facts.Fact]]:
-    """Build the serializer of facts; not at import, which it would make a tenth slower."""
-    return TypeAdapter(
-        list[Annotated[facts.Fact, Field(discriminator="type")]], config=ConfigDict(extra="forbid", allow_inf_nan=False)
-    )
-
-
-def dump_message(message: Message) -> Any:
-    """Write a message as JSON values: bytes as base64, other values that JSON does not have as text.
-
-    JSON values, which messages are after a load, are returned as they are. Metadata are omitted where they hold an
-    SDK's own value that cannot be written, or are nested too deeply: a server may put anything there.
-    """
-    assert not isinstance(message, EditedReply), "only a fold makes these"
-    if not isinstance(message, BaseModel):
-        return message
-    try:
-        return _as_values(message, {"metadata": {_CHECKPOINT}})
-    except (TypeError, ValueError):
-        return _as_values(message, {"metadata": True, "items": {"__all__": {"metadata"}}})
-
-
-def _as_values(message: BaseModel, exclude: dict[str, Any]) -> Any:
-    values = message.model_dump(exclude_none=True, exclude=exclude)
-    return to_jsonable_python(values, bytes_mode="base64", fallback=str)
-
-
-def check_schema(schema: object) -> None:
-    """Refuse a schema number that this version cannot read."""
-    if type(schema) is not int or schema < 1:
-        raise InvalidJournalError(f"Expected a schema number from 1 to {SCHEMA}; got {shown(schema)}.")
-    if schema > SCHEMA:
-        raise NewerSchemaError(
-            f"This journal has schema {shown(schema)}; this version of planner_ext reads up to {SCHEMA}. "
-            "Read it with the version that wrote it, or a newer one."
-        )
-
-
-_OMITTED = ("roles", "repetition", "source", "parameters", "trace", "cut", "further", "shared_budgets", "authorize")
-"""Fields that are written only where they say something: most calls are decided without a person, and untraced."""
-
-
-def dump_facts(facts: Sequence[facts.Fact]) -> list[Any]:
-    """Turn facts into JSON values."""
-    values: list[Any] = _facts().dump_python([_with_json_messages(fact) for fact in facts], mode="json")
-    for value in values:
-        parts: tuple[dict[str, Any], ...] = (value, value.get("guards") or {})
-        for fields_ in parts:
-            for name in _OMITTED:
-                if not fields_.get(name, True):
-                    del fields_[name]
-    return values
-
-
-def load_facts(data: object) -> tuple[facts.Fact, ...]:
-    """Turn JSON values back into facts.
-
-    Raises:
-        InvalidJournalError: Naming the first place that is not as expected.
-    """
-    with reading("The journal is", InvalidJournalError):
-        loaded = _validated(data)
-        check_depth([(messages_of(fact), getattr(fact, "parameters", None)) for fact in loaded])
-        for place, fact in enumerate(loaded):
-            _check_amounts(place, fact)
-        return loaded
-
-
-def _validated(data: object) -> tuple[facts.Fact, ...]:
-    try:
-        return tuple(_facts().validate_python(_with_missing_limit(data), strict=False))
-    except InvalidLimitError as error:
-        raise InvalidJournalError(f"The journal is damaged in its limits: {error}") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise InvalidJournalError(f"The journal is damaged at {place or 'its top'}: {first['msg']}.") from error
-
-
-def check_depth(values: object) -> None:
-    """Refuse JSON values that are nested too deeply to be written again.
-
-    Raises:
-        InvalidJournalError: If they have more than about 250 levels.
-    """
-    try:
-        to_jsonable_python([[values]])  # counts the levels as `dump_facts` does, with two to spare
-    except ValueError as error:
-        raise InvalidJournalError("The journal is damaged: its values have more than 250 levels.") from error
-
-
-_NOTHING: Final = Consumption()
-
-
-def _check_amounts(place: int, fact: facts.Fact) -> None:
-    """Refuse amounts that would give back what a run has spent, and those that no store can hold."""
-    spent: Consumption = getattr(fact, "spent", None) or _NOTHING
-    amounts: list[float] = [getattr(fact, "iterations", 0), getattr(fact, "seconds", 0.0)]
-    amounts += spent.iterations, spent.tool_calls, *spent.calls_by_function.values()
-    for usage in (getattr(fact, "usage", _NOTHING.usage), spent.usage):
-        amounts += usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, usage.estimated_tokens
-        amounts += usage.active_seconds, usage.cost or 0.0
-    if not (min(amounts) >= 0 and max(amounts) < 2**63):
-        raise InvalidJournalError(
-            f"The journal is damaged at {place}.{fact.type}: an amount is negative, or too large."
-        )
-
-
-def _with_missing_limit(facts: object) -> object:
-    """Complete the limits of journals that earlier versions wrote, whose runs had no limit of calls per reply."""
-    for fact in cast("list[Any]", facts) if isinstance(facts, list) else ():
-        match fact:
-            case {"rules": {"limits": limits}} | {"limits": limits} if hasattr(limits, "setdefault"):
-                limits.setdefault("max_calls_per_reply", None)
-            case _:
-                pass
-    return cast("object", facts)
-
-
-def messages_of(fact: facts.Fact) -> tuple[Message, ...]:
-    """List the messages in a fact."""
-    match fact:
-        case facts.ModelReplied() | facts.MessageAdded():
-            return (fact.message,)
-        case facts.RunStarted() | facts.Planned() | facts.IterationCompleted():
-            return fact.messages or ()
-        case _:
-            return ()
-
-
-def _with_json_messages(fact: facts.Fact) -> facts.Fact:
-    match fact:
-        case facts.ModelReplied() | facts.MessageAdded():
-            return replace(fact, message=dump_message(fact.message))
-        case facts.RunStarted() | facts.Planned() | facts.IterationCompleted() if fact.messages:
-            return replace(fact, messages=tuple(map(dump_message, fact.messages)))
-        case _:
-            return fact
-
 
 _FACT_OF: dict[type[object], Callable[..., facts.Fact]] = {
     WithholdCalls: facts.CallsWithheld,

@@ -3,14 +3,20 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from planner_ext.core.errors import InvalidJournalError, reading, shown, way_out
 from planner_ext.core.facts import Fact, RunStarted
 from planner_ext.core.fold import fold
 from planner_ext.core.state import Phase, State
-from planner_ext.engine.journal import SCHEMA, check_depth, check_schema, dump_facts, load_facts, messages_of
-from planner_ext.engine.signing import read_json, signature_of, signatures_match
+from planner_ext.engine.document import (
+    check_signature,
+    document_of,
+    dump_facts,
+    load_facts,
+    messages_of,
+    read_document,
+)
 from planner_ext.sk.errors import InvalidOptionError, PlannerException
 from planner_ext.sk.messages import load_message
 
@@ -59,17 +65,17 @@ class SigningKey(SharedByCopies, bytes):
 
     __str__ = __repr__
 
-    def sign(self, schema: object, facts: object) -> str:
-        """Sign a journal (HMAC-SHA256).
+    def checked(self) -> Self:
+        """Return the key.
 
         Raises:
-            PlannerInvalidConfigurationError: If pickling has dropped the key.
+            PlannerInvalidConfigurationError: If pickling has dropped it.
         """
         if not self:
             raise InvalidOptionError(
                 "The checkpoint_key is missing: a key is left behind where its object is pickled. Set it again."
             )
-        return signature_of({"schema": schema, "facts": facts}, self)
+        return self
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -126,7 +132,11 @@ class Checkpoint:
             InvalidCheckpointError: If it is unsigned, altered, or signed with another key.
         """
         if key is not None:
-            _check_signature(self._signature, key.sign(SCHEMA, dump_facts(self.facts)))
+            document = {**_document(self.facts), "signature": self._signature}
+            try:
+                check_signature(document, "checkpoint", key.checked())
+            except InvalidJournalError as error:
+                raise InvalidCheckpointError(str(error)) from error
         return self
 
     @property
@@ -160,12 +170,10 @@ class Checkpoint:
             PlannerInvalidConfigurationError: If the key is not bytes, or is empty.
         """
         signing = SigningKey.of(key, "key")
-        data: dict[str, Any] = {"schema": SCHEMA, "facts": dump_facts(self.facts)}
-        if signing is not None:
-            data["signature"] = signing.sign(**data)
-        elif self._stays_signed:
-            data["signature"] = self._signature
-        return json.dumps(data, separators=(",", ":"))
+        document = _document(self.facts, signing)
+        if signing is None and self._stays_signed:
+            document["signature"] = self._signature
+        return json.dumps(document, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str, key: bytes | None = None) -> Self:
@@ -183,26 +191,12 @@ class Checkpoint:
         """
         signing = SigningKey.of(key, "key")
         try:
-            check_depth(parsed := read_json(text, "a checkpoint"))
+            document = read_document(text, "checkpoint", ("facts",), key=None if signing is None else signing.checked())
+            facts = load_facts(document["facts"])
         except InvalidJournalError as error:
             hint = "" if "{" in text else " Give the text itself; of a file: Path(name).read_text()."
             raise InvalidCheckpointError(f"{error}{hint}") from error
-        data = cast("dict[str, object]", parsed if isinstance(parsed, dict) else {})
-        if not {"schema", "facts"} <= data.keys():
-            raise InvalidCheckpointError("Expected a checkpoint: a JSON object with the keys schema and facts.")
-        if unknown := sorted(data.keys() - {"schema", "facts", "signature"}):
-            raise InvalidCheckpointError(
-                f"Expected the keys schema, facts and signature; got {', '.join(map(repr, unknown))[:200]}, too. "
-                "The text was altered."
-            )
-        signature = data.get("signature")
-        if signing is not None:
-            _check_signature(signature, signing.sign(data["schema"], data["facts"]))
-        try:
-            check_schema(data["schema"])
-            facts = load_facts(data["facts"])
-        except InvalidJournalError as error:
-            raise InvalidCheckpointError(str(error)) from error
+        signature = document.get("signature")
         if signing is not None:  # signs the facts as they were read: their JSON may be written in another way
             signature = journal_signature(facts, signing)
         return cls(facts, _signature=signature if isinstance(signature, str) else None).checked()
@@ -224,12 +218,9 @@ class Checkpoint:
 
 def journal_signature(facts: Sequence[Fact], key: SigningKey | None) -> str | None:
     """Sign a journal; None without a key."""
-    return None if key is None else key.sign(SCHEMA, dump_facts(facts))
+    return None if key is None else str(_document(facts, key)["signature"])
 
 
-def _check_signature(given: object, expected: str) -> None:
-    if not signatures_match(given, expected):
-        raise InvalidCheckpointError(
-            "Expected a checkpoint signed with this key; it is unsigned, altered or signed with another one. "
-            "Read it with the key that it was written with."
-        )
+def _document(facts: Sequence[Fact], key: SigningKey | None = None) -> dict[str, object]:
+    signing = None if key is None else key.checked()
+    return document_of("checkpoint", signing, facts=dump_facts(facts))

@@ -4,7 +4,7 @@ A request is kept in a normal form: its messages, its functions and its settings
 classes, or the ids of calls. A request that continues an earlier one is written as its new messages. Texts are scrubbed
 before they are written, see `planner_ext.testing.scrub`; in a replay a scrubbed part matches any text.
 
-A file is untrusted data: its size is bounded, all of it is validated before use, and no name in it is imported.
+A file is a document of `planner_ext.engine.document`: untrusted data, all of which is validated before use.
 """
 
 import builtins
@@ -27,8 +27,7 @@ from semantic_kernel.contents import ChatHistory
 
 from planner_ext.core.errors import InvalidJournalError, PlannerExtError, described
 from planner_ext.core.facts import Fact
-from planner_ext.engine.journal import SCHEMA, check_depth, check_schema, dump_facts, load_facts
-from planner_ext.engine.signing import read_json
+from planner_ext.engine.document import MOST_BYTES, document_of, dump_facts, load_facts, read_document, read_file
 from planner_ext.sk.checkpoint import Checkpoint
 from planner_ext.sk.errors import PlannerException
 from planner_ext.sk.messages import load_message, part_of
@@ -46,10 +45,6 @@ __all__ = [
     "same",
 ]
 
-FORM = 1
-"""The file's format number; one line per number. 1: the first."""
-
-MOST_BYTES = 64 * 2**20
 _MOST_MESSAGES = 10_000_000
 """The most messages in all requests of a file together, each with those that it continues."""
 _LOOK_BACK = 20
@@ -315,9 +310,7 @@ class Exchange(_Strict):
     abandoned: bool = False
 
 
-class _File(_Strict):
-    form: int
-    schema_number: int = Field(alias="schema")
+class _Content(_Strict):
     services: dict[str, Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]]
     requests: list[Exchange] = Field(max_length=100_000)
     runs: list[list[Any]] = Field(max_length=100_000)
@@ -344,16 +337,14 @@ class Cassette:
             CassetteError: If it cannot be written, or would be too large to be read.
         """
         every, salt = range(len(self.exchanges)), token_bytes(32)
-        written = {
-            "form": FORM,
-            "schema": SCHEMA,
+        written: dict[str, Any] = {
             "services": dict(self.services),
             "requests": scrub.values([self._packed(n).model_dump(exclude_defaults=True) for n in every]),
             "runs": [_scrubbed(dump_facts(facts), scrub, salt) for facts in self.runs],
         }
         try:
-            text = json.dumps(written, indent=1, ensure_ascii=False) + "\n"
-            self._of(_File.model_validate(written))
+            text = json.dumps(document_of("cassette", **written), indent=1, ensure_ascii=False) + "\n"
+            self._of(_Content.model_validate(written))
         except (ValidationError, InvalidJournalError, _DamagedError) as error:
             raise CassetteError(
                 f"The cassette {path} could not be read, and is not written: scrub patterns must not match what is no "
@@ -399,16 +390,11 @@ class Cassette:
             CassetteError: If it is not a valid cassette; names the place.
         """
         try:
-            with path.open("rb") as file:
-                content = file.read(MOST_BYTES + 1)
-            if len(content) > MOST_BYTES:
-                raise CassetteError(f"{path} is too large for a cassette: it has more than {MOST_BYTES:,} bytes.")
-            check_depth(data := read_json(content.decode(), "a cassette"))
-            return cls._of(_File.model_validate(data))
+            document = read_document(read_file(path, "cassette"), "cassette", [*_Content.model_fields])
+            content = {name: document[name] for name in _Content.model_fields}
+            return cls._of(_Content.model_validate(content))
         except OSError as error:
             raise CassetteError(f"The cassette {path} cannot be read: {error.strerror}.") from None
-        except UnicodeDecodeError:
-            raise CassetteError(f"{path} is not a cassette: it is not text.") from None
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(map(str, first["loc"])) or "its top"
@@ -421,10 +407,7 @@ class Cassette:
             raise CassetteError(f"The cassette {path} cannot be used: {described(error)}.") from None
 
     @classmethod
-    def _of(cls, file: _File) -> "Cassette":
-        if not 1 <= file.form <= FORM:
-            raise _DamagedError(f"It has form {file.form}; this version of planner_ext reads 1 to {FORM}.")
-        check_schema(file.schema_number)
+    def _of(cls, file: _Content) -> "Cassette":
         exchanges: list[tuple[Asked, Exchange]] = []
         messages = 0
         for number, one in enumerate(file.requests):

@@ -45,7 +45,7 @@ from planner_ext.core.accounts import current_tab
 from planner_ext.core.facts import CallFinished, CallStarted, Fact, RunStarted
 from planner_ext.core.state import Batch, State
 from planner_ext.core.values import RequestedCall, ResolvedCall
-from planner_ext.engine.journal import dump_message
+from planner_ext.engine.document import dump_message
 from planner_ext.engine.ports import Clock, Finished, Ports, RunInfo
 from planner_ext.sk.connectors import received
 from planner_ext.sk.errors import InvalidOptionError

@@ -11,7 +11,8 @@ from planner_ext.core.limits import LIMIT_OF_PART, Budget, Consumption
 from planner_ext.core.machine import IN_DOUBT, may_have_asked
 from planner_ext.core.state import Phase, State
 from planner_ext.core.values import Message, RequestedCall
-from planner_ext.engine.journal import REQUEST_LOST, dump_message
+from planner_ext.engine.document import dump_message
+from planner_ext.engine.journal import REQUEST_LOST
 from planner_ext.timeline.model import (
     CallAttempt,
     CallOutcome,

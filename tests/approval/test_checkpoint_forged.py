@@ -247,18 +247,18 @@ TEXTS: dict[str, str] = {
     "null": "null",
     "list": "[]",
     "object": "{}",
-    "no-facts": '{"schema": 1}',
+    "no-facts": '{"kind": "checkpoint", "schema": 1}',
     "no-schema": '{"facts": []}',
-    "facts-null": '{"schema": 1, "facts": null}',
-    "facts-object": '{"schema": 1, "facts": {}}',
-    "schema-true": '{"schema": true, "facts": []}',
-    "schema-text": '{"schema": "1", "facts": []}',
-    "schema-float": '{"schema": 1.0, "facts": []}',
-    "schema-zero": '{"schema": 0, "facts": []}',
-    "deep": '{"schema": 1, "facts": ' + "[" * 100_000,
-    "deep-closed": '{"schema": 1, "facts": ' + "[" * 900 + "]" * 900 + "}",
-    "nan": '{"schema": NaN, "facts": []}',
-    "long-number": '{"schema": ' + "9" * 5000 + ', "facts": []}',
+    "facts-null": '{"kind": "checkpoint", "schema": 1, "facts": null}',
+    "facts-object": '{"kind": "checkpoint", "schema": 1, "facts": {}}',
+    "schema-true": '{"kind": "checkpoint", "schema": true, "facts": []}',
+    "schema-text": '{"kind": "checkpoint", "schema": "1", "facts": []}',
+    "schema-float": '{"kind": "checkpoint", "schema": 1.0, "facts": []}',
+    "schema-zero": '{"kind": "checkpoint", "schema": 0, "facts": []}',
+    "deep": '{"kind": "checkpoint", "schema": 1, "facts": ' + "[" * 100_000,
+    "deep-closed": '{"kind": "checkpoint", "schema": 1, "facts": ' + "[" * 900 + "]" * 900 + "}",
+    "nan": '{"kind": "checkpoint", "schema": NaN, "facts": []}',
+    "long-number": '{"kind": "checkpoint", "schema": ' + "9" * 5000 + ', "facts": []}',
 }
 
 
@@ -280,8 +280,8 @@ async def test_a_text_cut_anywhere_is_refused() -> None:
 
 async def test_a_newer_schema_is_refused() -> None:
     """A text of a newer version says so, and which one is needed, also where it is signed."""
-    data = json.loads(await paused()) | {"schema": 3}
-    with pytest.raises(InvalidCheckpointError, match=r"schema 3.*up to 2"):
+    data = json.loads(await paused()) | {"schema": 2}
+    with pytest.raises(InvalidCheckpointError, match=r"schema 2.*up to 1"):
         Checkpoint.from_json(json.dumps(data))
 
 

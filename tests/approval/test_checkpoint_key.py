@@ -96,7 +96,7 @@ async def forged(how: str) -> Checkpoint:
         case "by-hand":
             return Checkpoint(signed.facts)
         case "unsigned-text":
-            return Checkpoint.from_json(json.dumps({key: data[key] for key in ("schema", "facts")}))
+            return Checkpoint.from_json(json.dumps({key: data[key] for key in ("schema", "kind", "facts")}))
         case "altered-text":
             data["facts"][2]["prompt"] = "Nothing."
             return Checkpoint.from_json(json.dumps(data))

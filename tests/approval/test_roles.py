@@ -8,7 +8,7 @@ from semantic_kernel.functions import kernel_function
 
 from planner_ext import ApprovalPolicy, Defer, requires_approval
 from planner_ext.core.facts import CallDecided
-from planner_ext.engine.journal import dump_facts, load_facts
+from planner_ext.engine.document import dump_facts, load_facts
 from planner_ext.errors import InvalidLimitError, InvalidPolicyError
 from planner_ext.testing import ScriptedChatCompletion, call, say
 from support.durable import planner_of

@@ -77,7 +77,7 @@ def test_an_exported_run_is_signed_where_there_is_a_key(
     (here / "altered.json").write_text((here / "signed.json").read_text().replace("98.0", "9800.0"))
     for name in ("unsigned", "altered"):
         refused = command("runs", "import", f"{name}.json", "--store", "other.db")
-        assert (refused.code, "Export the run again with this key" in refused.err) == (2, True)
+        assert (refused.code, "signed with this key" in refused.err) == (2, True)
     assert command("runs", "import", "signed.json", "--store", "other.db").code == 0
     missing = command("runs", "import", "nowhere.json", "--store", "other.db")
     assert (missing.code, "nowhere.json cannot be read as an exported run" in missing.err) == (2, True)

@@ -31,7 +31,7 @@ from planner_ext import (
     FunctionInvokingChatCompletion,
     ToolUseSession,
 )
-from planner_ext.engine.journal import dump_message
+from planner_ext.engine.document import dump_message
 from planner_ext.errors import InvalidReplyError, PlannerInvalidConfigurationError, ServiceCallError
 from planner_ext.events import RequestFailed, ResultReady
 from planner_ext.iteration import Usage

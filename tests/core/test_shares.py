@@ -13,7 +13,8 @@ from planner_ext.core.fold import apply, fold
 from planner_ext.core.limits import Budget, BudgetShare, Consumption, Ledger, divided, released
 from planner_ext.core.machine import RunCalls, WithholdCalls, next_action
 from planner_ext.core.values import Usage
-from planner_ext.engine.journal import dump_facts, load_facts, stopping_facts
+from planner_ext.engine.document import dump_facts, load_facts
+from planner_ext.engine.journal import stopping_facts
 from support.core import budget_changed, calls, decided, finished, replied, run_started
 from support.narrow import present
 

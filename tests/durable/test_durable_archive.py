@@ -162,7 +162,7 @@ async def test_with_a_key_only_a_signed_run_is_imported(form: str, first: str, t
         text = text.replace(GOAL, "Another goal.")
     if form == "a signature of nothing":
         text = json.dumps({**json.loads(text), "signature": None})
-    with pytest.raises(InvalidJournalError, match=r"exported with this key.*Export the run again with this key"):
+    with pytest.raises(InvalidJournalError, match=r"signed with this key.*Read it with the key"):
         await imported(second, text, key)
     async with opened_store(second) as opened:
         assert await opened.count_runs() == 0
@@ -189,8 +189,10 @@ def with_value(value: object, *path: Any) -> Callable[[dict[str, Any]], None]:
         (without("facts"), InvalidJournalError),
         (without("decisions"), InvalidJournalError),
         (with_value(1, "more"), InvalidJournalError),
-        (with_value(0, "form"), InvalidJournalError),
-        (with_value(2, "form"), NewerSchemaError),
+        (without("kind"), InvalidJournalError),
+        (with_value("checkpoint", "kind"), InvalidJournalError),
+        (with_value(0, "schema"), InvalidJournalError),
+        (with_value(2, "schema"), NewerSchemaError),
         (with_value(99, "schema"), NewerSchemaError),
         (with_value([], "facts", 1), InvalidJournalError),
         (with_value("b", "run_id"), InvalidJournalError),
@@ -243,7 +245,7 @@ async def test_an_ended_run_is_nothing_else(status: str, tmp_path: Path) -> None
         await imported(str(tmp_path / "second.db"), json.dumps(document))
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", "1", '{"form": 1, "form": 1}'])
+@pytest.mark.parametrize("text", ["", "[]", "{", "1", '{"schema": 1, "schema": 1}'])
 async def test_text_that_is_no_run_is_refused(text: str, tmp_path: Path) -> None:
     """By a named error."""
     async with opened_store(tmp_path / "second.db") as second:

@@ -20,7 +20,7 @@ from planner_ext.core.values import Reply, RequestedCall, ResolvedCall, Transcri
 from planner_ext.durable.database import Step
 from planner_ext.durable.store import JournalStore
 from planner_ext.durable.writer import ADD_FACT, JournalWriter
-from planner_ext.engine.journal import load_facts
+from planner_ext.engine.document import load_facts
 from planner_ext.engine.ports import Clarification, Emit, Finished
 from support.property_world import Plan, Turn, World, charged, honest, plans, timeless, tried
 

@@ -7,7 +7,7 @@ import pytest
 
 from planner_ext import ApprovalSettings, Budget
 from planner_ext.durable import RunConflictError, RunRefusedError, StoreError, UnknownRunError
-from planner_ext.engine.journal import dump_facts
+from planner_ext.engine.document import dump_facts
 from planner_ext.errors import InvalidForkError
 from planner_ext.testing import call, say
 from support.durable import decide_all, effects_in, open_runs, world

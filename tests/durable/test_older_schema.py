@@ -19,7 +19,7 @@ from planner_ext.core.errors import NewerSchemaError
 from planner_ext.durable import Approvals, Runs
 from planner_ext.durable.database import TABLE_SCHEMA
 from planner_ext.durable.store import opened_store
-from planner_ext.engine.journal import SCHEMA
+from planner_ext.engine.document import SCHEMA
 from planner_ext.testing import ScriptedReply, say
 from support.durable import decide_all, effects_in, open_runs, world
 from support.processes import Lives

@@ -25,14 +25,7 @@ from planner_ext.core.facts import (
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Budget, Consumption
 from planner_ext.core.values import EditedReply
-from planner_ext.engine.journal import (
-    SCHEMA,
-    check_schema,
-    dump_facts,
-    dump_message,
-    load_facts,
-    messages_of,
-)
+from planner_ext.engine.document import SCHEMA, check_schema, dump_facts, dump_message, load_facts, messages_of
 from support.journal import CALL, FACTS, LIMITS, RULES, altered, read, refusal, text_of, through_json
 
 
@@ -233,18 +226,6 @@ def test_a_deadline_is_the_same_moment_after_reading() -> None:
     assert again.limits.deadline == LIMITS.deadline
     assert again.limits.deadline is not None
     assert again.limits.deadline.astimezone(UTC).isoformat() == "2030-01-01T06:45:15.123456+00:00"
-
-
-def test_limits_of_earlier_versions_are_read_without_a_limit_of_calls_per_reply() -> None:
-    """A journal without this limit is of a run that had none; it is not given the default of a new budget."""
-    started, *rest = dump_facts([FACTS[0], Resumed(limits=LIMITS, at=0.0)])
-    for limits in (started["rules"]["limits"], rest[0]["limits"]):
-        del limits["max_calls_per_reply"]
-    one, other = load_facts([started, *rest])
-    assert isinstance(one, RunStarted)
-    assert isinstance(other, Resumed)
-    assert one.rules.limits.max_calls_per_reply is None
-    assert other.limits == replace(LIMITS, max_calls_per_reply=None)
 
 
 def deep(levels: int) -> Any:

@@ -16,7 +16,7 @@ from planner_ext.durable import Runs
 from planner_ext.durable.archive import export_run, import_run
 from planner_ext.durable.runs import RunsClient
 from planner_ext.durable.store import JournalStore, opened_store
-from planner_ext.engine.journal import dump_facts, load_facts
+from planner_ext.engine.document import dump_facts, load_facts
 from planner_ext.testing import say
 from planner_ext.timeline import fragment_of
 from support.inbox import inbox, visitor_at

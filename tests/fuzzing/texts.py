@@ -15,7 +15,6 @@ from planner_ext.approval.policy import ApprovalPolicy, InvalidPolicyError
 from planner_ext.core.errors import PlannerExtError
 from planner_ext.core.state import State
 from planner_ext.core.text import one_line
-from planner_ext.engine.journal import dump_facts
 from planner_ext.errors import InvalidCheckpointError
 from planner_ext.hitl_manager import Checkpoint, Supply
 from planner_ext.testing import call, calls, say
@@ -85,7 +84,8 @@ async def checkpoint(_: Path) -> AsyncGenerator[Fuzzed]:
         return await _resumed(read, shown)
 
     yield Fuzzed(
-        [*(one.to_json() for one in made), *signed, json.dumps({"schema": 2, "facts": dump_facts(FACTS)})], check
+        [*(one.to_json() for one in made), *signed, Checkpoint(tuple(FACTS)).to_json()],
+        check,
     )
 
 

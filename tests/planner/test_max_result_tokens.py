@@ -29,7 +29,7 @@ from planner_ext import (
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import tightest
 from planner_ext.core.results import MOST_READS, NOT_READ, READ_RESULT, cut_of, name_of_result, piece_of
-from planner_ext.engine.journal import dump_facts, load_facts
+from planner_ext.engine.document import dump_facts, load_facts
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.events import CallDecided, CallFinished
 from planner_ext.hitl_manager import Checkpoint

@@ -78,7 +78,7 @@ async def test_a_checkpoint_is_plain_data_with_a_schema_number(text: str) -> Non
 
     data = json.loads(text, parse_constant=refuse)
     assert type(data["schema"]) is int
-    assert data.keys() == {"schema", "facts"}
+    assert data.keys() == {"schema", "kind", "facts"}
 
 
 async def test_the_applications_arguments_are_not_in_it(text: str) -> None:
@@ -154,8 +154,8 @@ async def test_a_key_that_is_none_is_refused_by_name(text: str, key: Any) -> Non
 
 async def test_a_newer_checkpoint_is_refused(text: str) -> None:
     """A schema number above ours: refused, naming both numbers and the way out."""
-    with pytest.raises(InvalidCheckpointError, match=r"schema 3; .* reads up to 2.*newer one"):
-        Checkpoint.from_json(altered(text, schema=3))
+    with pytest.raises(InvalidCheckpointError, match=r"schema 2; .* reads up to 1.*newer one"):
+        Checkpoint.from_json(altered(text, schema=2))
 
 
 @pytest.mark.parametrize("schema", [None, "1", True, 0, 1.5])
@@ -166,7 +166,12 @@ async def test_a_schema_that_is_none_is_refused(text: str, schema: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "damaged", ["", "null", "[]", "{}", '"text"', '{"schema": 1}', '{"schema": 1, "facts": {}}', "[" * 100_000]
+    "damaged",
+    [
+        *("", "null", "[]", "{}", '"text"', "[" * 100_000),
+        '{"schema": 1, "kind": "checkpoint"}',
+        '{"schema": 1, "kind": "checkpoint", "facts": {}}',
+    ],
 )
 def test_text_that_is_no_checkpoint_is_refused(damaged: str) -> None:
     """Whatever else it is, it is refused by name, as our error and Semantic Kernel's."""
@@ -179,7 +184,7 @@ def test_text_that_is_no_checkpoint_is_refused(damaged: str) -> None:
 def test_a_checkpoint_without_a_run_is_refused() -> None:
     """A journal without facts is nobody's run."""
     with pytest.raises(InvalidCheckpointError):
-        Checkpoint.from_json('{"schema":1,"facts":[]}')
+        Checkpoint.from_json('{"schema":1,"kind":"checkpoint","facts":[]}')
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

@@ -155,7 +155,7 @@ async def test_a_paused_stream_is_safe_to_add(ask: Ask, deferring: Any, history:
 async def test_a_checkpoint_that_is_none_is_refused(kernel: Kernel, history: ChatHistory, deferring: Any) -> None:
     """Text that is no checkpoint ends with a named error; nothing is sent, and the history is as it was."""
     service, served = deferring(say("Never sent."))
-    for text in ("", "{}", '{"schema":1,"facts":[]}'):
+    for text in ("", "{}", '{"schema":1,"kind":"checkpoint","facts":[]}'):
         with pytest.raises(PlannerException):
             await service.resume(history, text, {}, SETTINGS, kernel=kernel)
     assert (served.server.requests, len(history.messages)) == ([], 1)

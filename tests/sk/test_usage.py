@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from semantic_kernel.connectors.ai.completion_usage import CompletionUsage
 from semantic_kernel.contents import AuthorRole, ChatMessageContent
 
-from planner_ext.engine.journal import dump_message
+from planner_ext.engine.document import dump_message
 from planner_ext.iteration import Usage
 from planner_ext.sk.messages import (
     EstimatedUsage,

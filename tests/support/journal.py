@@ -38,7 +38,7 @@ from planner_ext.core.facts import (
 from planner_ext.core.limits import Budget, BudgetShare, Consumption
 from planner_ext.core.results import Cut
 from planner_ext.core.values import RequestedCall, Usage
-from planner_ext.engine.journal import SCHEMA, check_schema, dump_facts, load_facts
+from planner_ext.engine.document import SCHEMA, check_schema, dump_facts, load_facts
 
 LIMITS = Budget(
     max_result_tokens=9,

@@ -27,7 +27,7 @@ from planner_ext import (
     ToolCallHandler,
     requires_approval,
 )
-from planner_ext.engine.journal import dump_facts
+from planner_ext.engine.document import dump_facts
 from planner_ext.errors import ServiceCallError
 from planner_ext.events import CallFinished, ResultReady, TextDelta
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
@@ -525,7 +525,7 @@ def test_a_failed_test_leaves_the_cassette_as_it_was(cassette: Path) -> None:
 @pytest.mark.parametrize(
     ("place", "value", "named"),
     [
-        (["form"], 2, "form 2"),
+        (["kind"], "run", "'run'"),
         (["schema"], 99, "schema 99"),
         (["requests", 1, "continues"], 1, r"requests\.1\.continues"),
         (["requests", 0, "replies"], [{"role": "nobody"}], r"requests\.0 "),
@@ -555,7 +555,7 @@ async def test_a_damaged_cassette_is_refused_with_the_place(
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"\xff\xfe", b"[]", b"[" * 100_000, b'{"form": 1, "form": 1}', b'{"form": 1}', b"x" * (64 * 2**20 + 1)],
+    [b"", b"\xff\xfe", b"[]", b"[" * 100_000, b'{"schema": 1, "schema": 1}', b'{"schema": 1}'],
 )
 def test_a_file_that_is_no_cassette_is_refused(tmp_path: Path, content: bytes) -> None:
     """Neither size nor depth nor encoding of a file does more than raise an error that names the file."""
@@ -580,10 +580,19 @@ async def test_what_could_not_be_read_is_not_written(
     assert path.read_text() == "the earlier one"
 
 
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file is read up to a size, before it is parsed."""
+    path = tmp_path / "c.json"
+    path.write_bytes(b"x" * 401)
+    monkeypatch.setattr("planner_ext.engine.document.MOST_BYTES", 400)
+    with pytest.raises(CassetteError, match=r"c\.json is too large for a cassette"), replay(path):
+        pass
+
+
 def test_a_small_file_does_not_become_a_large_one(tmp_path: Path) -> None:
     """Requests that each continue the one before are bounded by what they hold together, not by the file's size."""
     requests: list[Any] = [{"service": "s", "continues": n - 1 if n else None, "messages": [{}]} for n in range(20_000)]
-    data = {"form": 1, "schema": 1, "services": {}, "requests": requests, "runs": []}
+    data = {"schema": 1, "kind": "cassette", "services": {}, "requests": requests, "runs": []}
     write(tmp_path / "c.json", data)
     with pytest.raises(CassetteError, match=r"requests\.\d+ .* messages"), replay(tmp_path / "c.json"):
         pass

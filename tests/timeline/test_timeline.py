@@ -14,7 +14,8 @@ from planner_ext.core.fold import fold
 from planner_ext.core.limits import Budget, Consumption
 from planner_ext.core.machine import IN_DOUBT
 from planner_ext.core.values import Usage
-from planner_ext.engine.journal import REQUEST_LOST, dump_facts, load_facts
+from planner_ext.engine.document import dump_facts, load_facts
+from planner_ext.engine.journal import REQUEST_LOST
 from planner_ext.timeline import CallAttempt, Gap, Spending, Timeline, timeline_of
 from support.core import (
     PAUSED,
