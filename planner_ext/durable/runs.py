@@ -19,6 +19,7 @@ from planner_ext.approval.decisions import (
     hooks_of,
     waiting_calls,
 )
+from planner_ext.approval.guards import guard_name, hook_names
 from planner_ext.core.errors import shown, way_out
 from planner_ext.core.facts import Guards
 from planner_ext.core.limits import Budget
@@ -331,8 +332,6 @@ class RunsClient:
 
     def _guards(self, interceptors: Sequence[Interceptor], approval: ApprovalSettings) -> Guards | None:
         """Write down what whoever drives a run must have; None demands nothing."""
-        from planner_ext.approval.policy import guard_name, hook_names  # noqa: PLC0415  (slow, for a submitter alone)
-
         approval = approval.asking(self._doorkeeper.authorize)
         guards = Guards(
             interceptors=tuple(map(guard_name, interceptors)),

@@ -26,7 +26,7 @@ from planner_ext.approval.decisions import (
     problem_of,
     source_of,
 )
-from planner_ext.approval.policy import ApprovalPolicy, guard_name
+from planner_ext.approval.guards import Policy, guard_name
 from planner_ext.core.errors import InvalidLimitError, shown
 from planner_ext.core.fold import sticky_keys
 from planner_ext.core.state import State
@@ -147,7 +147,7 @@ class InterceptorChain:
 
     async def _decide(self, call: ToolCall) -> Decision | None:
         for place, interceptor in enumerate(self.interceptors):
-            ask = interceptor.by_rule if isinstance(interceptor, ApprovalPolicy) else interceptor
+            ask = interceptor.by_rule if isinstance(interceptor, Policy) else interceptor
             if (decision := await self._ask(ask, call)) is not None:
                 return _with_source(decision, self.interceptors, place)
         if (mark := self.marked(call.fully_qualified_name)) is not None:
@@ -172,7 +172,7 @@ class InterceptorChain:
 
     def _defaults(self) -> Decision | None:
         for interceptor in self.interceptors:
-            if isinstance(interceptor, ApprovalPolicy):
+            if isinstance(interceptor, Policy):
                 return interceptor.by_default()
         return _UNMATCHED[self.options.unmatched]
 
@@ -205,7 +205,7 @@ class InterceptorChain:
 
         A policy, which is quick, runs at once, and has no timeout.
         """
-        is_policy = isinstance(getattr(ask, "__self__", None), ApprovalPolicy)
+        is_policy = isinstance(getattr(ask, "__self__", None), Policy)
         seconds = None if is_policy else self.options.interceptor_timeout
         asked = _evaluated(ask, *arguments) if is_policy else called(ask, *arguments)
         answer = await caught(asked if seconds is None else in_time(asked, seconds_from_now(seconds)))
@@ -224,7 +224,7 @@ def _with_source(decision: Decision, asked: Sequence[object], place: int) -> Dec
     Interceptors with one name, as those that one function makes, are told apart by their order.
     """
     interceptor = asked[place]
-    if not isinstance(decision, Defer) or (decision.source and isinstance(interceptor, ApprovalPolicy)):
+    if not isinstance(decision, Defer) or (decision.source and isinstance(interceptor, Policy)):
         return decision
     name = guard_name(interceptor)
     number = sum(guard_name(other) == name for other in asked[:place])

@@ -13,7 +13,7 @@ from semantic_kernel.contents import AuthorRole, ChatHistory, ChatMessageContent
 from semantic_kernel.kernel_pydantic import KernelBaseModel
 
 from planner_ext.approval.decisions import DecisionRecord, InDoubt, decisions_of
-from planner_ext.approval.policy import missing_guards
+from planner_ext.approval.guards import missing_guards
 from planner_ext.core.errors import RunRefusedError
 from planner_ext.core.facts import (
     CallDecided,

@@ -38,7 +38,7 @@ from planner_ext.approval.decisions import (
     fingerprint_of,
     hooks_of,
 )
-from planner_ext.approval.policy import ApprovalPolicy
+from planner_ext.approval.guards import Policy
 from planner_ext.core.accounts import Tab, current_tab
 from planner_ext.core.errors import InvalidLimitError, shown, way_out
 from planner_ext.core.state import State
@@ -401,7 +401,7 @@ def report_unused_rules(
     policy: Interceptor, functions: Iterable[KernelFunctionMetadata | KernelFunction], place: str
 ) -> None:
     """Log the rules of a policy that match none of the functions: a misspelt name guards nothing."""
-    if isinstance(policy, ApprovalPolicy):
+    if isinstance(policy, Policy):
         known = [(one.plugin_name or "", one.name) for one in functions]
         for number in policy.unused_rules(known):
             _logger.warning("Rule %d of the approval policy is for no function of this %s.", number, place)

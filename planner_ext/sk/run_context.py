@@ -19,7 +19,7 @@ from semantic_kernel.functions import KernelArguments, KernelFunction
 from semantic_kernel.utils.telemetry.model_diagnostics.decorators import are_sensitive_events_enabled
 
 from planner_ext.approval.decisions import approval_required
-from planner_ext.approval.policy import guard_name, hook_names
+from planner_ext.approval.guards import guard_name, hook_names
 from planner_ext.core.accounts import SharedBudgets, Tab
 from planner_ext.core.errors import shown
 from planner_ext.core.facts import Fact, Guards, Rules

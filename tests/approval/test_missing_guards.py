@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from planner_ext import ApprovalPolicy
-from planner_ext.approval.policy import guard_name, missing_guards
+from planner_ext.approval.guards import guard_name, missing_guards
 from planner_ext.core.facts import Guards
 
 REFUND = {"function": "refund", "action": "ask"}
@@ -60,7 +60,7 @@ def test_a_policy_is_named_by_what_it_decides(change: dict[str, Any], same: bool
 
 def test_the_guard_of_a_program_has_the_name_of_its_file(tmp_path: Path) -> None:
     program = tmp_path / "till.py"
-    lines = ["from planner_ext.approval.policy import guard_name", "def guard(): ...", "NAME = guard_name(guard)"]
+    lines = ["from planner_ext.approval.guards import guard_name", "def guard(): ...", "NAME = guard_name(guard)"]
     program.write_text("\n".join(lines), encoding="utf-8")
     assert runpy.run_path(str(program), run_name="__main__")["NAME"] == "till.guard"
 

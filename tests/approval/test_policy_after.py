@@ -22,7 +22,7 @@ from planner_ext import (
     PlannerPlugin,
     Supply,
 )
-from planner_ext.approval.policy import guard_name
+from planner_ext.approval.guards import guard_name
 from planner_ext.core.fold import fold
 from planner_ext.errors import InvalidPolicyError
 from planner_ext.events import CallFinished, CallStarted, ModelReplied
