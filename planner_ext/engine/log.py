@@ -1,4 +1,4 @@
-"""Formats the events of runs as lines for Python's logging, on the logger ``planner_ext.runs``.
+"""Formats the events of runs as lines for Python's logging, on the logger ``planner_ext.runs``; asks who traces them.
 
 A line has the run's name and one event, and no text of a model, argument or result.
 ``INFO``: a run's start, resumption, pause, the decisions on its calls, and its end, also at a limit or,
@@ -13,17 +13,30 @@ import json
 import logging
 from collections.abc import Sequence
 
+from opentelemetry.metrics import get_meter_provider
+from opentelemetry.trace import get_tracer_provider
+
 from planner_ext.approval.decisions import waiting_calls
 from planner_ext.core.errors import counted, text_of
 from planner_ext.core.facts import CallDecided, Clarified, Ended, Fact, Paused, Resumed, RunStarted
 from planner_ext.core.state import State
 
-__all__ = ["log_facts", "log_run", "one_line"]
+__all__ = ["is_listening", "is_set", "log_facts", "log_run", "one_line"]
 
 logger = logging.getLogger("planner_ext.runs")
 
 _LONGEST = 500
 """Characters of a text in a line."""
+
+
+def is_listening() -> bool:
+    """Whether a tracer or meter provider is set, so that a run is to have spans and metrics."""
+    return is_set(get_tracer_provider()) or is_set(get_meter_provider())
+
+
+def is_set(provider: object) -> bool:
+    """Whether a provider of OpenTelemetry is the application's; those of the API itself record nothing."""
+    return not type(provider).__module__.startswith(("opentelemetry.trace", "opentelemetry.metrics"))
 
 
 def log_run(level: int, run_id: str, event: str) -> None:

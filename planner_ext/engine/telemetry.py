@@ -1,9 +1,9 @@
 """The OpenTelemetry spans and metrics of a run, named by the GenAI conventions; ``adr/0015`` lists every name.
 
-Promises that a run without a tracer or meter provider executes only `is_listening` of this module; that spans and
-metrics hold no goal, argument, result, answer or message unless the application allows sensitive data; and that a span
-is current while its request is made or its calls run, so that the spans of connectors and functions become its
-children. Uses only the OpenTelemetry API: the application configures the SDK and its exporters.
+Loaded by the first run for which `planner_ext.engine.log.is_listening`. Promises that spans and metrics hold no goal,
+argument, result, answer or message unless the application allows sensitive data; and that a span is current while its
+request is made or its calls run, so that the spans of connectors and functions become its children. Uses only the
+OpenTelemetry API: the application configures the SDK and its exporters.
 """
 
 import json
@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 
 from opentelemetry.context import Context
 from opentelemetry.metrics import get_meter, get_meter_provider
-from opentelemetry.trace import Link, Span, StatusCode, get_current_span, get_tracer, get_tracer_provider, use_span
+from opentelemetry.trace import Link, Span, StatusCode, get_current_span, get_tracer, use_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from planner_ext.approval.decisions import present_status, waiting_calls
@@ -23,24 +23,16 @@ from planner_ext.core import facts, machine
 from planner_ext.core.state import State
 from planner_ext.core.values import Usage
 from planner_ext.engine.engine import Engine
+from planner_ext.engine.log import is_set
 from planner_ext.engine.ports import Perform
 
-__all__ = ["Invocation", "is_listening"]
+__all__ = ["Invocation"]
 
 _TRACER: Final = get_tracer("planner_ext")
 _TRACEPARENT: Final = TraceContextTextMapPropagator()
 
 _Attributes: TypeAlias = dict[str, Any]
 _Follow: TypeAlias = Callable[[State, facts.Fact], None]
-
-
-def is_listening() -> bool:
-    """Whether a tracer or meter provider is set; those of the API itself record nothing."""
-    return _is_set(get_tracer_provider()) or _is_set(get_meter_provider())
-
-
-def _is_set(provider: object) -> bool:
-    return not type(provider).__module__.startswith(("opentelemetry.trace", "opentelemetry.metrics"))
 
 
 # The metrics. Instruments that are made before the application sets its provider work from then on.
@@ -172,7 +164,7 @@ class Invocation:
         before, began = engine.state, perf_counter()
         self._asked = {c.index: before.at if c.in_doubt else c.decided.at for c in waiting_calls(before)}
         self._span = self._start("invoke_agent", self._model, _links_to(engine.facts))
-        self._records = self._span.is_recording() or _is_set(get_meter_provider())
+        self._records = self._span.is_recording() or is_set(get_meter_provider())
         failure: BaseException | None = None
         with use_span(self._span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
             carrier: dict[str, str] = {}

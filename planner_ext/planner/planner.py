@@ -14,8 +14,10 @@ from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecut
 from semantic_kernel.contents import ChatHistory, ChatMessageContent
 from semantic_kernel.functions import KernelArguments, KernelFunction, KernelFunctionMetadata
 from semantic_kernel.prompt_template import KernelPromptTemplate
+from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
 from planner_ext.approval.decisions import Authorize, Decision, DecisionRequest
+from planner_ext.core.accounts import Tab
 from planner_ext.core.errors import shown, way_out
 from planner_ext.core.facts import Rules
 from planner_ext.core.fold import fold
@@ -37,7 +39,6 @@ from planner_ext.planner.run import (
     rules_kept,
     run_started,
 )
-from planner_ext.service import charged_service
 from planner_ext.sk.approval import (
     DecisionRefusedError,
     DecisionsTaken,
@@ -536,7 +537,7 @@ class FunctionCallingStepwisePlanner:
             arguments=arguments,
             streaming=streaming,
             parent=parent,
-            wrap=charged_service,
+            wrap=_charged,
             prompts=self._templates.prompts(kernel, arguments, goal, tools, hands_over=final_answer is not None),
             final_answer=final_answer,
             ask_user=ask_user,
@@ -570,6 +571,14 @@ class FunctionCallingStepwisePlanner:
 
 
 _MOST_NAMED = 10
+
+
+def _charged(service: AIServiceClientBase, tab: Tab) -> AIServiceClientBase:
+    """Wrap a service that a function finds; see `planner_ext.service.charged_service`."""
+    from planner_ext.service import charged_service  # noqa: PLC0415  (only where a function asks a model)
+
+    return charged_service(service, tab)
+
 
 _ALL_FUNCTIONS = BoundedFunctionChoiceBehavior.Auto(maximum_use_attempts=None)
 """The behaviour of settings that have none. Nothing changes it."""

@@ -4,11 +4,9 @@ On a stock kernel the filter decides a call when it runs. In a run of this packa
 `planner_ext.sk.nested.RunGate`.
 """
 
-import inspect
-import json
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -21,7 +19,7 @@ from semantic_kernel.filters.auto_function_invocation.auto_function_invocation_c
     AutoFunctionInvocationContext,
 )
 from semantic_kernel.filters.functions.function_invocation_context import FunctionInvocationContext
-from semantic_kernel.functions import FunctionResult, KernelArguments, KernelFunction, KernelFunctionMetadata
+from semantic_kernel.functions import FunctionResult, KernelArguments, KernelFunction
 
 from planner_ext.approval.decisions import (
     ApprovalSettings,
@@ -34,20 +32,16 @@ from planner_ext.approval.decisions import (
     Supply,
     ToolCall,
     approval_required,
-    digest_of,
-    fingerprint_of,
-    hooks_of,
 )
-from planner_ext.approval.guards import Policy
 from planner_ext.core.accounts import Tab, current_tab
 from planner_ext.core.errors import InvalidLimitError, shown, way_out
 from planner_ext.core.state import State
 from planner_ext.core.values import Newest
 from planner_ext.engine.concurrency import Raised, caught
-from planner_ext.engine.gate import Approver, InterceptorChain, Review, is_same
+from planner_ext.engine.gate import Approver, Review, is_same
 from planner_ext.engine.ports import Reviewed
 from planner_ext.sk.approval import DecisionRefusedError, PendingCall, as_given, let_in
-from planner_ext.sk.conversion import InvalidArguments, parse_object
+from planner_ext.sk.conversion import InvalidArguments
 from planner_ext.sk.earlier_calls import before_call, before_message_of
 from planner_ext.sk.errors import InvalidOptionError
 from planner_ext.sk.execution import (
@@ -61,8 +55,9 @@ from planner_ext.sk.execution import (
     runnable,
     watch,
 )
+from planner_ext.sk.filters import CallFilter, approval_filters, converted_values, edited_call, tool_call
 from planner_ext.sk.options import check_returns
-from planner_ext.sk.toolset import Tool, convert_arguments, parse_edited, tool_of
+from planner_ext.sk.toolset import tool_of
 from planner_ext.sk.waiting_results import (
     DecidedCall,
     arguments_text,
@@ -75,12 +70,6 @@ from planner_ext.sk.waiting_results import (
 
 __all__ = [
     "ApprovalFilter",
-    "approval_filters",
-    "chain_of",
-    "converted_values",
-    "edited_call",
-    "report_unused_rules",
-    "tool_call",
 ]
 
 _logger = logging.getLogger(__name__)
@@ -100,7 +89,7 @@ _STOCK_RUN: Final = "approval-filter"
 """The name of a run in the fingerprints of calls that are of no run of this package."""
 
 
-class ApprovalFilter:
+class ApprovalFilter(CallFilter):
     """Decides calls of a stock kernel before they run.
 
     Register it where you need it, also under both types; it asks once per call. Filters with different policies each
@@ -172,15 +161,13 @@ class ApprovalFilter:
             check_returns(name, value)
         ApprovalSettings(authorize=authorize)  # which refuses what is no hook, by name
         try:
-            self._options = ApprovalSettings(interceptor_timeout=timeout, authorize=authorize)
+            settings = ApprovalSettings(interceptor_timeout=timeout, authorize=authorize)
         except InvalidLimitError:
             raise InvalidOptionError(
                 f"timeout must be a number of seconds above 0, or None for no limit; got {shown(timeout)}."
             ) from None
-        self.policy = policy
-        self._approver = approver
+        super().__init__(policy, approver, settings)
         self._taken = Newest[str]()
-        self._reported = False
 
     def __deepcopy__(self, memo: object) -> Self:
         """Share: a kernel's clone copies each filter, and a copy would ask again, and forget what it decided."""
@@ -210,26 +197,6 @@ class ApprovalFilter:
             case Defer() as question:
                 edited = call if reviewed.arguments is None else replace(call, arguments=reviewed.arguments)
                 self._wait(context, edited, question)
-
-    @property
-    def authorize(self) -> tuple[Authorize, ...]:
-        """@private The hooks that say who may decide."""
-        return hooks_of(self._options.authorize)
-
-    def decides_as(self, other: object) -> bool:
-        """@private Whether another filter has the same policy, asks the same person and lets the same people decide."""
-        return (
-            isinstance(other, ApprovalFilter)
-            and _is_same(other.policy, self.policy)
-            and _is_same(other._approver, self._approver)
-            and other.authorize == self.authorize
-        )
-
-    def report_unused_rules(self, kernel: Kernel) -> None:
-        """@private Log once which rules of the policy match no function of the kernel."""
-        if not self._reported:
-            self._reported = True
-            report_unused_rules(self.policy, kernel.get_full_list_of_function_metadata(), "kernel")
 
     async def _run(self, context: Any, next: Next, call: ToolCall, reviewed: Reviewed) -> None:
         """Run a call with the arguments that were decided on; an approval binds it, silence does not."""
@@ -397,54 +364,15 @@ class ApprovalFilter:
         return f"The function {pending.fully_qualified_name} failed."
 
 
-def report_unused_rules(
-    policy: Interceptor, functions: Iterable[KernelFunctionMetadata | KernelFunction], place: str
-) -> None:
-    """Log the rules of a policy that match none of the functions: a misspelt name guards nothing."""
-    if isinstance(policy, Policy):
-        known = [(one.plugin_name or "", one.name) for one in functions]
-        for number in policy.unused_rules(known):
-            _logger.warning("Rule %d of the approval policy is for no function of this %s.", number, place)
-        for number, name in policy.unknown_after(known):
-            _logger.warning(
-                "Rule %d of the approval policy is for calls after %s, which is no function of this %s: only a "
-                "history, or a nested run, can have such a call.",
-                number,
-                name,
-                place,
-            )
-
-
-def chain_of(
-    one: ApprovalFilter, marked: Callable[[str], Defer | None], expires_in: float | None = None
-) -> InterceptorChain:
-    """Make a filter a part of a review: its policy, the functions' marks, and its approver.
-
-    Args:
-        one: The filter.
-        marked: Gives a function's own mark by its fully qualified name, or None.
-        expires_in: Seconds after which a question expires that is left open; None: never.
-    """
-    options = one._options  # pyright: ignore[reportPrivateUsage]  (of this module)
-    approver = one._approver  # pyright: ignore[reportPrivateUsage]  (of this module)
-    return InterceptorChain(
-        options=replace(options, expires_in=expires_in),
-        interceptors=(one.policy,),
-        marked=marked,
-        approver=approver,
-        waits=False,
-    )
-
-
-def _review(filters: Sequence[ApprovalFilter], function: KernelFunction) -> Review:
+def _review(filters: Sequence[CallFilter], function: KernelFunction) -> Review:
     """Review the calls of a function of a stock kernel by these filters."""
     mark = approval_required(function)
     edit = partial(edited_call, {function.fully_qualified_name: function}, _STOCK_RUN)
-    return Review(chains=(), filters=[chain_of(one, lambda _: mark) for one in filters], edit=edit)
+    return Review(chains=(), filters=[one.chain(lambda _: mark) for one in filters], edit=edit)
 
 
 async def _after_question(
-    filters: Sequence[ApprovalFilter], call: ToolCall, function: KernelFunction, question: Defer
+    filters: Sequence[CallFilter], call: ToolCall, function: KernelFunction, question: Defer
 ) -> Reviewed | None:
     """Review an approved call by the filters behind the one that asked, whom the call did not reach; see `_review`.
 
@@ -452,7 +380,7 @@ async def _after_question(
         What the first of them decides or asks; None if they let the call run.
     """
     mark = approval_required(function)
-    chains = [chain_of(one, lambda _: mark) for one in filters]
+    chains = [one.chain(lambda _: mark) for one in filters]
     decisions = [await chain.decide(call, State()) for chain in chains]
     places = [place for place, one in enumerate(decisions) if isinstance(one, Defer) and is_same(one, question)]
     for decision in decisions[places[0] + 1 if places else 0 :]:
@@ -527,57 +455,6 @@ def _described(
     )
 
 
-def tool_call(
-    function: KernelFunction, arguments: Mapping[str, Any], *, run_id: str, call_id: str, iteration: int, **more: Any
-) -> ToolCall:
-    """Describe a call that no reply of a run of this package holds; its arguments may be an application's objects."""
-    name = function.fully_qualified_name
-    try:
-        digest = digest_of(name, json.loads(json.dumps(arguments, default=str)))
-    except (TypeError, ValueError, RecursionError):  # it contains itself, or has keys that are not text
-        digest = digest_of(name, {"": repr(arguments)})
-    return ToolCall(
-        id=call_id,
-        plugin_name=function.plugin_name,
-        function_name=function.name,
-        fully_qualified_name=name,
-        arguments=arguments,
-        iteration=iteration,
-        fingerprint=fingerprint_of(run_id, iteration, call_id, digest),
-        **more,
-    )
-
-
-def edited_call(
-    functions: Mapping[str, KernelFunction], run_id: str, call: ToolCall, arguments: Mapping[str, Any]
-) -> ToolCall | str:
-    """Check and convert the arguments that replace those of a call; return it with them, or what is wrong."""
-    name = call.fully_qualified_name
-    edited = parse_edited(arguments, tool_of(functions[name]))
-    if isinstance(edited, InvalidArguments):
-        return edited.message
-    fingerprint = fingerprint_of(run_id, call.iteration, call.id, digest_of(name, edited), call.signature)
-    return replace(call, arguments=edited, fingerprint=fingerprint)
-
-
-def converted_values(values: dict[str, Any], tool: Tool) -> dict[str, Any] | InvalidArguments:
-    """Convert what a model may have given to the types of the function; an application's own object stays as it is."""
-    shown = dict(values)
-    for name, value in values.items():
-        if name not in tool.parameters or not isinstance(value, str | int | float | list | dict | None):
-            continue
-        try:
-            given = parse_object(json.dumps({name: value}))
-        except (TypeError, ValueError, RecursionError):
-            continue
-        converted = convert_arguments(given, replace(tool, parameters={name: tool.parameters[name]}))
-        if isinstance(converted, InvalidArguments):
-            return converted
-        if converted is not given:
-            shown[name] = converted[name]
-    return shown
-
-
 def _is_view(kernel: Kernel) -> bool:
     """Whether a kernel is a view inside a call of a run, whose gate runs the function itself."""
     return isinstance(getattr(kernel.services, "tab", None), Tab)
@@ -603,23 +480,3 @@ def _answer(context: Any, text: str, metadata: Mapping[str, Any] | None = None) 
         context.function_result = result
     else:
         context.result = result
-
-
-def _is_same(one: object, other: object) -> bool:
-    return one is other or (inspect.ismethod(one) and one == other)  # each lookup makes another method object
-
-
-def approval_filters(kernel: Kernel, *, once_invoked: bool = True) -> tuple[ApprovalFilter, ...]:
-    """List the approval filters of a kernel; those that decide as another one once.
-
-    Args:
-        kernel: The kernel.
-        once_invoked: Whether those of function invocation are listed, too, after those of a model's calls.
-    """
-    listed: Any = kernel  # its lists of filters are typed in part only
-    found: list[ApprovalFilter] = []
-    once_called = [*reversed(listed.auto_function_invocation_filters)]
-    for _, one in [*once_called, *(reversed(listed.function_invocation_filters) if once_invoked else ())]:
-        if isinstance(one, ApprovalFilter) and not any(one.decides_as(other) for other in found):
-            found.append(one)
-    return tuple(found)

@@ -50,18 +50,11 @@ from planner_ext.engine.concurrency import contained
 from planner_ext.engine.engine import StopHandle
 from planner_ext.engine.gate import InterceptorChain, Review
 from planner_ext.engine.ports import Reviewed
-from planner_ext.sk.approval_filter import (
-    ApprovalFilter,
-    approval_filters,
-    chain_of,
-    converted_values,
-    edited_call,
-    tool_call,
-)
 from planner_ext.sk.conversion import InvalidArguments
 from planner_ext.sk.earlier_calls import GivenMessages, before_batch
 from planner_ext.sk.errors import LimitReachedError, NestedRunRefusedError
 from planner_ext.sk.execution import Next, in_place, runnable
+from planner_ext.sk.filters import CallFilter, approval_filters, converted_values, edited_call, tool_call
 from planner_ext.sk.messages import merge_reported, read_iterations, usage_in
 from planner_ext.sk.options import RunSettings
 from planner_ext.sk.prices import RequestMeter
@@ -506,7 +499,7 @@ class RunGate:
     """
 
     chains: Sequence[InterceptorChain]
-    filters: Sequence[ApprovalFilter]
+    filters: Sequence[CallFilter]
     _: KW_ONLY
     functions: Callable[[], Mapping[str, KernelFunction]]
     expires_in: float | None = None
@@ -521,7 +514,7 @@ class RunGate:
         if self.marked:
             outermost, *others = self.chains
             self.chains = [replace(outermost, marked=mark), *others]
-        self._filters = [chain_of(one, mark, self.expires_in) for one in self.filters]
+        self._filters = [one.chain(mark, self.expires_in) for one in self.filters]
         self._approves = next((chain for chain in reversed(self.chains) if chain.approver is not None), None)
 
     def watches(self, function: str) -> bool:
@@ -542,7 +535,7 @@ class RunGate:
         call = replace(call, after=before_batch(state, self.tab, self._given))
         return await self._review(state).of_edit(call, approval, question, state)
 
-    def decided_by(self, fact: CallDecided | None) -> Sequence[ApprovalFilter]:
+    def decided_by(self, fact: CallDecided | None) -> Sequence[CallFilter]:
         """List the filters that do not decide a call when it runs: this gate asked them, or a person decided."""
         if fact is not None and (fact.person or (fact.iteration, fact.call_id) in self._reviewed):
             return self.filters

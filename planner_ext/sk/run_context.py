@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 from uuid import uuid4
 from weakref import WeakSet
 
@@ -28,10 +28,9 @@ from planner_ext.core.limits import Budget, Price, tightest
 from planner_ext.core.state import State
 from planner_ext.engine.engine import BudgetHandle, CallFailedError, Engine, StopHandle
 from planner_ext.engine.gate import InterceptorChain
+from planner_ext.engine.log import is_listening
 from planner_ext.engine.ports import Clock, Emit, Ports, Prompts, RunStore
-from planner_ext.engine.telemetry import Invocation, is_listening
 from planner_ext.sk.approval import DecisionsTaken
-from planner_ext.sk.approval_filter import ApprovalFilter, approval_filters, report_unused_rules
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.chat import KernelChat
 from planner_ext.sk.errors import (
@@ -39,6 +38,7 @@ from planner_ext.sk.errors import (
     InvalidSettingsError,
     ToolExecutionError,
 )
+from planner_ext.sk.filters import CallFilter, approval_filters, report_unused_rules
 from planner_ext.sk.history import check_history, one_result_each, render, repair_history
 from planner_ext.sk.iteration import IterationCompletedHook
 from planner_ext.sk.nested import ParentRun, RunGate, Wrap, nothing_left, whole
@@ -49,6 +49,9 @@ from planner_ext.sk.prompts import ResponseForm, step_message
 from planner_ext.sk.questions import OWN_FUNCTIONS, OWN_PLUGIN, AskedClarifier
 from planner_ext.sk.tools import KernelFunctions
 from planner_ext.sk.toolset import ToolSet
+
+if TYPE_CHECKING:
+    from planner_ext.engine.telemetry import Invocation
 
 __all__ = [
     "FunctionNames",
@@ -130,7 +133,7 @@ class RunContext:
     functions: KernelFunctions = field(init=False)
     gate: RunGate = field(init=False)
     tape: Tape | None = field(init=False)
-    _invocation: Invocation | None = field(init=False, default=None)
+    _invocation: "Invocation | None" = field(init=False, default=None)
     _shared: SharedBudgets | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -254,7 +257,7 @@ class RunContext:
             interceptors=tuple(map(guard_name, options.interceptors)),
             pre_invoke=tuple(map(guard_name, options.pre_invoke)),
             checks=tuple(map(guard_name, options.check_for_intervention)),
-            filters=tuple(guard_name(one.policy) for _, one in registered if isinstance(one, ApprovalFilter)),
+            filters=tuple(guard_name(one.policy) for _, one in registered if isinstance(one, CallFilter)),
             unmatched=options.approval.unmatched,
             expires_in=options.approval.expires_in,
             marked=tuple(sorted(name for name in functions if approval_required(functions.get(name)) is not None)),
@@ -319,7 +322,9 @@ class RunContext:
     def _tokens_of(self, text: str) -> int:
         return self.chat.meter.tokens_of(text)
 
-    def _new_invocation(self) -> Invocation:
+    def _new_invocation(self) -> "Invocation":
+        from planner_ext.engine.telemetry import Invocation  # noqa: PLC0415  (only where somebody listens)
+
         provider = getattr(self.service, "MODEL_PROVIDER_NAME", type(self.service).__name__)
         return Invocation(
             _SERVICE_NAME if self.planner is None else type(self.planner).__name__,

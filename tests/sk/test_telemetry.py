@@ -446,7 +446,7 @@ async def test_nothing_is_written_where_nothing_listens() -> None:
 
 async def test_without_a_provider_no_code_of_telemetry_is_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once a run it is asked whether anything listens, and nothing else."""
-    monkeypatch.setattr("planner_ext.sk.run_context.Invocation", None)
+    monkeypatch.setattr("planner_ext.engine.telemetry.Invocation", None)
     kernel, _ = scripted([ADD, say("It is 3.")])
     assert (await no_plan().invoke(kernel, GOAL)).status == "answered"
 

@@ -1,0 +1,175 @@
+"""The approval filters of a kernel as a run asks them, and calls that no reply of a run holds, as a gate sees them."""
+
+import inspect
+import json
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from semantic_kernel import Kernel
+from semantic_kernel.functions import KernelFunction, KernelFunctionMetadata
+
+from planner_ext.approval.decisions import (
+    ApprovalSettings,
+    Authorize,
+    Defer,
+    Interceptor,
+    ToolCall,
+    digest_of,
+    fingerprint_of,
+    hooks_of,
+)
+from planner_ext.approval.guards import Policy
+from planner_ext.engine.gate import Approver, InterceptorChain
+from planner_ext.sk.conversion import InvalidArguments, parse_object
+from planner_ext.sk.toolset import Tool, convert_arguments, parse_edited, tool_of
+
+__all__ = ["CallFilter", "approval_filters", "converted_values", "edited_call", "report_unused_rules", "tool_call"]
+
+_logger = logging.getLogger(__name__)
+
+
+class CallFilter:
+    """What a run asks of a `planner_ext.ApprovalFilter` of its kernel.
+
+    Attributes:
+        policy: The interceptor that decides calls.
+    """
+
+    def __init__(self, policy: Interceptor, approver: Approver | None, settings: ApprovalSettings) -> None:
+        """Make the part of the filter that a run needs.
+
+        Args:
+            policy: Decides calls.
+            approver: Asks the person; None if calls wait.
+            settings: How long the approver may take, and who may decide.
+        """
+        self.policy = policy
+        self._approver = approver
+        self._settings = settings
+        self._reported = False
+
+    @property
+    def authorize(self) -> tuple[Authorize, ...]:
+        """@private The hooks that say who may decide."""
+        return hooks_of(self._settings.authorize)
+
+    def decides_as(self, other: object) -> bool:
+        """@private Whether another filter has the same policy, asks the same person and lets the same people decide."""
+        return (
+            isinstance(other, CallFilter)
+            and _is_same(other.policy, self.policy)
+            and _is_same(other._approver, self._approver)
+            and other.authorize == self.authorize
+        )
+
+    def report_unused_rules(self, kernel: Kernel) -> None:
+        """@private Log once which rules of the policy match no function of the kernel."""
+        if not self._reported:
+            self._reported = True
+            report_unused_rules(self.policy, kernel.get_full_list_of_function_metadata(), "kernel")
+
+    def chain(self, marked: Callable[[str], Defer | None], expires_in: float | None = None) -> InterceptorChain:
+        """@private Make the filter a part of a review: its policy, the functions' marks, and its approver.
+
+        Args:
+            marked: Gives a function's own mark by its fully qualified name, or None.
+            expires_in: Seconds after which a question expires that is left open; None: never.
+        """
+        return InterceptorChain(
+            options=replace(self._settings, expires_in=expires_in),
+            interceptors=(self.policy,),
+            marked=marked,
+            approver=self._approver,
+            waits=False,
+        )
+
+
+def _is_same(one: object, other: object) -> bool:
+    return one is other or (inspect.ismethod(one) and one == other)  # each lookup makes another method object
+
+
+def approval_filters(kernel: Kernel, *, once_invoked: bool = True) -> tuple[CallFilter, ...]:
+    """List the approval filters of a kernel; those that decide as another one once.
+
+    Args:
+        kernel: The kernel.
+        once_invoked: Whether those of function invocation are listed, too, after those of a model's calls.
+    """
+    listed: Any = kernel  # its lists of filters are typed in part only
+    found: list[CallFilter] = []
+    once_called = [*reversed(listed.auto_function_invocation_filters)]
+    for _, one in [*once_called, *(reversed(listed.function_invocation_filters) if once_invoked else ())]:
+        if isinstance(one, CallFilter) and not any(one.decides_as(other) for other in found):
+            found.append(one)
+    return tuple(found)
+
+
+def report_unused_rules(
+    policy: Interceptor, functions: Iterable[KernelFunctionMetadata | KernelFunction], place: str
+) -> None:
+    """Log the rules of a policy that match none of the functions: a misspelt name guards nothing."""
+    if isinstance(policy, Policy):
+        known = [(one.plugin_name or "", one.name) for one in functions]
+        for number in policy.unused_rules(known):
+            _logger.warning("Rule %d of the approval policy is for no function of this %s.", number, place)
+        for number, name in policy.unknown_after(known):
+            _logger.warning(
+                "Rule %d of the approval policy is for calls after %s, which is no function of this %s: only a "
+                "history, or a nested run, can have such a call.",
+                number,
+                name,
+                place,
+            )
+
+
+def tool_call(
+    function: KernelFunction, arguments: Mapping[str, Any], *, run_id: str, call_id: str, iteration: int, **more: Any
+) -> ToolCall:
+    """Describe a call that no reply of a run of this package holds; its arguments may be an application's objects."""
+    name = function.fully_qualified_name
+    try:
+        digest = digest_of(name, json.loads(json.dumps(arguments, default=str)))
+    except (TypeError, ValueError, RecursionError):  # it contains itself, or has keys that are not text
+        digest = digest_of(name, {"": repr(arguments)})
+    return ToolCall(
+        id=call_id,
+        plugin_name=function.plugin_name,
+        function_name=function.name,
+        fully_qualified_name=name,
+        arguments=arguments,
+        iteration=iteration,
+        fingerprint=fingerprint_of(run_id, iteration, call_id, digest),
+        **more,
+    )
+
+
+def edited_call(
+    functions: Mapping[str, KernelFunction], run_id: str, call: ToolCall, arguments: Mapping[str, Any]
+) -> ToolCall | str:
+    """Check and convert the arguments that replace those of a call; return it with them, or what is wrong."""
+    name = call.fully_qualified_name
+    edited = parse_edited(arguments, tool_of(functions[name]))
+    if isinstance(edited, InvalidArguments):
+        return edited.message
+    fingerprint = fingerprint_of(run_id, call.iteration, call.id, digest_of(name, edited), call.signature)
+    return replace(call, arguments=edited, fingerprint=fingerprint)
+
+
+def converted_values(values: dict[str, Any], tool: Tool) -> dict[str, Any] | InvalidArguments:
+    """Convert what a model may have given to the types of the function; an application's own object stays as it is."""
+    shown = dict(values)
+    for name, value in values.items():
+        if name not in tool.parameters or not isinstance(value, str | int | float | list | dict | None):
+            continue
+        try:
+            given = parse_object(json.dumps({name: value}))
+        except (TypeError, ValueError, RecursionError):
+            continue
+        converted = convert_arguments(given, replace(tool, parameters={name: tool.parameters[name]}))
+        if isinstance(converted, InvalidArguments):
+            return converted
+        if converted is not given:
+            shown[name] = converted[name]
+    return shown
