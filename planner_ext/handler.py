@@ -16,10 +16,10 @@ from planner_ext.core.limits import Budget
 from planner_ext.engine.concurrency import streams
 from planner_ext.engine.engine import StopHandle
 from planner_ext.service import FunctionInvokingChatCompletion
-from planner_ext.sk.approval import Late
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.checkpoint import Checkpoint
 from planner_ext.sk.options import RunOptions, takes_run_options
+from planner_ext.sk.resume import Late
 from planner_ext.sk.transport import select_service
 
 __all__ = ["ToolCallHandler"]

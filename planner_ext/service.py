@@ -24,7 +24,7 @@ from planner_ext.core.facts import RunStarted
 from planner_ext.core.limits import Budget
 from planner_ext.engine.concurrency import streams
 from planner_ext.engine.engine import StopHandle
-from planner_ext.sk.approval import DecisionsTaken, Late, ResumeRequest, Taking, calls_taken
+from planner_ext.sk.approval import DecisionsTaken, Taking
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.checkpoint import Checkpoint
 from planner_ext.sk.errors import InvalidOptionError, InvalidSettingsError
@@ -32,6 +32,7 @@ from planner_ext.sk.nested import Charge, ChargedTextCompletion, ParentRun, char
 from planner_ext.sk.options import RunOptions, RunSettings, instance_of, takes_run_options
 from planner_ext.sk.outcome import refuse_waiting
 from planner_ext.sk.questions import own_function
+from planner_ext.sk.resume import Late, ResumeRequest, calls_taken
 from planner_ext.sk.run_context import RunContext, checked_messages, unwrapped
 from planner_ext.sk.service_run import RequestContext, ServiceRun, pass_through, pass_through_streaming
 from planner_ext.sk.toolset import ToolSet

@@ -35,7 +35,6 @@ from planner_ext.core.limits import Budget, is_count
 from planner_ext.engine.concurrency import streams
 from planner_ext.engine.engine import StopHandle
 from planner_ext.service import FunctionInvokingChatCompletion
-from planner_ext.sk.approval import leave_behind
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.checkpoint import Checkpoint, SigningKey
 from planner_ext.sk.conversion import InvalidArguments, parse_object
@@ -52,6 +51,7 @@ from planner_ext.sk.history import find_problems, given_arguments, one_result_ea
 from planner_ext.sk.messages import calls_of, merge_reply, requested_calls, text_of, with_items
 from planner_ext.sk.options import RunOptions, instance_of, least, takes_run_options
 from planner_ext.sk.outcome import run_not_answered
+from planner_ext.sk.resume import leave_behind
 from planner_ext.sk.run_context import checked_messages
 from planner_ext.sk.transport import select_service
 

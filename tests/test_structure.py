@@ -7,9 +7,11 @@ import ast
 import json
 import subprocess
 import sys
+import tokenize
 from collections.abc import Iterable
 from functools import cache
 from importlib.util import find_spec
+from itertools import filterfalse
 from pathlib import Path
 
 SPEC = find_spec("planner_ext")
@@ -197,13 +199,59 @@ def loaded_by_the_planner() -> tuple[str, ...]:
     return tuple(json.loads(done.stdout))
 
 
+LOOP = ("", "core", "approval", "engine", "sk", "planner")
+"""The parts of the package that the planner may load: neither stores nor pages, neither tools nor the other doors."""
+BESIDE_THE_LOOP = {
+    "approval.policy": "only for a policy",
+    "engine.activation": "only for a run from a store",
+    "engine.shared": "only for shared budgets",
+    "engine.telemetry": "only where somebody traces",
+    "planner.kept": "only for a run from a store",
+    "sk.approval_filter": "only for a kernel that has one",
+    "sk.openai": "only for OpenAI's connectors",
+    "sk.resume": "only to resume or cancel",
+    "sk.service_run": "only for the service",
+    "sk.waiting_results": "only for the approval filter",
+}
+"""What a run needs where a feature is used, and imports then."""
+MOST_MODULES = 60
+MOST_TOKENS = 100_000
+"""What importing the planner may load; tokens are counted without comments and docstrings."""
+
+
 def test_importing_the_planner_loads_the_loop_only() -> None:
-    """An application that only runs the planner loads neither stores nor pages, neither tools nor the other doors."""
-    floors = {"", "core", "approval", "engine", "sk", "planner"}
-    check(
-        "The planner loads the loop only; what a feature needs beyond it is imported where the feature is entered:",
-        (name for name in loaded_by_the_planner() if part_of(name) not in floors | {"service"}),
-    )
+    """An application that only runs the planner loads what every run needs; a feature loads the rest when used."""
+    loaded = loaded_by_the_planner()
+    beside = {f"planner_ext.{name}" for name in BESIDE_THE_LOOP}
+    check("The planner loads the loop only:", (name for name in loaded if part_of(name) not in LOOP or name in beside))
+    check("These are loaded with a feature, and do not exist:", sorted(filterfalse(is_module, beside)))
+
+
+def test_importing_the_planner_loads_little() -> None:
+    """The loop has a size that can be read: so many modules, and so many tokens of code."""
+    loaded = loaded_by_the_planner()
+    assert len(loaded) <= MOST_MODULES
+    assert sum(tokens_of(file) for file in FILES if name_of(file) in loaded) <= MOST_TOKENS
+
+
+WITHOUT_MEANING = {
+    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
+    *(tokenize.ENCODING, tokenize.ENDMARKER),
+}
+
+
+def tokens_of(file: Path) -> int:
+    """Count a file's tokens of code, without docstrings."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings = [
+        node.body[0]
+        for node in ast.walk(tree_of(file))
+        if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None
+    ]
+    skipped = {line for one in docstrings for line in range(one.lineno, (one.end_lineno or one.lineno) + 1)}
+    with file.open("rb") as source:
+        tokens = list(tokenize.tokenize(source.readline))
+    return sum(token.type not in WITHOUT_MEANING and token.start[0] not in skipped for token in tokens)
 
 
 def test_production_code_does_not_import_test_tools() -> None:

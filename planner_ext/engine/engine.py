@@ -10,10 +10,10 @@ import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, TypeVar, assert_never
+from typing import TYPE_CHECKING, Any, TypeVar, assert_never
 
 from planner_ext.core import facts, machine
-from planner_ext.core.accounts import Account
+from planner_ext.core.accounts import Account, SharedBudgets
 from planner_ext.core.errors import IllegalTransitionError, InvalidJournalError, described
 from planner_ext.core.state import Phase, State
 from planner_ext.core.values import Reply, TranscriptItem, Usage
@@ -22,7 +22,9 @@ from planner_ext.engine.concurrency import LeftByError, OutOfTime, contained, en
 from planner_ext.engine.journal import Recorder, lost_request, plain_fact
 from planner_ext.engine.log import log_run
 from planner_ext.engine.ports import Clarification, Emit, Event, Ports, TextDelta
-from planner_ext.engine.shared import Reservations
+
+if TYPE_CHECKING:
+    from planner_ext.engine.shared import Reservations
 
 __all__ = ["BudgetHandle", "CallFailedError", "Engine", "StopHandle", "watch"]
 
@@ -48,8 +50,7 @@ class Engine:
         self.facts = journal.facts
         self.record = journal.record
         self.account = Account(lambda: journal.state, ports.within, threading.RLock(), ports.shared)
-        shared = self.account.shared
-        self._shared = None if shared is None else Reservations(shared, journal)
+        self._shared = None if self.account.shared is None else _reservations(self.account.shared, journal)
         self._ports = ports
         self._emit = emit
         self._stop = stop or StopHandle()
@@ -359,6 +360,12 @@ class Engine:
             else:
                 asked = dict(completed)
         await self.record(plain_fact(action, at=self._journal.now(), seconds=self._journal.lap(), **asked))
+
+
+def _reservations(shared: SharedBudgets, journal: Recorder) -> "Reservations":
+    from planner_ext.engine.shared import Reservations  # noqa: PLC0415  (only where budgets are shared)
+
+    return Reservations(shared, journal)
 
 
 def _no_progress(action: machine.Action | None) -> IllegalTransitionError:

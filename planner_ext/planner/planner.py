@@ -6,7 +6,7 @@ from contextlib import aclosing
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
@@ -23,7 +23,6 @@ from planner_ext.core.facts import Rules
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Budget
 from planner_ext.core.text import is_unicode
-from planner_ext.engine.activation import Activation
 from planner_ext.engine.authorization import refusal_of
 from planner_ext.engine.concurrency import run_sync, streams
 from planner_ext.engine.engine import StopHandle
@@ -32,21 +31,12 @@ from planner_ext.engine.ports import RunStore
 from planner_ext.planner.options import FunctionCallingStepwisePlannerOptions
 from planner_ext.planner.run import (
     FunctionCallingStepwisePlannerResult,
-    KeptRun,
     PlannerEvent,
     PlannerRun,
     result_of,
-    rules_kept,
     run_started,
 )
-from planner_ext.sk.approval import (
-    DecisionRefusedError,
-    DecisionsTaken,
-    ResumeRequest,
-    Taking,
-    calls_taken,
-    cancelling_facts,
-)
+from planner_ext.sk.approval import DecisionRefusedError, DecisionsTaken, Taking
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.checkpoint import Checkpoint
 from planner_ext.sk.errors import InvalidOptionError, RunEndedError
@@ -71,6 +61,10 @@ from planner_ext.sk.run_context import (
 )
 from planner_ext.sk.toolset import ToolSet
 from planner_ext.sk.transport import connector_settings, select_service
+
+if TYPE_CHECKING:
+    from planner_ext.engine.activation import Activation
+    from planner_ext.planner.kept import KeptRun
 
 __all__ = ["FunctionCallingStepwisePlanner"]
 
@@ -348,6 +342,8 @@ class FunctionCallingStepwisePlanner:
             InvalidCheckpointError: As `resume`, but only with the planner's own ``checkpoint_key``: without a kernel,
                 there is no service that could have one.
         """
+        from planner_ext.sk.resume import calls_taken, cancelling_facts  # noqa: PLC0415  (only to end a paused run)
+
         options = self._settings()
         loaded = Checkpoint.given(checkpoint, options.checkpoint_key)
         if (hook := options.approval.authorize) is not None:
@@ -364,11 +360,11 @@ class FunctionCallingStepwisePlanner:
     def journaled(
         self,
         kernel: Kernel,
-        activation: Activation,
+        activation: "Activation",
         *,
         arguments: KernelArguments | None = None,
         streaming: bool = False,
-    ) -> KeptRun:
+    ) -> "KeptRun":
         """@private Prepare a run from a store, to be driven to its next pause or end; see `planner_ext.durable.Runs`.
 
         Args:
@@ -381,6 +377,8 @@ class FunctionCallingStepwisePlanner:
         Raises:
             PlannerInvalidConfigurationError: As `invoke`, before anything is recorded.
         """
+        from planner_ext.planner.kept import KeptRun, rules_kept  # noqa: PLC0415  (only for a run from a store)
+
         own = KernelArguments() if arguments is None else arguments
         if not activation.facts:
             self._say_unguarded(kernel)
@@ -459,6 +457,8 @@ class FunctionCallingStepwisePlanner:
         stop: StopHandle | None,
         streaming: bool,
     ) -> PlannerRun:
+        from planner_ext.sk.resume import ResumeRequest, calls_taken  # noqa: PLC0415  (only to resume)
+
         stop = None if stop is None else instance_of("stop", stop, StopHandle)
         loaded = Checkpoint.given(checkpoint)
         state = loaded.state()

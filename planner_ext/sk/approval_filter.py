@@ -40,7 +40,7 @@ from planner_ext.core.values import Newest
 from planner_ext.engine.concurrency import Raised, caught
 from planner_ext.engine.gate import Approver, Review, is_same
 from planner_ext.engine.ports import Reviewed
-from planner_ext.sk.approval import DecisionRefusedError, PendingCall, as_given, let_in
+from planner_ext.sk.approval import DecisionRefusedError, PendingCall
 from planner_ext.sk.conversion import InvalidArguments
 from planner_ext.sk.earlier_calls import before_call, before_message_of
 from planner_ext.sk.errors import InvalidOptionError
@@ -57,6 +57,7 @@ from planner_ext.sk.execution import (
 )
 from planner_ext.sk.filters import CallFilter, approval_filters, converted_values, edited_call, tool_call
 from planner_ext.sk.options import check_returns
+from planner_ext.sk.resume import as_given, let_in
 from planner_ext.sk.toolset import tool_of
 from planner_ext.sk.waiting_results import (
     DecidedCall,

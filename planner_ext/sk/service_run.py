@@ -36,7 +36,7 @@ from planner_ext.core.state import Phase, State
 from planner_ext.core.values import Status
 from planner_ext.engine.engine import Engine, StopHandle, watch
 from planner_ext.engine.ports import Emit, Event, TextDelta
-from planner_ext.sk.approval import NOTHING_TAKEN, Late, Taking, refuse_late
+from planner_ext.sk.approval import NOTHING_TAKEN, Taking
 from planner_ext.sk.chat import named_errors, no_reply
 from planner_ext.sk.connectors import has_form, received, reply_ended_by, whole_text
 from planner_ext.sk.errors import InvalidOptionError
@@ -45,6 +45,7 @@ from planner_ext.sk.messages import ReplyAssembly, calls_of, merge_reply, read_i
 from planner_ext.sk.nested import Charge
 from planner_ext.sk.options import instance_of
 from planner_ext.sk.outcome import PAUSED_TEXT, final_message, raise_at_limit, returned_message
+from planner_ext.sk.resume import Late, refuse_late
 from planner_ext.sk.run_context import FunctionNames, RunContext, check_service
 from planner_ext.sk.toolset import ToolSet
 from planner_ext.sk.transport import connector_settings, received_groups, request_arguments

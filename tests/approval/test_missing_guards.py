@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from planner_ext import ApprovalPolicy
-from planner_ext.approval.guards import guard_name, missing_guards
+from planner_ext.approval.guards import guard_name
 from planner_ext.core.facts import Guards
+from planner_ext.engine.activation import missing_guards
 
 REFUND = {"function": "refund", "action": "ask"}
 LOOK = {"function": "look", "action": "allow"}

@@ -1,0 +1,574 @@
+"""Resuming a run: the checks of its record, and the decisions on its calls as facts; all of them, or none."""
+
+import hashlib
+import json
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import Final, Literal, TypeAlias
+
+from planner_ext.approval.decisions import (
+    Approve,
+    AskedCall,
+    Authorize,
+    Decision,
+    DecisionRequest,
+    Defer,
+    Deny,
+    Supply,
+    ToolCall,
+    WaitingCall,
+    digest_of,
+    digests_of,
+    edited_text,
+    fingerprint_of,
+    further_digest,
+    problem_of,
+    waiting_calls,
+)
+from planner_ext.core.errors import shown, way_out
+from planner_ext.core.facts import CallDecided, CallStarted, Clarified, Ended, Fact, Resumed
+from planner_ext.core.fold import apply, fold
+from planner_ext.core.limits import Budget, tightest
+from planner_ext.core.machine import IN_DOUBT, ReviewCalls, RunCalls, next_action
+from planner_ext.core.state import TRANSITIONS, Call, Phase, State
+from planner_ext.core.values import RequestedCall
+from planner_ext.engine.authorization import refusal_of
+from planner_ext.engine.batch import apply_decision, is_as_decided, tool_call_of
+from planner_ext.engine.journal import cancellation_reason, lost_request, stopping_facts
+from planner_ext.engine.ports import Functions, Reviewed
+from planner_ext.sk.approval import DecisionRefusedError, pending_call, pending_calls
+from planner_ext.sk.checkpoint import Checkpoint, InvalidCheckpointError
+from planner_ext.sk.conversion import InvalidArguments, parse_object, quoted
+from planner_ext.sk.errors import RunEndedError
+from planner_ext.sk.history import is_written_as
+from planner_ext.sk.messages import load_message
+
+__all__ = [
+    "Late",
+    "ResumeRequest",
+    "as_given",
+    "calls_taken",
+    "cancelling_facts",
+    "check_calls",
+    "check_record",
+    "decision_facts",
+    "leave_behind",
+    "let_in",
+    "refuse_late",
+]
+
+
+def check_record(state: State) -> None:
+    """Refuse the record of a run that cannot continue, or whose calls contradict themselves.
+
+    Raises:
+        InvalidCheckpointError: Naming what is wrong; nothing ran.
+    """
+    if (state.phase, "Resumed") not in TRANSITIONS:
+        raise InvalidCheckpointError(
+            "Expected the checkpoint of a run that waits or has ended; "
+            f"this one stops in the middle: it is {state.phase}. It was cut short."
+        )
+    check_calls(state)
+    if state.phase is Phase.PAUSED and not waiting_calls(state):
+        raise InvalidCheckpointError("Expected a paused run with a call that waits; none does. It was altered.")
+
+
+def check_calls(state: State) -> None:
+    """Refuse a run whose open calls do not agree with their message, or with what was decided of them.
+
+    Raises:
+        InvalidCheckpointError: Naming the call; nothing ran.
+    """
+    if state.batch is None:
+        return
+    if not is_written_as(load_message(state.batch.message), [call.request for call in state.batch.calls]):
+        names = ", ".join(call.request.id for call in state.batch.calls)
+        raise InvalidCheckpointError(f"The open calls ({names}) are not those of their message. One was altered.")
+    for call in state.batch.calls:
+        fact = call.decided
+        if fact is not None and fact.verdict in ("run", "defer") and not _agrees(state, call, fact):
+            raise InvalidCheckpointError(
+                f"The record of the call {call.request.id!r} contradicts itself: its function, arguments and "
+                "fingerprint do not belong together. It was altered."
+            )
+
+
+def _agrees(state: State, call: Call, fact: CallDecided) -> bool:
+    request = call.request
+    arguments = parse_object(request.arguments if fact.arguments is None else fact.arguments)
+    if (
+        fact.kind not in ("function", "question")
+        or isinstance(arguments, InvalidArguments)
+        or fact.function != request.name
+        or (fact.verdict == "run" and not fact.person and (fact.prompt or fact.expires_at is not None))  # asked about
+    ):
+        return False
+    given = arguments if fact.edited is None else parse_object(fact.edited)
+    if isinstance(given, InvalidArguments) or fact.digest not in digests_of(fact.function, given):
+        return False
+    # an edit without a second review, of an earlier version of this package, has the fingerprint of the original
+    asked = digests_of(fact.function, given) + (digests_of(fact.function, arguments) if fact.verdict == "run" else ())
+    names = [fingerprint_of(state.run_id, fact.iteration, request.id, one, fact.signature) for one in asked]
+    further = [_further_fingerprint(state.run_id, replace(fact, digest=one)) for one in asked if fact.approved]
+    return fact.fingerprint in (*names, *further)
+
+
+def _further_fingerprint(run_id: str, fact: CallDecided) -> str:
+    digest = further_digest(fact.digest, fact.source, fact.roles)
+    return fingerprint_of(run_id, fact.iteration, fact.call_id, digest, fact.signature)
+
+
+async def let_in(
+    run_id: str,
+    calls: Iterable[tuple[AskedCall, str, Decision]],
+    authorize: Authorize | Sequence[Authorize] | None,
+    *,
+    verified: Container[str] = (),
+) -> None:
+    """Ask the application's hook about each decision, before any of them counts.
+
+    Args:
+        run_id: The run; "" on a stock kernel.
+        calls: What is decided, the call's id, and the decision.
+        authorize: The hook; without one a question with roles cannot be decided.
+        verified: The ids of the calls whose author the application vouches for.
+
+    Raises:
+        DecisionRefusedError: If one is refused, naming the call, who decided, and why.
+    """
+    for call, call_id, decision in calls:
+        if not isinstance(decision, Approve | Deny | Supply):
+            continue  # no decision, which is refused as that
+        by = decision.by if isinstance(decision.by, str) else ""
+        request = DecisionRequest(
+            action="decide", by=by, run_id=run_id, call=call, decision=decision, verified=call_id in verified
+        )
+        if (refusal := await refusal_of(authorize, request)) is not None:
+            raise DecisionRefusedError(f"{refusal} The call still waits.", call_id=call_id)
+
+
+def as_given(decisions: Mapping[str, Decision]) -> dict[str, Decision]:
+    """Copy decisions, with their edits: what the hook allows and the rules see is what is taken."""
+    return {name: _copied(decision) for name, decision in decisions.items()}
+
+
+def _copied(decision: Decision) -> Decision:
+    if isinstance(decision, Approve) and problem_of(decision) is None and decision.arguments is not None:
+        with suppress(ValueError):  # they are no JSON, and refused as that
+            return replace(decision, arguments=json.loads(edited_text(decision.arguments)))
+    return decision
+
+
+ReviewEdit: TypeAlias = Callable[[ToolCall, Approve, Defer, State], Awaitable[Reviewed]]
+"""Reviews the edit in an answer to a question; see `planner_ext.engine.gate.Review.of_edit`."""
+
+
+async def decision_facts(
+    state: State,
+    decisions: Mapping[str, Decision],
+    functions: Functions,
+    at: float,
+    *,
+    review_edit: ReviewEdit,
+    decided_at: Mapping[str, float] | None = None,
+) -> tuple[CallDecided | Clarified, ...]:
+    """Turn decisions on a paused run into facts: all of them, or none.
+
+    Of the calls that were decided, one whose edit raises another question waits again, with the edited arguments; and
+    one about which others are asked, too, waits again when it is approved, with the next question. An ``always`` in an
+    approval that others are asked after is not kept.
+    Of the calls that were not decided, one whose question has expired is answered as expired; one that would now get
+    another value, as its parameters or this package's conversion changed, waits again, with a new fingerprint.
+
+    Args:
+        state: The run, paused.
+        decisions: By call id.
+        functions: Resolves and validates again, against the kernel that will run them.
+        at: Now, in seconds since the epoch.
+        review_edit: Reviews edited arguments, before any fact is recorded.
+        decided_at: When each decision was made, by call id; those that are not named are made now.
+
+    Raises:
+        DecisionRefusedError: Naming the call, and why.
+    """
+    if not isinstance(decisions, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        hint = way_out("decisions", decisions)
+        raise DecisionRefusedError(f"decisions must map call ids to decisions; got {shown(decisions)}.{hint}")
+    waiting = {call.request.id: call for call in waiting_calls(state)}
+    for name in decisions:
+        if name not in waiting:
+            there = ", ".join(sorted(waiting)) or "none"
+            raise DecisionRefusedError(
+                f"A decision was given for the call {name!r}, which does not wait for one; waiting: {there}. "
+                "It was decided before, belongs to another run, or never was.",
+                call_id=name,
+            )
+    facts = _DecisionFacts(state, functions, review_edit, at)
+    times = decided_at or {}
+    decided = [
+        await facts.take(call, decisions[name], times.get(name, at))
+        for name, call in waiting.items()
+        if name in decisions
+    ]
+    left = [facts.leave(call, at) for name, call in waiting.items() if name not in decisions]
+    return (*decided, *filter(None, left))
+
+
+@dataclass(frozen=True, slots=True)
+class _DecisionFacts:
+    """Turns decisions on calls of one paused run into facts."""
+
+    state: State
+    functions: Functions
+    review_edit: ReviewEdit
+    now: float
+
+    def leave(self, call: WaitingCall, at: float) -> CallDecided | None:
+        """Expire a question that was not answered, or ask it again; None if it waits as before."""
+        if not _is_late(call.decided, at):
+            return self._refreshed(call, at)
+        answer = "The call did not run: it needed a person's approval, and nobody decided in time."
+        nobody = replace(call.decided, by="", person=False, approved=False, further=())
+        return replace(nobody, verdict="answer", answer=answer, reason="expired", at=at)
+
+    async def take(self, call: WaitingCall, decision: Decision, at: float) -> CallDecided | Clarified:
+        """Take a decision on a call, or the answer to a question.
+
+        Raises:
+            DecisionRefusedError: If it cannot be taken.
+        """
+        if call.decided.kind == "question":
+            return self._answered(call, decision, at)
+        approved = call.in_doubt and call.decided.approved
+        fact, call_id = replace(call.decided, at=at, approved=approved, further=()), call.request.id
+        name = f"{call_id!r} ({fact.function})"
+        if (problem := self._problem(call, fact, decision, name)) is not None:
+            changed = not _is_late(fact, at) and self._refreshed(call, at) is not None
+            raise DecisionRefusedError(problem, call_id=call_id, changed=changed)
+        reviewed = await self._outcome_of(call, decision)
+        if isinstance(reviewed.decision, Defer):
+            fact = replace(fact, at=self.now)  # the new question is open from now on
+        decided = apply_decision(fact, reviewed, self.functions, call.request, self.state.run_id)
+        if isinstance(decision, Approve) and decided.verdict == "deny":
+            problem = f"The approval of {name} cannot be taken: {decided.reason} The call still waits."
+            raise DecisionRefusedError(problem, call_id=call_id)
+        if isinstance(reviewed.decision, Defer):
+            decided = _asked_anew(self.state.run_id, decided, decision, is_edit=reviewed.arguments is not None)
+        if isinstance(decision, Deny) and call.in_doubt:
+            answer = f"{IN_DOUBT} It was not run again. {decision.reason}".rstrip()
+            decided = replace(decided, verdict="answer", answer=answer)
+        return replace(decided, person=True)
+
+    async def _outcome_of(self, call: WaitingCall, decision: Decision) -> Reviewed:
+        """Review an edit, and put the next question about a call that was approved as it is.
+
+        Raises:
+            DecisionRefusedError: As of `_reviewed`.
+        """
+        reviewed, further = Reviewed(decision=decision), call.decided.further
+        if isinstance(decision, Approve) and decision.arguments is not None:
+            reviewed = await self._reviewed(call, decision)
+        if not further or not isinstance(reviewed.decision, Approve) or reviewed.arguments is not None:
+            return reviewed
+        question, *others = (Defer(one.prompt or None, one.expires_in, one.roles, source=one.source) for one in further)
+        return Reviewed(decision=question, question=question, further=others)
+
+    async def _reviewed(self, call: WaitingCall, approval: Approve) -> Reviewed:
+        """Review the edit of an approval, as if the model had made the call with it.
+
+        Raises:
+            DecisionRefusedError: If it raises another question about a call in doubt, of which nobody may lose sight.
+        """
+        batch, fact = self.state.batch, call.decided
+        assert batch is not None, "a call waits in a batch"
+        resolved = self.functions.check(call.request, fact.edited)
+        plain = fingerprint_of(self.state.run_id, fact.iteration, call.request.id, fact.digest, fact.signature)
+        described = replace(tool_call_of(batch, fact, resolved), fingerprint=plain)
+        question = Defer(prompt=fact.prompt or None, roles=fact.roles, source=fact.source)
+        reviewed = await self.review_edit(described, approval, question, self.state)
+        if call.in_doubt and isinstance(reviewed.decision, Defer):
+            raise DecisionRefusedError(
+                f"The approval of {call.request.id!r} ({fact.function}) cannot be taken: the call is in doubt, and the "
+                "edited arguments raise another question. Approve it as it was, deny it, or supply its result.",
+                call_id=call.request.id,
+            )
+        return reviewed
+
+    def _answered(self, call: WaitingCall, decision: Decision, at: float) -> Clarified:
+        """Take a person's answer, which took no active time; a denial is an answer, too."""
+        question = shown(call.decided.prompt)
+        if not isinstance(decision, Supply | Deny):
+            problem = (
+                f"The question {question} was answered {shown(decision)}: there is nothing in it to approve. "
+                "Answer it with Supply(text), or with Deny(reason) where nobody will."
+            )
+        elif (reason := problem_of(decision)) is not None:
+            problem = f"The answer to the question {question} cannot be taken: {reason}. The question still waits."
+        else:
+            denied = decision.reason if isinstance(decision, Deny) else None
+            if isinstance(decision, Deny):
+                answer = " ".join(filter(None, ("Nobody answers this.", denied, "Go on with what you know.")))
+            else:
+                answer = self.functions.encode(decision.result)
+            if answer.strip():
+                return Clarified(
+                    question=call.decided.prompt,
+                    answer=answer,
+                    iteration=call.decided.iteration,
+                    index=call.index,
+                    by=decision.by or "",
+                    denied=denied,
+                    at=at,
+                    seconds=0.0,
+                )
+            problem = f"The answer to the question {question} is blank. Supply a text, or Deny where nobody answers."
+        raise DecisionRefusedError(problem, call_id=call.request.id)
+
+    def _problem(self, call: WaitingCall, fact: CallDecided, decision: Decision, name: str) -> str | None:
+        """Say why a decision cannot be taken, or None."""
+        if not isinstance(decision, Approve | Deny | Supply):
+            hint = way_out("decision", decision)
+            return f"The call {name} was answered {shown(decision)}; expected Approve, Deny or Supply.{hint}"
+        if _is_late(fact, fact.at):
+            late = "came too late: the question expired. Resume without it to let the model know."
+            return f"The decision on {name} {late}"
+        if (problem := problem_of(decision)) is not None:
+            return f"The decision on {name} cannot be taken: {problem}. The call still waits."
+        return self._unbound(call, decision, name) if isinstance(decision, Approve) else None
+
+    def _unbound(self, call: WaitingCall, decision: Approve, name: str) -> str | None:
+        """Say why an approval was not given for the call that would run, or None."""
+        if decision.fingerprint not in (None, call.fingerprint):
+            return (
+                f"The approval of {name} was given for another call or other arguments: its fingerprint is "
+                f"{decision.fingerprint}, the call's {call.fingerprint}. Show the call again and decide again."
+            )
+        checked = self.functions.check(call.request, call.decided.edited)
+        if is_as_decided(checked, call.decided):
+            return None
+        changed = f"The call {name} is no longer what was asked about: its function or parameters changed."
+        if checked.kind != "function" or call.in_doubt:
+            way_out = "Deny it, supply its result, or resume with the kernel that it was asked for."
+            return " ".join(filter(None, (changed, checked.answer, way_out)))
+        return (
+            f"{changed} It would now get {quoted(checked.arguments)}. Resume without a decision on it: then it waits "
+            "as what it is now, and can be decided."
+        )
+
+    def _refreshed(self, call: WaitingCall, at: float) -> CallDecided | None:
+        """Ask about a call as it would run now; None if it would run as asked before, or cannot run."""
+        fact, checked = call.decided, self.functions.check(call.request, call.decided.edited)
+        if call.in_doubt or fact.kind != "function" or checked.kind != "function" or is_as_decided(checked, fact):
+            return None
+        digest, signature = digest_of(checked.function, checked.arguments), checked.signature
+        converted = {"arguments": checked.converted}
+        if fact.edited is not None:
+            converted = {"edited": checked.converted or fact.edited}
+        anew = replace(fact, digest=digest, signature=signature, parameters=checked.parameters, at=at, **converted)
+        fingerprint = fingerprint_of(self.state.run_id, fact.iteration, call.request.id, digest, signature)
+        if fact.approved:
+            fingerprint = _further_fingerprint(self.state.run_id, anew)
+        return replace(anew, fingerprint=fingerprint)
+
+
+def _asked_anew(run_id: str, fact: CallDecided, decision: Decision, *, is_edit: bool) -> CallDecided:
+    """Record why a call waits again: with the arguments that a person gave it, or, approved as it is, for others."""
+    by = getattr(decision, "by", None) or ""
+    who = f" of {', '.join(fact.roles)}" if fact.roles else ""
+    if is_edit:
+        edited = f"{by or 'A person'} edited the arguments; with these, the call needs another decision{who}."
+        return replace(fact, reason=edited)
+    approved = f"{by or 'A person'} approved the call, which needs another decision{who}, too."
+    fact = replace(fact, approved=True, by=by, reason=approved)
+    return replace(fact, fingerprint=_further_fingerprint(run_id, fact))
+
+
+_REMEMBERED_CONVERSATIONS: Final = 10_000
+
+
+Late: TypeAlias = Literal["refuse", "allow"]
+"""What becomes of decisions that come after the conversation went on."""
+
+
+_LEFT_BEHIND: "OrderedDict[str, None]" = OrderedDict()
+"""The runs whose session went on, by id: a session that has another prompt keeps nothing of one that waits."""
+
+
+def leave_behind(run_id: str) -> None:
+    """Remember that the conversation of a run went on, for `refuse_late`; in this process, the newest 10,000."""
+    _LEFT_BEHIND[run_id] = None
+    while len(_LEFT_BEHIND) > _REMEMBERED_CONVERSATIONS:
+        _LEFT_BEHIND.popitem(last=False)
+
+
+def refuse_late(state: State, later: str | None) -> None:
+    """Refuse to resume calls or questions of a conversation that has gone on since.
+
+    Args:
+        state: The run, before it is resumed.
+        later: The first message of the later turn, as an error shows it; None if the history has none.
+
+    Raises:
+        DecisionRefusedError: If something of the run is open, and a later turn followed.
+    """
+    if later is not None:
+        later = f"a message {later}"
+    elif state.run_id in _LEFT_BEHIND:
+        later = "another prompt of its session"
+    if later is not None and (state.batch is not None or state.phase is Phase.PAUSED):
+        raise DecisionRefusedError(
+            f"The decision comes late: the conversation has gone on since this run waits, with {later}. Nothing ran, "
+            "and the history was not changed. Ask the user whether it is still wanted; late='allow' takes the decision "
+            "all the same."
+        )
+
+
+def _is_late(fact: CallDecided, at: float) -> bool:
+    return fact.expires_at is not None and at >= fact.expires_at
+
+
+def calls_taken(facts: Sequence[Fact], more: Sequence[Fact]) -> dict[bytes, str]:
+    """Name the calls that a resume decides, and those that it would start or have reviewed again; with their ids.
+
+    The names are of this place in the journal: a call that was started since and is in doubt has another one, and so
+    has one of an ended run, whose decisions were forgotten.
+
+    Args:
+        facts: The checkpoint's.
+        more: The facts of the resume.
+    """
+    state = fold(facts)
+    decided = [call.request for call in waiting_calls(state) if _is_decided(call, more)]
+    iteration = state.batch.iteration if state.batch is not None else state.iteration
+    after = reduce(apply, more, state)
+    action = next_action(after)
+    next_calls: list[RequestedCall] = []
+    if isinstance(action, RunCalls | ReviewCalls) and after.batch is not None:
+        next_calls = [after.batch.calls[index].request for index in action.indexes]
+    again = {call.request.id: _asked_again(call.decided) for call in waiting_calls(state)}
+    starts = Counter(fact.call_id for fact in facts if isinstance(fact, CallStarted) and fact.iteration == iteration)
+    ends = sum(isinstance(fact, Ended) for fact in facts)
+
+    def name(kind: str, request: RequestedCall) -> bytes:
+        call = (request.id, request.name, request.arguments, starts[request.id], *again.get(request.id, ()))
+        return hashlib.sha256(json.dumps((kind, state.run_id, iteration, ends, call)).encode()).digest()
+
+    return {
+        **{name("decided", request): request.id for request in decided},
+        **{name(type(action).__name__, request): request.id for request in next_calls},
+    }
+
+
+def _asked_again(fact: CallDecided) -> tuple[object, ...]:
+    """Tell a call that waits anew, edited or for others, from the one that was decided before."""
+    edited = (fact.edited,) if fact.edited else ()
+    return (*edited, fact.source, sorted({*fact.roles})) if fact.verdict == "defer" and fact.approved else edited
+
+
+def _is_decided(call: WaitingCall, facts: Sequence[Fact]) -> bool:
+    return any(
+        isinstance(fact, Ended)  # a cancelled run: whatever waits is decided
+        or (isinstance(fact, CallDecided) and fact.call_id == call.request.id and _is_taken(call.decided, fact))
+        or (isinstance(fact, Clarified) and fact.index == call.index)
+        for fact in facts
+    )
+
+
+def cancelling_facts(checkpoint: Checkpoint, *, by: str, reason: str, at: float) -> tuple[Fact, ...]:
+    """List the facts that end a paused run for good: every pending call is answered "not executed".
+
+    Args:
+        checkpoint: The run's.
+        by: Who cancels, for the record and the model.
+        reason: Why, for the record and the model.
+        at: Now, in seconds since the epoch.
+
+    Raises:
+        InvalidCheckpointError: If the record cannot be continued.
+        RunEndedError: If the run has ended already.
+    """
+    state = checkpoint.state()
+    check_record(state)
+    if state.ended is not None:
+        raise RunEndedError(
+            f"The run of this checkpoint has ended ({state.ended.status}); only one that waits can be cancelled."
+        )
+    lost = lost_request(state, at=at)
+    return (*lost, *stopping_facts(reduce(apply, lost, state), reason=cancellation_reason(by, reason), at=at))
+
+
+def _is_taken(before: CallDecided, fact: CallDecided) -> bool:
+    """Return whether a decision was taken, if only to ask others about an edited call."""
+    return fact.verdict != "defer" or (fact.person and fact.fingerprint != before.fingerprint)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeRequest:
+    """A checkpoint, the decisions on its pending calls, and the budget that replaces its own, if any.
+
+    Attributes:
+        decided_at: When each decision was made, by call id; decisions without an entry are made now.
+        verified: The ids of the calls whose author the application vouches for.
+        described: Shows a call to the ``authorize`` hook.
+    """
+
+    checkpoint: Checkpoint
+    decisions: Mapping[str, Decision]
+    budget: Budget | None
+    decided_at: Mapping[str, float] = field(default_factory=dict[str, float])
+    verified: Container[str] = ()
+    described: Callable[[WaitingCall], AskedCall] = pending_call
+
+    def __post_init__(self) -> None:
+        if isinstance(self.decisions, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  (else it is refused)
+            object.__setattr__(self, "decisions", as_given(self.decisions))
+
+    def within(self, outer_budget: Budget | None) -> "ResumeRequest":
+        """Limit a new budget by an outer one: of each limit the tighter applies."""
+        return self if self.budget is None else replace(self, budget=tightest(self.budget, outer_budget))
+
+    def resumed_state(self, at: float) -> State:
+        """Return the state of the resumed run, before any decision.
+
+        Raises:
+            InvalidCheckpointError: If the record cannot be resumed.
+        """
+        state = self.checkpoint.state()
+        check_record(state)
+        return apply(state, Resumed(limits=self.budget, at=at))
+
+    async def facts(
+        self,
+        functions: Functions,
+        at: float,
+        *,
+        authorize: Authorize | Sequence[Authorize] | None,
+        review_edit: ReviewEdit,
+    ) -> tuple[Fact, ...]:
+        """Convert the request to facts: all decisions, or none.
+
+        Args:
+            functions: As of `decision_facts`.
+            at: Now, in seconds since the epoch.
+            authorize: Asked about each decision first; see `ApprovalSettings`.
+            review_edit: As of `decision_facts`.
+
+        Raises:
+            InvalidCheckpointError: If the record cannot be resumed.
+            DecisionRefusedError: If one of the decisions is invalid.
+        """
+        state = self.checkpoint.state()
+        check_record(state)
+        pending_calls(state)
+        if isinstance(self.decisions, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  (else it is refused)
+            waiting = [(call, call.request.id) for call in waiting_calls(state) if call.request.id in self.decisions]
+            asked = [(self.described(call), name, self.decisions[name]) for call, name in waiting]
+            await let_in(state.run_id, asked, authorize, verified=self.verified)
+        decided = await decision_facts(
+            state, self.decisions, functions, at, review_edit=review_edit, decided_at=self.decided_at
+        )
+        return (Resumed(limits=self.budget, at=at), *decided)
