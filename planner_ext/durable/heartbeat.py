@@ -15,10 +15,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from planner_ext.durable.database import Execute, Value
 from planner_ext.durable.store import JournalStore
+from planner_ext.engine.concurrency import in_thread
 from planner_ext.engine.log import one_line
 
 __all__ = ["LeasedWorkers", "WorkerLocks", "WorkerRecord", "list_workers"]
@@ -160,7 +162,7 @@ class LeasedWorkers:
         self._leaving = True
         self._wake.set()
         if self._started.done():
-            await asyncio.to_thread(self._thread.join, _BEATS * self._interval)
+            await in_thread(partial(self._thread.join, _BEATS * self._interval))
 
     @property
     def worker_id(self) -> str:

@@ -187,6 +187,7 @@ class Notifier:
         self._store: JournalStore
         self._where: str
         self._clock: Clock
+        self._poll_seconds: float
 
     async def open(self, store: JournalStore, *, where: str, clock: Clock, poll_seconds: float) -> None:
         """Subscribe to the events that have listeners, and begin to deliver.
@@ -198,11 +199,27 @@ class Notifier:
             poll_seconds: How often to look for what is due.
         """
         self._store, self._where, self._clock = store, where, clock
+        self._poll_seconds = poll_seconds
         if self._webhook is not None:
             self._webhook.open()
         if self._targets:
-            await self._subscribe()
-            self._task = asyncio.create_task(self._work(poll_seconds))
+            await self._begin_work()
+
+    async def listen(self, event: NoticeEvent, name: str, listener: Listener) -> None:
+        """Deliver the notices of an event to one more listener from now on.
+
+        Args:
+            event: The event.
+            name: The listener's name, by which a notice remembers that it was delivered to it.
+            listener: Receives the notices.
+        """
+        self._targets.setdefault(event, {})[name] = listener
+        await self._begin_work()
+
+    async def _begin_work(self) -> None:
+        await self._subscribe()
+        if self._task is None:
+            self._task = asyncio.create_task(self._work(self._poll_seconds))
 
     async def close(self) -> None:
         """Deliver the due notices, for a few seconds at most, and end."""

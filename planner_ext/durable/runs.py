@@ -32,7 +32,7 @@ from planner_ext.durable.errors import RunConflictError, StoreError, is_address,
 from planner_ext.durable.heartbeat import LeasedWorkers, WorkerRecord, list_workers
 from planner_ext.durable.inputs import RunInputs, new_budget_text
 from planner_ext.durable.listing import RunFilters, RunStats, Statuses, StoreMarks
-from planner_ext.durable.notices import NoticeRecord, Notifier, notices_of
+from planner_ext.durable.notices import Listener, NoticeEvent, NoticeRecord, Notifier, notices_of
 from planner_ext.durable.opening import opens
 from planner_ext.durable.options import (
     WorkerOptions,
@@ -815,6 +815,11 @@ class Runs(RunsClient):
             timeout: Seconds to wait for at most.
         """
         await self._clock.sleep(timeout)
+
+    async def listen(self, event: NoticeEvent, name: str, listener: Listener) -> None:
+        """@private Deliver the notices of an event to a host, too; see `Notifier.listen`."""
+        assert self._notifier is not None
+        await self._notifier.listen(event, name, listener)
 
     async def close(self, grace_seconds: float | None = None) -> None:
         """Interrupt the runs that this worker drives for other workers to continue, and close the store.

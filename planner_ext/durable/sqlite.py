@@ -12,12 +12,14 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from glob import escape
 from pathlib import Path
 from typing import ClassVar, Self, TypeAlias
 
 from planner_ext.durable.database import GET_SCHEMA, TABLE_SCHEMA, Execute, Row, Step, check_tables, migration
 from planner_ext.durable.errors import DuplicateRowError, StoreError, WorkerInUseError, redacted
+from planner_ext.engine.concurrency import in_thread
 
 __all__ = ["LockedWorkers", "SqliteDatabase", "drop_lock", "new_file", "take_lock"]
 
@@ -84,7 +86,7 @@ class SqliteDatabase:
                     "read and write."
                 ) from error
 
-        return await asyncio.to_thread(opened)
+        return await in_thread(opened)
 
     async def transact(self, *steps: Step) -> Sequence[Sequence[Row]]:
         """Perform steps in one transaction; see `planner_ext.durable.database.Database`."""
@@ -109,7 +111,7 @@ class SqliteDatabase:
                 source.backup(target)  # in one step: one state of the database, which no writer makes it start again
 
         try:
-            await asyncio.to_thread(copy)
+            await in_thread(copy)
         except sqlite3.Error as error:
             raise StoreError(f"The backup {_shown(path)} cannot be written: {error}. Check the disk.") from error
 
@@ -136,7 +138,7 @@ class SqliteDatabase:
 
     async def holds_lock(self, worker_id: str) -> bool:
         """Whether a process holds a worker's lock; True if this process may not open it."""
-        return await asyncio.to_thread(_is_locked, lock_file(self._path.resolve(), worker_id))
+        return await in_thread(partial(_is_locked, lock_file(self._path.resolve(), worker_id)))
 
     async def close(self) -> None:
         """Finish the transactions that were begun, and close the file."""
@@ -144,7 +146,7 @@ class SqliteDatabase:
             self._closed = True
             self._hand_over()
             self._work.put(None)
-            await asyncio.to_thread(self._thread.join)
+            await in_thread(self._thread.join)
 
     def _hand_over(self) -> None:
         """Give the gathered steps to the thread."""
