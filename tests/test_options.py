@@ -109,7 +109,7 @@ def test_a_door_shows_every_option(door: type) -> None:
     assert all(one.kind is not one.VAR_KEYWORD for one in shown.values())
 
 
-@pytest.mark.parametrize("door", [Runs.sqlite, Runs.dbos])
+@pytest.mark.parametrize("door", [Runs.sqlite, Runs.postgres])
 def test_a_store_shows_every_option_of_a_worker(door: Any) -> None:
     """Both take the same options, by keyword, with the types that `WorkerOptions` documents; another is refused."""
     shown = inspect.signature(door).parameters

@@ -123,7 +123,7 @@ class BudgetStore:
         """Keep budgets in a PostgreSQL database, which may be that of the runs; shared by all that reach it.
 
         Args:
-            url: ``postgresql://...``; needs ``planner-ext[dbos]``.
+            url: ``postgresql://...``; needs ``planner-ext[postgres]``.
         """
         if not is_address(url):
             raise InvalidLimitError.public(f"BudgetStore.postgres takes a postgresql:// address; got {shown(url)}.")

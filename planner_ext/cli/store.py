@@ -77,7 +77,7 @@ async def opened_runs(where: str, **options: Unpack[WorkerOptions]) -> AsyncGene
         StoreError: If it cannot be used.
         WorkerInUseError: If a living worker has this name.
     """
-    opening = Runs.dbos if is_address(where) else Runs.sqlite
+    opening = Runs.postgres if is_address(where) else Runs.sqlite
     async with opening(where, **options) as opened:
         yield opened
 

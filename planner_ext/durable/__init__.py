@@ -1,9 +1,9 @@
 """Runs that survive their process: stores, workers that drive runs from them, and approvals decided from elsewhere.
 
-Back up: ``planner-ext runs backup FILE`` copies an SQLite file while workers write, ``pg_dump`` a PostgreSQL database
-with both of its schemas, ``public`` and ``planner_ext_dbos``. A restored copy repeats what its unfinished runs did
-since then: cancel or check these before a worker starts. Retain: ``planner-ext runs prune --older-than 30d --status
-answered`` deletes old runs, ``runs export`` keeps one as a file, ``runs import`` adds it to a store again.
+Back up: ``planner-ext runs backup FILE`` copies an SQLite file while workers write, ``pg_dump`` a PostgreSQL database.
+A restored copy repeats what its unfinished runs did since then: cancel or check these before a worker starts. Retain:
+``planner-ext runs prune --older-than 30d --status answered`` deletes old runs, ``runs export`` keeps one as a file,
+``runs import`` adds it to a store again.
 
 Upgrade: the first process of a newer version migrates the tables. An older worker that is connected then continues its
 own runs, refuses runs that a newer one has continued, and cannot open the store again; end it before long.
@@ -17,8 +17,6 @@ Modules:
     events           what readers of a run are shown, whoever drives it
     heartbeat        which workers live
     retry            when a run is driven again after a fault
-    dbos             queues runs for workers on many machines
-    no_pickle        keeps pickle out of DBOS's tables
     approvals        `Approvals`: lists what waits for a person, and stores the decision
     authorization    asks the application's hook whether a person may decide
     notices          delivers notices of runs that paused, ended or failed

@@ -8,7 +8,7 @@ run's journal resets faults and deaths.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,7 +17,7 @@ from planner_ext.core.facts import CallFinished, ModelReplied, Planned
 from planner_ext.durable.gate import CallGate
 from planner_ext.durable.records import RunRecord, fold_journal
 from planner_ext.durable.retry import RetryPolicy
-from planner_ext.durable.store import JournalStore
+from planner_ext.durable.store import JournalStore, RunOwner
 from planner_ext.engine.log import log_run, one_line
 from planner_ext.engine.ports import Clock
 
@@ -38,8 +38,13 @@ class WorkerRegistry(Protocol):
         """This worker's own name."""
         ...
 
-    async def alive(self, worker_id: str) -> bool:
-        """Whether a worker lives; one that is idle, or that this worker cannot see, counts as alive."""
+    @property
+    def hinted(self) -> asyncio.Event:
+        """Set when the database hints that a run may be due."""
+        ...
+
+    def dead_among(self, owners: Sequence[RunOwner]) -> set[str]:
+        """Return the owners of runs that died; one that this worker cannot judge counts as alive."""
         ...
 
     def announce(self, status: str, concurrency: int | None = None) -> None:
@@ -88,10 +93,38 @@ class Claims:
     retry: RetryPolicy
     max_deaths: int
 
+    async def take_free(self, limit: int, *, skip: Collection[str]) -> tuple[list[str], set[str] | None]:
+        """Become the owner of due runs without an owner and a death, the oldest first.
+
+        Args:
+            limit: Their maximum number.
+            skip: Runs to leave out.
+
+        Returns:
+            Their names, and the dead owners of runs, which have to be examined by `of`. None if no run has to be.
+        """
+        now = self.clock.now()
+        me = self.workers.worker_id
+        look = await self.store.look(now, me, skip=skip)
+        dead = self.workers.dead_among(look.owners)
+        taken: list[str] = []
+        if look.has_free:
+            taken = await self.store.claim_free(now, me, skip=skip, limit=limit)
+        return taken, dead if dead or look.has_died else None
+
+    async def dead(self) -> set[str]:
+        """Return the owners of runs that died."""
+        return self.workers.dead_among(await self.store.owners(self.workers.worker_id))
+
+    async def is_elsewhere(self, record: RunRecord) -> bool:
+        """Whether another worker, which lives, owns a run."""
+        return record.owner not in (None, self.workers.worker_id) and record.owner not in await self.dead()
+
     async def of(self, record: RunRecord) -> Claimable | None:
         """Examine a run; None if a living worker has it, or it is parked, which may happen here."""
-        me, owner = self.workers.worker_id, record.owner
-        if record.status in PARKED or (owner not in (None, me) and await self.workers.alive(str(owner))):
+        me = self.workers.worker_id
+        owner = record.owner
+        if record.status in PARKED or await self.is_elsewhere(record):
             return None
         if owner == me or (owner is None and not record.deaths):
             return Claimable(record=record)

@@ -47,13 +47,18 @@ class Database(Protocol):
 
     Attributes:
         now: SQL of the database's time, in seconds since the epoch: the machines of workers may differ.
-        skip_locked: SQL that ends a SELECT whose rows are to be changed, so that it skips those that others change now.
         age: SQL of the seconds since a row of ``planner_workers`` was seen; time without a server does not count.
+        is_locked: SQL of whether the lock of the worker ``owner`` is held. Where the locks are not the database's, this
+            is true; `planner_ext.durable.heartbeat.WorkerLocks` looks at them.
+        skip_locked: SQL that ends a SELECT whose rows are to be changed, so that it skips those that others change now.
+        hints: The steps that tell waiting workers that a run may be due; a worker that misses them polls.
     """
 
     now: ClassVar[str]
-    skip_locked: ClassVar[str]
     age: ClassVar[str]
+    is_locked: ClassVar[str]
+    skip_locked: ClassVar[str]
+    hints: ClassVar[Sequence[Step]]
 
     async def transact(self, *steps: Step) -> Sequence[Sequence[Row]]:
         """Perform steps in order in one transaction: all of them, durably, or none.
@@ -72,18 +77,6 @@ class Database(Protocol):
 
         Raises:
             StoreError: If the file exists or cannot be written, or this database is copied by its own tool.
-        """
-        ...
-
-    async def more_to_delete(self) -> Sequence[str]:
-        """List the statements that delete what else the database keeps of the runs whose owner is ``:owner``."""
-        ...
-
-    async def announce(self, run_id: str) -> None:
-        """Tell the workers of a queued run, unless they poll for it; they find it by themselves within a second.
-
-        Raises:
-            StoreError: If they cannot be told.
         """
         ...
 

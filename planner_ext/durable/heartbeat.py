@@ -11,7 +11,7 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from planner_ext.durable.database import Execute, Value
-from planner_ext.durable.store import JournalStore
+from planner_ext.durable.store import JournalStore, RunOwner
 from planner_ext.engine.concurrency import in_thread
 from planner_ext.engine.log import one_line
 
@@ -114,8 +114,17 @@ class WorkerLocks(Protocol):
         """This worker's unique id."""
         ...
 
-    async def alive(self, worker_id: str) -> bool:
-        """Whether a worker's lock is held."""
+    @property
+    def hinted(self) -> asyncio.Event:
+        """Set when the database hints that a run may be due."""
+        ...
+
+    def missing(self, is_locked: Mapping[str, bool]) -> set[str]:
+        """Return the workers that hold no lock any more.
+
+        Args:
+            is_locked: Workers, this one included, and what the database says of each one's lock.
+        """
         ...
 
 
@@ -169,16 +178,20 @@ class LeasedWorkers:
         """This worker's unique id."""
         return self._locks.worker_id
 
-    async def alive(self, worker_id: str) -> bool:
-        """Whether a worker holds its lock, and was seen within its lease.
+    @property
+    def hinted(self) -> asyncio.Event:
+        """Set when the database hints that a run may be due."""
+        return self._locks.hinted
 
-        A worker without a row is one of an earlier version. A worker that was late itself does not judge others: where
-        the whole machine slept, all of them were.
+    def dead_among(self, owners: Sequence[RunOwner]) -> set[str]:
+        """Return the owners of runs that hold no lock, or were not seen within their lease.
+
+        A worker that was late itself does not judge the lease of others: where the whole machine slept, all were late.
         """
-        if not await self._locks.alive(worker_id) or worker_id == self.worker_id:
-            return worker_id == self.worker_id
-        heartbeat = await self._store.last_heartbeat(worker_id)
-        return heartbeat is None or heartbeat[0] <= heartbeat[1] or not self._is_steady or self._is_late()
+        dead = self._locks.missing({owner.worker_id: owner.is_locked for owner in owners})
+        if self._is_steady and not self._is_late():
+            dead |= {owner.worker_id for owner in owners if owner.is_lapsed}
+        return dead - {self.worker_id}
 
     def hold(self) -> Callable[[], bool]:
         """Return a check whether this worker has kept its lease since now."""

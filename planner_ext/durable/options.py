@@ -31,7 +31,7 @@ _WORKER_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 
 class WorkerOptions(TypedDict, total=False):
-    """The options that `Runs.sqlite` and `Runs.dbos` take by keyword.
+    """The options that `Runs.sqlite` and `Runs.postgres` take by keyword.
 
     Attributes:
         worker_id: This worker's name, unique among living workers. None generates one.

@@ -1,5 +1,8 @@
 """Runs in PostgreSQL: the shared statements over psycopg, exactly once also where the connection breaks.
 
+A worker needs a session of its own, which holds its lock. Every other process may connect through a pooler that gives
+each transaction another session.
+
 A transaction whose connection is lost during the commit may or may not have been committed. So each connection has one
 row in ``planner_commits``, and every writing transaction leaves a fresh token there; reading the row afterwards tells
 whether it was. While a server restarts, transactions wait. Nothing is lost, and nothing is recorded twice.
@@ -10,30 +13,23 @@ import hashlib
 import logging
 import re
 import shlex
+import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
-from typing import ClassVar, LiteralString, TypeVar, cast
+from typing import ClassVar, LiteralString, Self, TypeVar, cast
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from planner_ext.durable.database import GET_SCHEMA, TABLE_SCHEMA, Execute, Row, Step, Value, check_tables, migration
 from planner_ext.durable.errors import DuplicateRowError, StoreError, WorkerInUseError, redacted, without_passwords
-from planner_ext.engine.document import SCHEMA
+from planner_ext.engine.concurrency import end_tasks
+from planner_ext.engine.log import one_line
 
-__all__ = [
-    "ACTIVATION",
-    "DBOS_TABLES",
-    "QUEUE",
-    "VERSION",
-    "VERSION_NUMBERS",
-    "PostgresDatabase",
-    "PostgresWorkers",
-    "may_retry",
-]
+__all__ = ["PostgresDatabase", "PostgresWorkers"]
 
 logger = logging.getLogger(__name__)
 
@@ -56,59 +52,50 @@ _SIGNED = "SELECT token FROM planner_commits WHERE connection = %(connection)s F
 """Waits until the lost connection's server process has released the row."""
 
 _TABLES_LOCK = 0x706C616E6E6572  # "planner"
-_SETUP = """
-    SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'
+_HAS_TABLES = """
+    SELECT EXISTS (SELECT 1 FROM pg_class WHERE relname = 'planner_schema' AND pg_table_is_visible(oid))
 """
+"""After waiting for `_TABLES_LOCK`, ``to_regclass`` would answer from a cache."""
+_SYNCHRONOUS = """
+    SELECT set_config('synchronous_commit', 'on', {is_local}) WHERE current_setting('synchronous_commit') = 'off'
+"""
+_POOLER_TRIES = 10
+_POOLER_SECONDS = 5.0
+"""How long another session of a pooler is waited for."""
 _LEAVE_SECONDS = 5.0
 """How long closing waits for a server that does not answer."""
 _KEEPALIVES = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
 """Seconds and probes after which a vanished machine is noticed; PostgreSQL's own default is two hours."""
 
-_LOCK_IS_HELD = """
-    SELECT EXISTS (
+_HOLDS_LOCK = """
+    EXISTS (
         SELECT 1 FROM pg_locks
         WHERE locktype = 'advisory' AND objsubid = 1 AND granted
-          AND (CAST(classid AS bigint) << 32) | CAST(objid AS bigint) = :key
+          AND (CAST(classid AS bigint) << 32) | CAST(objid AS bigint) = {key}
           AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
     )
 """
-
-DBOS_TABLES = "planner_ext_dbos"
-"""The PostgreSQL schema with DBOS's tables."""
-QUEUE = "planner_ext"
-ACTIVATION = "planner_ext.segment"
-"""The name of an activation in DBOS's tables; older stores have it."""
-VERSION_NUMBERS = (SCHEMA, TABLE_SCHEMA)
-VERSION = "planner_ext-{}.{}".format(*VERSION_NUMBERS)
-"""Pinned: DBOS's default is a hash of the source, with which the next release would not see queued activations."""
-
-_ENQUEUE = f"""
-    SELECT {DBOS_TABLES}.enqueue_workflow(
-        workflow_name => :name, queue_name => :queue, workflow_id => :key, app_version => :version,
-        positional_args => ARRAY[to_json(CAST(:run_id AS text))]
-    )
+_KEY_OF_OWNER = """
+    CAST(CAST('x' || encode(substr(sha256(convert_to('planner_ext worker ' || owner, 'UTF8')), 1, 8), 'hex')
+              AS bit(64)) AS bigint)
 """
-"""DBOS's own function in PostgreSQL, for processes in which it is not launched; an existing activation stays."""
+"""As `_key`."""
+_RECENTLY_STARTED = "clock_timestamp() - pg_postmaster_start_time() < interval '5 s'"
+"""A server that has just started has ended all sessions; their workers are about to lock again."""
 
-_ACTIVATION_TABLES = f"""
-    SELECT table_name FROM information_schema.columns
-    WHERE table_schema = '{DBOS_TABLES}' AND column_name = 'workflow_uuid'
-    ORDER BY table_name = 'workflow_status', table_name
-"""  # noqa: S608  (both are this module's own text)
-"""DBOS's tables with rows of activations, the one that others refer to as the last."""
+_CHANNEL = "planner_ext_due"
+_HINT = f"SELECT pg_notify('{_CHANNEL}', '')"
 
-_DELETE_ACTIVATIONS = f"""
-    DELETE FROM {DBOS_TABLES}.%s WHERE workflow_uuid IN (
-        SELECT run_id || ':' || n FROM planner_runs, generate_series(
-            0, (SELECT COUNT(*) FROM planner_journal WHERE planner_journal.run_id = planner_runs.run_id)
-        ) AS n
-        WHERE owner = :owner
-    )
-"""  # noqa: S608  (likewise)
-"""Deletes the rows of activations, which are named after a run and the length of its journal when they start."""
+_MISSING_SECONDS = 1.0
+"""How long a worker's lock is missing until the worker counts as dead: a lost session is opened again at once."""
+_UNSURE_SECONDS = 5.0
+"""How long a worker whose own session was lost judges no other: where a server failed over, all sessions were."""
+_CHECK_SECONDS = 1.0
 
-_TRANSIENT = ("08", "40", "53300", "57P")
-"""Beginnings of SQLSTATEs that a retry may cure: a lost connection, a conflict, no free slot, a restarting server."""
+_READ_ONLY = "25006"
+_TRANSIENT = ("08", "40", "53300", "57P", _READ_ONLY)
+"""Beginnings of SQLSTATEs that a retry may cure: a lost connection, a conflict, no free slot, a server that restarts,
+or that takes no writes while another one takes over."""
 
 _WAYS_OUT = {
     "28": "Check the user and the password in the URL.",
@@ -117,7 +104,7 @@ _WAYS_OUT = {
     "42": "Was the store made by another version? Use that version, or another database.",
     "53100": "Free space on the server's disk; the run continues from its last recorded step.",
     "53300": "Raise max_connections, or let fewer workers run.",
-    "25006": "This server takes no writes, as a standby does; use the primary's address.",
+    _READ_ONLY: "This server takes no writes, as a standby does; use the primary's address.",
 }
 """The way out by the beginning of the SQLSTATE; the longest match counts."""
 
@@ -138,11 +125,13 @@ class PostgresDatabase:
     """
 
     now: ClassVar[str] = "CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS DOUBLE PRECISION)"
-    skip_locked: ClassVar[str] = "FOR UPDATE SKIP LOCKED"
     age: ClassVar[str] = f"""
         LEAST({now} - seen_at,
               CAST(EXTRACT(EPOCH FROM clock_timestamp() - pg_postmaster_start_time()) AS DOUBLE PRECISION))
     """
+    is_locked: ClassVar[str] = f"({_HOLDS_LOCK.format(key=_KEY_OF_OWNER)} OR {_RECENTLY_STARTED})"
+    skip_locked: ClassVar[str] = "FOR UPDATE SKIP LOCKED"
+    hints: ClassVar[Sequence[Step]] = ((_HINT, {}),)
 
     def __init__(self, url: str, *, connections: int = 4, patience: float = 60.0) -> None:
         self._url = url
@@ -196,20 +185,6 @@ class PostgresDatabase:
             f"--format=custom --file={shlex.quote(str(path))} {shlex.quote(redacted(self._url))}. pg_restore reads it."
         )
 
-    async def more_to_delete(self) -> Sequence[str]:
-        """List the statements that delete the activations of runs from DBOS's tables, if these exist."""
-        tables = (await self.transact((_ACTIVATION_TABLES, {})))[0]
-        return [_DELETE_ACTIVATIONS % table for table in tables]
-
-    async def announce(self, run_id: str) -> None:
-        """Queue the first activation of a run in DBOS's tables, which the first worker makes.
-
-        Raises:
-            StoreError: If no worker has made the tables yet, or the database cannot be used.
-        """
-        activation = {"name": ACTIVATION, "queue": QUEUE, "run_id": run_id, "key": f"{run_id}:0", "version": VERSION}
-        await self.transact((_ENQUEUE, activation))
-
     @contextmanager
     def session(self, *, timeout: float) -> Generator[Execute]:
         """Open a session; a server that does not answer ends it after the timeout."""
@@ -225,7 +200,8 @@ class PostgresDatabase:
 
     async def holds_lock(self, worker_id: str) -> bool:
         """Whether a session holds a worker's lock."""
-        return (await self.transact((_LOCK_IS_HELD, {"key": _key(worker_id)})))[0][0] == (True,)
+        statement = f"SELECT {_HOLDS_LOCK.format(key=':key')}"
+        return (await self.transact((statement, {"key": _key(worker_id)})))[0][0] == (True,)
 
     async def close(self) -> None:
         """Wait for every transaction to end, and close the connections."""
@@ -257,7 +233,7 @@ class PostgresDatabase:
                 try:
                     await connection.execute("COMMIT")
                 except (psycopg.Error, OSError) as error:
-                    if not may_retry(error):
+                    if not _may_retry(error):
                         raise
                     if not await _with_retries(partial(session.is_committed, token), seconds=self._patience):
                         continue
@@ -286,15 +262,20 @@ class _Session:
     async def write(self, steps: Sequence[Step], token: str) -> tuple[_Connection, Sequence[Sequence[Row]]]:
         """Perform steps in a transaction that is left open, and fetch what they return."""
         connection = await self._connected()
-        if not self._entered:  # before the transaction, so that `is_committed` waits for the row
-            await connection.execute(_ADD_CONNECTION, {"connection": self._name})
-            self._entered = True
         try:
+            if not self._entered:  # before the transaction, so that `is_committed` waits for the row
+                await connection.execute(_ADD_CONNECTION, {"connection": self._name})
+                self._entered = True
             async with connection.pipeline():
                 await connection.execute("BEGIN")
+                if _is_pooled(connection):
+                    await connection.execute(_SYNCHRONOUS.format(is_local="true"))
                 cursors = [await connection.execute(_query(statement), dict(values)) for statement, values in steps]
                 await connection.execute(_SIGN, {"token": token, "connection": self._name})
             return connection, [await cursor.fetchall() if cursor.description else () for cursor in cursors]
+        except psycopg.errors.ReadOnlySqlTransaction:  # another server may take the writes at this address
+            await connection.close()
+            raise
         except BaseException:
             try:
                 await connection.rollback()
@@ -326,11 +307,13 @@ class _Session:
 class PostgresWorkers:
     """Registers this process as a worker of a database: each worker holds a lock in a session of its process.
 
-    Implements `planner_ext.durable.heartbeat.WorkerLocks`.
+    The same session listens for hints, so that its loss is noticed at once. Implements
+    `planner_ext.durable.heartbeat.WorkerLocks`; its block holds the lock.
 
     Attributes:
         name: The worker's name; one process may have it at a time.
         worker_id: A globally unique id; a restarted worker gets a new one.
+        hinted: Set at a notification.
 
     Args:
         url: ``postgresql://...``.
@@ -341,54 +324,83 @@ class PostgresWorkers:
     def __init__(self, url: str, name: str, *, patience: float = 60.0) -> None:
         self.name = name
         self.worker_id = f"{name}/{uuid.uuid4().hex}"
+        self.hinted = asyncio.Event()
         self._url = url
         self._patience = patience
-        self._connection: _Connection | None = None
-        self._turn = asyncio.Lock()
-        self._left = False
+        self._connection: _Connection
+        self._keeping: asyncio.Task[None]
+        self._is_held = True
+        self._judges_from = 0.0
+        self._missing_since: dict[str, float] = {}
 
-    async def keep(self) -> None:
-        """Acquire the locks; acquire them again if the session was lost, for instance by a restart of the server.
+    async def __aenter__(self) -> Self:
+        """Acquire the locks.
 
         Raises:
             WorkerInUseError: If a living process has the name.
-            StoreError: If the database cannot be used.
+            StoreError: If the database cannot be used, or a pooler keeps no session for this worker.
         """
-        await self._ask("SELECT 1")
+        with _as_store_errors(self._url):
+            self._connection = await _with_retries(self._locked, seconds=self._patience)
+        self._keeping = asyncio.create_task(self._keep())
+        return self
 
-    async def alive(self, worker_id: str) -> bool:
-        """Whether a worker's session lives.
-
-        Raises:
-            WorkerInUseError: If this worker's own session was lost, and another living process took the name.
-            StoreError: If the database cannot be used.
-        """
-        return await self._ask(_LOCK_IS_HELD, key=_key(worker_id)) == (True,)
-
-    async def leave(self) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """End the session, and with it the locks."""
-        async with self._turn:
-            self._left = True
-            if self._connection is not None:
-                await self._connection.close()
+        await end_tasks(self._keeping)
+        await self._connection.close()
 
-    async def _ask(self, question: str, **values: int) -> Row | None:
-        """Query in this worker's session, restored if it was lost: a worker without one may not judge others."""
+    def missing(self, is_locked: Mapping[str, bool]) -> set[str]:
+        """Return the workers whose lock has been missing for a while; none while this worker's own was."""
+        now = time.monotonic()
+        self._missing_since = {
+            worker_id: self._missing_since.get(worker_id, now) for worker_id, held in is_locked.items() if not held
+        }
+        if self.worker_id in self._missing_since:
+            self._is_held = False
+        if not self._is_held or now < self._judges_from:
+            return set()
+        return {worker_id for worker_id, since in self._missing_since.items() if now - since >= _MISSING_SECONDS}
 
-        async def ask() -> Row | None:
-            if self._left:
-                raise StoreError(f"The worker {self.name!r} has left the store. Use it inside its async with block.")
-            if self._connection is None or self._connection.closed:
-                self._connection = await self._locked()
-            return await (await self._connection.execute(_query(question), values)).fetchone()
+    async def _keep(self) -> None:
+        """Wait for notifications, and acquire the locks again when the session was lost."""
+        while True:
+            try:
+                while self._is_held:
+                    async for _ in self._connection.notifies(timeout=_CHECK_SECONDS):
+                        self.hinted.set()
+            except (psycopg.Error, OSError) as error:
+                logger.warning("The session of worker %r was lost: %s", self.name, one_line(error))
+            self._is_held = False
+            await self._connection.close()
+            self._connection = await self._locked_again()
+            self._judges_from = time.monotonic() + _UNSURE_SECONDS
+            self._is_held = True
 
-        async with self._turn:
-            with _as_store_errors(self._url):
-                return await _with_retries(ask, seconds=0 if self._connection is None else self._patience)
+    async def _locked_again(self) -> _Connection:
+        """Acquire the locks, however long the server is away, or the lost session keeps them."""
+        wait = 0.05
+        failed = False
+        while True:
+            try:
+                return await self._locked()
+            except (psycopg.Error, OSError, StoreError) as error:
+                if wait >= 1.0 and not failed:
+                    failed = True
+                    said = without_passwords(one_line(error), self._url)
+                    logger.warning("Worker %r has no session yet, and judges no other: %s", self.name, said)
+            await asyncio.sleep(wait)
+            wait = min(wait * 2, 1.0)
 
     async def _locked(self) -> _Connection:
         connection = await _connect(self._url)
         try:
+            if _is_pooled(connection) and not await self._keeps_session(connection):
+                raise StoreError(
+                    f"The worker {self.name!r} needs a session of its own, which holds its lock, and the pooler at "
+                    f"{_server_of(self._url)} gives each transaction another session. Give the address of the server, "
+                    "or of a pooler in session mode; Approvals and Runs.connect may use this one."
+                )
             for name in (self.name, self.worker_id):
                 taken = await (await connection.execute("SELECT pg_try_advisory_lock(%s)", (_key(name),))).fetchone()
                 if taken != (True,):
@@ -396,10 +408,24 @@ class PostgresWorkers:
                         f"The worker {self.name!r} is in use by a process that lives. Give each worker another name; "
                         "the name of a worker that has just died is free within seconds."
                     )
+            await connection.execute(f"LISTEN {_CHANNEL}")
         except BaseException:
             await connection.close()
             raise
         return connection
+
+    async def _keeps_session(self, connection: _Connection) -> bool:
+        """Whether a pooler keeps a session for a connection while another connection takes one for a transaction."""
+        own = await _session_id(connection)
+        try:
+            async with asyncio.timeout(_POOLER_SECONDS):
+                for _ in range(_POOLER_TRIES):
+                    async with await _connect(self._url) as other, other.transaction():
+                        if await _session_id(other) == own or await _session_id(connection) != own:
+                            return False
+        except TimeoutError:  # the pooler has no session for the other one
+            pass
+        return True
 
 
 def _key(name: str) -> int:
@@ -414,10 +440,16 @@ def _conninfo(url: str, **more: str) -> str:
 
 
 async def _connect(url: str) -> _Connection:
-    """Open a connection on which commits wait for the disk and a vanished machine is noticed."""
+    """Open a connection on which commits wait for the disk and a vanished machine is noticed.
+
+    Settings of a session that a pooler lends are left alone, and statements are not prepared in it.
+    """
     connection = await psycopg.AsyncConnection.connect(_conninfo(url), autocommit=True)
     try:
-        await connection.execute(_SETUP)
+        if await _session_id(connection) != connection.info.backend_pid:
+            connection.prepare_threshold = None
+            return connection
+        await connection.execute(_SYNCHRONOUS.format(is_local="false"))
         for name, value in _KEEPALIVES.items():
             await connection.execute(cast("LiteralString", f"SET tcp_{name} = {value}"))
     except BaseException:
@@ -426,23 +458,30 @@ async def _connect(url: str) -> _Connection:
     return connection
 
 
-async def _prepare(connection: _Connection) -> None:
-    """Create or migrate the tables under a lock, since concurrent creation fails; current ones need no right to.
+def _is_pooled(connection: _Connection) -> bool:
+    """Whether a connection leads to a pooler, which told it another session than the server does; see `_connect`."""
+    return connection.prepare_threshold is None
 
-    The lock ends with the connection. It is taken before the transaction: one that had waited for it would not see that
-    another worker has created the tables meanwhile, since `to_regclass` answers from a cache.
-    """
+
+async def _session_id(connection: _Connection) -> int:
+    row = await (await connection.execute("SELECT pg_backend_pid()")).fetchone()
+    assert row is not None
+    return int(row[0] or 0)
+
+
+async def _prepare(connection: _Connection) -> None:
+    """Create or migrate the tables under a lock, since concurrent creation fails; current ones need no right to."""
     if await _schema_number(connection) == TABLE_SCHEMA:
         return
-    await connection.execute("SELECT pg_advisory_lock(%s)", (_TABLES_LOCK,))
     async with connection.transaction():
+        await connection.execute("SELECT pg_advisory_xact_lock(%s)", (_TABLES_LOCK,))
         for statement in (_COMMITS, *migration(await _schema_number(connection))):
             await connection.execute(_query(statement))
 
 
 async def _schema_number(connection: _Connection) -> int:
     """Return the schema number of the tables; 0 without tables."""
-    there = await (await connection.execute("SELECT to_regclass('planner_schema') IS NOT NULL")).fetchone()
+    there = await (await connection.execute(_HAS_TABLES)).fetchone()
     if there != (True,):
         return 0
     row = await (await connection.execute(_query(GET_SCHEMA))).fetchone()
@@ -465,7 +504,7 @@ async def _with_retries(attempt: Callable[[], Awaitable[_Result]], *, seconds: f
         try:
             return await attempt()
         except (psycopg.Error, OSError) as error:
-            if not may_retry(error) or loop.time() + wait > deadline:
+            if not _may_retry(error) or loop.time() + wait > deadline:
                 raise
             if wait >= 1.0 and not said:
                 said = True
@@ -474,12 +513,10 @@ async def _with_retries(attempt: Callable[[], Awaitable[_Result]], *, seconds: f
         wait = min(wait * 2, 1.0)
 
 
-def may_retry(error: BaseException | None) -> bool:
+def _may_retry(error: psycopg.Error | OSError) -> bool:
     """Return whether a retry may help: the server is unreachable, restarts, or asks for a retry."""
     if isinstance(error, OSError):
         return True
-    if not isinstance(error, psycopg.Error):
-        return False
     if error.sqlstate is None:
         return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and not _is_refusal(error)
     return error.sqlstate.startswith(_TRANSIENT)

@@ -5,10 +5,10 @@ import builtins
 import logging
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack
+from typing import Any, NoReturn, TypeVar, Unpack
 
 from planner_ext.approval.decisions import (
     ApprovalSettings,
@@ -29,7 +29,7 @@ from planner_ext.durable.archive import fork_run
 from planner_ext.durable.authorization import Doorkeeper
 from planner_ext.durable.claims import PARKED
 from planner_ext.durable.errors import RunConflictError, StoreError, is_address, kernel_error, redacted
-from planner_ext.durable.heartbeat import LeasedWorkers, WorkerRecord, list_workers
+from planner_ext.durable.heartbeat import LeasedWorkers, WorkerLocks, WorkerRecord, list_workers
 from planner_ext.durable.inputs import RunInputs, new_budget_text
 from planner_ext.durable.listing import RunFilters, RunStats, Statuses, StoreMarks
 from planner_ext.durable.notices import Listener, NoticeEvent, NoticeRecord, Notifier, notices_of
@@ -52,9 +52,6 @@ from planner_ext.durable.writer import cancel_run
 from planner_ext.engine.activation import ArgumentsFor, DurablePlanner
 from planner_ext.engine.concurrency import SystemClock
 from planner_ext.engine.ports import Clock
-
-if TYPE_CHECKING:
-    from planner_ext.durable.dbos import ActivationQueue
 
 __all__ = ["Runs", "RunsClient", "SubmittedRun"]
 
@@ -324,10 +321,6 @@ class RunsClient:
         guards = self._guards(interceptors, approval or ApprovalSettings())
         inputs = RunInputs(arguments=arguments or {}, budget=budget, guards=guards)
         name, _ = await self._create(goal, run_id, owner=None, inputs=inputs)
-        try:
-            await self._store.database.announce(name)
-        except StoreError as error:  # it is stored; a worker looks for queued runs
-            logger.debug("Run %s is queued, but the workers could not be notified: %s", name, error)
         return SubmittedRun(self, name)
 
     def _guards(self, interceptors: Sequence[Interceptor], approval: ApprovalSettings) -> Guards | None:
@@ -463,9 +456,11 @@ class Runs(RunsClient):
     """
 
     def __init__(self, pool: WorkerPool, notifier: Notifier | None = None) -> None:
-        """@private Called by `sqlite` and `dbos`."""
+        """@private Called by `sqlite` and `postgres`."""
         is_pool = isinstance(pool, WorkerPool)  # pyright: ignore[reportUnnecessaryIsInstance]  (of untyped code)
-        check(is_pool, f"Open runs with async with Runs.sqlite(path) as runs, or Runs.dbos(url); got {shown(pool)}.")
+        check(
+            is_pool, f"Open runs with async with Runs.sqlite(path) as runs, or Runs.postgres(url); got {shown(pool)}."
+        )
         doorkeeper = Doorkeeper(authorize=pool.runner.authorize)
         super().__init__(
             pool.runner.store, clock=pool.runner.clock, poll_seconds=pool.poll_seconds, doorkeeper=doorkeeper
@@ -496,27 +491,22 @@ class Runs(RunsClient):
 
         settings = WorkerSettings(**options)
         notifier = settings.notifier()
-        async with opened_store(path) as store:
-            with LockedWorkers(Path(path), settings.name()) as locks:
-                await locks.sweep()
-                workers = LeasedWorkers(store, locks, lease_seconds=settings.lease_seconds)
-                await workers.open()
-                try:
-                    async with cls._opened(settings, notifier, store, workers, where=str(path)) as runs:
-                        yield runs
-                finally:
-                    await workers.close()
+        async with (
+            opened_store(path) as store,
+            LockedWorkers(Path(path), settings.name()) as locks,
+            cls._opened(settings, notifier, store, locks, where=str(path)) as runs,
+        ):
+            yield runs
 
     @classmethod
     @takes_worker_options
     @opens
-    async def dbos(cls, url: str, **options: Unpack[WorkerOptions]) -> AsyncGenerator["Runs", None]:
-        """Keep runs in PostgreSQL, for workers on many machines; used as ``async with Runs.dbos(url) as runs``.
+    async def postgres(cls, url: str, **options: Unpack[WorkerOptions]) -> AsyncGenerator["Runs", None]:
+        """Keep runs in PostgreSQL, for workers on many machines; used as ``async with Runs.postgres(url) as runs``.
 
-        DBOS queues, delays and recovers activations: the unfinished runs of a dead worker continue within half a minute
-        in another worker that `work`s. Needs the extra ``planner-ext[dbos]``. A process can open it once at a time.
-        Leaving the block hands the runs that this worker drives over to other workers, at once; see `close`. A server
-        that is just starting is awaited, a minute at most.
+        The unfinished runs of a dead worker continue within seconds in another worker that `work`s. Leaving the block
+        hands the runs that this worker drives over to other workers, at once; see `close`. A server that is just
+        starting, restarts or takes no writes is awaited, a minute at most. Needs the extra ``planner-ext[postgres]``.
 
         Args:
             url: ``postgresql://...``; directly to the server or through a pooler that keeps sessions.
@@ -524,7 +514,7 @@ class Runs(RunsClient):
 
         Raises:
             PlannerInvalidConfigurationError: If an option is invalid, naming it.
-            StoreError: If the database or DBOS cannot be used; says why, and the way out.
+            StoreError: If the database cannot be used; says why, and the way out.
             WorkerInUseError: If a living process has the worker's name.
             NewerSchemaError: If a newer version of this package made the tables.
         """
@@ -533,13 +523,12 @@ class Runs(RunsClient):
         if not is_address(url):
             raise StoreError(f"Expected an address postgresql://user@host/database; got {redacted(url)!r}.")
         async with opened_store(url, patience=_PATIENCE_SECONDS) as store:
-            try:
-                from planner_ext.durable.dbos import ActivationQueue  # noqa: PLC0415  (an optional dependency)
-            except ImportError as error:
-                raise StoreError(f"Runs in PostgreSQL need more ({error}). Install planner-ext[dbos].") from error
-            queue = ActivationQueue(url, settings.name(), store, lease_seconds=settings.lease_seconds)
-            await queue.open()
-            async with cls._opened(settings, notifier, store, queue.workers, where=url, queue=queue) as runs:
+            from planner_ext.durable.postgres import PostgresWorkers  # noqa: PLC0415  (an optional dependency)
+
+            async with (
+                PostgresWorkers(url, settings.name()) as locks,
+                cls._opened(settings, notifier, store, locks, where=url) as runs,
+            ):
                 yield runs
 
     @classmethod
@@ -549,19 +538,18 @@ class Runs(RunsClient):
         settings: WorkerSettings,
         notifier: Notifier,
         store: JournalStore,
-        workers: LeasedWorkers,
+        locks: WorkerLocks,
         *,
         where: str,
-        queue: "ActivationQueue | None" = None,
     ) -> AsyncGenerator["Runs", None]:
         """Work on a store, and leave it at the end of the block."""
         from planner_ext.durable.gauge import waiting_reported  # noqa: PLC0415  (workers alone load OpenTelemetry)
 
         runner = Runner(store, settings.in_doubt, settings.clock or SystemClock(), settings.authorize)
+        workers = LeasedWorkers(store, locks, lease_seconds=settings.lease_seconds)
         pool = WorkerPool(
             runner=runner,
             workers=workers,
-            queue=queue,
             poll_seconds=settings.poll_seconds,
             retry=settings.retry or RetryPolicy(),
             max_deaths=settings.max_deaths,
@@ -569,12 +557,16 @@ class Runs(RunsClient):
         )
         workers.on_lapse = pool.give_up
         runs = cls(pool, notifier)
+        await workers.open()
         try:
             await notifier.open(store, where=redacted(where), clock=runner.clock, poll_seconds=settings.poll_seconds)
             with waiting_reported(redacted(where), lambda: store.open_approvals_at(runner.clock.now())):
                 yield runs
         finally:
-            await runs.close()
+            try:
+                await runs.close()
+            finally:
+                await workers.close()
 
     @property
     def worker_id(self) -> str:
@@ -690,15 +682,7 @@ class Runs(RunsClient):
         Returns:
             Their handles; the runs are already running.
         """
-        taken: list[RunHandle[R]] = []
-        async with aclosing(self._store.due(self._clock.now())) as due:
-            async for record in due:
-                if len(taken) >= limit:
-                    break
-                job = Job(run_id=record.run_id, planner=planner, kernel=kernel, arguments_for=arguments_for)
-                if (handle := await self._pool.take(record, job)) is not None:
-                    taken.append(handle)
-        return taken
+        return await self._pool.take_due(_jobs(planner, kernel, arguments_for), limit=limit)
 
     async def work(
         self,
@@ -722,16 +706,8 @@ class Runs(RunsClient):
         Raises:
             StoreError: If the store could not be used for a minute.
         """
-
-        async def run_queued(run_id: str) -> None:
-            job = Job(run_id=run_id, planner=planner, kernel=kernel, arguments_for=arguments_for)
-            await self._pool.run_queued(job)
-
         _warn_unguarded(planner, kernel)
         self._pool.workers.announce("working", max_concurrency)
-        queue = self._pool.queue
-        if queue is not None:
-            await queue.serve(run_queued, at_most=max_concurrency)
         deadline = None
         while True:
             try:
@@ -740,9 +716,7 @@ class Runs(RunsClient):
                 deadline = None
             except StoreError as error:
                 deadline = _deadline(deadline, error)
-            if queue is not None and deadline is None:
-                await asyncio.Event().wait()  # from now on the queue holds the due activations
-            await self._clock.sleep(self.poll_seconds)
+            await self._pool.hint(self.poll_seconds)
 
     def drive_with(
         self, planner: DurablePlanner[Any], kernel: Any, *, arguments_for: ArgumentsFor | None = None
@@ -760,11 +734,7 @@ class Runs(RunsClient):
         _check_planner(planner)
         _warn_unguarded(planner, kernel)
         self._pool.workers.announce("working")
-
-        def job_of(run_id: str) -> Job[Any]:
-            return Job(run_id=run_id, planner=planner, kernel=kernel, arguments_for=arguments_for)
-
-        self._job_of = job_of
+        self._job_of = _jobs(planner, kernel, arguments_for)
 
     async def activate(self, run_id: str) -> Next:
         """Drive a run to its next pause or end, if it is due, and say when it is due again.
@@ -814,7 +784,7 @@ class Runs(RunsClient):
         Args:
             timeout: Seconds to wait for at most.
         """
-        await self._clock.sleep(timeout)
+        await self._pool.hint(timeout)
 
     async def listen(self, event: NoticeEvent, name: str, listener: Listener) -> None:
         """@private Deliver the notices of an event to a host, too; see `Notifier.listen`."""
@@ -849,6 +819,11 @@ def _deadline(earlier: float | None, error: StoreError) -> float:
     if now > earlier:
         raise error
     return earlier
+
+
+def _jobs(planner: DurablePlanner[R], kernel: Any, arguments_for: ArgumentsFor | None) -> Callable[[str], Job[R]]:
+    """Return a function that returns the job of a run."""
+    return lambda run_id: Job(run_id=run_id, planner=planner, kernel=kernel, arguments_for=arguments_for)
 
 
 def _check_planner(planner: object) -> None:

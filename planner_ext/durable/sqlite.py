@@ -10,7 +10,7 @@ import sqlite3
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from glob import escape
@@ -46,8 +46,10 @@ class SqliteDatabase:
     """
 
     now: ClassVar[str] = "((julianday('now') - 2440587.5) * 86400.0)"
-    skip_locked: ClassVar[str] = ""
     age: ClassVar[str] = f"{now} - seen_at"
+    is_locked: ClassVar[str] = "1"
+    skip_locked: ClassVar[str] = ""
+    hints: ClassVar[Sequence[Step]] = ()
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self._path = path
@@ -114,13 +116,6 @@ class SqliteDatabase:
             await in_thread(copy)
         except sqlite3.Error as error:
             raise StoreError(f"The backup {_shown(path)} cannot be written: {error}. Check the disk.") from error
-
-    async def more_to_delete(self) -> Sequence[str]:
-        """Return no statements: a file holds nothing but the store's tables."""
-        return ()
-
-    async def announce(self, run_id: str) -> None:
-        """Do nothing: the workers of a file poll it."""
 
     @contextmanager
     def session(self, *, timeout: float) -> Generator[Execute]:
@@ -357,7 +352,9 @@ class LockedWorkers:
             StoreError: If the folder cannot be used.
         """
         self._path = path.resolve()
-        self.name = self.worker_id = worker_id
+        self.name = worker_id
+        self.worker_id = worker_id
+        self.hinted = asyncio.Event()
         descriptor = take_lock(self._lock(worker_id))
         if descriptor is None:
             raise WorkerInUseError(
@@ -366,26 +363,31 @@ class LockedWorkers:
             )
         self._descriptor = descriptor
 
-    def __enter__(self) -> Self:
+    async def __aenter__(self) -> Self:
+        self._sweep()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    async def __aexit__(self, *_: object) -> None:
         drop_lock(self._lock(self.worker_id), self._descriptor)
 
-    async def alive(self, worker_id: str) -> bool:
-        """Whether a worker's lock is held; the lock of a dead worker is deleted."""
+    def missing(self, is_locked: Mapping[str, bool]) -> set[str]:
+        """Return the workers whose lock nobody holds; the lock of a dead worker is deleted."""
+        return {worker_id for worker_id in is_locked if not self._is_held(worker_id)}
+
+    def _is_held(self, worker_id: str) -> bool:
         lock = self._lock(worker_id)
         if worker_id == self.worker_id or not lock.exists():
             return worker_id == self.worker_id
-        if (descriptor := take_lock(lock)) is None:
+        descriptor = take_lock(lock)
+        if descriptor is None:
             return True
         drop_lock(lock, descriptor)
         return False
 
-    async def sweep(self) -> None:
+    def _sweep(self) -> None:
         """Delete the locks of workers that died."""
         for lock in self._path.parent.glob(f"{escape(self._path.name)}.*.lock"):
-            await self.alive(lock.name.removeprefix(f"{self._path.name}.").removesuffix(".lock"))
+            self._is_held(lock.name.removeprefix(f"{self._path.name}.").removesuffix(".lock"))
 
     def _lock(self, worker_id: str) -> Path:
         return lock_file(self._path, worker_id)

@@ -5,8 +5,9 @@
 import json
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Unpack, cast
 
@@ -37,7 +38,7 @@ from planner_ext.durable.listing import (
 )
 from planner_ext.durable.records import RUN_COLUMNS, RunRecord, StoredRun, read_facts
 
-__all__ = ["ADD_NOTICE", "JournalStore", "notice_step", "open_database", "opened_store"]
+__all__ = ["ADD_NOTICE", "JournalStore", "Look", "RunOwner", "notice_step", "open_database", "opened_store"]
 
 logger = logging.getLogger(__name__)
 
@@ -56,16 +57,24 @@ _CONTINUES = """
     ) ELSE status IN ('queued', 'running') END
 """
 """Whether a run is driven, or is due: unless it has ended, or waits for a decision or a date."""
-_DUE = f"""
+_DUE = """
+    SELECT run_id, created_at FROM planner_runs
+    WHERE status IN ('queued', 'running') AND (wake_at IS NULL OR wake_at <= :now) AND {which}
+    UNION ALL SELECT run_id, created_at FROM planner_runs WHERE status = 'paused' AND wake_at <= :now AND {which}
+    UNION ALL SELECT run_id, created_at FROM planner_runs
+    WHERE status = 'paused' AND {which} AND run_id IN (SELECT run_id FROM planner_approvals WHERE status = 'decided')
+"""
+"""The due runs of those that a condition chooses."""
+_LISTED = "REPLACE(CAST(:{names} AS TEXT), '\n' || {column} || '\n', '') <> CAST(:{names} AS TEXT)"
+"""Whether a column is one of the names that `_listed` joined."""
+_FREE = f"owner IS NULL AND deaths = 0 AND NOT {_LISTED.format(names='skip', column='run_id')}"
+_DEAD = _LISTED.format(names="dead", column="owner")
+_LOOK = f"""
+    SELECT EXISTS ({_DUE.format(which=_FREE)}), EXISTS ({_DUE.format(which="owner IS NULL AND deaths > 0")})
+"""
+_DUE_PAGE = f"""
     {_RUN} WHERE run_id IN (
-        SELECT run_id FROM (
-            SELECT run_id, created_at, told_at FROM planner_runs
-            WHERE status IN ('queued', 'running') AND (wake_at IS NULL OR wake_at <= :now)
-            UNION ALL SELECT run_id, created_at, told_at FROM planner_runs WHERE status = 'paused' AND wake_at <= :now
-            UNION ALL SELECT run_id, created_at, told_at FROM planner_runs WHERE status = 'paused' AND run_id IN (
-                SELECT run_id FROM planner_approvals WHERE status = 'decided'
-            )
-        ) AS due %s ORDER BY created_at, run_id LIMIT :limit OFFSET :offset
+        SELECT run_id FROM ({_DUE}) AS due ORDER BY created_at, run_id LIMIT :limit OFFSET :offset
     ) ORDER BY created_at, run_id
 """
 _UNTOLD = "COALESCE(told_at, 0) <= {now} - :again_after"
@@ -75,8 +84,26 @@ _TELL = f"""
         WHERE run_id = :run_id AND COALESCE(owner, '') = :seen AND {_UNTOLD} {{skip_locked}}
     ) RETURNING run_id
 """
+_CLAIM_FREE = f"""
+    WITH free AS MATERIALIZED (
+        SELECT run_id FROM planner_runs
+        WHERE {_FREE} AND (status = 'paused' OR status IN ('queued', 'running') AND COALESCE(wake_at, 0) <= :now)
+              AND run_id IN (SELECT run_id FROM ({_DUE.format(which=_FREE)}) AS due)
+        ORDER BY created_at, run_id LIMIT :limit {{skip_locked}}
+    )
+    UPDATE planner_runs
+    SET owner = :me, told_at = NULL, wake_at = CASE WHEN status = 'running' THEN NULL ELSE wake_at END
+    WHERE run_id IN (SELECT run_id FROM free) RETURNING run_id
+"""
+"""The conditions are repeated: PostgreSQL checks only the outer ones again on a row that changed meanwhile."""
+_OWNERS = """
+    SELECT owner, {is_locked}, {age}, lease_seconds
+    FROM (SELECT owner FROM planner_runs WHERE owner IS NOT NULL UNION SELECT CAST(:me AS TEXT)) AS owners
+    LEFT JOIN planner_workers ON worker_id = owner
+"""
+"""Who owns runs, and the worker that asks: one whose own lock is lost does not judge others."""
 _PAGE = 200
-"""The rows of due runs that are read at once: thousands may be queued, of which a worker takes a few."""
+"""The rows of due runs that are read at once."""
 _APPROVAL = """
     SELECT id, run_id, status, fingerprint, call, asked_at, expires_at, decision, decided_at, problem
     FROM planner_approvals
@@ -139,7 +166,7 @@ async def open_database(where: str | Path, *, create: bool = True, patience: flo
     try:
         from planner_ext.durable.postgres import PostgresDatabase  # noqa: PLC0415  (an optional dependency)
     except ImportError as error:
-        raise StoreError(f"Runs in PostgreSQL need more ({error}). Install planner-ext[dbos].") from error
+        raise StoreError(f"Runs in PostgreSQL need more ({error}). Install planner-ext[postgres].") from error
     database = PostgresDatabase(str(where))
     await database.open(patience=patience)
     return database
@@ -155,6 +182,36 @@ async def opened_store(
         yield store
     finally:
         await store.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOwner:
+    """A worker that owns runs.
+
+    Attributes:
+        worker_id: Its unique id.
+        is_locked: What the database says of its lock; see `Database.is_locked`.
+        is_lapsed: Whether its last heartbeat is older than its lease; False for a worker without a row.
+    """
+
+    worker_id: str
+    is_locked: bool
+    is_lapsed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What a worker reads in each poll.
+
+    Attributes:
+        has_free: Whether a run is due that has no owner and no death.
+        has_died: Whether a run is due that has no owner and whose workers died.
+        owners: Who owns runs, and the worker that reads.
+    """
+
+    has_free: bool
+    has_died: bool
+    owners: Sequence[RunOwner]
 
 
 class JournalStore:
@@ -183,7 +240,10 @@ class JournalStore:
             ON CONFLICT DO NOTHING RETURNING run_id
         """
         values: dict[str, Value] = {"run_id": run_id, "goal": json.dumps(goal), "owner": owner, "at": at}
-        return bool(await self._rows(statement, **values, status=status, inputs=inputs))
+        values |= {"status": status, "inputs": inputs}
+        hints = self.database.hints if owner is None else ()
+        rows = await self.database.transact((statement, values), *hints)
+        return bool(rows[0])
 
     async def append(self, run_id: str, *steps: Step) -> None:
         """Append rows to a run's journal and update the derived tables, durably.
@@ -317,20 +377,54 @@ class JournalStore:
         )
         return StoreMarks(number=int(waiting[0][0] or 0), waiting=_mark(waiting[0]), runs=_mark(runs[0]))
 
-    async def due(self, now: float, *, again_after: float | None = None) -> AsyncGenerator[RunRecord]:
-        """Read queued, running, decided and expired runs of any owner, the oldest first, as far as they are needed.
-
-        The caller skips those of a living worker. A run that a fault interrupted is running, and due at its retry.
+    async def look(self, now: float, me: str, *, skip: Collection[str]) -> Look:
+        """Look whether runs are due that nobody owns, and who owns runs: what a worker reads in each poll.
 
         Args:
             now: The current time, in seconds since the epoch.
-            again_after: How many seconds ago `tell` named the runs at the latest; None reads those that were named,
-                too.
+            me: The worker that looks.
+            skip: Runs to leave out.
         """
+        values: dict[str, Value] = {"now": now, "skip": _listed(skip)}
+        found, owners = await self.database.transact((_LOOK, values), (self._owners(), {"me": me}))
+        has_free, has_died = found[0]
+        return Look(has_free=bool(has_free), has_died=bool(has_died), owners=_read_owners(owners))
+
+    async def owners(self, me: str) -> list[RunOwner]:
+        """List the owners of runs, and the worker that asks."""
+        return _read_owners(await self._rows(self._owners(), me=me))
+
+    async def claim_free(self, now: float, me: str, *, skip: Collection[str], limit: int) -> list[str]:
+        """Make a worker the owner of due runs that have no owner and no death; return their names.
+
+        Args:
+            now: The current time, in seconds since the epoch.
+            me: The worker.
+            skip: Runs to leave out.
+            limit: How many runs to claim at most; the oldest come first.
+        """
+        statement = _CLAIM_FREE.format(skip_locked=self.database.skip_locked)
+        rows = await self._rows(statement, now=now, me=me, skip=_listed(skip), limit=limit)
+        return [str(run_id) for (run_id,) in rows]
+
+    async def due(
+        self, now: float, dead: Collection[str], *, again_after: float | None = None
+    ) -> AsyncGenerator[RunRecord]:
+        """Read due runs, the oldest first, as far as they are needed. One that a fault interrupted is due at its retry.
+
+        Args:
+            now: The current time, in seconds since the epoch.
+            dead: The dead owners of runs.
+            again_after: None reads the runs of these, and those without an owner whose workers died. Else those without
+                an owner are read, too, but none that was named by `tell` within so many seconds.
+        """
+        which = f"(owner IS NULL AND deaths > 0 OR {_DEAD})"
+        if again_after is not None:
+            which = f"(owner IS NULL OR {_DEAD}) AND {_UNTOLD.format(now=self.database.now)}"
+        statement = _DUE_PAGE.format(which=which)
+        values: dict[str, Value] = {"now": now, "dead": _listed(dead), "again_after": again_after}
         read = 0
-        untold = "" if again_after is None else f"WHERE {_UNTOLD.format(now=self.database.now)}"
-        statement = _DUE % untold
-        while rows := await self._rows(statement, now=now, again_after=again_after, limit=_PAGE, offset=read):
+        while rows := await self._rows(statement, **values, limit=_PAGE, offset=read):
             for record in _read_runs(rows):
                 yield record
             read += len(rows)
@@ -507,7 +601,9 @@ class JournalStore:
                   AND (expires_at IS NULL OR expires_at > :at)
             RETURNING id
         """
-        return bool(await self._rows(statement, id=key, decision=decision, fingerprint=fingerprint, at=at))
+        values: dict[str, Value] = {"id": key, "decision": decision, "fingerprint": fingerprint, "at": at}
+        rows = await self.database.transact((statement, values), *self.database.hints)
+        return bool(rows[0])
 
     async def decisions(self, run_id: str) -> Sequence[Row]:
         """List the rows of a run's questions whose decisions no worker has taken yet."""
@@ -602,7 +698,6 @@ class JournalStore:
         owner: dict[str, Value] = {"owner": f"deleted/{uuid.uuid4().hex}"}
         owned = "run_id IN (SELECT run_id FROM planner_runs WHERE owner = :owner)"
         deletions = [
-            *await self.database.more_to_delete(),
             *(f"DELETE FROM {table} WHERE {owned}" for table in _TABLES_OF_RUNS),
             "DELETE FROM planner_runs WHERE owner = :owner RETURNING run_id",
         ]
@@ -617,6 +712,9 @@ class JournalStore:
             return 0.0
         age, lease = heartbeat
         return now if age <= lease and await self.database.holds_lock(worker_id) else now - max(age, 1.0)
+
+    def _owners(self) -> str:
+        return _OWNERS.format(is_locked=self.database.is_locked, age=self.database.age)
 
     async def _rows(self, statement: str, **values: Value) -> Sequence[Row]:
         return (await self.database.transact((statement, values)))[0]
@@ -637,6 +735,22 @@ def notice_step(run_id: str, status: str, *, at: float, problem: str = "") -> St
     body = json.dumps({"status": status, "problem": problem}, separators=(",", ":"))
     values: dict[str, Value] = {"id": uuid.uuid4().hex, "run_id": run_id, "status": status, "body": body, "at": at}
     return ADD_NOTICE, {**values, "event": _EVENT_OF.get(status, "ended")}
+
+
+def _listed(names: Collection[str]) -> str:
+    """Join names, which have no line breaks, to one value of a statement."""
+    return "".join(f"\n{name}\n" for name in names)
+
+
+def _read_owners(rows: Sequence[Row]) -> list[RunOwner]:
+    return [
+        RunOwner(
+            worker_id=str(owner),
+            is_locked=bool(is_locked),
+            is_lapsed=age is not None and float(age) > float(lease or 0),
+        )
+        for owner, is_locked, age, lease in rows
+    ]
 
 
 def _mark(row: Row) -> str:

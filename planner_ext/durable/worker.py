@@ -7,11 +7,11 @@ the protocols of this module; nothing here needs Semantic Kernel.
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from planner_ext.approval.decisions import (
     Approve,
@@ -35,9 +35,6 @@ from planner_ext.engine.activation import Activation, ArgumentsFor, DurablePlann
 from planner_ext.engine.concurrency import contained_task, end_tasks, streams
 from planner_ext.engine.log import log_run, one_line
 from planner_ext.engine.ports import Clock, Event, ResultReady, RunStore
-
-if TYPE_CHECKING:
-    from planner_ext.durable.dbos import ActivationQueue
 
 __all__ = [
     "Due",
@@ -256,7 +253,6 @@ class WorkerPool:
     Attributes:
         runner: Drives activations.
         workers: Knows which workers live.
-        queue: Queues activations; None if the worker polls the store for due runs.
         poll_seconds: How often to poll the store for changes by other workers and approvers.
         retry: When a run that a fault interrupted is driven again, by any worker.
         max_deaths: After how many ends of its worker's process a run is quarantined.
@@ -265,7 +261,6 @@ class WorkerPool:
 
     runner: Runner
     workers: WorkerRegistry
-    queue: "ActivationQueue | None" = None
     poll_seconds: float
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     max_deaths: int = 3
@@ -276,6 +271,7 @@ class WorkerPool:
     _parking: dict[str, asyncio.Task[None]] = field(default_factory=dict[str, asyncio.Task[None]])
     _interrupted: set[str] = field(default_factory=set[str])
     _watching: asyncio.Task[None] | None = None
+    _taking: asyncio.Task[Any] | None = None
 
     def __post_init__(self) -> None:
         runner = self.runner
@@ -300,23 +296,27 @@ class WorkerPool:
             job.decisions = job.budget = None
         return cast("asyncio.Task[R]", task)
 
-    async def take(self, record: RunRecord, job: Job[R]) -> "RunHandle[R] | None":
-        """Take over a run that no worker drives.
+    async def take_due(self, job_of: Callable[[str], Job[R]], *, limit: int) -> "list[RunHandle[R]]":
+        """Take over due runs that no living worker drives, the oldest first.
 
-        Returns:
-            None if it is already driven, was refused to this planner, or has to be driven alone, and another one is;
-            or if this worker leaves.
+        Those that were refused to their planner are left out, and so is one that has to be driven alone while another
+        is. If the caller is cancelled, what was claimed is driven nevertheless: others could not have it.
+
+        Args:
+            job_of: Returns the job of a run.
+            limit: The maximum number of runs.
         """
-        run_id = record.run_id
-        skipped = self._is_leaving or run_id in self._tasks or self._is_refused(job)
-        claim = None if skipped or run_id in self._parking else await self._claims.of(record)
-        if claim is None or run_id in self._tasks or (claim.alone and self.runner.gate.is_taken):
-            return None
-        if claim.alone:
-            self._start_task(run_id, self._drive_or_wait(job, wait=False))
-        elif not await self._claims.take(claim):
-            return None
-        return RunHandle(self, job)
+        taking = asyncio.create_task(self._take_due(job_of, limit))
+        taking.add_done_callback(_retrieve)
+        self._taking = taking
+        return await asyncio.shield(taking)
+
+    async def hint(self, timeout: float) -> None:  # noqa: ASYNC109  (a hint is not an error when it is late)
+        """Wait until the database hints at a due run, or until the timeout."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self.workers.hinted.wait()
+        self.workers.hinted.clear()
 
     async def activate(self, job: Job[Any]) -> Next:
         """Drive a run that is due and that no other worker drives, and say what is next; see `Runs.activate`."""
@@ -341,7 +341,7 @@ class WorkerPool:
         seconds = None if record.wake_at is None else max(0.0, record.wake_at - now)
         if self._is_refused(job):
             seconds = _REFUSED_SECONDS
-        elif job.run_id in self._parking or await self._is_elsewhere(record):
+        elif job.run_id in self._parking or await self._claims.is_elsewhere(record):
             seconds = _ELSEWHERE_SECONDS
         elif record.status == "paused" and continues:
             seconds = 0.0
@@ -349,38 +349,21 @@ class WorkerPool:
             seconds = seconds or 0.0
         return Next(record.status, seconds, ended=False)
 
-    async def _is_elsewhere(self, record: RunRecord) -> bool:
-        """Whether another worker, which lives, drives a run."""
-        owner = record.owner
-        return owner not in (None, self.workers.worker_id) and await self.workers.alive(str(owner))
-
     def _is_refused(self, job: Job[Any]) -> bool:
         return self._refused.get(job.run_id) is job.planner
 
     async def due(self, *, limit: int, again_after: float) -> Due:
         """Name due runs without a living worker, each to one caller; see `Runs.due`."""
         store = self.runner.store
+        dead = await self._claims.dead()
         found: list[RunRecord] = []
-        living: dict[str | None, bool] = {None: False}
-        async with aclosing(store.due(self.runner.clock.now(), again_after=again_after)) as records:
+        async with aclosing(store.due(self.runner.clock.now(), dead, again_after=again_after)) as records:
             async for record in records:
-                if record.owner not in living:
-                    living[record.owner] = await self.workers.alive(str(record.owner))
-                if not living[record.owner]:
-                    found.append(record)
+                found.append(record)
                 if len(found) == limit:
                     break
         told = await store.tell(found, again_after=again_after)
         return Due(told, 0.0 if len(found) == limit else self.poll_seconds)
-
-    async def run_queued(self, job: Job[Any]) -> None:
-        """Drive a queued activation, unless its run is already driven, or waits for its retry."""
-        run_id = job.run_id
-        record = await self.runner.store.record(run_id)
-        if self._is_retried_later(record) or await self._claims.of(record) is None:
-            return
-        if run_id not in self._tasks:  # a second task, when it ends, would let others run beside one driven alone
-            await self._start_task(run_id, self._drive_or_wait(job, queued=True, wait=False))
 
     async def wait_until_due(self, run_id: str) -> bool:
         """Wait until a paused run can continue; False if it has ended."""
@@ -391,7 +374,7 @@ class WorkerPool:
         return True
 
     async def close(self, grace_seconds: float | None = None) -> None:
-        """Let calls and requests in flight end, interrupt and release all runs, and leave the queue; once.
+        """Let calls and requests in flight end, interrupt and release all runs; once.
 
         Args:
             grace_seconds: How long they may take; what is left is cancelled then, or when this wait is cancelled. None
@@ -403,8 +386,6 @@ class WorkerPool:
         gate.drain(self._interrupt)
         self.workers.announce("leaving")
         try:
-            if self.queue is not None:
-                await self.queue.stop_serving()
             for run_id in self._tasks.keys() - gate.driven.keys():  # it waits: nothing of it is in flight
                 self._interrupt(run_id)
             await self._drain(self.grace_seconds if grace_seconds is None else grace_seconds)
@@ -413,10 +394,10 @@ class WorkerPool:
                 log_run(logging.WARNING, run_id, "interrupted: what it had in flight did not end within the grace")
             self._interrupted.update(self._tasks)
             await end_tasks(*self._tasks.values(), *self._parking.values(), *filter(None, [self._watching]))
+            if self._taking is not None:
+                await asyncio.wait({self._taking})
             with suppress(StoreError):
                 await self.runner.store.release_all(self.workers.worker_id)
-            if self.queue is not None:
-                await self.queue.close()
 
     def give_up(self) -> None:
         """Cancel the work on this worker's runs: its lease has lapsed, and others may have taken them."""
@@ -434,12 +415,8 @@ class WorkerPool:
 
     async def _drain(self, grace_seconds: float) -> None:
         """Wait for the driven runs until they are interrupted; other workers may have each of them at once."""
-        loop = asyncio.get_running_loop()
-        end, waiting = loop.time() + grace_seconds, set(self._tasks.values())
-        while waiting and (remaining := end - loop.time()) > 0:
-            ended, waiting = await asyncio.wait(waiting, timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
-            if self.queue is not None and any(task.cancelled() for task in ended):
-                await self.queue.hand_over(driven=self._tasks.keys())
+        if self._tasks and grace_seconds > 0:
+            await asyncio.wait({*self._tasks.values()}, timeout=grace_seconds)
 
     async def _watch_driven(self) -> None:
         """Pass new budgets from the store to driven runs, and cancel runs ended elsewhere: a call may hang."""
@@ -464,8 +441,7 @@ class WorkerPool:
     def _task_ended(self, run_id: str, task: "asyncio.Task[Any]") -> None:
         if self._tasks.get(run_id) is task:
             del self._tasks[run_id]
-        if not task.cancelled():
-            task.exception()  # retrieved, so that asyncio does not log it if no caller awaits the run
+        _retrieve(task)
         self.runner.gate.tell_readers(run_id)
 
     async def _drive_after(self, before: "asyncio.Task[Any] | None", job: Job[R]) -> R:
@@ -475,14 +451,11 @@ class WorkerPool:
                 await before
         return await self._drive_or_wait(job)
 
-    async def _drive_or_wait(self, job: Job[R], *, queued: bool = False, wait: bool = True) -> R:
+    async def _drive_or_wait(self, job: Job[R], *, wait: bool = True) -> R:
         """Drive a run to its next pause or end, or wait until the worker that drives it has done so.
-
-        The run is claimed before its activation starts: an activation that waited for its run would block the owner.
 
         Args:
             job: The run.
-            queued: Whether this is a queued activation.
             wait: Whether to wait for another worker.
 
         Raises:
@@ -491,11 +464,9 @@ class WorkerPool:
             Exception: On a fault; when the run is retried is in its row.
         """
         while not self._is_leaving:
-            record, claim = await self._claimed(job.run_id, wait=wait)
+            claim = await self._claimed(job.run_id, wait=wait)
             try:
-                if self.queue is None or queued or not (job.is_forced or record.unfinished):
-                    return await self._drive_here(job, claim)
-                return await self.queue.run(job.run_id, partial(self._drive_here, job, claim))
+                return await self._drive_here(job, claim)
             except RunFencedError as error:
                 log_run(logging.INFO, job.run_id, f"continues elsewhere: {one_line(error)}")
                 job = await self._unless_cancelled(job)
@@ -516,7 +487,7 @@ class WorkerPool:
         ended = (await self.runner.store.record(job.run_id)).status == "stopped"
         return replace(job, decisions=None, budget=None) if ended else job
 
-    async def _claimed(self, run_id: str, *, wait: bool) -> tuple[RunRecord, Claim]:
+    async def _claimed(self, run_id: str, *, wait: bool) -> Claim:
         """Claim a run; if it failed at another worker while this one waited, wait until its retry is due, too."""
         waited = False
         while True:
@@ -525,7 +496,7 @@ class WorkerPool:
             _check_not_parked(record)
             later = waited and self._is_retried_later(record)
             if not later and await self._try_claim(record):
-                return record, claim
+                return claim
             if not wait:
                 raise RunFencedError(f"Run {run_id!r} is left to another worker, or to later.")
             waited = True
@@ -573,6 +544,36 @@ class WorkerPool:
             with suppress(StoreError):
                 return await self._claims.park_fault(run_id, error)
 
+    async def _take_due(self, job_of: Callable[[str], Job[R]], limit: int) -> "list[RunHandle[R]]":
+        if self._is_leaving:
+            return []
+        refused = [run_id for run_id in self._refused if self._is_refused(job_of(run_id))]
+        skip = {*refused, *self._parking, *self._tasks}
+        taken, dead = await self._claims.take_free(limit, skip=skip)
+        if self._is_leaving:  # its runs are released at the end
+            return []
+        handles = [RunHandle(self, job_of(run_id)) for run_id in taken]
+        if dead is None:
+            return handles
+        async with aclosing(self.runner.store.due(self.runner.clock.now(), dead)) as due:
+            async for record in due:
+                if len(handles) >= limit or self._is_leaving:
+                    break
+                job = job_of(record.run_id)
+                if record.run_id not in skip and await self._take_examined(record, job):
+                    handles.append(RunHandle(self, job))
+        return handles
+
+    async def _take_examined(self, record: RunRecord, job: Job[Any]) -> bool:
+        """Claim a run whose worker died, unless it has to be driven alone, and another one is."""
+        claim = await self._claims.of(record)
+        if claim is None or record.run_id in self._tasks or (claim.alone and self.runner.gate.is_taken):
+            return False
+        if claim.alone:
+            self._start_task(record.run_id, self._drive_or_wait(job, wait=False))
+            return True
+        return await self._claims.take(claim)
+
     async def _try_claim(self, record: RunRecord) -> bool:
         """Claim a run if it has no owner, or its owner died."""
         claim = await self._claims.of(record)
@@ -588,6 +589,12 @@ _REFUSED_SECONDS = 30.0
 
 _REFUSALS = (RunRefusedError, NewerSchemaError)
 """The errors of a run that this worker's planner or version may not drive; it is left to other workers, unchanged."""
+
+
+def _retrieve(task: asyncio.Task[Any]) -> None:
+    """Retrieve a task's error, so that asyncio does not log it if no caller awaits the task."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _check_not_parked(record: RunRecord) -> None:

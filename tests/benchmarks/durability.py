@@ -1,7 +1,7 @@
 """What keeping runs in a store costs: figures, and an exit code of 1 where one is not as promised.
 
     python tests/benchmarks/durability.py                      every figure, on SQLite
-    python tests/benchmarks/durability.py --store URL          likewise on PostgreSQL with DBOS, in an empty database
+    python tests/benchmarks/durability.py --store URL          likewise on PostgreSQL, in an empty database
     python tests/benchmarks/durability.py --workers            only what one, two and four workers cost and do
 
 A turn is one reply with one call, that call, and its result. What a turn costs more with a store is the difference of
@@ -103,7 +103,7 @@ def world(turns: int, **options: Any) -> tuple[FunctionCallingStepwisePlanner, K
 
 def open_runs(store: str, **options: Any) -> AbstractAsyncContextManager[Runs]:
     """Open the runs in a SQLite file or in PostgreSQL."""
-    return Runs.dbos(store, **options) if "://" in store else Runs.sqlite(store, **options)
+    return Runs.postgres(store, **options) if "://" in store else Runs.sqlite(store, **options)
 
 
 async def added_per_turn(store: str, most: float) -> list[Figure]:

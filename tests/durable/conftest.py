@@ -6,47 +6,26 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from dbos import DBOS
 
-from planner_ext.durable import dbos
-from planner_ext.durable.postgres import DBOS_TABLES
 from support.postgres import PostgresServer
 
 END_SESSIONS = """
     SELECT pg_terminate_backend(pid) FROM pg_stat_activity
     WHERE datname = current_database() AND pid <> pg_backend_pid()
 """
-FILLED = f"""
-    SELECT schemaname, tablename FROM pg_tables
-    WHERE schemaname IN ('public', '{DBOS_TABLES}') AND tablename <> 'planner_schema'
-          AND tablename NOT LIKE '%migrations'
-"""
-
-
-@pytest.fixture(autouse=True)
-def quick_watch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look for what is due more often, and take a worker that is gone for dead sooner, than where servers restart."""
-    monkeypatch.setattr(dbos, "_WATCH_SECONDS", 0.2)
-    monkeypatch.setattr(dbos, "_GRACE_SECONDS", 1.0)
-
-
-@pytest.fixture(scope="session")
-def launched(postgres: PostgresServer) -> str:
-    """Name a database in which DBOS has made its tables already: a copy is there much sooner."""
-    DBOS.migrate(postgres.create("launched"), schema=DBOS_TABLES)
-    return "launched"
+FILLED = "SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename <> 'planner_schema'"
 
 
 @pytest.fixture
-def postgres_url(postgres: PostgresServer, launched: str) -> str:
-    """Make a database without runs."""
-    return postgres.create(f"runs_{uuid4().hex}", template=launched)
+def postgres_url(postgres: PostgresServer) -> str:
+    """Make an empty database."""
+    return postgres.create(f"runs_{uuid4().hex}")
 
 
 @pytest.fixture(scope="session")
-def shared_url(postgres: PostgresServer, launched: str) -> str:
+def shared_url(postgres: PostgresServer) -> str:
     """Make a database for the tests that leave nothing behind but rows: emptying it is cheaper than a new one."""
-    return postgres.create("shared", template=launched)
+    return postgres.create("shared")
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -59,5 +38,6 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     yield url
     with psycopg.connect(url, autocommit=True) as admin:
         admin.execute(END_SESSIONS)
-        tables = [f'"{schema}"."{table}"' for schema, table in admin.execute(FILLED).fetchall()]
-        admin.execute(f"TRUNCATE {', '.join(tables)} CASCADE".encode())
+        tables = [f'"{table}"' for (table,) in admin.execute(FILLED).fetchall()]
+        if tables:
+            admin.execute(f"TRUNCATE {', '.join(tables)} CASCADE".encode())

@@ -3,7 +3,6 @@
 import logging
 import traceback
 from pathlib import Path
-from urllib.parse import quote
 
 import pytest
 
@@ -45,7 +44,7 @@ async def test_a_password_is_never_shown(
     caplog.set_level(logging.DEBUG)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("planner_ext.durable.runs._PATIENCE_SECONDS", 0.0)
-    for open_store in (Runs.dbos, Runs.sqlite, Approvals.connect):
+    for open_store in (Runs.postgres, Runs.sqlite, Approvals.connect):
         with pytest.raises(StoreError) as raised:
             async with open_store(where):
                 pass
@@ -69,17 +68,3 @@ def test_an_address_without_a_password_stays_as_it_is(where: str) -> None:
     """What is shown can be used again."""
     assert redacted(where) == where
     assert without_passwords(f"{where} is away: no ann at db", where) == f"{where} is away: no ann at db"
-
-
-async def test_dbos_logs_no_password(postgres_url: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Its own lines at level info name the address; the server, which asks for none, is given one all the same."""
-    password = quote("op:en/ses@me", safe="")
-    for url in (f"{postgres_url}&password={password}", postgres_url.replace("postgres@", f"postgres:{password}@")):
-        with caplog.at_level(logging.DEBUG), caplog.at_level(logging.DEBUG, logger="dbos"):
-            async with Runs.dbos(url) as runs:
-                logging.getLogger("dbos").setLevel(logging.DEBUG)
-                logging.getLogger("dbos").info("Connecting to %s", url)
-                assert await runs.list() == []
-            assert "Connecting to postgresql://" in caplog.text
-            for secret in (password, "op:en/ses@me", "ses@me"):
-                assert secret not in caplog.text

@@ -22,7 +22,7 @@ from support.processes import Lives
 from support.stock import every_result
 
 sqlite_alone = pytest.mark.parametrize("store", ["sqlite"], indirect=True)
-"""For times that a test sets: DBOS wakes a run whose question expired by the machine's clock."""
+"""For times that a test sets."""
 
 
 async def drive(store: str, tmp_path: Path, **options: Any) -> FunctionCallingStepwisePlannerResult:
@@ -271,7 +271,7 @@ def test_the_stores_are_imported_where_semantic_kernel_cannot_be() -> None:
     """Every module of the folder: what it needs of Semantic Kernel, the planner brings."""
     program = (
         "import importlib, pkgutil, sys; sys.modules['semantic_kernel'] = None; import planner_ext.durable as durable; "
-        "names = [module.name for module in pkgutil.iter_modules(durable.__path__)]; assert 'dbos' in names; "
+        "names = [module.name for module in pkgutil.iter_modules(durable.__path__)]; assert 'postgres' in names; "
         "[importlib.import_module(f'planner_ext.durable.{name}') for name in names]; "
         "[getattr(durable, name) for name in durable.__all__]"
     )

@@ -1,4 +1,4 @@
-"""Runs are deleted: by name or by age, with all rows about them, DBOS's included, and never while they are driven."""
+"""Runs are deleted: by name or by age, with all rows about them, and never while they are driven."""
 
 import asyncio
 import sqlite3
@@ -13,16 +13,11 @@ import pytest
 
 from planner_ext import Approve, Budget
 from planner_ext.durable import ApprovalRefusedError, Approvals, RunConflictError, StoreError, UnknownRunError
-from planner_ext.durable.postgres import DBOS_TABLES
 from planner_ext.durable.store import opened_store
 from planner_ext.testing import Script, ScriptedChatCompletion, say
 from support.durable import GOAL, PAY, decide_all, open_runs, store_neutral, world
 
 TABLES = "planner_runs", "planner_journal", "planner_approvals", "planner_refusals", "planner_notices"
-ACTIVATION_TABLES = f"""
-    SELECT table_name FROM information_schema.columns
-    WHERE table_schema = '{DBOS_TABLES}' AND column_name = 'workflow_uuid'
-"""
 ENDED = [say("Done.")]
 PAID = [PAY, say("Paid.")]
 
@@ -42,9 +37,6 @@ def execute(store: str, *statements: str) -> list[Any]:
 def rows_about(store: str, run_id: str) -> dict[str, int]:
     """Count the rows about a run in each table that has some."""
     counted = {table: f"{table} WHERE run_id = '{run_id}'" for table in TABLES}
-    if "://" in store:
-        for (table,) in execute(store, ACTIVATION_TABLES):
-            counted[table] = f"{DBOS_TABLES}.{table} WHERE workflow_uuid ~ '^{run_id}:[0-9]+$'"
     counts = {table: execute(store, f"SELECT COUNT(*) FROM {rows}")[0][0] for table, rows in counted.items()}
     return {table: count for table, count in counts.items() if count}
 
@@ -57,7 +49,7 @@ async def drive(store: str, tmp_path: Path, *names: str, script: Script) -> None
 
 
 async def test_a_deleted_run_leaves_no_row(store: str, tmp_path: Path) -> None:
-    """No table has a row about it any more, DBOS's included; other runs keep theirs. Deleting it again is an error."""
+    """No table has a row about it any more; other runs keep theirs. Deleting it again is an error."""
     names = ("a", "a:1", "b")
     await drive(store, tmp_path, *names, script=[PAY])
     async with Approvals.connect(store) as approvals:
@@ -69,9 +61,8 @@ async def test_a_deleted_run_leaves_no_row(store: str, tmp_path: Path) -> None:
     execute(store, "INSERT INTO planner_notices (id, run_id, event, body, created_at) VALUES ('n', 'a', '', '', 0)")
     others = rows_about(store, "a:1"), rows_about(store, "b")
     assert {*TABLES} <= {*rows_about(store, "a")}
-    assert ("workflow_status" in rows_about(store, "a")) == ("://" in store)
 
-    async with opened_store(store) as opened:  # as in a process without DBOS
+    async with opened_store(store) as opened:
         await opened.delete("a")
         with pytest.raises(UnknownRunError, match="'a'"):
             await opened.delete("a")

@@ -9,7 +9,7 @@ import pytest
 from semantic_kernel import Kernel
 from semantic_kernel.functions import kernel_function
 
-from planner_ext.durable import dbos, effect
+from planner_ext.durable import effect
 from planner_ext.durable.store import opened_store
 from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, say
 from support.durable import GOAL, effects_in, open_runs, planner_of, turn
@@ -60,7 +60,6 @@ def world(folder: Path, function: str, how: str) -> tuple[Any, Kernel]:
 
 def working_life(store: str, folder: Path, function: str, how: str) -> None:
     """Drive whatever is due until the run is no longer there to be driven, or the function ends the process."""
-    dbos._WATCH_SECONDS, dbos._GRACE_SECONDS = 0.2, 1.0
 
     async def work() -> None:
         async with open_runs(store, poll_seconds=0.02) as runs, asyncio.TaskGroup() as group:

@@ -16,7 +16,7 @@ from semantic_kernel.functions import kernel_function
 
 from planner_ext import Approve
 from planner_ext.core.facts import CallFinished, CallStarted, Fact
-from planner_ext.durable import Approvals, RunFencedError, Runs, claims, dbos, effect
+from planner_ext.durable import Approvals, RunFencedError, Runs, claims, effect
 from planner_ext.durable import gate as gates
 from planner_ext.durable.gate import CallGate, GatedStore
 from planner_ext.durable.store import JournalStore, opened_store
@@ -82,7 +82,6 @@ def world(folder: Path) -> tuple[Any, Kernel]:
 
 def working_life(store: str, folder: Path, worker_id: str | None = None) -> None:
     """Drive whatever is due, until killed."""
-    dbos._WATCH_SECONDS, dbos._GRACE_SECONDS = 0.2, 1.0
 
     async def work() -> None:
         async with open_runs(store, worker_id=worker_id, poll_seconds=0.05) as runs:

@@ -18,12 +18,13 @@ from semantic_kernel.functions import KernelArguments, kernel_function
 from planner_ext import Approve, Budget, FunctionCallingStepwisePlanner
 from planner_ext.core.facts import Ended, RunStarted
 from planner_ext.durable import Approvals, RunConflictError, Runs, StoreError, UnknownRunError
-from planner_ext.durable.dbos import ActivationQueue
 from planner_ext.errors import LimitReachedError, PlannerInvalidConfigurationError, RunNotAnsweredError
 from planner_ext.testing import ScriptedChatCompletion, call, say
 from support.durable import GOAL, PAY, decide_all, effects_in, open_runs, planner_of, store_neutral, turn, world
 from support.postgres import PostgresServer
 from support.processes import Lives
+
+LONG_SECONDS = 240.0
 
 
 @asynccontextmanager
@@ -74,26 +75,20 @@ async def test_a_submitted_run_is_driven_by_a_worker_through_its_pause(store: st
 
 
 @pytest.mark.parametrize("submitter", ["client", "worker"])
-async def test_a_submitted_run_is_on_the_queue_at_once(
-    submitter: str, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In PostgreSQL it needs no worker's look at what is due, which comes once a second."""
-
-    async def see_nothing(queue: ActivationQueue) -> None:
-        pass
-
-    monkeypatch.setattr(ActivationQueue, "_queue_due", see_nothing)
-    async with (
-        working(postgres_url, world(tmp_path / "effects", [say("Hello.")])) as worker,
-        Runs.connect(postgres_url) as client,
-    ):
-        submitted = await (client if submitter == "client" else worker).submit("greet")
-        assert (await submitted.result(timeout=120)).final_answer == "Hello."
+async def test_a_submitted_run_begins_at_a_hint(submitter: str, postgres_url: str, tmp_path: Path) -> None:
+    """In PostgreSQL it waits for no poll of a worker."""
+    app = world(tmp_path / "effects", [say("Hello.")])
+    async with open_runs(postgres_url, poll_seconds=LONG_SECONDS) as runs, Runs.connect(postgres_url) as client:
+        work = asyncio.create_task(runs.work(*app))
+        submitted = await (client if submitter == "client" else runs).submit("greet", run_id="r")
+        async with asyncio.timeout(LONG_SECONDS / 2):
+            await client.wait("r")
+        assert (await client.result(submitted.run_id)).final_answer == "Hello."
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
 
 
-async def test_a_run_is_submitted_before_any_worker_has_made_its_queue(
-    postgres: PostgresServer, tmp_path: Path
-) -> None:
+async def test_a_run_is_submitted_before_any_worker_came(postgres: PostgresServer, tmp_path: Path) -> None:
     """The first worker of a database finds what waits for it."""
     empty = postgres.create("submitted_first")
     async with Runs.connect(empty) as client:

@@ -124,7 +124,7 @@ async def decide_all(store: str | Path, by: str = "ann") -> int:
 
 def open_runs(store: str | Path, **options: Any) -> AbstractAsyncContextManager[Runs]:
     """Open the runs in a SQLite file, or in a PostgreSQL database."""
-    return Runs.dbos(str(store), **options) if "://" in str(store) else Runs.sqlite(store, **options)
+    return Runs.postgres(str(store), **options) if "://" in str(store) else Runs.sqlite(store, **options)
 
 
 async def see_through(

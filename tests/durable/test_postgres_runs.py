@@ -1,10 +1,7 @@
-"""Runs in PostgreSQL with DBOS: several workers, workers that die, a server that dies, decisions, and forged rows."""
+"""Runs in PostgreSQL: several workers, workers that die, a server that dies, and decisions."""
 
 import asyncio
-import base64
 import json
-import os
-import pickle
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,7 +12,7 @@ import pytest
 
 from planner_ext import Approve
 from planner_ext.core.facts import CallDecided
-from planner_ext.durable import Approvals, Runs, StoreError, WorkerInUseError
+from planner_ext.durable import Approvals, Runs, WorkerInUseError
 from planner_ext.hitl_manager import Defer
 from planner_ext.testing import ScriptedReply, ScriptedRequest, call, calls, say
 from support.durable import GOAL, check_history, decide_all, effects_in, open_runs, pays, world
@@ -23,7 +20,7 @@ from support.postgres import PostgresServer
 from support.processes import Lives
 
 RECOVERY_SECONDS = 120
-TABLES = "SELECT schemaname, tablename FROM pg_tables WHERE schemaname IN ('public', 'planner_ext_dbos')"
+TABLES = "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"
 BATCH = calls(*(call("shop-book", {"order": n}, id=f"book{n}") for n in range(4)))
 
 
@@ -144,25 +141,13 @@ async def test_a_worker_alone_takes_its_own_runs_up_again(lives: Lives, postgres
 async def test_a_name_that_is_in_use_is_refused(postgres_url: str) -> None:
     """Two workers of one name would take each other's runs for lost: the second is told so."""
     async with open_runs(postgres_url, worker_id="a"):
-        database, workers = await other_worker(postgres_url, "b")
-        await workers.leave()
+        async with open_runs(postgres_url, worker_id="b"):
+            pass
         with pytest.raises(WorkerInUseError, match="worker 'a' is in use by a process that lives"):
-            await other_worker(postgres_url, "a")
-        await database.close()
-        with pytest.raises(StoreError, match="only once in a process"):
-            async with open_runs(postgres_url, worker_id="c"):
+            async with open_runs(postgres_url, worker_id="a"):
                 pass
     async with open_runs(postgres_url, worker_id="a"):
         pass
-
-
-async def other_worker(url: str, name: str) -> Any:
-    """Take a worker's name, without DBOS, which a process has only once."""
-    from planner_ext.durable.postgres import PostgresDatabase, PostgresWorkers
-
-    workers = PostgresWorkers(url, name)
-    await workers.keep()
-    return PostgresDatabase(url), workers
 
 
 async def pending(url: str) -> list[Any]:
@@ -232,7 +217,7 @@ async def test_a_question_expires_by_itself(postgres_url: str, tmp_path: Path) -
 
 
 async def test_every_row_is_json_and_none_is_pickle(postgres_url: str, tmp_path: Path) -> None:
-    """What a run leaves behind, in the tables of ours and in DBOS's, is text, numbers and JSON."""
+    """What a run leaves behind is text, numbers and JSON."""
     options: dict[str, Any] = {"interceptors": [lambda _: Defer(expires_in=3600)]}
     async with working(postgres_url, tmp_path / "effects", pays, **options) as runs:
         planner, kernel = world(tmp_path / "effects", pays, **options)
@@ -241,62 +226,10 @@ async def test_every_row_is_json_and_none_is_pickle(postgres_url: str, tmp_path:
         assert await ended(runs, "order-7") == {"answered"}
     with psycopg.connect(postgres_url) as connection:
         tables = connection.execute(TABLES).fetchall()
-        rows = {
-            name: connection.execute(f'SELECT * FROM {where}."{name}"'.encode()).fetchall() for where, name in tables
-        }
-        serializations = connection.execute("SELECT serialization FROM planner_ext_dbos.workflow_status").fetchall()
+        rows = {name: connection.execute(f'SELECT * FROM "{name}"'.encode()).fetchall() for (name,) in tables}
     values = [value for table in rows.values() for row in table for value in row]
     assert not [value for value in values if isinstance(value, bytes | memoryview)]
     assert not [value for value in values if isinstance(value, str) and value.startswith("gAS")]
-    assert {name for (name,) in serializations} == {"portable_json"}
-    for name, column in (("planner_journal", 3), ("planner_approvals", 4), ("workflow_input", 1)):
+    for name, column in (("planner_journal", 3), ("planner_approvals", 4)):
         assert rows[name]
         assert all(isinstance(json.loads(row[column]), dict) for row in rows[name])
-
-
-class Bomb:
-    """Runs a command when it is unpickled."""
-
-    def __init__(self, command: str) -> None:
-        self._command = command
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (os.system, (self._command,))
-
-
-async def test_a_forged_row_of_dbos_runs_no_code(
-    postgres_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A row that names pickle as its serialization is refused by name; its run is not lost."""
-    effects, bomb = tmp_path / "effects", tmp_path / "bomb"
-    planner, kernel = world(effects, pays)
-    async with open_runs(postgres_url, worker_id="a") as runs:
-        await (await runs.start(planner, kernel, GOAL, run_id="order-7")).result()
-    forged = base64.b64encode(pickle.dumps({"args": (Bomb(f"touch {bomb}"),), "kwargs": {}})).decode()
-    async with working(postgres_url, effects, pays) as runs:
-        with psycopg.connect(postgres_url, autocommit=True) as connection:
-            connection.execute("""
-                INSERT INTO planner_ext_dbos.workflow_status
-                    (workflow_uuid, name, status, queue_name, serialization, application_version, application_name)
-                SELECT 'forged', name, 'ENQUEUED', 'planner_ext', 'py_pickle', application_version, application_name
-                FROM planner_ext_dbos.workflow_status LIMIT 1
-            """)
-            insert = "INSERT INTO planner_ext_dbos.workflow_input (workflow_uuid, inputs) VALUES ('forged', %s)"
-            connection.execute(insert, (forged,))
-            found = "SELECT status FROM planner_ext_dbos.workflow_status WHERE workflow_uuid = 'forged'"
-
-            async def refused() -> bool:
-                return connection.execute(found).fetchone() == ("ERROR",)
-
-            await until(refused)
-        assert await decide_all(postgres_url) == 1
-        assert await ended(runs, "order-7") == {"answered"}
-    assert "written as pickle" in caplog.text
-    assert not bomb.exists()
-
-
-async def test_the_loop_of_the_application_is_left_as_it_was(postgres_url: str) -> None:
-    """DBOS takes the thread pool of the loop that it lives in, and leaves it shut down: that is not this loop."""
-    async with open_runs(postgres_url):
-        assert await asyncio.to_thread(lambda: 1) == 1
-    assert await asyncio.to_thread(lambda: 2) == 2

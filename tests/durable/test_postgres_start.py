@@ -1,13 +1,9 @@
 """Workers and their PostgreSQL that start at the same time."""
 
 import asyncio
-import threading
 import time
 from pathlib import Path
 
-import pytest
-
-from planner_ext.durable.postgres import QUEUE
 from planner_ext.durable.store import opened_store
 from planner_ext.testing import ScriptedReply, ScriptedRequest, say
 from support.durable import GOAL, open_runs, world
@@ -63,11 +59,3 @@ async def test_workers_may_start_before_their_server(lives: Lives, tmp_path: Pat
         for process in processes:
             process.kill()
             process.join()
-
-
-async def test_a_worker_may_leave_while_its_queue_starts(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine has listed the thread that reads the queue, and not started it yet."""
-    listed, starting = threading.enumerate, threading.Thread(name=f"queue-worker-{QUEUE}")
-    async with open_runs(postgres_url) as runs:
-        monkeypatch.setattr(threading, "enumerate", lambda: [*listed(), starting])
-        await runs.close()

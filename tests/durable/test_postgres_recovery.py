@@ -1,4 +1,4 @@
-"""Recovery with DBOS: expired questions, runs whose worker died before the first activation, other versions."""
+"""Recovery in PostgreSQL: expired questions, runs that were never begun, workers that leave, stall or are cut off."""
 
 import asyncio
 import os
@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-import pytest
 
 from planner_ext import Approve
-from planner_ext.durable import Approvals, Runs, dbos
-from planner_ext.durable.postgres import DBOS_TABLES
+from planner_ext.durable import Approvals, Runs
 from planner_ext.durable.store import JournalStore, open_database
 from planner_ext.hitl_manager import Defer
 from planner_ext.testing import ScriptedReply, ScriptedRequest, call, say
-from support.durable import GOAL, decide_all, effects_in, open_runs, pays, turn, world
+from support.durable import GOAL, effects_in, open_runs, pays, turn, world
 from support.processes import Lives
 
 RECOVERY_SECONDS = 120
@@ -27,7 +25,6 @@ CUT_OFF = """
 """
 """Ends the sessions by which workers live; one that is not stopped takes its own again at once."""
 SOON: dict[str, Any] = {"interceptors": [lambda _: Defer(expires_in=1)]}
-LATER: dict[str, Any] = {"interceptors": [lambda _: Defer(expires_in=3600)]}
 
 
 def labels(request: ScriptedRequest) -> ScriptedReply:
@@ -77,22 +74,6 @@ async def test_a_question_that_is_asked_again_still_expires(postgres_url: str, t
     assert effects_in(tmp_path / "effects") == []
 
 
-async def test_what_was_parked_by_another_version_is_gone_on_with(
-    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Parked under one version of the program, decided under the next, by a worker that lives already."""
-    with monkeypatch.context() as earlier:
-        earlier.setattr(dbos, "VERSION", "planner_ext-0.1")
-        async with open_runs(postgres_url) as runs:
-            handle = await runs.start(*world(tmp_path / "effects", pays, **LATER), GOAL, run_id="order-7")
-            assert (await handle.result()).status == "paused"
-    async with working(postgres_url, tmp_path / "effects", **LATER) as runs:
-        await runs.list()
-        assert await decide_all(postgres_url) == 1
-        await answered(runs, "order-7")
-    assert effects_in(tmp_path / "effects") == ["pay 5"]
-
-
 async def test_a_run_that_was_entered_and_never_begun_is_begun(postgres_url: str, tmp_path: Path) -> None:
     """Its worker died, or left, between the row of the run and the activation: a worker that lives finds it."""
     async with working(postgres_url, tmp_path / "effects", labels) as runs:
@@ -104,46 +85,6 @@ async def test_a_run_that_was_entered_and_never_begun_is_begun(postgres_url: str
         await store.close()
         await answered(runs, "killed", "left")
     assert effects_in(tmp_path / "effects") == ["label 1"] * 3
-
-
-def labelling_life(url: str, effects: Path) -> None:
-    """Drive a run, until it is killed."""
-
-    async def drive() -> None:
-        async with open_runs(url) as runs:
-            await (await runs.start(*world(effects, labels), GOAL, run_id="order-7")).result()
-
-    asyncio.run(drive())
-
-
-async def test_a_run_without_worker_and_activation_is_gone_on_with(
-    lives: Lives, postgres_url: str, tmp_path: Path
-) -> None:
-    """Its worker died, and its activation was lost, or ended beside that of the worker: one that lives finds it."""
-    effects = tmp_path / "effects"
-    killed = lives.live(labelling_life, postgres_url, effects, PLANNER_EXT_CRASH_AT="after_outcome")
-    assert killed == -signal.SIGKILL
-    with psycopg.connect(postgres_url, autocommit=True) as admin:
-        admin.execute(f"DELETE FROM {DBOS_TABLES}.workflow_status".encode())
-    async with working(postgres_url, effects, labels) as runs:
-        await answered(runs, "order-7")
-    assert effects_in(effects) == ["label 1"]
-
-
-async def test_a_queued_run_whose_activation_drove_nothing_is_queued_again(postgres_url: str, tmp_path: Path) -> None:
-    """An activation ends at once where another worker owns its run; that one may give the run back untouched."""
-    async with working(postgres_url, tmp_path / "effects", labels) as runs:
-        await runs.submit(GOAL, run_id="first")
-        await answered(runs, "first")
-        ended = f"UPDATE {DBOS_TABLES}.workflow_status SET workflow_uuid = 'order-7:0' WHERE status = 'SUCCESS'"
-        with psycopg.connect(postgres_url) as admin:
-            while not admin.execute(ended.encode()).rowcount:  # noqa: ASYNC110  (DBOS records the end)
-                await asyncio.sleep(0.02)
-            admin.execute(
-                "INSERT INTO planner_runs (run_id, goal, status, created_at, updated_at) "
-                "SELECT 'order-7', goal, 'queued', created_at, updated_at FROM planner_runs"
-            )
-        await answered(runs, "order-7")
 
 
 def leaving_life(url: str, effects: Path) -> None:
