@@ -65,9 +65,17 @@ class Scenario:
 
 
 def scenario(
-    name: str, *, goal: str, entitled: str, source: str, short: str = "", answers: bool = True, **special: Any
+    name: str,
+    *,
+    goal: str,
+    entitled: str,
+    source: str,
+    short: str = "",
+    about: str = "",
+    answers: bool = True,
+    **special: Any,
 ) -> Callable[[Model], Scenario]:
-    """Make a situation of a scripted model, whose docstring becomes the description.
+    """Make a situation of a scripted model.
 
     Args:
         name: Its name in tables; with hyphens in place of spaces, its key on the command line.
@@ -75,18 +83,18 @@ def scenario(
         entitled: What a user is entitled to here, in a sentence.
         source: The promise's source: a title and an address.
         short: The head of a narrow column, in one or two lines.
+        about: The behaviour of the model; the default is its docstring.
         answers: Whether a user is entitled to an answer.
         **special: Fields of `Scenario`.
     """
 
     def make(model: Model) -> Scenario:
-        about = " ".join((model.__doc__ or "").split())
         key = name.replace(" ", "-")
         info = ScriptInfo(
             key=key,
             name=name,
             short=short or name.replace(" ", "\n", 1),
-            about=about,
+            about=about or " ".join((model.__doc__ or "").split()),
             goal=goal,
             entitled=entitled,
             source=source,
@@ -184,18 +192,26 @@ def _refusing(_: ScriptedRequest) -> ScriptedReply:
     return ScriptedReply(refusal="I can't help with that.")
 
 
-@scenario(
-    "streaming", short="stream-\ning", goal=_EXPORT, entitled=_BUDGET, source=f"{_ADR}; {_SK_STREAM}", streaming=True
-)
-def _streaming(request: ScriptedRequest) -> ScriptedReply:
-    """The never-ending model, with every reply streamed."""
-    return _never_ending.model(request)
+_streaming = scenario(
+    "streaming",
+    short="stream-\ning",
+    goal=_EXPORT,
+    entitled=_BUDGET,
+    source=f"{_ADR}; {_SK_STREAM}",
+    streaming=True,
+    about="The never-ending model, with every reply streamed.",
+)(_never_ending.model)
 
 
-@scenario("absent metadata", short="absent\nmeta.", goal=_EXPORT, entitled=_BUDGET, source=_ADR, reports=False)
-def _unreported(request: ScriptedRequest) -> ScriptedReply:
-    """The never-ending model behind a service that reports neither round trips nor tokens."""
-    return _never_ending.model(request)
+_unreported = scenario(
+    "absent metadata",
+    short="absent\nmeta.",
+    goal=_EXPORT,
+    entitled=_BUDGET,
+    source=_ADR,
+    reports=False,
+    about="The never-ending model behind a service that reports neither round trips nor tokens.",
+)(_never_ending.model)
 
 
 @scenario(
@@ -271,7 +287,7 @@ def _delegating(request: ScriptedRequest) -> ScriptedReply:
     return say("Nine lamps in Lyon; I counted no further.")
 
 
-@scenario(
+_many_calls = scenario(
     "limit of calls",
     short="limit of\ncalls",
     goal="Count the lamps in Hamburg, Lyon and Turin.",
@@ -279,13 +295,11 @@ def _delegating(request: ScriptedRequest) -> ScriptedReply:
     source="pydantic-ai, https://github.com/pydantic/pydantic-ai/issues/2593: requests alone do not bound the calls",
     needs="tool calls",
     limits={"max_tool_calls": 2},
-)
-def _many_calls(request: ScriptedRequest) -> ScriptedReply:
-    """The model calls three functions in each reply, as long as it can."""
-    return _batches.model(request)
+    about="The model calls three functions in each reply, as long as it can.",
+)(_batches.model)
 
 
-@scenario(
+_many_tokens = scenario(
     "limit of tokens",
     short="limit of\ntokens",
     goal=_EXPORT,
@@ -293,13 +307,11 @@ def _many_calls(request: ScriptedRequest) -> ScriptedReply:
     source="pydantic-ai, UsageLimits.total_tokens_limit: https://ai.pydantic.dev/api/usage",
     needs="tokens",
     limits={"max_total_tokens": 500},
-)
-def _many_tokens(request: ScriptedRequest) -> ScriptedReply:
-    """The never-ending model."""
-    return _never_ending.model(request)
+    about="The never-ending model.",
+)(_never_ending.model)
 
 
-@scenario(
+_unreported_tokens = scenario(
     "tokens unreported",
     short="tokens\nunrep.",
     goal=_EXPORT,
@@ -309,10 +321,8 @@ def _many_tokens(request: ScriptedRequest) -> ScriptedReply:
     needs="tokens",
     limits={"max_total_tokens": 500},
     reports=False,
-)
-def _unreported_tokens(request: ScriptedRequest) -> ScriptedReply:
-    """The never-ending model behind a service that reports no tokens."""
-    return _never_ending.model(request)
+    about="The never-ending model behind a service that reports no tokens.",
+)(_never_ending.model)
 
 
 @scenario(
@@ -331,7 +341,7 @@ def _slow(request: ScriptedRequest) -> ScriptedReply:
     return call("desk-audit", {"order": "A-3007"}) if request.tools else say("The audit did not end in time.")
 
 
-@scenario(
+_repeating = scenario(
     "repeats itself",
     short="repeats\nitself",
     goal=_EXPORT,
@@ -339,10 +349,8 @@ def _slow(request: ScriptedRequest) -> ScriptedReply:
     source="LangGraph, https://github.com/langchain-ai/langgraph/issues/6731: it ends at the recursion limit only",
     needs="repeats",
     limits={"max_repeated_calls": 2},
-)
-def _repeating(request: ScriptedRequest) -> ScriptedReply:
-    """The never-ending model, whose calls are all the same."""
-    return _never_ending.model(request)
+    about="The never-ending model, whose calls are all the same.",
+)(_never_ending.model)
 
 
 @scenario(
@@ -381,7 +389,7 @@ def _refunding(request: ScriptedRequest) -> ScriptedReply:
     return call("desk-refund", {"order": "A-3007"}) if known else call("desk-order", {"customer": "C-3"})
 
 
-@scenario(
+_crashing = scenario(
     "crash",
     goal="Refund the order A-3007.",
     entitled="The refund is made once, although the process was killed before its result was recorded; the run ends.",
@@ -390,13 +398,11 @@ def _refunding(request: ScriptedRequest) -> ScriptedReply:
     functions=("order", "refund"),
     needs="recovery",
     kills_at="desk-refund",
-)
-def _crashing(request: ScriptedRequest) -> ScriptedReply:
-    """The process is killed after a function took effect, before its result is recorded; another one continues."""
-    return _refunding.model(request)
+    about="The process is killed after a function took effect, before its result is recorded; another one continues.",
+)(_refunding.model)
 
 
-@scenario(
+_cancelled = scenario(
     "cancelled",
     short="can-\ncelled",
     goal="Is the order A-3007 in order?",
@@ -405,10 +411,8 @@ def _crashing(request: ScriptedRequest) -> ScriptedReply:
     functions=("audit",),
     answers=False,
     stops_at="desk-audit",
-)
-def _cancelled(request: ScriptedRequest) -> ScriptedReply:
-    """The caller cancels the run while a function runs."""
-    return _slow.model(request)
+    about="The caller cancels the run while a function runs.",
+)(_slow.model)
 
 
 def finish(request: ScriptedRequest, answer: str) -> ScriptedReply:
