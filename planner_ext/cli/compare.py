@@ -230,9 +230,8 @@ def _with_excess(number: int, excess: int) -> Text:
 
 
 def _note(run: Run) -> str:
-    """Describe the faults of a history, and why a run failed."""
-    more = len(run.violations) - 1
-    parts = [run.first_violation + (f" (and {more} more)" if more > 0 else "")]
+    """Describe the first fault of a history, and why a run failed."""
+    parts = [run.first_violation]
     if run.refused:
         parts.append(f"OpenAI would refuse {len(run.refused)} of the {run.trips} requests")
     parts += [*run.breaches, run.error]

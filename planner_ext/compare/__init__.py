@@ -14,7 +14,7 @@ from planner_ext.compare.report import (
     ShownMessage,
     ShownResult,
     Violation,
-    find_violations,
+    find_violation,
 )
 from planner_ext.compare.runner import Live, Progress, run_comparison
 from planner_ext.compare.scenarios import Scenario, scenario
@@ -36,7 +36,7 @@ __all__ = [
     "Strategy",
     "Trial",
     "Violation",
-    "find_violations",
+    "find_violation",
     "option",
     "run_comparison",
     "scenario",

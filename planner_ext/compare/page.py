@@ -75,10 +75,9 @@ def timeline_of_run(run: Run) -> Timeline:
                 iterations[-1] = _with_result(iterations[-1], result)
         else:
             sent.append(TimelineMessage(role=message.role, text=message.text))
-        wrong = [one.text for one in run.violations if one.place == place]
-        if wrong and iterations:
-            events = (TimelineEvent(at=0.0, kind="violation", text=text) for text in wrong)
-            iterations[-1] = replace(iterations[-1], events=(*iterations[-1].events, *events))
+        if run.violation is not None and run.violation.place == place and iterations:
+            event = TimelineEvent(at=0.0, kind="violation", text=run.violation.text)
+            iterations[-1] = replace(iterations[-1], events=(*iterations[-1].events, event))
     if sent:
         iterations.append(_iteration(len(iterations) + 1, sent))
     return Timeline(answer=run.answer, iterations=tuple(iterations))

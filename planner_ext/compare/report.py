@@ -1,15 +1,14 @@
 """A comparison as data: one `Run` for each option and script, and the conclusions that every renderer shows.
 
 Nothing here depends on how an option works. All numbers except ``charged`` and ``tokens_told`` were counted
-independently of the option. The check of a history, too, is independent of the compared loops: its rule of calls and
-results is the scripted server's (`planner_ext.testing.rules`).
+independently of the option. The check of a history, too, is independent of the compared loops: its rules are those of
+the scripted server (`planner_ext.testing.rules`).
 """
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import count
-from operator import attrgetter
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from semantic_kernel.contents import (
@@ -21,7 +20,7 @@ from semantic_kernel.contents import (
 )
 
 from planner_ext.core.errors import counted
-from planner_ext.testing.rules import CallPairing
+from planner_ext.testing import rules
 
 __all__ = [
     "Comparison",
@@ -34,7 +33,7 @@ __all__ = [
     "ShownMessage",
     "ShownResult",
     "Violation",
-    "find_violations",
+    "find_violation",
     "shown_messages",
 ]
 
@@ -109,54 +108,24 @@ def _text(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def find_violations(messages: Sequence[ShownMessage]) -> tuple[Violation, ...]:
-    """List why servers would refuse a history, in the order of the messages.
-
-    The rules are OpenAI's. Each call has an id that is unique in its message and exactly one result, before any message
-    without results. A result answers a call of the message right before the results. A reply has text or calls.
-
-    Args:
-        messages: The whole history.
-
-    Returns:
-        The violations; empty for a valid history. A call without a result is reported at the message that makes it.
-    """
-    found = [
-        Violation(place=place, text=f"message {place}: {text}")
-        for faults in (_message_faults, _pairing_faults)
-        for place, text in faults(messages)
-    ]
-    return tuple(sorted(found, key=attrgetter("place")))
+def find_violation(messages: Sequence[ShownMessage]) -> Violation | None:
+    """Find the first of OpenAI's rules that a history breaks; None if it can be continued, or is empty."""
+    sent = [(place, part) for place, message in enumerate(messages) for part in _as_sent(message)]
+    broken = rules.find_violation({"model": "any", "messages": [part for _, part in sent]}) if sent else None
+    if broken is None:
+        return None
+    index = int(broken.param.removeprefix("messages[").partition("]")[0])
+    return Violation(place=sent[index][0], text=broken.message)
 
 
-def _message_faults(messages: Sequence[ShownMessage]) -> Iterator[tuple[int, str]]:
-    """Yield the faults of single messages, each with the message's index."""
-    for place, message in enumerate(messages):
-        if message.role == "assistant" and not message.text and not message.calls:
-            yield place, "a reply with neither text nor calls"
-        ids = [call.id for call in message.calls]
-        if not all(ids):
-            yield place, "a call without an id"
-        for name in sorted({one for one in ids if one and ids.count(one) > 1}):
-            yield place, f"two calls have the id {name}"
-
-
-def _pairing_faults(messages: Sequence[ShownMessage]) -> Iterator[tuple[int, str]]:
-    """Yield the calls without a result, and the results without a call, each with its message's index."""
-    caller, names, pairing = 0, dict[str, str](), CallPairing()
-    for place, message in enumerate((*messages, ShownMessage(role="end"))):
-        if message.role != "tool":
-            calls = {call.id: call.name for call in message.calls}
-            for call_id in pairing.begin(calls):
-                yield caller, f"the call {call_id} of {names[call_id]} has no result"
-            caller, names = place, calls
-        for call_id in (result.call_id for result in message.results):
-            problems = {
-                "uncalled": f"a result for {call_id}, which nothing called",
-                "repeated": f"a second result for the call {call_id}",
-            }
-            if (problem := pairing.answer(call_id)) is not None:
-                yield place, problems[problem]
+def _as_sent(message: ShownMessage) -> Iterator[dict[str, Any]]:
+    """Convert a message to OpenAI's JSON, in which each result is a message."""
+    for result in message.results:
+        yield {"role": "tool", "tool_call_id": result.call_id, "content": result.text}
+    if message.results:
+        return
+    calls = [{"id": call.id, "function": {"name": call.name, "arguments": call.arguments}} for call in message.calls]
+    yield {"role": message.role, "content": message.text or None, "tool_calls": calls or None}
 
 
 SCHEMA = 2
@@ -260,7 +229,7 @@ class Run:
         error: Why it failed, or "".
         refused: Requests that OpenAI's rules refuse, each with the reason. The scripted endpoint answers them
             nevertheless, as some endpoints do.
-        violations: The faults of the final history, in order.
+        violation: The first fault of the final history, or None.
         breaches: What the situation entitles a user to and the run did not keep, beyond the budget of round trips.
         wall_seconds: Time from the first request to the end.
         messages: The final history.
@@ -268,19 +237,19 @@ class Run:
 
     option: str
     script: str
-    budget: int
-    trips: int
-    charged: int
-    tools_run: int
-    tools_past_budget: int
-    tokens_summed: int
-    tokens_past_budget: int
-    tokens_told: int | None
+    budget: int = 0
+    trips: int = 0
+    charged: int = 0
+    tools_run: int = 0
+    tools_past_budget: int = 0
+    tokens_summed: int = 0
+    tokens_past_budget: int = 0
+    tokens_told: int | None = None
     status: str
     answer: str = ""
     error: str = ""
     refused: tuple[str, ...] = ()
-    violations: tuple[Violation, ...] = ()
+    violation: Violation | None = None
     breaches: tuple[str, ...] = ()
     wall_seconds: float = 0.0
     messages: tuple[ShownMessage, ...] = ()
@@ -298,7 +267,7 @@ class Run:
     @property
     def history_valid(self) -> bool:
         """Whether the final history and every earlier request are valid."""
-        return not self.violations and not self.refused
+        return self.violation is None and not self.refused
 
     @property
     def broken(self) -> bool:
@@ -320,7 +289,7 @@ class Run:
     @property
     def first_violation(self) -> str:
         """The first fault of the history, or ""."""
-        return next(iter((*(violation.text for violation in self.violations), *self.refused)), "")
+        return next(iter(self.refused), "") if self.violation is None else self.violation.text
 
     @property
     def ending(self) -> str:
@@ -350,7 +319,7 @@ class Run:
     def as_dict(self) -> dict[str, Any]:
         """Convert it to JSON values: the counted figures and the computed ones."""
         values = asdict(self)
-        last = {name: values.pop(name) for name in ("violations", "messages")}
+        last = {name: values.pop(name) for name in ("violation", "messages")}
         return {
             **values,
             "over_budget": self.over_budget,
@@ -362,19 +331,7 @@ class Run:
         }
 
 
-_NOT_MADE = Run(
-    option="",
-    script="",
-    budget=0,
-    trips=0,
-    charged=0,
-    tools_run=0,
-    tools_past_budget=0,
-    tokens_summed=0,
-    tokens_past_budget=0,
-    tokens_told=None,
-    status="not offered",
-)
+_NOT_MADE = Run(option="", script="", status="not offered")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ from planner_ext.compare.report import (
     ScriptInfo,
     ShownMessage,
     Violation,
-    find_violations,
+    find_violation,
     shown_messages,
 )
 from planner_ext.compare.scenarios import SCRIPTS, Scenario
@@ -206,7 +206,7 @@ async def _run(backend: Backend, scenario: Scenario, option: Option, budget: int
 def _judged(
     option: Option, scenario: Scenario, *, budget: int, observed: Observed, outcome: Outcome, seconds: float = 0.0
 ) -> Run:
-    violations = find_violations(outcome.messages) if option.strategy else tuple(_not_continued(observed, outcome))
+    violation = find_violation(outcome.messages) if option.strategy else _not_continued(observed, outcome)
     tokens = [event.tokens for event in observed.events if event.tokens is not None]
     before = list(_requests_before(observed.events))
     return Run(
@@ -224,7 +224,7 @@ def _judged(
         answer=outcome.answer,
         error=outcome.error,
         refused=tuple(observed.refused),
-        violations=violations,
+        violation=violation,
         breaches=() if outcome.status == "not offered" else tuple(_breaches(scenario, observed, outcome, seconds)),
         wall_seconds=seconds,
         messages=outcome.messages,
@@ -237,11 +237,12 @@ def _was_said(answer: str, observed: Observed) -> bool:
     return any(text in answer or json.dumps(answer)[1:-1] in text or answer in text for text in said)
 
 
-def _not_continued(observed: Observed, outcome: Outcome) -> Iterator[Violation]:
-    """Yield a violation if a loop of another framework was continued, and sent no valid history."""
-    if observed.ended_at and not observed.continued:
-        place = max(len(outcome.messages) - 1, 0)
-        yield Violation(place=place, text=f"message {place}: the history that is left cannot be continued")
+def _not_continued(observed: Observed, outcome: Outcome) -> Violation | None:
+    """Return a violation if a loop of another framework was continued, and sent no valid history."""
+    if not observed.ended_at or observed.continued:
+        return None
+    place = max(len(outcome.messages) - 1, 0)
+    return Violation(place=place, text=f"messages[{place}]: the history that is left cannot be continued")
 
 
 def _requests_before(events: Sequence[Event]) -> Iterator[int]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, TypeGuard, cast
 
-__all__ = ["CallPairing", "Violation", "find_violation", "is_object", "object_of", "tool_names"]
+__all__ = ["Violation", "find_violation", "is_object", "object_of", "tool_names"]
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _SPEAKER = re.compile(r"[^\s<|\\/>]{1,64}")
@@ -59,8 +59,8 @@ def tool_names(body: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(name for tool in _array(body.get("tools")) if isinstance(name := _function_of(tool).get("name"), str))
 
 
-class CallPairing:
-    """Pairs the calls and results of a history, of any message type.
+class _CallPairing:
+    """Pairs the calls and results of a history.
 
     OpenAI's rule: each call has one result, right after the message that makes the call.
     """
@@ -104,7 +104,7 @@ def _violations(body: Mapping[str, Any]) -> Iterator[Violation]:
 
 
 def _in_messages(messages: list[Any]) -> Iterator[Violation]:
-    caller, pairing = 0, CallPairing()
+    caller, pairing = 0, _CallPairing()
     for index, message in enumerate(map(object_of, messages)):
         path, role = f"messages[{index}]", message.get("role")
         if role not in _ROLES:
@@ -153,7 +153,7 @@ def _in_name(path: str, name: object) -> Iterator[Violation]:
         yield Violation(path, f"Invalid '{path}': {name!r} does not match the pattern ^[a-zA-Z0-9_-]{{1,64}}$.")
 
 
-def _in_answer(path: str, call_id: object, pairing: CallPairing) -> Iterator[Violation]:
+def _in_answer(path: str, call_id: object, pairing: _CallPairing) -> Iterator[Violation]:
     rule = "messages with role 'tool' must be a response to a preceding message with 'tool_calls', and no call"
     problems = {
         "repeated": f"tool_call_id {call_id!r} is already answered.",

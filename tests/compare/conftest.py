@@ -30,7 +30,7 @@ def spoilt(comparison: Comparison) -> Comparison:
         if (run.script, run.option) == ("chain", "option-1-corrected"):
             return replace(run, trips=run.budget + 2)
         if (run.script, run.option) == ("chain", "option-3-corrected"):
-            return replace(run, violations=(Violation(place=1, text="message 1: <script>alert(1)</script>\x1b[2J"),))
+            return replace(run, violation=Violation(place=1, text="messages[1]: <script>alert(1)</script>\x1b[2J"))
         if (run.script, run.option) == ("chain", "option-1"):
             return replace(run, error="<b>", messages=(replace(run.messages[0], text="</p><script src='x'>&"),))
         return run

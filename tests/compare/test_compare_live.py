@@ -85,7 +85,7 @@ def test_an_endpoint_that_is_strict_ends_option_3() -> None:
     run = comparison.of_option("option-3")[0]
     assert (run.status, run.trips, run.answer) == ("failed", 5, "")
     assert "must be followed by tool messages" in run.error
-    assert "has no result" in run.first_violation
+    assert "did not have response messages" in run.first_violation
     assert len(server.refused) == 1
 
 
@@ -153,7 +153,7 @@ def test_a_fault_in_the_middle_is_a_finding(option: str) -> None:
     assert (run.status, run.trips, run.tools_run) == ("failed", 1, 1)
     assert "Scripted fault with status 400" in run.error
     assert len(run.messages) >= 3
-    assert not run.violations
+    assert run.violation is None
 
 
 def test_an_endpoint_that_never_answers_ends_the_comparison() -> None:

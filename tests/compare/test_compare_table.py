@@ -48,7 +48,7 @@ def test_every_figure_is_in_the_table(comparison: Comparison) -> None:
 def test_the_first_violation_stands_below_the_table(comparison: Comparison) -> None:
     """With what OpenAI would have refused."""
     text = " ".join(printed(comparison, 100).split())
-    assert "option 3, as written: message 10: the call call_5 of desk-export_status has no result (and 4 more)" in text
+    assert "option 3, as written: messages[10]: an assistant message with 'tool_calls' must be followed by" in text
     assert "OpenAI would refuse 10 of the 15 requests" in text
 
 

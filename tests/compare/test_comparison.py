@@ -48,7 +48,7 @@ def test_option_3_alone_breaks_the_history_and_runs_far_over(comparison: Compari
     run = found(comparison, "option-3", script)
     assert (run.trips, run.charged, run.over_budget) == (15, 5, 10)
     assert not run.history_valid
-    assert "has no result" in run.first_violation
+    assert "did not have response messages" in run.first_violation
     assert len(run.refused) == 10
     assert not run.answer
 
@@ -79,7 +79,7 @@ def test_the_removed_planner_leaves_its_final_answer_call_open(comparison: Compa
     """Its answer is right, and its history cannot be continued."""
     run = found(comparison, "removed-planner", script)
     assert run.status == "answered"
-    assert "SendFinalAnswer has no result" in run.first_violation
+    assert "did not have response messages before the end of the messages" in run.first_violation
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -145,7 +145,7 @@ def test_a_corrected_option_that_goes_wrong_is_named(spoilt: Comparison) -> None
     assert not spoilt.holds
     first, second = spoilt.failures
     assert first == "option 1, corrected, chain: 7 round trips where 5 were allowed."
-    assert second.startswith("option 3, corrected, chain: the history is broken: message 1")
+    assert second.startswith("option 3, corrected, chain: the history is broken: messages[1]")
 
 
 def test_a_corrected_option_that_fails_is_named(comparison: Comparison) -> None:
@@ -167,7 +167,7 @@ def test_the_document_survives_json(comparison: Comparison) -> None:
         "tools_past_budget": 6,
     }
     assert (run["history_valid"], run["answer_present"], run["status"]) == (False, False, "limit_reached")
-    assert run["first_violation"].startswith("message 10")
+    assert run["first_violation"].startswith("messages[10]")
     assert run["tokens_summed"] > run["tokens_told"]
     assert document["schema"] == 2
 

@@ -111,7 +111,7 @@ def test_a_chart_says_in_words_what_it_shows(page: Page) -> None:
 def test_a_reader_sees_why(page: Page) -> None:
     """The message that breaks a history is marked, and so is the place where the budget is used up."""
     said = " ".join(page.text)
-    assert "✗ message 10: the call call_5 of desk-export_status has no result" in said
+    assert "✗ messages[10]: an assistant message with 'tool_calls' must be followed by" in said
     assert "the budget of 5 round trips is used up" in said
     assert "OpenAI would refuse 10 of these 15 requests" in said
     assert "event bad" in page.values("class")
