@@ -1,6 +1,7 @@
 """Kill workers at random and at every crash point, and judge by what functions and model have written down.
 
-    python tests/benchmarks/kills.py sqlite                          45 kills
+    python tests/benchmarks/kills.py sqlite postgres dbos temporal   45 kills in each place
+    python tests/benchmarks/kills.py postgres --fail-over            no kill: 12 s read-only, with all sessions ended
     python tests/benchmarks/kills.py sqlite --kills 20 --mutant      functions that claim to be repeatable: not kept
 
 Two workers live 2 to 6 s each, with 30 open runs. A life ends by SIGKILL, at random or at a crash point, by SIGTERM, or
@@ -20,6 +21,7 @@ Judged by fsynced lines of the functions, and by the requests that the model's s
 
 import argparse
 import asyncio
+import itertools
 import json
 import logging
 import multiprocessing
@@ -40,6 +42,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import psycopg
+from dbos import DBOS
 from openai import AsyncOpenAI
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
@@ -68,21 +71,37 @@ from planner_ext.durable import (
 from planner_ext.hitl_manager import Supply
 from planner_ext.testing import ScriptedFault, ScriptedOpenAIServer, ScriptedRequest, call, calls, say
 from planner_ext.testing.crash import CRASH_POINTS
+from support.hosts import hosted
 from support.postgres import PostgresServer
+from support.temporal import TemporalServer
 
-logging.getLogger("planner_ext").addHandler(logging.NullHandler())
+for _name in ("planner_ext", "psycopg"):  # in each process: only what came of it
+    logging.getLogger(_name).addHandler(logging.NullHandler())
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
-    ["semantic_kernel.connectors.ai.open_ai", "planner_ext.planner.planner", "planner_ext.durable.runs", "psycopg"]
+    [
+        "semantic_kernel.connectors.ai.open_ai",
+        "planner_ext.planner.planner",
+        "planner_ext.durable.hosts.dbos",
+        "planner_ext.durable.hosts.temporal",
+        "psycopg",
+    ]
 )
+"""Workers are forked from a process that has imported all this, and opened nothing."""
+
+PLACES = ("sqlite", "postgres", "dbos", "temporal")
+ENGINES = ("dbos", "temporal")
 
 BUDGET = 4
 """The requests that a run may make; without a fault it takes three."""
-LEASE = 3.0
+LEASE = 5.0
 OPEN_RUNS = 30
 QUIET_SECONDS = 60.0
 """How long nothing may move before the runs that are left count as stranded."""
+
+START_SECONDS = 30.0
+"""How long a worker may take to start."""
 
 NOTICE_SECONDS = 0.5
 """How long after a death it may be noticed here."""
@@ -103,12 +122,13 @@ class World:
     """What every process of a trial is given.
 
     Attributes:
-        place: One of `SERVING`.
+        place: One of `PLACES`.
         store: The SQLite file, or the address of a PostgreSQL database.
         model: The URL of the model's server.
         lines: The file of what happened.
         engine: The address of the engine's server.
         seconds: How long a function takes.
+        lease: How long a worker may be frozen, or the database away, until others take its runs.
         mutant: Whether the functions claim that they may run again.
     """
 
@@ -118,6 +138,7 @@ class World:
     lines: Path
     engine: str = ""
     seconds: float = 0.15
+    lease: float = LEASE
     mutant: bool = False
 
     def write(self, what: str, **values: object) -> None:
@@ -212,39 +233,39 @@ def model(request: ScriptedRequest) -> Any:
 # Lives: what the processes do.
 
 
-def live(world: World, point: str, armed_after: float) -> None:
+def live(world: World, up: Any, point: str, armed_after: float) -> None:
     """Work until a signal comes; die at a crash point if one is named, from a moment on."""
-    asyncio.run(_live(world, point, armed_after))
+    try:
+        asyncio.run(_live(world, up, point, armed_after))
+    except (StoreError, RuntimeError) as error:  # whoever starts while a server is away
+        sys.exit(f"A worker ends: {error}")
 
 
-async def _live(world: World, point: str, armed_after: float) -> None:
+async def _live(world: World, up: Any, point: str, armed_after: float) -> None:
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stopped.set)
     if point:
         loop.call_later(armed_after, os.environ.__setitem__, "PLANNER_EXT_CRASH_AT", point)
-    await SERVING[world.place](world, stopped)
+    open_runs = Runs.sqlite if world.place == "sqlite" else Runs.postgres
+    async with open_runs(world.store, **options(world)) as runs:
+        if world.place in ENGINES:
+            runs.drive_with(*application(world))
+            async with hosted(world.place, runs, world.engine, again_after=5.0):
+                up.set()
+                await stopped.wait()
+        else:
+            working = asyncio.create_task(runs.work(*application(world)))
+            leaving = asyncio.create_task(stopped.wait())
+            up.set()
+            await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            working.cancel()
 
 
-def options() -> dict[str, Any]:
+def options(world: World) -> dict[str, Any]:
     """Return the options of a worker."""
     retry = RetryPolicy(attempts=1000, first_delay=0.2, max_delay=2.0)
-    return {"poll_seconds": 0.1, "lease_seconds": LEASE, "max_deaths": 1000, "retry": retry, "grace_seconds": 5.0}
-
-
-async def own_loop(world: World, stopped: asyncio.Event) -> None:
-    """Work with the loop of `Runs`."""
-    opened = (
-        Runs.sqlite(world.store, **options()) if world.place == "sqlite" else Runs.postgres(world.store, **options())
-    )
-    async with opened as runs:
-        working = asyncio.create_task(runs.work(*application(world)))
-        leaving = asyncio.create_task(stopped.wait())
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        working.cancel()
-
-
-SERVING = {"sqlite": own_loop}
+    return {"poll_seconds": 0.1, "lease_seconds": world.lease, "max_deaths": 1000, "retry": retry, "grace_seconds": 5.0}
 
 
 def serve_people(world: World, submitting: Any, calm: Any) -> None:
@@ -253,20 +274,20 @@ def serve_people(world: World, submitting: Any, calm: Any) -> None:
 
 
 async def _serve_people(world: World, submitting: Any, calm: Any) -> None:
-    submitted = 0
-    async with Runs.connect(world.store) as runs:
-        while True:
-            with suppress(StoreError):  # the server is away
-                unfinished = await runs.count(status=("queued", "running", "paused"))
-                while unfinished < OPEN_RUNS and submitting.is_set():
-                    await runs.submit(f"Settle order {submitted}.", run_id=str(submitted))
-                    submitted += 1
-                    unfinished += 1
-                for item in await runs.approvals().pending(limit=100):
-                    # a frozen worker may do later what nobody sees yet
-                    if random.random() < 0.3 and (calm.is_set() or not item.in_doubt):
-                        await decide(world, runs, item)
-            await asyncio.sleep(0.1)
+    numbers = itertools.count()
+    while True:
+        with suppress(StoreError):  # the server is away
+            async with Runs.connect(world.store) as runs:
+                while True:
+                    unfinished = await runs.count(status=("queued", "running", "paused"))
+                    missing = max(0, OPEN_RUNS - unfinished) if submitting.is_set() else 0
+                    for number in itertools.islice(numbers, missing):
+                        await runs.submit(f"Settle order {number}.", run_id=str(number))
+                    for item in await runs.approvals().pending(limit=100):
+                        # a frozen worker may do later what nobody sees yet
+                        if random.random() < 0.3 and (calm.is_set() or not item.in_doubt):
+                            await decide(world, runs, item)
+                    await asyncio.sleep(0.1)
 
 
 async def decide(world: World, runs: RunsClient, item: PendingApproval) -> None:
@@ -306,12 +327,16 @@ class Life:
         process: The process.
         watch: Writes down when it has ended.
         end: What ends it: ``killed``, ``stopped``, ``frozen`` or a crash point.
-        due: When, by the monotonic clock; of a crash point, when it is killed at random instead.
+        up: Set once it works.
+        seconds: How long it then lives; with a crash point, until it is killed at random instead.
+        due: When something is done to it, by the monotonic clock.
     """
 
     process: Any
     watch: threading.Thread
     end: str
+    up: Any
+    seconds: float
     due: float
 
 
@@ -342,18 +367,24 @@ class Trial:
         """Let two workers live and die until enough were killed; kill each server once on the way."""
         servers = list(self.servers)
         ends: list[str] = []
-        while self.kills < wanted:
+        while not self.world.read("did"):
+            self._staff(2)
+            time.sleep(0.1)
+        while self.kills < wanted and self.ends["failed"] < wanted:
             self._bury()
             while len(self._lives) < 2:
                 ends = ends or random.sample(ENDS, len(ENDS))
                 self._begin(ends.pop())
             for life in self._lives:
+                if life.up.is_set():
+                    life.up.clear()
+                    life.due = time.monotonic() + life.seconds
                 if time.monotonic() > life.due:
                     self._end(life)
             if servers and self.kills >= wanted * (len(self.servers) - len(servers) + 1) / (len(self.servers) + 1):
                 server = servers.pop()
                 server.kill()
-                time.sleep(random.uniform(0.5, 2.0))
+                time.sleep(random.uniform(0.5, 1.5))
                 server.start()
             time.sleep(0.01)
 
@@ -407,11 +438,13 @@ class Trial:
     def _begin(self, end: str) -> None:
         seconds = random.uniform(2.0, 6.0)
         point = end if end in CRASH_POINTS else ""
-        process = CONTEXT.Process(target=live, args=(self.world, point, seconds), daemon=True)
+        up = CONTEXT.Event()
+        process = CONTEXT.Process(target=live, args=(self.world, up, point, seconds), daemon=True)
         process.start()
         watch = threading.Thread(target=self._watch, args=(process,), daemon=True)
         watch.start()
-        self._lives.append(Life(process, watch, end, time.monotonic() + seconds + 3.0 * bool(point)))
+        more = 3.0 if point else 0.0
+        self._lives.append(Life(process, watch, end, up, seconds + more, time.monotonic() + START_SECONDS))
 
     def _watch(self, process: Any) -> None:
         """Wait for the end of a worker, and write down whether it left what it knew."""
@@ -422,6 +455,7 @@ class Trial:
         """End a worker, or freeze it and let it live on."""
         match life.end:
             case "stopped":
+                life.end = "leaving"
                 life.process.terminate()
             case "frozen":
                 self._freeze(life.process.pid)
@@ -440,7 +474,7 @@ class Trial:
         self.world.write("died", of=pid, known=False)
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGSTOP)
-            time.sleep(LEASE * random.uniform(0.5, 2.0))
+            time.sleep(LEASE * random.uniform(0.5, 1.5))
             os.kill(pid, signal.SIGCONT)
         time.sleep(1.0)
         self._calm.set()
@@ -449,9 +483,15 @@ class Trial:
         """Count the workers that have ended."""
         for life in self._lives:
             if not life.watch.is_alive():
-                killed = life.process.exitcode == -signal.SIGKILL
-                stopped = life.process.exitcode == 0 and life.end == "stopped"
-                self.ends[life.end if killed or stopped else "failed"] += 1
+                match life.process.exitcode, life.end:
+                    case 0, "leaving":
+                        self.ends["stopped"] += 1
+                    case -9, "killed" | "left":
+                        self.ends["killed"] += 1
+                    case -9, point if point in CRASH_POINTS:
+                        self.ends[point] += 1
+                    case _:
+                        self.ends["failed"] += 1
         self._lives = [life for life in self._lives if life.watch.is_alive()]
 
 
@@ -525,18 +565,25 @@ def who_knew(world: World, doubt: Mapping[str, Any], finished: Mapping[tuple[str
 def tried(place: str, given: argparse.Namespace) -> dict[str, int]:
     """Try one place."""
     folder = Path(tempfile.mkdtemp(prefix="kills-"))
-    seconds = 6.0 if given.fail_over else 0.15
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder)
         model_server = stack.enter_context(ScriptedOpenAIServer(model))
-        world = World(
-            place, str(folder / "runs.db"), model_server.url, folder / "lines", seconds=seconds, mutant=given.mutant
-        )
+        world = World(place, str(folder / "runs.db"), model_server.url, folder / "lines", mutant=given.mutant)
+        if given.fail_over:
+            world = replace(world, seconds=6.0, lease=30.0)
         servers: list[Server] = []
         if place != "sqlite":
             postgres = stack.enter_context(PostgresServer())
             servers.append(postgres)
-            world = replace(world, store=postgres.create("runs"))
+            url = postgres.create("runs")
+            world = replace(world, store=url, engine=url)
+        if place == "dbos":
+            DBOS.migrate(url)
+        if place == "temporal":
+            temporal = stack.enter_context(TemporalServer())
+            asyncio.run(temporal.connect())
+            servers.append(temporal)
+            world = replace(world, engine=temporal.address)
         trial = Trial(world, servers)
         stack.callback(trial.close)
         if given.fail_over:
@@ -552,7 +599,7 @@ def tried(place: str, given: argparse.Namespace) -> dict[str, int]:
 def main() -> int:
     """Try the places, and print what came of it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("places", nargs="+", choices=SERVING)
+    parser.add_argument("places", nargs="+", choices=PLACES)
     parser.add_argument("--kills", type=int, default=45)
     parser.add_argument("--mutant", action="store_true", help="let the functions claim that they may run again")
     parser.add_argument("--fail-over", action="store_true", help="no kill: the database is read-only for 12 s")
