@@ -13,7 +13,7 @@ import pytest
 from planner_ext import Approve
 from planner_ext.durable import Approvals, RunHandle, UnknownRunError
 from planner_ext.durable.store import opened_store
-from planner_ext.engine.journal import dump_facts
+from planner_ext.engine.document import dump_facts
 from planner_ext.events import CallFinished, CallStarted, Ended, Fact, ModelReplied, Paused, ResultReady, TextDelta
 from planner_ext.testing import ScriptedChatCompletion, ScriptedRequest, call, calls, say
 from support.durable import GOAL, deciding_life, effects_in, open_runs, pays, turn, world
