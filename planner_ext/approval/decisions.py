@@ -38,7 +38,6 @@ __all__ = [
     "check_authorize",
     "decisions_of",
     "digest_of",
-    "digests_of",
     "edited_text",
     "fingerprint_of",
     "further_digest",
@@ -510,11 +509,6 @@ def digest_of(function: str, arguments: Mapping[str, Any]) -> str:
     return _sha256([function, {name: with_plain_numbers(value) for name, value in arguments.items()}])
 
 
-def digests_of(function: str, arguments: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the digests that records may have of a call: the current one, and an older one for which 7.0 is not 7."""
-    return digest_of(function, arguments), _sha256([function, arguments])
-
-
 def with_plain_numbers(value: Any) -> Any:
     """Convert whole floats of a JSON value to integers, at every level: JSON has one kind of number."""
     if type(value) is float:
@@ -536,8 +530,7 @@ def fingerprint_of(run_id: str, iteration: int, call_id: str, digest: str, signa
         digest: See `digest_of`.
         signature: The function's parameters, see `takes_no_more`; "" if they are not known.
     """
-    call = [run_id, iteration, call_id, digest]
-    return _sha256([*call, signature] if signature else call)
+    return _sha256([run_id, iteration, call_id, digest, signature])
 
 
 def takes_no_more(before: str, now: str) -> bool:

@@ -164,8 +164,7 @@ class RunStarted(EventLine):
         run_id: The run's name; in a store, the one that it was started under.
         messages: The first messages of the transcript, as values of Semantic Kernel.
         goal: The goal of the run; "" if it continues a history without one.
-        guards: What could decide its calls; None if that is not recorded: the run is not kept in a store, or it
-            began in a version of this package that did not record it.
+        guards: What could decide its calls; None if the run is not kept in a store.
         trace: The W3C ``traceparent`` of the span that started it; "" if nothing traced it.
     """
 
@@ -318,7 +317,7 @@ class CallDecided(CallFact):
         answer: What the model reads where the call does not run.
         reason: Why it does not run, or waits: the words of the interceptor, rule or person; "" without any.
         digest: Digest of function and converted arguments; "" if nothing could run.
-        signature: The function's parameters, ``name=digest`` of each; "" in journals that are older than this field.
+        signature: The function's parameters, ``name=digest`` of each; "" if they are not known.
         fingerprint: Digest of run, iteration, call id, function and arguments, to which a decision binds.
         arguments: JSON text of what the function gets where that was converted from the model's text, or None.
         edited: JSON text of the arguments that replace the model's, converted in the same way, or None.
@@ -378,8 +377,8 @@ class CallDecided(CallFact):
 
     @property
     def binds(self) -> bool:
-        """@private Whether the call runs only as decided; journals without ``approved`` say so in other fields."""
-        return self.approved or self.person or bool(self.by) or self.edited is not None
+        """@private Whether the call runs only as decided."""
+        return self.approved or self.edited is not None
 
     def arguments_of(self, request: RequestedCall) -> str:
         """@private Return the JSON text of the function's arguments: edited, converted, or as the model wrote them."""
@@ -624,8 +623,6 @@ class Ended(EventLine):
         limit: The limit that ended it, or None.
         reason: Why, in words.
         returned: Whether the open batch is returned to the caller, unanswered.
-        iterations: Round trips charged with the end: in journals of schema 1, of the request that a time limit
-            interrupted; else 0.
     """
 
     status: Status
@@ -633,7 +630,6 @@ class Ended(EventLine):
     limit: str | None = None
     reason: str = ""
     returned: bool = False
-    iterations: int = 0
     at: float
     seconds: float
     type: Literal["Ended"] = "Ended"

@@ -431,7 +431,7 @@ def _undecided(batch: Batch) -> Batch:
 
 
 def _ended(state: State, fact: facts.Ended) -> _Changes:
-    return {"phase": Phase.ENDED, "ended": fact, "ledger": _charged(state, fact.seconds, fact.iterations)}
+    return {"phase": Phase.ENDED, "ended": fact, "ledger": _charged(state, fact.seconds)}
 
 
 _APPLY: dict[str, Callable[[State, Any], _Changes]] = {

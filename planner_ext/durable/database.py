@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import ClassVar, Protocol, TypeAlias
 
 from planner_ext.core.errors import NewerSchemaError
+from planner_ext.durable.errors import StoreError
 
 __all__ = [
     "BUDGET_TABLES",
+    "CREATE_TABLES",
     "GET_SCHEMA",
     "TABLE_SCHEMA",
     "Database",
@@ -24,8 +26,7 @@ __all__ = [
     "Row",
     "Step",
     "Value",
-    "check_tables",
-    "migration",
+    "check_schema",
 ]
 
 Value: TypeAlias = str | int | float | None
@@ -97,121 +98,6 @@ class Database(Protocol):
         ...
 
 
-_FIRST: tuple[str, ...] = (
-    """
-    CREATE TABLE IF NOT EXISTS planner_schema (
-        number INTEGER PRIMARY KEY
-    )
-    """,
-    """
-    CREATE TABLE IF NOT EXISTS planner_runs (
-        run_id TEXT PRIMARY KEY,
-        goal TEXT NOT NULL,
-        status TEXT NOT NULL,
-        owner TEXT,
-        wake_at DOUBLE PRECISION,
-        created_at DOUBLE PRECISION NOT NULL,
-        updated_at DOUBLE PRECISION NOT NULL
-    )
-    """,
-    """
-    CREATE TABLE IF NOT EXISTS planner_journal (
-        run_id TEXT NOT NULL REFERENCES planner_runs (run_id),
-        seq INTEGER NOT NULL,
-        schema INTEGER NOT NULL,
-        fact TEXT NOT NULL,
-        PRIMARY KEY (run_id, seq)
-    )
-    """,
-    """
-    CREATE TABLE IF NOT EXISTS planner_approvals (
-        id TEXT PRIMARY KEY,
-        run_id TEXT NOT NULL REFERENCES planner_runs (run_id),
-        status TEXT NOT NULL,
-        fingerprint TEXT NOT NULL,
-        call TEXT NOT NULL,
-        asked_at DOUBLE PRECISION NOT NULL,
-        expires_at DOUBLE PRECISION,
-        decision TEXT,
-        decided_at DOUBLE PRECISION,
-        problem TEXT
-    )
-    """,
-    """
-    CREATE TABLE IF NOT EXISTS planner_refusals (
-        run_id TEXT NOT NULL REFERENCES planner_runs (run_id),
-        id TEXT NOT NULL,
-        decision TEXT NOT NULL,
-        problem TEXT NOT NULL,
-        at DOUBLE PRECISION NOT NULL
-    )
-    """,
-    "CREATE INDEX IF NOT EXISTS planner_refusals_by_run ON planner_refusals (run_id)",
-    "CREATE INDEX IF NOT EXISTS planner_refusals_by_id ON planner_refusals (id)",
-    "CREATE INDEX IF NOT EXISTS planner_runs_by_status ON planner_runs (status, wake_at)",
-    "CREATE INDEX IF NOT EXISTS planner_approvals_by_status ON planner_approvals (status, asked_at, id)",
-    "CREATE INDEX IF NOT EXISTS planner_approvals_by_run ON planner_approvals (run_id)",
-)
-_OPERATION: tuple[str, ...] = (
-    *(
-        f"ALTER TABLE planner_runs ADD COLUMN {column}"
-        for column in (
-            "problem TEXT",
-            "retries INTEGER NOT NULL DEFAULT 0",
-            "deaths INTEGER NOT NULL DEFAULT 0",
-            "progress INTEGER NOT NULL DEFAULT 0",
-            "iterations INTEGER NOT NULL DEFAULT 0",
-            "tool_calls INTEGER NOT NULL DEFAULT 0",
-            "tokens INTEGER NOT NULL DEFAULT 0",
-            "cost DOUBLE PRECISION",
-            "inputs TEXT",
-            "new_budget TEXT",
-        )
-    ),
-    """
-    CREATE TABLE planner_workers (
-        worker_id TEXT PRIMARY KEY,
-        name TEXT NOT NULL,
-        host TEXT NOT NULL,
-        pid INTEGER NOT NULL,
-        status TEXT NOT NULL,
-        concurrency INTEGER,
-        started_at DOUBLE PRECISION NOT NULL,
-        seen_at DOUBLE PRECISION NOT NULL
-    )
-    """,
-    """
-    CREATE TABLE planner_notices (
-        id TEXT PRIMARY KEY,
-        run_id TEXT NOT NULL,
-        event TEXT NOT NULL,
-        body TEXT NOT NULL,
-        created_at DOUBLE PRECISION NOT NULL,
-        attempts INTEGER NOT NULL DEFAULT 0,
-        next_at DOUBLE PRECISION,
-        delivered_at DOUBLE PRECISION,
-        problem TEXT
-    )
-    """,
-    """
-    CREATE TABLE planner_subscriptions (
-        event TEXT PRIMARY KEY,
-        until DOUBLE PRECISION NOT NULL
-    )
-    """,
-    "CREATE INDEX planner_notices_by_next ON planner_notices (next_at)",
-    "CREATE INDEX planner_notices_by_run ON planner_notices (run_id)",
-    "CREATE INDEX planner_runs_by_update ON planner_runs (updated_at, run_id)",
-    "CREATE INDEX planner_runs_by_status_and_update ON planner_runs (status, updated_at, run_id)",
-    "CREATE INDEX planner_runs_by_owner ON planner_runs (owner)",
-)
-
-_LEASES = (
-    "ALTER TABLE planner_workers ADD COLUMN lease_seconds DOUBLE PRECISION NOT NULL DEFAULT 30",
-    "DROP INDEX planner_runs_by_owner",
-    "CREATE INDEX planner_runs_by_owner ON planner_runs (owner) WHERE owner IS NOT NULL",
-)
-
 BUDGET_TABLES = (
     """
     CREATE TABLE planner_budgets (
@@ -247,11 +133,115 @@ BUDGET_TABLES = (
 )
 """The tables of `planner_ext.budgets`, which says what they hold."""
 
-_TOLD = ("ALTER TABLE planner_runs ADD COLUMN told_at DOUBLE PRECISION",)
+TABLE_SCHEMA = 1
+"""The schema number of the tables. One line per number. 1: the first."""
 
-_SCHEMAS = (_FIRST, _OPERATION, _LEASES, BUDGET_TABLES, _TOLD)
-"""The statements of each schema number, from 1. 1: the first. 2: retries, workers, totals, notices. 3: leases. 4:
-shared budgets. 5: when `Runs.due` last named a run.
+CREATE_TABLES: tuple[str, ...] = (
+    """
+    CREATE TABLE planner_schema (
+        schema INTEGER PRIMARY KEY
+    )
+    """,
+    f"INSERT INTO planner_schema (schema) VALUES ({TABLE_SCHEMA})",  # noqa: S608  (a number)
+    """
+    CREATE TABLE planner_runs (
+        run_id TEXT PRIMARY KEY,
+        goal TEXT NOT NULL,
+        status TEXT NOT NULL,
+        owner TEXT,
+        wake_at DOUBLE PRECISION,
+        told_at DOUBLE PRECISION,
+        created_at DOUBLE PRECISION NOT NULL,
+        updated_at DOUBLE PRECISION NOT NULL,
+        problem TEXT,
+        retries INTEGER NOT NULL DEFAULT 0,
+        deaths INTEGER NOT NULL DEFAULT 0,
+        progress INTEGER NOT NULL DEFAULT 0,
+        iterations INTEGER NOT NULL DEFAULT 0,
+        tool_calls INTEGER NOT NULL DEFAULT 0,
+        tokens INTEGER NOT NULL DEFAULT 0,
+        cost DOUBLE PRECISION,
+        inputs TEXT,
+        new_budget TEXT
+    )
+    """,
+    """
+    CREATE TABLE planner_journal (
+        run_id TEXT NOT NULL REFERENCES planner_runs (run_id),
+        seq INTEGER NOT NULL,
+        schema INTEGER NOT NULL,
+        fact TEXT NOT NULL,
+        PRIMARY KEY (run_id, seq)
+    )
+    """,
+    """
+    CREATE TABLE planner_approvals (
+        id TEXT PRIMARY KEY,
+        run_id TEXT NOT NULL REFERENCES planner_runs (run_id),
+        status TEXT NOT NULL,
+        fingerprint TEXT NOT NULL,
+        call TEXT NOT NULL,
+        asked_at DOUBLE PRECISION NOT NULL,
+        expires_at DOUBLE PRECISION,
+        decision TEXT,
+        decided_at DOUBLE PRECISION,
+        problem TEXT
+    )
+    """,
+    """
+    CREATE TABLE planner_refusals (
+        run_id TEXT NOT NULL REFERENCES planner_runs (run_id),
+        id TEXT NOT NULL,
+        decision TEXT NOT NULL,
+        problem TEXT NOT NULL,
+        at DOUBLE PRECISION NOT NULL
+    )
+    """,
+    """
+    CREATE TABLE planner_workers (
+        worker_id TEXT PRIMARY KEY,
+        name TEXT NOT NULL,
+        host TEXT NOT NULL,
+        pid INTEGER NOT NULL,
+        status TEXT NOT NULL,
+        concurrency INTEGER,
+        started_at DOUBLE PRECISION NOT NULL,
+        seen_at DOUBLE PRECISION NOT NULL,
+        lease_seconds DOUBLE PRECISION NOT NULL
+    )
+    """,
+    """
+    CREATE TABLE planner_notices (
+        id TEXT PRIMARY KEY,
+        run_id TEXT NOT NULL,
+        event TEXT NOT NULL,
+        body TEXT NOT NULL,
+        created_at DOUBLE PRECISION NOT NULL,
+        attempts INTEGER NOT NULL DEFAULT 0,
+        next_at DOUBLE PRECISION,
+        delivered_at DOUBLE PRECISION,
+        problem TEXT
+    )
+    """,
+    """
+    CREATE TABLE planner_subscriptions (
+        event TEXT PRIMARY KEY,
+        until DOUBLE PRECISION NOT NULL
+    )
+    """,
+    *BUDGET_TABLES,
+    "CREATE INDEX planner_runs_by_status ON planner_runs (status, wake_at)",
+    "CREATE INDEX planner_runs_by_update ON planner_runs (updated_at, run_id)",
+    "CREATE INDEX planner_runs_by_status_and_update ON planner_runs (status, updated_at, run_id)",
+    "CREATE INDEX planner_runs_by_owner ON planner_runs (owner) WHERE owner IS NOT NULL",
+    "CREATE INDEX planner_approvals_by_status ON planner_approvals (status, asked_at, id)",
+    "CREATE INDEX planner_approvals_by_run ON planner_approvals (run_id)",
+    "CREATE INDEX planner_refusals_by_run ON planner_refusals (run_id)",
+    "CREATE INDEX planner_refusals_by_id ON planner_refusals (id)",
+    "CREATE INDEX planner_notices_by_next ON planner_notices (next_at)",
+    "CREATE INDEX planner_notices_by_run ON planner_notices (run_id)",
+)
+"""The statements that create the tables, in one transaction.
 
 ``planner_runs.status``: ``queued``, ``running``, ``paused``, ``failed``, ``quarantined``, or how the run ended.
 ``owner``: the worker that drives it, or null. ``wake_at``: when it is next due: the first expiry of a paused
@@ -267,28 +257,32 @@ decisions that were not taken, of the approval that ``id`` names, or of a call o
 ``planner_subscriptions``: the events of which notices are written, ``until`` then. Times are seconds since the epoch.
 """
 
-TABLE_SCHEMA = len(_SCHEMAS)
-"""The schema number of the tables."""
+GET_SCHEMA = "SELECT * FROM planner_schema"
 
 
-def migration(number: int) -> list[str]:
-    """List the statements that bring the tables from a schema number, 0 without tables, to `TABLE_SCHEMA`."""
-    # the first schema got tables later, so its statements create what does not exist
-    later = [statement for statements in _SCHEMAS[max(number, 1) :] for statement in statements]
-    return [*_FIRST, *later, f"INSERT INTO planner_schema VALUES ({TABLE_SCHEMA}) ON CONFLICT DO NOTHING"]  # noqa: S608  (a number)
-
-
-GET_SCHEMA = "SELECT MAX(number) FROM planner_schema"
-
-
-def check_tables(database: str, number: object) -> None:
+def check_schema(database: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
     """Check the schema number of a database's tables.
+
+    Args:
+        database: The store, for the error.
+        columns: The names of the columns in the answer to `GET_SCHEMA`.
+        rows: Its rows.
 
     Raises:
         NewerSchemaError: If a newer version of this package made them.
+        StoreError: If a development version made them, or the number is damaged.
     """
-    if isinstance(number, int) and number > TABLE_SCHEMA:
+    if "number" in columns:  # the column's name before the first release
+        raise StoreError(
+            f"{database} was made by a development version from before 0.1.0, which no release reads. End its runs "
+            "with the version that made it, and give a new store; it was not changed."
+        )
+    numbers = [row[0] for row in rows]
+    if "schema" not in columns or not numbers or not all(type(number) is int for number in numbers):
+        raise StoreError(f"{database} is damaged: it does not say its schema. Restore it from a backup.")
+    newest = max(int(number or 0) for number in numbers)
+    if newest > TABLE_SCHEMA:
         raise NewerSchemaError(
-            f"{database} has tables of schema {number}; this version of planner_ext knows up to {TABLE_SCHEMA}. "
+            f"{database} has tables of schema {newest}; this version of planner_ext knows up to {TABLE_SCHEMA}. "
             "Use the version that made them, or a newer one."
         )

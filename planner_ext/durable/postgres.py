@@ -24,7 +24,15 @@ from typing import ClassVar, LiteralString, Self, TypeVar, cast
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from planner_ext.durable.database import GET_SCHEMA, TABLE_SCHEMA, Execute, Row, Step, Value, check_tables, migration
+from planner_ext.durable.database import (
+    CREATE_TABLES,
+    GET_SCHEMA,
+    Execute,
+    Row,
+    Step,
+    Value,
+    check_schema,
+)
 from planner_ext.durable.errors import DuplicateRowError, StoreError, WorkerInUseError, redacted, without_passwords
 from planner_ext.engine.concurrency import end_tasks
 from planner_ext.engine.log import one_line
@@ -36,7 +44,7 @@ logger = logging.getLogger(__name__)
 _Connection = psycopg.AsyncConnection[Row]
 
 _COMMITS = """
-    CREATE TABLE IF NOT EXISTS planner_commits (
+    CREATE TABLE planner_commits (
         connection TEXT PRIMARY KEY,
         token TEXT NOT NULL,
         at TIMESTAMPTZ NOT NULL DEFAULT now()
@@ -470,24 +478,25 @@ async def _session_id(connection: _Connection) -> int:
 
 
 async def _prepare(connection: _Connection) -> None:
-    """Create or migrate the tables under a lock, since concurrent creation fails; current ones need no right to."""
-    if await _schema_number(connection) == TABLE_SCHEMA:
+    """Create the tables under a lock, since concurrent creation fails; those that are there need no right to."""
+    if await _has_tables(connection):
         return
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock(%s)", (_TABLES_LOCK,))
-        for statement in (_COMMITS, *migration(await _schema_number(connection))):
-            await connection.execute(_query(statement))
+        if not await _has_tables(connection):  # another process may have created them
+            for statement in (_COMMITS, *CREATE_TABLES):
+                await connection.execute(_query(statement))
 
 
-async def _schema_number(connection: _Connection) -> int:
-    """Return the schema number of the tables; 0 without tables."""
+async def _has_tables(connection: _Connection) -> bool:
+    """Whether the database has a store's tables, which are checked."""
     there = await (await connection.execute(_HAS_TABLES)).fetchone()
     if there != (True,):
-        return 0
-    row = await (await connection.execute(_query(GET_SCHEMA))).fetchone()
-    number = 0 if row is None or row[0] is None else int(row[0])
-    check_tables("This database", number)
-    return number
+        return False
+    answer = await connection.execute(_query(GET_SCHEMA))
+    columns = [column.name for column in answer.description or ()]
+    check_schema("This database", columns, await answer.fetchall())
+    return True
 
 
 @cache

@@ -19,7 +19,7 @@ from planner_ext.approval.decisions import (
     Deny,
     ReadByKey,
     Supply,
-    digests_of,
+    digest_of,
     fingerprint_of,
     further_digest,
     problem_of,
@@ -276,13 +276,10 @@ def read_approval(row: Row, refused: Sequence[Row] = ()) -> PendingApproval:
         call = json.loads(str(text))
         function, arguments = call["function"], call["arguments"]
         roles = tuple(map(str, call.get("roles", ())))
-        digests = digests_of(function, arguments)
+        digest = digest_of(function, arguments)
         if "further" in call:  # others have approved it
-            digests = tuple(further_digest(one, call["further"], roles) for one in digests)
-        fingerprints = [
-            fingerprint_of(str(run_id), call["iteration"], call["call_id"], digest, call.get("signature", ""))
-            for digest in digests
-        ]
+            digest = further_digest(digest, call["further"], roles)
+        asked = fingerprint_of(str(run_id), call["iteration"], call["call_id"], digest, call["signature"])
         approval = PendingApproval(
             id=str(key),
             run_id=str(run_id),
@@ -305,7 +302,7 @@ def read_approval(row: Row, refused: Sequence[Row] = ()) -> PendingApproval:
             roles=roles,
             parameters=call.get("parameters"),
         )
-    if fingerprint not in fingerprints:
+    if fingerprint != asked:
         raise ApprovalRefusedError(
             f"The row of approval {key!r} was altered: its function and arguments differ from those that were asked. "
             "Cancel the run, or repair the row from the run's journal."

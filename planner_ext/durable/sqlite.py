@@ -17,7 +17,7 @@ from glob import escape
 from pathlib import Path
 from typing import ClassVar, Self, TypeAlias
 
-from planner_ext.durable.database import GET_SCHEMA, TABLE_SCHEMA, Execute, Row, Step, check_tables, migration
+from planner_ext.durable.database import CREATE_TABLES, GET_SCHEMA, Execute, Row, Step, check_schema
 from planner_ext.durable.errors import DuplicateRowError, StoreError, WorkerInUseError, redacted
 from planner_ext.engine.concurrency import in_thread
 
@@ -270,35 +270,34 @@ def _is_at_rest(path: Path) -> bool:
 
 
 def _prepare(connection: sqlite3.Connection, store: str, *, create: bool) -> None:
-    number = _check_store(connection, store, create=create)
+    has_tables = _has_tables(connection, store, create=create)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA foreign_keys = ON")
-    if number == TABLE_SCHEMA:
+    if has_tables:
         return
     with connection:
         connection.execute("BEGIN IMMEDIATE")
-        for statement in migration(_check_store(connection, store, create=create)):  # another process may have migrated
-            connection.execute(statement)
+        if not _has_tables(connection, store, create=create):  # another process may have created them
+            for statement in CREATE_TABLES:
+                connection.execute(statement)
 
 
-def _check_store(connection: sqlite3.Connection, store: str, *, create: bool) -> int:
-    """Return the schema number of a store's tables; 0 for a file without tables, which may become a new store."""
+def _has_tables(connection: sqlite3.Connection, store: str, *, create: bool) -> bool:
+    """Whether a file has a store's tables, which are checked; one without any may become a new store."""
     there = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if "planner_schema" not in there:
         if create and there.isdisjoint(_NEEDED):
-            return 0
+            return False
         raise StoreError(
             f"{store} is not one of planner_ext: it has no table planner_schema. Give the file that the workers use, "
             "or restore it from a backup; it was not changed."
         )
-    (number,) = connection.execute(GET_SCHEMA).fetchone()
-    if not isinstance(number, int):
-        raise StoreError(f"{store} is damaged: the number of its tables is {number!r}. Restore it from a backup.")
-    check_tables(store, number)
+    answer = connection.execute(GET_SCHEMA)
+    check_schema(store, [column[0] for column in answer.description], answer.fetchall())
     if missing := ", ".join(sorted(_NEEDED - there)):
         raise StoreError(f"{store} is damaged: it lacks {missing}. Restore it from a backup; it was not changed.")
-    return number
+    return True
 
 
 _NEEDED = frozenset({"planner_runs", "planner_journal", "planner_approvals"})

@@ -16,7 +16,6 @@ from planner_ext.approval.decisions import (
     Supply,
     ToolCall,
     digest_of,
-    digests_of,
     edited_text,
     fingerprint_of,
     takes_no_more,
@@ -94,8 +93,8 @@ def _first_decision(run_id: str, batch: Batch, index: int, resolved: ResolvedCal
 
 
 def is_as_decided(resolved: ResolvedCall, fact: CallDecided) -> bool:
-    """Return whether a call that was resolved again is the one that was decided; older journals have no signature."""
-    same = resolved.kind == "function" and fact.digest in digests_of(resolved.function, resolved.arguments)
+    """Return whether a call that was resolved again is the one that was decided."""
+    same = resolved.kind == "function" and fact.digest == digest_of(resolved.function, resolved.arguments)
     return same and takes_no_more(fact.signature, resolved.signature)
 
 

@@ -21,7 +21,6 @@ from planner_ext.approval.decisions import (
     ToolCall,
     WaitingCall,
     digest_of,
-    digests_of,
     edited_text,
     fingerprint_of,
     further_digest,
@@ -108,13 +107,10 @@ def _agrees(state: State, call: Call, fact: CallDecided) -> bool:
     ):
         return False
     given = arguments if fact.edited is None else parse_object(fact.edited)
-    if isinstance(given, InvalidArguments) or fact.digest not in digests_of(fact.function, given):
+    if isinstance(given, InvalidArguments) or fact.digest != digest_of(fact.function, given):
         return False
-    # an edit without a second review, of an earlier version of this package, has the fingerprint of the original
-    asked = digests_of(fact.function, given) + (digests_of(fact.function, arguments) if fact.verdict == "run" else ())
-    names = [fingerprint_of(state.run_id, fact.iteration, request.id, one, fact.signature) for one in asked]
-    further = [_further_fingerprint(state.run_id, replace(fact, digest=one)) for one in asked if fact.approved]
-    return fact.fingerprint in (*names, *further)
+    own = fingerprint_of(state.run_id, fact.iteration, request.id, fact.digest, fact.signature)
+    return fact.fingerprint == own or (fact.approved and fact.fingerprint == _further_fingerprint(state.run_id, fact))
 
 
 def _further_fingerprint(run_id: str, fact: CallDecided) -> str:

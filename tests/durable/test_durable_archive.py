@@ -15,10 +15,10 @@ from planner_ext.durable import Approvals, RunConflictError, Runs, UnknownRunErr
 from planner_ext.durable.archive import export_run, import_run
 from planner_ext.durable.store import opened_store
 from planner_ext.testing import ScriptedReply, say
-from support.durable import GOAL, PAY, decide_all, effects_in, open_runs, store_neutral, world
+from support.durable import GOAL, PAY, decide_all, effects_in, open_runs, run_life, store_neutral, world
 from support.odd import ODD, every_place, with_odd
+from support.processes import Lives
 
-OLDER = Path(__file__).parent / "older" / "schema1.sql"
 ROWS = {
     "runs": "run_id, goal, status, wake_at, created_at, updated_at, problem, inputs, iterations, tool_calls, tokens",
     "journal": "seq, fact",
@@ -90,14 +90,29 @@ async def test_an_imported_run_waits_and_continues(first: str, store: str, tmp_p
     assert effects_in(tmp_path / "effects") == ["pay 5", "pay 5"]
 
 
+async def leave(store: str, run_id: str, lives: Lives, effects: Path) -> None:
+    """Leave a run in the state that it is named after."""
+    if run_id == "killed":
+        lives.live(run_life, store, effects, run_id, 0.2, PLANNER_EXT_CRASH_AT="mid_tool")
+        return
+    async with open_runs(store) as runs:
+        script = [say("Done.")] if run_id == "answered" else [PAY]
+        await (await runs.start(*world(effects, script), GOAL, run_id=run_id)).result()
+    async with Approvals.connect(store) as approvals:
+        if run_id == "refused":
+            with pytest.raises(Exception, match="another call"):
+                await approvals.decide("refused/0/pay", Approve(by="bob", fingerprint="another"))
+        if run_id == "decided":
+            assert await approvals.decide("decided/0/pay", Approve(by="ann"))
+
+
 @pytest.mark.parametrize("run_id", ["answered", "paused", "refused", "decided", "killed"])
-async def test_a_run_is_imported_in_every_state(run_id: str, store: str, tmp_path: Path) -> None:
+async def test_a_run_is_imported_in_every_state(run_id: str, store: str, lives: Lives, tmp_path: Path) -> None:
     """Also with a decision that no worker has taken, and with a call that had started; a worker then takes these."""
-    older = str(tmp_path / "older.db")
-    with closing(sqlite3.connect(older)) as database:
-        database.executescript(OLDER.read_text("utf-8"))
-    await imported(store, await exported(older, run_id))
-    before, after = await rows_of(older, run_id), await rows_of(store, run_id)
+    first = str(tmp_path / "first.db")
+    await leave(first, run_id, lives, tmp_path / "effects")
+    await imported(store, await exported(first, run_id))
+    before, after = await rows_of(first, run_id), await rows_of(store, run_id)
     assert {name: after[name] for name in ("approvals", "refusals")} == {
         name: before[name] for name in ("approvals", "refusals")
     }

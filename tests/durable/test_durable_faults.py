@@ -21,7 +21,7 @@ from planner_ext.testing import say
 from support.durable import GOAL, PAY, effects_in, open_runs, run_life, store_neutral, world
 from support.processes import Lives
 
-WRITE = ("INSERT INTO planner_schema (number) VALUES (:number)", {"number": 0})
+WRITE = ("INSERT INTO planner_schema (schema) VALUES (:number)", {"number": 0})
 
 
 @contextmanager
@@ -144,10 +144,10 @@ async def test_a_transaction_is_all_or_nothing(tmp_path: Path) -> None:
     database = await SqliteDatabase.open(tmp_path / "runs.db")
     with pytest.raises(StoreError, match=r"SQLite refused .*no such table: nowhere"):
         await database.transact(WRITE, ("DELETE FROM nowhere", {}))
-    assert await database.transact(("SELECT number FROM planner_schema", {})) == [[(TABLE_SCHEMA,)]]
+    assert await database.transact(("SELECT schema FROM planner_schema", {})) == [[(TABLE_SCHEMA,)]]
     for odd in (10**30, "\ud800"):
         with pytest.raises(StoreError, match="SQLite refused"):
-            await database.transact(("INSERT INTO planner_schema (number) VALUES (:number)", {"number": odd}))
+            await database.transact(("INSERT INTO planner_schema (schema) VALUES (:number)", {"number": odd}))
     await database.close()
     await database.close()
     with pytest.raises(StoreError, match=r"was closed. Use it inside its async with block"):

@@ -112,7 +112,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no runs": (statement("DROP TABLE planner_runs"), "lacks planner_runs"),
     "no schema": (statement("DROP TABLE planner_schema"), "is not one of planner_ext"),
     "a column gone": (statement(*GONE), "refused its tables"),
-    "a schema of text": (statement("ALTER TABLE planner_schema RENAME COLUMN number TO n"), "refused its tables"),
+    "no number": (statement("ALTER TABLE planner_schema RENAME COLUMN schema TO n"), "does not say its schema"),
+    "no row": (statement("DELETE FROM planner_schema"), "does not say its schema"),
 }
 
 

@@ -201,7 +201,7 @@ async def test_a_database_that_cannot_be_had_is_named(postgres: PostgresServer, 
 
 async def test_newer_tables_are_refused(database: PostgresDatabase, postgres_url: str) -> None:
     """Tables that a newer version made are not touched."""
-    await database.transact(("INSERT INTO planner_schema (number) VALUES (:n)", {"n": TABLE_SCHEMA + 1}))
+    await database.transact(("INSERT INTO planner_schema (schema) VALUES (:n)", {"n": TABLE_SCHEMA + 1}))
     with pytest.raises(NewerSchemaError, match=f"schema {TABLE_SCHEMA + 1}"):
         await PostgresDatabase(postgres_url).open()
 

@@ -249,7 +249,7 @@ async def test_a_callers_history_is_refused_unsent(ask: Ask, serve: Serve, histo
     assert served.server.refused == []
 
 
-async def test_an_older_checkpoint_is_resumed(serve: Serve, kernel: Kernel) -> None:
+async def test_a_checkpoint_with_the_models_own_name_is_resumed(serve: Serve, kernel: Kernel) -> None:
     """A checkpoint that was written with the model's own name is sent so that it is accepted."""
     served = serve([calls(call("functions.t-add"), call("t-add")), say("Stopped."), say("Resumed.")])
     kernel.add_service(served.connector)

@@ -1,10 +1,7 @@
-"""Records of a version that digested what the model had spelled: they load, and ask again where that changed."""
+"""Functions whose parameters changed between a pause and its decision: what was asked about is asked again."""
 
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,14 +24,9 @@ from planner_ext.errors import DecisionRefusedError
 from planner_ext.events import CallDecided, CallStarted
 from planner_ext.hitl_manager import Checkpoint
 from planner_ext.planner.kept import recovery_facts
-from planner_ext.sk.checkpoint import InvalidCheckpointError
 from planner_ext.testing import ScriptedChatCompletion, call, calls, say
 from support.durable import open_runs
 from support.stock import first_result
-
-OLDER = Path(__file__).parent / "older"
-"""A checkpoint and a store of version 0.1.0: of one reply, ``bank-look`` of account "7" may run, once a person has
-decided on ``bank-pay`` of "50" from account "7". Both parameters are numbers."""
 
 NOT_RUN = "Not executed: the function or its parameters changed after the call was decided."
 
@@ -56,8 +48,26 @@ class Bank:
         return "paid"
 
 
-def application(bank: Any) -> tuple[FunctionCallingStepwisePlanner, Kernel, ScriptedChatCompletion]:
-    kernel, service = Kernel(), ScriptedChatCompletion([say("Done.")])
+class Spelled:
+    """The plugin as it was before: its parameters were texts, taken as the model spells them."""
+
+    @kernel_function(description="Looks.")
+    async def look(self, account: str) -> str:
+        raise AssertionError("nothing runs before the pause")
+
+    @kernel_function(description="Pays.")
+    async def pay(self, account: str, amount: str) -> str:
+        raise AssertionError("nothing runs before the pause")
+
+
+CALLS = calls(
+    call("bank-look", {"account": "7"}, id="look"), call("bank-pay", {"account": "7", "amount": "50"}, id="pay")
+)
+
+
+def application(bank: Any, script: Any = None) -> tuple[FunctionCallingStepwisePlanner, Kernel, ScriptedChatCompletion]:
+    kernel = Kernel()
+    service = ScriptedChatCompletion(script or [say("Done.")])
     kernel.add_plugin(bank, "bank")
     kernel.add_service(service)
     policy = ApprovalPolicy.from_dict({"default": "allow", "rules": [{"function": "pay", "action": "ask"}]})
@@ -70,9 +80,16 @@ def results(result: FunctionCallingStepwisePlannerResult) -> list[str]:
     return [str(first_result(m).result) for m in result.chat_history.messages if m.role == "tool"]
 
 
-async def test_an_older_checkpoint_asks_again_where_its_values_changed() -> None:
+async def spelled() -> Checkpoint:
+    """Pause a run in which ``bank-look`` may run once a person has decided on ``bank-pay``; both take texts."""
+    planner, kernel, _ = application(Spelled(), [CALLS])
+    paused = await planner.invoke(kernel, "Pay.")
+    return Checkpoint.from_json(paused.checkpoint.to_json())
+
+
+async def test_a_checkpoint_asks_again_where_its_values_changed() -> None:
     """A decision on what was asked is refused by name and runs nothing; then the call waits as what it would run."""
-    checkpoint = Checkpoint.from_json((OLDER / "checkpoint.json").read_text("utf-8"))
+    checkpoint = await spelled()
     bank = Bank()
     planner, kernel, service = application(bank)
     with pytest.raises(DecisionRefusedError, match=r'"account": 7, "amount": 50.*Resume without a decision') as refused:
@@ -91,41 +108,6 @@ async def test_an_older_checkpoint_asks_again_where_its_values_changed() -> None
     assert results(result) == [NOT_RUN, "paid"]
 
 
-@pytest.fixture
-def whole_numbers(tmp_path: Path) -> str:
-    """A store of version 0.1.0 in which ``bank-pay`` of 50.0 from account 7 waits, digested as 50.0 and not as 50."""
-    path = tmp_path / "numbers.db"
-    with closing(sqlite3.connect(path)) as database:
-        database.executescript((OLDER / "whole_numbers.sql").read_text("utf-8"))
-    return str(path)
-
-
-async def test_an_older_row_whose_value_is_the_same_can_be_decided(whole_numbers: str) -> None:
-    """That 7.0 is 7 to a digest makes no record of before look altered: what was asked about runs once approved."""
-    bank = Bank()
-    async with Approvals.connect(whole_numbers) as approvals:
-        (asked,) = await approvals.pending()
-        assert asked.arguments == {"account": 7, "amount": 50.0}
-        assert await approvals.decide(asked.id, Approve(by="ann", fingerprint=asked.fingerprint))
-    result = await drive(whole_numbers, bank)
-    assert (result.status, bank.ran, results(result)) == ("answered", [("pay", 7, 50.0)], ["paid"])
-
-
-@pytest.mark.parametrize("amount", ["51.0", "500", "51"])
-async def test_an_older_checkpoint_whose_value_is_the_same_can_be_decided(whole_numbers: str, amount: str) -> None:
-    """It resumes with a decision on what was asked about; with another number in it, it is refused as altered."""
-    with closing(sqlite3.connect(whole_numbers)) as database:
-        rows = [fact for (fact,) in database.execute("SELECT fact FROM planner_journal ORDER BY seq")]
-    text = f'{{"schema": 1, "facts": [{", ".join(rows)}]}}'
-    bank = Bank()
-    planner, kernel, _ = application(bank)
-    with pytest.raises(InvalidCheckpointError):
-        await planner.resume(kernel, Checkpoint.from_json(text.replace("50.0", amount)), {"pay": Approve(by="ann")})
-    assert bank.ran == []
-    result = await planner.resume(kernel, Checkpoint.from_json(text), {"pay": Approve(by="ann")})
-    assert (result.status, bank.ran, results(result)) == ("answered", [("pay", 7, 50.0)], ["paid"])
-
-
 class Resolved:
     """Functions that make of every call one with these arguments."""
 
@@ -137,9 +119,9 @@ class Resolved:
 
 
 @pytest.mark.parametrize("in_doubt", ["person", "model"])
-async def test_an_older_call_that_had_started_is_in_doubt_where_its_value_changed(in_doubt: Any) -> None:
+async def test_a_call_that_had_started_is_in_doubt_where_its_value_changed(in_doubt: Any) -> None:
     """An idempotent function runs again with the same value alone; with another one, nobody says it had not run."""
-    started, replied, look, pay, _ = Checkpoint.from_json((OLDER / "checkpoint.json").read_text("utf-8")).facts
+    started, replied, look, pay, _ = (await spelled()).facts
     assert isinstance(look, CallDecided)
     assert isinstance(pay, CallDecided)
     running = CallStarted(iteration=0, index=0, call_id="look", function="bank-look", at=2.0)
@@ -155,35 +137,10 @@ async def test_an_older_call_that_had_started_is_in_doubt_where_its_value_change
     assert [fact.result for fact in changed] == ([] if in_doubt == "person" else [IN_DOUBT])
 
 
-@pytest.fixture
-def older_store(tmp_path: Path) -> str:
-    path = tmp_path / "runs.db"
-    with closing(sqlite3.connect(path)) as database:
-        database.executescript((OLDER / "store.sql").read_text("utf-8"))
-    return str(path)
-
-
-async def drive(store: str, bank: Any, run_id: str = "old") -> FunctionCallingStepwisePlannerResult:
+async def drive(store: str, bank: Any, run_id: str) -> FunctionCallingStepwisePlannerResult:
     planner, kernel, _ = application(bank)
     async with open_runs(store) as runs:
         return await (await runs.start(planner, kernel, "Pay.", run_id=run_id)).result()
-
-
-async def test_an_older_store_asks_again_where_its_values_changed(older_store: str) -> None:
-    """The row shows what was asked; a decision on it runs nothing, says why, and the row shows what would run."""
-    bank = Bank()
-    async with Approvals.connect(older_store) as approvals:
-        (asked,) = await approvals.pending()
-        assert asked.arguments == {"account": "7", "amount": "50"}
-        assert await approvals.decide(asked.id, Approve(by="ann"))
-        assert (await drive(older_store, bank)).status == "paused"
-        (again,) = await approvals.pending()
-        assert (again.id, again.arguments, bank.ran) == (asked.id, {"account": 7, "amount": 50}, [])
-        assert "no longer what was asked about" in again.problem
-        assert again.fingerprint != asked.fingerprint
-        assert await approvals.decide(again.id, Approve(by="ann", fingerprint=again.fingerprint))
-    result = await drive(older_store, bank)
-    assert (result.status, bank.ran, results(result)) == ("answered", [("pay", 7, 50.0)], [NOT_RUN, "paid"])
 
 
 def bank_taking(kind: type) -> tuple[Any, list[Any]]:
@@ -225,7 +182,7 @@ async def test_a_parameter_of_another_type_asks_again_on_every_store(store: str)
 @pytest.mark.parametrize("decide", [lambda: Approve(arguments={"account": "8", "amount": "5"}), Approve])
 async def test_an_edit_of_what_changed_is_refused_likewise(decide: Callable[[], Approve]) -> None:
     """Whatever the approval says, it was given on what the call no longer is."""
-    checkpoint = Checkpoint.from_json((OLDER / "checkpoint.json").read_text("utf-8"))
+    checkpoint = await spelled()
     bank = Bank()
     planner, kernel, _ = application(bank)
     with pytest.raises(DecisionRefusedError, match="no longer what was asked about"):
