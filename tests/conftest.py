@@ -1,5 +1,6 @@
 """The fast part of the suite: ``pytest -m fast`` checks core, engine and approval, and imports nothing else."""
 
+import asyncio
 import os
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from hypothesis import settings
 if TYPE_CHECKING:
     from support.postgres import PostgresServer
     from support.processes import Lives
+    from support.temporal import TemporalServer
 
 # A hang is found by pytest's timeout; an example that takes long may only share a busy machine.
 settings.register_profile("suite", deadline=None)
@@ -69,4 +71,14 @@ def postgres() -> "Iterator[PostgresServer]":
     from support.postgres import PostgresServer
 
     with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def temporal() -> "Iterator[TemporalServer]":
+    """Run one Temporal server for the session."""
+    from support.temporal import TemporalServer
+
+    with TemporalServer() as server:
+        asyncio.run(server.connect())
         yield server

@@ -718,9 +718,7 @@ class Runs(RunsClient):
                 deadline = _deadline(deadline, error)
             await self._pool.hint(self.poll_seconds)
 
-    def drive_with(
-        self, planner: DurablePlanner[Any], kernel: Any, *, arguments_for: ArgumentsFor | None = None
-    ) -> None:
+    def drive_with(self, planner: DurablePlanner[Any], kernel: Any, arguments_for: ArgumentsFor | None = None) -> None:
         """Set what `activate` drives runs with.
 
         Args:
@@ -759,7 +757,7 @@ class Runs(RunsClient):
         assert given is not None
         return await self._pool.activate(given(run_id))
 
-    async def due(self, *, limit: int = 100, again_after: float = 30.0) -> Due:
+    async def due(self, limit: int = 100, *, again_after: float = 30.0) -> Due:
         """Name due runs that no living worker drives: submitted, decided, expired, or at their retry.
 
         Each is named to one caller, in whatever process; again if no worker has claimed it after a while.

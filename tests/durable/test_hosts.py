@@ -3,7 +3,7 @@
 import asyncio
 import base64
 import re
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from uuid import uuid4
 
@@ -98,13 +98,6 @@ def dbos_template(postgres: PostgresServer) -> str:
 def dbos_url(postgres: PostgresServer, dbos_template: str) -> str:
     """Make a database with DBOS's tables."""
     return postgres.create(f"dbos_{uuid4().hex}", template=dbos_template)
-
-
-@pytest.fixture(scope="module")
-def temporal() -> Iterator[TemporalServer]:
-    with TemporalServer() as server:
-        asyncio.run(server.connect())
-        yield server
 
 
 @pytest.fixture(params=["dbos", "temporal"])

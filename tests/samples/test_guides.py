@@ -80,9 +80,13 @@ def assert_printed(printed: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.stem)
-def test_every_block_of_a_guide_runs(guide: Path, lives: Lives, tmp_path: Path) -> None:
+def test_every_block_of_a_guide_runs(
+    guide: Path, lives: Lives, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From top to bottom, in one folder: programs and commands end well, and print what the guide shows."""
     copy(guide.parent / "shop.py", tmp_path)
+    if "TEMPORAL_ADDRESS" in guide.read_text("utf-8"):
+        monkeypatch.setenv("TEMPORAL_ADDRESS", request.getfixturevalue("temporal").address)
     for block in blocks_of(guide):
         printed = ""
         if block.file:
