@@ -119,9 +119,10 @@ def new_name() -> str:
     return uuid4().hex
 
 
-async def test_a_run_decided_in_another_process_goes_on(host: str, engine: str, lives: Lives, tmp_path: Path) -> None:
+async def test_a_run_decided_in_another_process_goes_on(
+    host: str, engine: str, store: str, lives: Lives, tmp_path: Path
+) -> None:
     """The host drives a submitted run to its pause, and after the decision to its end; its function runs once."""
-    store = str(tmp_path / "runs.db")
     async with open_runs(store) as runs:
         runs.drive_with(*world(tmp_path / "effects", pays))
         async with hosted(host, runs, engine):

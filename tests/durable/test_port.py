@@ -83,11 +83,10 @@ async def test_the_second_activation_in_a_process_waits_for_the_first(store: str
         assert await asyncio.gather(first, second) == [ANSWERED, ANSWERED]
 
 
-async def test_a_run_of_another_worker_is_left_to_it(tmp_path: Path) -> None:
+async def test_a_run_of_another_worker_is_left_to_it(store: str) -> None:
     """While one worker drives a run, another one returns at once, and nobody is named the run."""
     held = Held()
-    path = tmp_path / "runs.db"
-    async with open_runs(path) as one, open_runs(path) as other:
+    async with open_runs(store) as one, open_runs(store) as other:
         one.drive_with(planner_of(), held.kernel())
         other.drive_with(planner_of(), Kernel())
         await one.submit(GOAL, run_id="a")
