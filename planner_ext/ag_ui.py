@@ -109,9 +109,14 @@ from planner_ext.engine.engine import StopHandle
 from planner_ext.engine.ports import ResultReady, TextDelta
 from planner_ext.planner.planner import FunctionCallingStepwisePlanner
 from planner_ext.planner.run import FunctionCallingStepwisePlannerResult, PlannerEvent
-from planner_ext.sk.approval import DecisionRefusedError, PendingCall, pending_calls
+from planner_ext.sk.approval import PendingCall, pending_calls
 from planner_ext.sk.checkpoint import Checkpoint
-from planner_ext.sk.errors import InvalidHistoryError, LimitReachedError, PlannerInvalidConfigurationError
+from planner_ext.sk.errors import (
+    DecisionRefusedError,
+    InvalidHistoryError,
+    LimitReachedError,
+    PlannerInvalidConfigurationError,
+)
 from planner_ext.sk.questions import OWN_PLUGIN
 
 __all__ = ["ag_ui_events"]

@@ -47,9 +47,9 @@ from planner_ext.engine.concurrency import streams
 from planner_ext.engine.engine import StopHandle
 from planner_ext.engine.log import log_facts
 from planner_ext.service import FunctionInvokingChatCompletion
-from planner_ext.sk.approval import DecisionRefusedError, Taking
-from planner_ext.sk.checkpoint import Checkpoint, InvalidCheckpointError, SigningKey
-from planner_ext.sk.errors import InvalidOptionError
+from planner_ext.sk.approval import Taking
+from planner_ext.sk.checkpoint import Checkpoint, SigningKey
+from planner_ext.sk.errors import DecisionRefusedError, InvalidCheckpointError, InvalidOptionError
 from planner_ext.sk.history import ResumedHistory, render, resumed_history
 from planner_ext.sk.options import instance_of
 from planner_ext.sk.outcome import chat_history, final_message, returned_message, waits

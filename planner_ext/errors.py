@@ -36,6 +36,9 @@ PlannerExtError                              the root
 ├── NotAFunctionError (TypeError)            a decorator was applied to something else than a function
 └── IllegalTransitionError                   a journal contradicts itself
 
+The lower floors raise errors of their own, without Semantic Kernel; where its adapters are loaded, as by this module,
+each is of the class of this tree that derives from it. So what `Budget` refuses is a PlannerInvalidConfigurationError.
+
 An exception that ends a run, ``asyncio.CancelledError`` included, carries the run as its attributes ``chat_history``
 and ``checkpoint``. ``asyncio.wait_for`` and ``asyncio.timeout`` replace the cancellation by a TimeoutError: read
 ``error.__cause__.checkpoint``.
@@ -61,10 +64,10 @@ from planner_ext.durable.errors import (
     WorkerInUseError,
 )
 from planner_ext.engine.fork import InvalidForkError
-from planner_ext.sk.approval import DecisionRefusedError
-from planner_ext.sk.checkpoint import InvalidCheckpointError
 from planner_ext.sk.errors import (
+    DecisionRefusedError,
     InvalidBehaviorError,
+    InvalidCheckpointError,
     InvalidHistoryError,
     InvalidOptionError,
     InvalidPriceError,

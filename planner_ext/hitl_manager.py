@@ -16,9 +16,10 @@ from planner_ext.approval.decisions import (
 )
 from planner_ext.approval.policy import ApprovalRule, ArgumentPredicate
 from planner_ext.engine.gate import Approver, CheckForIntervention, PreInvoke
-from planner_ext.sk.approval import ApprovalSettings, DecisionRefusedError, PendingCall
+from planner_ext.sk.approval import ApprovalSettings, PendingCall
 from planner_ext.sk.chat import ModelClarifier
 from planner_ext.sk.checkpoint import Checkpoint, SigningKey
+from planner_ext.sk.errors import DecisionRefusedError
 from planner_ext.sk.questions import Clarification, Clarifier, Question
 
 __all__ = [

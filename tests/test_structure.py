@@ -74,26 +74,19 @@ def tree_of(file: Path) -> ast.Module:
 
 
 @cache
-def imports_of(file: Path, *, of_types: bool = True) -> tuple[str, ...]:
-    """List the modules that a file imports, anywhere in it; those imported for type checkers alone on request."""
+def imports_of(file: Path) -> tuple[str, ...]:
+    """List the modules that a file imports, anywhere in it, also for type checkers alone."""
     found: list[str] = []
     package = name_of(file).split(".") if file.name == "__init__.py" else name_of(file).split(".")[:-1]
-    skipped = set[ast.AST]() if of_types else imports_for_types(tree_of(file))
     for node in ast.walk(tree_of(file)):
-        if isinstance(node, ast.Import) and node not in skipped:
+        if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node not in skipped:
+        elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             source = ".".join([*base, *([node.module] if node.module else [])])
             named = [f"{source}.{alias.name}" for alias in node.names]
             found += [name if is_module(name) else source for name in named]
     return tuple(dict.fromkeys(found))
-
-
-def imports_for_types(tree: ast.Module) -> set[ast.AST]:
-    """Collect what stands under ``if TYPE_CHECKING``."""
-    blocks = [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
-    return {inner for block in blocks for statement in block.body for inner in ast.walk(statement)}
 
 
 def is_module(name: str) -> bool:
@@ -102,9 +95,9 @@ def is_module(name: str) -> bool:
     return name.startswith("planner_ext.") and (path.with_suffix(".py").is_file() or (path / "__init__.py").is_file())
 
 
-def own(file: Path, *, of_types: bool = True) -> list[str]:
+def own(file: Path) -> list[str]:
     """List what a file imports of this package."""
-    imports = imports_of(file, of_types=of_types)
+    imports = imports_of(file)
     return [name for name in imports if name == "planner_ext" or name.startswith("planner_ext.")]
 
 
@@ -285,13 +278,29 @@ def test_the_root_shows_doors_alone() -> None:
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    """The modules can be put in an order in which each runs after those that it imports; types may look back."""
-    waiting = {name_of(file): set(own(file, of_types=False)) for file in FILES}
+    """The modules can be put in an order in which each needs those before it alone, for its types, too."""
+    waiting = {name_of(file): set(own(file)) - {name_of(file)} for file in FILES}
     while ready := [name for name, needs in waiting.items() if not needs & waiting.keys()]:
         for name in ready:
             del waiting[name]
     circle = (f"{name} imports {', '.join(sorted(needs & waiting.keys()))}" for name, needs in waiting.items())
     check("These modules import each other, or such as do:", circle)
+
+
+def test_no_module_imports_another_by_a_text() -> None:
+    """An arrow up cannot hide: only a package's own page imports by name, to pass names on when they are asked for."""
+    check(
+        "These import a module of the package by a text:",
+        (
+            f"{name_of(file)}:{node.lineno}"
+            for file in FILES
+            if file.name != "__init__.py"
+            for node in ast.walk(tree_of(file))
+            if isinstance(node, ast.Call)
+            and ast.unparse(node.func).endswith(("import_module", "__import__"))
+            and "planner_ext" in ast.unparse(node)
+        ),
+    )
 
 
 def test_a_module_says_what_it_exports() -> None:

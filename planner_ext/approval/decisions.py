@@ -368,7 +368,7 @@ def check_authorize(authorize: object) -> None:
     given = cast("Sequence[object]", authorize) if isinstance(authorize, tuple) else (authorize,)
     if authorize is not None and not all(callable(one) and not isinstance(one, type) for one in given):
         problem = f"authorize must be a function of the request that returns True to allow it; got {shown(given)}."
-        raise InvalidLimitError.public(problem)
+        raise InvalidLimitError(problem)
 
 
 _ALLOWED: dict[str, tuple[str, ...]] = {
@@ -401,8 +401,8 @@ class ApprovalSettings:
             except by the application's own ``approver``, which is shown the roles.
 
     Raises:
-        InvalidLimitError: If a value is invalid; names the field. Where the adapters of Semantic Kernel are imported,
-            it is a ``PlannerInvalidConfigurationError``.
+        InvalidLimitError: If a value is invalid; names the field. At a door it is a
+            ``PlannerInvalidConfigurationError``, see `planner_ext.errors`.
     """
 
     unmatched: Literal["approve", "defer", "deny"] = "approve"
@@ -417,12 +417,12 @@ class ApprovalSettings:
         for name, allowed in _ALLOWED.items():
             if getattr(self, name) not in allowed:
                 problem = f"{name} must be one of {', '.join(allowed)}; got {shown(getattr(self, name))}."
-                raise InvalidLimitError.public(problem)
+                raise InvalidLimitError(problem)
         for name in ("expires_in", "interceptor_timeout"):
             value = getattr(self, name)
             if value is not None and not is_duration(value):
                 problem = f"{name} must be a number of seconds above 0, or None; got {shown(value)}."
-                raise InvalidLimitError.public(problem)
+                raise InvalidLimitError(problem)
 
     def within(self, inner: "ApprovalSettings") -> "ApprovalSettings":
         """@private Merge with the settings of a wrapped service: for undecided calls, the stricter applies."""

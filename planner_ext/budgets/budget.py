@@ -94,9 +94,9 @@ class SharedBudget:
             ("on_limit_reached", self.on_limit_reached is None or callable(self.on_limit_reached), optional),
         ):
             if not valid:
-                raise InvalidLimitError.public(f"{name} must be {expected}; got {shown(given[name])}.")
+                raise InvalidLimitError(f"{name} must be {expected}; got {shown(given[name])}.")
         if not self.given_limits():
-            raise InvalidLimitError.public(f"A shared budget must have one of {', '.join(LIMITS.values())}; got none.")
+            raise InvalidLimitError(f"A shared budget must have one of {', '.join(LIMITS.values())}; got none.")
 
     def given_limits(self) -> dict[str, float]:
         """@private Return the limits that are set, by name."""
@@ -118,12 +118,12 @@ class SharedBudget:
         try:
             key = self.key(arguments)
         except (Exception, SystemExit) as error:
-            raise InvalidLimitError.public(
+            raise InvalidLimitError(
                 f"The key of the shared budget {self.name!r} raised {described(error)}. Nothing was sent. "
                 "Pass the arguments that it reads to the run."
             ) from error
         if not _is_name(key):
-            raise InvalidLimitError.public(
+            raise InvalidLimitError(
                 f"The key of the shared budget {self.name!r} must be text of 1 to {_MOST_CHARACTERS} characters; got "
                 f"{shown(key)}. Nothing was sent."
             )

@@ -115,7 +115,7 @@ class BudgetStore:
             path: The file; created if it does not exist.
         """
         if is_address(path):
-            raise InvalidLimitError.public(f"BudgetStore.sqlite takes the path of a file; got {redacted(str(path))}.")
+            raise InvalidLimitError(f"BudgetStore.sqlite takes the path of a file; got {redacted(str(path))}.")
         return cls(path)
 
     @classmethod
@@ -126,7 +126,7 @@ class BudgetStore:
             url: ``postgresql://...``; needs ``planner-ext[postgres]``.
         """
         if not is_address(url):
-            raise InvalidLimitError.public(f"BudgetStore.postgres takes a postgresql:// address; got {shown(url)}.")
+            raise InvalidLimitError(f"BudgetStore.postgres takes a postgresql:// address; got {shown(url)}.")
         return cls(url)
 
     @classmethod

@@ -4,7 +4,7 @@ from typing import Any
 
 from planner_ext.approval.decisions import ApprovalSettings
 from planner_ext.cli.options import ApprovalArgs
-from planner_ext.durable.errors import kernel_error
+from planner_ext.core.errors import InvalidLimitError
 
 __all__ = ["approval_options"]
 
@@ -23,7 +23,7 @@ def approval_options(given: ApprovalArgs) -> dict[str, Any]:
             "--ask-all and --policy contradict each other: a policy decides every call. Leave one of them out; a "
             "policy with only `default: ask` is --ask-all."
         )
-        raise kernel_error("PlannerInvalidConfigurationError", problem)
+        raise InvalidLimitError(problem)
     from planner_ext.approval.policy import ApprovalPolicy  # noqa: PLC0415  (slow, and only for a policy)
 
     try:
@@ -31,4 +31,4 @@ def approval_options(given: ApprovalArgs) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         problem = f"--policy {given.policy} cannot be read: {reason}."
-        raise kernel_error("PlannerInvalidConfigurationError", problem) from None
+        raise InvalidLimitError(problem) from None

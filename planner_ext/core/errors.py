@@ -3,9 +3,13 @@
     PlannerExtError
     ├── IllegalTransitionError     a fact that cannot follow the state it was applied to
     ├── InvalidLimitError          an invalid value of a limit or option
+    ├── EndedRunError              a run that has ended, and was to be continued or changed
+    ├── UnansweredRunError         a run without an answer
+    │   └── LimitExceededError     ... which a limit ended
     ├── RunRefusedError            a run that cannot be continued without a control that it began under
     ├── NotAFunctionError          a decorator of this package on something other than a function
     └── InvalidJournalError        a journal or checkpoint that cannot be read
+        ├── UnusableCheckpointError    ... of which it is the text that cannot be used
         └── NewerSchemaError       written by a newer version of this package
 
 The core knows nothing of Semantic Kernel; the errors of its doors are in ``planner_ext.errors`` and derive from these.
@@ -19,24 +23,30 @@ from enum import Enum
 from functools import wraps
 from reprlib import Repr
 from types import BuiltinFunctionType, FunctionType
-from typing import ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 __all__ = [
+    "EndedRunError",
     "IllegalTransitionError",
     "InvalidJournalError",
     "InvalidLimitError",
+    "LimitExceededError",
     "NewerSchemaError",
     "NotAFunctionError",
     "PlannerExtError",
     "RunRefusedError",
+    "UnansweredRunError",
+    "UnusableCheckpointError",
     "counted",
     "described",
     "nearest",
+    "not_answered",
     "reading",
     "seconds",
     "shown",
     "suggests_names",
     "text_of",
+    "waiting_text",
     "way_out",
 ]
 
@@ -45,7 +55,32 @@ _T = TypeVar("_T")
 
 
 class PlannerExtError(Exception):
-    """The base of all errors that this package raises."""
+    """The base of all errors that this package raises.
+
+    A floor raises the class that it knows. Where the adapters of Semantic Kernel are loaded, the error is of the class
+    that they declare for it, which derives from both: ``class InvalidOptionError(..., door_of=InvalidLimitError)``.
+
+    Attributes:
+        may_pass: Whether the same may succeed later, so that a kept run is tried again.
+    """
+
+    may_pass: ClassVar[bool] = False
+    _raised_as: ClassVar[type["PlannerExtError"]]
+
+    def __init_subclass__(cls, *, door_of: type["PlannerExtError"] | None = None) -> None:
+        super().__init_subclass__()
+        cls._raised_as = cls
+        if door_of is not None:
+            door_of._raised_as = cls
+
+    if not TYPE_CHECKING:  # a signature here would be that of every error
+
+        def __new__(cls, *values, **options):
+            """Make the error, of the class that is declared for it at the door."""
+            return super().__new__(cls._raised_as, *values, **options)
+
+
+PlannerExtError._raised_as = PlannerExtError  # pyright: ignore[reportPrivateUsage]  (no __init_subclass__ sets its own)
 
 
 class IllegalTransitionError(PlannerExtError):
@@ -53,17 +88,19 @@ class IllegalTransitionError(PlannerExtError):
 
 
 class InvalidLimitError(PlannerExtError):
-    """A limit or option has an invalid value; the message names the field, what it takes and what it got.
-
-    Attributes:
-        public: What an invalid budget or approval setting raises. The adapters of Semantic Kernel, which cannot be
-            imported here, set their ``InvalidOptionError``, which derives from this error and from theirs.
-    """
-
-    public: ClassVar[type["InvalidLimitError"]]
+    """A limit or option has an invalid value; the message names the field, what it takes and what it got."""
 
 
-InvalidLimitError.public = InvalidLimitError
+class EndedRunError(PlannerExtError):
+    """A run has ended, and cannot be continued or changed."""
+
+
+class UnansweredRunError(PlannerExtError):
+    """A run ended without an answer, or waits."""
+
+
+class LimitExceededError(UnansweredRunError):
+    """A run ended without an answer at a limit of its budget."""
 
 
 class NotAFunctionError(PlannerExtError, TypeError):
@@ -78,8 +115,34 @@ class InvalidJournalError(PlannerExtError):
     """A journal or checkpoint is truncated, altered or not one of this package; nothing of it was used."""
 
 
+class UnusableCheckpointError(InvalidJournalError):
+    """A checkpoint is truncated, altered, unsigned, wrongly signed, or newer than this package; nothing was run."""
+
+
 class NewerSchemaError(InvalidJournalError):
     """A journal or checkpoint was written by a newer version of this package than the one that reads it."""
+
+
+_WAITING = {
+    "paused": "Calls wait for a decision; resume the run with decisions.",
+    "asked": "The model asks, and its questions wait for an answer; resume the run with Supply(text) for each.",
+}
+
+
+def waiting_text(status: str) -> str:
+    """Say what a run of this status waits for; "" if it does not wait."""
+    return _WAITING.get(status, "")
+
+
+def not_answered(*, status: str, reason: str, limit: str | None, **carried: Any) -> UnansweredRunError:
+    """Make the error for a run without an answer; it carries the other attributes given, such as the history."""
+    reason = reason or waiting_text(status)
+    if limit == "max_tool_calls":
+        reason = f"Max number of tool call reached. {reason}"
+    kind = LimitExceededError if status == "limit_reached" else UnansweredRunError
+    error = kind(reason or f"The run ended {status}.")
+    vars(error).update(status=status, limit=limit, **carried)
+    return error
 
 
 _PARTS: Mapping[object, tuple[str, str]] = {

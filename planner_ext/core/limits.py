@@ -98,8 +98,8 @@ class Budget:
             the beginning of each request, which providers cache, are the same as without it.
 
     Raises:
-        InvalidLimitError: If a value is invalid; names the field. Where the adapters of Semantic Kernel are imported,
-            it is a ``PlannerInvalidConfigurationError``.
+        InvalidLimitError: If a value is invalid; names the field. At a door it is a
+            ``PlannerInvalidConfigurationError``, see `planner_ext.errors`.
     """
 
     max_iterations: int | None = None
@@ -122,7 +122,7 @@ class Budget:
     def __post_init__(self) -> None:
         for item in fields(Budget):
             if problem := _problem(item.name, getattr(self, item.name)):
-                raise InvalidLimitError.public(problem)
+                raise InvalidLimitError(problem)
         # A copy: the caller may change the mapping after it was validated.
         object.__setattr__(self, "max_calls_per_function", dict(self.max_calls_per_function))
 

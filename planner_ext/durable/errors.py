@@ -10,7 +10,6 @@ NotAuthorizedError               the authorize hook refuses, or is missing (also
 """
 
 import re
-from importlib import import_module
 from urllib.parse import unquote
 
 from planner_ext.core.errors import PlannerExtError, RunRefusedError
@@ -25,7 +24,6 @@ __all__ = [
     "UnknownRunError",
     "WorkerInUseError",
     "is_address",
-    "kernel_error",
     "redacted",
     "without_passwords",
 ]
@@ -33,6 +31,8 @@ __all__ = [
 
 class StoreError(PlannerExtError):
     """A store cannot be used; the message names the problem and the way out. Recorded facts stay recorded."""
+
+    may_pass = True
 
 
 class DuplicateRowError(StoreError):
@@ -61,11 +61,6 @@ class ApprovalRefusedError(PlannerExtError):
 
 class NotAuthorizedError(RunRefusedError, ApprovalRefusedError):
     """Who acts on a kept run may not: the ``authorize`` hook refuses, or this process lacks it. Nothing was changed."""
-
-
-def kernel_error(name: str, problem: str, **details: object) -> Exception:
-    """Create an error of `planner_ext.errors` that is a KernelException, which imports Semantic Kernel only now."""
-    return getattr(import_module("planner_ext.errors"), name)(problem, **details)
 
 
 _HIDDEN = "***"

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 
-from planner_ext.core.errors import reading, shown
+from planner_ext.core.errors import InvalidLimitError, reading, shown
 from planner_ext.core.facts import Guards
 from planner_ext.core.limits import Budget
-from planner_ext.durable.errors import StoreError, kernel_error
+from planner_ext.durable.errors import StoreError
 
 __all__ = ["NewBudget", "RunInputs", "hooks_in", "new_budget_text", "read_inputs", "read_new_budget"]
 
@@ -155,4 +155,4 @@ def _json_value(name: object, value: object) -> object:
 
 
 def _refused(problem: str) -> Exception:
-    return kernel_error("PlannerInvalidConfigurationError", problem)
+    return InvalidLimitError(problem)

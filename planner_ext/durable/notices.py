@@ -18,9 +18,9 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
-from planner_ext.core.errors import PlannerExtError, described, shown
+from planner_ext.core.errors import InvalidLimitError, PlannerExtError, described, shown
 from planner_ext.durable.database import Value
-from planner_ext.durable.errors import ApprovalRefusedError, StoreError, UnknownRunError, kernel_error
+from planner_ext.durable.errors import ApprovalRefusedError, StoreError, UnknownRunError
 from planner_ext.durable.records import PendingApproval, RunRecord, read_approval, read_moment
 from planner_ext.durable.store import JournalStore
 from planner_ext.engine.concurrency import called, end_tasks
@@ -178,7 +178,7 @@ class Notifier:
             listener = listeners.get(event)
             if listener is not None and not callable(listener):
                 problem = f"on_{event} must be a function of one notice; got {shown(listener)}."
-                raise kernel_error("PlannerInvalidConfigurationError", problem)
+                raise InvalidLimitError(problem)
             given = {f"on_{event}": listener, "notify": webhook}
             if targets := {name: target for name, target in given.items() if target is not None}:
                 self._targets[event] = targets
@@ -355,7 +355,7 @@ class Webhook:
             parsed = None
         if parsed is None or parsed.scheme not in ("http", "https") or not parsed.host:
             problem = "notify must be a URL that begins with https:// or http:// and names a host."
-            raise kernel_error("PlannerInvalidConfigurationError", problem)
+            raise InvalidLimitError(problem)
         self._key = None if key is None else _key_bytes(key)
         self._url, self._host = parsed, parsed.host
         self._client: AsyncClient | None = None
@@ -400,14 +400,14 @@ class Webhook:
 
 def _key_bytes(key: object) -> bytes:
     if not isinstance(key, str) or not key:
-        raise kernel_error("PlannerInvalidConfigurationError", "notify_key must be a text that is not empty, or None.")
+        raise InvalidLimitError("notify_key must be a text that is not empty, or None.")
     if not key.startswith("whsec_"):
         return key.encode()
     try:
         return base64.b64decode(key.removeprefix("whsec_"), validate=True)
     except ValueError:
         problem = "notify_key begins with whsec_, so the rest of it must be base64."
-        raise kernel_error("PlannerInvalidConfigurationError", problem) from None
+        raise InvalidLimitError(problem) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any, TypedDict, TypeVar
 from planner_ext.approval.decisions import Authorize, InDoubt, check_authorize, is_duration
 from planner_ext.core.errors import InvalidLimitError, shown
 from planner_ext.core.limits import is_count
-from planner_ext.durable.errors import StoreError, kernel_error
+from planner_ext.durable.errors import StoreError
 from planner_ext.durable.notices import Listener, Notifier, Webhook
 from planner_ext.durable.retry import RetryPolicy
 from planner_ext.engine.ports import Clock
@@ -143,24 +143,21 @@ def takes_worker_options(function: _F) -> _F:
 
 
 def check_poll_seconds(given: object) -> None:
-    """Raise `PlannerInvalidConfigurationError` unless this is a number of seconds above 0."""
+    """Raise `InvalidLimitError` unless this is a number of seconds above 0."""
     check(is_duration(given), f"poll_seconds must be a number of seconds above 0; got {shown(given)}.")
 
 
 def check(valid: bool, problem: str) -> None:
-    """Raise `PlannerInvalidConfigurationError` with a problem unless something is valid."""
+    """Raise `InvalidLimitError` with a problem unless something is valid."""
     if not valid:
-        raise kernel_error("PlannerInvalidConfigurationError", problem)
+        raise InvalidLimitError(problem)
 
 
 def checked_hook(
     authorize: Authorize | tuple[Authorize, ...] | None,
 ) -> Authorize | tuple[Authorize, ...] | None:
-    """Return an ``authorize`` hook, or raise `PlannerInvalidConfigurationError` if it is no function."""
-    try:
-        check_authorize(authorize)
-    except InvalidLimitError as error:
-        raise kernel_error("PlannerInvalidConfigurationError", str(error)) from error
+    """Return an ``authorize`` hook, or raise `InvalidLimitError` if it is no function."""
+    check_authorize(authorize)
     return authorize
 
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Self
 
+from planner_ext.core.errors import not_answered
 from planner_ext.core.state import State
 from planner_ext.core.values import Usage
 from planner_ext.durable.records import PendingApproval, RunRecord
@@ -52,7 +52,7 @@ class RunResult:
         """
         if self.status == "answered":
             return self
-        raise import_module("planner_ext.sk.errors").not_answered(  # of an upper floor: it imports Semantic Kernel
+        raise not_answered(
             status=self.status,
             reason=self.reason or self.problem,
             limit=self.limit,

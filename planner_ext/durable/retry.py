@@ -3,11 +3,9 @@
 import random
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from importlib import import_module
 
-from planner_ext.core.errors import PlannerExtError, shown
+from planner_ext.core.errors import InvalidLimitError, PlannerExtError, shown
 from planner_ext.core.limits import is_count, is_positive_number
-from planner_ext.durable.errors import StoreError, kernel_error
 
 __all__ = ["RetryPolicy", "is_final"]
 
@@ -29,9 +27,7 @@ def is_final(error: BaseException) -> bool:
             return 400 <= status < 500 and status not in _PASSING
         if type(cause).__name__.endswith("AuthenticationError"):
             return True
-    errors = import_module("planner_ext.errors")  # of an upper floor: it imports Semantic Kernel
-    passing = (StoreError, errors.ServiceCallError, errors.ServiceNotFoundError, errors.InvalidReplyError)
-    return isinstance(error, PlannerExtError) and not isinstance(error, passing)
+    return isinstance(error, PlannerExtError) and not error.may_pass
 
 
 def _causes(error: BaseException | None) -> Generator[BaseException]:
@@ -65,11 +61,11 @@ class RetryPolicy:
     def __post_init__(self) -> None:
         if not is_count(self.attempts, least=1):
             problem = f"attempts must be a whole number, 1 or more; got {shown(self.attempts)}."
-            raise kernel_error("PlannerInvalidConfigurationError", problem)
+            raise InvalidLimitError(problem)
         for name in ("first_delay", "max_delay"):
             if not is_positive_number(value := getattr(self, name)):
                 problem = f"{name} must be a number of seconds above 0; got {shown(value)}."
-                raise kernel_error("PlannerInvalidConfigurationError", problem)
+                raise InvalidLimitError(problem)
 
     def delay(self, retries: int) -> float:
         """Return the seconds before a retry, counted from 1; the formula of tenacity's `wait_exponential_jitter`."""

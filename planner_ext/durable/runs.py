@@ -20,7 +20,7 @@ from planner_ext.approval.decisions import (
     waiting_calls,
 )
 from planner_ext.approval.guards import guard_name, hook_names
-from planner_ext.core.errors import shown, way_out
+from planner_ext.core.errors import EndedRunError, shown, way_out
 from planner_ext.core.facts import Guards
 from planner_ext.core.limits import Budget
 from planner_ext.core.text import is_unicode
@@ -28,7 +28,7 @@ from planner_ext.durable.approvals import Approvals
 from planner_ext.durable.archive import fork_run
 from planner_ext.durable.authorization import Doorkeeper
 from planner_ext.durable.claims import PARKED
-from planner_ext.durable.errors import RunConflictError, StoreError, is_address, kernel_error, redacted
+from planner_ext.durable.errors import RunConflictError, StoreError, is_address, redacted
 from planner_ext.durable.heartbeat import LeasedWorkers, WorkerLocks, WorkerRecord, list_workers
 from planner_ext.durable.inputs import RunInputs, new_budget_text
 from planner_ext.durable.listing import RunFilters, RunStats, Statuses, StoreMarks
@@ -355,8 +355,7 @@ class RunsClient:
         text = new_budget_text(budget, by=by, at=self._clock.now())
         if not await self._store.set_budget(run_id, text):
             status = (await self._store.record(run_id)).status
-            raise kernel_error(
-                "RunEndedError",
+            raise EndedRunError(
                 f"Run {run_id!r} has ended ({status}) and spends nothing more. Resume it with this budget: "
                 "Runs.resume(..., budget=...), or planner-ext runs resume.",
             )

@@ -20,11 +20,11 @@ from planner_ext.approval.decisions import (
     InDoubt,
     InvalidDecisionError,
 )
-from planner_ext.core.errors import NewerSchemaError, RunRefusedError, described
+from planner_ext.core.errors import NewerSchemaError, RunRefusedError, UnansweredRunError, described
 from planner_ext.core.limits import Budget
 from planner_ext.durable.claims import PARKED, Claims, WorkerRegistry
 from planner_ext.durable.database import Row
-from planner_ext.durable.errors import ApprovalRefusedError, RunFencedError, StoreError, kernel_error
+from planner_ext.durable.errors import ApprovalRefusedError, RunFencedError, StoreError
 from planner_ext.durable.events import events_of
 from planner_ext.durable.gate import CallGate, GatedStore
 from planner_ext.durable.records import RunRecord, read_approval, read_decision, refused_text
@@ -234,7 +234,7 @@ def _refuse_second(decided: Mapping[str, _Decided], own: Mapping[str, Decision])
             f"The call {call_id!r} was decided before: the first decision counts, this one changed nothing. "
             "Resume the run without it."
         )
-        raise kernel_error("DecisionRefusedError", problem, call_id=call_id)
+        raise InvalidDecisionError(problem, call_id=call_id)
 
 
 def _with_crash_points(store: RunStore) -> RunStore:
@@ -601,7 +601,7 @@ def _check_not_parked(record: RunRecord) -> None:
     if record.status in PARKED:
         said = "failed" if record.status == "failed" else "is in quarantine"
         problem = f"Run {record.run_id!r} {said}: {record.problem} Resume it to try again."
-        raise kernel_error("RunNotAnsweredError", problem)
+        raise UnansweredRunError(problem)
 
 
 class RunHandle(Generic[R]):

@@ -245,7 +245,7 @@ def run_sync(work: Coroutine[Any, Any, _T], *, door: str) -> _T:
     """
     if _background.is_this_thread:
         work.close()
-        raise InvalidLimitError.public(
+        raise InvalidLimitError(
             f"{door} was called on the event loop that it would wait for: by an async function of a run that began "
             f"with invoke_sync or resume_sync. Await {door.removesuffix('_sync')} there, or make the function a plain "
             "def: it then runs in a thread."
@@ -431,9 +431,9 @@ class StopHandle:
             PlannerInvalidConfigurationError: If the reason is not a text, or ``now`` is not True or False.
         """
         if not isinstance(reason, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidLimitError.public(f"reason must be a text; got {shown(reason)}. Leave it out, or say why.")
+            raise InvalidLimitError(f"reason must be a text; got {shown(reason)}. Leave it out, or say why.")
         if not isinstance(now, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidLimitError.public(f"now must be True or False; got {shown(now)}.")
+            raise InvalidLimitError(f"now must be True or False; got {shown(now)}.")
         if self.reason is None:
             self.reason = reason
         if not now:

@@ -448,7 +448,7 @@ def _asked_by(approver: Approver, authorize: Authorize | Sequence[Authorize] | N
 
 def _no_decision(interceptor: object, answer: object, expected: str) -> InvalidLimitError:
     ways = {"a decision": "Approve, Deny, Supply or Defer; or None for no opinion"}
-    return InvalidLimitError.public(
+    return InvalidLimitError(
         f"Expected {expected} from {_name(interceptor)}; got {shown(answer)}. The call did not run. "
         f"Return {ways.get(expected, expected)}."
     )

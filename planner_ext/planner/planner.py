@@ -36,10 +36,10 @@ from planner_ext.planner.run import (
     result_of,
     run_started,
 )
-from planner_ext.sk.approval import DecisionRefusedError, DecisionsTaken, Taking
+from planner_ext.sk.approval import DecisionsTaken, Taking
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.checkpoint import Checkpoint
-from planner_ext.sk.errors import InvalidOptionError, RunEndedError
+from planner_ext.sk.errors import DecisionRefusedError, InvalidOptionError, RunEndedError
 from planner_ext.sk.nested import ParentRun, current_parent_run, planner_of, tab_in
 from planner_ext.sk.options import DEFAULTS, RunSettings, instance_of
 from planner_ext.sk.prompts import (

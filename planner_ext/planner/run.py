@@ -11,6 +11,7 @@ from semantic_kernel.contents import AuthorRole, ChatHistory, ChatMessageContent
 from semantic_kernel.kernel_pydantic import KernelBaseModel
 
 from planner_ext.approval.decisions import DecisionRecord, decisions_of
+from planner_ext.core.errors import not_answered
 from planner_ext.core.facts import Fact, Guards, Planned, RunStarted
 from planner_ext.core.state import State
 from planner_ext.core.values import Status, Usage
@@ -20,7 +21,6 @@ from planner_ext.planner.options import FunctionCallingStepwisePlannerOptions
 from planner_ext.sk.approval import NOTHING_TAKEN, PendingCall, Taking, pending_calls
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.checkpoint import Checkpoint, SigningKey, journal_signature
-from planner_ext.sk.errors import not_answered
 from planner_ext.sk.outcome import chat_history, raise_at_limit, status_of
 from planner_ext.sk.prompts import ResponseForm
 from planner_ext.sk.questions import UserInteraction

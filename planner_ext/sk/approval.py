@@ -14,7 +14,6 @@ from typing import Any
 from planner_ext.approval.decisions import (
     ApprovalSettings,
     DecisionRecord,
-    InvalidDecisionError,
     ReadByKey,
     WaitingCall,
     record_of,
@@ -24,29 +23,18 @@ from planner_ext.core.errors import shown
 from planner_ext.core.facts import CallStarted
 from planner_ext.core.state import State
 from planner_ext.engine.engine import Engine
-from planner_ext.sk.checkpoint import InvalidCheckpointError, SharedByCopies
-from planner_ext.sk.errors import PlannerException
+from planner_ext.sk.checkpoint import SharedByCopies
+from planner_ext.sk.errors import DecisionRefusedError, InvalidCheckpointError
 
 __all__ = [
     "NOTHING_TAKEN",
     "ApprovalSettings",
-    "DecisionRefusedError",
     "DecisionsTaken",
     "PendingCall",
     "Taking",
     "pending_call",
     "pending_calls",
 ]
-
-
-class DecisionRefusedError(InvalidDecisionError, PlannerException):
-    """A decision that cannot be taken; names the call. None of the decisions given with it was taken, nothing ran.
-
-    Attributes:
-        call_id: The call that it was given for; None if it names no call.
-        changed: Whether the call would by now get another value than was asked about. A resume without a decision on it
-            has it wait as that, with its own fingerprint.
-    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

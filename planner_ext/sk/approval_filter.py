@@ -40,10 +40,10 @@ from planner_ext.core.values import Newest
 from planner_ext.engine.concurrency import Raised, caught
 from planner_ext.engine.gate import Approver, Review, is_same
 from planner_ext.engine.ports import Reviewed
-from planner_ext.sk.approval import DecisionRefusedError, PendingCall
+from planner_ext.sk.approval import PendingCall
 from planner_ext.sk.conversion import InvalidArguments
 from planner_ext.sk.earlier_calls import before_call, before_message_of
-from planner_ext.sk.errors import InvalidOptionError
+from planner_ext.sk.errors import DecisionRefusedError, InvalidOptionError
 from planner_ext.sk.execution import (
     ApprovedArgumentsChangedError,
     CallGuard,

@@ -5,7 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from planner_ext.core.errors import InvalidJournalError, reading, shown, way_out
+from planner_ext.core.errors import (
+    InvalidJournalError,
+    InvalidLimitError,
+    UnusableCheckpointError,
+    reading,
+    shown,
+    way_out,
+)
 from planner_ext.core.facts import Fact, RunStarted
 from planner_ext.core.fold import fold
 from planner_ext.core.state import Phase, State
@@ -17,14 +24,9 @@ from planner_ext.engine.document import (
     messages_of,
     read_document,
 )
-from planner_ext.sk.errors import InvalidOptionError, PlannerException
 from planner_ext.sk.messages import load_message
 
-__all__ = ["Checkpoint", "InvalidCheckpointError", "SharedByCopies", "SigningKey", "journal_signature"]
-
-
-class InvalidCheckpointError(PlannerException, InvalidJournalError):
-    """A checkpoint is truncated, altered, unsigned, wrongly signed, or newer than this package; nothing was run."""
+__all__ = ["Checkpoint", "SharedByCopies", "SigningKey", "journal_signature"]
 
 
 class SharedByCopies:
@@ -57,7 +59,7 @@ class SigningKey(SharedByCopies, bytes):
             return key
         if not isinstance(key, bytes) or not key:
             shown_kind = "b''" if key == b"" else type(key).__name__
-            raise InvalidOptionError(f"{name} must be bytes, at least one, or None for no signature; got {shown_kind}.")
+            raise InvalidLimitError(f"{name} must be bytes, at least one, or None for no signature; got {shown_kind}.")
         return cls(key)
 
     def __repr__(self) -> str:
@@ -72,7 +74,7 @@ class SigningKey(SharedByCopies, bytes):
             PlannerInvalidConfigurationError: If pickling has dropped it.
         """
         if not self:
-            raise InvalidOptionError(
+            raise InvalidLimitError(
                 "The checkpoint_key is missing: a key is left behind where its object is pickled. Set it again."
             )
         return self
@@ -119,7 +121,7 @@ class Checkpoint:
             return value.verified(key)
         if isinstance(value, str):
             return cls.from_json(value, key)
-        raise InvalidOptionError(
+        raise InvalidLimitError(
             "checkpoint must be a Checkpoint, or its JSON text: result.checkpoint of a planner's result, "
             f"message.metadata['checkpoint'] of a service's or handler's message; got {shown(value)}."
             f"{way_out('checkpoint', value)}"
@@ -136,7 +138,7 @@ class Checkpoint:
             try:
                 check_signature(document, "checkpoint", key.checked())
             except InvalidJournalError as error:
-                raise InvalidCheckpointError(str(error)) from error
+                raise UnusableCheckpointError(str(error)) from error
         return self
 
     @property
@@ -155,7 +157,7 @@ class Checkpoint:
         Raises:
             InvalidCheckpointError: If they do not make a run.
         """
-        with reading("Expected the journal of a run; its facts contradict each other, it is", InvalidCheckpointError):
+        with reading("Expected the journal of a run; its facts contradict each other, it is", UnusableCheckpointError):
             return fold(self.facts)
 
     def to_json(self, key: bytes | None = None) -> str:
@@ -195,7 +197,7 @@ class Checkpoint:
             facts = load_facts(document["facts"])
         except InvalidJournalError as error:
             hint = "" if "{" in text else " Give the text itself; of a file: Path(name).read_text()."
-            raise InvalidCheckpointError(f"{error}{hint}") from error
+            raise UnusableCheckpointError(f"{error}{hint}") from error
         signature = document.get("signature")
         if signing is not None:  # signs the facts as they were read: their JSON may be written in another way
             signature = journal_signature(facts, signing)
@@ -208,9 +210,9 @@ class Checkpoint:
             InvalidCheckpointError: Naming what is wrong.
         """
         if self.state().phase is Phase.NEW:
-            raise InvalidCheckpointError("Expected the journal of a run; this one has no facts.")
+            raise UnusableCheckpointError("Expected the journal of a run; this one has no facts.")
         for fact in self.facts:
-            with reading(f"Expected messages of Semantic Kernel; one in {fact.type} is", InvalidCheckpointError):
+            with reading(f"Expected messages of Semantic Kernel; one in {fact.type} is", UnusableCheckpointError):
                 for message in messages_of(fact):
                     load_message(message)
         return self

@@ -1,9 +1,11 @@
 """The errors that Semantic Kernel's callers see: each is a ``PlannerExtError`` and a ``KernelException``.
 
+``door_of`` names the error of a lower floor that leaves as the class: this is the one place where they are converted.
+
 ``planner_ext.errors`` shows the whole tree and is where applications import them from.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from semantic_kernel.exceptions import (
     KernelException,
@@ -14,7 +16,15 @@ from semantic_kernel.exceptions import (
     ServiceResponseException,
 )
 
-from planner_ext.core.errors import InvalidLimitError, PlannerExtError
+from planner_ext.approval.decisions import InvalidDecisionError
+from planner_ext.core.errors import (
+    EndedRunError,
+    InvalidLimitError,
+    LimitExceededError,
+    PlannerExtError,
+    UnansweredRunError,
+    UnusableCheckpointError,
+)
 
 if TYPE_CHECKING:
     from semantic_kernel.contents import ChatHistory
@@ -23,7 +33,9 @@ if TYPE_CHECKING:
     from planner_ext.sk.checkpoint import Checkpoint
 
 __all__ = [
+    "DecisionRefusedError",
     "InvalidBehaviorError",
+    "InvalidCheckpointError",
     "InvalidHistoryError",
     "InvalidOptionError",
     "InvalidPriceError",
@@ -40,8 +52,6 @@ __all__ = [
     "ServiceNotFoundError",
     "SessionBusyError",
     "ToolExecutionError",
-    "not_answered",
-    "waiting_text",
 ]
 
 
@@ -64,11 +74,8 @@ class PlannerInvalidConfigurationError(PlannerException):
     """
 
 
-class InvalidOptionError(PlannerInvalidConfigurationError, InvalidLimitError):
+class InvalidOptionError(PlannerInvalidConfigurationError, InvalidLimitError, door_of=InvalidLimitError):
     """An option, argument, limit or setting has an invalid value; the message names it, the value and the way out."""
-
-
-InvalidLimitError.public = InvalidOptionError
 
 
 class InvalidSettingsError(InvalidOptionError, ServiceInvalidExecutionSettingsError):
@@ -82,9 +89,25 @@ class InvalidBehaviorError(InvalidOptionError, ServiceInitializationError):
 class ServiceNotFoundError(PlannerInvalidConfigurationError, KernelServiceNotFoundError):
     """The kernel has no chat completion service that fits; the message names the services that it has."""
 
+    may_pass = True
 
-class RunEndedError(PlannerInvalidConfigurationError):
+
+class RunEndedError(PlannerInvalidConfigurationError, EndedRunError, door_of=EndedRunError):
     """The checkpoint's run, or the kept run, has ended: it cannot be resumed or cancelled."""
+
+
+class DecisionRefusedError(InvalidDecisionError, PlannerException, door_of=InvalidDecisionError):
+    """A decision that cannot be taken; names the call. None of the decisions given with it was taken, nothing ran.
+
+    Attributes:
+        call_id: The call that it was given for; None if it names no call.
+        changed: Whether the call would by now get another value than was asked about. A resume without a decision on it
+            has it wait as that, with its own fingerprint.
+    """
+
+
+class InvalidCheckpointError(PlannerException, UnusableCheckpointError, door_of=UnusableCheckpointError):
+    """A checkpoint is truncated, altered, unsigned, wrongly signed, or newer than this package; nothing was run."""
 
 
 class InvalidPriceError(PlannerException):
@@ -101,9 +124,13 @@ class InvalidHistoryError(PlannerException):
 class ServiceCallError(PlannerException, ServiceResponseException):
     """A request to the service failed; the connector's own exception is the cause."""
 
+    may_pass = True
+
 
 class InvalidReplyError(PlannerException, ServiceInvalidResponseError):
     """The connector's response is not a reply: no choices, null choices, no JSON, an unknown role."""
+
+    may_pass = True
 
 
 class NestedRunRefusedError(PlannerException):
@@ -136,7 +163,7 @@ class PromptTooLargeError(PlannerException):
         self.max_prompt_tokens = max_prompt_tokens
 
 
-class RunNotAnsweredError(PlannerException):
+class RunNotAnsweredError(PlannerException, UnansweredRunError, door_of=UnansweredRunError):
     """A run ended without an answer, or waits; raised by ``raise_for_status()``, and by a session for one that waits.
 
     Attributes:
@@ -154,30 +181,8 @@ class RunNotAnsweredError(PlannerException):
     limit: str | None = None
 
 
-class LimitReachedError(RunNotAnsweredError):
+class LimitReachedError(RunNotAnsweredError, LimitExceededError, door_of=LimitExceededError):
     """A limit of the budget was reached; a run raises it if ``Budget.on_limit`` is ``"raise"``.
 
     Raised also to a function of a run that asks a model, or calls a function, when the run's budget has nothing left.
     """
-
-
-_WAITING = {
-    "paused": "Calls wait for a decision; resume the run with decisions.",
-    "asked": "The model asks, and its questions wait for an answer; resume the run with Supply(text) for each.",
-}
-
-
-def waiting_text(status: str) -> str:
-    """Say what a run of this status waits for; "" if it does not wait."""
-    return _WAITING.get(status, "")
-
-
-def not_answered(*, status: str, reason: str, limit: str | None, **carried: Any) -> RunNotAnsweredError:
-    """Make the error for a run without an answer; it carries the other attributes given, such as the history."""
-    reason = reason or waiting_text(status)
-    if limit == "max_tool_calls":
-        reason = f"Max number of tool call reached. {reason}"
-    kind = LimitReachedError if status == "limit_reached" else RunNotAnsweredError
-    error = kind(reason or f"The run ended {status}.")
-    vars(error).update(status=status, limit=limit, **carried)
-    return error

@@ -7,6 +7,7 @@ from typing import Any
 from semantic_kernel.contents import AuthorRole, ChatHistory, ChatMessageContent
 
 from planner_ext.approval.decisions import only_asks
+from planner_ext.core.errors import UnansweredRunError, not_answered, waiting_text
 from planner_ext.core.facts import (
     CallFinished,
     Clarified,
@@ -22,7 +23,7 @@ from planner_ext.core.state import Phase, State
 from planner_ext.core.values import CallResult, Message, Status
 from planner_ext.sk.approval import pending_calls
 from planner_ext.sk.checkpoint import Checkpoint, SigningKey
-from planner_ext.sk.errors import InvalidHistoryError, RunNotAnsweredError, not_answered, waiting_text
+from planner_ext.sk.errors import InvalidHistoryError
 from planner_ext.sk.history import last_reply, render
 from planner_ext.sk.messages import add_reported, as_reported, assistant_text, load_message, loaded, text_of
 
@@ -195,7 +196,7 @@ def raise_at_limit(state: State, facts: Sequence[Fact], key: SigningKey | None) 
         raise run_not_answered(state, Checkpoint.of_run(facts, key), ended.reason)
 
 
-def run_not_answered(state: State, checkpoint: Checkpoint, reason: str) -> RunNotAnsweredError:
+def run_not_answered(state: State, checkpoint: Checkpoint, reason: str) -> UnansweredRunError:
     """Make the error for a run that has no answer, with its history and its ledger."""
     return not_answered(
         status=status_of(state),

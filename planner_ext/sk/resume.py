@@ -38,10 +38,10 @@ from planner_ext.engine.authorization import refusal_of
 from planner_ext.engine.batch import apply_decision, is_as_decided, tool_call_of
 from planner_ext.engine.journal import cancellation_reason, lost_request, stopping_facts
 from planner_ext.engine.ports import Functions, Reviewed
-from planner_ext.sk.approval import DecisionRefusedError, pending_call, pending_calls
-from planner_ext.sk.checkpoint import Checkpoint, InvalidCheckpointError
+from planner_ext.sk.approval import pending_call, pending_calls
+from planner_ext.sk.checkpoint import Checkpoint
 from planner_ext.sk.conversion import InvalidArguments, parse_object, quoted
-from planner_ext.sk.errors import RunEndedError
+from planner_ext.sk.errors import DecisionRefusedError, InvalidCheckpointError, RunEndedError
 from planner_ext.sk.history import is_written_as
 from planner_ext.sk.messages import load_message
 

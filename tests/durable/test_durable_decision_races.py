@@ -15,7 +15,7 @@ from planner_ext.durable.store import JournalStore, opened_store
 from planner_ext.durable.writer import JournalWriter
 from planner_ext.engine.activation import Activation, ActivationRun
 from planner_ext.hitl_manager import Defer
-from planner_ext.sk.approval import DecisionRefusedError
+from planner_ext.sk.errors import DecisionRefusedError
 from planner_ext.testing import call, calls, say
 from support.durable import GOAL, check_history, effects_in, open_runs, pays, turn, world
 from support.planner import Clock
