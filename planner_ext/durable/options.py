@@ -45,8 +45,7 @@ class WorkerOptions(TypedDict, total=False):
         max_deaths: How often a run may end its worker's process, without a new reply or result between, until it is
             quarantined.
         grace_seconds: How long calls and requests in flight may take when the block is left; 0 interrupts them.
-        clock: Tells the time and sleeps; None uses the machine's clock. In PostgreSQL the expiry of questions always
-            uses the machine's clock.
+        clock: Tells the time and sleeps; None uses the machine's clock.
         authorize: Asked before this worker takes a decision, whether it was given to `Runs.resume` or made through
             `Approvals`, and before this process acts on a run: `Runs.cancel`, ``set_budget``, ``resume``, ``fork`` and
             ``delete``; see `ApprovalSettings`, whose hook is asked, too. A refused decision of an approver leaves its

@@ -21,9 +21,6 @@ from support.planner import Clock
 from support.processes import Lives
 from support.stock import every_result
 
-sqlite_alone = pytest.mark.parametrize("store", ["sqlite"], indirect=True)
-"""For times that a test sets."""
-
 
 async def drive(store: str, tmp_path: Path, **options: Any) -> FunctionCallingStepwisePlannerResult:
     """Let a worker live for one activation of the run."""
@@ -128,7 +125,6 @@ async def test_an_edit_that_the_function_does_not_take_is_asked_for_again(store:
     assert (await drive(store, tmp_path)).status == "answered"
 
 
-@sqlite_alone
 async def test_a_question_that_expired_cannot_be_decided(store: str, tmp_path: Path) -> None:
     """It is not listed, a decision is refused by name, and the worker tells the model so."""
     clock = Clock()
@@ -149,7 +145,6 @@ async def test_a_question_that_expired_cannot_be_decided(store: str, tmp_path: P
     assert [fact.reason for fact in result.facts if isinstance(fact, CallDecided)] == ["", "expired"]
 
 
-@sqlite_alone
 async def test_a_worker_notices_what_expired(store: str, tmp_path: Path) -> None:
     """Nobody has to ask: a worker that looks for what is left to do finds the run, and not before its time."""
     clock = Clock()
@@ -163,7 +158,6 @@ async def test_a_worker_notices_what_expired(store: str, tmp_path: Path) -> None
         assert (await handle.result()).status == "answered"
 
 
-@sqlite_alone
 async def test_a_decision_made_in_time_counts_though_it_is_taken_late(store: str, tmp_path: Path) -> None:
     """A worker that lives again after the question expired takes what was decided before."""
     clock = Clock()

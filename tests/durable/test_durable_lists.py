@@ -1,5 +1,6 @@
 """Lists of a store: in parts, with how many there are, by what is known of runs, and with what these wait for."""
 
+import asyncio
 import json
 import sqlite3
 import time
@@ -240,12 +241,37 @@ async def test_a_first_page_needs_no_sort(tmp_path: Path) -> None:
             assert "waiting USING INDEX planner_approvals_by_run" in plan
 
 
-async def test_due_runs_are_read_as_far_as_a_worker_takes_them(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The oldest of a long queue comes first, and a worker that has room for one run reads one page of it."""
+async def test_a_worker_claims_the_oldest_runs_of_a_long_queue(store: str) -> None:
+    """Those that it has room for and does not leave out; the next worker has the others."""
     async with opened_store(store) as opened:
         assert all([await opened.create(f"r{n}", GOAL, owner=None, at=n, status="queued") for n in range(5)])
+        assert {*await opened.claim_free(9.0, "a", skip={"r1"}, limit=2)} == {"r0", "r2"}
+        assert {*await opened.claim_free(9.0, "b", skip=(), limit=9)} == {"r1", "r3", "r4"}
+        assert await opened.claim_free(9.0, "c", skip=(), limit=9) == []
+        assert {owner.worker_id for owner in await opened.owners("c")} == {"a", "b", "c"}
+
+
+async def test_workers_that_claim_at_once_share_the_queue(store: str) -> None:
+    """Each run of it has one owner, and none is left."""
+    async with opened_store(store) as opened:
+        assert all([await opened.create(f"r{n}", GOAL, owner=None, at=n, status="queued") for n in range(20)])
+        claims = (opened.claim_free(99.0, f"w{n}", skip=(), limit=10) for n in range(4))
+        claimed = await asyncio.gather(*claims)
+        left = await opened.claim_free(99.0, "last", skip=(), limit=20)
+    taken = [run_id for runs in [*claimed, left] for run_id in runs]
+    assert sorted(taken) == sorted(f"r{n}" for n in range(20))
+
+
+async def test_runs_of_the_dead_are_read_as_far_as_a_worker_takes_them(
+    store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oldest comes first, and a worker that has room for one run reads one page of them."""
+    async with opened_store(store) as opened:
+        assert all([await opened.create(f"r{n}", GOAL, owner="gone", at=n, status="queued") for n in range(5)])
+        assert await opened.create("free", GOAL, owner=None, at=0.0, status="queued")
         monkeypatch.setattr("planner_ext.durable.store._PAGE", 2)
-        assert [record.run_id async for record in opened.due(9.0)] == [f"r{n}" for n in range(5)]
+        assert [record.run_id async for record in opened.due(9.0, ())] == []
+        assert [record.run_id async for record in opened.due(9.0, {"gone"})] == [f"r{n}" for n in range(5)]
         asked: list[Any] = []
         transact = opened.database.transact
 
@@ -254,6 +280,6 @@ async def test_due_runs_are_read_as_far_as_a_worker_takes_them(store: str, monke
             return await transact(*steps)
 
         monkeypatch.setattr(opened.database, "transact", counting)
-        async with aclosing(opened.due(9.0)) as due:
+        async with aclosing(opened.due(9.0, {"gone"})) as due:
             assert (await anext(due)).run_id == "r0"
         assert len(asked) == 1
