@@ -35,7 +35,7 @@ from planner_ext.core.facts import (
     StopRequested,
 )
 from planner_ext.core.limits import Budget as Limits
-from planner_ext.core.limits import BudgetShare, Consumption
+from planner_ext.core.limits import Consumption
 from planner_ext.core.results import Cut
 from planner_ext.core.values import RequestedCall, Status
 from planner_ext.engine.ports import Observer, ResultReady, RunInfo, TextDelta
@@ -44,7 +44,6 @@ from planner_ext.planner.run import PlannerEvent
 __all__ = [
     "AnswerChecked",
     "BudgetChanged",
-    "BudgetShare",
     "CallDecided",
     "CallFinished",
     "CallStarted",

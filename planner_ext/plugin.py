@@ -14,10 +14,8 @@ from planner_ext.sk.errors import (
     InvalidOptionError,
     LimitReachedError,
     NestedRunRefusedError,
-    PlannerInvalidConfigurationError,
-    PromptTooLargeError,
 )
-from planner_ext.sk.nested import ParentRun, current_parent_run, mark_planner
+from planner_ext.sk.nested import current_parent_run, mark_planner
 from planner_ext.sk.options import instance_of
 
 __all__ = ["PlannerPlugin"]
@@ -29,14 +27,16 @@ _DESCRIPTION = "Reach a goal: plan it, carry it out with functions, and tell the
 class PlannerPlugin:
     """A planner as one function with a required ``goal``: ``kernel.add_plugin(PlannerPlugin(planner), "name")``.
 
-    Called by the model of another run of this package, it spends that run's budget. Each nested call of a batch gets an
-    equal share of the remaining budget, less the iteration that is reserved for the answer; the planner's own budget
-    applies as well. When the call ends, its consumption is charged. If it fails, is cancelled or never ends, the whole
-    share is charged, unless the failure was a request refused before it was sent.
+    Called in another run of this package, it spends that run's budget: each request and each call is taken from what is
+    left at that moment, less the iteration that is reserved for the answer. The planner's own budget applies as well.
+    Nested runs beside each other race for the rest, and nothing is set aside for one of them: the first may leave
+    nothing to the last, whose function then says so. Where that matters, give each planner a budget of its own. A
+    nested run that fails, is cancelled or loses its process is charged what it has spent.
 
-    The share covers ``max_iterations``, ``max_tool_calls``, ``max_total_tokens``, ``max_cost``, ``max_active_seconds``
-    and ``deadline``. Limits by function, of repeats and in a row belong to each run, and so do interceptors. The plan
-    request is always charged.
+    The budget around covers ``max_iterations``, ``max_tool_calls``, ``max_total_tokens``, ``max_cost``,
+    ``max_active_seconds``, ``deadline`` and ``max_calls_per_function``. Limits of repeats and in a row belong to each
+    run, and so do interceptors. The plan request is always charged. Where tokens or cost of the run around are used up,
+    a nested run ends without the request that would ask for an answer: only the run around makes that.
 
     The outer run's `StopHandle` stops nested runs too. A nested run cannot pause: a call that would wait for a person
     is denied, and a question to the user becomes the function's result. A planner is not offered inside its own runs,
@@ -86,32 +86,15 @@ class PlannerPlugin:
         given = copy(arguments)
         del given["goal"]  # the model's, for this function
         parent = current_parent_run()
-        if parent is None:
-            return _text_of(await self._planner.invoke(self._kernel or kernel, goal, given))
-        if any(planner is self._planner for planner in parent.planners):
+        if parent is not None and any(planner is self._planner for planner in parent.planners):
             raise NestedRunRefusedError("This planner is running already; it cannot be called inside a run of its own.")
-        if parent.tab.share is None:
-            raise NestedRunRefusedError(
-                "A function of a run called this planner, and nothing of that run's budget is set aside for it. Let "
-                "the model call the planner's function itself, or call it after the run."
-            )
-        return await self._paid(parent, kernel, goal, given)
-
-    async def _paid(self, parent: ParentRun, kernel: Kernel, goal: str, arguments: KernelArguments) -> str:
-        """Run on the call's share of the budget; all of it counts as spent unless the run reports its cost."""
-        tab = parent.tab
-        if tab.lost or (tab.left().iterations or 1) <= 0:
-            raise NestedRunRefusedError("Nothing is left of the budget that was set aside for this call.")
-        tab.lost = True
         try:
-            answer = _text_of(await self._planner.invoke(self._kernel or kernel, goal, arguments, stop=parent.stop))
+            result = await self._planner.invoke(self._kernel or kernel, goal, given)
         except LimitReachedError as error:
-            answer = f"There is no answer: {error}"
-        except (PlannerInvalidConfigurationError, PromptTooLargeError):  # no request was under way
-            tab.lost = False
-            raise
-        tab.lost = False
-        return answer
+            if parent is None:
+                raise
+            return f"There is no answer: {error}"
+        return _text_of(result)
 
 
 def _text_of(result: FunctionCallingStepwisePlannerResult) -> str:

@@ -44,7 +44,6 @@ Glossary
     activation   The work on a run in one process, from its start or resumption to its next pause or end. A process that
                  dies in between leaves the run to another activation.
     in doubt     A call that an earlier activation started and did not finish: it may have taken effect.
-    share        What is reserved of the budget for a nested run when its call starts, and released when that ends.
     pause        A run that waits for a person. It executes nothing; it is a value that can be stored.
     decision     What a person or an interceptor says about a call: approve, deny, supply a result, or defer.
     fingerprint  Digest of run, iteration, call, function, its signature and the arguments. A decision is valid only for

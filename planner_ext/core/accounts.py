@@ -6,7 +6,7 @@ round trip that is kept for the answer; and no more than what is left to the cal
 Nothing here is stored: a journal alone gives the same ledger.
 """
 
-from collections import Counter
+import math
 from collections.abc import Awaitable, Callable, Sequence, Set
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, Protocol, Self
 
 from planner_ext.core.facts import Fact, SharedBudgetsChecked
-from planner_ext.core.limits import LIMIT_OF_PART, BudgetShare, Consumption, Ledger
+from planner_ext.core.limits import Consumption, Ledger, Left
 from planner_ext.core.machine import Action, AskModel, AskPerson, AskPlan, RunCalls, next_action
 from planner_ext.core.state import State
 from planner_ext.core.values import Message, Usage, updated
@@ -92,31 +92,21 @@ class Tab:
     Attributes:
         account: The account of the call's run.
         index: The call's index in the open batch.
-        share: What was reserved for the call; None if it takes what it needs from the run's budget.
         restart: Records that the call is about to start once more; returns False if it may not.
         record: Records that the function of this name is about to start in the call, or that a request (None) is
             about to be sent; None if the run is not kept in a store.
         closed: Whether the call has ended: nothing more may be taken.
-        lost: Whether the whole share counts as spent: the run in the call did not report what it spent.
         runs: The accounts of the runs that are made in this call.
         around: Returns what the adapters know of the run, given the tab.
         names_in: Names the functions that messages have a call or a result of; set by the adapters.
     """
 
-    def __init__(
-        self,
-        account: "Account",
-        index: int,
-        share: BudgetShare | None,
-        restart: Callable[[], Awaitable[bool]],
-    ) -> None:
+    def __init__(self, account: "Account", index: int, restart: Callable[[], Awaitable[bool]]) -> None:
         self.account = account
         self.index = index
-        self.share = share
         self.restart = restart
         self.record: Callable[[str | None], Awaitable[None]] | None = None
         self.closed = False
-        self.lost = False
         self.around: Callable[[Tab], Any] | None = None
         self.names_in: Callable[[Sequence[Message]], Set[str]] = lambda _: frozenset[str]()
         self._read: Set[str] = frozenset[str]()
@@ -138,9 +128,7 @@ class Tab:
     @property
     def spent(self) -> Consumption | None:
         """What the call has spent, as `CallFinished` records it; None for nothing."""
-        if self.share is None and self._taken is None and not self.runs:
-            return None
-        return self.share.at_least(self.taken) if self.share is not None and self.lost else self.taken
+        return None if self._taken is None and not self.runs else self.taken
 
     @property
     def taken(self) -> Consumption:
@@ -158,14 +146,15 @@ class Tab:
         """Round trips that the runs in the call keep for their answers."""
         return sum(run.held for run in self.runs)
 
-    def left(self) -> BudgetShare:
-        """Compute what may still be taken."""
+    def left(self) -> Left:
+        """Compute what may still be taken: whoever takes first, of the calls that run together, has it."""
         with self.account.lock:
-            if self.closed:
-                return BudgetShare(iterations=0, tool_calls=0)
-            if self.share is None:
-                return self.account.left()
-            return self.share.less(self.taken + Consumption(iterations=self.held))
+            return _NOTHING if self.closed else self.account.left()
+
+    def seconds_left(self) -> float:
+        """Compute the seconds until the first time limit around; infinity without one."""
+        amounts = self.left().amounts
+        return min(amounts.get("max_active_seconds", math.inf), amounts.get("deadline", math.inf))
 
     def earlier(self, run: "Account | None" = None) -> set[str]:
         """Name the functions started before in the runs around, and so far in this call.
@@ -217,8 +206,7 @@ class Tab:
         await self._record(function)
 
     async def _record(self, function: str | None) -> None:
-        is_charged = function is None and self.share is not None and self.share.iterations is not None
-        if self.record is not None and not is_charged:
+        if self.record is not None:
             await self.record(function)
         if self.account.within is not None:
             await self.account.within._record(function)
@@ -226,7 +214,7 @@ class Tab:
     def take_call(self, function: str) -> str | None:
         """Take the start of a function; or name the limit that forbids it."""
         with self.account.lock:
-            if (limit := self.account.forbids_start(function, self.left())) is None:
+            if (limit := self.left().forbids_start(function)) is None:
                 self.charge(Consumption(tool_calls=1, calls_by_function={function: 1}))
             return limit
 
@@ -242,11 +230,15 @@ class Tab:
             self._taken = spent if self._taken is None else self._taken + spent
 
 
+_NOTHING = Left(amounts={"max_iterations": 0, "max_tool_calls": 0})
+"""Of a call that has ended."""
+
+
 class Account:
     """What one run may still spend.
 
     Args:
-        state: Returns the run's current state.
+        state: Returns the run's current state, as of now where time is limited.
         within: The call of another run in which this run is made, or None.
         lock: Held while something is looked at and taken. A run and all runs in it have one lock, since they may be in
             different threads.
@@ -274,7 +266,6 @@ class Account:
         self._before = Ledger()
         self.tabs: dict[int, Tab] = {}
         self._starting: tuple[int, ...] = ()
-        self._share: BudgetShare | None = None
         self._under_way = 0
         self._charged = 0
         self._restarting = Consumption()
@@ -307,30 +298,29 @@ class Account:
             return next_action(state)
         with self.lock:
             self._under_way, self._charged = 0, self.state.ledger.iterations
-            action = next_action(self._within_budget(state, within))
+            action = next_action(self._shown(state, within))
             match action:
                 case AskPlan() | AskModel():
                     self._under_way = 1
                 case AskPerson(iterations=iterations):
                     self._under_way = iterations or 0
-                case RunCalls(indexes=indexes, share=share):
-                    self.starting(indexes, share)
+                case RunCalls(indexes=indexes):
+                    self.starting(indexes)
                 case _:
                     pass
-            left = within.left().iterations
-            if left is not None and left < 0:
+            if within.left().amounts.get("max_iterations", 0) < 0:
                 self.held = 0  # this is the request that it was held for
             return action
 
-    def starting(self, indexes: Sequence[int], share: BudgetShare | None) -> None:
-        """Note which calls are about to start, and the share of each planner among them: both count as taken."""
+    def starting(self, indexes: Sequence[int]) -> None:
+        """Note which calls are about to start: they count as taken."""
         with self.lock:
-            self._starting, self._share = tuple(indexes), share
+            self._starting = tuple(indexes)
 
     def restart(self, function: str) -> str | None:
         """Take one more start of a running call; or name the limit that forbids it."""
         with self.lock:
-            if (limit := self.forbids_start(function, self.left())) is None:
+            if (limit := self.left().forbids_start(function)) is None:
                 self._restarting = Consumption(tool_calls=1, calls_by_function={function: 1})
             return limit
 
@@ -344,33 +334,15 @@ class Account:
         spent = {index: tab.spent for index, tab in self.tabs.items()}
         return {index: one for index, one in spent.items() if one is not None}
 
-    def left(self) -> BudgetShare:
-        """Compute what the functions of the run may still take."""
+    def left(self) -> Left:
+        """Compute what the functions of the run may still take, of its own limits and of those around it."""
         with self.lock:
             state = self.state
+            limits = state.rules.limits
             taken, held = self._open(state)
-            taken += Consumption(iterations=held + state.rules.limits.iterations_kept)
-            left = BudgetShare.of(state.rules.limits).less(state.ledger + taken)
+            kept = Consumption(iterations=held + limits.iterations_kept)
+            left = Left.of(limits, state.ledger + taken + kept, state.at)
             return left if self.within is None else left.least(self.within.left())
-
-    def calls_left(self) -> dict[str, int]:
-        """Count how often each function may still be started whose calls are limited, here or around."""
-        with self.lock:
-            left = {} if self.within is None else self.within.account.calls_left()
-            state = self.state
-            if limits := state.rules.limits.max_calls_per_function:
-                used = Counter(state.ledger.calls_by_function) + Counter(self._open(state)[0].calls_by_function)
-                for name, limit in limits.items():
-                    left[name] = min(limit - used[name], left.get(name, limit))
-            return left
-
-    def forbids_start(self, function: str, left: BudgetShare) -> str | None:
-        """Name the limit that forbids one more start of a function, given what is left."""
-        if left.tool_calls is not None and left.tool_calls <= 0:
-            return "max_tool_calls"
-        if self.calls_left().get(function, 1) <= 0:
-            return "max_calls_per_function"
-        return replace(left, iterations=None).used_up()
 
     def earlier(self) -> Set[str]:
         """Name the functions started in earlier batches of the run, and before it in the runs around."""
@@ -396,41 +368,26 @@ class Account:
         batch = state.batch
         if batch is None:
             return Consumption(), 0
-        taken, held, calls = self._restarting, 0, batch.calls
+        calls = batch.calls
+        taken = self._restarting
+        held = 0
         for index, tab in self.tabs.items():
             if index < len(calls) and calls[index].answer is None:
-                own = tab.taken
-                taken += own if tab.share is None else Consumption(calls_by_function=own.calls_by_function)
-                held += tab.held if tab.share is None else 0
+                taken += tab.taken
+                held += tab.held
         waiting = ((i, calls[i]) for i in self._starting if i < len(calls))
         self._starting = tuple(i for i, call in waiting if not call.started and call.answer is None)
         for index in self._starting:
             decided = calls[index].decided
             assert decided is not None, "a call that is about to start was decided"
             taken += Consumption(tool_calls=1, calls_by_function={decided.function: 1})
-            if self._share is not None and decided.nested:
-                taken += self._share.whole()
         return taken, held
 
-    def _within_budget(self, state: State, within: Tab) -> State:
-        """Show the run to itself with the budget that is left around it: what others took of that counts as spent."""
+    def _shown(self, state: State, within: Tab) -> State:
+        """Show the run to the machine with what is left around it, and the trip that it holds of that."""
         if within.closed:
             return updated(state, stopping=state.stopping or "The call in which this run was begun has ended.")
-        left, limits, ledger = within.left().less(Consumption(iterations=-self.held)), state.rules.limits, state.ledger
-        changed, hidden = dict[str, Any](), dict[str, Any]()
-        for part, name in LIMIT_OF_PART.items():
-            if part != "seconds" and (rest := getattr(left, part)) is not None:
-                limit, used, rest = getattr(limits, name), ledger.by_part[part], max(rest, 0)
-                changed[name] = limit = max(used + rest, 1) if limit is None else limit
-                hidden[part] = max(limit - rest - used, 0)
-        if per_function := within.account.calls_left():
-            used, own = ledger.calls_by_function, limits.max_calls_per_function
-            allowed = {name: max(used.get(name, 0) + count, 0) for name, count in per_function.items()}
-            changed["max_calls_per_function"] = {
-                name: min(counts[name] for counts in (own, allowed) if name in counts) for name in (*own, *allowed)
-            }
-        changed = {name: value for name, value in changed.items() if value != getattr(limits, name)}
-        if changed:
-            rules = replace(state.rules, limits=replace(limits, **changed))
-            state = updated(state, rules=rules)
-        return updated(state, ledger=ledger + BudgetShare(**hidden).whole())
+        left = within.left()
+        held = {"max_iterations": self.held}
+        amounts = {name: max(amount + held.get(name, 0), 0) for name, amount in left.amounts.items()}
+        return updated(state, around=replace(left, amounts=amounts))

@@ -8,7 +8,7 @@ iteration of the loop. A plan request is made before iteration 0.
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeAlias
 
-from planner_ext.core.limits import Budget, BudgetShare, Consumption
+from planner_ext.core.limits import Budget, Consumption
 from planner_ext.core.results import Cut
 from planner_ext.core.values import CallKind, Message, RequestedCall, Status, Usage
 
@@ -221,10 +221,12 @@ class ModelAsked(EventLine):
     Attributes:
         iteration: The iteration that the request opens; -1 for the plan request.
         index: The index of the call whose function makes the request; None for a request of the run itself.
+        usage: Tokens and cost that this call has used so far, with estimates for requests under way.
     """
 
     iteration: int
     index: int | None = None
+    usage: Usage = Usage()
     at: float
     type: Literal["ModelAsked"] = "ModelAsked"
 
@@ -331,8 +333,7 @@ class CallDecided(CallFact):
         approved: Whether a decision let the call run: an interceptor's, a policy's, a person's, also an earlier one for
             the rest of the run. False if the call runs because no interceptor objected. Of a deferred call: a person
             approved it, and others are still asked.
-        nested: Whether the function is a planner itself, whose run spends a share of this run's budget.
-        asks_model: Whether the function may itself make requests to a model, which are charged to this run.
+        nested: Whether the function is a planner itself.
         roles: The roles that may decide a deferred call; empty for anyone. Data of the application.
         source: Digest of what asked about the call: a policy's rule or default, the function's mark, or an interceptor
             with its prompt. "" if nothing asked. A sticky approval holds for this source and these roles.
@@ -360,7 +361,6 @@ class CallDecided(CallFact):
     person: bool = False
     nested: bool = False
     approved: bool = False
-    asks_model: bool = False
     roles: tuple[str, ...] = ()
     source: str = ""
     parameters: str = ""
@@ -413,11 +413,9 @@ class CallStarted(CallFact):
         index: The call's index in its batch, from 0.
         call_id: The call's id, unique in its batch.
         function: Fully qualified name of the function.
-        reserved: The share of the budget that is reserved for a nested run, or None.
         attempt: Which start of the call this is, from 1.
     """
 
-    reserved: BudgetShare | None = None
     attempt: int = 1
     at: float
     type: Literal["CallStarted"] = "CallStarted"
@@ -433,11 +431,13 @@ class NestedCallStarted(EventLine):
         iteration: The iteration of the running call.
         index: Its index in the batch.
         function: Fully qualified name of the function that it starts.
+        usage: As in `ModelAsked`.
     """
 
     iteration: int
     index: int
     function: str
+    usage: Usage = Usage()
     at: float
     type: Literal["NestedCallStarted"] = "NestedCallStarted"
 
@@ -454,7 +454,7 @@ class CallFinished(CallFact):
         error: Type and message of the exception, "" without one; for the record, never sent to the model.
         terminate: Whether a filter asked to end the run after this batch.
         spent: The consumption of the function: its requests and nested calls. None means that it is not known: what
-            the call recorded before it happened is charged, and of a reserved share all.
+            the call recorded before it happened is charged.
         brought: The functions whose calls or results were in the histories of the runs and requests inside it.
     """
 

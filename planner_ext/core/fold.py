@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from planner_ext.core import facts
 from planner_ext.core.errors import IllegalTransitionError
-from planner_ext.core.limits import Consumption, Ledger, released
+from planner_ext.core.limits import Consumption, Ledger
 from planner_ext.core.results import Cut, cut_text, name_of_result
 from planner_ext.core.state import TRANSITIONS, Batch, Call, Phase, State
 from planner_ext.core.values import (
@@ -128,7 +128,8 @@ def _recorded(
     batch, call = _named_call(state.batch, fact, index)
     _require(call.started and call.answer is None, fact, "it is not running")
     inside = call.inside.union(more.calls_by_function)
-    return {"batch": _with_call(batch, index, updated(call, recorded=call.recorded + more, inside=inside))}
+    recorded = updated(call.recorded + more, usage=fact.usage)
+    return {"batch": _with_call(batch, index, updated(call, recorded=recorded, inside=inside))}
 
 
 def _request_failed(state: State, fact: facts.RequestFailed) -> _Changes:
@@ -164,7 +165,7 @@ def _call_decided(state: State, fact: facts.CallDecided) -> _Changes:
     batch, call = _named_call(state.batch, fact, fact.index)
     deferred = call.decided is not None and call.decided.verdict == "defer"
     _require(call.answer is None and (call.decided is None or deferred or call.started), fact, "it is decided already")
-    ledger = released(state.ledger, call.reserved, None, call.recorded)
+    ledger = state.ledger + call.recorded
     if call.started and fact.verdict == "run":
         ledger = _recounted(ledger, call, -1)  # charged once, however often its process died
     returned = fact.verdict == "deny" and state.rules.on_denial == "return_calls"
@@ -173,7 +174,7 @@ def _call_decided(state: State, fact: facts.CallDecided) -> _Changes:
     changes = _Changes()
     if fact.cut is not None:
         answer, changes = _cut(state, fact.iteration, fact.index, fact.answer, fact.cut)
-    call = updated(call, decided=fact, starts=0, reserved=None, recorded=Consumption(), answer=answer, erred=erred)
+    call = updated(call, decided=fact, starts=0, recorded=Consumption(), answer=answer, erred=erred)
     changes.update(_settled(state, _with_call(batch, fact.index, call), ledger))
     if state.final_answer is None:
         changes["final_answer"] = fact.final_answer
@@ -198,7 +199,7 @@ def _calls_withheld(state: State, fact: facts.CallsWithheld) -> _Changes:
     for index in fact.indexes:
         batch, call = _named_call(batch, fact, index)
         _require(call.answer is None, fact, "it has its result")
-        ledger = released(ledger, call.reserved, None, call.recorded)
+        ledger += call.recorded
         batch = _with_call(batch, index, updated(call, answer=fact.answer))
     assert batch is not None, "a journal that withholds calls has a batch open"
     return {"limit": state.limit or fact.limit, **_settled(state, batch, ledger)}
@@ -209,9 +210,8 @@ def _call_started(state: State, fact: facts.CallStarted) -> _Changes:
     batch, call = _named_call(state.batch, fact, fact.index)
     _require(call.answer is None and fact.attempt == call.starts + 1, fact, "it has started already")
     _require(call.decided is not None and call.decided.verdict == "run", fact, "it was not decided to run")
-    ledger = state.ledger if fact.reserved is None else state.ledger + fact.reserved.whole()
-    started = updated(call, starts=fact.attempt, reserved=fact.reserved if fact.attempt == 1 else call.reserved)
-    return {"ledger": _recounted(ledger, call, 1), "batch": _with_call(batch, fact.index, started)}
+    started = updated(call, starts=fact.attempt)
+    return {"ledger": _recounted(state.ledger, call, 1), "batch": _with_call(batch, fact.index, started)}
 
 
 def _recounted(ledger: Ledger, call: Call, more: int) -> Ledger:
@@ -228,7 +228,7 @@ def _recounted(ledger: Ledger, call: Call, more: int) -> Ledger:
 def _call_finished(state: State, fact: facts.CallFinished) -> _Changes:
     batch, call = _named_call(state.batch, fact, fact.index)
     _require(call.started and call.answer is None, fact, "it is not running")
-    ledger = released(state.ledger, call.reserved, fact.spent, call.recorded)
+    ledger = state.ledger + (call.recorded if fact.spent is None else fact.spent)
     answer, changes = fact.result, _Changes()
     if fact.cut is not None:
         answer, changes = _cut(state, fact.iteration, fact.index, fact.result, fact.cut)

@@ -1,4 +1,4 @@
-"""What a run may spend, what it has spent, which limit was reached first, and what a nested run gets of it.
+"""What a run may spend, what it has spent, what is left, and which limit was reached first.
 
 Round trips and calls are exact: the machine never exceeds them. Tokens and cost are checked before each request and
 before each batch, so only what is then in flight, and the one forced answer, may exceed them. Active time and deadline
@@ -18,15 +18,13 @@ from planner_ext.core.values import Tally, Usage, updated
 __all__ = [
     "LIMIT_OF_PART",
     "Budget",
-    "BudgetShare",
     "Consumption",
     "Ledger",
+    "Left",
     "Price",
     "RemainingLimit",
-    "divided",
     "is_count",
     "is_positive_number",
-    "released",
     "remaining_limits",
     "spent_limit",
     "tightest",
@@ -246,7 +244,7 @@ class Consumption:
 
     @property
     def by_part(self) -> dict[str, float]:
-        """@private What counts against each part of a `BudgetShare`."""
+        """@private What counts against each limit of `LIMIT_OF_PART`."""
         usage = self.usage
         return {
             "iterations": self.iterations,
@@ -308,7 +306,7 @@ class RemainingLimit:
     Attributes:
         name: The limit's name in `Budget`.
         left: Round trips, calls, tokens, US dollars or seconds; never below 0.
-        limit: The whole of it; for a deadline, the active time so far plus the time that is left.
+        limit: The whole of it; for a deadline, or a limit of a run around, what was used so far plus what is left.
     """
 
     name: str
@@ -316,99 +314,80 @@ class RemainingLimit:
     limit: float
 
 
-def remaining_limits(limits: Budget, ledger: Ledger, at: float) -> tuple[RemainingLimit, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """What may still be spent at one moment: of the limits of a run, or of a run and those around it.
+
+    A limit that is not set is not in it. A value is below 0 if more was spent than the limit allows.
+
+    Attributes:
+        amounts: Round trips, calls, tokens, US dollars and seconds, by the limit's name in `Budget`.
+        starts: Starts of functions, by fully qualified name.
+    """
+
+    amounts: Mapping[str, float] = field(default_factory=dict[str, float])
+    starts: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    @classmethod
+    def of(cls, limits: Budget, spent: Consumption, at: float) -> "Left":
+        """@private Subtract what was spent from what a run may spend, given the time in seconds since the epoch."""
+        used = spent.by_part
+        amounts = dict[str, float]()
+        for part, name in LIMIT_OF_PART.items():
+            limit = getattr(limits, name)
+            if limit is not None:
+                amounts[name] = limit - used[part]
+        if limits.deadline is not None:
+            amounts["deadline"] = limits.deadline.timestamp() - at
+        counted = spent.calls_by_function
+        starts = {name: limit - counted.get(name, 0) for name, limit in limits.max_calls_per_function.items()}
+        return cls(amounts=amounts, starts=starts)
+
+    def least(self, other: "Left") -> "Left":
+        """@private Take the smaller value of each limit."""
+        return Left(amounts=_smaller(self.amounts, other.amounts), starts=_smaller(self.starts, other.starts))
+
+    def used_up(self) -> str | None:
+        """@private Name the limit that leaves nothing for a request; a request needs no functions."""
+        return next((name for name, left in self.amounts.items() if left <= 0 and name != "max_tool_calls"), None)
+
+    def forbids_start(self, function: str) -> str | None:
+        """@private Name the limit that forbids one more start of a function; a start needs no round trip."""
+        if self.amounts.get("max_tool_calls", 1) <= 0:
+            return "max_tool_calls"
+        if self.starts.get(function, 1) <= 0:
+            return "max_calls_per_function"
+        return next((name for name, left in self.amounts.items() if left <= 0 and name != "max_iterations"), None)
+
+
+def _smaller(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    both = one.keys() & other.keys()
+    return {**one, **other, **{name: min(one[name], other[name]) for name in both}}
+
+
+def remaining_limits(
+    limits: Budget, ledger: Ledger, at: float, around: Left | None = None
+) -> tuple[RemainingLimit, ...]:
     """List what is left of round trips, calls, tokens, cost and time, as far as ``tell_budget`` shows it to the model.
 
     Args:
         limits: What may be spent.
         ledger: What was spent.
         at: The time of the newest fact, in seconds since the epoch.
+        around: What is left of the runs around.
     """
     if limits.tell_budget is False:
         return ()
-    spent = ledger.by_part
-    known = [(limit, getattr(limits, limit), spent[part]) for part, limit in LIMIT_OF_PART.items()]
-    if limits.deadline is not None:
-        until = max(limits.deadline.timestamp() - at, 0.0)
-        known.append(("deadline", until + spent["seconds"], spent["seconds"]))
-    left = (
-        RemainingLimit(name=name, left=max(limit - used, 0), limit=limit)
-        for name, limit, used in known
-        if limit is not None
-    )
-    return tuple(item for item in left if item.left <= item.limit * limits.tell_budget)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BudgetShare:
-    """The part of a budget that one nested run may spend; a field is None without such a limit.
-
-    A share is reserved when the call of a nested run starts, as if it were spent; when the call ends, what was not
-    spent is released. So nested runs beside each other cannot exceed the budget together, and a nested run that never
-    reports back has cost its whole share.
-
-    Attributes:
-        iterations: Round trips.
-        tool_calls: Functions started.
-        tokens: Prompt and completion tokens.
-        cost: US dollars.
-        seconds: Active time.
-    """
-
-    iterations: int | None = None
-    tool_calls: int | None = None
-    tokens: int | None = None
-    cost: float | None = None
-    seconds: float | None = None
-
-    @classmethod
-    def of(cls, limits: Budget) -> "BudgetShare":
-        """@private Make a share of all that the limits of a run allow."""
-        return cls(**{name: getattr(limits, limit) for name, limit in LIMIT_OF_PART.items()})
-
-    def limits(self, deadline: datetime | None) -> Budget:
-        """@private Convert the share to limits, with the deadline of the outer run."""
-        parts = {limit: getattr(self, name) for name, limit in LIMIT_OF_PART.items()}
-        return Budget(**parts, deadline=deadline, max_calls_per_reply=None)
-
-    def used_up(self) -> str | None:
-        """@private Name the limit that leaves nothing for a request; a request needs no functions."""
-        needed = {limit: getattr(self, name) for name, limit in LIMIT_OF_PART.items() if name != "tool_calls"}
-        return next((limit for limit, value in needed.items() if value is not None and value <= 0), None)
-
-    def less(self, spent: Consumption) -> "BudgetShare":
-        """@private Subtract what was spent; a part may become negative."""
-        used = spent.by_part
-        return self.each(lambda name, own: own - used[name])
-
-    def least(self, other: "BudgetShare") -> "BudgetShare":
-        """@private Take the smaller of two shares, part by part."""
-        parts = {name: (getattr(self, name), getattr(other, name)) for name in LIMIT_OF_PART}
-        return BudgetShare(**{name: _least(*both) for name, both in parts.items()})
-
-    def whole(self) -> Consumption:
-        """@private Convert the share to a consumption of all of it."""
-        usage = Usage(completion_tokens=self.tokens or 0, cost=self.cost, active_seconds=self.seconds or 0.0)
-        return Consumption(iterations=self.iterations or 0, tool_calls=self.tool_calls or 0, usage=usage)
-
-    def at_least(self, taken: Consumption) -> Consumption:
-        """@private Count the whole share as spent, and what was taken where that is more, or has no limit."""
-        usage = taken.usage
-        if usage.total_tokens < (self.tokens or 0):
-            usage = Usage(completion_tokens=self.tokens or 0, cost=usage.cost)
-        if (usage.cost or 0.0) < (self.cost or 0.0):
-            usage = replace(usage, cost=self.cost)
-        return updated(
-            taken,
-            iterations=max(taken.iterations, self.iterations or 0),
-            tool_calls=max(taken.tool_calls, self.tool_calls or 0),
-            usage=usage,
-        )
-
-    def each(self, change: Callable[[str, Any], Any]) -> "BudgetShare":
-        """@private Change each part that is limited, given its name and its value."""
-        parts = {name: getattr(self, name) for name in LIMIT_OF_PART}
-        return BudgetShare(**{name: None if own is None else change(name, own) for name, own in parts.items()})
+    own = Left.of(limits, ledger, at)
+    left = own if around is None else own.least(around)
+    used = {name: ledger.by_part[part] for part, name in LIMIT_OF_PART.items()}
+    used["deadline"] = ledger.usage.active_seconds
+    items = list[RemainingLimit]()
+    for name, amount in left.amounts.items():
+        rest = max(amount, 0)
+        limit = None if name == "deadline" else getattr(limits, name)
+        items.append(RemainingLimit(name=name, left=rest, limit=used[name] + rest if limit is None else limit))
+    return tuple(item for item in items if item.left <= item.limit * limits.tell_budget)
 
 
 LIMIT_OF_PART = {
@@ -418,40 +397,4 @@ LIMIT_OF_PART = {
     "cost": "max_cost",
     "seconds": "max_active_seconds",
 }
-"""The limit of a run that each part of a share comes from."""
-
-
-def divided(limits: Budget, ledger: Ledger, *, starting: int, by: int) -> BudgetShare | None:
-    """Divide what is left of a budget, less the round trip that is kept for the answer.
-
-    Args:
-        limits: Of the run around.
-        ledger: What that has spent.
-        starting: How many functions are about to start, nested runs included.
-        by: How many of them are nested runs.
-
-    Returns:
-        The share of each; None if it buys no round trip or no token.
-    """
-    left = BudgetShare.of(limits).less(ledger + Consumption(iterations=limits.iterations_kept, tool_calls=starting))
-    share = left.each(lambda name, own: own / by if name in ("cost", "seconds") else max(own // by, 0))
-    return share if share.used_up() is None else None
-
-
-def released(ledger: Ledger, share: BudgetShare | None, spent: Consumption | None, recorded: Consumption) -> Ledger:
-    """Charge what a call has spent, and release the rest of its share.
-
-    Without ``spent``, what the call recorded before it happened was spent, and the whole share, except for its time,
-    which is measured.
-    """
-    if spent is None:
-        spent = recorded if share is None else share.at_least(recorded)
-    if share is None:
-        return ledger + spent
-    ledger = ledger - share.whole() + spent
-    usage = ledger.usage  # adding and subtracting fractions leaves a picodollar or a picosecond behind
-    if share.cost is not None and usage.cost is not None:
-        usage = replace(usage, cost=round(usage.cost, 12))
-    if share.seconds is not None:
-        usage = replace(usage, active_seconds=round(usage.active_seconds, 12))
-    return updated(ledger, usage=usage)
+"""The limit on each part of a consumption."""

@@ -4,14 +4,14 @@ The engine performs the action and records what happened as facts.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal, TypeAlias
 
 from planner_ext.core.facts import CallDecided, IterationCompleted, ModelReplied
 from planner_ext.core.fold import CUT_SHORT, apply, cut_short_text
-from planner_ext.core.limits import BudgetShare, RemainingLimit, divided, remaining_limits, spent_limit
+from planner_ext.core.limits import Left, RemainingLimit, remaining_limits, spent_limit
 from planner_ext.core.state import Batch, Call, Phase, State, asks
 from planner_ext.core.values import Status
 
@@ -41,12 +41,6 @@ IN_DOUBT = "Cancelled while it ran; whether it took effect is not known."
 
 NO_MORE_QUESTIONS = "Not asked: no further questions are answered. Go on with what you know."
 """What the model reads of a question over the cap."""
-
-TOO_LITTLE_LEFT = (
-    "Not executed: what is left of the budget, less the request that is kept for the answer, is too little for it. "
-    "Ask for fewer planners at once, or go on without."
-)
-"""What the model reads of nested runs among which the rest of the budget cannot be divided."""
 
 _MOST_REQUESTS = 10
 """How often the answer is asked for again where no limit on round trips bounds it."""
@@ -94,15 +88,10 @@ class ReviewCalls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCalls:
-    """Run these calls of the open batch; all of them run to their end, also where one fails.
-
-    Attributes:
-        share: The budget share of each nested run among them; None without nested runs.
-    """
+    """Run these calls of the open batch; all of them run to their end, also where one fails."""
 
     iteration: int
     indexes: tuple[int, ...]
-    share: BudgetShare | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,19 +206,33 @@ def may_have_asked(state: State) -> bool:
 
 
 def iterations_left(state: State) -> float:
-    """Count the round trips that may still be made; infinity if they are not limited.
+    """Count the round trips that may still be made, here and around; infinity if they are not limited.
 
     The count is negative if more was charged than the limit allows: a connector reported several round trips for the
     last request, or a smaller budget replaced the limits.
     """
     allowed = state.rules.limits.max_iterations
-    return math.inf if allowed is None else allowed - state.ledger.iterations
+    left = math.inf if allowed is None else allowed - state.ledger.iterations
+    return left if state.around is None else min(left, state.around.amounts.get("max_iterations", math.inf))
 
 
 def _spent(state: State, *, of_time: bool = False) -> str | None:
-    """Name the limit that is used up, the run's or that of a shared budget; None without one."""
+    """Name the limit that is used up, the run's, that of a run around, or of a shared budget; None without one."""
     limit = spent_limit(state.rules.limits, state.ledger, state.at, of_time=of_time)
+    limit = limit or _spent_around(state, _TIMES if of_time else (*_AMOUNTS, *_TIMES))
     return limit if limit is not None or of_time or state.refused is None else state.refused.limit
+
+
+_AMOUNTS = ("max_total_tokens", "max_cost")
+_TIMES = ("max_active_seconds", "deadline")
+
+
+def _spent_around(state: State, limits: Sequence[str]) -> str | None:
+    """Name the first of these limits of which the runs around have nothing left, or None."""
+    if state.around is None:
+        return None
+    left = state.around.amounts
+    return next((limit for limit in limits if left.get(limit, 1) <= 0), None)
 
 
 def _no_request(state: State) -> str | None:
@@ -253,6 +256,7 @@ def _ask(state: State) -> Action:
     left, answers = iterations_left(state), state.rules.limits.on_limit == "answer"
     limit = state.limit or _spent(state) or ("max_iterations" if left <= 0 else None)
     answers = answers and (state.refused is None or state.refused.answer)
+    answers = answers and _spent_around(state, _AMOUNTS) is None  # the forced answer is the outermost run's
     if limit is not None and (not answers or left <= 0 or _spent(state, of_time=True)):
         return Finish(status="limit_reached", limit=limit, reason=_limit_text(state, limit))
     return _request(state, "max_iterations" if limit is None and left == 1 and answers else limit)
@@ -284,7 +288,7 @@ def _request(state: State, limit: str | None) -> AskModel:
         tool_choice=rules.tool_choice if offer else keep_schema,
         withheld=withheld,
         structured=rules.structured and (withheld is not None or not closing),
-        left=remaining_limits(rules.limits, state.ledger, state.at),
+        left=remaining_limits(rules.limits, state.ledger, state.at, state.around),
         reads=bool(state.cut),
     )
 
@@ -360,7 +364,7 @@ def _checked_form(state: State, end: Finish) -> Action:
     if (spent := _no_request(state)) is not None:
         reason = f"The answer is not in its form, and no further request may be made. {checked.problem}"
         return Finish(status="limit_reached", answer=end.answer, limit=end.limit or spent, reason=reason)
-    if state.rules.limits.max_iterations is None and state.structuring >= _MOST_REQUESTS:
+    if iterations_left(state) == math.inf and state.structuring >= _MOST_REQUESTS:
         reason = f"The answer is not in its form; it was asked for again {state.structuring} times. {checked.problem}"
         return Finish(status="incomplete", answer=end.answer, reason=reason)
     return AddMessage(purpose="structure", problem=checked.problem)
@@ -446,23 +450,13 @@ def _start(state: State, batch: Batch, ready: Mapping[int, CallDecided]) -> Acti
     over, limit = (tuple(ready), limit) if limit is not None else _over_limit(state, ready)
     if over:
         return _refuse(state, batch, over, limit)
-    nested = tuple(i for i, decided in ready.items() if decided.nested)
-    if not nested:
-        return RunCalls(iteration=batch.iteration, indexes=tuple(ready))
-    # Nested runs and functions that may ask a model cost an unknown amount: each counts for a share.
-    asking = sum(decided.nested or decided.asks_model for decided in ready.values())
-    share = divided(state.rules.limits, state.ledger, starting=len(ready), by=asking)
-    if share is None:
-        return WithholdCalls(iteration=batch.iteration, indexes=nested, answer=TOO_LITTLE_LEFT, limit=None)
-    return RunCalls(iteration=batch.iteration, indexes=tuple(ready), share=share)
+    return RunCalls(iteration=batch.iteration, indexes=tuple(ready))
 
 
 def limit_of_restart(state: State, index: int, at: float) -> str | None:
     """Name the limit that forbids starting a running call once more, or None.
 
-    The ready calls of the batch that have not started come first: the restart is checked as if they had started. How
-    many calls a nested run among them needs is not known before it reserves its share. Until then no call restarts
-    under ``max_tool_calls``.
+    The ready calls of the batch that have not started come first: the restart is checked as if they had started.
 
     Args:
         state: The run, while the call runs.
@@ -475,39 +469,45 @@ def limit_of_restart(state: State, index: int, at: float) -> str | None:
     limits = state.rules.limits
     if (limit := spent_limit(limits, state.ledger, at)) is not None:
         return limit
-    ready = _ready(state.batch)
-    if limits.max_tool_calls is not None and any(decided.nested for decided in ready.values()):
-        return "max_tool_calls"
-    over, limit = _over_limit(state, {**ready, index: running})
+    over, limit = _over_limit(state, {**_ready(state.batch), index: running})
     return limit if index in over else None
 
 
 def _over_limit(state: State, ready: Mapping[int, CallDecided]) -> tuple[tuple[int, ...], str]:
     """Find the calls that may not start, if any, and the limit that forbids them."""
-    limits, ledger = state.rules.limits, state.ledger
-    if limits.max_tool_calls is not None and ledger.tool_calls + len(ready) > limits.max_tool_calls:
-        fitting = limits.max_tool_calls - ledger.tool_calls if limits.batch_over_limit == "fill_remaining" else 0
-        return tuple(ready)[max(fitting, 0) :], "max_tool_calls"
-    if limits.max_calls_per_function:
+    limits = state.rules.limits
+    left = _left(state)
+    room = left.amounts.get("max_tool_calls", math.inf)
+    if len(ready) > room:
+        fitting = max(int(room), 0) if limits.batch_over_limit == "fill_remaining" else 0
+        return tuple(ready)[fitting:], "max_tool_calls"
+    if left.starts:
         functions = {i: decided.function for i, decided in ready.items()}
-        if over := _beyond(functions, ledger.calls_by_function, limits.max_calls_per_function):
+        if over := _beyond(functions, left.starts):
             return over, "max_calls_per_function"
     if limits.max_repeated_calls is None:
         return (), ""
     digests = {i: decided.counted_as for i, decided in ready.items()}
-    allowed = dict.fromkeys(digests.values(), limits.max_repeated_calls)
-    return _beyond(digests, ledger.calls_by_digest, allowed), "max_repeated_calls"
+    used = state.ledger.calls_by_digest
+    repeats = {digest: limits.max_repeated_calls - used.get(digest, 0) for digest in digests.values()}
+    return _beyond(digests, repeats), "max_repeated_calls"
 
 
-def _beyond(calls: Mapping[int, str], used: Mapping[str, int], allowed: Mapping[str, int]) -> tuple[int, ...]:
-    """List the calls that would make a key's count exceed what is allowed for it."""
-    left = {key: most - used.get(key, 0) for key, most in allowed.items()}
+def _left(state: State) -> Left:
+    """Compute what is left of the run's own limits and of those around it."""
+    own = Left.of(state.rules.limits, state.ledger, state.at)
+    return own if state.around is None else own.least(state.around)
+
+
+def _beyond(calls: Mapping[int, str], left: Mapping[str, float]) -> tuple[int, ...]:
+    """List the calls that would make a key's count exceed what is left for it."""
+    rest = dict(left)
     over: list[int] = []
     for index, key in calls.items():
-        if left.get(key, 1) <= 0:
+        if rest.get(key, 1) <= 0:
             over.append(index)
-        elif key in left:
-            left[key] -= 1
+        elif key in rest:
+            rest[key] -= 1
     return tuple(over)
 
 
@@ -567,6 +567,9 @@ def _limit_text(state: State, limit: str) -> str:
         return f"The limit {limit}={state.rules.use_attempts} was reached."
     if state.refused is not None and limit == state.refused.limit:
         return state.refused.reason
+    own = Left.of(state.rules.limits, state.ledger, state.at).amounts.get(limit, math.inf)
+    if state.around is not None and state.around.amounts.get(limit, math.inf) < own:
+        return f"The limit {limit} of the run around was reached."
     value = getattr(state.rules.limits, limit, None)  # without one, it is that of a shared budget
     if value is None or isinstance(value, Mapping):  # the keys may name functions that the model has not seen
         return f"The limit {limit} was reached."

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Literal
 
 from planner_ext.core.facts import AnswerChecked, CallDecided, Ended, ModelReplied, Rules, SharedBudgetsChecked
-from planner_ext.core.limits import BudgetShare, Consumption, Ledger
+from planner_ext.core.limits import Consumption, Ledger, Left
 from planner_ext.core.values import Message, RequestedCall, Tally, TranscriptItem
 
 __all__ = ["ASK_USER", "TRANSITIONS", "Batch", "Call", "Phase", "State", "asks"]
@@ -45,9 +45,8 @@ class Call:
         answer: What the model will read as its result; None while that is open.
         erred: Whether it counts as an error: failed, unknown or invalid.
         asked: Whether it is a question that the clarifier left open.
-        reserved: The share of the budget that was reserved for it when it started, or None.
-        recorded: The requests and nested calls that its function has recorded before they happened; charged if its
-            process ends.
+        recorded: The requests and nested calls that its function has recorded before they happened, and the tokens that
+            it had used by then; charged if its process ends.
         inside: The functions that its function has started, in whatever life of the run, and those whose results runs
             inside it began with: their results may be part of its own.
     """
@@ -58,7 +57,6 @@ class Call:
     answer: str | None = None
     erred: bool = False
     asked: bool = False
-    reserved: BudgetShare | None = None
     recorded: Consumption = field(default_factory=Consumption)
     inside: frozenset[str] = frozenset()
 
@@ -117,6 +115,8 @@ class State:
         intent: Which fact shows that the next request may have been sent: ``implied``: the last fact, if a request
             follows it; ``recorded``: a `ModelAsked`; ``failed``: none yet, since the last request failed, so a
             `ModelAsked` is recorded before the next one is sent.
+        around: What is left of the runs around one that is made in a function. No fact sets it: `Account.decide` shows
+            it to the machine.
         at: The time of the newest fact.
         ended: The fact that ended the run, or None.
     """
@@ -150,6 +150,7 @@ class State:
     earlier: Tally = field(default_factory=Tally)
     inside: frozenset[str] = frozenset()
     intent: Literal["implied", "recorded", "failed"] = "implied"
+    around: Left | None = None
     at: float = 0.0
     ended: Ended | None = None
 

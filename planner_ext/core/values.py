@@ -235,9 +235,8 @@ class ResolvedCall:
         signature: The function's parameters, ``name=digest`` of each; "" if they are not known.
         parameters: JSON text of the schema of its parameters, as sent to the model; "" without one.
         answer: What the model reads for ``unknown`` and ``invalid``; the text of a ``final_answer`` or ``question``.
-        nested: Whether the function is a planner, whose run spends a share of this run's budget.
+        nested: Whether the function is a planner.
         threaded: Whether the function is synchronous, and runs in a thread.
-        asks_model: Whether the function may make requests to a model: a prompt, or a function that takes the kernel.
         said: The arguments without those that are the parameters' defaults; None if there are none of these.
     """
 
@@ -252,7 +251,6 @@ class ResolvedCall:
     answer: str = ""
     nested: bool = False
     threaded: bool = False
-    asks_model: bool = False
     said: Mapping[str, Any] | None = None
 
 

@@ -84,7 +84,6 @@ def _first_decision(run_id: str, batch: Batch, index: int, resolved: ResolvedCal
         function=resolved.function,
         kind=resolved.kind,
         nested=resolved.nested,
-        asks_model=resolved.asks_model,
         signature=resolved.signature,
         arguments=resolved.converted,
         at=at,
@@ -284,7 +283,7 @@ class Calls:
         Raises:
             CallFailedError: If one failed and ``raise_errors`` is set; all have their results.
         """
-        self._account.starting(action.indexes, action.share)
+        self._account.starting(action.indexes)
         try:
             if self._ports.max_concurrency == 1 or len(action.indexes) == 1:
                 for index in action.indexes:
@@ -292,7 +291,7 @@ class Calls:
             else:
                 await self._run_concurrently(action)
         finally:
-            self._account.starting((), None)
+            self._account.starting(())
         if self._failed is not None and self._ports.raise_errors:
             function, finished = self._failed
             raise CallFailedError(function, finished.error) from finished.exception
@@ -336,12 +335,11 @@ class Calls:
             index=index,
             call_id=request.id,
             function=resolved.function,
-            reserved=action.share if resolved.nested else None,
             at=self._journal.now(),
         )
         await self._record_start(started)
-        state = self._journal.state  # which has by now what was reserved for the call
-        with Tab(self._account, index, started.reserved, partial(self._restart, started)) as tab:
+        state = self._journal.state
+        with Tab(self._account, index, partial(self._restart, started)) as tab:
             if self._ports.store is not None:
                 loop = asyncio.get_running_loop()
                 tab.record = partial(self._record_inside, tab, action.iteration, loop, threaded=resolved.threaded)
@@ -383,7 +381,7 @@ class Calls:
                     return False
                 if shared is not None and await shared.reserve(calls=1) is not None:
                     return False
-                await self._record_start(replace(started, attempt=call.starts + 1, reserved=None, at=at))
+                await self._record_start(replace(started, attempt=call.starts + 1, at=at))
             finally:
                 self._account.restarted()
         return True
@@ -407,9 +405,10 @@ class Calls:
                 recorded = self._record_inside(tab, iteration, loop, function, threaded=True)
                 await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(recorded, loop))
         elif not tab.closed:  # the end of a call charges what it took
-            place: dict[str, Any] = {"iteration": iteration, "index": tab.index, "at": self._journal.now()}
+            at = self._journal.now()
+            taken: dict[str, Any] = {"iteration": iteration, "index": tab.index, "usage": tab.taken.usage, "at": at}
             asked = function is None
-            await self._journal.record(ModelAsked(**place) if asked else NestedCallStarted(function=function, **place))
+            await self._journal.record(ModelAsked(**taken) if asked else NestedCallStarted(function=function, **taken))
 
     def _may_not_start(self) -> bool:
         """Return whether no further call of the batch starts: a stop, a time limit, or a filter that terminates.

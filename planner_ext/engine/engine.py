@@ -49,7 +49,7 @@ class Engine:
         self._journal = journal = Recorder(facts, ports, emit, stop)
         self.facts = journal.facts
         self.record = journal.record
-        self.account = Account(lambda: journal.state, ports.within, threading.RLock(), ports.shared)
+        self.account = Account(journal.as_of_now, ports.within, threading.RLock(), ports.shared)
         self._shared = None if self.account.shared is None else _reservations(self.account.shared, journal)
         self._ports = ports
         self._emit = emit

@@ -172,14 +172,14 @@ class Recorder:
 
     @property
     def timed(self) -> bool:
-        """Whether time is limited."""
+        """Whether time is limited, here or around."""
         limits = self.state.rules.limits
-        return limits.deadline is not None or limits.max_active_seconds is not None
+        return limits.max_active_seconds is not None or self.left_to_deadline() < math.inf
 
     def as_of_now(self) -> State:
-        """Return the state with the time that is not recorded yet; where time is not limited, the state as it is."""
+        """Return the state with the time that is not recorded yet; unchanged if the run does not limit time itself."""
         state, limits = self.state, self.state.rules.limits
-        if not self.timed:
+        if limits.deadline is None and limits.max_active_seconds is None:
             return state
         now = self._ports.clock.monotonic()
         usage = state.ledger.usage
@@ -197,9 +197,11 @@ class Recorder:
         return min(self._active_until - self._ports.clock.monotonic(), self.left_to_deadline())
 
     def left_to_deadline(self) -> float:
-        """Return the seconds until the deadline; waiting for a person counts."""
+        """Return the seconds until the deadline, or until the time of a run around is over; persons' time counts."""
         deadline = self.state.rules.limits.deadline
-        return math.inf if deadline is None else deadline.timestamp() - self.now()
+        own = math.inf if deadline is None else deadline.timestamp() - self.now()
+        within = self._ports.within
+        return own if within is None else min(own, within.seconds_left())
 
     async def in_time(
         self, work: Coroutine[Any, Any, _T], *, person: bool = False, patience: float = 0.0
@@ -211,7 +213,7 @@ class Recorder:
             person: Whether it may wait for a person, whose time is not active: only the deadline interrupts it.
             patience: Seconds that it has at the limit to end without cancellation.
         """
-        if not self.timed or (person and self.state.rules.limits.deadline is None):
+        if not self.timed or (person and self.left_to_deadline() == math.inf):
             return await work if self._stop is None else await in_time(work, None, patience=patience, stop=self._stop)
         left = self.left_to_deadline if person else self.left
         return await in_time(work, left, step=self._step, patience=patience, stop=self._stop)

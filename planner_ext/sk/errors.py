@@ -136,8 +136,8 @@ class InvalidReplyError(PlannerException, ServiceInvalidResponseError):
 class NestedRunRefusedError(PlannerException):
     """A request of a function of a run was refused, and did not run; the message says why.
 
-    Refused are a planner without a share of the budget, or inside its own run; a function that the run's gate denied,
-    or that needs a person; and every request once the call has ended, or its run is to stop.
+    Refused are a planner inside its own run; a function that the run's gate denied, or that needs a person; and every
+    request once the call has ended, or its run is to stop.
     """
 
 

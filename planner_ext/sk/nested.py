@@ -43,7 +43,7 @@ from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 from planner_ext.approval.decisions import Approve, Defer, Deny, Supply, ToolCall, approval_required
 from planner_ext.core.accounts import SharedBudgets, Tab, current_tab
 from planner_ext.core.facts import CallDecided
-from planner_ext.core.limits import BudgetShare, Consumption, Price, tightest
+from planner_ext.core.limits import Budget, Consumption, Left, Price, tightest
 from planner_ext.core.state import State
 from planner_ext.core.values import Usage, updated
 from planner_ext.engine.concurrency import contained
@@ -82,7 +82,7 @@ _PLANNER: Final = "__planner_ext_planner__"
 
 
 def mark_planner(function: Callable[..., Any], planner: object) -> None:
-    """Declare that a function is this planner: its call is given a share of the budget of the run around it."""
+    """Declare that a function is this planner, so that it is not offered inside its own runs."""
     setattr(function, _PLANNER, planner)
 
 
@@ -124,20 +124,17 @@ class ParentRun:
             raise NestedRunRefusedError(f"The run was asked to stop: {self.stop.reason}")
 
     def within(self, options: RunSettings) -> RunSettings:
-        """Keep a nested run to what is left: of each limit the tighter holds.
+        """Add to a nested run's options what the run around sets. Its account takes what that run has left.
 
         Raises:
             NestedRunRefusedError: If the call has ended, or its run is to stop.
             LimitReachedError: If nothing is left for a request.
         """
         self.check()
-        left = self.tab.left()
-        if (limit := left.used_up()) is not None:
+        if (limit := self.tab.left().used_up()) is not None:
             raise nothing_left(limit)
-        calls = None if left.tool_calls is None else max(left.tool_calls, 0)
         around = self.tab.account.state.rules.limits
-        limits = replace(left, tool_calls=calls).limits(around.deadline)
-        limits = replace(limits, max_result_tokens=around.max_result_tokens)
+        limits = Budget(max_calls_per_reply=None, max_result_tokens=around.max_result_tokens)
         approval = options.approval
         for chain in self.gates:  # who has a say around has it inside, too
             approval = approval.asking(chain.options.authorize)
@@ -254,8 +251,10 @@ class _Payer:
         self, service: AIServiceClientBase, settings: PromptExecutionSettings, price: Price | None
     ) -> RequestMeter:
         """Make what counts and prices the request, as the budgets need it."""
-        left, shared = BudgetShare() if self._tab is None else self._tab.left(), self._shared
-        max_cost, estimates = left.cost, left.tokens is not None
+        left = Left() if self._tab is None else self._tab.left()
+        max_cost = left.amounts.get("max_cost")
+        estimates = "max_total_tokens" in left.amounts
+        shared = self._shared
         if shared is not None:
             max_cost, estimates = max_cost or shared.max_cost, estimates or shared.counts_tokens
         return RequestMeter(service, settings, price=price, max_cost=max_cost, estimates=estimates)

@@ -24,7 +24,7 @@ from planner_ext.core.accounts import SharedBudgets, Tab
 from planner_ext.core.errors import shown
 from planner_ext.core.facts import Fact, Guards, Rules
 from planner_ext.core.fold import fold
-from planner_ext.core.limits import Budget, Price, tightest
+from planner_ext.core.limits import Budget, Left, Price, tightest
 from planner_ext.core.state import State
 from planner_ext.engine.engine import BudgetHandle, CallFailedError, Engine, StopHandle
 from planner_ext.engine.gate import InterceptorChain
@@ -217,7 +217,9 @@ class RunContext:
         return self.options.charges(arguments, outer)
 
     def _meter(self, limits: Budget) -> RequestMeter:
-        max_cost, estimates = limits.max_cost, limits.max_total_tokens is not None
+        around = Left() if self.parent is None else self.parent.tab.left()
+        max_cost = limits.max_cost or around.amounts.get("max_cost")
+        estimates = limits.max_total_tokens is not None or "max_total_tokens" in around.amounts
         if self._shared is not None:
             max_cost, estimates = max_cost or self._shared.max_cost, estimates or self._shared.counts_tokens
         return RequestMeter(

@@ -164,7 +164,6 @@ class KernelFunctions:
             parameters=tool.schema,
             nested=planner_of(function) is not None,
             threaded=self.execution.threads and tool.blocks,
-            asks_model=tool.asks_model,
             said=tool.said(parsed),
         )
 

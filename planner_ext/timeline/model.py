@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from planner_ext.approval.decisions import DecisionRecord
-from planner_ext.core.limits import BudgetShare, Consumption
+from planner_ext.core.limits import Consumption
 from planner_ext.core.values import Usage
 
 __all__ = [
@@ -157,7 +157,6 @@ class TimelineCall:
         shown: How many characters of the result the model read at once, where it was cut; None for all of it.
         error: Type and message of the function's exception, or the reason why it did not run; "" without one.
         nested: Whether the function is a nested run.
-        reserved: The share of the budget reserved for it, or None.
         spent: The consumption of its function: requests and nested calls; or None.
     """
 
@@ -178,7 +177,6 @@ class TimelineCall:
     shown: int | None = None
     error: str = ""
     nested: bool = False
-    reserved: BudgetShare | None = None
     spent: Consumption | None = None
 
     @property

@@ -269,7 +269,6 @@ class _Reader:
             function=fact.function,
             outcome="running",
             attempts=(*call.attempts, CallAttempt(started=fact.at)),
-            reserved=fact.reserved or call.reserved,
         )
 
     def _call_finished(self, fact: facts.CallFinished) -> None:

@@ -1,6 +1,8 @@
 """What a run may still spend while its functions run, and while runs inside them do."""
 
+from collections.abc import Mapping
 from contextlib import nullcontext
+from datetime import UTC, datetime
 from typing import Any, cast
 
 import pytest
@@ -8,11 +10,11 @@ import pytest
 from planner_ext.core.accounts import Account, SharedBudgets, Tab, current_tab
 from planner_ext.core.facts import CallFinished, CallStarted, Fact
 from planner_ext.core.fold import fold
-from planner_ext.core.limits import Budget, BudgetShare, Consumption
+from planner_ext.core.limits import Budget, Consumption, Left
 from planner_ext.core.machine import AskModel, AskPerson, Finish, RunCalls, WithholdCalls
 from planner_ext.core.state import State
 from planner_ext.core.values import Usage
-from support.core import began, calls, completed, decided, finished, replied, run_started, says
+from support.core import began, budget_changed, calls, completed, decided, finished, replied, run_started, says
 from support.narrow import present
 
 
@@ -28,9 +30,14 @@ class Run:
         self.facts = list(facts)
         self.account = Account(lambda: fold(self.facts), within, nullcontext())
 
-    def tab(self, index: int = 0, share: BudgetShare | None = None) -> Tab:
+    @property
+    def left(self) -> Mapping[str, float]:
+        """What its functions may still take of its limits."""
+        return self.account.left().amounts
+
+    def tab(self, index: int = 0) -> Tab:
         """Open the tab of a call, as around its function."""
-        tab = self.account.tabs[index] = Tab(self.account, index, share, never)
+        tab = self.account.tabs[index] = Tab(self.account, index, never)
         return tab
 
 
@@ -52,8 +59,8 @@ def asking(within: Tab, **rules: object) -> Run:
 def test_a_tab_is_current_while_its_function_runs() -> None:
     """The function finds its own call; a call inside it hides it, until that ends; outside there is none."""
     run = calling("f", "g")
-    with Tab(run.account, 0, None, never) as outer:
-        with Tab(run.account, 1, None, never) as inner:
+    with Tab(run.account, 0, never) as outer:
+        with Tab(run.account, 1, never) as inner:
             assert current_tab() is inner
             assert inner.restart is never
         assert current_tab() is outer
@@ -64,13 +71,14 @@ def test_what_a_call_takes_is_taken_from_the_run_at_once() -> None:
     """Requests, functions and tokens of a running function count before the ledger has them, those expected, too."""
     run = calling("f", max_iterations=9, max_tool_calls=5, max_total_tokens=100)
     tab = run.tab()
-    assert (tab.spent, run.account.left()) == (None, BudgetShare(iterations=8, tool_calls=4, tokens=100))
+    assert (tab.spent, run.left) == (None, {"max_iterations": 8, "max_tool_calls": 4, "max_total_tokens": 100})
     assert tab.take_request() is None
     assert tab.take_call("g") is None
     tab.expect("request", Usage(prompt_tokens=30))
-    assert run.account.left() == BudgetShare(iterations=7, tool_calls=3, tokens=70)
+    assert run.left == {"max_iterations": 7, "max_tool_calls": 3, "max_total_tokens": 70}
     tab.charge(Consumption(usage=Usage(prompt_tokens=20)), instead_of="request")
-    assert run.account.left() == tab.left() == BudgetShare(iterations=7, tool_calls=3, tokens=80)
+    assert run.left == {"max_iterations": 7, "max_tool_calls": 3, "max_total_tokens": 80}
+    assert tab.left() == run.account.left()
     assert tab.spent == Consumption(
         iterations=1, tool_calls=1, usage=Usage(prompt_tokens=20), calls_by_function={"g": 1}
     )
@@ -81,19 +89,20 @@ def test_a_call_that_has_its_result_is_in_the_ledger_alone() -> None:
     run = calling("f", "g", max_iterations=9)
     run.tab(0).charge(Consumption(iterations=2))
     run.tab(2).charge(Consumption(iterations=3))
-    assert run.account.left().iterations == 9 - 1 - 2
+    assert run.left["max_iterations"] == 9 - 1 - 2
     done = finished(0, spent=Consumption(iterations=2))
     assert isinstance(done, CallFinished)
     run.facts.append(done)
-    assert run.account.left().iterations == 9 - 1 - 2
+    assert run.left["max_iterations"] == 9 - 1 - 2
 
 
 def test_nothing_is_taken_after_the_end_of_a_call() -> None:
     """A function that went on after its result finds nothing left: no request, and no function."""
     run = calling("f")
-    with Tab(run.account, 0, None, never) as tab:
+    with Tab(run.account, 0, never) as tab:
         assert tab.take_request() is None
-    assert (tab.left(), tab.take_request()) == (BudgetShare(iterations=0, tool_calls=0), "max_iterations")
+    assert tab.left() == Left(amounts={"max_iterations": 0, "max_tool_calls": 0})
+    assert tab.take_request() == "max_iterations"
     assert tab.take_call("g") == "max_tool_calls"
 
 
@@ -109,7 +118,7 @@ def test_functions_of_a_call_are_limited_by_name() -> None:
     """A function's own limit counts the starts in the ledger and those that running functions made."""
     run = calling("f", max_calls_per_function={"f": 3, "g": 1})
     tab = run.tab()
-    assert run.account.calls_left() == {"f": 2, "g": 1}
+    assert run.account.left().starts == {"f": 2, "g": 1}
     assert (tab.take_call("g"), tab.take_call("g")) == (None, "max_calls_per_function")
     assert [tab.take_call("f") for _ in range(3)] == [None, None, "max_calls_per_function"]
     assert tab.take_call("h") is None
@@ -121,52 +130,33 @@ def test_a_second_start_is_limited_by_the_run_around() -> None:
     run = Run(run_started(), replied(calls("g")), decided(0, "g"), began(0, "g"), within=tab)
     assert run.account.open() is None
     assert run.account.restart("g") is None
-    assert run.account.left().tool_calls == 1
+    assert run.left["max_tool_calls"] == 1
     run.facts.append(CallStarted(iteration=0, index=0, call_id="c0", function="g", attempt=2, at=0.0))
     run.account.restarted()
-    assert run.account.left().tool_calls == 1
+    assert run.left["max_tool_calls"] == 1
     tab.charge(Consumption(tool_calls=1))
     assert run.account.restart("g") == "max_tool_calls"
 
 
 def test_calls_that_are_about_to_start_are_taken() -> None:
-    """A running function cannot take the starts of the calls that were let in with its own, nor a planner's share."""
+    """A running function cannot take the starts of the calls that were let in with its own."""
     run = calling("f", max_tool_calls=4, max_iterations=9)
     run.facts[1:] = [replied(calls("f", "g", "h")), decided(0), decided(1, "g", nested=True), decided(2, "h"), began(0)]
-    run.account.starting((0, 1, 2, 3), BudgetShare(iterations=3, tool_calls=1))
-    assert run.account.left() == BudgetShare(iterations=9 - 1 - 3, tool_calls=4 - 3 - 1)
+    run.account.starting((0, 1, 2, 3))
+    assert run.left == {"max_iterations": 8, "max_tool_calls": 4 - 1 - 2}
     run.facts.append(began(1, "g"))
-    assert run.account.left() == BudgetShare(iterations=8, tool_calls=1)
-    run.account.starting((), None)
-    assert run.account.left() == BudgetShare(iterations=8, tool_calls=2)
-
-
-def test_a_share_is_all_that_its_call_has() -> None:
-    """A call with a share takes nothing from the run, and spends it whole if its run does not report."""
-    share = BudgetShare(iterations=2, tokens=50)
-    run = calling("f", max_iterations=9)
-    tab = run.tab(share=share)
-    assert tab.take_request() is None
-    assert (tab.left(), run.account.left().iterations) == (BudgetShare(iterations=1, tokens=50), 8)
-    assert tab.spent == Consumption(iterations=1)
-    tab.lost = True
-    tab.charge(Consumption(tool_calls=1, calls_by_function={"g": 1}))
-    assert tab.spent == Consumption(
-        iterations=2, tool_calls=1, usage=Usage(completion_tokens=50), calls_by_function={"g": 1}
-    )
-    without_trips = run.tab(share=BudgetShare(tokens=50))
-    without_trips.lost = True
-    without_trips.charge(Consumption(iterations=1))
-    assert without_trips.spent == Consumption(iterations=1, usage=Usage(completion_tokens=50))
+    assert run.left == {"max_iterations": 8, "max_tool_calls": 1}
+    run.account.starting(())
+    assert run.left == {"max_iterations": 8, "max_tool_calls": 2}
 
 
 def test_a_run_keeps_its_answers_trip_from_the_run_around() -> None:
     """A run inside a call holds the trip for its answer, and gives it back when it is closed."""
     outer = calling("f", max_iterations=9)
     inner = asking(outer.tab(), limits=Budget(max_iterations=5))
-    assert (inner.account.held, outer.account.left().iterations) == (1, 7)
+    assert (inner.account.held, outer.left["max_iterations"]) == (1, 7)
     inner.account.close()
-    assert (inner.account.held, outer.account.left().iterations) == (0, 8)
+    assert (inner.account.held, outer.left["max_iterations"]) == (0, 8)
 
 
 def test_a_run_inside_that_may_not_ask_is_not_opened() -> None:
@@ -183,10 +173,10 @@ def test_a_request_under_way_inside_is_taken_outside_until_its_reply_is_charged(
     inner = asking(outer.tab())
     assert isinstance(inner.account.decide(fold(inner.facts)), AskModel)
     assert inner.account.total().iterations == 1
-    assert outer.account.left().iterations == 9 - 1 - 1 - 1
+    assert outer.left["max_iterations"] == 9 - 1 - 1 - 1
     inner.facts.append(replied(says("done")))
     assert inner.account.total() == Consumption(iterations=1)
-    assert outer.account.left().iterations == 9 - 1 - 1 - 1
+    assert outer.left["max_iterations"] == 9 - 1 - 1 - 1
 
 
 def test_a_question_inside_takes_the_trips_that_its_answer_may() -> None:
@@ -197,7 +187,7 @@ def test_a_question_inside_takes_the_trips_that_its_answer_may() -> None:
     action = inner.account.decide(fold(inner.facts))
     assert isinstance(action, AskPerson)
     assert action.iterations == 2
-    assert outer.account.left().iterations == 9 - 1 - (1 + 2) - 1
+    assert outer.left["max_iterations"] == 9 - 1 - (1 + 2) - 1
 
 
 def test_functions_inside_are_taken_outside_before_they_start() -> None:
@@ -206,7 +196,7 @@ def test_functions_inside_are_taken_outside_before_they_start() -> None:
     inner = asking(outer.tab())
     inner.facts += [replied(calls("g")), decided(0, "g")]
     assert isinstance(inner.account.decide(fold(inner.facts)), RunCalls)
-    assert (outer.account.left().tool_calls, outer.account.calls_left()) == (2, {"g": 1})
+    assert (outer.left["max_tool_calls"], outer.account.left().starts) == (2, {"g": 1})
 
 
 def test_a_run_inside_sees_what_is_left_around_it() -> None:
@@ -224,7 +214,7 @@ def test_a_run_inside_sees_what_is_left_around_it() -> None:
 def test_a_run_inside_a_call_that_has_ended_stops() -> None:
     """Nothing is left for it: its function's result is recorded."""
     outer = calling("f")
-    with Tab(outer.account, 0, None, never) as tab:
+    with Tab(outer.account, 0, never) as tab:
         inner = asking(tab)
     action = inner.account.decide(fold(inner.facts))
     assert isinstance(action, Finish)
@@ -236,44 +226,22 @@ def test_what_running_calls_have_spent_is_known_by_index() -> None:
     run = calling("f", "g", "h")
     run.tab(0).charge(Consumption(iterations=1))
     run.tab(1)
-    run.tab(2, BudgetShare(iterations=2)).lost = True
-    assert run.account.unrecorded() == {0: Consumption(iterations=1), 2: Consumption(iterations=2)}
+    assert run.account.unrecorded() == {0: Consumption(iterations=1)}
 
 
-@pytest.mark.parametrize(
-    ("share", "recorded"),
-    [
-        (None, ["outer", "outer f"]),
-        (BudgetShare(), ["outer", "outer f"]),
-        (BudgetShare(iterations=3), ["outer f"]),
-    ],
-    ids=["no share", "without round trips", "with round trips"],
-)
-async def test_what_happens_in_a_call_is_recorded_in_every_journal_around_it(
-    share: BudgetShare | None, recorded: list[str]
-) -> None:
-    """Each call around it whose run is kept records it, unless its own share is charged for it already."""
+async def test_what_happens_in_a_call_is_recorded_in_every_journal_around_it() -> None:
+    """Each call around it whose run is kept records it."""
     seen: list[str] = []
 
     async def record(function: str | None) -> None:
         seen.append(f"outer {function or ''}".rstrip())
 
-    outer = Tab(calling("f").account, 0, share, never)
+    outer = Tab(calling("f").account, 0, never)
     outer.record = record
-    inner = Tab(Run(within=outer).account, 0, BudgetShare(iterations=1), never)
+    inner = Tab(Run(within=outer).account, 0, never)
     await inner.record_request()
     await inner.record_call("f")
-    assert seen == recorded
-
-
-def test_a_call_with_a_share_knows_what_it_keeps_for_the_runs_in_it() -> None:
-    """The trip for the answer of a run inside is not left to what else the call does."""
-    tab = calling("f").tab(share=BudgetShare(iterations=4))
-    inner = asking(tab, limits=Budget(max_iterations=3))
-    assert inner.account.held == 1
-    assert tab.left().iterations == 3
-    tab.charge(Consumption(iterations=1))
-    assert tab.left().iterations == 2
+    assert seen == ["outer", "outer f"]
 
 
 def test_a_run_that_asks_for_its_answer_takes_the_trip_that_it_held() -> None:
@@ -284,7 +252,7 @@ def test_a_run_that_asks_for_its_answer_takes_the_trip_that_it_held() -> None:
     action = inner.account.decide(fold(inner.facts))
     assert isinstance(action, AskModel)
     assert (action.withheld, action.offer) == ("max_iterations", False)
-    assert (inner.account.held, outer.account.left().iterations) == (0, 0)
+    assert (inner.account.held, outer.left["max_iterations"]) == (0, 0)
 
 
 def test_a_run_with_a_trip_to_spare_keeps_the_one_for_its_answer() -> None:
@@ -293,7 +261,7 @@ def test_a_run_with_a_trip_to_spare_keeps_the_one_for_its_answer() -> None:
     inner = asking(outer.tab(), limits=Budget(max_iterations=5))
     action = inner.account.decide(fold(inner.facts))
     assert isinstance(action, AskModel)
-    assert (action.offer, inner.account.held, outer.account.left().iterations) == (True, 1, 0)
+    assert (action.offer, inner.account.held, outer.left["max_iterations"]) == (True, 1, 0)
 
 
 def test_a_run_that_is_not_opened_holds_and_spends_nothing() -> None:
@@ -318,7 +286,7 @@ def test_a_second_start_is_taken_by_name_until_it_is_in_the_ledger() -> None:
     """A function whose starts are limited has none left meanwhile."""
     run = calling("f", max_calls_per_function={"f": 2}, max_tool_calls=5)
     assert run.account.restart("f") is None
-    assert (run.account.calls_left(), run.account.left().tool_calls) == ({"f": 0}, 3)
+    assert (run.account.left().starts, run.left["max_tool_calls"]) == ({"f": 0}, 3)
     assert run.account.restart("f") == "max_calls_per_function"
 
 
@@ -328,14 +296,6 @@ def test_functions_start_without_a_round_trip_but_not_without_tokens_or_time() -
     spent = calling("f", max_total_tokens=10).tab()
     spent.charge(Consumption(usage=Usage(prompt_tokens=10)))
     assert spent.take_call("g") == "max_total_tokens"
-
-
-def test_a_share_hides_only_what_it_limits_from_the_run_around() -> None:
-    """The functions that a call with a share starts count against their own limits, and nothing else of it does."""
-    run = calling("f", max_calls_per_function={"g": 3}, max_tool_calls=9)
-    tab = run.tab(share=BudgetShare(tool_calls=2))
-    assert tab.take_call("g") is None
-    assert (run.account.calls_left(), run.account.left().tool_calls) == ({"g": 2}, 8)
 
 
 def test_a_run_inside_is_limited_by_name_around_it() -> None:
@@ -416,7 +376,7 @@ def test_the_last_call_that_is_left_may_start() -> None:
 
 def test_between_two_batches_only_the_answer_is_kept_back() -> None:
     """No call is open then."""
-    assert Run(run_started(limits=Budget(max_iterations=9))).account.left() == BudgetShare(iterations=8)
+    assert Run(run_started(limits=Budget(max_iterations=9))).left == {"max_iterations": 8}
 
 
 @pytest.mark.parametrize("most", [None, 2])
@@ -434,7 +394,58 @@ def test_a_run_inside_shares_the_budgets_of_the_run_around_unless_it_has_others(
     """Its requests are charged to them as well."""
     here, there = cast("SharedBudgets", object()), cast("SharedBudgets", object())
     outer = Account(State, None, nullcontext(), here)
-    tab = Tab(outer, 0, None, never)
+    tab = Tab(outer, 0, never)
     assert Account(State, tab, nullcontext()).shared is here
     assert Account(State, tab, nullcontext(), there).shared is there
     assert Account(State, None, nullcontext()).shared is None
+
+
+def test_what_functions_may_take_follows_a_budget_that_changes() -> None:
+    """At once, here and in a run inside, whose own limits stay; less what was spent, and is kept for the answer."""
+    outer = calling("f", max_iterations=2)
+    inner = asking(outer.tab(), limits=Budget(max_iterations=9))
+    outer.facts.append(budget_changed(Budget(max_iterations=5, max_tool_calls=3)))
+    assert outer.left == {"max_iterations": 5 - 1 - 1 - 1, "max_tool_calls": 2}
+    inner.facts += [replied(calls("g", iterations=2)), decided(0, "g", "deny"), completed()]
+    action = inner.account.decide(fold(inner.facts))
+    assert isinstance(action, AskModel)
+    assert (action.withheld, inner.account.state.rules.limits) == ("max_iterations", Budget(max_iterations=9))
+
+
+def test_what_a_running_call_has_spent_is_known_before_it_is_recorded() -> None:
+    """Requests under way count as expected, and as they were once their usage is known."""
+    run = calling("f")
+    tab = run.tab()
+    tab.charge(Consumption(iterations=1))
+    tab.expect("request", Usage(prompt_tokens=7))
+    assert run.account.unrecorded() == {0: Consumption(iterations=1, usage=Usage(prompt_tokens=7))}
+    tab.charge(Consumption(usage=Usage(prompt_tokens=9)), instead_of="request")
+    assert run.account.unrecorded() == {0: Consumption(iterations=1, usage=Usage(prompt_tokens=9))}
+
+
+@pytest.mark.parametrize("limits", [{"max_total_tokens": 10}, {"max_cost": 1.0}])
+def test_only_the_outermost_run_asks_for_an_answer_beyond_tokens_and_cost(limits: dict[str, Any]) -> None:
+    """A run inside ends without one request more, which each level would make, and says whose limit it was."""
+    tab = calling("f", **limits).tab()
+    inner = asking(tab, limits=Budget(max_total_tokens=10_000, max_cost=100.0))
+    tab.charge(Consumption(usage=Usage(prompt_tokens=10, cost=1.0)))
+    action = inner.account.decide(fold(inner.facts))
+    (limit,) = limits
+    assert isinstance(action, Finish)
+    assert (action.status, action.limit) == ("limit_reached", limit)
+    assert action.reason == f"The limit {limit} of the run around was reached."
+
+
+@pytest.mark.parametrize("limit", ["max_active_seconds", "deadline"])
+def test_the_time_of_the_run_around_ends_a_run_inside(limit: str) -> None:
+    """Nothing is frozen when it begins: what is left around is read as of now."""
+    given: dict[str, Any] = {limit: 5.0 if limit == "max_active_seconds" else datetime.fromtimestamp(5, UTC)}
+    outer = calling("f", **given)
+    inner = asking(outer.tab())
+    assert inner.account.within is not None
+    assert inner.account.within.seconds_left() == (4.0 if limit == "max_active_seconds" else 5.0)
+    outer.facts.append(budget_changed(Budget(**given), at=5.0, seconds=4.0))
+    assert inner.account.within.seconds_left() == 0.0
+    action = inner.account.decide(fold(inner.facts))
+    assert isinstance(action, Finish)
+    assert (action.status, action.limit) == ("limit_reached", limit)

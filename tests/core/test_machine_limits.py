@@ -14,7 +14,6 @@ from planner_ext.core.machine import (
     AskModel,
     ReviewCalls,
     WithholdCalls,
-    limit_of_restart,
     next_action,
 )
 from planner_ext.core.values import Usage
@@ -163,14 +162,6 @@ def test_a_call_limit_that_is_passed_already_leaves_no_call() -> None:
     assert [fact.indexes for fact in play.facts if isinstance(fact, CallsWithheld)] == [(0, 1)]
     assert play.results[3:5] == ["Not executed: The limit max_tool_calls=2 was reached."] * 2
     assert play.state.ledger.tool_calls == 3
-
-
-def test_a_call_does_not_start_again_while_a_nested_run_waits_for_its_share() -> None:
-    """What is left of the calls is divided when the nested run starts; until then none of it is there to take."""
-    limits = Budget(max_tool_calls=5)
-    asked = [run_started(limits=limits), replied(calls("f", "plan")), decided(0), decided(1, "plan", nested=True)]
-    assert limit_of_restart(fold([*asked, began(0)]), 0, at=0.0) == "max_tool_calls"
-    assert limit_of_restart(fold([*asked, began(0), began(1, "plan")]), 0, at=0.0) is None
 
 
 def test_a_budget_that_grows_while_a_run_is_driven_lets_it_continue() -> None:

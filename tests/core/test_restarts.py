@@ -1,11 +1,11 @@
-"""One more start of a running call, and the smaller of two shares."""
+"""One more start of a running call."""
 
 from datetime import UTC, datetime
 
 import pytest
 
 from planner_ext.core.fold import fold
-from planner_ext.core.limits import Budget, BudgetShare
+from planner_ext.core.limits import Budget
 from planner_ext.core.machine import Finish, limit_of_restart, next_action
 from support.core import Play, began, calls, decided, replied, run_started, says
 
@@ -26,18 +26,6 @@ NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 def test_a_restart_counts_as_one_more_start(limits: Budget, at: float, limit: str | None) -> None:
     state = fold([run_started(limits=limits), replied(calls("f")), decided(0), began(0)])
     assert limit_of_restart(state, 0, at) == limit
-
-
-def test_a_nested_run_that_waits_beside_it_keeps_the_rest_of_the_calls() -> None:
-    two = (replied(calls("f", "g")), decided(0), decided(1, "g", nested=True), began(0))
-    assert limit_of_restart(fold([run_started(limits=Budget(max_tool_calls=9)), *two]), 0, 0.0) == "max_tool_calls"
-    assert limit_of_restart(fold([run_started(limits=Budget(max_tool_calls=None)), *two]), 0, 0.0) is None
-
-
-def test_the_smaller_of_two_shares_is_taken_part_by_part() -> None:
-    one = BudgetShare(iterations=3, tokens=10, cost=0.5)
-    other = BudgetShare(iterations=2, tokens=20, tool_calls=1)
-    assert one.least(other) == BudgetShare(iterations=2, tokens=10, cost=0.5, tool_calls=1)
 
 
 def test_without_a_limit_on_round_trips_the_form_is_asked_for_ten_times() -> None:

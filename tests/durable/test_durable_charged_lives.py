@@ -10,7 +10,7 @@ from semantic_kernel import Kernel
 from semantic_kernel.functions import kernel_function
 
 from planner_ext import Budget, FunctionCallingStepwisePlanner, FunctionCallingStepwisePlannerResult, PlannerPlugin
-from planner_ext.core.facts import CallStarted, ModelAsked, RequestFailed
+from planner_ext.core.facts import ModelAsked, RequestFailed
 from planner_ext.durable import effect
 from planner_ext.testing import ScriptedAnswer, ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, calls, say
 from planner_ext.testing.crash import CRASH_POINTS
@@ -107,12 +107,12 @@ def nesting_life(store: str, folder: Path) -> None:
 async def test_nested_runs_that_die_spend_no_more_than_the_run_around_them_may(
     points: Sequence[str], lives: Lives, store: str, tmp_path: Path
 ) -> None:
-    """What a nested run was given is spent once its process died; all requests together stay within the budget."""
+    """What a nested run had recorded is spent once its process died; all requests together stay within the budget."""
     codes = [lives.live(nesting_life, store, tmp_path, PLANNER_EXT_CRASH_AT=point) for point in points]
     result = await nest(store, tmp_path)
     assert codes[0] == KILLED
     assert result.status in ("answered", "limit_reached")
-    assert any(isinstance(fact, CallStarted) and fact.reserved is not None for fact in result.facts)
+    assert any(isinstance(fact, ModelAsked) and fact.index is not None for fact in result.facts)
     requests = effects_in(tmp_path / "requests")
     assert 2 <= len(requests) <= result.iterations <= 12
 

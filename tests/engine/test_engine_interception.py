@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from planner_ext.approval.decisions import Approve, Defer, Deny, Supply, ToolCall, digest_of
-from planner_ext.core.accounts import current_tab
 from planner_ext.core.facts import (
     CallDecided,
     CallFinished,
@@ -19,7 +18,6 @@ from planner_ext.core.facts import (
     StopRequested,
 )
 from planner_ext.core.fold import sticky_keys
-from planner_ext.core.limits import Budget
 from planner_ext.core.state import Phase, State
 from planner_ext.core.values import EditedReply, RequestedCall, ResolvedCall
 from planner_ext.engine.engine import StopHandle
@@ -63,25 +61,6 @@ async def test_what_a_gate_does_to_the_arguments_it_sees_changes_nothing() -> No
     gate.on_review = lambda: gate.seen[0][0].arguments["edited"].append("by the gate")
     engine = engine_of(["f"], "done", functions=Nested(), gate=gate)
     assert results_of(await engine.run()) == ["f(['as decided'])"]
-
-
-async def test_a_nested_run_that_starts_again_has_one_share() -> None:
-    """A filter may run a planner's call twice: it is charged as two calls, and its share is set aside once."""
-
-    class Nested(FakeFunctions):
-        def check(self, call: RequestedCall, edited: str | None = None) -> ResolvedCall:
-            return replace(super().check(call, edited), nested=True)
-
-    async def run_again() -> None:
-        tab = current_tab()
-        assert tab is not None
-        assert await tab.restart()
-
-    engine = engine_of(["f"], "done", functions=Nested({"f": run_again}), rules={"limits": Budget(max_iterations=9)})
-    state = await engine.run()
-    starts = [fact for fact in engine.facts if isinstance(fact, CallStarted)]
-    assert [fact.reserved is not None for fact in starts] == [True, False]
-    assert (state.ledger.tool_calls, state.ledger.iterations) == (2, 2)
 
 
 async def test_a_gate_is_not_asked_about_calls_that_cannot_run() -> None:

@@ -42,7 +42,7 @@ def stops_while_asked(stop: StopHandle) -> Callable[[ScriptedRequest], ScriptedR
 
 @both_ways
 async def test_whoever_stops_a_run_stops_the_runs_inside_it(streamed: bool) -> None:
-    """Nothing further starts in there either: no function, no request; what was spent is charged, not the share."""
+    """Nothing further starts in there either: no function, no request; what was spent is charged."""
     stop = StopHandle()
     kernel, outer, inner, math = nesting([DELEGATE, say("late")], stops_while_asked(stop))
     result = await invoke(planner_with("chat", plan=False), kernel, streamed=streamed, stop=stop)
@@ -70,7 +70,7 @@ async def test_a_stop_reaches_through_a_service() -> None:
 @both_ways
 @pytest.mark.parametrize("refused", [{"budget": Budget(max_cost=1.0)}, {"max_prompt_tokens": 1}], ids=["price", "size"])
 async def test_a_nested_request_that_is_not_sent_costs_nothing(refused: dict[str, Any], streamed: bool) -> None:
-    """Refused for an unknown price, or for the size of its prompt, a nested run has spent nothing: no share is lost."""
+    """Refused for an unknown price, or for the size of its prompt, a nested run has spent nothing."""
     kernel, outer, inner, _ = nesting([DELEGATE, say("On my own: 3.")], [], **refused)
     result = await invoke(planner_with("chat", plan=False), kernel, streamed=streamed)
     assert (result.status, result.iterations, result.final_answer) == ("answered", 2, "On my own: 3.")
@@ -79,7 +79,7 @@ async def test_a_nested_request_that_is_not_sent_costs_nothing(refused: dict[str
 
 @both_ways
 async def test_the_functions_of_a_nested_run_that_crashed_are_counted(streamed: bool) -> None:
-    """Its whole share is spent, and its calls are too: a share holds no calls by function."""
+    """What it started before it failed counts against the limits by function."""
     both = calls(DELEGATE, call("expert-reach_goal", {"goal": "Once more."}))
     inner = [ADD, ADD, RuntimeError("down"), ADD, say("3")]
     kernel, _, _, math = nesting([both, say("Done.")], inner)

@@ -8,12 +8,13 @@ from semantic_kernel.connectors.ai.chat_completion_client_base import ChatComple
 from semantic_kernel.functions import KernelArguments, kernel_function
 
 from planner_ext import Budget, FunctionCallingStepwisePlanner, FunctionInvokingChatCompletion, requires_approval
-from planner_ext.errors import NestedRunRefusedError, PlannerInvalidConfigurationError
-from planner_ext.events import CallFinished, CallStarted, CallsWithheld
+from planner_ext.errors import PlannerInvalidConfigurationError
+from planner_ext.events import CallFinished
+from planner_ext.iteration import ToolExecution
 from planner_ext.plugin import PlannerPlugin
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.testing import Script, ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, calls, say
-from support.planner import ADD, GOAL, both_ways, invoke, kernel_of, planner_with
+from support.planner import ADD, GOAL, Math, both_ways, invoke, kernel_of, planner_with
 
 DELEGATE = call("expert-reach_goal", {"goal": "Add 1 and 2."})
 
@@ -38,12 +39,6 @@ def around(
     return kernel, inner
 
 
-def shares(result: Any) -> list[tuple[int | None, int | None, int | None]]:
-    """List what was set aside: round trips, calls, tokens."""
-    found = [fact.reserved for fact in result.facts if isinstance(fact, CallStarted)]
-    return [(share.iterations, share.tool_calls, share.tokens) for share in found if share is not None]
-
-
 def told(result: Any) -> list[str]:
     """List what the model around read."""
     return [fact.result for fact in result.facts if isinstance(fact, CallFinished)]
@@ -65,23 +60,45 @@ async def test_the_nested_answer_is_what_the_model_around_reads(streamed: bool) 
 
 
 @both_ways
-async def test_the_calls_of_a_batch_share_what_is_left_less_the_reserved_trip(streamed: bool) -> None:
-    """Of 12 trips one is used and one kept: three nested calls get 3 each; of 11 calls three start: 2 each."""
-    kernel, _ = around([delegate(3), say("done")], never_ends)
+async def test_nested_runs_race_for_what_is_left_less_the_reserved_trip(streamed: bool) -> None:
+    """Of 12 trips the run around takes one and keeps one; the others are made inside: each answers or says why not."""
+    kernel, expert = around([delegate(3), say("done")], never_ends)
     planner = planner_with("chat", plan=False, max_iterations=12, budget=Budget(max_tool_calls=11))
     result = await invoke(planner, kernel, streamed=streamed)
-    assert shares(result) == [(3, 2, None)] * 3
-    assert result.iterations == 1 + 3 * 3 + 1
-    assert result.tool_calls == 3 + 3 * 2
-    assert (result.status, result.final_answer) == ("answered", "done")
+    assert len(expert.requests) == 12 - 2
+    assert result.iterations == 12
+    assert result.tool_calls <= 11
+    nothing_left = "There is no answer: The limit max_iterations of the run"
+    assert all(text.startswith(("As far as I came.", nothing_left)) for text in told(result))
+    assert (result.status, result.limit, result.final_answer) == ("limit_reached", "max_iterations", "done")
 
 
-async def test_what_a_nested_run_leaves_comes_back() -> None:
-    """A share that is not spent is there for the next batch."""
+async def test_one_nested_run_may_take_all_that_is_left() -> None:
+    """Of runs one after the other, the first may leave nothing: the others say so, and the run around answers."""
+    kernel, expert = around([delegate(2), say("done")], never_ends)
+    planner = planner_with("chat", plan=False, max_iterations=6, execution=ToolExecution(max_concurrency=1))
+    result = await invoke(planner, kernel, streamed=False)
+    assert (len(expert.requests), result.iterations, result.final_answer) == (4, 6, "done")
+    assert told(result)[0].startswith("As far as I came.")
+    assert told(result)[1].startswith("There is no answer: The limit max_iterations of the run leaves nothing")
+
+
+async def test_what_a_nested_run_leaves_is_there_for_the_next() -> None:
+    """Only what was spent is charged."""
     kernel, _ = around([DELEGATE, DELEGATE, say("done")], lambda request: say("3"))
-    result = await invoke(planner_with("chat", plan=False, max_iterations=10), kernel, streamed=False)
-    assert shares(result) == [(8, None, None), (6, None, None)]
-    assert (result.status, result.iterations) == ("answered", 5)
+    result = await invoke(planner_with("chat", plan=False, max_iterations=7), kernel, streamed=False)
+    assert told(result) == ["3", "3"]
+    assert (result.status, result.iterations, result.limit) == ("answered", 5, None)
+
+
+async def test_a_larger_budget_of_the_run_around_is_there_for_nested_runs() -> None:
+    """A run that is resumed with a new budget gives what is left of that, whatever its functions had before."""
+    kernel, expert = around([DELEGATE, say("done"), DELEGATE, say("more")], never_ends)
+    planner = planner_with("chat", plan=False, max_iterations=4)
+    first = await invoke(planner, kernel, streamed=False)
+    assert (len(expert.requests), first.final_answer, first.limit) == (2, "done", "max_iterations")
+    again = await planner.resume(kernel, first.checkpoint, budget=Budget(max_iterations=13))
+    assert (again.final_answer, again.iterations, len(expert.requests)) == ("more", 13, 2 + 7)
 
 
 async def test_tokens_and_cost_are_shared_and_charged() -> None:
@@ -98,28 +115,27 @@ async def test_tokens_and_cost_are_shared_and_charged() -> None:
     assert expert.requests
 
 
-async def test_a_nested_run_that_fails_costs_its_whole_share() -> None:
-    """Whoever does not say what it spent has spent all: the failing run's share does not come back."""
+async def test_a_nested_run_that_fails_is_charged_what_it_has_spent() -> None:
+    """The request that failed was made, and is charged; nothing else is."""
     kernel, _ = around([DELEGATE, say("sorry")], [RuntimeError("no line")])
     result = await invoke(planner_with("chat", plan=False, max_iterations=10), kernel, streamed=False)
     assert told(result) == ["The function expert-reach_goal failed."]
-    assert result.iterations == 1 + 8 + 1
-    assert result.limit == "max_iterations"
+    assert (result.iterations, result.status, result.limit) == (1 + 1 + 1, "answered", None)
 
 
-async def test_too_many_nested_calls_for_the_budget_are_not_executed() -> None:
-    """Where no share comes to a round trip, none of them runs, and the model is told to ask for fewer."""
-    kernel, expert = around([delegate(3), DELEGATE, say("done")], lambda request: say("3"))
-    result = await invoke(planner_with("chat", plan=False, max_iterations=4), kernel, streamed=False)
-    assert len(expert.requests) == 1
-    assert (result.iterations, result.tool_calls, result.final_answer) == (4, 1, "done")
-    withheld = next(fact for fact in result.facts if isinstance(fact, CallsWithheld))
-    assert (len(withheld.indexes), withheld.limit) == (3, None)
-    assert "Ask for fewer planners at once" in withheld.answer
+async def test_each_of_more_nested_runs_than_trips_answers_or_says_that_nothing_is_left() -> None:
+    """With one trip more than the answer needs, one nested run is made; the run around goes on with what it reads."""
+    kernel, expert = around([delegate(3), say("done")], lambda request: say("3"))
+    result = await invoke(planner_with("chat", plan=False, max_iterations=3), kernel, streamed=False)
+    assert (len(expert.requests), result.iterations, result.final_answer) == (1, 3, "done")
+    answered, *others = sorted(told(result))
+    assert answered.startswith("3")
+    assert len(others) == 2
+    assert all(text.startswith("There is no answer: The limit max_iterations of the run") for text in others)
 
 
 async def test_the_nested_planners_own_budget_holds_besides() -> None:
-    """The tighter of share and own budget ends the nested run; what it came to is read, and that it was cut short."""
+    """Its own limit ends a nested run before that around; what it came to is read, and that it was cut short."""
     kernel, expert = around([DELEGATE, say("done")], never_ends, expert_of(max_iterations=2))
     result = await invoke(planner_with("chat", plan=False, max_iterations=9), kernel, streamed=False)
     assert len(expert.requests) == 2
@@ -177,26 +193,18 @@ async def test_a_planner_is_not_offered_inside_its_own_run() -> None:
     assert result.status == "answered"
 
 
-async def test_a_function_of_a_run_may_not_call_a_planner_past_the_budget() -> None:
-    """An ordinary function has no share; calling a planner's function from it is refused with a named error."""
-    raised: list[BaseException | None] = []
+async def test_a_planner_that_a_function_calls_takes_from_the_run_too() -> None:
+    """Called by an ordinary function, and not by the model, its run has what is left as well, and is charged."""
 
     class Sly:
         @kernel_function(description="Calls the planner itself.")
         async def call(self, kernel: Kernel) -> str:
-            try:
-                return str(await kernel.invoke(plugin_name="expert", function_name="reach_goal", goal="sly"))
-            except Exception as error:
-                cause: BaseException | None = error
-                while cause is not None and not isinstance(cause, NestedRunRefusedError):
-                    cause = cause.__cause__
-                raised.append(cause)
-                return "refused"
+            return str(await kernel.invoke(plugin_name="expert", function_name="reach_goal", goal="sly"))
 
-    kernel, expert = around([call("sly-call"), say("done")], [say("3")], sly=Sly())
-    result = await invoke(planner_with("chat", plan=False), kernel, streamed=False)
-    assert (told(result), expert.requests) == (["refused"], [])
-    assert isinstance(raised[0], NestedRunRefusedError)
+    kernel, expert = around([call("sly-call"), say("done")], never_ends, math=Math(), sly=Sly())
+    result = await invoke(planner_with("chat", plan=False, max_iterations=6), kernel, streamed=False)
+    assert (len(expert.requests), result.iterations, result.tool_calls) == (4, 6, 1 + 1 + 3)
+    assert told(result)[0].startswith("As far as I came.")
 
 
 async def test_outside_of_a_run_the_planners_own_budget_holds() -> None:
@@ -207,7 +215,7 @@ async def test_outside_of_a_run_the_planners_own_budget_holds() -> None:
     assert len(expert.requests) == 3
 
 
-async def test_a_service_gives_its_nested_runs_a_share_as_well() -> None:
+async def test_a_service_gives_its_nested_runs_what_is_left_as_well() -> None:
     """The budget around may be that of a chat completion service."""
     inner = ScriptedChatCompletion(never_ends, service_id="expert")
     chat = ScriptedChatCompletion([DELEGATE, say("done")], service_id="chat")

@@ -35,7 +35,7 @@ from planner_ext.core.facts import (
     SharedBudgetsChecked,
     StopRequested,
 )
-from planner_ext.core.limits import Budget, BudgetShare, Consumption
+from planner_ext.core.limits import Budget, Consumption
 from planner_ext.core.results import Cut
 from planner_ext.core.values import RequestedCall, Usage
 from planner_ext.engine.document import SCHEMA, check_schema, dump_facts, load_facts
@@ -134,7 +134,6 @@ FACTS: tuple[Fact, ...] = (
         final_answer="42",
         person=True,
         nested=True,
-        asks_model=True,
         approved=True,
         signature="a=1",
         roles=("finance",),
@@ -148,7 +147,6 @@ FACTS: tuple[Fact, ...] = (
         index=1,
         call_id="c1",
         function="plugin-f",
-        reserved=BudgetShare(iterations=3, cost=0.1),
         attempt=2,
         at=6.0,
     ),

@@ -1,0 +1,130 @@
+"""What a call is charged: what it reports at its end, or else what it recorded before that."""
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+
+from planner_ext.core.facts import CallFinished, CallOutcome, CallsWithheld, Fact, ModelAsked, NestedCallStarted
+from planner_ext.core.fold import apply, fold
+from planner_ext.core.limits import Budget, Consumption, Ledger, Left
+from planner_ext.core.values import Usage
+from planner_ext.engine.document import dump_facts, load_facts
+from planner_ext.engine.journal import stopping_facts
+from support.core import began, calls, decided, finished, replied, run_started
+
+USED = Usage(prompt_tokens=40, completion_tokens=2, cost=0.1)
+RECORDED: list[Fact] = [
+    ModelAsked(iteration=0, index=0, at=0.0),
+    NestedCallStarted(iteration=0, index=0, function="g", usage=USED, at=0.0),
+]
+WITHHELD = CallsWithheld(iteration=0, indexes=(0,), answer="In doubt.", limit=None, at=0.0)
+
+
+def calling(*more: Fact) -> list[Fact]:
+    """A journal up to the start of a call, and more."""
+    return [run_started(), replied(calls("f")), decided(0), began(0), *more]
+
+
+def ended(spent: Consumption | None, outcome: CallOutcome = "ok") -> CallFinished:
+    """The end of that call."""
+    fact = finished(0, outcome=outcome, spent=spent)
+    assert isinstance(fact, CallFinished)
+    return fact
+
+
+def test_a_call_is_charged_what_it_reports() -> None:
+    """Whatever was recorded before: its end knows more. The time is measured by the run around."""
+    spent = Consumption(iterations=2, tool_calls=1, usage=USED)
+    ledger = fold(calling(*RECORDED, ended(spent))).ledger
+    assert (ledger.iterations, ledger.tool_calls) == (1 + 2, 1 + 1)
+    assert ledger.usage == USED + Usage(active_seconds=1.0)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [ended(None), ended(None, "failed"), ended(None, "cancelled"), decided(0, verdict="answer"), WITHHELD],
+    ids=["ended", "failed", "cancelled", "supplied", "left in doubt"],
+)
+def test_a_call_that_does_not_report_is_charged_what_it_recorded(end: Fact) -> None:
+    """Its requests, its functions by name, and the tokens that it had used by the newest record."""
+    ledger = fold(calling(*RECORDED, end)).ledger
+    assert (ledger.iterations, ledger.tool_calls) == (1 + 1, 1 + 1)
+    assert ledger.calls_by_function == {"f": 1, "g": 1}
+    assert ledger.usage == USED + Usage(active_seconds=1.0)
+
+
+def test_the_newest_record_says_what_was_used_so_far() -> None:
+    """Not what came to it since the record before."""
+    later = ModelAsked(iteration=0, index=0, usage=USED + USED, at=0.0)
+    assert fold(calling(*RECORDED, later, ended(None))).ledger.usage == USED + USED + Usage(active_seconds=1.0)
+
+
+def test_a_call_in_doubt_that_runs_again_is_charged_both_lives_and_one_start() -> None:
+    """What the first life recorded stays spent, beside what the second one reports."""
+    facts = calling(*RECORDED, decided(0), began(0), ended(Consumption(iterations=1)))
+    ledger = fold(facts).ledger
+    assert (ledger.iterations, ledger.tool_calls, ledger.usage.total_tokens) == (1 + 1 + 1, 1 + 1, 42)
+
+
+def test_a_call_in_doubt_that_is_decided_twice_is_charged_once() -> None:
+    """First it waits for a person, and then it is denied."""
+    deferred = calling(*RECORDED, decided(0, verdict="defer"))
+    assert fold(deferred).ledger.iterations == 2
+    denied = fold([*deferred, decided(0, verdict="deny")]).ledger
+    assert (denied.iterations, denied.usage) == (2, fold(deferred).ledger.usage)
+
+
+def test_a_run_that_is_ended_with_a_call_under_way_keeps_the_charge() -> None:
+    """Stopping from outside takes nothing back."""
+    state = fold(calling(*RECORDED))
+    for fact in stopping_facts(state, reason="enough", at=0.0):
+        state = apply(state, fact)
+    assert (state.ledger.iterations, state.ledger.tool_calls) == (2, 2)
+
+
+def test_what_was_spent_and_recorded_survives_json() -> None:
+    """It is written and read again."""
+    facts = [*RECORDED, ended(Consumption(iterations=2, usage=USED))]
+    assert list(load_facts(json.loads(json.dumps(dump_facts(facts))))) == facts
+
+
+NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
+LIMITS = Budget(max_iterations=9, max_total_tokens=50, deadline=NOON, max_calls_per_function={"f": 2, "g": 1})
+
+
+def test_what_is_left_names_only_limits_that_are_set() -> None:
+    """Less what was spent, also below 0; of a deadline the seconds."""
+    spent = Ledger(iterations=2, usage=Usage(prompt_tokens=60))
+    left = Left.of(LIMITS, spent + Consumption(calls_by_function={"f": 1}), NOON.timestamp() - 5)
+    assert left.amounts == {"max_iterations": 7, "max_total_tokens": -10, "deadline": 5.0}
+    assert left.starts == {"f": 1, "g": 1}
+    assert Left.of(Budget(), spent, 0.0) == Left()
+
+
+def test_the_smaller_of_two_rests_is_taken_limit_by_limit() -> None:
+    """A limit that only one of them has is kept."""
+    one = Left(amounts={"max_iterations": 3, "max_cost": 0.5}, starts={"f": 1})
+    other = Left(amounts={"max_iterations": 2, "max_tool_calls": 1}, starts={"f": 2, "g": 0})
+    assert one.least(other) == other.least(one)
+    assert one.least(other).amounts == {"max_iterations": 2, "max_cost": 0.5, "max_tool_calls": 1}
+    assert one.least(other).starts == {"f": 1, "g": 0}
+
+
+@pytest.mark.parametrize(
+    ("left", "request_", "start"),
+    [
+        (Left(), None, None),
+        (Left(amounts={"max_iterations": 0}), "max_iterations", None),
+        (Left(amounts={"max_tool_calls": 0}), None, "max_tool_calls"),
+        (Left(amounts={"max_total_tokens": -1}), "max_total_tokens", "max_total_tokens"),
+        (Left(amounts={"deadline": 0.0}), "deadline", "deadline"),
+        (Left(starts={"f": 0}), None, "max_calls_per_function"),
+        (Left(amounts={"max_iterations": 1, "max_tool_calls": 1, "max_cost": 0.1}, starts={"g": 0}), None, None),
+    ],
+)
+def test_a_request_needs_no_functions_and_a_start_no_round_trip(
+    left: Left, request_: str | None, start: str | None
+) -> None:
+    """Each is forbidden by the limits that it counts against, and by tokens, cost and time."""
+    assert (left.used_up(), left.forbids_start("f")) == (request_, start)
