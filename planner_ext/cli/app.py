@@ -100,45 +100,27 @@ def demo() -> cli.Exit:
 
 
 @cli.command(app, exit_codes=RUN_EXIT_CODES)
-def run(goal: cli.GoalArgs, options: cli.RunOptions) -> cli.Exit:
+def run(goal: cli.GoalArgs, options: cli.RunOptions, by: cli.By) -> cli.Exit:
     """Reach a GOAL with the functions of a kernel.
 
     Progress goes to stderr, the answer to stdout; without an answer, stdout stays empty. When calls wait for a
-    decision, the terminal asks: approve, deny, edit, always or quit. The terminal asks the model's questions, too.
+    decision, the terminal asks: approve, deny, edit, always or quit. The terminal asks the model's questions, too. What
+    nobody decides here, a run with --store leaves in its store, with exit code 4.
 
     Examples:
       planner-ext run "What does a lamp cost?" --kernel shop:make_kernel --model gpt-4o
-      planner-ext run "Refund order 7." --kernel shop:make_kernel --ask-all --checkpoint run.json
+      planner-ext run "Refund order 7." --kernel shop:make_kernel --ask-all --store runs.db
     """
     if goal.store is not None:
         from planner_ext.cli.runs import start_run  # noqa: PLC0415  (see above)
 
-        return start_run(goal, goal.store, options)
+        return start_run(goal, goal.store, options, by=by)
     if goal.run_id is not None:
         problem = f"it names a run in a store; give --store, too, or {cli.STORE_VARIABLE}."
         raise typer.BadParameter(problem, param_hint="--run-id")
-    from planner_ext.cli.local_run import run_goal  # noqa: PLC0415  (see above)
+    from planner_ext.cli.run import run_goal  # noqa: PLC0415  (see above)
 
-    return run_goal(goal, options)
-
-
-@cli.command(app, exit_codes=RUN_EXIT_CODES)
-def resume(args: cli.ResumeArgs, options: cli.RunOptions) -> cli.Exit:
-    """Resume a run that is kept in FILE: paused, at its limit, or cut short.
-
-    Give it the kernel that it began with. The --policy or --ask-all that it began with applies again; another one is
-    refused. Without a decision, a terminal asks. FILE is locked meanwhile: a second process is refused. It is written
-    before a function starts, when a function has ended, at each pause and at the end. A call that had started when its
-    process was killed is shown as in doubt: --approve runs it again, --answer gives the model its result, --deny leaves
-    it in doubt.
-
-    Examples:
-      planner-ext resume run.json --kernel shop:make_kernel --approve call_1
-      planner-ext resume run.json --cancel 'too late'
-    """
-    from planner_ext.cli.local_run import resume_run  # noqa: PLC0415  (see above)
-
-    return resume_run(args, options)
+    return run_goal(goal, options, by=by)
 
 
 @cli.command(app)
@@ -369,7 +351,7 @@ def show_run(
 def resume_run(
     run: RunName,
     store: cli.Store,
-    options: cli.StoredRunOptions,
+    options: cli.RunOptions,
     who: cli.ActorArgs,
     max_iterations: cli.MoreIterations = None,
 ) -> cli.Exit:
@@ -387,7 +369,7 @@ def resume_run(
 
 
 @cli.command(runs, exit_codes=RUN_EXIT_CODES, name="fork")
-def fork_run(run: RunName, args: cli.ForkArgs, options: cli.StoredRunOptions) -> cli.Exit:
+def fork_run(run: RunName, args: cli.ForkArgs, options: cli.RunOptions) -> cli.Exit:
     """Continue from an iteration of a run as a new run, with another model, instruction, budget or policy.
 
     The fork keeps the results and the consumption of RUN up to that iteration. Functions of later iterations run again

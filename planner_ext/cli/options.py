@@ -21,7 +21,6 @@ from planner_ext.cli.text import Terminal
 from planner_ext.core.errors import PlannerExtError
 
 __all__ = [
-    "KEY_VARIABLES",
     "STORE_VARIABLE",
     "Age",
     "ApprovalArgs",
@@ -39,12 +38,10 @@ __all__ = [
     "ListArgs",
     "MoreIterations",
     "ReplayArgs",
-    "ResumeArgs",
     "RunListArgs",
     "RunOptions",
     "ServeArgs",
     "Store",
-    "StoredRunOptions",
     "SubmitArgs",
     "WorkerArgs",
     "command",
@@ -66,8 +63,8 @@ class ExitCode(IntEnum):
 STORE_VARIABLE = "PLANNER_EXT_STORE"
 """The environment variable in place of ``--store``: other users of the machine can read a command line."""
 
-KEY_VARIABLES = ("PLANNER_EXT_CHECKPOINT_KEY", "PLANNER_EXT_KEY")
-"""The environment variables with the key that signs checkpoints: the first one that is set and not empty."""
+_KEY_VARIABLES = ("PLANNER_EXT_CHECKPOINT_KEY", "PLANNER_EXT_KEY")
+"""The environment variables with the key that signs exported runs: the first one that is set and not empty."""
 
 Exit = int | Coroutine[None, None, int]
 """What a command's function returns: its exit code, or a coroutine that returns it."""
@@ -143,10 +140,9 @@ def _exit_code(call: Callable[[], Exit]) -> int:
         return ExitCode.INTERRUPTED
 
 
-def signing_key() -> tuple[str, bytes | None]:
-    """Return the environment variable with the key that signs checkpoints, and the key; "" and None without one."""
-    name = next((name for name in KEY_VARIABLES if os.environ.get(name)), "")
-    return name, os.fsencode(os.environ[name]) if name else None
+def signing_key() -> bytes | None:
+    """Return the key that signs exported runs; None without one."""
+    return next((os.fsencode(key) for key in map(os.environ.get, _KEY_VARIABLES) if key), None)
 
 
 def _login_name() -> str | None:
@@ -202,7 +198,7 @@ class ApprovalArgs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoredRunOptions(ApprovalArgs):
+class RunOptions(ApprovalArgs):
     """The kernel, model and endpoint of a run.
 
     Attributes:
@@ -212,23 +208,13 @@ class StoredRunOptions(ApprovalArgs):
             itself.
         model: The model. With neither --model nor --base-url the kernel's own service is used. The key is
             OPENAI_API_KEY; an endpoint on this machine needs none.
+        stream: Show text while it arrives.
     """
 
     kernel: Annotated[str | None, typer.Option(metavar="MODULE:FACTORY")] = None
     base_url: Annotated[str | None, typer.Option(metavar="URL")] = None
     model: Annotated[str | None, typer.Option(metavar="NAME")] = None
     as_json: Json = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunOptions(StoredRunOptions):
-    """The options of a run that a person watches and decides on at the terminal.
-
-    Attributes:
-        stream: Show text while it arrives.
-    """
-
-    by: By
     stream: Annotated[bool, typer.Option("--stream/--no-stream")] = True
 
 
@@ -244,11 +230,8 @@ class GoalArgs:
         plan: Ask for a plan first. Default: if the kernel has functions.
         timeout: Stop the run after this time, and keep its history. Waiting for a decision does not count. Default: no
             timeout.
-        checkpoint: Do not ask: when calls wait, stop with exit code 4. FILE keeps the run, however it ends, for
-            planner-ext resume. If PLANNER_EXT_CHECKPOINT_KEY (or PLANNER_EXT_KEY) is set, FILE is signed with it, and
-            a file without this signature is refused.
-        store: Keep the run in this store while it works: it survives its process, and planner-ext approvals decides
-            what waits. An SQLite file on this machine, or a postgresql:// address. Text comes in whole replies.
+        store: Keep the run in this store while it works: it survives its process, and what is left undecided waits
+            there for planner-ext approvals. An SQLite file on this machine, or a postgresql:// address.
         run_id: With --store: the run's name. An unfinished run of this name is continued; an ended one gives its
             result. Default: a new name.
     """
@@ -259,7 +242,6 @@ class GoalArgs:
     questions: Annotated[int | None, typer.Option(metavar="N")] = None
     plan: Annotated[bool | None, typer.Option("--plan/--no-plan")] = None
     timeout: Annotated[float | None, typer.Option(metavar="SECONDS")] = None
-    checkpoint: Annotated[Path | None, typer.Option(metavar="FILE")] = None
     store: Annotated[str | None, typer.Option(envvar=STORE_VARIABLE, metavar="FILE|URL")] = None
     run_id: Annotated[str | None, typer.Option(metavar="NAME")] = None
 
@@ -337,28 +319,6 @@ class ForkArgs:
     by: By
     app: App = None
     html: Annotated[Path | None, typer.Option(metavar="FILE")] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResumeArgs:
-    """A run in a file, and the decisions on its calls.
-
-    Attributes:
-        file: What run --checkpoint wrote; it is updated.
-        approve: Let this call run. May be repeated, as the next three may.
-        deny: Do not run this call; the model reads why.
-        edit: Let this call run with these arguments instead.
-        answer: Answer this question.
-        cancel: End the run; no waiting call runs.
-    """
-
-    file: Annotated[Path, typer.Argument(metavar="FILE", show_default=False)]
-    approve: Annotated[list[str] | None, typer.Option(metavar="ID")] = None
-    deny: Annotated[list[str] | None, typer.Option(metavar="ID=REASON")] = None
-    edit: Annotated[list[str] | None, typer.Option(metavar="ID=JSON")] = None
-    answer: Annotated[list[str] | None, typer.Option(metavar="ID=TEXT")] = None
-    cancel: Annotated[str | None, typer.Option(metavar="REASON")] = None
-    max_iterations: MoreIterations = None
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)  # a store's address may hold a password

@@ -15,7 +15,7 @@ from semantic_kernel.functions.kernel_parameter_metadata import KernelParameterM
 from planner_ext import FunctionCallingStepwisePlanner, FunctionCallingStepwisePlannerOptions
 from planner_ext.approval.decisions import approval_required
 from planner_ext.cli.kernels import kernel_of, start_factory
-from planner_ext.cli.options import ExitCode, ReplayArgs, StoredRunOptions
+from planner_ext.cli.options import ExitCode, ReplayArgs, RunOptions
 from planner_ext.cli.run import CliRun, Result, document, print_result
 from planner_ext.core.facts import CallDecided, CallFinished, Clarified, RunStarted
 from planner_ext.core.results import READ_RESULT
@@ -70,7 +70,7 @@ class _ReplayedRun(CliRun):
     """The first run of a cassette, rebuilt with the options in its journal, and decided as recorded."""
 
     def __init__(self, cassette: Cassette, args: ReplayArgs) -> None:
-        super().__init__(StoredRunOptions(kernel=args.kernel))
+        super().__init__(RunOptions(kernel=args.kernel, stream=False))
         recorded = cassette.runs[0] if cassette.runs else ()
         started = recorded[0] if recorded else None
         if not isinstance(started, RunStarted) or not started.goal:
@@ -108,7 +108,7 @@ class _ReplayedRun(CliRun):
                 budget=rules.limits,
                 require_final_answer_function=rules.require_final_answer,
                 max_clarifications=rules.max_clarifications,
-                observers=(self._note,),
+                observers=(self.note,),
                 interceptors=(self._decision,),
             ),
         )

@@ -1,19 +1,21 @@
-"""One run on the user's kernel, from the command line: what `local_run` and `runs` share.
+"""One run on the user's kernel, from the command line: begun, decided at the terminal, and printed.
 
-Progress goes to stderr. Stdout gets only the answer, or with ``--json`` one JSON document; the output of the kernel's
-own code goes to stderr, too. No event loop runs while a run is paused, so a person may take any time to decide, and
-Ctrl-C works as in any program.
+The planner drives it, and nothing of it is kept; `runs` keeps one in a store. Progress goes to stderr. Stdout gets only
+the answer, or with ``--json`` one JSON document; the output of the kernel's own code goes to stderr, too. No event loop
+runs while a run is paused, so a person may take any time to decide, and Ctrl-C works as in any program.
 """
 
 import asyncio
 import json
+import math
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import closing, redirect_stdout
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from typing import Any, TextIO
 
 from semantic_kernel import Kernel
@@ -27,13 +29,15 @@ from planner_ext import (
     FunctionCallingStepwisePlannerOptions,
     FunctionCallingStepwisePlannerResult,
 )
+from planner_ext.approval.decisions import waiting_calls
+from planner_ext.cli.ask import ApprovalPrompt, is_terminal
 from planner_ext.cli.kernels import SERVICE_ID, kernel_of, openai_service, start_factory, with_service
-from planner_ext.cli.options import ExitCode, GoalArgs, StoredRunOptions, signing_key
+from planner_ext.cli.options import ExitCode, GoalArgs, RunOptions
 from planner_ext.cli.policies import approval_options
-from planner_ext.cli.show import Progress, print_answer
+from planner_ext.cli.show import Progress, print_answer, print_pending
 from planner_ext.cli.text import Terminal, spent_line
 from planner_ext.core.errors import described
-from planner_ext.core.fold import fold
+from planner_ext.core.fold import fold, sticky_keys
 from planner_ext.core.state import State
 from planner_ext.core.text import printable
 from planner_ext.engine.journal import stopping_facts
@@ -44,9 +48,10 @@ from planner_ext.errors import (
     PlannerInvalidConfigurationError,
 )
 from planner_ext.events import Fact
+from planner_ext.hitl_manager import Decision, PendingCall
 from planner_ext.planner.run import result_of
 
-__all__ = ["CliRun", "Result", "approval_options", "document", "goal_options", "new_limits", "print_result"]
+__all__ = ["CliRun", "Result", "document", "goal_options", "new_limits", "print_result", "run_goal"]
 
 Result = FunctionCallingStepwisePlannerResult
 
@@ -57,17 +62,29 @@ _KEPT_OPTIONS = ("kernel", "base_url", "model", "policy")
 """The options that the command which continues a run repeats, beside ``--ask-all``."""
 
 
-class CliRun:
-    """One run on the user's kernel, with progress and journal, from its start or its checkpoint to its end.
+def run_goal(goal: GoalArgs, options: RunOptions, *, by: str | None) -> int:
+    """Reach a goal; return the exit code."""
+    if goal.timeout is not None and not 0 < goal.timeout < math.inf:
+        raise PlannerInvalidConfigurationError(f"--timeout must be a number of seconds above 0; got {goal.timeout:g}.")
+    run = CliRun(options, by=by, timeout=goal.timeout)
 
-    A subclass stores it, and explains how to continue it.
+    def first() -> Result:
+        run.open(observers=(run.note,), **goal_options(goal))
+        return run.begin(goal.goal)
+
+    return run.execute(first)
+
+
+class CliRun:
+    """One run on the user's kernel, with its progress; what waits in it is decided at the terminal.
 
     Attributes:
         options: The options from the command line.
+        by: Who decides, for the record.
         console: Shows the progress.
         facts: The journal so far.
-        stream: Whether requests are streamed, and text is shown while it arrives.
         progress: Prints the run.
+        prompt: Asks a person about the pending calls; None where nobody sees it.
         run_id: The run's name, if it is in a store.
         planner: Set by `open`.
         kernel: Set by `open`.
@@ -78,18 +95,19 @@ class CliRun:
 
     def __init__(
         self,
-        options: StoredRunOptions,
+        options: RunOptions,
         *,
+        by: str | None = None,
         facts: Sequence[Fact] = (),
-        stream: bool = False,
         timeout: float | None = None,
     ) -> None:
         """Prepare a new run, or one with the facts of its journal."""
         self.options = options
+        self.by = by
         self.console = Terminal(sys.stderr)
         self.facts = list(facts)
         self.run_id = ""
-        self.stream = stream
+        self.prompt = ApprovalPrompt(self.console, by=by) if is_terminal() else None
         self._timeout = self._seconds_left = timeout
         self.progress = Progress(self.console)
         self.progress.catch_up(facts)
@@ -124,16 +142,14 @@ class CliRun:
             service_id,
             FunctionCallingStepwisePlannerOptions(
                 plan=bool(self.kernel.plugins) if plan is None else plan,
-                observers=(self._note,),
-                checkpoint_key=signing_key()[1],
                 **approval,
                 **options,
             ),
         )
         self._warn(approval.get("interceptors", ()))
 
-    def reopen(self, state: State, **options: Any) -> None:
-        """Make kernel, service and planner for a run that is resumed, with the options in its rules, and further ones.
+    def reopen(self, state: State) -> None:
+        """Make kernel, service and planner for a run that is resumed, with the options in its rules.
 
         Raises:
             Exception: As `open`.
@@ -143,8 +159,30 @@ class CliRun:
             plan=rules.plan,
             require_final_answer_function=rules.require_final_answer,
             max_clarifications=rules.max_clarifications,
-            **options,
         )
+
+    def begin(self, goal: str) -> Result:
+        """Drive a new run to its first pause, or its end.
+
+        Raises:
+            Exception: As `drive`.
+        """
+        if self.options.stream:
+            return self.drive(self.progress.watch(self.planner.invoke_stream(self.kernel, goal)))
+        return self.drive(self.planner.invoke(self.kernel, goal))
+
+    def resume(self, result: Result, decisions: Mapping[str, Decision]) -> Result:
+        """Drive a paused run to the next pause, or its end; decisions are by call id.
+
+        Raises:
+            DecisionRefusedError: If a decision is invalid; then no decision is taken, and nothing runs.
+            Exception: As `drive`.
+        """
+        if self.options.stream:
+            return self.drive(
+                self.progress.watch(self.planner.resume_stream(self.kernel, result.checkpoint, decisions))
+            )
+        return self.drive(self.planner.resume(self.kernel, result.checkpoint, decisions))
 
     def close(self) -> None:
         """Close the service that was made for the run, and the event loop, unless the run still works in it."""
@@ -172,7 +210,9 @@ class CliRun:
         out = sys.stdout
         with redirect_stdout(sys.stderr), closing(self):
             try:
-                result = self.finish(first)
+                result = first()
+                while (following := self._next(result)) is not None:
+                    result = following
                 code = _EXIT_CODES.get(result.status, ExitCode.NO_ANSWER)
             except KeyboardInterrupt:
                 signal.signal(signal.SIGINT, signal.SIG_IGN)  # the rest is short, and stores the run
@@ -192,19 +232,25 @@ class CliRun:
             os._exit(code)
         return code
 
-    def finish(self, first: Callable[[], Result]) -> Result:
-        """Drive the run as far as this process can: here, its first part."""
-        return first()
-
     def interrupted(self) -> Result | None:
         """Handle Ctrl-C: return the result of a run that it stops, or None if the run is kept as it is."""
-        self.explain_fault()
+        return self.stopped("Interrupted from the keyboard.")
 
     def explain_fault(self) -> None:
-        """Print what a person needs to know after a fault."""
+        """Print what a person needs to know after a fault: here, what the run spent."""
+        self.console.say(spent_line(self.stopped(""), ended="failed"), "dim")
 
     def explain_pause(self, result: Result) -> None:
-        """Print the pending calls, and how the run is continued."""
+        """Print the pending calls, unless a person has just seen them, and how such a run is kept."""
+        if self.prompt is not None:
+            self.console.say("Left undecided, and not kept. With --store FILE a run waits in a store instead.")
+            return
+        for call in result.pending:
+            print_pending(self.console, call)
+        self.console.say(
+            "This is not a terminal, so these calls cannot be decided here; they did not run. Start again in a "
+            "terminal, or with --store FILE, which keeps the run for planner-ext approvals."
+        )
 
     def resume_words(self) -> list[str]:
         """Return the run's original options as command-line words, for the command that continues it."""
@@ -221,6 +267,31 @@ class CliRun:
         facts = (*self.facts, *rest)
         result = result_of(fold(facts), facts)
         return result.model_copy(update={"reason": reason}) if result.status == "stopped" and reason else result
+
+    def _next(self, result: Result) -> Result | None:
+        """Resume a paused run; None if it has ended, or a call is left undecided.
+
+        A person is asked about one call at a time, and the run resumed with the decision, so that each is recorded.
+        """
+        if result.status not in ("paused", "asked"):
+            return None
+        if any(call.expires_at is not None and datetime.now(UTC) >= call.expires_at for call in result.pending):
+            return self.resume(result, {})
+        if self.prompt is None:
+            return None
+        call = next((one for one in result.pending if _is_approved_already(one, result)), None)
+        if call is not None:
+            decision = self.prompt.remembered(call)
+        else:
+            call = result.pending[0]
+            decision = self.prompt.decide(call, more=len(result.pending) - 1)
+        if decision is None:
+            return None
+        try:
+            return self.resume(result, {call.id: decision})
+        except DecisionRefusedError as error:
+            self.prompt.refuse(call, decision, str(error))
+            return self.resume(result, {})
 
     async def _timed(self, part: Coroutine[Any, Any, Result]) -> Result:
         """Await a part within the rest of the timeout; the time between two parts does not count."""
@@ -252,15 +323,24 @@ class CliRun:
             for number, name in policy.unknown_after(known):
                 self.console.say(f"Rule {number} of the policy is for calls after {name}: no such function.", "yellow")
 
-    def _note(self, fact: Fact) -> None:
+    def note(self, fact: Fact) -> None:
+        """Observe a run that is not kept: add a fact to the journal, and print it unless a stream does."""
         self.facts.append(fact)
-        if not self.stream:
+        if not self.options.stream:
             self.progress.show(fact)
 
     def _fault_text(self, error: Exception) -> str:
         """Describe a fault in the run, with the endpoint that ``--base-url`` or ``--model`` gave."""
         text = str(error) if isinstance(error, KernelException) else described(error)
         return text if self._service is None else f"{text} The endpoint is {self._service.client.base_url}"
+
+
+def _is_approved_already(call: PendingCall, result: Result) -> bool:
+    """Whether an approval for the rest of the run covers this call, which waited before the approval was given."""
+    state = result.checkpoint.state()
+    fact = next(one.decided for one in waiting_calls(state) if one.request.id == call.id)
+    keys = sticky_keys(fact.function, fact.digest, fact.signature, source=fact.source, roles=fact.roles)
+    return not state.sticky.isdisjoint(keys.values())
 
 
 def _is_unusable(error: Exception) -> bool:

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from copy import copy
 from dataclasses import replace
@@ -24,7 +24,6 @@ from planner_ext.cli.options import (
     ForkArgs,
     GoalArgs,
     RunOptions,
-    StoredRunOptions,
     WorkerArgs,
 )
 from planner_ext.cli.policies import approval_options
@@ -51,7 +50,7 @@ from planner_ext.durable.records import RunRecord, fold_journal
 from planner_ext.durable.store import opened_store
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.events import Fact
-from planner_ext.hitl_manager import ApprovalSettings
+from planner_ext.hitl_manager import ApprovalSettings, Decision
 from planner_ext.planner.run import result_of
 from planner_ext.timeline import page_of
 
@@ -71,16 +70,38 @@ class StoreRun(CliRun):
     """
 
     def __init__(
-        self, store: str, options: StoredRunOptions, *, facts: Sequence[Fact] = (), hooks: Hooks | None = None
+        self,
+        store: str,
+        options: RunOptions,
+        *,
+        by: str | None,
+        facts: Sequence[Fact] = (),
+        hooks: Hooks | None = None,
     ) -> None:
         """Prepare a new run, or one with the facts of its journal, under the hooks of an application."""
-        super().__init__(options, facts=facts)
+        super().__init__(options, by=by, facts=facts)
         self.store = store
         self._hooks = hooks or hooks_of_app(None)
 
     def drive_in_store(self, begin: Callable[[Runs], Awaitable[RunHandle[Result]]]) -> Result:
         """Start or resume the open run in its store, and drive it."""
         return self.drive(self._driven(begin))
+
+    def resume(self, result: Result, decisions: Mapping[str, Decision]) -> Result:  # noqa: ARG002  (it is in the store)
+        """Resume the run with decisions, besides those that others have made; see `CliRun.resume`."""
+        return self.resume_in_store(self.run_id, decisions=decisions or None)
+
+    def resume_in_store(self, run_id: str, **more: Any) -> Result:
+        """Resume a run of the store; for further options see `Runs.resume`."""
+        return self.drive_in_store(
+            lambda runs: runs.resume(
+                run_id, self.planner, self.kernel, by=self.by or "", streaming=self.options.stream, **more
+            )
+        )
+
+    def interrupted(self) -> None:
+        """Leave the run in the store, and print the command that resumes it."""
+        self.explain_fault()
 
     def explain_fault(self) -> None:
         """Print the command that resumes the run, if it is already in the store."""
@@ -91,36 +112,38 @@ class StoreRun(CliRun):
             self.console.print_command(command_on(self.store, "runs", "resume", self.run_id, *self.resume_words()))
 
     def explain_pause(self, result: Result) -> None:
-        """Print the pending calls, and the command that resumes the run."""
-        asyncio.run(_print_waiting(self.run_id, result, self.store))
+        """Print the pending calls, unless a person has just seen them, and the commands that continue the run."""
+        asyncio.run(_print_waiting(self.run_id, result, self.store, is_seen=self.prompt is not None))
         self.explain_fault()
 
     async def _driven(self, begin: Callable[[Runs], Awaitable[RunHandle[Result]]]) -> Result:
         hooks = await self._hooks() or None
         async with opened_runs(self.store, grace_seconds=0, authorize=hooks) as runs:  # an interrupt does not wait
             handle = await begin(runs)
+            if not self.run_id:
+                self.console.say(f"Run {exact(handle.run_id)}, kept in {store_name(self.store)}", "dim")
             self.run_id = handle.run_id
-            self.console.say(f"Run {exact(handle.run_id)}, kept in {store_name(self.store)}", "dim")
-            return await handle.result()
+            return await self.progress.watch(handle.events(after=self.progress.followed))
 
 
-def start_run(goal: GoalArgs, store: str, options: RunOptions) -> int:
+def start_run(goal: GoalArgs, store: str, options: RunOptions, *, by: str | None) -> int:
     """Start a run in a store, or continue the one of this name; return the exit code."""
-    for name, given in (("--checkpoint", goal.checkpoint), ("--timeout", goal.timeout)):
-        if given is not None:
-            raise PlannerInvalidConfigurationError(
-                f"{name} and --store contradict each other: a kept run is not cut short, and needs no file. Leave "
-                f"one of them out; {STORE_VARIABLE} in the environment counts as --store."
-            )
+    if goal.timeout is not None:
+        raise PlannerInvalidConfigurationError(
+            "--timeout and --store contradict each other: a kept run is not cut short. Leave one of them out; "
+            f"{STORE_VARIABLE} in the environment counts as --store."
+        )
     facts = ()
     if goal.run_id is not None:
         with suppress(StoreError, UnknownRunError):  # an unusable store raises when it is opened
             facts = asyncio.run(_stored(goal.run_id, store)).facts
-    run = StoreRun(store, options, facts=facts)
+    run = StoreRun(store, options, by=by, facts=facts)
 
     def first() -> Result:
         run.open(**goal_options(goal))
-        return run.drive_in_store(lambda runs: runs.start(run.planner, run.kernel, goal.goal, run_id=goal.run_id))
+        return run.drive_in_store(
+            lambda runs: runs.start(run.planner, run.kernel, goal.goal, run_id=goal.run_id, streaming=options.stream)
+        )
 
     return run.execute(first)
 
@@ -128,7 +151,7 @@ def start_run(goal: GoalArgs, store: str, options: RunOptions) -> int:
 def resume_run(
     run_id: str,
     store: str,
-    options: StoredRunOptions,
+    options: RunOptions,
     *,
     max_iterations: int | None,
     by: str | None,
@@ -141,7 +164,7 @@ def resume_run(
     return _resumed(run_id, store, options, facts, new_limits(state, max_iterations), hooks=hooks, by=by)
 
 
-def fork_run(run_id: str, args: ForkArgs, options: StoredRunOptions) -> int:
+def fork_run(run_id: str, args: ForkArgs, options: RunOptions) -> int:
     """Fork a run of a store, and resume the fork if there is something to resume it with; return the exit code."""
     store, console = args.store, Terminal(sys.stderr)
     hooks = hooks_of_app(args.app)
@@ -174,7 +197,7 @@ async def _forked(run_id: str, args: ForkArgs, hooks: Hooks) -> str:
 def _resumed(
     run_id: str,
     store: str,
-    options: StoredRunOptions,
+    options: RunOptions,
     facts: tuple[Fact, ...],
     budget: Budget | None,
     *,
@@ -182,14 +205,14 @@ def _resumed(
     by: str | None,
 ) -> int:
     """Resume a run in this process, with other limits if they are given; return the exit code."""
-    run = StoreRun(store, options, facts=facts, hooks=hooks)
+    run = StoreRun(store, options, by=by, facts=facts, hooks=hooks)
 
     def first() -> Result:
         if facts:
             run.reopen(fold_journal(run_id, facts))
         else:
             run.open()
-        return run.drive_in_store(lambda runs: runs.resume(run_id, run.planner, run.kernel, budget=budget, by=by or ""))
+        return run.resume_in_store(run_id, budget=budget)
 
     return run.execute(first)
 
@@ -278,10 +301,10 @@ async def _stored(run_id: str, store: str) -> StoredRun:
         return await opened.load(run_id)
 
 
-async def _print_waiting(run_id: str, result: Result, store: str) -> None:
-    """Print the pending calls and questions, each with the command that decides it."""
+async def _print_waiting(run_id: str, result: Result, store: str, *, is_seen: bool = False) -> None:
+    """Print the pending calls and questions, unless a person has seen them, and the command that decides each."""
     console = Terminal(sys.stderr)
-    for call in result.pending:
+    for call in () if is_seen else result.pending:
         print_pending(console, call)
     if not result.pending:
         return

@@ -46,10 +46,12 @@ class Progress:
     whole.
 
     Attributes:
+        followed: The number of facts that it has seen.
         until: When the command's own timeout ends the run, in seconds since the epoch; None without one.
     """
 
     def __init__(self, console: Terminal) -> None:
+        self.followed = 0
         self.until: float | None = None
         self._console = console
         self._state = State()
@@ -107,6 +109,7 @@ class Progress:
 
     def _follow(self, fact: facts.Fact) -> None:
         """Remember the values for later lines: the state of the run, and the calls with their arguments."""
+        self.followed += 1
         with suppress(IllegalTransitionError):  # facts before it are missing; then the numbers stay as they were
             self._state = apply(self._state, fact)
         if isinstance(fact, facts.RunStarted | facts.Resumed) or hasattr(fact, "seconds"):

@@ -285,7 +285,7 @@ async def prune_runs(
 async def export_run(run_id: str, store: str, output: Path | None) -> int:
     """Print a run as JSON, or write it into a new file; signed if there is a key."""
     async with opened_store(store, create=False) as opened:
-        text = await archive.export_run(opened, run_id, key=signing_key()[1])
+        text = await archive.export_run(opened, run_id, key=signing_key())
     if output is None:
         print(text)
         return ExitCode.ANSWERED
@@ -305,7 +305,7 @@ async def import_run(hooks: Hooks, file: Path, store: str, *, by: str | None) ->
     text = _archive_in(file)
     doorkeeper = Doorkeeper(authorize=await hooks())
     async with opened_store(store) as opened:
-        name = await archive.import_run(opened, text, key=signing_key()[1], doorkeeper=doorkeeper, by=by or "")
+        name = await archive.import_run(opened, text, key=signing_key(), doorkeeper=doorkeeper, by=by or "")
     Terminal(sys.stderr).say(f"{exact(name)} is in {store_name(store)}.")
     return ExitCode.ANSWERED
 

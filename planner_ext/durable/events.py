@@ -18,18 +18,19 @@ __all__ = ["events_of"]
 
 
 async def events_of(
-    run_id: str, task: "asyncio.Task[Any]", *, store: JournalStore, gate: CallGate, poll_seconds: float
+    run_id: str, task: "asyncio.Task[Any]", *, after: int, store: JournalStore, gate: CallGate, poll_seconds: float
 ) -> AsyncGenerator[Event, None]:
-    """Yield a run's facts, from its first one on, and the text that arrives here, until a task has ended.
+    """Yield a run's facts and the text that arrives here, until a task has ended.
 
     Args:
         run_id: The run.
         task: Drives the run, or waits until the worker that drives it has done so.
+        after: How many of the first facts are left out.
         store: The store of the run.
         gate: Knows the runs that are driven here.
         poll_seconds: How often to read the store for a run that is not driven here.
     """
-    place = _Place()
+    place = _Place(after)
     here: GatedStore | None = None
     with gate.reading(run_id) as news:
         while True:
@@ -62,8 +63,8 @@ class _Place:
         facts: How many facts it has read.
     """
 
-    def __init__(self) -> None:
-        self.facts = 0
+    def __init__(self, facts: int) -> None:
+        self.facts = facts
         self._text = ArrivingText(place=-1)
         self._pieces = 0
 

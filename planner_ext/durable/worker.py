@@ -619,7 +619,7 @@ class RunHandle(Generic[R]):
         self._returned = False
 
     @streams
-    async def events(self) -> AsyncGenerator[Event | ResultReady[R], None]:
+    async def events(self, *, after: int = 0) -> AsyncGenerator[Event | ResultReady[R], None]:
         """Yield what happens in the run until its next pause or end, as a planner's ``invoke_stream`` does.
 
         Each reader gets every fact of the run once, in order: first those that there are, also those of earlier
@@ -628,6 +628,9 @@ class RunHandle(Generic[R]):
 
         A reader is never waited for, and facts do not pile up for it: they are in the journal. The text of a reply is
         kept until the next one begins, whole, so a reader that is further behind gets that reply as a fact alone.
+
+        Args:
+            after: How many of the first facts to leave out, for a reader that has them.
 
         Yields:
             `TextDelta` for text as it arrives, if the run is streamed and driven in this process; the run's facts; and
@@ -639,7 +642,9 @@ class RunHandle(Generic[R]):
         """
         task = self._continued()
         runner = self._pool.runner
-        told = events_of(self.run_id, task, store=runner.store, gate=runner.gate, poll_seconds=self._pool.poll_seconds)
+        told = events_of(
+            self.run_id, task, after=after, store=runner.store, gate=runner.gate, poll_seconds=self._pool.poll_seconds
+        )
         async with aclosing(told) as events:
             async for event in events:
                 yield event

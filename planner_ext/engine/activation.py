@@ -47,7 +47,6 @@ class Activation:
         described: Shows a call that is decided to that hook, as the store lists it; None shows the planner's own.
         verified: The ids of the calls whose author the application vouches for.
         guards: What a run that was submitted demands of whoever begins it; None demands nothing.
-        reopen: Whether to resume an ended run even without a new budget; else its result is returned again.
         emit: Takes the text of replies as it arrives, and each fact; its requests are streamed. None sends plain ones.
     """
 
@@ -65,7 +64,6 @@ class Activation:
     described: Callable[[WaitingCall], AskedCall] | None = None
     verified: Set[str] = frozenset()
     guards: Guards | None = None
-    reopen: bool = False
     emit: Emit | None = None
 
 

@@ -9,7 +9,7 @@ from planner_ext.approval.decisions import InDoubt
 from planner_ext.core.errors import RunRefusedError
 from planner_ext.core.facts import CallDecided, CallFinished, CallOutcome, Fact, Guards, Rules, RunStarted
 from planner_ext.core.machine import IN_DOUBT
-from planner_ext.core.state import TRANSITIONS, Call, Phase, State
+from planner_ext.core.state import Call, Phase, State
 from planner_ext.engine.activation import Activation, missing_guards
 from planner_ext.engine.batch import is_as_decided
 from planner_ext.engine.concurrency import of_application
@@ -40,7 +40,7 @@ def rules_kept(activation: Activation) -> Rules | None:
 
 def _only_read(state: State, activation: Activation) -> bool:
     """Whether a run has ended and its result is only returned again."""
-    return state.ended is not None and activation.budget is None and not activation.reopen
+    return state.ended is not None and activation.budget is None
 
 
 @dataclass(kw_only=True, eq=False)
@@ -76,8 +76,7 @@ class KeptRun(PlannerRun):
             return ()
         begun = activation.facts[0]
         self._check_guards(begun.guards if isinstance(begun, RunStarted) else None)
-        reopened = activation.reopen and (state.phase, "Resumed") in TRANSITIONS
-        if reopened or state.phase in (Phase.PAUSED, Phase.ENDED):
+        if state.phase in (Phase.PAUSED, Phase.ENDED):
             return await self._resumed(checkpoint)
         check_calls(state)
 
@@ -120,7 +119,7 @@ class KeptRun(PlannerRun):
             authorize=options.approval.authorize,
             review_edit=self.context.gate.review_edit,
         )
-        return facts if len(facts) > 1 or activation.budget is not None or activation.reopen else ()
+        return facts if len(facts) > 1 or activation.budget is not None else ()
 
 
 # The calls that had started when their process ended: run again, asked about, or left in doubt.

@@ -358,12 +358,7 @@ class FunctionCallingStepwisePlanner:
         return result_of(state, journal, key=options.checkpoint_key)
 
     def journaled(
-        self,
-        kernel: Kernel,
-        activation: "Activation",
-        *,
-        arguments: KernelArguments | None = None,
-        streaming: bool = False,
+        self, kernel: Kernel, activation: "Activation", *, arguments: KernelArguments | None = None
     ) -> "KeptRun":
         """@private Prepare a run from a store, to be driven to its next pause or end; see `planner_ext.durable.Runs`.
 
@@ -372,7 +367,6 @@ class FunctionCallingStepwisePlanner:
             activation: The run's journal, and the decisions and options to continue it with.
             arguments: The application's arguments; never stored, so each process passes them. They replace those that
                 the run was submitted with, name by name.
-            streaming: Whether to stream requests, for the events of the run.
 
         Raises:
             PlannerInvalidConfigurationError: As `invoke`, before anything is recorded.
@@ -387,7 +381,7 @@ class FunctionCallingStepwisePlanner:
             kernel,
             activation.goal,
             _merged(own, submitted),
-            streaming=streaming or activation.emit is not None,
+            streaming=activation.emit is not None,
             budget=activation.budget,
             kept=rules_kept(activation),
             store=activation.store,

@@ -68,5 +68,5 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return answers.pop(0)
 
     monkeypatch.setattr("builtins.input", answer)
-    monkeypatch.setattr("planner_ext.cli.local_run.is_terminal", lambda: True)
+    monkeypatch.setattr("planner_ext.cli.run.is_terminal", lambda: True)
     return answers

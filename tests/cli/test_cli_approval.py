@@ -1,23 +1,28 @@
-"""Calls that wait: asked about in the terminal, or kept in a file and decided in another process."""
+"""Calls that wait: asked about in the terminal, in a run that is kept and in one that is not."""
 
+import asyncio
 import getpass
-import json
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from planner_ext.events import CallDecided
-from planner_ext.hitl_manager import Checkpoint
-from planner_ext.testing import Script, ScriptedFault, ScriptedOpenAIServer, call, calls, say
+from planner_ext.durable import Approvals
+from planner_ext.hitl_manager import Deny
+from planner_ext.testing import Script, ScriptedOpenAIServer, call, calls, say
 from support.command_line import Command
+from support.durable_shop import STORE
 from support.terminal import QUESTION, Session
 
 LAMP = call("shop-price", {"article": "lamp"})
 LAMB = call("shop-price", {"article": "lamb"}, id="lamb")
 ASK = ("--kernel", "shop:make", "--no-plan", "--ask-all")
-RESUME = ("resume", "run.json", "--kernel", "shop:make", "--ask-all")
+KEPT = (*STORE, "--run-id", "lamp-7")
+RESUME = ("runs", "resume", "lamp-7", *STORE, "--kernel", "shop:make", "--ask-all")
+
+kept_or_not = pytest.mark.parametrize("keeps", [(), KEPT], ids=["not kept", "kept"])
+"""Of both kinds of run the terminal asks."""
 
 
 def at(server: ScriptedOpenAIServer) -> tuple[str, ...]:
@@ -30,10 +35,10 @@ def tool_messages(server: ScriptedOpenAIServer) -> list[str]:
     return [str(message["content"]) for message in server.requests[-1].messages if message["role"] == "tool"]
 
 
-def decided(file: Path) -> list[CallDecided]:
-    """What people decided, as a checkpoint has it."""
-    facts = Checkpoint.from_json(file.read_text()).facts
-    return [fact for fact in facts if isinstance(fact, CallDecided) and fact.person]
+def decided(command: Command) -> list[tuple[str, str]]:
+    """Who decided what, as the store has it."""
+    shown = command("runs", "show", "lamp-7", *STORE, "--json").document
+    return [(decision["by"], decision["kind"]) for decision in shown["decisions"]]
 
 
 @pytest.fixture
@@ -45,19 +50,20 @@ def server() -> Iterator[ScriptedOpenAIServer]:
 
 @pytest.fixture
 def kept(command: Command, server: ScriptedOpenAIServer, here: Path) -> Path:
-    """A run that waits in a file."""
-    assert command("run", "What is a lamp?", *ASK, *at(server), "--checkpoint", "run.json").code == 4
-    return here / "run.json"
+    """A run that waits in a store."""
+    assert command("run", "What is a lamp?", *ASK, *at(server), *KEPT).code == 4
+    return here / "runs.db"
 
 
 # In a pseudo terminal.
 
 
-def test_a_person_approves_denies_and_edits_in_the_terminal(here: Path) -> None:
+@kept_or_not
+def test_a_person_approves_denies_and_edits_in_the_terminal(here: Path, keeps: tuple[str, ...]) -> None:
     """Each call is shown as it will run; the answers become its results, and exit code 0 comes with the answer."""
     script: Script = [calls(LAMP, call("shop-wait")), LAMB, say("It is 42.")]
     with ScriptedOpenAIServer(script) as server:
-        session = Session(here, "run", "What is a lamp?", *ASK, *at(server))
+        session = Session(here, "run", "What is a lamp?", *ASK, *at(server), *keeps)
         session.type("approve", after=QUESTION)
         session.type("deny", after=QUESTION)
         session.type("no time", after="(may be empty): ")
@@ -88,25 +94,24 @@ def test_a_person_quits(command: Command, typed: list[str], server: ScriptedOpen
     outcome = command("run", "What is a lamp?", *ASK, *at(server))
     assert (outcome.code, outcome.out, len(server.requests)) == (4, "", 1)
     assert "looked up" not in outcome.err
-    assert "With --checkpoint FILE a run waits" in " ".join(outcome.err.split())
+    assert "With --store FILE a run waits" in " ".join(outcome.err.split())
 
 
-def test_a_run_waits_in_a_file_and_is_resumed_by_another_command(
-    command: Command, here: Path, server: ScriptedOpenAIServer, monkeypatch: pytest.MonkeyPatch
+def test_a_run_waits_in_a_store_and_is_resumed_by_another_command(
+    command: Command, here: Path, server: ScriptedOpenAIServer
 ) -> None:
-    """The file is signed and its owner's alone; an edited approval is what runs, and who gave it is on the record."""
-    monkeypatch.setenv("PLANNER_EXT_KEY", "secret")
-    begun = command("run", "What is a lamp?", *ASK, *at(server), "--checkpoint", "run.json")
+    """The file is its owner's alone; an edited approval is what runs, and who gave it is on the record."""
+    begun = command("run", "What is a lamp?", *ASK, *at(server), *KEPT)
     assert (begun.code, begun.out) == (4, "")
-    assert "planner-ext resume run.json --ask-all --kernel shop:make --base-url http" in begun.err
-    file = here / "run.json"
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert json.loads(file.read_text())["signature"]
-    resumed = command(*RESUME, *at(server), "--edit", 'lamb={"article": "lamp"}', "--by", "ann")
+    assert "planner-ext runs resume lamp-7 --ask-all --kernel shop:make --base-url http" in begun.err
+    assert stat.S_IMODE((here / "runs.db").stat().st_mode) == 0o600
+    assert command("approvals", "edit", "lamp-7/0/lamb", "article=lamp", "--by", "ann", *STORE).code == 0
+    resumed = command(*RESUME, *at(server))
     assert (resumed.code, resumed.out) == (0, "It is 42.\n")
     assert "looked up" in resumed.err
-    assert [(fact.by, fact.edited) for fact in decided(file)] == [("ann", '{"article":"lamp"}')]
-    assert [path.name for path in here.iterdir() if path.name.startswith(".run")] == []
+    assert 'ann: approve shop-price(article="lamp") in place of article="lamb"' in resumed.err
+    assert "Round trip 1 " not in resumed.err
+    assert decided(command) == [("ann", "approve")]
 
 
 def test_without_a_terminal_what_waits_is_printed_and_the_way_on(
@@ -118,78 +123,70 @@ def test_without_a_terminal_what_waits_is_printed_and_the_way_on(
     assert outcome.document["status"] == "paused"
     assert outcome.document["pending"][0]["arguments"] == {"article": "lamb"}
     assert outcome.document["pending"][0]["fingerprint"][:12] in outcome.err
-    assert "--checkpoint FILE, which keeps the run for planner-ext resume FILE." in outcome.err
+    assert "--store FILE, which keeps the run for planner-ext approvals." in " ".join(outcome.err.split())
 
 
-@pytest.mark.parametrize("way", ["--stream", "--no-stream"])
+@pytest.mark.parametrize("way", [("--stream",), ("--no-stream",), KEPT])
 @pytest.mark.parametrize(("answer", "asked"), [("function", 2), ("arguments", 3)])
-def test_always_is_asked_once(command: Command, typed: list[str], way: str, answer: str, asked: int) -> None:
+def test_always_is_asked_once(
+    command: Command, typed: list[str], way: tuple[str, ...], answer: str, asked: int
+) -> None:
     """For a function or for its arguments: what began to wait before and what comes later runs without a question."""
     bed = call("shop-price", {"article": "bed"})
     script: Script = [calls(LAMP, LAMP), bed, LAMP, say("Fine.")]
     typed += ["perhaps", "always", "", "w", answer] + ["a"] * (asked - 2)
     with ScriptedOpenAIServer(script) as server:
-        outcome = command("run", "Prices?", *ASK, *at(server), way)
+        outcome = command("run", "Prices?", *ASK, *at(server), *way)
     assert (outcome.code, outcome.out, typed) == (0, "Fine.\n", [])
     assert "shop-price: approved, as you said always." in outcome.err
     assert outcome.err.count("A call waits for your decision") == asked - 1
 
 
-def test_a_person_who_leaves_the_terminal_leaves_the_run_in_its_file(
+def test_a_person_who_leaves_the_terminal_leaves_the_run_in_its_store(
     command: Command, kept: Path, typed: list[str], server: ScriptedOpenAIServer
 ) -> None:
-    """Ctrl-D is quit; the file still holds the run, and the next person decides."""
-    before = kept.read_text()
-    assert command(*RESUME, *at(server)).code == 4
-    assert kept.read_text() == before
+    """Ctrl-D is quit; the store still holds the run, says how it is decided, and the next person decides."""
+    left = command(*RESUME, *at(server))
+    assert left.code == 4
+    assert "planner-ext approvals approve lamp-7/0/lamb --store runs.db" in left.err
+    assert left.err.count("A call waits for your decision") == 1
     typed += ["d", "no"]
     outcome = command(*RESUME, *at(server))
     assert (outcome.code, outcome.out) == (0, "It is 42.\n")
     assert tool_messages(server) == ["The call was refused and did not run: no"]
-    assert [fact.by for fact in decided(kept)] == [getpass.getuser()]
+    assert decided(command) == [(getpass.getuser(), "deny")]
 
 
-def test_what_is_decided_in_part_waits_on(command: Command, here: Path) -> None:
-    """Exit code 4 and the new checkpoint in the file, until every call is decided."""
+def test_what_is_decided_in_part_waits_on(command: Command, typed: list[str]) -> None:
+    """Exit code 4, and the store has the rest, until every call is decided."""
     with ScriptedOpenAIServer([calls(LAMP, LAMB), say("Fine.")]) as server:
-        begun = command("run", "Prices?", *ASK, *at(server), "--checkpoint", "run.json", "--json")
-        first = begun.document["pending"][0]["id"]
-        assert command(*RESUME, *at(server), "--approve", first).code == 4
+        typed += ["a", "q"]
+        assert command("run", "Prices?", *ASK, *at(server), *KEPT).code == 4
         assert len(server.requests) == 1
-        outcome = command(*RESUME, *at(server), "--deny", "lamb=a=b")
+        typed += ["d", "a=b"]
+        outcome = command(*RESUME, *at(server))
         assert (outcome.code, outcome.out) == (0, "Fine.\n")
         assert tool_messages(server) == ['{"price":42}', "The call was refused and did not run: a=b"]
-        again = command(*RESUME, *at(server), "--approve", first)
-        assert (again.code, len(server.requests)) == (2, 2)
-    assert "Error: " in again.err
 
 
-def test_a_spent_run_continues_with_more_round_trips(command: Command, here: Path) -> None:
-    """Exit code 1 at the limit, 0 with a larger one; what was spent stays spent."""
-    with ScriptedOpenAIServer([LAMP, say("I do not know."), say("It is 42.")]) as server:
-        options = ("--kernel", "shop:make", *at(server))
-        arguments = ("--no-plan", "--max-iterations", "2", "--checkpoint", "run.json")
-        assert command("run", "What is a lamp?", *options, *arguments).code == 1
-        outcome = command("resume", "run.json", *options, "--max-iterations", "5", "--json")
-    assert (outcome.code, outcome.document["status"], outcome.document["iterations"]) == (0, "answered", 3)
-    assert "Round trip 3 of 5" in outcome.err
+def test_a_decision_made_elsewhere_while_the_terminal_asks_counts(
+    command: Command, kept: Path, typed: list[str], server: ScriptedOpenAIServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is typed afterwards is refused with the reason, and the run continues with the first decision."""
 
+    async def deny() -> bool:
+        async with Approvals.connect(kept) as approvals:
+            return await approvals.decide("lamp-7/0/lamb", Deny("not today", by="bo"))
 
-def test_a_run_is_cancelled_for_good(command: Command, kept: Path, server: ScriptedOpenAIServer) -> None:
-    """Exit code 1, without a kernel; nothing ran, and who cancelled why is the reason."""
-    outcome = command("resume", "run.json", "--cancel", "too late", "--by", "ann", "--json")
-    assert (outcome.code, outcome.document["status"]) == (1, "stopped")
-    assert outcome.document["reason"] == "Cancelled by ann: too late"
-    assert len(server.requests) == 1
+    def answer() -> str:
+        assert asyncio.run(deny())
+        return "a"
 
-
-def test_a_fault_leaves_the_run_in_its_file(command: Command, here: Path) -> None:
-    """Exit code 3, and resume continues where the request failed."""
-    with ScriptedOpenAIServer([LAMP, ScriptedFault(status=400), say("It is 42.")]) as server:
-        options = ("--kernel", "shop:make", *at(server))
-        assert command("run", "What?", *options, "--no-plan", "--checkpoint", "run.json").code == 3
-        outcome = command("resume", "run.json", *options)
+    monkeypatch.setattr("builtins.input", answer)
+    outcome = command(*RESUME, *at(server))
     assert (outcome.code, outcome.out) == (0, "It is 42.\n")
+    assert "the first decision counts" in outcome.words
+    assert tool_messages(server) == ["The call was refused and did not run: not today"]
 
 
 def test_a_policy_says_what_waits(command: Command, here: Path) -> None:
@@ -213,7 +210,7 @@ def test_a_policy_says_what_waits(command: Command, here: Path) -> None:
         ("default: ask\ndefault: deny", [], "the key 'default' stands twice"),
         (None, [], "--policy policy.yaml cannot be read: No such policy file"),
         ("default: ask", ["--ask-all"], "--ask-all and --policy contradict each other"),
-        ("default: ask", ["--checkpoint", "no/run.json"], "The checkpoint cannot be written to no/run.json: "),
+        ("default: ask", ["--store", "no/runs.db"], "its folder does not exist"),
     ],
 )
 def test_a_bad_policy_or_place_is_reported_before_anything_is_asked(
@@ -227,69 +224,15 @@ def test_a_bad_policy_or_place_is_reported_before_anything_is_asked(
     assert complaint in outcome.err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["--approve", "c"], "A decision was given for the call 'c', which does not wait for one; waiting: lamb."),
-        (["--approve", "lamb", "--deny", "lamb=no"], "The call 'lamb' is decided twice."),
-        (["--edit", "lamb={"], "--edit lamb=JSON: the arguments are not valid JSON"),
-        (["--edit", "lamb"], "--edit lamb=JSON: the arguments are missing."),
-        (["--edit", "lamb=[1]"], "--edit lamb=JSON: the arguments must be one JSON object"),
-        (["--edit", 'lamb={"piece": 1}'], "The edited arguments cannot be used."),
-        (
-            ["--approve", "lamb", "--cancel", "no"],
-            "--cancel ends the run; leave --approve, --deny, --edit and --answer out.",
-        ),
-        (["--max-iterations", "0"], "max_iterations must be a whole number, 1 or more"),
-    ],
-)
-def test_a_decision_that_cannot_be_taken_changes_nothing(
-    command: Command, kept: Path, server: ScriptedOpenAIServer, arguments: list[str], complaint: str
+@kept_or_not
+def test_a_call_that_expired_is_settled_without_a_question(
+    command: Command, here: Path, typed: list[str], keeps: tuple[str, ...]
 ) -> None:
-    """Exit code 2 and one paragraph; nothing runs, and the file is as it was."""
-    before = kept.read_bytes()
-    outcome = command(*RESUME, *at(server), *arguments)
-    assert (outcome.code, outcome.out, len(server.requests)) == (2, "", 1)
-    assert outcome.err.count("Error: ") == 1
-    assert complaint in outcome.err
-    assert kept.read_bytes() == before
-
-
-def test_a_file_that_is_not_what_was_written_is_refused(
-    command: Command, here: Path, server: ScriptedOpenAIServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With another key, without one, altered, cut short, or not there: exit code 2, and nothing runs."""
-    monkeypatch.setenv("PLANNER_EXT_KEY", "secret")
-    assert command("run", "What?", *ASK, *at(server), "--checkpoint", "run.json").code == 4
-    file = here / "run.json"
-    text = file.read_text()
-
-    def refused(complaint: str) -> None:
-        outcome = command(*RESUME, *at(server), "--approve", "lamb")
-        assert (outcome.code, outcome.out, len(server.requests)) == (2, "", 1)
-        assert complaint in outcome.err
-
-    monkeypatch.setenv("PLANNER_EXT_KEY", "another")
-    refused("Error: run.json cannot be used. Expected a checkpoint signed with this key;")
-    monkeypatch.delenv("PLANNER_EXT_KEY")
-    refused("Error: run.json is signed, and PLANNER_EXT_KEY is not set.")
-    monkeypatch.setenv("PLANNER_EXT_KEY", "secret")
-    file.write_text(text.replace("lamb", "lamp"))
-    refused("it is unsigned, altered or signed with another one.")
-    file.write_text(text[:100])
-    refused("Expected a checkpoint as JSON text; this is not JSON")
-    file.write_bytes(b"\xff")
-    refused("run.json is no checkpoint: it is not text.")
-    file.unlink()
-    refused("Error: run.json cannot be read: No such file or directory.")
-
-
-def test_a_call_that_expired_is_settled_without_a_question(command: Command, here: Path, typed: list[str]) -> None:
     """A call that expired is not asked about; the model reads that it was too late."""
     (here / "policy.yaml").write_text("default: deny\nrules: [{function: price, action: ask, expires_in: 0.000001}]")
     with ScriptedOpenAIServer([LAMB, say("Too late.")]) as server:
         options = ("--kernel", "shop:make", "--no-plan", "--policy", "policy.yaml", *at(server))
-        outcome = command("run", "Go", *options)
+        outcome = command("run", "Go", *options, *keeps)
         assert "nobody decided in time" in tool_messages(server)[0]
     assert (outcome.code, outcome.out) == (0, "Too late.\n")
 
@@ -305,7 +248,7 @@ def test_what_a_person_would_not_see_is_written_as_an_escape(command: Command) -
 def test_the_commands_are_listed(command: Command) -> None:
     """The help names each of them."""
     outcome = command("--help")
-    assert all(f"\n  {name} " in outcome.out for name in ("run", "resume", "demo", "compare"))
+    assert all(f"\n  {name} " in outcome.out for name in ("run", "runs", "demo", "compare"))
 
 
 BANK = """
@@ -327,18 +270,18 @@ def make():
 
 
 def test_a_call_that_would_get_another_value_by_now_waits_again(command: Command, here: Path) -> None:
-    """Its approval is refused; the file then holds the call as it would run, and the next decision is on that."""
+    """Its approval is refused; the store then holds the call as it would run, and the next decision is on that."""
     for name, kind in (("plain_texts", "str"), ("whole_numbers", "int")):
         (here / f"{name}.py").write_text(BANK.replace("TYPE", kind))
     with ScriptedOpenAIServer([call("bank-pay", {"account": "7"}, id="pay"), say("Paid.")]) as server:
-        begin = ("run", "Pay.", "--kernel", "plain_texts:make", "--no-plan", "--ask-all", "--checkpoint", "run.json")
-        assert command(*begin, *at(server)).code == 4
-        approve = ("resume", "run.json", "--kernel", "whole_numbers:make", "--ask-all", "--approve", "pay", *at(server))
-        refused = command(*approve)
-        assert refused.code == 2
-        assert 'would now get {"account": 7}' in " ".join(refused.err.split())
-        waits = command("resume", "run.json", "--kernel", "whole_numbers:make", "--ask-all", *at(server))
+        assert command("run", "Pay.", "--kernel", "plain_texts:make", *ASK[2:], *KEPT, *at(server)).code == 4
+        approve = ("approvals", "approve", "lamp-7/0/pay", *STORE)
+        resume = ("runs", "resume", "lamp-7", *STORE, "--kernel", "whole_numbers:make", "--ask-all", *at(server))
+        assert command(*approve).code == 0
+        waits = command(*resume)
         assert (waits.code, len(server.requests)) == (4, 1)
         assert '"account": 7' in waits.err
+        assert 'would now get {"account": 7}' in command("approvals", "list", *STORE).out
         assert command(*approve).code == 0
+        assert command(*resume).code == 0
         assert tool_messages(server) == ["paid 7"]

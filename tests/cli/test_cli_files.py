@@ -10,8 +10,7 @@ NAMES = ("x" * 300, "folder", "missing/x", "shop.py/x")
 
 LINES = (
     "run go --kernel shop:kernel --policy {}",
-    "run go --kernel shop:kernel --checkpoint {}",
-    "resume {} --kernel shop:kernel",
+    "run go --kernel shop:kernel --store {}",
     "replay {}",
     "runs list --store {}",
     "runs import {} --store s.db",

@@ -91,19 +91,3 @@ def test_the_environment_names_the_store_of_every_command(
     contradicted = command("run", GOAL, "--kernel", "till:kernel", "--timeout", "5")
     assert contradicted.code == 2
     assert "PLANNER_EXT_STORE" in contradicted.err
-
-
-def test_a_run_in_a_file_keeps_its_guards(command: Command, here: Path, guards: tuple[str, ...]) -> None:
-    """They apply again in ``resume``, which refuses others and leaves the file as it is."""
-    began = command("run", GOAL, "--kernel", "till:kernel", "--no-plan", "--checkpoint", "run.json", *guards)
-    assert began.code == 4
-    kept = (here / "run.json").read_bytes()
-    resume = ("resume", "run.json", "--kernel", "till:kernel")
-    call = ("--approve", "call_1" if guards == ("--ask-all",) else "call_2")
-    (here / "allows.yaml").write_text("{default: allow, rules: []}")
-    refused = command(*resume, *call, "--policy", "allows.yaml")
-    assert (refused.code, refused.out) == (2, "")
-    assert "unmatched" in refused.err if guards == ("--ask-all",) else "the approval policy" in refused.err
-    assert (here / "run.json").read_bytes() == kept
-    assert command(*resume, *call).code == (4 if guards == ("--ask-all",) else 0)
-    assert refunds(here) == ([] if guards == ("--ask-all",) else [98.0])

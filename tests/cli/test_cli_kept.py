@@ -275,7 +275,6 @@ def test_a_run_is_cancelled_once(command: Command, here: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ((*STORE, "--checkpoint", "run.json"), "--checkpoint and --store contradict each other"),
         ((*STORE, "--timeout", "5"), "--timeout and --store contradict each other"),
         (("--run-id", "a"), "give --store, too"),
         ((*STORE, "--run-id", "a/b"), "run_id must be 1 to 200 characters"),

@@ -10,7 +10,7 @@ import pytest
 
 from support.command_line import Command, command_line
 
-RUN = ("run", "What is a lamp?", "--kernel", "shop:with_service", "--no-plan", "--checkpoint", "run.json")
+RUN = ("run", "What is a lamp?", "--kernel", "shop:with_service", "--no-plan", "--store", "runs.db")
 
 
 def redirected(here: Path, redirection: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -26,25 +26,25 @@ def test_a_run_whose_reader_leaves_reaches_its_end(here: Path) -> None:
     done = subprocess.run(command_line(*RUN), cwd=here, stdout=subprocess.PIPE, stderr=writer, timeout=120)
     os.close(writer)
     assert (done.returncode, done.stdout) == (0, b"It is 42.\n")
-    assert (here / "run.json").exists()
+    assert (here / "runs.db").exists()
 
 
 @pytest.mark.parametrize(("redirection", "out"), [("2>&-", "It is 42.\n"), ("<&- >&- 2>&-", "")])
 def test_a_closed_stream_ends_no_run(here: Path, command: Command, redirection: str, out: str) -> None:
     """What would go to a closed stream goes nowhere: not into a file that the run opened, nor to the other stream."""
-    done = redirected(here, redirection, *RUN[:-2], "--store", "runs.db")
+    done = redirected(here, redirection, *RUN)
     assert (done.returncode, done.stdout) == (0, out)
     assert "Traceback" not in done.stderr
     assert json.loads(command("runs", "stats", "--store", "runs.db", "--json").out)["by_status"]["answered"] == 1
 
 
 def test_a_full_disk_is_an_error_after_the_run(here: Path, command: Command) -> None:
-    """Exit code 2, with the reason on stderr; the run is in its file."""
+    """Exit code 2, with the reason on stderr; the run is in its store."""
     done = redirected(here, ">/dev/full", *RUN)
     assert done.returncode == 2
     assert done.stderr.endswith("Error: The output cannot be written to stdout: No space left on device.\n")
     assert "Traceback" not in done.stderr
-    assert "was answered" in command("resume", "run.json", "--kernel", "shop:with_service").err
+    assert json.loads(command("runs", "list", "--store", "runs.db", "--json").out)[0]["status"] == "answered"
 
 
 def test_help_reports_a_full_disk(here: Path) -> None:
@@ -83,9 +83,9 @@ def make():
 '''
 
 
-@pytest.mark.parametrize("keeps", [("--checkpoint", "run.json"), ("--store", "runs.db")])
-def test_a_second_ctrl_c_ends_a_run_whose_function_cannot_be_cancelled(here: Path, keeps: tuple[str, str]) -> None:
-    """Exit code 130; the run is kept."""
+@pytest.mark.parametrize("keeps", [(), ("--store", "runs.db")], ids=["not kept", "kept"])
+def test_a_second_ctrl_c_ends_a_run_whose_function_cannot_be_cancelled(here: Path, keeps: tuple[str, ...]) -> None:
+    """Exit code 130; a run with a store is kept."""
     (here / "stubborn.py").write_text(STUBBORN)
     line = command_line("run", "Wait", "--kernel", "stubborn:make", "--no-plan", *keeps)
     running = subprocess.Popen(line, cwd=here, stderr=subprocess.PIPE, text=True, encoding="utf-8")
@@ -96,5 +96,5 @@ def test_a_second_ctrl_c_ends_a_run_whose_function_cannot_be_cancelled(here: Pat
     _, err = running.communicate(timeout=120)
     assert running.returncode == 130
     assert "Traceback" not in err
-    assert "Interrupted from the keyboard." in err or "The run is kept." in err
-    assert (here / keeps[1]).stat().st_size
+    assert ("The run is kept." if keeps else "Interrupted from the keyboard.") in err
+    assert (here / "runs.db").exists() == bool(keeps)
