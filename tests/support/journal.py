@@ -179,7 +179,6 @@ FACTS: tuple[Fact, ...] = (
         limit="max_cost",
         reason="r",
         returned=True,
-        iterations=1,
         at=12.0,
         seconds=0.5,
     ),
