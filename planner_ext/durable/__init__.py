@@ -12,6 +12,7 @@ Modules:
 
     runs             `Runs` and `RunsClient`: start, submit, resume, cancel and read runs
     worker           drives the runs that this worker has claimed
+    hosts            `DbosHost` and `TemporalHost`: an engine says when and where a run is driven
     claims           which runs a worker may drive, and when one is parked or quarantined
     gate             when the calls of driven runs may start; interrupts runs when the worker leaves
     events           what readers of a run are shown, whoever drives it

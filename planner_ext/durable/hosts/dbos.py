@@ -70,18 +70,18 @@ class DbosHost:
         if await DBOS.retrieve_queue_async(self._queue) is None:
             way_out = f"Register it first: DBOS.register_queue({self._queue!r})."
             raise StoreError(f"DBOS has no queue {self._queue!r}. {way_out}")
-        if _opened[-1].done():
+        if _opened[0].done():
             raise StoreError("This process has a DbosHost open already. Leave its block first.")
         self._loop = asyncio.get_running_loop()
         dispatching = dispatch(self.runs, self.wake, again_after=self._again_after)
         self._tasks = [asyncio.create_task(dispatching), asyncio.create_task(self._clear_away())]
-        _opened[-1].set_result(self)
+        _opened[0].set_result(self)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _opened.append(Future())
+        _opened[:] = [Future()]
         await end_tasks(*self._tasks)
         await self.runs.close()
 
@@ -131,11 +131,11 @@ async def _enqueue(options: Mapping[str, Any], run_id: str) -> Any:
 
 
 _opened: list[Future[DbosHost]] = [Future()]
-"""The host of this process, once it is open: the last one. DBOS takes rows from its launch on."""
+"""The host of this process, once it is open: DBOS takes rows from its launch on."""
 
 
 @DBOS.workflow(name=_WORKFLOW, max_recovery_attempts=None)
 async def _activate(run_id: str) -> str:
     """Look at a run once; return its status. Before a host is open, or after it was left, this waits for one."""
-    host = await asyncio.shield(asyncio.wrap_future(_opened[-1]))
+    host = await asyncio.shield(asyncio.wrap_future(_opened[0]))
     return await host.activate(run_id)

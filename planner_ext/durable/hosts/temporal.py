@@ -141,8 +141,8 @@ class TemporalHost:
         self._worker = Worker(
             self._client, task_queue=self._task_queue, workflows=[RunWorkflow], activities=activities, **settings
         )
-        await self._worker.__aenter__()
         await self._runs.listen("ended", "temporal", self._ended)
+        await self._worker.__aenter__()
         self._dispatching = asyncio.create_task(dispatch(self._runs, self.wake, again_after=self._again_after))
         return self
 
