@@ -93,7 +93,7 @@ _CLAIM_FREE = f"""
     )
     UPDATE planner_runs
     SET owner = :me, told_at = NULL, wake_at = CASE WHEN status = 'running' THEN NULL ELSE wake_at END
-    WHERE run_id IN (SELECT run_id FROM free) RETURNING run_id
+    WHERE run_id IN (SELECT run_id FROM free) RETURNING {", ".join(RUN_COLUMNS)}
 """
 """The conditions are repeated: PostgreSQL checks only the outer ones again on a row that changed meanwhile."""
 _OWNERS = """
@@ -397,6 +397,8 @@ class JournalStore:
     async def claim_free(self, now: float, me: str, *, skip: Collection[str], limit: int) -> list[str]:
         """Make a worker the owner of due runs that have no owner and no death; return their names.
 
+        A damaged row is logged and left out; it has the owner, too, so that it is not claimed again.
+
         Args:
             now: The current time, in seconds since the epoch.
             me: The worker.
@@ -405,7 +407,7 @@ class JournalStore:
         """
         statement = _CLAIM_FREE.format(skip_locked=self.database.skip_locked)
         rows = await self._rows(statement, now=now, me=me, skip=_listed(skip), limit=limit)
-        return [str(run_id) for (run_id,) in rows]
+        return [record.run_id for record in _read_runs(rows)]
 
     async def due(
         self, now: float, dead: Collection[str], *, again_after: float | None = None
