@@ -262,6 +262,15 @@ async def test_a_fault_is_raised_where_the_result_would_be(store: str, tmp_path:
     assert effects_in(tmp_path / "effects") == ["label 1"]
 
 
+async def test_a_reader_leaves_out_the_facts_that_it_has(tmp_path: Path) -> None:
+    """With ``after``, the first facts are left out, and the rest comes as for any other reader."""
+    async with open_runs(tmp_path / "runs.db") as runs:
+        handle = await runs.start(*world(tmp_path / "effects", looks), GOAL, run_id="a")
+        result = await handle.result()
+        events = [event async for event in handle.events(after=3)]
+    assert dump_facts(facts_in(events)) == dump_facts(result.facts[3:])
+
+
 async def test_events_are_read_and_not_awaited(tmp_path: Path) -> None:
     """Awaited by mistake, they say how they are read."""
     async with open_runs(tmp_path / "runs.db") as runs:
