@@ -15,7 +15,7 @@ from planner_ext.core.facts import Fact
 from planner_ext.core.state import Phase, State
 from planner_ext.durable.authorization import Doorkeeper
 from planner_ext.durable.database import Row, Step, Value
-from planner_ext.durable.errors import DuplicateRowError, RunConflictError
+from planner_ext.durable.errors import DuplicateRowError, RunConflictError, reading_row
 from planner_ext.durable.inputs import RunInputs, hooks_in, read_inputs, read_new_budget
 from planner_ext.durable.records import RUN_ID, fold_journal, read_facts
 from planner_ext.durable.store import ADD_NOTICE, JournalStore
@@ -80,7 +80,7 @@ async def export_run(store: JournalStore, run_id: str, *, key: bytes | None = No
     if not rows[0]:
         await store.record(run_id)  # says that there is no such run
     tables = zip((_RUN, _DECISIONS, _REFUSALS), rows, strict=True)
-    with reading(f"A row of run {run_id!r} cannot be exported, it is", InvalidJournalError):
+    with reading_row(f"A row of run {run_id!r} is", InvalidJournalError):
         (run,), decisions, refusals = ([_document(columns, row) for row in some] for columns, some in tables)
     document = document_of(
         "run",

@@ -10,9 +10,10 @@ NotAuthorizedError               the authorize hook refuses, or is missing (also
 """
 
 import re
+from contextlib import AbstractContextManager
 from urllib.parse import unquote
 
-from planner_ext.core.errors import PlannerExtError, RunRefusedError
+from planner_ext.core.errors import PlannerExtError, RunRefusedError, reading
 
 __all__ = [
     "ApprovalRefusedError",
@@ -24,6 +25,7 @@ __all__ = [
     "UnknownRunError",
     "WorkerInUseError",
     "is_address",
+    "reading_row",
     "redacted",
     "without_passwords",
 ]
@@ -61,6 +63,16 @@ class ApprovalRefusedError(PlannerExtError):
 
 class NotAuthorizedError(RunRefusedError, ApprovalRefusedError):
     """Who acts on a kept run may not: the ``authorize`` hook refuses, or this process lacks it. Nothing was changed."""
+
+
+def reading_row(what: str, error: type[PlannerExtError] = StoreError) -> AbstractContextManager[None]:
+    """Read a row that only an administrator can have damaged: whatever is wrong with it becomes one named error.
+
+    Args:
+        what: The subject of the error's message, with its verb.
+        error: What is raised.
+    """
+    return reading(what, error, way_out="Restore the store from a backup.")
 
 
 _HIDDEN = "***"

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 
-from planner_ext.core.errors import InvalidLimitError, reading, shown
+from planner_ext.core.errors import InvalidLimitError, shown
 from planner_ext.core.facts import Guards
 from planner_ext.core.limits import Budget
-from planner_ext.durable.errors import StoreError
+from planner_ext.durable.errors import reading_row
 
 __all__ = ["NewBudget", "RunInputs", "hooks_in", "new_budget_text", "read_inputs", "read_new_budget"]
 
@@ -77,8 +77,7 @@ def read_inputs(run_id: str, text: object) -> RunInputs:
     """
     if text is None:
         return RunInputs()
-    way_out = "Submit the run again under another name."
-    with reading(f"The inputs of run {run_id!r} are", StoreError, way_out=way_out):
+    with reading_row(f"The inputs of run {run_id!r} are"):
         values: dict[str, Any] = json.loads(str(text))
         budget = _budgets().validate_python(values["budget"]) if "budget" in values else None
         guards = _guards().validate_python(values["guards"]) if "guards" in values else None
@@ -131,7 +130,7 @@ def read_new_budget(run_id: str, text: object) -> NewBudget | None:
     """
     if text is None:
         return None
-    with reading(f"The new budget of run {run_id!r} is", StoreError, way_out="Set it again."):
+    with reading_row(f"The new budget of run {run_id!r} is"):
         values: dict[str, Any] = json.loads(str(text))
         return NewBudget(_budgets().validate_python(values["limits"]), str(values["by"]), str(text))
 

@@ -19,8 +19,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from planner_ext.core.errors import InvalidLimitError, PlannerExtError, described, shown
-from planner_ext.durable.database import Value
-from planner_ext.durable.errors import ApprovalRefusedError, StoreError, UnknownRunError
+from planner_ext.durable.database import Row, Value
+from planner_ext.durable.errors import ApprovalRefusedError, StoreError, UnknownRunError, reading_row
 from planner_ext.durable.records import PendingApproval, RunRecord, read_approval, read_moment
 from planner_ext.durable.store import JournalStore
 from planner_ext.engine.concurrency import called, end_tasks
@@ -141,22 +141,28 @@ Listener: TypeAlias = Callable[[RunNotice], Awaitable[object] | object]
 async def notices_of(store: JournalStore, run_id: str) -> tuple[NoticeRecord, ...]:
     """List the notices of a run, the oldest first."""
     (rows,) = await store.database.transact((_OF_RUN, {"run_id": run_id}))
-    found: list[NoticeRecord] = []
-    for key, run, event, body, created_at, attempts, next_at, delivered_at, problem in rows:
-        found.append(
-            NoticeRecord(
-                id=str(key),
-                run_id=str(run),
-                event=str(event),
-                status=_body(body).status,
-                at=read_moment(created_at) or datetime.fromtimestamp(0, UTC),
-                attempts=int(attempts or 0),
-                next_at=read_moment(next_at),
-                delivered_at=read_moment(delivered_at),
-                problem="" if problem is None else str(json.loads(str(problem))),
-            )
+    return tuple(map(_read_notice, rows))
+
+
+def _read_notice(row: Row) -> NoticeRecord:
+    """Read a row of a notice.
+
+    Raises:
+        StoreError: If it is damaged.
+    """
+    key, run, event, body, created_at, attempts, next_at, delivered_at, problem = row
+    with reading_row(f"The row of notice {key!r} is"):
+        return NoticeRecord(
+            id=str(key),
+            run_id=str(run),
+            event=str(event),
+            status=_body(body).status,
+            at=read_moment(created_at) or datetime.fromtimestamp(0, UTC),
+            attempts=int(attempts or 0),
+            next_at=read_moment(next_at),
+            delivered_at=read_moment(delivered_at),
+            problem="" if problem is None else str(json.loads(str(problem))),
         )
-    return tuple(found)
 
 
 class Notifier:

@@ -29,7 +29,7 @@ from planner_ext.core.facts import CallDecided, Clarified, Fact
 from planner_ext.core.fold import fold
 from planner_ext.core.state import ASK_USER, State
 from planner_ext.durable.database import Row, Value
-from planner_ext.durable.errors import ApprovalRefusedError, StoreError
+from planner_ext.durable.errors import ApprovalRefusedError, reading_row
 from planner_ext.durable.inputs import RunInputs
 from planner_ext.engine.document import check_schema, load_facts
 from planner_ext.timeline import Timeline, timeline_of
@@ -118,8 +118,7 @@ class RunRecord:
             StoreError: If the row is damaged.
         """
         values: dict[str, Any] = dict(zip(RUN_COLUMNS, row, strict=True))
-        way_out = "Repair it from the run's journal."
-        with reading(f"The row of run {row[0]!r} is", StoreError, way_out=way_out):
+        with reading_row(f"The row of run {row[0]!r} is"):
             values["goal"] = str(json.loads(values["goal"]))
             values["problem"] = "" if values["problem"] is None else str(json.loads(values["problem"]))
             for name in ("wake_at", "created_at", "updated_at", "cost"):
@@ -272,7 +271,7 @@ def read_approval(row: Row, refused: Sequence[Row] = ()) -> PendingApproval:
         ApprovalRefusedError: If its call does not match its fingerprint, so that it cannot be decided.
     """
     key, run_id, status, fingerprint, text, asked_at, expires_at, decision, decided_at, problem = row
-    with reading(f"The row of approval {key!r} cannot be shown, it is", ApprovalRefusedError):
+    with reading_row(f"The row of approval {key!r} is", ApprovalRefusedError):
         call = json.loads(str(text))
         function, arguments = call["function"], call["arguments"]
         roles = tuple(map(str, call.get("roles", ())))
@@ -305,7 +304,7 @@ def read_approval(row: Row, refused: Sequence[Row] = ()) -> PendingApproval:
     if fingerprint != asked:
         raise ApprovalRefusedError(
             f"The row of approval {key!r} was altered: its function and arguments differ from those that were asked. "
-            "Cancel the run, or repair the row from the run's journal."
+            "Cancel the run, or restore the store from a backup."
         )
     return approval
 
@@ -421,7 +420,7 @@ def read_decision(text: str) -> tuple[Decision, bool]:
     Raises:
         ApprovalRefusedError: If it is damaged, or newer than this version reads.
     """
-    with reading("The row of the decision is", ApprovalRefusedError):
+    with reading_row("The row of the decision is", ApprovalRefusedError):
         data = cast("dict[str, Any]", json.loads(text))
         if (schema := data.pop("schema")) != _DECISION_SCHEMA:
             raise ApprovalRefusedError(
