@@ -78,15 +78,10 @@ from support.temporal import TemporalServer
 for _name in ("planner_ext", "psycopg"):  # in each process: only what came of it
     logging.getLogger(_name).addHandler(logging.NullHandler())
 
+os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:2])  # where the process that is forked finds its modules
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
-    [
-        "semantic_kernel.connectors.ai.open_ai",
-        "planner_ext.planner.planner",
-        "planner_ext.durable.hosts.dbos",
-        "planner_ext.durable.hosts.temporal",
-        "psycopg",
-    ]
+    [Path(__file__).stem, "planner_ext.durable.sqlite", "planner_ext.durable.postgres", "planner_ext.durable.gauge"]
 )
 """Workers are forked from a process that has imported all this, and opened nothing."""
 
@@ -386,7 +381,7 @@ class Trial:
                 server.kill()
                 time.sleep(random.uniform(0.5, 1.5))
                 server.start()
-            time.sleep(0.01)
+            time.sleep(0.05)
 
     def finish(self) -> None:
         """Submit nothing more, and let three workers live until everything has ended, or nothing moves."""
