@@ -75,7 +75,7 @@ from support.hosts import hosted
 from support.postgres import PostgresServer
 from support.temporal import TemporalServer
 
-for _name in ("planner_ext", "psycopg"):  # in each process: only what came of it
+for _name in ("planner_ext", "psycopg", "temporalio"):  # in each process: only what came of it
     logging.getLogger(_name).addHandler(logging.NullHandler())
 
 os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:2])  # where the process that is forked finds its modules
