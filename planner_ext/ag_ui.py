@@ -170,7 +170,8 @@ async def ag_ui_events(
     try:
         yield RunStartedEvent(thread_id=run_input.thread_id, run_id=run_input.run_id, protocol_version=PROTOCOL_VERSION)
         if run.tools:
-            planner, kernel = _deferring(planner), _with_tools(kernel, run.tools)
+            planner = _deferring(planner)
+            kernel = _with_tools(kernel, run.tools)
         checks_roles = bool(roles) or planner.options.approval is None or planner.options.approval.authorize is None
         if roles:
             planner = _letting_in(planner, roles)
@@ -300,7 +301,8 @@ class _Run:
                 yield from self._replied(event.text, event.iteration)
                 yield from self._calls()
             case _:
-                before, self._state = self._state, apply(self._state, event)
+                before = self._state
+                self._state = apply(self._state, event)
                 yield from self._fact(event, before)
 
     def _fact(self, fact: facts.Fact, before: State) -> Iterator[BaseEvent]:

@@ -174,7 +174,8 @@ async def cancel_agent(
     """
     turn = await _Turn.of(agent, thread, checkpoint, kernel, None)
     with _alone(turn.thread):
-        options, before = turn.service.options, turn.checkpoint.facts
+        options = turn.service.options
+        before = turn.checkpoint.facts
         state = turn.checkpoint.state()
         asked = DecisionRequest(action="cancel", by=by, run_id=state.run_id)
         if (refusal := await refusal_of(options.approval.authorize, asked)) is not None:

@@ -74,7 +74,8 @@ def at_cost(max_cost: float) -> IterationCallback:
     async def callback(context: FunctionInvocationIterationContext) -> None:
         cost = context.total_usage.cost
         if cost is not None and cost >= max_cost:
-            context.terminate, context.reason = True, f"The run has cost {cost:g} of {max_cost:g} US dollars."
+            context.terminate = True
+            context.reason = f"The run has cost {cost:g} of {max_cost:g} US dollars."
 
     return callback
 
@@ -102,7 +103,8 @@ def when_flagged(flag: Callable[[str], bool | Awaitable[bool]]) -> IterationCall
         for text in _newest_texts(context):
             answer = flag(text)
             if (await answer) if inspect.isawaitable(answer) else answer:
-                context.terminate, context.reason = True, "The moderation flagged what this iteration brought."
+                context.terminate = True
+                context.reason = "The moderation flagged what this iteration brought."
                 return
 
     return callback

@@ -107,7 +107,8 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         self, chat_history: ChatHistory, settings: PromptExecutionSettings, kwargs: Mapping[str, Any]
     ) -> AbstractAsyncContextManager[Charge]:
         """Charge a request that passes through to the call that makes it, and to this service's shared budgets."""
-        options, messages = self._options, list(chat_history.messages)
+        options = self._options
+        messages = list(chat_history.messages)
         more: dict[str, Any] = {}
         if options.shared_budgets:
             arguments = kwargs.get("arguments") or KernelArguments()
@@ -312,7 +313,8 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         streaming: bool,
     ) -> ServiceRun:
         """Prepare a run to be resumed as `resume` says, here and for an agent; nothing is driven or changed yet."""
-        own, key = self._options, self._options.checkpoint_key
+        own = self._options
+        key = self._options.checkpoint_key
         _check_request(chat_history, settings)
         loaded = Checkpoint.given(checkpoint, key)
         given = ResumeRequest(checkpoint=loaded, decisions=decisions, budget=budget).within(own.outer_budget)

@@ -608,7 +608,8 @@ def decisions_of(facts: Iterable[Fact]) -> tuple[DecisionRecord, ...]:
             case ModelReplied():
                 calls = fact.calls
             case CallDecided(iteration=iteration, index=index):
-                again, before[iteration, index] = before.get((iteration, index)), fact
+                again = before.get((iteration, index))
+                before[iteration, index] = fact
                 repeated = again is not None and replace(again, at=fact.at) == fact  # by a recovery
                 if not repeated and (record := record_of(fact, calls[index])) is not None:
                     found.append(record)
@@ -758,7 +759,8 @@ def question_id(iteration: int) -> str:
 
 def _plain_question(state: State, reply: ModelReplied) -> WaitingCall:
     """Show a plain reply that asks as a call with a separate id."""
-    name, arguments = question_id(reply.iteration), {"question": reply.text}
+    name = question_id(reply.iteration)
+    arguments = {"question": reply.text}
     digest = digest_of(ASK_USER, arguments)
     fingerprint = fingerprint_of(state.run_id, reply.iteration, name, digest)
     decided = CallDecided(

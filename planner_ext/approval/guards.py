@@ -70,5 +70,6 @@ def _module(name: str | None) -> str:
     if name != "__main__":
         return name or "builtins"
     main = sys.modules.get("__main__")
-    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    spec = getattr(main, "__spec__", None)
+    file = getattr(main, "__file__", None)
     return spec.name if spec is not None else Path(file).stem if file is not None else name

@@ -338,10 +338,12 @@ def _same(value: object, wanted: object) -> bool | None:
     if _kind(value) != _kind(wanted):
         return None
     if isinstance(value, Mapping) and isinstance(wanted, Mapping):
-        one, other = cast("Mapping[str, object]", value), cast("Mapping[str, object]", wanted)
+        one = cast("Mapping[str, object]", value)
+        other = cast("Mapping[str, object]", wanted)
         return one.keys() == other.keys() and _all(_same(one[key], other[key]) for key in one)
     if isinstance(value, list) and isinstance(wanted, list):
-        items, others = cast("list[object]", value), cast("list[object]", wanted)
+        items = cast("list[object]", value)
+        others = cast("list[object]", wanted)
         return len(items) == len(others) and _all(map(_same, items, others))
     return value == wanted
 
@@ -375,7 +377,8 @@ def _check_json(conditions: object) -> None:
     Raises:
         ValueError: Naming the value, or the limit.
     """
-    level, number = [conditions], 0
+    level = [conditions]
+    number = 0
     for _ in range(_MOST_LEVELS):
         level = [part for value in level for part in islice(_parts(value), _MOST_VALUES)]
         number += len(level)

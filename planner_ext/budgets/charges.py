@@ -203,7 +203,8 @@ class _Charges:
         self._turn = asyncio.Lock()
         self._pending = deque[tuple[Consumption, int] | _Attempt]()
         self._lines: list[_Line] = []
-        self._run, self._activation = uuid4().hex, 0
+        self._run = uuid4().hex
+        self._activation = 0
         self._known: _Parts = dict.fromkeys(LIMITS, 0.0)
         self._total: _Parts = dict.fromkeys(LIMITS, 0.0)
         self._kept = 0
@@ -281,7 +282,9 @@ class _Charges:
             self._drain()
             if attempt.cancelled:
                 return None
-            at, total, kept = self._now(), _plus(self._total, _parts(attempt.wanted)), self._kept + attempt.kept
+            at = self._now()
+            total = _plus(self._total, _parts(attempt.wanted))
+            kept = self._kept + attempt.kept
             if any(line.period != line.budget.period(at) for line in self._lines):
                 checked = checked | {"iterations", "tokens", "cost"}  # what was kept, was kept in another period
             for _ in range(_TRIES):
@@ -338,18 +341,21 @@ class _Charges:
         while self._pending:
             match self._pending.popleft():
                 case _Attempt() as attempt:
-                    spent, kept = Consumption() - attempt.wanted, -attempt.kept
+                    spent = Consumption() - attempt.wanted
+                    kept = -attempt.kept
                     if not attempt.granted:
                         continue
                 case spent, kept:
                     pass
-            self._total, self._kept = _plus(self._total, _parts(spent)), self._kept + kept
+            self._total = _plus(self._total, _parts(spent))
+            self._kept = self._kept + kept
 
     def _steps(self, total: _Parts, kept: int, checked: set[str], at: float) -> list[Step]:
         """List the statements of a reservation; without ``checked``, it always succeeds."""
         steps: list[Step] = []
         for line in self._lines:
-            period, limits = line.budget.period(at), line.budget.given_limits()
+            period = line.budget.period(at)
+            limits = line.budget.given_limits()
             values = {**self._values(line), "at": at, "stamp": uuid4().hex}
             account = (_ADD_ACCOUNT, {**line.values, "period": period, "at": at, "limits": json.dumps(limits)})
             if line.period is None:
@@ -365,14 +371,16 @@ class _Charges:
 
     def _take(self, total: _Parts, kept: int, at: float) -> None:
         """Remember what the store has now."""
-        self._total, self._kept = total, kept
+        self._total = total
+        self._kept = kept
         for line in self._lines:
             line.stored, line.kept, line.period = _plus(line.before, total), kept, line.budget.period(at)
 
     async def _refused(self, total: _Parts, kept: int, checked: set[str], at: float) -> _Refusal | None:
         """Find the limit that refuses a reservation, and whether that is new; None if none does any more."""
         for line in self._lines:
-            period, limits = line.budget.period(at), line.budget.given_limits()
+            period = line.budget.period(at)
+            limits = line.budget.given_limits()
             (rows,) = await self._store.transact((f"{SELECT_USAGE} {_OF_ACCOUNT}", {**line.values, "period": period}))
             stored = line.stored if line.period in (period, None) else _plus(line.before, self._total)
             more = _plus(_plus(line.before, total), {part: -value for part, value in stored.items()})
@@ -408,7 +416,8 @@ class _Charges:
             if steps:
                 await self._store.transact(*steps)
             for line in self._lines:
-                line.stored, line.kept = _plus(line.before, self._total), self._kept
+                line.stored = _plus(line.before, self._total)
+                line.kept = self._kept
                 line.period = line.period if self._kept else None
 
 
@@ -441,7 +450,8 @@ def _spent(fact: Fact) -> Consumption:
 
 def _fact(refused: _Refusal) -> SharedBudgetsChecked:
     """Say which limit was reached, without the key, since a model and other persons may read it."""
-    budget, limit = refused.budget, refused.limit
+    budget = refused.budget
+    limit = refused.limit
     per = "" if budget.per is None else f" per {budget.per}"
     reason = f"The limit {limit}={getattr(budget, limit)}{per} of the shared budget {budget.name!r} was reached."
     return SharedBudgetsChecked(limit=f"{budget.name}: {limit}", reason=reason, at=0.0)

@@ -144,7 +144,9 @@ class BudgetStore:
     async def aclose(self) -> None:
         """Close the store, after what is under way in it; budgets in memory are lost."""
         with self._lock():
-            loop, self._loop, self._is_closed = self._loop, None, True
+            loop = self._loop
+            self._loop = None
+            self._is_closed = True
         if loop is not None:
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._end(), loop))
             loop.call_soon_threadsafe(loop.stop)
@@ -153,7 +155,8 @@ class BudgetStore:
         await asyncio.sleep(0)  # what was submitted before the store was closed is a task by now
         while others := asyncio.all_tasks() - {asyncio.current_task()}:
             await asyncio.wait(others)
-        database, self._database = self._database, None
+        database = self._database
+        self._database = None
         if database is not None:
             await database.close()
 

@@ -43,7 +43,8 @@ class ApprovalPrompt:
             call: The call.
             more: The number of other pending calls.
         """
-        refused, self._refused = self._refused, None
+        refused = self._refused
+        self._refused = None
         again = refused[1] if refused is not None and refused[0] == call.id else None
         try:
             if again is None:
@@ -137,7 +138,8 @@ def is_terminal() -> bool:
 
 def _short_name(console: Terminal, call: PendingCall) -> str:
     """Return a call's name, cut to half a line."""
-    half, mark = _LONGEST_NAME // 2, console.signs.more
+    half = _LONGEST_NAME // 2
+    mark = console.signs.more
     names = (exact(call.fully_qualified_name), exact(call.id))
     return ", call ".join(
         name if len(name) <= _LONGEST_NAME else f"{name[:half]}{mark}{name[-half:]}" for name in names

@@ -142,7 +142,10 @@ _NEWS = 25
 _WIDE = 88
 """Columns of a terminal in which the options' whole names fit; narrower ones get short names, and nothing is cut."""
 
-_BAD, _POOR, _GOOD, _QUIET = "bold red", "yellow", "green", "dim"
+_BAD = "bold red"
+_POOR = "yellow"
+_GOOD = "green"
+_QUIET = "dim"
 _STYLES = {"bad": _BAD, "poor": _POOR, "": ""}
 
 
@@ -220,7 +223,8 @@ def _name(console: Console, option: OptionInfo) -> Text:
 def _figures(run: Run) -> list[Text]:
     words = {"nothing": "-", "broken": "BROKEN"}
     cells = [Text(words.get(cell.text, cell.text), _STYLES[cell.level]) for cell in run.cells()]
-    trips, tools = _with_excess(run.trips, run.over_budget), _with_excess(run.tools_run, run.tools_past_budget)
+    trips = _with_excess(run.trips, run.over_budget)
+    tools = _with_excess(run.tools_run, run.tools_past_budget)
     return [trips, cells[2], tools, *cells[5:], Text(seconds(run.wall_seconds), _QUIET)]
 
 

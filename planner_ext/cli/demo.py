@@ -55,7 +55,8 @@ _ALLOWED = 5
 _GOAL_BUDGET = 10
 """Round trips that the second part allows."""
 
-_RUN, _STORE = "order-7", "runs.db"
+_RUN = "order-7"
+_STORE = "runs.db"
 """The run of the third part, and the file that its processes share."""
 
 
@@ -119,7 +120,8 @@ async def _limits(console: Terminal) -> bool:
 
 async def _loop(*, ours: bool, streamed: bool) -> _Loop:
     """Ask the model through Semantic Kernel's loop or ours; the loop's report is in the last message."""
-    kernel, history = Kernel(), ChatHistory()
+    kernel = Kernel()
+    history = ChatHistory()
     kernel.add_plugin(shop.Export(), "export")
     history.add_user_message("Wait until the export is finished, then say so.")
     behavior = FunctionChoiceBehavior.Auto(  # pyright: ignore[reportUnknownMemberType]
@@ -146,7 +148,8 @@ async def _loop(*, ours: bool, streamed: bool) -> _Loop:
 
 
 def _print_loops(console: Terminal, loops: list[_Loop]) -> None:
-    signs, table = console.signs, Table(box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False)
+    signs = console.signs
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False)
     table.add_column("loop")
     table.add_column("the server\ncounted", justify="right")
     table.add_column("the loop\nreports", justify="right")
@@ -170,13 +173,15 @@ async def _goal(console: Terminal) -> bool:
         await next(context)
 
     options = FunctionCallingStepwisePlannerOptions(plan=True, max_iterations=_GOAL_BUDGET)
-    planner, kernel = FunctionCallingStepwisePlanner(options=options), shop.order_kernel()
+    planner = FunctionCallingStepwisePlanner(options=options)
+    kernel = shop.order_kernel()
     kernel.add_filter(FilterTypes.FUNCTION_INVOCATION, count)  # pyright: ignore[reportUnknownMemberType]
     async with _scripted(shop.order_script) as (server, connector):
         kernel.add_service(connector)
         with Progress(console) as progress:
             result = await progress.watch(planner.invoke_stream(kernel, shop.ORDER_GOAL))
-        requests, tokens = len(server.requests), server.total_tokens
+        requests = len(server.requests)
+        tokens = server.total_tokens
     console.print()
     print_answer(console, result)
     agrees = _print_ledger(
@@ -336,7 +341,8 @@ def _print_ledger(console: Terminal, *rows: tuple[str, int, str, int]) -> bool:
     Returns:
         Whether all numbers agree.
     """
-    signs, grid = console.signs, Table.grid(padding=(0, 1))
+    signs = console.signs
+    grid = Table.grid(padding=(0, 1))
     for justify in ("left", "left", "right", "left", "left", "right"):
         grid.add_column(justify=justify)
     for name, charged, who, counted in rows:

@@ -198,7 +198,8 @@ def _order_answer(request: ScriptedRequest) -> ScriptedReply:
     order, reserved, stock = (
         json.loads(results[name]) for name in ("orders-find", "warehouse-reserve", "warehouse-stock")
     )
-    euros, arrival = float(results["currency-convert"]), date.fromisoformat(results["calendar-add_working_days"])
+    euros = float(results["currency-convert"])
+    arrival = date.fromisoformat(results["calendar-add_working_days"])
     answer = (
         f"{order['customer']}, your {reserved['reserved']} lamps are reserved in {reserved['site']}; Hamburg had only "
         f"{stock['Hamburg']}. They cost {euros:.2f} EUR ({order['total']:.2f} {order['currency']}) and arrive on "

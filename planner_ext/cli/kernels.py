@@ -150,9 +150,11 @@ def openai_service(base_url: str | None, model: str | None) -> OpenAIChatComplet
     model = model or settings.chat_model_id
     if not model:
         raise PlannerInvalidConfigurationError("No model is named: give --model, or set OPENAI_CHAT_MODEL_ID.")
-    name, url = "--base-url", base_url
+    name = "--base-url"
+    url = base_url
     if url is None:
-        name, url = "OPENAI_BASE_URL", os.environ.get("OPENAI_BASE_URL") or "https://api.openai.com/v1"
+        name = "OPENAI_BASE_URL"
+        url = os.environ.get("OPENAI_BASE_URL") or "https://api.openai.com/v1"
     host = _host(name, url)
     key = settings.api_key.get_secret_value() if settings.api_key else ""
     if not key and not _is_loopback(host):

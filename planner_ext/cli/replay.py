@@ -41,7 +41,8 @@ def replay_cassette(args: ReplayArgs) -> int:
     functions = args.functions or ("recorded" if args.kernel is None else "live")
     if functions not in ("live", "recorded"):
         raise PlannerInvalidConfigurationError(f"--functions must be live or recorded; got {functions!r}.")
-    run, out = _ReplayedRun(cassette, args), sys.stdout
+    run = _ReplayedRun(cassette, args)
+    out = sys.stdout
     with (
         redirect_stdout(sys.stderr),
         closing(run),
@@ -83,7 +84,9 @@ class _ReplayedRun(CliRun):
                 f"The run of {args.file} had a clarifier, a response_format, a callback or a chat history, which no "
                 "journal holds; replay it in a test, with planner_ext.testing.replay."
             )
-        self._cassette, self._started, self._recorded = cassette, started, recorded
+        self._cassette = cassette
+        self._started = started
+        self._recorded = recorded
         done = (fact for fact in recorded if isinstance(fact, CallFinished))
         self._finished = {(fact.iteration, fact.index, fact.function) for fact in done}
 
@@ -93,11 +96,13 @@ class _ReplayedRun(CliRun):
         Raises:
             PlannerInvalidConfigurationError: If the kernel cannot be used.
         """
-        path, started = self.options.kernel, self._started
+        path = self.options.kernel
+        started = self._started
         made = _stand_ins(self._cassette) if path is None else start_factory(path)
         self.kernel = tape.kernel(self._runner.run(kernel_of(made, path or "")))
         self._as_recorded = tape.as_recorded
-        rules, service = started.rules, self._cassette.exchanges[0][0].service if self._cassette.exchanges else None
+        rules = started.rules
+        service = self._cassette.exchanges[0][0].service if self._cassette.exchanges else None
         self.planner = FunctionCallingStepwisePlanner(
             service,
             FunctionCallingStepwisePlannerOptions(

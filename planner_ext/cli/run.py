@@ -126,12 +126,14 @@ class CliRun:
             PlannerInvalidConfigurationError: If options, kernel or service cannot be used.
             InvalidPolicyError: If the policy cannot be read.
         """
-        given, service_id = self.options, None
+        given = self.options
+        service_id = None
         approval = approval_options(given)
         made = Kernel() if given.kernel is None else start_factory(given.kernel)
         self.kernel = self._runner.run(kernel_of(made, given.kernel or ""))
         if given.kernel is None or given.base_url is not None or given.model is not None:
-            self._service, service_id = openai_service(given.base_url, given.model), SERVICE_ID
+            self._service = openai_service(given.base_url, given.model)
+            service_id = SERVICE_ID
             self.kernel = with_service(self.kernel, self._service)
         if not self.kernel.services:
             raise PlannerInvalidConfigurationError(
@@ -216,7 +218,8 @@ class CliRun:
                 code = _EXIT_CODES.get(result.status, ExitCode.NO_ANSWER)
             except KeyboardInterrupt:
                 signal.signal(signal.SIGINT, signal.SIG_IGN)  # the rest is short, and stores the run
-                result, code = self.interrupted(), ExitCode.INTERRUPTED
+                result = self.interrupted()
+                code = ExitCode.INTERRUPTED
             except Exception as error:
                 if _is_unusable(error):
                     raise
@@ -295,7 +298,8 @@ class CliRun:
 
     async def _timed(self, part: Coroutine[Any, Any, Result]) -> Result:
         """Await a part within the rest of the timeout; the time between two parts does not count."""
-        began, scope = time.monotonic(), asyncio.timeout(self._seconds_left)
+        began = time.monotonic()
+        scope = asyncio.timeout(self._seconds_left)
         if self._seconds_left is not None:
             self.progress.until = time.time() + self._seconds_left
         self._working = True

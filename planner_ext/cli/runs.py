@@ -166,7 +166,8 @@ def resume_run(
 
 def fork_run(run_id: str, args: ForkArgs, options: RunOptions) -> int:
     """Fork a run of a store, and resume the fork if there is something to resume it with; return the exit code."""
-    store, console = args.store, Terminal(sys.stderr)
+    store = args.store
+    console = Terminal(sys.stderr)
     hooks = hooks_of_app(args.app)
     name = asyncio.run(_forked(run_id, args, hooks))
     code: int = ExitCode.ANSWERED
@@ -225,7 +226,8 @@ async def show_run(run_id: str, store: str, *, follow: bool, html: Path | None, 
     """
     console = Terminal(sys.stderr)
     stored = await _stored(run_id, store)
-    record, facts = stored.record, stored.facts
+    record = stored.record
+    facts = stored.facts
     if follow or not as_json:
         console.say(Text.assemble((exact(run_id), "bold"), f": {one_line(record.goal)}"))
         with Progress(console) as progress:
@@ -249,7 +251,10 @@ def _write_page(file: Path, page: str) -> None:
 
 async def _followed(stored: StoredRun, store: str, progress: Progress) -> tuple[RunRecord, tuple[Fact, ...]]:
     """Show the new facts of a run until it ends, or waits for a decision; return the run with its whole journal."""
-    record, facts, continues, problem = stored.record, stored.facts, True, ""
+    record = stored.record
+    facts = stored.facts
+    continues = True
+    problem = ""
     if record.status == "queued":
         progress.note("queued, waits for a worker")
     async with opened_store(store, create=False) as opened:
@@ -274,7 +279,8 @@ def _fault_text(record: RunRecord) -> str:
 
 async def _print_run(record: RunRecord, facts: tuple[Fact, ...], store: str, *, as_json: bool) -> None:
     """Print what is to be said of a run beside its progress: decisions, problems, what waits, and the result."""
-    run_id, console = record.run_id, Terminal(sys.stderr)
+    run_id = record.run_id
+    console = Terminal(sys.stderr)
     result = result_of(fold_journal(run_id, facts), facts)
     async with Approvals.connect(store) as approvals:
         refused = await approvals.refused(run_id)
@@ -330,7 +336,8 @@ def work(args: WorkerArgs) -> int:
 
 
 async def _worked(args: WorkerArgs, made: Callable[[], Awaitable[Application]]) -> int:
-    console, application = Terminal(sys.stderr), await made()
+    console = Terminal(sys.stderr)
+    application = await made()
     planner = application.planner
     if planner is None:
         console.say(f"--app {args.app} gives a kernel alone: its runs have a planner with default options.", "dim")
@@ -361,7 +368,8 @@ def _with_options(planner: FunctionCallingStepwisePlanner, args: WorkerArgs) -> 
     """
     if not (given := approval_options(args)):
         return planner
-    options, settings = planner.options, planner.options.approval or ApprovalSettings()
+    options = planner.options
+    settings = planner.options.approval or ApprovalSettings()
     if args.ask_all and any(isinstance(one, ApprovalPolicy) for one in options.interceptors):
         raise PlannerInvalidConfigurationError(
             f"--ask-all and the policy of {args.app} contradict each other: a policy decides every call. Leave "
@@ -377,7 +385,8 @@ def _with_options(planner: FunctionCallingStepwisePlanner, args: WorkerArgs) -> 
 
 async def _drive(args: WorkerArgs, planner: FunctionCallingStepwisePlanner, application: Application) -> int:
     """Drive runs until cancelled, or with ``--once`` until no run is due."""
-    kernel, arguments_for = application.kernel, application.arguments_for
+    kernel = application.kernel
+    arguments_for = application.arguments_for
     options: WorkerOptions = {
         "worker_id": args.worker_id,
         "retry": RetryPolicy(attempts=args.retries + 1),

@@ -116,7 +116,8 @@ class Progress:
             self._timed_at = fact.at
         match fact:
             case facts.ModelReplied():
-                self._calls, self._arguments = fact.calls, [call.arguments for call in fact.calls]
+                self._calls = fact.calls
+                self._arguments = [call.arguments for call in fact.calls]
             case facts.CallDecided() if fact.index < len(self._calls):
                 self._arguments[fact.index] = fact.arguments_of(self._calls[fact.index])
             case _:
@@ -195,7 +196,8 @@ class Progress:
             case "external":
                 self._line(f"{self._console.signs.call} {fact.function} is for the caller to run")
             case "answer" | "deny":
-                signs, reads = self._console.signs, fact.kind == "read"
+                signs = self._console.signs
+                reads = fact.kind == "read"
                 sign, note = (signs.good, "read on") if reads else (signs.bad, "not run")
                 self._outcome(sign, fact.function, note, fact.answer or fact.reason)
 
@@ -314,7 +316,8 @@ def print_pending(console: Terminal, call: PendingCall, *, more: int = 0, lines:
     texts = {"question": visible(call.prompt)} if call.prompt else {}
     if not asks:
         texts["arguments"] = exact_json(call.arguments, indent=2) if call.arguments else "none"
-    cells, cut = console.text_width - _BESIDE, False
+    cells = console.text_width - _BESIDE
+    cut = False
     for label, text in texts.items():
         shown = text
         if lines is not None and not asks:

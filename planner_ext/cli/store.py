@@ -378,7 +378,8 @@ def _print_list(
     args: ListArgs, rows: Iterable[Mapping[str, object]], lines: Iterable[Text], *, total: int, none: str
 ) -> int:
     """Print a part of a list as JSON or as lines, and on stderr which part it is, unless it is the whole list."""
-    documents, errors = list(rows), Terminal(sys.stderr)
+    documents = list(rows)
+    errors = Terminal(sys.stderr)
     if len(documents) != total:
         after = f", after the first {args.offset}" if args.offset else ""
         rest = args.offset + args.limit
@@ -408,7 +409,9 @@ def _run_lines(records: Sequence[RunRecord], console: Terminal) -> Iterable[Text
     for words in head:
         yield Text(_aligned(words, widths), "dim")
     for record, cells in zip(records, rows, strict=True):
-        line, waits, goal = _aligned(cells, widths), one_line(record.waits_for or record.problem), one_line(record.goal)
+        line = _aligned(cells, widths)
+        waits = one_line(record.waits_for or record.problem)
+        goal = one_line(record.goal)
         name = len(cells[0])
         if not console.is_terminal:
             yield Text.assemble((line[:name], "bold"), line[name:], f"  {waits or '-'}  {goal}")

@@ -133,7 +133,8 @@ def _handled(logger_name: str, level: int, handle: Callable[[logging.LogRecord],
         def emit(self, record: logging.LogRecord) -> None:
             handle(record)
 
-    logger, handler = logging.getLogger(logger_name), Handler(level)
+    logger = logging.getLogger(logger_name)
+    handler = Handler(level)
     before = logger.level
     logger.addHandler(handler)
     logger.setLevel(min(level, logger.getEffectiveLevel()))
@@ -158,7 +159,8 @@ def cut_in_the_middle(text: str, *, cells: int, lines: int) -> str:
     if len(head) <= lines:
         return text
     half = max((lines - 1) // 2, 1)
-    first, last = head[:half], [*_folded(text[-cells * lines :], cells)][-half:]
+    first = head[:half]
+    last = [*_folded(text[-cells * lines :], cells)][-half:]
     missing = len(text) - sum(map(len, (*first, *last)))
     return "\n".join((*first, f"[ ... {missing:,} characters are not shown here ... ]", *last))
 
@@ -225,7 +227,8 @@ class TextFlow:
         self.empty = self.empty and not text
         *whole, self._pending = re.split(r"(?<=\s)(?=\S)|(?<=\S)(?=\s)", self._pending + printable(text))
         if cell_len(self._pending) > self._room:
-            whole, self._pending = [*whole, self._pending], ""
+            whole = [*whole, self._pending]
+            self._pending = ""
         self._print(map(self._placed, whole))
 
     def close(self) -> None:
@@ -246,7 +249,8 @@ class TextFlow:
         return self._line_end()
 
     def _placed_word(self, word: str) -> str:
-        placed, gap = "", " " if self._column and self._gap else self._gap[:_DEEPEST]
+        placed = ""
+        gap = " " if self._column and self._gap else self._gap[:_DEEPEST]
         for part in chop_cells(word, self._room):
             if self._column and self._column + cell_len(gap + part) > self._room:
                 placed += self._line_end()
@@ -255,12 +259,15 @@ class TextFlow:
                 placed += "\n" * self._empty_lines + " " * self._indent
             placed += gap + part
             self._column += cell_len(gap + part)
-            self._empty_lines, gap = 0, ""
-        self._gap, self._started = "", True
+            self._empty_lines = 0
+            gap = ""
+        self._gap = ""
+        self._started = True
         return placed
 
     def _line_end(self) -> str:
-        end, self._column = "\n" if self._column else "", 0
+        end = "\n" if self._column else ""
+        self._column = 0
         return end
 
     def _print(self, pieces: Iterable[str]) -> None:

@@ -84,7 +84,10 @@ class Backend:
 
     def __init__(self, live: Live | None, client: AsyncOpenAI, desk: Desk, http: httpx.AsyncClient) -> None:
         self._kernel = live.kernel if live is not None else None
-        self._client, self._desk, self._http, self.live = client, desk, http, live is not None
+        self._client = client
+        self._desk = desk
+        self._http = http
+        self.live = live is not None
         self.name = "a scripted model behind real HTTP on this machine"
         self._service: ChatCompletionClientBase | None = None
         if live is not None:
@@ -97,7 +100,9 @@ class Backend:
     @contextmanager
     def place_for(self, scenario: Scenario, observed: Observed) -> Generator[Place]:
         """Yield the place of one run."""
-        inner, server, url = self._service, _ForgivingServer(scenario, observed), ""
+        inner = self._service
+        server = _ForgivingServer(scenario, observed)
+        url = ""
         with server if inner is None else nullcontext():
             if inner is None:
                 url = server.url
@@ -151,14 +156,17 @@ class _ForgivingServer(ScriptedOpenAIServer):
 
     def __init__(self, scenario: Scenario, observed: Observed) -> None:
         super().__init__(lambda request: self._noted(scenario.model(_as_read(request))))
-        self._refused, self._observed, self._reports = observed.refused, observed, scenario.reports
+        self._refused = observed.refused
+        self._observed = observed
+        self._reports = scenario.reports
 
     def _noted(self, reply: ScriptedReply) -> ScriptedReply:
         self._observed.said += [reply.text or "", reply.refusal or "", *(call.arguments_text for call in reply.calls)]
         return reply
 
     def _complete(self, raw: bytes) -> HttpResponse:
-        body, before = json.loads(raw), self.total_tokens
+        body = json.loads(raw)
+        before = self.total_tokens
         if self._observed.ended_at:
             return self._continue(body)
         if (violation := find_violation(body)) is not None:

@@ -103,7 +103,8 @@ class Desk:
     def _respond(self, request: HttpRequest) -> HttpResponse:
         """Run a function: ``POST /{run}/{function}`` with its arguments as JSON."""
         _, run, name = request.path.split("/")
-        observed, arguments = self._runs[int(run)], request.body.decode()
+        observed = self._runs[int(run)]
+        arguments = request.body.decode()
         if name == "ended":
             observed.ended_at = observed.ended_at or monotonic()
         if observed.ended_at:
@@ -148,7 +149,8 @@ class _DeskFunctions:
     """The functions as those of a kernel."""
 
     def __init__(self, url: str, client: httpx.AsyncClient) -> None:
-        self._url, self._client = url, client
+        self._url = url
+        self._client = client
 
     async def _at_desk(self, function: str, /, **arguments: str) -> Any:
         answer: dict[str, Any] = (await self._client.post(f"{self._url}/{function}", json=arguments)).json()

@@ -25,7 +25,9 @@ TEMPLATES = Environment(
 )
 """The templates of the package; those of pages escape the text of models and functions."""
 
-_WIDTH, _LABELS, _CHARACTER = 360, (142, 190), 7.6
+_WIDTH = 360
+_LABELS = (142, 190)
+_CHARACTER = 7.6
 """Units of a chart, about a pixel each: its width, that of a telephone; the least and most for names; a character."""
 
 

@@ -117,7 +117,8 @@ def _environment(name: str, dependencies: list[str], tell: Callable[[str], objec
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "planner-ext" / "peers"
     digest = hashlib.sha256("\n".join([sys.version, *sorted(dependencies)]).encode()).hexdigest()[:12]
     folder = cache / f"{name.replace(' ', '-')}-{digest}"
-    python, made = folder / "bin" / "python", folder / "made"
+    python = folder / "bin" / "python"
+    made = folder / "made"
     if not made.exists():
         tell(f"Makes an environment for {name} in {folder}.")
         steps = (

@@ -302,7 +302,9 @@ class Run:
         Round trips, those over the budget, those charged; functions run, those past the budget; tokens summed, tokens
         told; ending, answer, history.
         """
-        over, past, told = self.over_budget, self.tools_past_budget, self.tokens_told
+        over = self.over_budget
+        past = self.tools_past_budget
+        told = self.tokens_told
         return (
             Cell(str(self.trips)),
             Cell(f"+{over}", "bad") if over else Cell("0"),
@@ -401,7 +403,10 @@ class Comparison:
         """List the faults of a run, the worst first."""
         if not run.offered:
             return ()
-        over, past, told, summed = run.over_budget, run.tools_past_budget, run.tokens_told, run.tokens_summed
+        over = run.over_budget
+        past = run.tools_past_budget
+        told = run.tokens_told
+        summed = run.tokens_summed
         possible: dict[FindingKind, tuple[object, str]] = {
             "over budget": (over, f"{counted(over, 'round trip')} over the budget"),
             "tools past budget": (past, f"{counted(past, 'function call')} past the budget"),
@@ -425,11 +430,16 @@ class Comparison:
         def run(option: str, script: str) -> Run:
             return shown.get((f"option-{option}", script), _NOT_MADE)
 
-        first, second = run("1-corrected", "chain"), run("2-corrected", "chain")
-        written, kept = run("2", "never-ending"), run("2-corrected", "never-ending")
-        callback, counted_too = run("3", "never-ending"), run("3-counted", "never-ending")
-        alone, inside = run("3-alone", "asks-a-model-inside"), run("2-corrected", "asks-a-model-inside")
-        veto, unasked = run("3-corrected", "veto"), run("2-corrected", "veto")
+        first = run("1-corrected", "chain")
+        second = run("2-corrected", "chain")
+        written = run("2", "never-ending")
+        kept = run("2-corrected", "never-ending")
+        callback = run("3", "never-ending")
+        counted_too = run("3-counted", "never-ending")
+        alone = run("3-alone", "asks-a-model-inside")
+        inside = run("2-corrected", "asks-a-model-inside")
+        veto = run("3-corrected", "veto")
+        unasked = run("2-corrected", "veto")
         possible = (
             (
                 first.status == "limit_reached" and first.tools_run < second.tools_run and second.finished,

@@ -72,7 +72,8 @@ async def run_comparison(
             kernel has no service, or a real model does not answer the first request.
     """
     Budget(max_iterations=max_iterations)
-    chosen, scenarios = _chosen("option", options, OPTIONS, Option), _scenarios(scripts, live)
+    chosen = _chosen("option", options, OPTIONS, Option)
+    scenarios = _scenarios(scripts, live)
     began = time.perf_counter()
     client = AsyncOpenAI(base_url="http://127.0.0.1", api_key="none", max_retries=0)
     with Desk() as desk:
@@ -265,7 +266,8 @@ async def _here(strategy: Strategy, scenario: Scenario, place: Place, observed: 
 
 async def run_trial(trial: Trial, strategy: Strategy, observed: Observed | None = None) -> Outcome:
     """Run a strategy to its end, however that is reached; it is cancelled where the situation says so."""
-    task, error = asyncio.ensure_future(strategy(trial)), ""
+    task = asyncio.ensure_future(strategy(trial))
+    error = ""
     if observed is not None:
         loop = asyncio.get_running_loop()
         observed.stop = lambda: loop.call_soon_threadsafe(task.cancel)
@@ -275,7 +277,8 @@ async def run_trial(trial: Trial, strategy: Strategy, observed: Observed | None 
         task.cancel()
         await asyncio.wait((task,))
     if task.cancelled():
-        trial.status, trial.answer = "cancelled", ""
+        trial.status = "cancelled"
+        trial.answer = ""
     elif (raised := task.exception()) is not None:  # any fault that an endpoint causes is a finding about the option
         trial.status, trial.answer, error = "failed", "", _cause(raised)
     replies = [message for message in trial.history.messages if message.role == AuthorRole.ASSISTANT]
@@ -322,7 +325,8 @@ class _Helper:
     """Runs a goal inside a run, with the same strategy, on the kernel that its function is called on."""
 
     def __init__(self, trial: Trial, strategy: Strategy) -> None:
-        self._trial, self._strategy = trial, strategy
+        self._trial = trial
+        self._strategy = strategy
 
     @kernel_function(description="Hand a goal to a helper, who reaches it and reports.")
     async def reach_goal(self, goal: Annotated[str, "The goal"], kernel: HiddenKernel) -> str:

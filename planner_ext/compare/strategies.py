@@ -106,7 +106,8 @@ async def _stock_loop(trial: Trial) -> None:
     trial.kernel.add_filter(FilterTypes.AUTO_FUNCTION_INVOCATION, refuse)  # pyright: ignore[reportUnknownMemberType]
 
     async def step(_: int) -> _StepReply:
-        known, message = len(trial.history.messages), None
+        known = len(trial.history.messages)
+        message = None
         chunks = await trial.chunks(settings) if trial.streaming else []
         if not trial.streaming:
             message = await trial.service.get_chat_message_content(trial.history, settings, kernel=trial.kernel)
@@ -211,7 +212,8 @@ async def _take_steps(trial: Trial, step: Callable[[int], Awaitable[_StepReply]]
         trial.history.add_user_message(_NEXT_STEP)
         message, free = await step(trial.max_iterations - trial.charged)
         if message is None:
-            trial.charged, trial.answer = trial.charged + 1, ""
+            trial.charged = trial.charged + 1
+            trial.answer = ""
             continue
         trial.history.add_message(message)
         trial.charged += message.metadata.get(_ITERATIONS, 1)
@@ -277,13 +279,17 @@ async def _planner(
     try:
         result = await _result_of(planner, trial)
     except (PlannerException, CancelledError) as error:
-        checkpoint, history = getattr(error, "checkpoint", None), getattr(error, "chat_history", None)
+        checkpoint = getattr(error, "checkpoint", None)
+        history = getattr(error, "chat_history", None)
         ledger = checkpoint.state().ledger if checkpoint is not None else Ledger()
-        trial.charged, trial.usage = ledger.iterations, ledger.usage
+        trial.charged = ledger.iterations
+        trial.usage = ledger.usage
         trial.history = history or trial.history
         raise
-    trial.status, trial.answer = result.status, result.final_answer
-    trial.charged, trial.usage = result.iterations, result.usage
+    trial.status = result.status
+    trial.answer = result.final_answer
+    trial.charged = result.iterations
+    trial.usage = result.usage
     trial.history = result.chat_history or trial.history
 
 

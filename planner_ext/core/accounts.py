@@ -297,7 +297,8 @@ class Account:
         if within is None:
             return next_action(state)
         with self.lock:
-            self._under_way, self._charged = 0, self.state.ledger.iterations
+            self._under_way = 0
+            self._charged = self.state.ledger.iterations
             action = next_action(self._shown(state, within))
             match action:
                 case AskPlan() | AskModel():

@@ -265,7 +265,8 @@ def shown(value: object) -> str:
 
 def described(error: BaseException) -> str:
     """Write an exception for a record or a log line: its type and its text, which it may fail to give."""
-    name, text = type(error).__name__, text_of(error)
+    name = type(error).__name__
+    text = text_of(error)
     return f"{name}: {text}" if text else name
 
 

@@ -170,7 +170,8 @@ def _call_decided(state: State, fact: facts.CallDecided) -> _Changes:
         ledger = _recounted(ledger, call, -1)  # charged once, however often its process died
     returned = fact.verdict == "deny" and state.rules.on_denial == "return_calls"
     answered = fact.verdict in ("answer", "deny", "final_answer") and not returned
-    answer, erred = fact.answer if answered else None, fact.kind in ("unknown", "invalid")
+    answer = fact.answer if answered else None
+    erred = fact.kind in ("unknown", "invalid")
     changes = _Changes()
     if fact.cut is not None:
         answer, changes = _cut(state, fact.iteration, fact.index, fact.answer, fact.cut)
@@ -195,7 +196,8 @@ def sticky_keys(function: str, digest: str, signature: str, *, source: str, role
 
 
 def _calls_withheld(state: State, fact: facts.CallsWithheld) -> _Changes:
-    batch, ledger = state.batch, state.ledger
+    batch = state.batch
+    ledger = state.ledger
     for index in fact.indexes:
         batch, call = _named_call(batch, fact, index)
         _require(call.answer is None, fact, "it has its result")
@@ -229,7 +231,8 @@ def _call_finished(state: State, fact: facts.CallFinished) -> _Changes:
     batch, call = _named_call(state.batch, fact, fact.index)
     _require(call.started and call.answer is None, fact, "it is not running")
     ledger = state.ledger + (call.recorded if fact.spent is None else fact.spent)
-    answer, changes = fact.result, _Changes()
+    answer = fact.result
+    changes = _Changes()
     if fact.cut is not None:
         answer, changes = _cut(state, fact.iteration, fact.index, fact.result, fact.cut)
     started = () if fact.spent is None else fact.spent.calls_by_function

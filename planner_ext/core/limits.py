@@ -136,7 +136,8 @@ def tightest(first: Budget, second: Budget | None) -> Budget:
         return first
     values: dict[str, Any] = {}
     for item in fields(Budget):
-        one, other = getattr(first, item.name), getattr(second, item.name)
+        one = getattr(first, item.name)
+        other = getattr(second, item.name)
         if item.name == "max_calls_per_function":
             both = one.keys() & other.keys()
             values[item.name] = {**one, **other, **{name: min(one[name], other[name]) for name in both}}

@@ -253,7 +253,8 @@ def _ask(state: State) -> Action:
         return _ask_in_form(state)
     if state.stopping is not None:
         return Finish(status="stopped", reason=state.stopping)
-    left, answers = iterations_left(state), state.rules.limits.on_limit == "answer"
+    left = iterations_left(state)
+    answers = state.rules.limits.on_limit == "answer"
     limit = state.limit or _spent(state) or ("max_iterations" if left <= 0 else None)
     answers = answers and (state.refused is None or state.refused.answer)
     answers = answers and _spent_around(state, _AMOUNTS) is None  # the forced answer is the outermost run's
@@ -275,10 +276,12 @@ def _ask_in_form(state: State) -> Action:
 def _request(state: State, limit: str | None) -> AskModel:
     """Decide whether functions are offered, and because of which limit they are not."""
     rules = state.rules
-    withheld, offer = limit, limit is None
+    withheld = limit
+    offer = limit is None
     # `use_attempts` is the count of rounds; `attempts_limit` is its name in results, "" if reaching it is no limit.
     if offer and rules.use_attempts is not None and state.rounds >= rules.use_attempts:
-        withheld, offer = rules.attempts_limit or None, False
+        withheld = rules.attempts_limit or None
+        offer = False
     closing = _closes_step(state)
     offer = offer and not (state.reask or closing or state.structuring)
     keep_schema = "none" if rules.limits.last_trip == "none" else None
@@ -375,7 +378,8 @@ def _review(state: State) -> Action:
     assert batch is not None
     if (answer := _stopped_text(state)) is not None:
         return _withhold_open(batch, answer)
-    most, count = state.rules.limits.max_calls_per_reply, len(batch.calls)
+    most = state.rules.limits.max_calls_per_reply
+    count = len(batch.calls)
     if most is not None and count > most:
         answer = (
             f"Not executed: one reply may have max_calls_per_reply={most} calls, and this one has {count}; none of "

@@ -86,7 +86,8 @@ def piece_of(
     Returns:
         The piece, or what is wrong with the arguments; and whether it is a piece.
     """
-    name, offset = arguments.get("call"), arguments.get("offset")
+    name = arguments.get("call")
+    offset = arguments.get("offset")
     text = results.get(name) if isinstance(name, str) else None
     if text is None or not isinstance(name, str):
         there = ", ".join([*results][-_BESIDE:]) or "none"
@@ -138,11 +139,13 @@ def _surely_fits(text: str, start: int, most: int) -> bool:
 
 def _longest(text: str, start: int, most: int, count: CountTokens) -> int:
     """Find an end that fits, within a twentieth of the cap; only a few times the piece is counted, never the text."""
-    fits, over = start, len(text) + 1
+    fits = start
+    over = len(text) + 1
     end = min(len(text), start + 4 * most)
     tries = 0
     while fits + 1 < over:
-        tokens, tries = count(text[start:end]), tries + 1
+        tokens = count(text[start:end])
+        tries = tries + 1
         if tokens <= most:
             fits = end
             if end == len(text) or (over <= len(text) and tokens >= _ENOUGH * most):
@@ -159,7 +162,8 @@ def _longest(text: str, start: int, most: int, count: CountTokens) -> int:
 
 def _joined(text: str, place: int) -> bool:
     """Return whether the characters before and at a place belong together, as far as that is seen from these two."""
-    before, after = text[place - 1], text[place]
+    before = text[place - 1]
+    after = text[place]
     return (
         unicodedata.combining(after) > 0
         or after in "\u200d\ufe0e\ufe0f"  # zero-width joiner, variation selectors

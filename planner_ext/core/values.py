@@ -83,11 +83,14 @@ class Tally(Mapping[str, int]):
 
     def plus(self, key: str, more: int) -> "Tally":
         """Copy the counts with one of them changed."""
-        tally, count = object.__new__(type(self)), self._lately.get(key)
+        tally = object.__new__(type(self))
+        count = self._lately.get(key)
         count = self._counts.get(key, 0) if count is None else count
-        tally._counts, tally._lately = self._counts, {**self._lately, key: count + more}
+        tally._counts = self._counts
+        tally._lately = {**self._lately, key: count + more}
         if len(tally._lately) > _WIDTH and len(tally._lately) ** 2 > len(tally._counts):
-            tally._counts, tally._lately = {**tally._counts, **tally._lately}, {}
+            tally._counts = {**tally._counts, **tally._lately}
+            tally._lately = {}
         return tally
 
     def __getitem__(self, key: str) -> int:

@@ -131,7 +131,8 @@ class Approvals:
             NotAuthorizedError: If ``authorize`` refuses it, or is missing here: the call has roles, or its run began
                 under a hook.
         """
-        approval, at = await self.show(approval_id), self._clock.now()
+        approval = await self.show(approval_id)
+        at = self._clock.now()
         try:
             text = _checked_decision(approval, decision, at, verified=self._doorkeeper.verified)
             by = getattr(decision, "by", None)
@@ -143,7 +144,8 @@ class Approvals:
             raise
         if await self._store.decide(approval_id, text, fingerprint=approval.fingerprint, at=at):
             return True
-        first, problem = (await self.show(approval_id)).decision, "The call did not wait any more."
+        first = (await self.show(approval_id)).decision
+        problem = "The call did not wait any more."
         if first is not None:
             when = f"{first.at:%Y-%m-%d %H:%M:%S} UTC"
             problem = f"The first decision counts, and was made before, at {when} by {first.by!r}."

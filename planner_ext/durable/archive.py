@@ -192,7 +192,8 @@ def _check_run(run: Mapping[str, Value], goal: object, state: State) -> None:
     """
     read_inputs(str(run["run_id"]), run["inputs"])
     read_new_budget(str(run["run_id"]), run["new_budget"])
-    is_new, status = state.phase is Phase.NEW, run["status"]
+    is_new = state.phase is Phase.NEW
+    status = run["status"]
     if not isinstance(goal, str) or not (is_new or goal == state.goal):
         raise ValueError("its goal is not that of its journal")
     if status in _NOT_DERIVED and not (is_new if status == "queued" else state.ended is None):

@@ -141,7 +141,8 @@ class Claims:
 
     async def take(self, claim: Claimable) -> bool:
         """Become the owner of a run; one that has to be driven alone waits for that, and is put back after a while."""
-        record, me = claim.record, self.workers.worker_id
+        record = claim.record
+        me = self.workers.worker_id
         if record.owner == me:
             return True
         if claim.alone and not await self.gate.alone(record.run_id, _ALONE_SECONDS):

@@ -205,7 +205,8 @@ class LeasedWorkers:
 
     def _is_late(self) -> bool:
         """Whether the thread did not run for the lease: the process was frozen, or the machine slept."""
-        (steady, wall), (steady_then, wall_then) = _clocks(), self._marked
+        (steady, wall) = _clocks()
+        (steady_then, wall_then) = self._marked
         return steady - steady_then > self._lease or wall - wall_then > self._lease
 
     def _mark(self) -> None:
@@ -215,7 +216,8 @@ class LeasedWorkers:
 
     def _lapse(self) -> None:
         self._lapses += 1  # before anything else: what checks the lease stops here
-        was_steady, self._is_steady = self._is_steady, False
+        was_steady = self._is_steady
+        self._is_steady = False
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self.on_lapse)
         if was_steady:  # else it is the same freeze, seen once more by the age of the row
@@ -239,7 +241,8 @@ class LeasedWorkers:
                 self._wake.wait(self._interval)
 
     def _beat_in(self, execute: Execute) -> None:
-        now, age = self._store.database.now, self._store.database.age
+        now = self._store.database.now
+        age = self._store.database.age
         values: dict[str, Value] = {"worker_id": self.worker_id, "name": self._locks.name, "lease": self._lease}
         if not self._started.done():
             execute(_FORGET.format(now=now), values)

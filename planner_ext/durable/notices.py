@@ -204,7 +204,9 @@ class Notifier:
             clock: Tells the time and sleeps.
             poll_seconds: How often to look for what is due.
         """
-        self._store, self._where, self._clock = store, where, clock
+        self._store = store
+        self._where = where
+        self._clock = clock
         self._poll_seconds = poll_seconds
         if self._webhook is not None:
             self._webhook.open()
@@ -252,7 +254,8 @@ class Notifier:
 
     async def _begin(self) -> bool:
         """Begin to deliver the due notices, each in a task; return whether more may be due than there is room for."""
-        now, events = self._clock.now(), {event: event if event in self._targets else "" for event in _EVENTS}
+        now = self._clock.now()
+        events = {event: event if event in self._targets else "" for event in _EVENTS}
         free = _AT_ONCE - len(self._delivering)
         (rows,) = await self._store.database.transact((_DUE, {"now": now, "limit": free, **events}))
         for row in rows:
@@ -311,7 +314,8 @@ class Notifier:
     async def _failed(self, row: Sequence[Value], state: "_Body", problem: str) -> None:
         """Note when to try again; a day after the event, never."""
         key, run_id, event, _, created_at, attempts, _ = row
-        now, before = self._clock.now(), int(attempts or 0)
+        now = self._clock.now()
+        before = int(attempts or 0)
         next_at = now + min(_LONGEST_DELAY, _FIRST_DELAY * 2.0 ** min(before, 64))
         over = next_at > float(created_at or 0) + _DAY
         await self._settle(key, state, next_at=None if over else next_at, problem=json.dumps(problem))
@@ -333,7 +337,8 @@ class Notifier:
         await self._store.database.transact((_SETTLE, {"id": key, "body": body, **values}))
 
     async def _pending(self, record: RunRecord) -> tuple[PendingApproval, ...]:
-        now, found = self._clock.now(), list[PendingApproval]()
+        now = self._clock.now()
+        found = list[PendingApproval]()
         for row in await self._store.open_approvals(now, run_id=record.run_id, limit=_MOST_PENDING):
             with suppress(ApprovalRefusedError):  # a row that was altered
                 found.append(read_approval(row))
@@ -363,7 +368,8 @@ class Webhook:
             problem = "notify must be a URL that begins with https:// or http:// and names a host."
             raise InvalidLimitError(problem)
         self._key = None if key is None else _key_bytes(key)
-        self._url, self._host = parsed, parsed.host
+        self._url = parsed
+        self._host = parsed.host
         self._client: AsyncClient | None = None
 
     def open(self) -> None:
@@ -380,7 +386,8 @@ class Webhook:
             _NotTakenError: If it was not taken; the message names the host, and nothing that may be secret.
         """
         assert self._client is not None, "it was opened"
-        body, at = json.dumps(notice.as_dict(), separators=(",", ":")), str(int(time.time()))
+        body = json.dumps(notice.as_dict(), separators=(",", ":"))
+        at = str(int(time.time()))
         headers = {"content-type": "application/json", "webhook-id": notice.id, "webhook-timestamp": at}
         if self._key is not None:
             signed = hmac.new(self._key, f"{notice.id}.{at}.{body}".encode(), hashlib.sha256).digest()

@@ -18,7 +18,8 @@ class Opening(AbstractAsyncContextManager[T]):
     """A store that is not open yet; to use it without ``async with`` is an error that says so."""
 
     def __init__(self, context: AbstractAsyncContextManager[T], name: str) -> None:
-        self._context, self._name = context, name
+        self._context = context
+        self._name = name
 
     async def __aenter__(self) -> T:
         return await self._context.__aenter__()

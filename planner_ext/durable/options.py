@@ -106,7 +106,10 @@ class WorkerSettings:
     notify_key: str | None = None
 
     def __post_init__(self) -> None:
-        in_doubt, lease, deaths, grace = self.in_doubt, self.lease_seconds, self.max_deaths, self.grace_seconds
+        in_doubt = self.in_doubt
+        lease = self.lease_seconds
+        deaths = self.max_deaths
+        grace = self.grace_seconds
         check(in_doubt in ("person", "model"), f"in_doubt must be 'person' or 'model'; got {shown(in_doubt)}.")
         check(is_duration(lease), f"lease_seconds must be a number of seconds above 0; got {shown(lease)}.")
         check_poll_seconds(self.poll_seconds)

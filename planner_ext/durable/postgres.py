@@ -304,7 +304,8 @@ class _Session:
                     async with asyncio.timeout(_LEAVE_SECONDS):
                         await self._connection.execute(_REMOVE_CONNECTIONS, {"connection": self._name})
             await self._connection.close()
-        self._connection, self._entered = None, False
+        self._connection = None
+        self._entered = False
 
     async def _connected(self) -> _Connection:
         if self._connection is None or self._connection.closed:
@@ -508,7 +509,9 @@ def _query(statement: str) -> LiteralString:
 async def _with_retries(attempt: Callable[[], Awaitable[_Result]], *, seconds: float) -> _Result:
     """Retry until the server is reachable or the patience runs out; any other error is raised at once."""
     loop = asyncio.get_running_loop()
-    deadline, wait, said = loop.time() + seconds, 0.05, False
+    deadline = loop.time() + seconds
+    wait = 0.05
+    said = False
     while True:
         try:
             return await attempt()

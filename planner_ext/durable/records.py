@@ -273,7 +273,8 @@ def read_approval(row: Row, refused: Sequence[Row] = ()) -> PendingApproval:
     key, run_id, status, fingerprint, text, asked_at, expires_at, decision, decided_at, problem = row
     with reading_row(f"The row of approval {key!r} is", ApprovalRefusedError):
         call = json.loads(str(text))
-        function, arguments = call["function"], call["arguments"]
+        function = call["function"]
+        arguments = call["arguments"]
         roles = tuple(map(str, call.get("roles", ())))
         digest = digest_of(function, arguments)
         if "further" in call:  # others have approved it
@@ -348,7 +349,8 @@ def _decision_record(
         return None
     try:
         data: dict[str, Any] = json.loads(str(text))
-        given, moment = data.get("arguments"), datetime.fromtimestamp(float(at), UTC)
+        given = data.get("arguments")
+        moment = datetime.fromtimestamp(float(at), UTC)
         kind, by, reason = (_text(data.get(name) or "") for name in ("kind", "by", "reason"))
         if given is not None:
             given = dict(given)
@@ -410,7 +412,8 @@ def refused_text(decision: object) -> str:
     try:
         return write_decision(cast("Decision", decision))
     except ApprovalRefusedError:
-        kind, by = _kind_of(decision) or type(decision).__name__, getattr(decision, "by", None)
+        kind = _kind_of(decision) or type(decision).__name__
+        by = getattr(decision, "by", None)
         return json.dumps({"schema": _DECISION_SCHEMA, "kind": kind, "by": by if isinstance(by, str) else None})
 
 

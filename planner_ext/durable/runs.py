@@ -278,7 +278,8 @@ class RunsClient:
             RunConflictError: If the store has a run of the new name.
             StoreError: If the new name cannot be used.
         """
-        name, now = _run_name(new_run_id), self._clock.now()
+        name = _run_name(new_run_id)
+        now = self._clock.now()
         await self._check("fork", run_id, by)
         return await fork_run(self._store, run_id, at=at, new_run_id=name, now=now, instruction=instruction)
 
@@ -369,7 +370,8 @@ class RunsClient:
         """
         stored = await self._store.load(run_id)
         state = fold_journal(run_id, stored.facts)
-        approvals, waiting = self.approvals(), waiting_calls(state)
+        approvals = self.approvals()
+        waiting = waiting_calls(state)
         pending = await approvals.pending(run_id, limit=len(waiting)) if waiting else ()
         return result_of(stored.record, state, pending)
 
@@ -464,7 +466,8 @@ class Runs(RunsClient):
         super().__init__(
             pool.runner.store, clock=pool.runner.clock, poll_seconds=pool.poll_seconds, doorkeeper=doorkeeper
         )
-        self._pool, self._notifier = pool, notifier
+        self._pool = pool
+        self._notifier = notifier
         self._job_of: Callable[[str], Job[Any]] | None = None
         self._closing = asyncio.Lock()
 
@@ -641,7 +644,8 @@ class Runs(RunsClient):
             UnknownRunError: If the store has no such run.
             NotAuthorizedError: If the ``authorize`` hook refuses, or is missing here.
         """
-        record, asking = await self._store.record(run_id), self._with_hook_of(planner)
+        record = await self._store.record(run_id)
+        asking = self._with_hook_of(planner)
         if record.status not in PARKED and (budget is not None or not decisions):
             await asking._check("resume", run_id, by)
         await self._revived(record, asking, by=by)

@@ -613,7 +613,8 @@ class JournalStore:
 
     async def reopen(self, key: str, problem: str) -> None:
         """Reopen a question whose decision cannot be taken; keep that decision as refused."""
-        decided, values = "WHERE id = :id AND status = 'decided'", {"id": key, "problem": json.dumps(problem)}
+        decided = "WHERE id = :id AND status = 'decided'"
+        values = {"id": key, "problem": json.dumps(problem)}
         keep = f"""
             INSERT INTO planner_refusals (run_id, id, decision, problem, at)
             SELECT run_id, id, decision, :problem, decided_at FROM planner_approvals {decided}
@@ -678,7 +679,8 @@ class JournalStore:
         self, *, status: str, before: float, only_guarded: bool
     ) -> AsyncGenerator[tuple[str, tuple[str, ...]]]:
         """List the runs that `prune` would delete, each with its `hooks`; on request only those that have one."""
-        old, guarded = _OLD.format(age=self.database.age), f"AND ({_IS_GUARDED})" if only_guarded else ""
+        old = _OLD.format(age=self.database.age)
+        guarded = f"AND ({_IS_GUARDED})" if only_guarded else ""
         statement = f"""
             SELECT run_id, inputs, ({_FIRST_FACT}) FROM planner_runs
             WHERE {old} AND run_id > :last {guarded} ORDER BY run_id LIMIT :limit

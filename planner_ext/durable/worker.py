@@ -139,7 +139,9 @@ class Runner:
                 approver the call waits again.
             Exception: On a fault.
         """
-        run_id, budget, own = job.run_id, job.budget, job.decisions or {}
+        run_id = job.run_id
+        budget = job.budget
+        own = job.decisions or {}
         arguments = None if job.arguments_for is None else job.arguments_for(run_id)
         seen: set[str] = set()
         while True:
@@ -180,7 +182,8 @@ class Runner:
                 if not await self._reopened(error, decided, own, writer):
                     raise
                 continue
-            budget, own = None, {}
+            budget = None
+            own = {}
             if stored.record.status == "paused":
                 seen |= keys  # a run in any other state takes them after its next pause
             rows = await self.store.decisions(run_id) if writer.state.ended is None else ()
@@ -614,7 +617,8 @@ class RunHandle(Generic[R]):
     def __init__(self, pool: WorkerPool, job: Job[R]) -> None:
         """@private Called by `Runs`."""
         self.run_id = job.run_id
-        self._pool, self._job = pool, job
+        self._pool = pool
+        self._job = job
         self._task = pool.task_of(job)
         self._returned = False
 

@@ -236,7 +236,8 @@ class JournalWriter:
             held = []
             steps = []
         self._held = held
-        self._buffered, self.state = steps, state
+        self._buffered = steps
+        self.state = state
         self._questions = {id_: index for id_, index in self._questions.items() if id_ not in closed}
         self._questions |= {id_: call.index for id_, call in opened.items()}
         if self._claim is not None:  # what follows may be a request, and nothing is written before it
@@ -267,9 +268,11 @@ class JournalWriter:
         return read_approval((row["id"], self.run_id, "open", *(row[name] for name in columns), None, None, None))
 
     def _fact_steps(self, seq: int, facts: Sequence[Fact]) -> list[Step]:
-        statement, own = ADD_FACT, dict[str, Value]()
+        statement = ADD_FACT
+        own = dict[str, Value]()
         if self._claim is not None and not self._buffered:  # what is buffered has it: once in a transaction is enough
-            statement, own = _ADD_OWN_FACT, {"owner": self._claim.owner}
+            statement = _ADD_OWN_FACT
+            own = {"owner": self._claim.owner}
         return [
             (statement, {**fact_row(self.run_id, place, value), **own})
             for place, value in enumerate(dump_facts(facts), start=seq)
@@ -298,7 +301,8 @@ async def cancel_run(store: JournalStore, run_id: str, *, by: str, reason: str, 
         UnknownRunError: If the store has no such run.
     """
     stored = await store.load(run_id)
-    read, state = stored.facts, fold_journal(run_id, stored.facts)
+    read = stored.facts
+    state = fold_journal(run_id, stored.facts)
     while True:
         writer = JournalWriter(store, run_id, read, state=state)
         at = clock.now()
@@ -315,7 +319,8 @@ async def cancel_run(store: JournalStore, run_id: str, *, by: str, reason: str, 
             await writer.append(run_id, len(read), (*facts, *ended))
             return True
         _, _, new = await store.load_since(run_id, len(read), now=at)  # reading all of it again may be late again
-        read, state = (*read, *new), reduce(apply, new, state)
+        read = (*read, *new)
+        state = reduce(apply, new, state)
 
 
 def _open_steps(state: State, id_: str, call: WaitingCall) -> list[Step]:
@@ -405,7 +410,8 @@ def _question_id(state: State, index: int | None, started: Mapping[tuple[int, in
         assert state.reply is not None
         return approval_id(state.run_id, state.reply.iteration, question_id(state.reply.iteration))
     assert state.batch is not None
-    iteration, call = state.batch.iteration, state.batch.calls[index]
+    iteration = state.batch.iteration
+    call = state.batch.calls[index]
     name = approval_id(state.run_id, iteration, call.request.id)
     again = call.started and call.decided is not None and call.decided.person
     return f"{name}@{started[iteration, index]}" if again else name

@@ -132,7 +132,8 @@ def missing_guards(before: Guards, now: Guards, offered: Collection[str]) -> lis
 
 def _missing_of_kind(kind: str, before: Sequence[str], now: Sequence[str]) -> Iterator[str]:
     """List the missing guards of one kind, or their order where only that changed."""
-    missing, more = Counter(before) - Counter(now), Counter(now) - Counter(before)
+    missing = Counter(before) - Counter(now)
+    more = Counter(now) - Counter(before)
     changed = [json.loads(name) for name in more if _is_policy(name)]
     for name in missing.elements():
         if not _is_policy(name):

@@ -197,7 +197,8 @@ class BudgetHandle:
 
     def take(self) -> tuple[Budget, str] | None:
         """Return the limits that were set, and who set them; once."""
-        given, self._given = self._given, None
+        given = self._given
+        self._given = None
         return given
 
 
@@ -216,7 +217,8 @@ class Calls:
 
     async def review(self, action: ReviewCalls) -> None:
         """Decide these calls of the open batch, and record what was decided of each."""
-        batch, self._failed = self._journal.state.batch, None
+        batch = self._journal.state.batch
+        self._failed = None
         assert batch is not None
         resolved = {index: self._ports.functions.check(batch.calls[index].request) for index in action.indexes}
         self._resolved = {(batch.iteration, index): call for index, call in resolved.items()}
@@ -230,7 +232,9 @@ class Calls:
 
     async def _decide(self, batch: Batch, resolved: dict[int, ResolvedCall]) -> Sequence[CallDecided]:
         """Decide every call before any is recorded, so that no call runs before all were seen."""
-        state, at, gate = self._journal.state, self._journal.now(), self._ports.gate
+        state = self._journal.state
+        at = self._journal.now()
+        gate = self._ports.gate
         facts = [_first_decision(state.run_id, batch, index, call, at) for index, call in resolved.items()]
         if state.cut:
             facts = self._read_on(facts, resolved)
@@ -265,7 +269,8 @@ class Calls:
 
     def _read_on(self, facts: list[CallDecided], resolved: dict[int, ResolvedCall]) -> list[CallDecided]:
         """Answer the calls that read on in a result: a handful; one that names no result is invalid."""
-        state, count = self._journal.state, self._ports.count_tokens
+        state = self._journal.state
+        count = self._ports.count_tokens
         most = None if count is None else state.rules.limits.max_result_tokens
         read = list(facts)
         places = [place for place, fact in enumerate(facts) if fact.kind == "read"]
@@ -369,7 +374,8 @@ class Calls:
     async def _restart(self, started: CallStarted) -> bool:
         """Record one more start of a call before it happens; return False if it may not happen."""
         async with self._restarting:  # two starts at once are counted one after the other
-            state, at = self._journal.state, self._journal.now()
+            state = self._journal.state
+            at = self._journal.now()
             call = None if state.batch is None else state.batch.calls[started.index]
             if call is None or call.answer is not None or state.iteration != started.iteration + 1:
                 return False

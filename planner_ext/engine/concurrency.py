@@ -129,7 +129,8 @@ async def in_thread(work: Callable[[], _T]) -> _T:
             done.set_result((result, error))
 
     def run() -> None:
-        result, error = None, None
+        result = None
+        error = None
         try:
             result = context.run(work)
         except BaseException as caught:
@@ -209,7 +210,8 @@ class _Background:
     def close(self) -> None:
         """End the loop, and what runs on it, when the interpreter ends; what does not end in time is abandoned."""
         with self._lock:
-            loop, thread = self._loop, self._thread
+            loop = self._loop
+            thread = self._thread
             self._closing = True
         if loop is not None and thread is not None and thread.is_alive():
             loop.call_soon_threadsafe(loop.stop)
@@ -440,7 +442,8 @@ class StopHandle:
             return
         with self._lock:
             self.now = True
-            waiting, self._waiting = self._waiting, set()
+            waiting = self._waiting
+            self._waiting = set()
         for interrupt in waiting:
             with suppress(RuntimeError):  # its loop is closed: nothing waits any more
                 interrupt.get_loop().call_soon_threadsafe(_wake, interrupt)
@@ -556,7 +559,8 @@ async def end_tasks(*tasks: asyncio.Future[Any]) -> None:
     Raises:
         asyncio.CancelledError: This wait was cancelled; the tasks have been cancelled once more, and have ended.
     """
-    waiting, cancelled = {task for task in tasks if not task.done()}, None
+    waiting = {task for task in tasks if not task.done()}
+    cancelled = None
     while waiting:
         for task in waiting:
             task.cancel()

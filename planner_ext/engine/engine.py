@@ -69,9 +69,12 @@ class Engine:
         An earlier process may have sent a request and ended before it recorded the reply. Such a request is recorded
         first, as failed, so that it is charged.
         """
-        shared, is_kept, continues = self._ports.shared, self._ports.store is not None, bool(self.facts)
+        shared = self._ports.shared
+        is_kept = self._ports.store is not None
+        continues = bool(self.facts)
         for fact in lost_request(self.state, at=self._journal.now()):
-            transcript, choice = self.state.transcript, self.state.rules.tool_choice
+            transcript = self.state.transcript
+            choice = self.state.rules.tool_choice
             request = machine.AskModel(iteration=fact.iteration, offer=True, tool_choice=choice, withheld=None)
             await self.record(replace(fact, usage=self._estimated(transcript, request)))
         for fact in new:
@@ -96,7 +99,8 @@ class Engine:
         tracing = self._ports.tracing
         perform = self._perform if tracing is None else tracing.around(self._perform)
         self._journal.lap()
-        recorded, repeats = len(self.facts), 0
+        recorded = len(self.facts)
+        repeats = 0
         try:
             while (action := await self._next()) is not None:
                 await contained(perform(action))
@@ -146,7 +150,8 @@ class Engine:
                 continue  # a stop or a deadline may have come while it waited
             if self._shared is None:
                 return action
-            respondent, earlier = self._ports.respondent, self.state.refused
+            respondent = self._ports.respondent
+            earlier = self.state.refused
             asks_model = respondent is not None and respondent.is_model
             if (refused := await self._shared.before(action, asks_model=asks_model)) is None:
                 return action
@@ -160,7 +165,8 @@ class Engine:
         if self._stop.reason is not None and self.is_running and self.state.stopping is None:
             await self.record(facts.StopRequested(reason=self._stop.reason, at=self._journal.now()))
         if self._ports.new_budget is not None and self.is_running and (new := self._ports.new_budget()) is not None:
-            at, seconds = self._journal.now(), self._journal.lap()
+            at = self._journal.now()
+            seconds = self._journal.lap()
             limits, by = new
             await self.record(facts.BudgetChanged(limits=limits, by=by, at=at, seconds=seconds))
 
@@ -184,10 +190,12 @@ class Engine:
                 await self.record(plain_fact(action, at=self._journal.now()))
             case machine.Pause():
                 traced = {} if self._ports.tracing is None else {"trace": self._ports.tracing.trace}
-                at, seconds = self._journal.now(), self._journal.lap()
+                at = self._journal.now()
+                seconds = self._journal.lap()
                 await self.record(plain_fact(action, at=at, seconds=seconds, **traced))
             case machine.Finish():
-                at, seconds = self._journal.now(), self._journal.lap()
+                at = self._journal.now()
+                seconds = self._journal.lap()
                 await self.record(plain_fact(action, at=at, seconds=seconds))
             case _:
                 assert_never(action)
@@ -196,7 +204,8 @@ class Engine:
         self, action: machine.AddMessage | machine.CheckAnswer
     ) -> facts.MessageAdded | facts.AnswerChecked:
         """Write a message of the planner, or what the answer's form lacks."""
-        at, form = self._journal.now(), self._ports.answer_form
+        at = self._journal.now()
+        form = self._ports.answer_form
         if isinstance(action, machine.AddMessage) and action.purpose != "structure":
             message = self._ports.step_message(action.purpose)
             return facts.MessageAdded(message=message, purpose=action.purpose, at=at)
@@ -213,18 +222,23 @@ class Engine:
         reply = await self._requested(await prompts.plan_request(), request)
         if isinstance(reply, OutOfTime):
             return
-        messages, at, seconds = self.state.transcript, self._journal.now(), self._journal.lap()
+        messages = self.state.transcript
+        at = self._journal.now()
+        seconds = self._journal.lap()
         try:
             messages = await prompts.opening(reply.text)
         finally:  # a template that fails does not take back the request, nor what it cost
-            plan, iterations, usage = reply.text, reply.iterations, reply.usage
+            plan = reply.text
+            iterations = reply.iterations
+            usage = reply.usage
             await self.record(
                 facts.Planned(plan=plan, messages=messages, iterations=iterations, usage=usage, at=at, seconds=seconds)
             )
 
     async def _requested(self, transcript: Sequence[TranscriptItem], request: machine.AskModel) -> Reply | OutOfTime:
         """Make a request; one that a time limit interrupts was made, and is charged."""
-        emit, interrupted = self._emit, False
+        emit = self._emit
+        interrupted = False
         await self._announce(transcript, request, is_implied=self.state.intent == "implied")
 
         async def pass_on(event: Event) -> None:
@@ -265,15 +279,19 @@ class Engine:
 
     def _failed(self, reason: str, *, sent: bool) -> facts.RequestFailed:
         """Write a request without a reply; it is charged if it was under way, and may have been sent."""
-        iteration, iterations, usage = self.state.iteration, 0, Usage()
+        iteration = self.state.iteration
+        iterations = 0
+        usage = Usage()
         if self._under_way is not None and self._under_way[0] == len(self.facts):
             _, transcript, request = self._under_way
             iteration = request.iteration
             if sent:
-                iterations, usage = 1, self._estimated(transcript, request)
+                iterations = 1
+                usage = self._estimated(transcript, request)
         if self._shared is not None:
             self._shared.failed(iterations, usage)
-        at, seconds = self._journal.now(), self._journal.lap()
+        at = self._journal.now()
+        seconds = self._journal.lap()
         return facts.RequestFailed(
             iteration=iteration, reason=reason, iterations=iterations, usage=usage, at=at, seconds=seconds
         )
@@ -312,7 +330,8 @@ class Engine:
 
     async def _ask_person(self, action: machine.AskPerson) -> None:
         """Put a question to the clarifier; the time in which a person answers does not count as active time."""
-        respondent, seconds = self._ports.respondent, self._journal.lap()
+        respondent = self._ports.respondent
+        seconds = self._journal.lap()
         given = Clarification(text=None)
         if respondent is not None and respondent.is_model and action.iterations != 0:
             request = machine.AskModel(iteration=action.iteration, offer=False, tool_choice=None, withheld=None)
@@ -343,7 +362,8 @@ class Engine:
 
     async def _kept_interval(self) -> bool:
         """Keep the least time between the starts of two requests; return whether there was anything to wait for."""
-        clock, least = self._ports.clock, self._ports.min_iteration_seconds
+        clock = self._ports.clock
+        least = self._ports.min_iteration_seconds
         wait = 0.0 if self._asked_at is None else self._asked_at + least - clock.monotonic()
         if wait > 0:
             wait = min(wait, max(self._journal.left(), 0.0)) if self._journal.timed else wait

@@ -33,7 +33,8 @@ def forked_facts(facts: Sequence[Fact], *, at: int, run_id: str, now: float, ins
     Raises:
         InvalidForkError: If the run made no request after this iteration.
     """
-    state, ends = State(), dict[int, tuple[int, State]]()
+    state = State()
+    ends = dict[int, tuple[int, State]]()
     for count, fact in enumerate(facts, 1):
         state = apply(state, fact)
         if state.phase is Phase.ASKING:

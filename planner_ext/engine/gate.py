@@ -60,7 +60,8 @@ _APPROVED_EARLIER = Approve(by="approved earlier in this run")
 
 def _with_approval(state: State, call: ToolCall, reviewed: Reviewed) -> State:
     """Add what is approved for the rest of the run, for the later calls of the batch."""
-    decision, question = reviewed.decision, reviewed.question
+    decision = reviewed.decision
+    question = reviewed.question
     if not isinstance(decision, Approve) or decision.always is None or question is None:
         return state
     if reviewed.arguments is not None:
@@ -122,7 +123,8 @@ class InterceptorChain:
         decision = await self._decide(call)
         if not isinstance(decision, Defer):
             return decision
-        mark, seconds = self.marked(call.fully_qualified_name), decision.expires_in
+        mark = self.marked(call.fully_qualified_name)
+        seconds = decision.expires_in
         question = replace(
             decision,
             expires_in=self.options.expires_in if seconds is None else seconds,
@@ -324,7 +326,8 @@ class Review:
             return _Ruled(call, after)
         if edited:
             return _Ruled(call, _edited_twice(call, approval))
-        ruled, own = await self._by_rules(after, state, edited=True), replace(approval, arguments=None)
+        ruled = await self._by_rules(after, state, edited=True)
+        own = replace(approval, arguments=None)
         decision = ruled.decision
         if isinstance(decision, Approve | None):
             decision = own if decision is None else _merged(own, decision)
@@ -357,13 +360,18 @@ class Review:
         Whoever edits the call is asked once more if a rule denies the edit, or asks something else about it. A question
         that nobody answers here comes last.
         """
-        call, decision, questions = ruled.call, ruled.decision, sorted(ruled.questions, key=lambda one: one[1] is None)
+        call = ruled.call
+        decision = ruled.decision
+        questions = sorted(ruled.questions, key=lambda one: one[1] is None)
         question: Defer | None = None
-        editor, retried, edited = ruled.editor, False, False
+        editor = ruled.editor
+        retried = False
+        edited = False
         while questions:
             question, chain = questions[0]
             if _is_approved(call, question, state):
-                decision, questions = _APPROVED_EARLIER, questions[1:]
+                decision = _APPROVED_EARLIER
+                questions = questions[1:]
                 continue
             decision = question if chain is None else await chain.asked(call, question, state.run_id)
             if not isinstance(decision, Approve):
@@ -375,13 +383,16 @@ class Review:
                 if retried:
                     return Reviewed(decision=replace(refused, by=decision.by))
                 prompt = " ".join(filter(None, (refused.reason, question.prompt)))
-                retried, questions[0] = True, (replace(question, prompt=prompt), chain)
+                retried = True
+                questions[0] = (replace(question, prompt=prompt), chain)
                 continue
             if then.call is call:
                 others = questions[1:]
                 questions = [one for one in others if one[1] is not chain or {*one[0].roles} != {*question.roles}]
             else:
-                call, questions, editor = then.call, [*then.questions], decision.by
+                call = then.call
+                questions = [*then.questions]
+                editor = decision.by
                 retried = edited = True
                 if isinstance(then.decision, Supply):
                     decision = then.decision

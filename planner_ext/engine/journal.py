@@ -158,7 +158,9 @@ class Recorder:
     def lap(self) -> float:
         """Return the active seconds since the last call."""
         now = self._ports.clock.monotonic()
-        seconds, self._mark, self._worked = self._worked + now - self._mark, now, 0.0
+        seconds = self._worked + now - self._mark
+        self._mark = now
+        self._worked = 0.0
         return seconds
 
     @contextmanager
@@ -178,7 +180,8 @@ class Recorder:
 
     def as_of_now(self) -> State:
         """Return the state with the time that is not recorded yet; unchanged if the run does not limit time itself."""
-        state, limits = self.state, self.state.rules.limits
+        state = self.state
+        limits = self.state.rules.limits
         if limits.deadline is None and limits.max_active_seconds is None:
             return state
         now = self._ports.clock.monotonic()

@@ -49,7 +49,8 @@ _LEVELS: Final = 100
 _LEVELS_OF_CHECK: Final = 250
 """The levels of a check: a reference or a combination of schemas is one more on the same level of the value."""
 
-_STEPS, _STEPS_A_VALUE = 20_000, 100
+_STEPS = 20_000
+_STEPS_A_VALUE = 100
 """The steps of a check: so many, and so many more for each value in what is checked."""
 
 _TEXT_OF_A_STEP: Final = 100
@@ -318,7 +319,8 @@ def _is_number(text: str) -> bool:
 
 def _measured(value: object) -> int | None:
     """Count the values in JSON values, with a long text as several; None if they have too many levels."""
-    level, number = [value], 0
+    level = [value]
+    number = 0
     for _ in range(_LEVELS):
         inner: list[object] = []
         for one in level:
@@ -529,7 +531,8 @@ class _Check:
 
     def contains(self, schema: dict[str, Any], keyword: str, value: Any, place: Place) -> _Found:
         number = sum(self._fits(schema[keyword], one, place) for one in value)
-        least, most = schema.get("minContains", 1), schema.get("maxContains", math.inf)
+        least = schema.get("minContains", 1)
+        most = schema.get("maxContains", math.inf)
         if not least <= number <= most:
             said = f"{{value}} has {number} items that fit {{wanted}}: there must be {least} to {most}"
             yield _Problem(place, keyword, schema[keyword], value, schema, said)

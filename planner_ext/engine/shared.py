@@ -73,7 +73,8 @@ class Reservations:
     async def settle(self) -> None:
         """Store what was charged, and release the request that was kept for the answer."""
         self._charge_started()
-        kept, self._kept = self._kept, 0
+        kept = self._kept
+        self._kept = 0
         await self._shared.settle(kept=-kept)
 
     async def _request(self, *, last: bool) -> SharedBudgetsChecked | None:
@@ -85,7 +86,8 @@ class Reservations:
             return replace(refused, answer=False, at=self._journal.now())
         if refused is not None:
             return await self._with_answer(refused)
-        self._kept, self._requests = kept, 1
+        self._kept = kept
+        self._requests = 1
         return None
 
     async def _with_answer(self, refused: SharedBudgetsChecked) -> SharedBudgetsChecked:

@@ -161,7 +161,8 @@ class Invocation:
     @contextmanager
     def of(self, engine: Engine) -> Generator[None]:
         """Surround an activation with its span, and measure it."""
-        before, began = engine.state, perf_counter()
+        before = engine.state
+        began = perf_counter()
         self._asked = {c.index: before.at if c.in_doubt else c.decided.at for c in waiting_calls(before)}
         self._span = self._start("invoke_agent", self._model, _links_to(engine.facts))
         self._records = self._span.is_recording() or is_set(get_meter_provider())
@@ -300,7 +301,9 @@ class Invocation:
 
     def _finish(self, before: State, state: State, seconds: float, failure: BaseException | None) -> None:
         """Write the end of an activation, its consumption, and that of the whole run."""
-        ledger, earlier, agent = state.ledger, before.ledger, self._agent
+        ledger = state.ledger
+        earlier = before.ledger
+        agent = self._agent
         answer = state.ended.answer if state.ended is not None and self._sensitive else ""
         error = {"error.type": None if failure is None else type(failure).__qualname__}
         ended = {"planner_ext.run.status": "failed" if isinstance(failure, Exception) else present_status(state)}

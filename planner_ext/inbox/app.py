@@ -252,17 +252,21 @@ class _Inbox:
     # What waits
 
     async def _show_waiting(self, request: Request) -> Response:
-        marks, offset = await self._marks(), _offset_of(request)
+        marks = await self._marks()
+        offset = _offset_of(request)
         shown, rows = await self._waiting_rows(request, marks.waiting, offset)
         paging = views.paging_of(request, size=PAGE, offset=offset, shown=shown, total=marks.number)
         return self._page(request, "waiting", rows=rows, paging=paging, mark=marks.waiting)
 
     async def _waiting_rows(self, request: Request, mark: str, offset: int) -> tuple[int, Markup]:
         """Render a page of the waiting calls, once for all viewers: after a change all of them load it."""
-        now, root = time.time(), request.scope.get("root_path", "")
+        now = time.time()
+        root = request.scope.get("root_path", "")
         if (state := (mark, now // _ROWS_SECONDS)) != self._rows_state or len(self._rows) > _MOST_PARTS:
-            self._rows_state, self._rows = state, {}
-        rows, key = self._rows, (root, offset)
+            self._rows_state = state
+            self._rows = {}
+        rows = self._rows
+        key = (root, offset)
         if key not in rows:
             calls = await (await self._approvals()).pending(limit=PAGE, offset=offset)
             template = self._templates.get_template("rows.html.jinja")
@@ -272,7 +276,9 @@ class _Inbox:
 
     async def _decide_many(self, request: Request) -> Response:
         form = await form_of(request, _visitor_in(request))
-        approvals, by, outcomes = await self._approvals(), _visitor_in(request).name, list[views.Outcome]()
+        approvals = await self._approvals()
+        by = _visitor_in(request).name
+        outcomes = list[views.Outcome]()
         kind = form.text("decision")
         if kind not in ("approve", "deny"):
             raise RefusedFormError("Expected the decision approve or deny. Nothing was changed.")
@@ -284,10 +290,12 @@ class _Inbox:
                 if kind == "approve" and not views.waiting_of(call, time.time()).selectable:
                     raise ApprovalRefusedError("This one is decided on its own page: open it.")
                 decision = _plain_decision(kind, form, by, fingerprint)
-                taken, text = await approvals.decide(id, decision), ""
+                taken = await approvals.decide(id, decision)
+                text = ""
                 text = _done_text(decision) if taken else _first_text(await approvals.show(id))
             except ApprovalRefusedError as error:
-                taken, text = False, str(error)
+                taken = False
+                text = str(error)
             outcomes.append(views.outcome_of(id, taken=taken, text=text))
         return self._page(request, "outcomes", outcomes=outcomes, kind=kind)
 
@@ -306,7 +314,8 @@ class _Inbox:
         typed: Mapping[str, str] | None = None,
     ) -> Response:
         facts: tuple[Fact, ...] = ()
-        unreadable, mark = "", (await self._marks()).waiting
+        unreadable = ""
+        mark = (await self._marks()).waiting
         try:
             facts = (await (await self._runs()).load(call.run_id)).facts
         except PlannerExtError as error:  # the call may still be decided: the decision binds to its fingerprint
@@ -318,7 +327,9 @@ class _Inbox:
 
     async def _decide(self, request: Request) -> Response:
         form = await form_of(request, _visitor_in(request))
-        approvals, id, by = await self._approvals(), request.path_params["id"], _visitor_in(request).name
+        approvals = await self._approvals()
+        id = request.path_params["id"]
+        by = _visitor_in(request).name
         call = await approvals.show(id)
         typed = {name: form.text(name) for name in views.TYPED}
         fields = None
@@ -358,10 +369,15 @@ class _Inbox:
     # Runs
 
     async def _show_runs(self, request: Request) -> Response:
-        runs, now, offset = await self._runs(), time.time(), _offset_of(request)
+        runs = await self._runs()
+        now = time.time()
+        offset = _offset_of(request)
         statuses = [status for status in request.query_params.getlist("status") if status in STATUSES]
         chosen = {name: text for name in _FILTERS if (text := request.query_params.get(name, "").strip())}
-        problem, records, total, marks = "", [], 0, await runs.marks()
+        problem = ""
+        records = []
+        total = 0
+        marks = await runs.marks()
         try:
             filters = _filters(chosen)
             records = await runs.list(status=statuses or None, limit=PAGE, offset=offset, **filters)
@@ -383,8 +399,11 @@ class _Inbox:
     async def _cancel_run(self, request: Request) -> Response:
         """End a run, if the visitor may."""
         form = await form_of(request, _visitor_in(request))
-        runs, run_id, by = await self._acting(), request.path_params["id"], _visitor_in(request).name
-        reason, problem = form.text("reason"), ""
+        runs = await self._acting()
+        run_id = request.path_params["id"]
+        by = _visitor_in(request).name
+        reason = form.text("reason")
+        problem = ""
         if form.text("confirm") != "yes":
             problem = "Confirm that the run is to end. Nothing was changed."
         try:
@@ -492,7 +511,8 @@ def _first_text(call: PendingApproval) -> str:
     """Describe the decision that was first."""
     if call.decision is None:
         return "It no longer waits: its run continued, or ended."
-    by, at = call.decision.by or "an unnamed person", f"{call.decision.at:%Y-%m-%d %H:%M:%S} UTC"
+    by = call.decision.by or "an unnamed person"
+    at = f"{call.decision.at:%Y-%m-%d %H:%M:%S} UTC"
     return f"The first decision counts: {call.decision.kind} by {by}, {at}. Yours was recorded and changes nothing."
 
 

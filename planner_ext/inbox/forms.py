@@ -85,7 +85,8 @@ def read_form(
     given: dict[str, Any] = {}
     fields: list[Field] = []
     for field in drawn_form(parameters, arguments):
-        text, problem = typed.get(field.key, field.value), ""
+        text = typed.get(field.key, field.value)
+        problem = ""
         try:
             given.update(_read(field, text, arguments))
         except ValueError as error:
@@ -99,7 +100,8 @@ def read_form(
 
 def _field(key: str, name: str, schema: Any, arguments: Mapping[str, Any], *, required: bool) -> Field:
     described = cast("Mapping[str, Any]", schema if isinstance(schema, Mapping) else {})
-    value, has = arguments.get(name), name in arguments
+    value = arguments.get(name)
+    has = name in arguments
     kind, choices = _kind_of(described, value, has=has)
     shown = "" if not has or value is None else _WRITERS.get(kind, _as_json)(value)
     about = described.get("description")

@@ -54,7 +54,8 @@ class Live:
         try:
             yield b"retry: 3000\n\n"
             while not self._closed:
-                changed, marks = self._changed, self._marks
+                changed = self._changed
+                marks = self._marks
                 if marks is not None and (mark := getattr(marks, topic)) != sent:
                     sent = mark
                     spread = round(self.viewers / _REFRESHES_PER_SECOND, 2)
@@ -69,7 +70,8 @@ class Live:
             self.viewers -= 1
             if not self.viewers:
                 self._polling.cancel()
-                self._polling, self._marks = None, None
+                self._polling = None
+                self._marks = None
 
     def close(self) -> None:
         """End all streams."""
@@ -77,7 +79,8 @@ class Live:
         self._tell()
 
     def _tell(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
+        changed = self._changed
+        self._changed = asyncio.Event()
         changed.set()
 
     async def _poll(self) -> None:

@@ -44,7 +44,8 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 _SESSION_SECONDS = 12 * 3600
 _SHORTEST_TOKEN = 20
-_MOST_WRONG, _WRONG_SECONDS = 20, 60.0
+_MOST_WRONG = 20
+_WRONG_SECONDS = 60.0
 """The wrong tokens in these seconds after which a client's sign-ins are refused."""
 _MOST_CLIENTS = 1_000
 """The clients whose wrong tokens are counted; of more, those who were wrong last."""
@@ -53,7 +54,8 @@ _FORM_SECONDS = 30.0
 _LONGEST_NAME = 200
 _LARGEST_BODY = 1_000_000
 _MOST_FIELDS = 2_000
-_SESSION, _FORM = "planner_ext_session", "planner_ext_form"
+_SESSION = "planner_ext_session"
+_FORM = "planner_ext_form"
 
 _HEADERS = {
     "content-security-policy": (
@@ -119,7 +121,8 @@ class Token:
                     "A host must be a name without scheme, port and path, such as inbox.example.com; got "
                     f"{shown(host)}."
                 )
-        self.value, self.user = value or secrets.token_urlsafe(32), user
+        self.value = value or secrets.token_urlsafe(32)
+        self.user = user
         self.hosts = tuple(host.lower() for host in hosts)
 
 
@@ -186,7 +189,8 @@ class Sessions:
 
     def open(self, name: str, response: Response, request: Request) -> None:
         """Begin a session, and set its cookie."""
-        now, key = monotonic(), secrets.token_urlsafe(32)
+        now = monotonic()
+        key = secrets.token_urlsafe(32)
         self._open = {each: session for each, session in self._open.items() if session[1] > now}
         self._open[key] = Visitor(name, secrets.token_urlsafe(32)), now + _SESSION_SECONDS
         _set_cookie(response, request, _session_cookie(request), key)
@@ -314,7 +318,8 @@ class Guard:
     """Refuses requests that come from other sites, and adds the security headers to every response."""
 
     def __init__(self, app: ASGIApp, *, token: Token | None) -> None:
-        self._app, self._token = app, token
+        self._app = app
+        self._token = token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request, or refuse it."""

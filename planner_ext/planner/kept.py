@@ -65,7 +65,8 @@ class KeptRun(PlannerRun):
                 ended run is returned nevertheless.
             RunEndedError: If an answered run is resumed with a budget.
         """
-        context, activation = self.context, self.activation
+        context = self.context
+        activation = self.activation
         if not activation.facts:
             guards = context.guards()
             self._check_guards(activation.guards)
@@ -83,7 +84,8 @@ class KeptRun(PlannerRun):
         def declared(name: str) -> Effect:
             return effect_of(context.tools.functions.get(name)) or Effect()
 
-        at, in_doubt = context.options.clock.now(), activation.in_doubt
+        at = context.options.clock.now()
+        in_doubt = activation.in_doubt
         return await recovery_facts(state, effect_of=declared, functions=context.functions, in_doubt=in_doubt, at=at)
 
     def _check_guards(self, before: Guards | None) -> None:
@@ -98,7 +100,9 @@ class KeptRun(PlannerRun):
             )
 
     async def _resumed(self, checkpoint: Checkpoint) -> Sequence[Fact]:
-        activation, options, state = self.activation, self.context.options, checkpoint.state()
+        activation = self.activation
+        options = self.context.options
+        state = checkpoint.state()
         if state.ended is not None and state.ended.status == "answered":
             raise RunEndedError(
                 f"Run {activation.run_id!r} was answered; there is nothing to resume or to spend a budget on. "

@@ -133,7 +133,8 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
                 super().__init__(**options)
 
         def __setattr__(self, name: str, value: object) -> None:
-            before, given = dict(vars(self)), set(self.model_fields_set)
+            before = dict(vars(self))
+            given = set(self.model_fields_set)
             try:
                 with _named_errors():
                     super().__setattr__(name, value)
@@ -191,7 +192,8 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
             raise InvalidOptionError(
                 "control='pre_invoke' needs a callback; got none. Pass pre_invoke=, or choose another control."
             )
-        total, ratio = self.max_tokens, self.max_tokens_ratio
+        total = self.max_tokens
+        ratio = self.max_tokens_ratio
         shares: dict[str, int | None] = {"max_completion_tokens": None, "max_prompt_tokens": None}
         if total is not None and ratio is not None:
             shares = {"max_completion_tokens": int(total * ratio), "max_prompt_tokens": int(total * (1 - ratio))}

@@ -121,7 +121,8 @@ class FunctionCallingStepwisePlanner:
         self.service_id = None if service_id is None else instance_of("service_id", service_id, str)
         given = FunctionCallingStepwisePlannerOptions() if options is None else options
         self.options = instance_of("options", given, FunctionCallingStepwisePlannerOptions)
-        plan, step = self.options.get_initial_plan, self.options.get_step_prompt
+        plan = self.options.get_initial_plan
+        step = self.options.get_step_prompt
         self._templates = _Templates.read(
             default_plan_prompt if plan is None else plan(), default_step_prompt if step is None else step()
         )

@@ -182,7 +182,8 @@ async def run_started(
         continues: Whether it continues a history, so that no plan is asked for.
         guards: The policies and interceptors that decide on its calls, if it is kept in a store.
     """
-    behavior, rules = context.behavior, context.rules()
+    behavior = context.behavior
+    rules = context.rules()
     if not isinstance(behavior, BoundedFunctionChoiceBehavior):
         # A stock behavior's attempts limit Semantic Kernel's own loop; only forced attempts limit ours.
         forced = behavior.maximum_auto_invoke_attempts or 1

@@ -201,7 +201,8 @@ class ApprovalFilter(CallFilter):
 
     async def _run(self, context: Any, next: Next, call: ToolCall, reviewed: Reviewed) -> None:
         """Run a call with the arguments that were decided on; an approval binds it, silence does not."""
-        tool, binds = tool_of(context.function), reviewed.decision is not None
+        tool = tool_of(context.function)
+        binds = reviewed.decision is not None
         given = call.arguments if reviewed.arguments is None else reviewed.arguments
         values = cast("dict[str, Any]", context.arguments)
         arguments = {name: value for name, value in values.items() if name not in call.arguments}
@@ -286,7 +287,8 @@ class ApprovalFilter(CallFilter):
         reviews = {one.waiting.pending.fingerprint: await self._reviewed(kernel, history, one) for one in asked}
         to_run: deque[tuple[DecidedCall, FunctionResultContent]] = deque()
         for one in decided_calls(kernel, history, decisions, self._taken):
-            item, reviewed = one.waiting.item, reviews.get(one.waiting.pending.fingerprint)
+            item = one.waiting.item
+            reviewed = reviews.get(one.waiting.pending.fingerprint)
             match one.decision if reviewed is None else reviewed.decision:
                 case Deny(reason=reason):
                     replace_result(history, item, _refusal(reason))
@@ -315,7 +317,8 @@ class ApprovalFilter(CallFilter):
         Raises:
             DecisionRefusedError: If a policy denies the call.
         """
-        pending, approval = one.waiting.pending, one.decision
+        pending = one.waiting.pending
+        approval = one.decision
         others = [other for other in approval_filters(kernel) if not other.decides_as(self)]
         if not isinstance(approval, Approve) or one.function is None or (approval.arguments is None and not others):
             return None
@@ -345,7 +348,8 @@ class ApprovalFilter(CallFilter):
 
     async def _carry_out(self, kernel: Kernel, decided: DecidedCall, arguments: KernelArguments | None) -> str:
         """Run an approved call, and return its result as the model reads it."""
-        pending, function = decided.waiting.pending, decided.function
+        pending = decided.waiting.pending
+        function = decided.function
         assert function is not None, "an approved call has its function"
         given = KernelArguments()
         values = cast("dict[str, Any]", given)
@@ -432,7 +436,8 @@ def _described(
 ) -> ToolCall | InvalidArguments:
     """Describe a call of a stock kernel: the function that will run, and what the model gave it, converted."""
     content = context.function_call_content if isinstance(context, AutoFunctionInvocationContext) else None
-    tool, values = tool_of(context.function), cast("dict[str, Any]", context.arguments)
+    tool = tool_of(context.function)
+    values = cast("dict[str, Any]", context.arguments)
     if tool.refusal:
         return InvalidArguments(message=tool.refusal)
     if tool.unasked and not in_run and not _is_view(context.kernel):

@@ -254,7 +254,8 @@ class BoundedFunctionChoiceBehavior(FunctionChoiceBehavior):
 
     def model_post_init(self, _context: Any, /) -> None:
         """Keep the tighter of the bounds given; without one, that of Semantic Kernel's ``Auto()``."""
-        given, stock_attempts = self.model_fields_set, self.maximum_auto_invoke_attempts
+        given = self.model_fields_set
+        stock_attempts = self.maximum_auto_invoke_attempts
         has_bound = "maximum_auto_invoke_attempts" in given and stock_attempts > 0
         if "maximum_use_attempts" not in given and not has_bound:
             vars(self)["maximum_use_attempts"] = DEFAULT_MAX_AUTO_INVOKE_ATTEMPTS

@@ -106,7 +106,8 @@ class KernelChat:
         if transcript is not self._entries:
             known = len(self._entries)
             if self._entries != transcript[:known]:
-                self._rendered, known = [], 0
+                self._rendered = []
+                known = 0
             self._rendered += render(transcript[known:], self.tools.functions)
             self._entries = transcript
         return self._rendered
@@ -122,7 +123,8 @@ class KernelChat:
         self.tools.reads = request.reads
         self.tools.refresh()
         sent = self._request(transcript, request)
-        messages, tools = sent.sent, self.tools if request.tool_choice else None
+        messages = sent.sent
+        tools = self.tools if request.tool_choice else None
         self.meter.check(messages, tools)
         with named_errors(self.service):
             message = await self._send(sent, request.iteration, emit)
@@ -164,7 +166,8 @@ class KernelChat:
         messages = self._written(transcript)
         if request.structured and not (request.offer and self.tools.available) and self._may_ask_for_form(messages):
             update |= self.answer_settings
-        choice, tools = request.tool_choice, self.tools
+        choice = request.tool_choice
+        tools = self.tools
         if choice == "none" and not self._connector.takes_none:
             choice = None
         offered = choice is not None and bool(tools.functions)

@@ -40,7 +40,10 @@ NO_FUNCTION = KernelFunctionMetadata(
 EMPTY: Final = "(empty)"
 """Sent for a blank result, or a user's blank message, to a provider that refuses blank text."""
 
-_SYSTEM, _USER, _ASSISTANT, _TOOL = AuthorRole.SYSTEM, AuthorRole.USER, AuthorRole.ASSISTANT, AuthorRole.TOOL
+_SYSTEM = AuthorRole.SYSTEM
+_USER = AuthorRole.USER
+_ASSISTANT = AuthorRole.ASSISTANT
+_TOOL = AuthorRole.TOOL
 
 _Turn = tuple[AuthorRole | None, AuthorRole | None]
 """The roles of two neighbouring messages; None is the start or the end of the conversation."""

@@ -184,7 +184,8 @@ def _to_model(model: type[BaseModel], value: Any) -> Any:
 
     check_exponents(model, value)
     try:
-        read, again = reading(value), reading(value)
+        read = reading(value)
+        again = reading(value)
     except ValidationError as error:
         raise UnfitError(f"cannot be converted to {model.__name__}{validation_details(error)}") from None
     except (Exception, SystemExit) as error:
@@ -214,7 +215,8 @@ def _to_value(kind: type[Any], adapter: TypeAdapter[Any], value: Any) -> Any:
         written = _written(adapter.dump_python(read, round_trip=True, warnings=False))
         same = not isinstance(value, bool) and made(written) == read
     except (Exception, SystemExit):
-        written, same = None, False
+        written = None
+        same = False
     if same:
         return _finite(value, written)
     try:
@@ -320,7 +322,8 @@ def conversion_to(kind: Any) -> Convert:
     """Return the conversion to a type that a function's signature names; `_as_sent` for a type that says nothing."""
     if hasattr(kind, "__supertype__"):  # of NewType
         return conversion_to(kind.__supertype__)
-    origin, inner = get_origin(kind), get_args(kind)
+    origin = get_origin(kind)
+    inner = get_args(kind)
     if origin is Annotated:
         return conversion_to(inner[0])
     if origin in (Union, UnionType):

@@ -157,7 +157,8 @@ def runnable(function: KernelFunction, tool: Tool, *, threads: bool) -> KernelFu
     """
     if not isinstance(function, KernelFunctionFromMethod):
         return function
-    threaded, update = threads and tool.blocks, dict[str, Any]()
+    threaded = threads and tool.blocks
+    update = dict[str, Any]()
     method: Callable[..., Any] = _taking_keywords(function.method, tool.loose) if tool.loose else function.method
     if threaded or tool.absent:
         method = partial(_run_in_thread if threaded else _run, method, tool.absent)

@@ -112,7 +112,8 @@ def _accepted_item(item: Any, offered: Container[str] | None) -> Any:
         return item if text == item.text else item.model_copy(update={"text": text})
     if not isinstance(item, FunctionCallContent):
         return item
-    name, arguments = name_of(item), _accepted_arguments(item.arguments)
+    name = name_of(item)
+    arguments = _accepted_arguments(item.arguments)
     own = accepted_name(name, offered)
     update: dict[str, Any] = {} if arguments == item.arguments else {"arguments": arguments}
     if own != name or not item.name:
@@ -231,7 +232,8 @@ def find_problems(messages: Sequence[ChatMessageContent], offered: Container[str
         if message.role != AuthorRole.TOOL:
             calls = _calls(message)
             problems += [*_unanswered(owed), *_call_problems(calls, place, offered)]
-            owed, answered = dict.fromkeys((call.id or "" for call in calls), place), set[str]()
+            owed = dict.fromkeys((call.id or "" for call in calls), place)
+            answered = set[str]()
             continue
         results = _results(message)
         if _is_of_service(message, answered):
@@ -310,7 +312,8 @@ def _with_own_calls(message: ChatMessageContent, offered: Container[str] | None)
 
 def _answering(message: ChatMessageContent, owed: list[_OwedCall]) -> list[ChatMessageContent]:
     """Keep the results of a tool message that answer calls in ``owed``, and remove these calls from it."""
-    results, items = _results(message), list[FunctionResultContent]()
+    results = _results(message)
+    items = list[FunctionResultContent]()
     for result in results:
         answered = next((pair for pair in owed if (pair[0].id or "") == (result.id or "")), None)
         if answered is not None:
@@ -485,7 +488,8 @@ def _is_returned(message: ChatMessageContent, facts: Sequence[Fact], returned: C
     """Whether a message is the one that the run had returned, or the concatenated chunks of its last iterations."""
     if message.role != AuthorRole.ASSISTANT:
         return False
-    said, (text, calls) = _text_and_calls(message), _text_and_calls(returned)
+    said = _text_and_calls(message)
+    (text, calls) = _text_and_calls(returned)
     if said == (text, calls):
         return True
     if (last := last_reply(facts)) is None:

@@ -264,7 +264,9 @@ class ReplyAssembly:
     def add(self, chunk: StreamingChatMessageContent) -> str:
         """Take one chunk; return the text in it."""
         if chunk.role == AuthorRole.TOOL:  # the service ran the calls so far itself, and begins another reply
-            self._text, self._calls, self._others = [], [], []
+            self._text = []
+            self._calls = []
+            self._others = []
             return ""
         if self._first is None:
             self._first = chunk
@@ -418,7 +420,8 @@ def read_usage(reported: object) -> Usage:
     reported = _unwrapped(reported)
     if (names := _names_in(reported)) is None:
         return Usage()
-    prompt, completion = _sum(reported, names.prompt), _sum(reported, names.completion)
+    prompt = _sum(reported, names.prompt)
+    completion = _sum(reported, names.completion)
     rest = max(_count(reported, names.total) - prompt - completion, 0)
     if not prompt:  # the total beyond the other half, if it is reported
         prompt = rest
@@ -430,7 +433,8 @@ def read_usage(reported: object) -> Usage:
 
 def usage_in(message: ChatMessageContent) -> Usage:
     """Read the tokens of one reply: the larger of each count that its metadata and its SDK's own response report."""
-    usage, response = read_usage(message.metadata.get("usage")), message.inner_content
+    usage = read_usage(message.metadata.get("usage"))
+    response = message.inner_content
     if response is None:
         return usage
     places = (part_of(response, "usage"), part_of(response, "usage_metadata"), response)
@@ -490,7 +494,8 @@ def add_reported(first: Any, second: Any) -> Any:
 
     Objects of two connectors, which name tokens differently, are summed as Semantic Kernel's own.
     """
-    first, second = _unwrapped(first), _unwrapped(second)
+    first = _unwrapped(first)
+    second = _unwrapped(second)
     if first is None or second is None:
         return second if first is None else first
     if type(first) is type(second) and (type(first) is CompletionUsage or _adds_up(first)):
@@ -525,7 +530,9 @@ def _names_in(reported: object) -> _Names | None:
 
 def _read_stock(reported: CompletionUsage) -> Usage | None:
     """Read the usage type of most connectors without searching for names; None if it is incomplete or invalid."""
-    prompt, completion, details = reported.prompt_tokens, reported.completion_tokens, reported.prompt_tokens_details
+    prompt = reported.prompt_tokens
+    completion = reported.completion_tokens
+    details = reported.prompt_tokens_details
     cached = 0 if details is None else details.cached_tokens or 0
     if not (type(prompt) is int and type(completion) is int and type(cached) is int):
         return None
@@ -576,7 +583,8 @@ def _combine(first: Any, second: Any, combine: Callable[[Any, Any], Any]) -> Any
     if isinstance(first, int | float) and isinstance(second, int | float):
         sane = [value for value in (first, second) if _is_sane(value, depth=0)]
         return combine(first, second) if len(sane) == 2 else next(iter(sane), None)
-    one, other = _fields(first), _fields(second)
+    one = _fields(first)
+    other = _fields(second)
     if not one or not other:
         return first if one else second
     both = {key: _combine(value, other[key], combine) for key, value in one.items() if other.get(key) is not None}

@@ -163,7 +163,8 @@ def nothing_left(limit: str) -> LimitReachedError:
 
 def _limit_reached(limit: str, problem: str) -> LimitReachedError:
     error = LimitReachedError(problem)
-    error.status, error.limit = "limit_reached", limit
+    error.status = "limit_reached"
+    error.limit = limit
     return error
 
 
@@ -256,7 +257,8 @@ class _Payer:
         estimates = "max_total_tokens" in left.amounts
         shared = self._shared
         if shared is not None:
-            max_cost, estimates = max_cost or shared.max_cost, estimates or shared.counts_tokens
+            max_cost = max_cost or shared.max_cost
+            estimates = estimates or shared.counts_tokens
         return RequestMeter(service, settings, price=price, max_cost=max_cost, estimates=estimates)
 
     async def take_request(self, *, expected: Usage) -> None:
@@ -265,7 +267,8 @@ class _Payer:
         Raises:
             LimitReachedError: If nothing is left for it.
         """
-        tab, self._expected = self._tab, expected
+        tab = self._tab
+        self._expected = expected
         if tab is None:
             await _take_shared(self._shared, Consumption(iterations=1))
             return
@@ -351,7 +354,8 @@ class ChargedTextCompletion(TextCompletionClientBase):
                 async with aclosing(self._inner.get_streaming_text_contents(prompt, settings)) as stream:
                     async for chunks in stream:
                         for chunk in chunks:
-                            last, text = chunk, text + (chunk.text or "")
+                            last = chunk
+                            text = text + (chunk.text or "")
                             usage = merge_reported(usage, chunk.metadata.get("usage"))
                         yield chunks
             finally:  # of a stream that is left early, the chunks that came
@@ -565,7 +569,9 @@ async def _decide_and_run(context: FunctionInvocationContext, next: Next, parent
     if not await _is_to_run(context, parent):
         return
     parent.check()
-    function, tool, tab = context.function, tool_of(context.function), parent.tab
+    function = context.function
+    tool = tool_of(context.function)
+    tab = parent.tab
     if (limit := tab.take_call(tool.name)) is not None:
         raise nothing_left(limit)
     await _take_shared(tab.account.shared, Consumption(tool_calls=1, calls_by_function={tool.name: 1}), tab)
@@ -584,7 +590,8 @@ async def _is_to_run(context: FunctionInvocationContext, parent: ParentRun) -> b
     Raises:
         NestedRunRefusedError: If it is refused.
     """
-    function, tool = context.function, tool_of(context.function)
+    function = context.function
+    tool = tool_of(context.function)
     if tool.refusal:
         raise NestedRunRefusedError(tool.refusal)
     filters = approval_filters(context.kernel)
@@ -621,7 +628,9 @@ async def _is_to_run(context: FunctionInvocationContext, parent: ParentRun) -> b
 
 def _described(context: FunctionInvocationContext, tab: Tab) -> ToolCall:
     """Describe a function that is called by another one as interceptors see a model's call."""
-    function, state, tool = context.function, tab.account.state, tool_of(context.function)
+    function = context.function
+    state = tab.account.state
+    tool = tool_of(context.function)
     batch = state.batch
     assert batch is not None, "a function runs while its batch is open"
     values = cast("dict[str, Any]", context.arguments)

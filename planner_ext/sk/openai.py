@@ -120,7 +120,8 @@ def _takes(method: Any, taken: tuple[str, ...]) -> bool:
     if not callable(method):
         return False
     parameters = [*inspect.signature(method).parameters.values()][1:]
-    given, others = parameters[: len(taken)], parameters[len(taken) :]
+    given = parameters[: len(taken)]
+    others = parameters[len(taken) :]
     return tuple(p.name for p in given) == taken and all(p.default is not p.empty for p in others)
 
 
@@ -326,7 +327,8 @@ class OpenAITransport:
 
     def _path(self, request: ChatRequest) -> str:
         """Return a request's path; Azure's client reads the deployment from a body, and cannot read an encoded one."""
-        path, client = "/chat/completions", self._service.client
+        path = "/chat/completions"
+        client = self._service.client
         if isinstance(client, AsyncAzureOpenAI) and "/deployments" not in str(client.base_url.path):
             return f"/deployments/{quote(self._model(request), safe='')}{path}"
         return path

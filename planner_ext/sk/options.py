@@ -252,7 +252,8 @@ class RunSettings:
         merged: dict[str, Any] = {
             name: option.merge(getattr(self, name), getattr(inner, name)) for name, option in _OPTIONS.items()
         }
-        outer_budget, taken = tightest(inner.budget, self.outer_budget), (*self.taken, *inner.taken)
+        outer_budget = tightest(inner.budget, self.outer_budget)
+        taken = (*self.taken, *inner.taken)
         return replace(self, **merged, outer_budget=outer_budget, taken=taken)
 
     def charges(self, arguments: Mapping[str, Any], outer: SharedBudgets | None = None) -> SharedBudgets | None:

@@ -103,7 +103,8 @@ def final_message(state: State, facts: Sequence[Fact], key: SigningKey | None) -
         facts: Its journal.
         key: Signs the checkpoint in the metadata; None leaves it unsigned.
     """
-    reply, status = last_reply(facts), status_of(state)
+    reply = last_reply(facts)
+    status = status_of(state)
     metadata = {
         **({} if reply is None else load_message(reply.message).metadata),
         "iterations": state.ledger.iterations,

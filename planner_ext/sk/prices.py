@@ -67,7 +67,8 @@ def _checked(price: Price, model: str) -> Price:
     Raises:
         PlannerInvalidConfigurationError: If it cannot price these tokens. Nothing was sent.
     """
-    nothing, least = Usage(), Usage(prompt_tokens=1, completion_tokens=1)
+    nothing = Usage()
+    least = Usage(prompt_tokens=1, completion_tokens=1)
     try:
         try:
             amount = _amount(price, model, nothing)
@@ -111,12 +112,14 @@ def _listed(service: AIServiceClientBase, model: str, max_cost: float) -> Price:
     Raises:
         PlannerInvalidConfigurationError: If the list lacks the model, or is not installed.
     """
-    why, way = "genai-prices knows no such model", "Use the name of a known model, or pass"
+    why = "genai-prices knows no such model"
+    way = "Use the name of a known model, or pass"
     prices: Any = None
     try:
         prices = import_module("genai_prices")
     except ImportError:
-        why, way = "genai-prices is not installed", "pip install 'planner-ext[prices]', or pass"
+        why = "genai-prices is not installed"
+        way = "pip install 'planner-ext[prices]', or pass"
 
     def cost(_: str, usage: Usage, **place: str) -> float:
         tokens = prices.Usage(
@@ -138,7 +141,13 @@ def _listed(service: AIServiceClientBase, model: str, max_cost: float) -> Price:
 
 
 # The overhead around the texts, fitted to the token counts that OpenAI's API reported; see `RequestMeter`.
-_REQUEST, _MESSAGE, _CALL, _TOOLS, _TOOL, _PROPERTY, _DESCRIBED = 3, 4, 8, 12, 7, 1, 5
+_REQUEST = 3
+_MESSAGE = 4
+_CALL = 8
+_TOOLS = 12
+_TOOL = 7
+_PROPERTY = 1
+_DESCRIBED = 5
 
 _PIECES = re.compile(r"[^\W\d_]+|\d+|\n+|[^\w\s]+|_")
 
@@ -200,7 +209,8 @@ class RequestMeter:
         self._model: str = getattr(self.settings, "ai_model_id", None) or self.service.ai_model_id
         price = price_of(self.service, self.settings, self.price, self.max_cost)
         if price is not None:
-            self.price, self.estimates = _checked(price, self._model), True
+            self.price = _checked(price, self._model)
+            self.estimates = True
 
     def check(self, messages: Sequence[ChatMessageContent], tools: ToolSet | None) -> None:
         """Count a request.
@@ -292,7 +302,8 @@ class RequestMeter:
     def _encoding(self) -> Any:
         """The encoding of the model, loaded without the network; None if that is impossible, or it is unknown."""
         try:
-            tiktoken, registry = import_module("tiktoken"), import_module("tiktoken.registry")
+            tiktoken = import_module("tiktoken")
+            registry = import_module("tiktoken.registry")
             name: str = tiktoken.encoding_name_for_model(self._model)
         except (ImportError, KeyError):
             return None

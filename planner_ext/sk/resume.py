@@ -240,7 +240,8 @@ class _DecisionFacts:
         if call.decided.kind == "question":
             return self._answered(call, decision, at)
         approved = call.in_doubt and call.decided.approved
-        fact, call_id = replace(call.decided, at=at, approved=approved, further=()), call.request.id
+        fact = replace(call.decided, at=at, approved=approved, further=())
+        call_id = call.request.id
         name = f"{call_id!r} ({fact.function})"
         if (problem := self._problem(call, fact, decision, name)) is not None:
             changed = not _is_late(fact, at) and self._refreshed(call, at) is not None
@@ -265,7 +266,8 @@ class _DecisionFacts:
         Raises:
             DecisionRefusedError: As of `_reviewed`.
         """
-        reviewed, further = Reviewed(decision=decision), call.decided.further
+        reviewed = Reviewed(decision=decision)
+        further = call.decided.further
         if isinstance(decision, Approve) and decision.arguments is not None:
             reviewed = await self._reviewed(call, decision)
         if not further or not isinstance(reviewed.decision, Approve) or reviewed.arguments is not None:
@@ -279,7 +281,8 @@ class _DecisionFacts:
         Raises:
             DecisionRefusedError: If it raises another question about a call in doubt, of which nobody may lose sight.
         """
-        batch, fact = self.state.batch, call.decided
+        batch = self.state.batch
+        fact = call.decided
         assert batch is not None, "a call waits in a batch"
         resolved = self.functions.check(call.request, fact.edited)
         plain = fingerprint_of(self.state.run_id, fact.iteration, call.request.id, fact.digest, fact.signature)
@@ -357,10 +360,12 @@ class _DecisionFacts:
 
     def _refreshed(self, call: WaitingCall, at: float) -> CallDecided | None:
         """Ask about a call as it would run now; None if it would run as asked before, or cannot run."""
-        fact, checked = call.decided, self.functions.check(call.request, call.decided.edited)
+        fact = call.decided
+        checked = self.functions.check(call.request, call.decided.edited)
         if call.in_doubt or fact.kind != "function" or checked.kind != "function" or is_as_decided(checked, fact):
             return None
-        digest, signature = digest_of(checked.function, checked.arguments), checked.signature
+        digest = digest_of(checked.function, checked.arguments)
+        signature = checked.signature
         converted = {"arguments": checked.converted}
         if fact.edited is not None:
             converted = {"edited": checked.converted or fact.edited}

@@ -148,7 +148,8 @@ class RunContext:
         for one in filters:
             approval = approval.asking(one.authorize)
         self.options = replace(self.options, approval=approval)
-        options, tools = self.options, self.tools
+        options = self.options
+        tools = self.tools
         if options.budget.max_calls_per_function or isinstance(options.execution.timeout, Mapping):
             self._check_names()
         if options.budget.max_result_tokens is not None:
@@ -221,7 +222,8 @@ class RunContext:
         max_cost = limits.max_cost or around.amounts.get("max_cost")
         estimates = limits.max_total_tokens is not None or "max_total_tokens" in around.amounts
         if self._shared is not None:
-            max_cost, estimates = max_cost or self._shared.max_cost, estimates or self._shared.counts_tokens
+            max_cost = max_cost or self._shared.max_cost
+            estimates = estimates or self._shared.counts_tokens
         return RequestMeter(
             self.service,
             self.settings,
@@ -233,7 +235,8 @@ class RunContext:
 
     def rules(self) -> Rules:
         """Build the run's `Rules`. With ``Required``, attempts count forced rounds and are not a limit."""
-        options, behavior = self.options, self.behavior
+        options = self.options
+        behavior = self.behavior
         required = behavior.type_ is FunctionChoiceType.REQUIRED
         bounded = isinstance(behavior, BoundedFunctionChoiceBehavior)
         rules = Rules(
@@ -253,7 +256,9 @@ class RunContext:
 
     def guards(self) -> Guards:
         """List the controls on the run's calls: interceptors, callbacks, filters, approval, marked functions."""
-        options, functions, listed = self.options, self.tools.functions, cast("Any", self.kernel)
+        options = self.options
+        functions = self.tools.functions
+        listed = cast("Any", self.kernel)
         registered = (*listed.auto_function_invocation_filters, *listed.function_invocation_filters)
         return Guards(
             interceptors=tuple(map(guard_name, options.interceptors)),
@@ -277,11 +282,14 @@ class RunContext:
         budget: BudgetHandle | None = None,
     ) -> Engine:
         """Make the engine that drives a journal here; for ``follow`` see `planner_ext.engine.ports.Ports`."""
-        options, chat, parent = self.options, self.chat, self.parent
+        options = self.options
+        chat = self.chat
+        parent = self.parent
         stop = stop or (parent and parent.stop)
         if self.functions.parent is not None:  # what stops this run stops the runs inside its functions, too
             self.functions.parent = partial(self.functions.parent, stop=stop)
-        completed, clarifier = options.iteration_completed, options.clarifier
+        completed = options.iteration_completed
+        clarifier = options.clarifier
         if is_listening():
             self._invocation = tracing = self._new_invocation()
             follow = tracing.following(follow)
@@ -369,7 +377,8 @@ class RunContext:
             await self._drive(engine, invocation.stamped(first))
 
     async def _drive(self, engine: Engine, first: Sequence[Fact]) -> None:
-        key, known = self.options.checkpoint_key, tuple(engine.facts)
+        key = self.options.checkpoint_key
+        known = tuple(engine.facts)
         try:
             await engine.begin(first)
         except BaseException as error:  # nothing has started: a resumed run is as it was
@@ -391,7 +400,8 @@ class RunContext:
             engine.account.close()
 
     def _check_names(self) -> None:
-        offered, timeout = self.tools.functions.keys(), self.options.execution.timeout
+        offered = self.tools.functions.keys()
+        timeout = self.options.execution.timeout
         if unknown := sorted(self.options.budget.max_calls_per_function.keys() - offered):
             raise InvalidOptionError(
                 f"max_calls_per_function names {', '.join(unknown)}, which this run does not offer; it offers "
@@ -425,7 +435,8 @@ def unasked_functions(kernel: Kernel, own: RunSettings) -> list[str]:
 
 def _report_unreachable(rules: Rules, told: DecisionsTaken) -> None:
     """Log once for an object whose budget another limit keeps from being reached."""
-    most, attempts = rules.limits.max_iterations, rules.use_attempts
+    most = rules.limits.max_iterations
+    attempts = rules.use_attempts
     if most is None or attempts is None or not rules.attempts_limit or attempts + 1 >= most or told in _TOLD:
         return
     _TOLD.add(told)
@@ -487,7 +498,8 @@ def unwrapped(service: ChatCompletionClientBase, options: RunSettings) -> tuple[
     """Return the connector inside services that make runs themselves, and the options merged with theirs."""
     outer: Any = service
     while isinstance(inner := getattr(outer, "options", None), RunSettings):
-        outer, options = outer.inner, options.within(inner)
+        outer = outer.inner
+        options = options.within(inner)
     return outer, options
 
 
@@ -559,7 +571,8 @@ def refuse_unknown(option: str, given: Iterable[str], there: Set[str], *, also: 
         InvalidOptionError: Naming the option, the unknown names, and the existing ones.
     """
     if unknown := sorted(set(given) - there - also):
-        known, more = sorted(there), len(there) - _MOST_NAMES
+        known = sorted(there)
+        more = len(there) - _MOST_NAMES
         listed = ", ".join(known[:_MOST_NAMES]) + (f", and {more} more" if more > 0 else "")
         raise InvalidOptionError(
             f"{option} names {', '.join(map(shown, unknown[:_MOST_NAMES]))}, which this kernel does not have; it has "

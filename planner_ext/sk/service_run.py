@@ -184,7 +184,8 @@ class ServiceRun:
     def _added(self, state: State) -> list[ChatMessageContent]:
         """Return the messages of the transcript that are not in the history yet."""
         transcript = self.context.chat.messages(state.transcript)
-        known, self.known = self.known, len(transcript)
+        known = self.known
+        self.known = len(transcript)
         return transcript[known:]
 
 
@@ -215,11 +216,13 @@ class _Stream:
         """Convert an event to chunks."""
         assert isinstance(event, _SHOWN), "no other event is passed on"
         if event.iteration != self._trip:  # an answered question is not part of the answer
-            self._trip, self._text = event.iteration, []
+            self._trip = event.iteration
+            self._text = []
         if isinstance(event, TextDelta):
             yield self._passed_on(event)
         elif event.iteration in self.settled:
-            messages, self._text = self.settled.pop(event.iteration), []
+            messages = self.settled.pop(event.iteration)
+            self._text = []
             calls = [call for message in messages for call in _numbered(calls_of(message))]
             results = [
                 each for message in messages for each in message.items if isinstance(each, FunctionResultContent)
@@ -347,7 +350,8 @@ async def pass_through_streaming(
     request: AbstractAsyncContextManager[Charge],
 ) -> AsyncGenerator[list[StreamingChatMessageContent], Any]:
     """Ask the connector once, as a stream; the caller must run the calls in the reply."""
-    stored, reply = kwargs.pop("store_final", False), ReplyAssembly()
+    stored = kwargs.pop("store_final", False)
+    reply = ReplyAssembly()
     settings = _request_settings(inner, settings, kwargs.get("kernel"))
     passing = _Passing(reply, in_form=has_form(settings))
     async with request as charge:

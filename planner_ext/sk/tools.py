@@ -243,7 +243,8 @@ class KernelFunctions:
 
     def _guard(self, run: _Run) -> CallGuard:
         """Bind filters to what was decided: nothing else of an approved call, and no second run unless it is safe."""
-        binds, filters = run.decided is not None and run.decided.binds, self.decided_by(run.decided)
+        binds = run.decided is not None and run.decided.binds
+        filters = self.decided_by(run.decided)
         tab = current_tab() if run.prepared.tool.restarts else None
         bound = {KEY_PARAMETER, *run.checked.arguments, *run.prepared.tool.parameters}
         return CallGuard(
@@ -255,7 +256,8 @@ class KernelFunctions:
         )
 
     async def _run_filtered(self, run: _Run, guard: CallGuard, state: State, index: int) -> Finished:
-        function, batch = run.prepared.function, state.batch
+        function = run.prepared.function
+        batch = state.batch
         assert batch is not None, "a call is run while its batch is open"
         context = _context_class()(
             function=function,
@@ -303,7 +305,8 @@ class KernelFunctions:
         self, run: _Run, function: KernelFunction, arguments: KernelArguments
     ) -> FunctionResult | Finished | None:
         """Run a function through its function-invocation filters; None if they neither ran it nor set a result."""
-        name, tool = run.checked.function, run.prepared.tool
+        name = run.checked.function
+        tool = run.prepared.tool
         if function is not run.prepared.function:
             return self._failed(run, ApprovedArgumentsChangedError(name))
         seconds = self.execution.timeout_of(name)
@@ -312,7 +315,8 @@ class KernelFunctions:
             values.pop(TIME_PARAMETER, None)
             if left := [limit for limit in (seconds, time_left()) if limit is not None]:
                 values[TIME_PARAMETER] = min(left)  # without a limit the function gets its default, or None
-        tab, kernel = current_tab(), self.kernel
+        tab = current_tab()
+        kernel = self.kernel
         if tab is not None and self.wrap is not None and tool.asks_model:
             kernel = view_of(kernel, tab, self.wrap)
         invocation = run.target.invoke(kernel, arguments, metadata={"id": run.call.id})
@@ -325,7 +329,8 @@ class KernelFunctions:
         return self._failed(run, outcome.error) if isinstance(outcome, Raised) else outcome
 
     def _failed(self, run: _Run, error: BaseException) -> Finished:
-        name, recorded = run.checked.function, sendable(described(error))
+        name = run.checked.function
+        recorded = sendable(described(error))
         failed = partial(Finished, outcome="failed", error=recorded, exception=error)
         if isinstance(error, _TimedOutError):
             after = f"{self.execution.timeout_of(name):g} seconds; whether it took effect is not known."

@@ -321,8 +321,10 @@ _MOST_KNOWN: Final = 1000
 
 def tool_of(function: KernelFunction) -> Tool:
     """Describe a kernel function; worked out again only if its declaration has changed, which may change in place."""
-    method, parameters = getattr(function, "method", None), function.parameters
-    target, effect = function if method is None else method, effect_of(function)
+    method = getattr(function, "method", None)
+    parameters = function.parameters
+    target = function if method is None else method
+    effect = effect_of(function)
     names = [function.fully_qualified_name, function.is_prompt, isinstance(function, KernelFunctionFromMethod)]
     values = [
         (one.name, one.type_, one.is_required, one.default_value, one.include_in_function_choices, one.schema_data)
@@ -333,7 +335,8 @@ def tool_of(function: KernelFunction) -> Tool:
         written = marshal.dumps((names, None if effect is None else effect.kind, values), 2)
     except ValueError:  # of a default or schema that is not plain: its changes would not be noticed
         return _described(function, method)
-    key, declaration = id(target), (written, tuple(one.type_object for one in parameters))
+    key = id(target)
+    declaration = (written, tuple(one.type_object for one in parameters))
     known = _KNOWN.get(key)
     if known is not None and known.target() is target and known.declaration == declaration:
         return known.tool
@@ -346,7 +349,9 @@ def tool_of(function: KernelFunction) -> Tool:
 
 
 def _described(function: KernelFunction, method: Any) -> Tool:
-    of_method, effect, filled = isinstance(function, KernelFunctionFromMethod), effect_of(function), injected(function)
+    of_method = isinstance(function, KernelFunctionFromMethod)
+    effect = effect_of(function)
+    filled = injected(function)
     names = frozenset(str(one.name) for one in function.parameters)
     own, rest = _signature_of(method) if of_method else (names, frozenset[str]())
     reserved = INJECTED.intersection(names) if of_method else frozenset[str]()

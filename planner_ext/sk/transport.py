@@ -214,12 +214,14 @@ def request_arguments(
     Raises:
         InvalidOptionError: If the connector does not take the settings.
     """
-    connector, behavior = connector_of(service), settings.function_choice_behavior
+    connector = connector_of(service)
+    behavior = settings.function_choice_behavior
     messages = sent(history.messages, connector)
     if behavior is not None and behavior.type_ is FunctionChoiceType.NONE and not connector.takes_none:
         behavior = None
     if behavior is None and connector.needs_tools and has_calls(messages) and not getattr(settings, "tools", None):
-        behavior, kernel = RequestBehavior.of([NO_FUNCTION], "auto"), kernel or Kernel()
+        behavior = RequestBehavior.of([NO_FUNCTION], "auto")
+        kernel = kernel or Kernel()
     if behavior is not None and connector.needs_description and kernel is not None:
         behavior = _described(behavior, kernel)
     settings = connector_settings(service, settings).model_copy(update={"function_choice_behavior": behavior})

@@ -154,7 +154,8 @@ def _checked(kernel: Kernel, name: str, decision: Decision, found: Sequence[Wait
 
 
 def _approved(kernel: Kernel, name: str, decision: Approve, waiting: WaitingResult) -> DecidedCall:
-    pending, called = waiting.pending, waiting.pending.fully_qualified_name
+    pending = waiting.pending
+    called = waiting.pending.fully_qualified_name
     if decision.fingerprint not in (None, pending.fingerprint):
         raise DecisionRefusedError(f"The approval of {name!r} was given for another call or other arguments.")
     try:
@@ -180,7 +181,8 @@ def waiting_result(
     context: AutoFunctionInvocationContext, call: ToolCall, question: Defer
 ) -> tuple[str, dict[str, Any]] | None:
     """Write the text and the metadata of a result whose call waits; None if a filter replaced the call's function."""
-    history, content = context.chat_history, context.function_call_content
+    history = context.chat_history
+    content = context.function_call_content
     if content is None or not _names(content, call.fully_qualified_name):
         return None
     places = [] if history is None else list(_placed_calls(history))
@@ -192,7 +194,8 @@ def waiting_result(
 
 def asked_again(waiting: WaitingResult, function: KernelFunction, reviewed: Reviewed) -> FunctionResultContent:
     """Write the result of a call that waits again, for another question, with the arguments that a person gave it."""
-    question, edited = reviewed.question, reviewed.arguments
+    question = reviewed.question
+    edited = reviewed.arguments
     assert question is not None, "something else is asked"
     arguments = waiting.pending.arguments if edited is None else edited
     text, metadata = _marked(function, waiting.pending.id, arguments, question, waiting.place)
@@ -238,7 +241,8 @@ def _waiting_result(item: FunctionResultContent, content: FunctionCallContent, p
             "nonce": str(),
         } as mark:
             own = cast("dict[str, Any]", {key: value for key, value in mark.items() if key != "fingerprint"})
-            arguments, call_id = parse_object(text), content.id or ""
+            arguments = parse_object(text)
+            call_id = content.id or ""
             fits = _names(content, function) and fingerprint == _fingerprint(own, call_id, place)
             if not fits or isinstance(arguments, InvalidArguments):
                 return None

@@ -100,7 +100,8 @@ _CONTEXT = 60
 
 def _around(place: int, text: str) -> str:
     """Cut a long text to the surroundings of a place in it."""
-    start, end = max(place - _CONTEXT, 0), place + _CONTEXT
+    start = max(place - _CONTEXT, 0)
+    end = place + _CONTEXT
     return f"{'…' if start else ''}{text[start:end]}{'…' if end < len(text) else ''}"
 
 
@@ -175,7 +176,8 @@ def same(recorded: Any, value: Any) -> bool:
     first, *parts, last = recorded.split(SCRUBBED)
     if not (value.startswith(first) and value.endswith(last)):
         return False
-    place, end = len(first), len(value) - len(last)
+    place = len(first)
+    end = len(value) - len(last)
     for part in parts:
         if (found := value.find(part, place, end)) < 0:
             return False
@@ -336,7 +338,8 @@ class Cassette:
         Raises:
             CassetteError: If it cannot be written, or would be too large to be read.
         """
-        every, salt = range(len(self.exchanges)), token_bytes(32)
+        every = range(len(self.exchanges))
+        salt = token_bytes(32)
         written: dict[str, Any] = {
             "services": dict(self.services),
             "requests": scrub.values([self._packed(n).model_dump(exclude_defaults=True) for n in every]),
@@ -440,12 +443,14 @@ def _scrubbed(facts: list[Any], scrub: Scrubber, salt: bytes) -> list[Any]:
 
 def _whole(one: Exchange, number: int, before: Sequence[tuple[Asked, Exchange]]) -> Asked:
     """Complete a request with the messages and tools of the one that it continues."""
-    messages, tools = one.messages, one.tools
+    messages = one.messages
+    tools = one.tools
     if one.continues is not None:
         if not 0 <= one.continues < number:
             raise _DamagedError(f"requests.{number}.continues is {one.continues}, which is no earlier request.")
         earlier = before[one.continues][0]
-        messages, tools = [*earlier.messages, *messages], earlier.tools if tools is None else tools
+        messages = [*earlier.messages, *messages]
+        tools = earlier.tools if tools is None else tools
     try:
         for reply in one.replies or ():
             load_message(reply)

@@ -102,9 +102,11 @@ class CrashingStore:
     def _follow(self, fact: recorded.Fact) -> None:
         match fact:
             case recorded.Resumed():
-                self._open_calls, self._resumed = 0, True
+                self._open_calls = 0
+                self._resumed = True
             case recorded.ModelReplied(calls=calls):
-                self._open_calls, self._resumed = len(calls), False
+                self._open_calls = len(calls)
+                self._resumed = False
             case recorded.CallDecided(person=True, verdict="run"):
                 self._open_calls += 1
             case recorded.CallFinished():

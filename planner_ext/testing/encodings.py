@@ -184,7 +184,8 @@ def _texts(data: bytes) -> _Layer:
 
 def _unescaped(data: bytes, pattern: re.Pattern[bytes], meaning: Callable[[re.Match[bytes]], bytes | None]) -> _Layer:
     """Replace each escape by its meaning; None leaves it as it is."""
-    made, done = _Maker(), 0
+    made = _Maker()
+    done = 0
     for found in pattern.finditer(data):
         meant = meaning(found)
         if meant is None:
@@ -299,7 +300,8 @@ class _Digits:
             yield made.layer()
 
     def _add(self, made: _Maker, found: re.Match[bytes], skipped: int) -> None:
-        run, start = found[0], found.start()
+        run = found[0]
+        start = found.start()
         digits = run.translate(None, b" \t\r\n")
         at = None if len(digits) == len(run) else [start + n for n, one in enumerate(run) if one not in b" \t\r\n"]
         whole = digits[skipped:]
@@ -341,7 +343,8 @@ def _utf_16(data: bytes) -> Iterator[_Layer]:
         return
     for encoding in ("utf-16-le", "utf-16-be"):
         for skipped in (0, 1):
-            made, start = _Maker(), skipped
+            made = _Maker()
+            start = skipped
             for some in _SAME_SIZE.finditer(data[skipped:].decode(encoding, "replace")):
                 size = some.lastindex or 1
                 units = 4 if size == 4 else 2

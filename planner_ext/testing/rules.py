@@ -104,9 +104,11 @@ def _violations(body: Mapping[str, Any]) -> Iterator[Violation]:
 
 
 def _in_messages(messages: list[Any]) -> Iterator[Violation]:
-    caller, pairing = 0, _CallPairing()
+    caller = 0
+    pairing = _CallPairing()
     for index, message in enumerate(map(object_of, messages)):
-        path, role = f"messages[{index}]", message.get("role")
+        path = f"messages[{index}]"
+        role = message.get("role")
         if role not in _ROLES:
             yield Violation(path, f"Invalid '{path}': expected a message with role {', '.join(_ROLES)}.")
         yield from _in_content(path, message)
@@ -137,7 +139,9 @@ def _in_calls(path: str, calls: object) -> Iterator[Violation]:
         yield _invalid(path, "a non-empty array", calls)
     seen = list[object]()
     for position, call in enumerate(map(object_of, _array(calls))):
-        where, call_id, function = f"{path}[{position}]", call.get("id"), _function_of(call)
+        where = f"{path}[{position}]"
+        call_id = call.get("id")
+        function = _function_of(call)
         if not isinstance(call_id, str) or not 1 <= len(call_id) <= _MAXIMUM_ID_LENGTH:
             yield _invalid(f"{where}.id", f"a string of 1 to {_MAXIMUM_ID_LENGTH} characters", call_id)
         yield from _in_name(f"{where}.function.name", function.get("name"))

@@ -283,7 +283,8 @@ def count_tokens(reply: ScriptedReply, *, messages: Iterable[object], tools: Ite
         messages: The request's messages as OpenAI's JSON.
         tools: The request's tools as OpenAI's JSON, None when none are offered.
     """
-    prompt, completion = reply.prompt_tokens, reply.completion_tokens
+    prompt = reply.prompt_tokens
+    completion = reply.completion_tokens
     if prompt is None:
         sent = json.dumps([*messages, *(tools or ())], separators=(",", ":"), ensure_ascii=False, default=str)
         prompt = max(1, len(sent) // 4)

@@ -133,7 +133,8 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_POST  # noqa: N815  (the name that http.server looks up)
 
     def _write(self, response: HttpResponse) -> None:
-        parts, framing = response.parts, ("Content-Length", str(sum(map(len, response.parts)) + response.dropped))
+        parts = response.parts
+        framing = ("Content-Length", str(sum(map(len, response.parts)) + response.dropped))
         if response.streamed:
             parts = tuple(b"%x\r\n%b\r\n" % (len(part), part) for part in (*parts, b""))
             framing = ("Transfer-Encoding", "chunked")
@@ -301,12 +302,14 @@ def _reply_response(reply: ScriptedReply, request: ScriptedRequest, usage: Usage
 
 def _fault_response(fault: ScriptedFault, request: ScriptedRequest) -> HttpResponse:
     status = fault.status or (200 if fault.drop else 500)
-    content_type, body = _JSON, fault.body
+    content_type = _JSON
+    body = fault.body
     if body is None and fault.drop:
         begun = _reply_response(ScriptedReply(text="Once"), request, Usage(prompt_tokens=1, completion_tokens=1), 4)
         # A stream breaks off in the event after the text, so that some text arrives.
         *whole, last = begun.parts[:3]
-        content_type, body = begun.content_type, (b"".join(whole) + last[: len(last) // 2]).decode()
+        content_type = begun.content_type
+        body = (b"".join(whole) + last[: len(last) // 2]).decode()
     elif body is None:
         kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
         body = error_body(f"Scripted fault with status {status}.", type=kind)

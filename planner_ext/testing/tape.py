@@ -363,7 +363,8 @@ class _Player(_Tape):
 
     def no_result(self, checked: ResolvedCall) -> Finished:
         """Fail a call that the recorded run did not make, without calling its function, and add the difference."""
-        name, got = checked.function, json.dumps(dict(checked.arguments), default=str)
+        name = checked.function
+        got = json.dumps(dict(checked.arguments), default=str)
         what = f"one more call of {name}"
         self._note(Difference(request=self._made, what=what, function=name, expected="no such call", got=got))
         text = "The cassette has no result of this call."
@@ -372,7 +373,8 @@ class _Player(_Tape):
     def compare(self, fact: CallFinished, finished: Finished) -> None:
         """Add a difference if a function returned another result than the recorded one."""
         if not same(fact.result, text := finished.text):
-            what, name = f"the result of {fact.function}", fact.function
+            what = f"the result of {fact.function}"
+            name = fact.function
             self._note(Difference(request=self._made, what=what, function=name, expected=fact.result, got=text))
 
     def _note(self, found: Difference) -> None:
@@ -388,7 +390,8 @@ class _Player(_Tape):
         Raises:
             ReplayDifferenceError: If it differs, and differences raise; or if no recorded request is left.
         """
-        asked, exchanges = self._asked(service, history, settings), self.cassette.exchanges
+        asked = self._asked(service, history, settings)
+        exchanges = self.cassette.exchanges
         left = self._left
         number = next((one for one in left if exchanges[one][0].equals(asked)), None)
         if number is None and left:
@@ -510,15 +513,20 @@ class _TapedFunctions:
     """The functions of a replayed run, in the recorded order; see `planner_ext.engine.ports.Functions`."""
 
     def __init__(self, inner: KernelFunctions, tape: _Player, max_concurrency: int | None) -> None:
-        self._inner, self._tape, self._in_order = inner, tape, max_concurrency is not None
-        self.check, self.encode = inner.check, inner.encode
+        self._inner = inner
+        self._tape = tape
+        self._in_order = max_concurrency is not None
+        self.check = inner.check
+        self.encode = inner.encode
 
     async def run(self, call: RequestedCall, checked: ResolvedCall, *, index: int, state: State) -> Finished:
         """Run a function, or return its recorded result."""
-        batch, tape = state.batch, self._tape
+        batch = state.batch
+        tape = self._tape
         assert batch is not None, "a function runs while its batch is open"
         place = (state.run_id, batch.iteration, index)
-        fact, recorded = tape.finished.get(place), tape.functions == "recorded" or place in tape.as_recorded
+        fact = tape.finished.get(place)
+        recorded = tape.functions == "recorded" or place in tape.as_recorded
         fact = fact if fact is not None and fact.function == checked.function else None
         function = self._inner.tools.functions.get(checked.function)
         asks = checked.nested or (function is not None and function.is_prompt)
@@ -536,7 +544,8 @@ class _TapedFunctions:
         """Wait for the starts and ends in the batch that came before the end of this call in the recorded run."""
         order = self._tape.order.get((run_id, iteration), [])
         ends = (place for place, fact in enumerate(order) if fact.index == index and isinstance(fact, CallFinished))
-        before, tab = order[: next(ends, 0)], current_tab()
+        before = order[: next(ends, 0)]
+        tab = current_tab()
         with suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE):
                 while tab is not None and (batch := tab.account.state.batch) is not None:

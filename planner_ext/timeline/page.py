@@ -126,7 +126,8 @@ class _Axis:
         worked = end - start - sum(right - left for left, right in joined)
         share = min(_WIDEST_GAP, 0.4 / len(joined)) if joined else 0.0
         widest = worked * share / (1 - share * len(joined)) if worked > 0 else 1.0
-        self._times, self._places = [start], [0.0]
+        self._times = [start]
+        self._places = [0.0]
         for left, right in joined:
             self._step(left, left - self._times[-1])
             self._step(right, min(right - left, widest))
@@ -142,7 +143,8 @@ class _Axis:
         if whole <= 0:
             return 0.0
         place = min(max(bisect_right(self._times, time) - 1, 0), len(self._times) - 2)
-        start, end = self._times[place], self._times[place + 1]
+        start = self._times[place]
+        end = self._times[place + 1]
         share = min(max((time - start) / (end - start), 0.0), 1.0) if end > start else 0.0
         return 100 * (self._places[place] + share * (self._places[place + 1] - self._places[place])) / whole
 
@@ -165,7 +167,8 @@ _THINNEST = 0.4
 
 def _bar(axis: _Axis, span: "_Span", thinnest: float = _THINNEST) -> _Bar:
     kind, start, end = span
-    left, right = axis(start), axis(max(start, end))
+    left = axis(start)
+    right = axis(max(start, end))
     width = max(right - left, thinnest)
     return _Bar(kind, f"{min(left, 100 - width):.4g}", f"{width:.4g}")
 
@@ -268,7 +271,8 @@ def _span(seconds: float) -> str:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 59.95:
         return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.1f} s"
-    left, parts = round(seconds), list[str]()
+    left = round(seconds)
+    parts = list[str]()
     for unit, size in _UNITS:
         count, left = divmod(left, size)
         parts.append(f"{count} {unit}" if count else "")

@@ -71,10 +71,12 @@ class _Reader:
             read(self, fact)
         if self.iterations:
             self.iterations[-1] = replace(self.iterations[-1], ended=max(self.iterations[-1].ended, fact.at))
-        self.state, self.last = after, fact
+        self.state = after
+        self.last = fact
 
     def timeline(self, now: float | None) -> Timeline:
-        state, ended = self.state, self.state.ended
+        state = self.state
+        ended = self.state.ended
         if self.begun is None:
             return Timeline(until=now or 0.0)
         until = max(state.at, now or 0.0)
@@ -99,8 +101,10 @@ class _Reader:
         )
 
     def _spending(self, state: State, at: float) -> Iterator[Spending]:
-        limits, ledger = state.rules.limits, state.ledger
-        nested, used = self._nested().by_part, ledger.by_part
+        limits = state.rules.limits
+        ledger = state.ledger
+        nested = self._nested().by_part
+        used = ledger.by_part
         for part, name in LIMIT_OF_PART.items():
             if (limit := getattr(limits, name)) is not None:
                 yield Spending(name=name, used=used[part], limit=limit, nested=nested[part])
@@ -140,7 +144,9 @@ class _Reader:
                 number=number, messages=self.messages, replaced=self.replaced, request=request, ended=started
             )
         )
-        self.messages, self.replaced, self.replied = (), False, False
+        self.messages = ()
+        self.replaced = False
+        self.replied = False
 
     def _close_calls(self) -> None:
         if self.calls:
@@ -182,7 +188,8 @@ class _Reader:
     # One function for each kind of fact on the timeline.
 
     def _run_started(self, fact: facts.RunStarted) -> None:
-        self.begun, self.lives = fact, 1
+        self.begun = fact
+        self.lives = 1
         self.messages = tuple(map(_read_message, fact.messages))
 
     def _model_asked(self, fact: facts.ModelAsked) -> None:
@@ -197,7 +204,8 @@ class _Reader:
     def _request_failed(self, fact: facts.RequestFailed) -> None:
         assert self.last is not None, "a run starts before its requests"
         self._open(fact.iteration, self.last.at)
-        request, lost = self.iterations[-1].request, fact.reason == REQUEST_LOST
+        request = self.iterations[-1].request
+        lost = fact.reason == REQUEST_LOST
         failed = FailedRequest(
             started=request.started, ended=fact.at, reason=fact.reason, charged=fact.iterations, lost=lost
         )
@@ -207,10 +215,12 @@ class _Reader:
         self.plan = fact.plan
         charged = fact.iterations if self.state.rules.charge_plan else 0
         self._reply(fact, -1, TimelineMessage(role="assistant", text=fact.plan), charged=charged)
-        self.messages, self.replaced = tuple(map(_read_message, fact.messages)), True
+        self.messages = tuple(map(_read_message, fact.messages))
+        self.replaced = True
 
     def _model_replied(self, fact: facts.ModelReplied) -> None:
-        message, model = _read_message(fact.message), _field(fact.message, "ai_model_id")
+        message = _read_message(fact.message)
+        model = _field(fact.message, "ai_model_id")
         reply = replace(message, text=fact.text or message.text, others=_not_calls(message.others))
         more = {"model": model, "finish_reason": fact.finish_reason, "withheld": fact.withheld}
         self._reply(fact, fact.iteration, reply, charged=fact.iterations, **more)
@@ -227,7 +237,8 @@ class _Reader:
 
     def _call_decided(self, fact: facts.CallDecided) -> None:
         assert self.state.batch is not None, "calls are decided in a batch"
-        call, request = self.calls[fact.index], self.state.batch.calls[fact.index].request
+        call = self.calls[fact.index]
+        request = self.state.batch.calls[fact.index].request
         record = record_of(fact, request)
         repeated = record is not None and any(replace(one, at=record.at) == record for one in call.decisions)
         asks = fact.verdict == "defer"
@@ -290,7 +301,8 @@ class _Reader:
     def _spent_by(self, index: int, spent: Consumption | None = None) -> Consumption | None:
         """Return what a call is charged in all its lives: what it reports, or else has recorded."""
         assert self.state.batch is not None, "calls are charged in a batch"
-        before, recorded = self.calls[index].spent, self.state.batch.calls[index].recorded
+        before = self.calls[index].spent
+        recorded = self.state.batch.calls[index].recorded
         more = recorded if spent is None and recorded != Consumption() else spent
         return before if more is None else more if before is None else before + more
 
@@ -307,7 +319,8 @@ class _Reader:
         if fact.terminate:
             self._event(fact.at, "callback", text=fact.reason)
         if fact.messages is not None:
-            self.messages, self.replaced = tuple(map(_read_message, fact.messages)), True
+            self.messages = tuple(map(_read_message, fact.messages))
+            self.replaced = True
 
     def _message_added(self, fact: facts.MessageAdded) -> None:
         self.messages = (*self.messages, _read_message(fact.message))
