@@ -42,24 +42,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from planner_ext.approval.decisions import Approve, Defer, Deny, Supply, requires_approval
+    from planner_ext.approval.decisions import ApprovalSettings, Approve, Defer, Deny, Supply, requires_approval
     from planner_ext.approval.policy import ApprovalPolicy
     from planner_ext.core.limits import Budget
     from planner_ext.core.values import Usage
     from planner_ext.durable.runs import Runs
-    from planner_ext.engine.engine import StopHandle
+    from planner_ext.engine.concurrency import StopHandle
     from planner_ext.handler import ToolCallHandler
     from planner_ext.planner import FunctionCallingStepwisePlanner
     from planner_ext.planner.options import FunctionCallingStepwisePlannerOptions
-    from planner_ext.planner.run import FunctionCallingStepwisePlannerResult, UserInteraction
+    from planner_ext.planner.run import FunctionCallingStepwisePlannerResult
     from planner_ext.plugin import PlannerPlugin
     from planner_ext.service import FunctionInvokingChatCompletion
     from planner_ext.session import ToolUseSession
-    from planner_ext.sk.approval import ApprovalSettings
     from planner_ext.sk.approval_filter import ApprovalFilter
     from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
     from planner_ext.sk.checkpoint import Checkpoint
     from planner_ext.sk.execution import ToolExecution
+    from planner_ext.sk.questions import UserInteraction
 
 __all__ = [
     "ApprovalFilter",
@@ -99,32 +99,33 @@ _NAMES = {
     "iteration": ("StopHandle", "ToolExecution"),
     "planner": ("FunctionCallingStepwisePlanner",),
     "planner.options": ("FunctionCallingStepwisePlannerOptions",),
-    "planner.run": ("FunctionCallingStepwisePlannerResult", "UserInteraction"),
+    "planner.run": ("FunctionCallingStepwisePlannerResult",),
     "plugin": ("PlannerPlugin",),
     "service": ("FunctionInvokingChatCompletion",),
     "session": ("ToolUseSession",),
     "sk.approval_filter": ("ApprovalFilter",),
     "sk.behavior": ("BoundedFunctionChoiceBehavior",),
     "sk.options": ("Budget",),
+    "sk.questions": ("UserInteraction",),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 """The module of each name; a budget's has the errors that invalid values raise."""
 
 
 _PUBLIC = (
-    *(
-        "hitl_manager",
-        "iteration",
-        "session",
-        "plugin",
-        "budgets",
-        "durable",
-        "errors",
-        "events",
-        "timeline",
-        "testing",
-    ),
-    *("ag_ui", "inbox", "compare"),
+    "hitl_manager",
+    "iteration",
+    "session",
+    "plugin",
+    "budgets",
+    "durable",
+    "errors",
+    "events",
+    "timeline",
+    "testing",
+    "ag_ui",
+    "inbox",
+    "compare",
 )
 """The modules that have further public names; the first one that has a name is the one to import it from."""
 

@@ -2,7 +2,5 @@
 
 import runpy
 
-__all__ = ()
-
 if __name__ == "__main__":
     runpy.run_module("planner_ext.cli", run_name="__main__", alter_sys=True)

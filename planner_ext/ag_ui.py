@@ -105,7 +105,7 @@ from planner_ext.core.fold import apply
 from planner_ext.core.results import cut_text
 from planner_ext.core.state import ASK_USER, State
 from planner_ext.core.values import Usage
-from planner_ext.engine.engine import StopHandle
+from planner_ext.engine.concurrency import StopHandle
 from planner_ext.engine.ports import ResultReady, TextDelta
 from planner_ext.planner.planner import FunctionCallingStepwisePlanner
 from planner_ext.planner.run import FunctionCallingStepwisePlannerResult, PlannerEvent

@@ -43,8 +43,7 @@ from planner_ext.core.errors import shown, way_out
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Budget
 from planner_ext.engine.authorization import refusal_of
-from planner_ext.engine.concurrency import streams
-from planner_ext.engine.engine import StopHandle
+from planner_ext.engine.concurrency import StopHandle, streams
 from planner_ext.engine.log import log_facts
 from planner_ext.service import FunctionInvokingChatCompletion
 from planner_ext.sk.approval import Taking

@@ -13,8 +13,7 @@ from semantic_kernel.functions import KernelArguments
 from planner_ext import hitl_manager
 from planner_ext.approval.decisions import Decision, ToolCall
 from planner_ext.core.limits import Budget
-from planner_ext.engine.concurrency import streams
-from planner_ext.engine.engine import StopHandle
+from planner_ext.engine.concurrency import StopHandle, streams
 from planner_ext.service import FunctionInvokingChatCompletion
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.checkpoint import Checkpoint

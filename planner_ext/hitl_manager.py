@@ -3,6 +3,7 @@
 import logging
 
 from planner_ext.approval.decisions import (
+    ApprovalSettings,
     Approve,
     AskedCall,
     Authorize,
@@ -16,11 +17,12 @@ from planner_ext.approval.decisions import (
 )
 from planner_ext.approval.policy import ApprovalRule, ArgumentPredicate
 from planner_ext.engine.gate import Approver, CheckForIntervention, PreInvoke
-from planner_ext.sk.approval import ApprovalSettings, PendingCall
+from planner_ext.engine.ports import Clarification
+from planner_ext.sk.approval import PendingCall
 from planner_ext.sk.chat import ModelClarifier
 from planner_ext.sk.checkpoint import Checkpoint, SigningKey
 from planner_ext.sk.errors import DecisionRefusedError
-from planner_ext.sk.questions import Clarification, Clarifier, Question
+from planner_ext.sk.questions import Clarifier, Question
 
 __all__ = [
     "ApprovalRule",

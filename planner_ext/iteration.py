@@ -8,7 +8,7 @@ from semantic_kernel.contents import AuthorRole, FunctionResultContent
 from planner_ext.core.errors import shown
 from planner_ext.core.limits import Price
 from planner_ext.core.values import Usage
-from planner_ext.engine.engine import StopHandle
+from planner_ext.engine.concurrency import StopHandle
 from planner_ext.engine.ports import Clock
 from planner_ext.sk.errors import InvalidOptionError
 from planner_ext.sk.execution import ToolExecution

@@ -22,8 +22,7 @@ from planner_ext.core.accounts import Tab
 from planner_ext.core.errors import shown, way_out
 from planner_ext.core.facts import RunStarted
 from planner_ext.core.limits import Budget
-from planner_ext.engine.concurrency import streams
-from planner_ext.engine.engine import StopHandle
+from planner_ext.engine.concurrency import StopHandle, streams
 from planner_ext.sk.approval import DecisionsTaken, Taking
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.checkpoint import Checkpoint

@@ -32,8 +32,7 @@ from planner_ext.approval.decisions import ReadByKey
 from planner_ext.core.errors import shown, suggests_names
 from planner_ext.core.fold import CUT_SHORT
 from planner_ext.core.limits import Budget, is_count
-from planner_ext.engine.concurrency import streams
-from planner_ext.engine.engine import StopHandle
+from planner_ext.engine.concurrency import StopHandle, streams
 from planner_ext.service import FunctionInvokingChatCompletion
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.checkpoint import Checkpoint, SigningKey

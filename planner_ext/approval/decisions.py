@@ -14,47 +14,6 @@ from planner_ext.core.marks import mark_on, markable, put_mark
 from planner_ext.core.state import ASK_USER, Phase, State
 from planner_ext.core.values import RequestedCall
 
-__all__ = [
-    "IN_DOUBT_PROMPT",
-    "LONGEST_WAIT",
-    "ApprovalSettings",
-    "Approve",
-    "AskedCall",
-    "Authorize",
-    "Decision",
-    "DecisionRecord",
-    "DecisionRequest",
-    "Defer",
-    "Deny",
-    "InDoubt",
-    "Interceptor",
-    "InvalidDecisionError",
-    "ReadByKey",
-    "RunAction",
-    "Supply",
-    "ToolCall",
-    "WaitingCall",
-    "approval_required",
-    "check_authorize",
-    "decisions_of",
-    "digest_of",
-    "edited_text",
-    "fingerprint_of",
-    "further_digest",
-    "hooks_of",
-    "is_duration",
-    "only_asks",
-    "present_status",
-    "problem_of",
-    "question_id",
-    "record_of",
-    "requires_approval",
-    "source_of",
-    "takes_no_more",
-    "waiting_calls",
-    "with_plain_numbers",
-]
-
 
 class InvalidDecisionError(PlannerExtError):
     """A decision cannot be taken; names the call. None of the decisions given with it was taken, nothing ran.

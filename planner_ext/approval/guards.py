@@ -15,8 +15,6 @@ from typing import Any, cast
 
 from planner_ext.approval.decisions import Authorize, Decision, ToolCall, hooks_of
 
-__all__ = ["Policy", "guard_name", "hook_names"]
-
 
 class Policy(ABC):
     """An interceptor that is data: it decides at once, and equal ones are equal in every process."""

@@ -26,8 +26,6 @@ from planner_ext.approval.decisions import (
 from planner_ext.approval.guards import Policy
 from planner_ext.core.errors import PlannerExtError, nearest, shown
 
-__all__ = ["ApprovalPolicy", "ApprovalRule", "InvalidPolicyError"]
-
 _Number = int | Annotated[float, Field(allow_inf_nan=False)]
 _Seconds = Annotated[float, Field(gt=0, le=LONGEST_WAIT)]
 _NonEmpty = Annotated[str, Field(min_length=1)]

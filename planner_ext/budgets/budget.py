@@ -10,8 +10,6 @@ from planner_ext.core.errors import InvalidLimitError, described, shown, suggest
 from planner_ext.core.limits import Budget
 from planner_ext.core.text import is_unicode
 
-__all__ = ["LIMITS", "SharedBudget"]
-
 LIMITS = {
     "iterations": "max_iterations",
     "tool_calls": "max_tool_calls",

@@ -43,8 +43,6 @@ from planner_ext.durable.database import Step, Value
 from planner_ext.durable.errors import DuplicateRowError, RunFencedError, StoreError
 from planner_ext.engine.concurrency import Raised, caught
 
-__all__ = ["charges_of"]
-
 logger = logging.getLogger(__name__)
 
 _TRIES = 5

@@ -14,8 +14,6 @@ from planner_ext.core.errors import InvalidLimitError, shown
 from planner_ext.durable.database import BUDGET_TABLES, Row, Step
 from planner_ext.durable.errors import DuplicateRowError, StoreError, is_address, redacted
 
-__all__ = ["SELECT_USAGE", "BudgetStore", "BudgetUsage", "read_usage"]
-
 _T = TypeVar("_T")
 
 SELECT_USAGE = "SELECT budget, key, period, iterations, tool_calls, tokens, cost, limits, reached FROM planner_budgets"

@@ -3,8 +3,6 @@
 import logging
 import sys
 
-__all__ = ["main"]
-
 _LONGEST_NAME = 80
 """Characters of a file's name in a message."""
 

@@ -10,8 +10,6 @@ from planner_ext.approval.decisions import Approve, Deny, Supply
 from planner_ext.cli import options as cli
 from planner_ext.cli.text import Terminal
 
-__all__ = ["app"]
-
 app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},

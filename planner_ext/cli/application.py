@@ -12,8 +12,6 @@ from planner_ext.cli.kernels import awaited, start_factory
 from planner_ext.durable.options import checked_hook
 from planner_ext.errors import PlannerInvalidConfigurationError
 
-__all__ = ["Application", "started_application", "started_hook"]
-
 _NAMES = ("planner", "kernel", "arguments_for", "authorize")
 
 

@@ -11,8 +11,6 @@ from planner_ext.core.text import exact, exact_json
 from planner_ext.hitl_manager import Approve, Decision, Deny, PendingCall, Supply
 from planner_ext.sk.conversion import InvalidArguments, parse_object
 
-__all__ = ["ApprovalPrompt", "is_terminal"]
-
 _CHOICES = {"a": "approve", "d": "deny", "e": "edit", "w": "always", "s": "show all", "q": "quit"}
 _STICKY = {"f": "function", "a": "arguments", "": "back"}
 

@@ -10,8 +10,6 @@ from planner_ext.cli.store import store_name
 from planner_ext.cli.text import Terminal, json_document
 from planner_ext.core.text import exact
 
-__all__ = ["show_budgets"]
-
 _PARTS = (
     ("iterations", "max_iterations", "round trips {:,}"),
     ("tool_calls", "max_tool_calls", "calls {:,}"),

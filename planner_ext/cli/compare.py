@@ -30,8 +30,6 @@ from planner_ext.core.errors import counted, seconds
 from planner_ext.core.text import one_line
 from planner_ext.errors import PlannerInvalidConfigurationError
 
-__all__ = ["print_comparison", "run_compare"]
-
 
 def run_compare(args: CompareArgs) -> int:
     """Compare, write and print the results, and return the exit code.

@@ -47,8 +47,6 @@ from planner_ext.durable.records import (
 from planner_ext.durable.store import opened_store
 from planner_ext.testing import Script, ScriptedOpenAIServer
 
-__all__ = ["run_demo"]
-
 _ALLOWED = 5
 """Round trips that the first part allows."""
 

@@ -21,24 +21,6 @@ from planner_ext.durable import effect
 from planner_ext.testing import ScriptedReply, ScriptedRequest, call, calls, say
 from planner_ext.testing.script import results_of
 
-__all__ = [
-    "ORDER_GOAL",
-    "REFUND_GOAL",
-    "REFUND_LEDGER",
-    "Calendar",
-    "Currency",
-    "Export",
-    "Orders",
-    "RefundShop",
-    "Warehouse",
-    "export_script",
-    "order_kernel",
-    "order_script",
-    "refund_app",
-    "refund_kernel",
-    "refund_script",
-]
-
 
 @dataclass
 class Export:

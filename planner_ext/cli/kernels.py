@@ -29,8 +29,6 @@ from planner_ext.core.errors import described, shown
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.sk.transport import kernel_with_service, select_service
 
-__all__ = ["SERVICE_ID", "awaited", "imported_object", "kernel_of", "openai_service", "start_factory", "with_service"]
-
 SERVICE_ID = "planner-ext"
 """The id of the service of ``--base-url`` and ``--model`` in the copy of the kernel."""
 

@@ -20,34 +20,6 @@ from typer.models import ParameterInfo
 from planner_ext.cli.text import Terminal
 from planner_ext.core.errors import PlannerExtError
 
-__all__ = [
-    "STORE_VARIABLE",
-    "Age",
-    "ApprovalArgs",
-    "BudgetArgs",
-    "By",
-    "CallId",
-    "CompareArgs",
-    "DecisionArgs",
-    "Exit",
-    "ExitCode",
-    "ForkArgs",
-    "GoalArgs",
-    "Json",
-    "LimitArgs",
-    "ListArgs",
-    "MoreIterations",
-    "ReplayArgs",
-    "RunListArgs",
-    "RunOptions",
-    "ServeArgs",
-    "Store",
-    "SubmitArgs",
-    "WorkerArgs",
-    "command",
-    "signing_key",
-]
-
 
 class ExitCode(IntEnum):
     """How a command ended; the help of each command says what it means there."""

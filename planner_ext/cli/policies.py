@@ -6,8 +6,6 @@ from planner_ext.approval.decisions import ApprovalSettings
 from planner_ext.cli.options import ApprovalArgs
 from planner_ext.core.errors import InvalidLimitError
 
-__all__ = ["approval_options"]
-
 
 def approval_options(given: ApprovalArgs) -> dict[str, Any]:
     """Return the planner's options for ``--policy`` and ``--ask-all``; empty without them.

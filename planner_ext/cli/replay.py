@@ -27,8 +27,6 @@ from planner_ext.sk.questions import OWN_PLUGIN
 from planner_ext.testing import ReplayDifferenceError, Tape, replay
 from planner_ext.testing.cassette import Cassette
 
-__all__ = ["replay_cassette"]
-
 
 def replay_cassette(args: ReplayArgs) -> int:
     """Replay a cassette; return the exit code.

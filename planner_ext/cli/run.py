@@ -51,8 +51,6 @@ from planner_ext.events import Fact
 from planner_ext.hitl_manager import Decision, PendingCall
 from planner_ext.planner.run import result_of
 
-__all__ = ["CliRun", "Result", "document", "goal_options", "new_limits", "print_result", "run_goal"]
-
 Result = FunctionCallingStepwisePlannerResult
 
 _EXIT_CODES = {"answered": ExitCode.ANSWERED, "paused": ExitCode.PAUSED, "asked": ExitCode.PAUSED}

@@ -54,8 +54,6 @@ from planner_ext.hitl_manager import ApprovalSettings, Decision
 from planner_ext.planner.run import result_of
 from planner_ext.timeline import page_of
 
-__all__ = ["fork_run", "resume_run", "show_run", "start_run", "work"]
-
 _POLL_SECONDS = 0.25
 """How often a run that is followed is looked at."""
 _SIGNALS = 2

@@ -29,8 +29,6 @@ except ModuleNotFoundError as missing:
     problem = f'The inbox needs {name}. Install it with: pip install "planner-ext[inbox]"'
     raise PlannerExtError(problem) from None
 
-__all__ = ["serve_inbox"]
-
 
 class _Server(uvicorn.Server):
     """A server that leaves signals to the command."""

@@ -33,8 +33,6 @@ from planner_ext.events import PlannerEvent, ResultReady, TextDelta
 from planner_ext.hitl_manager import PendingCall
 from planner_ext.planner.run import FunctionCallingStepwisePlannerResult
 
-__all__ = ["Progress", "print_answer", "print_pending"]
-
 _BESIDE = 18
 """Cells of a line of the frame that the arguments of a call do not get."""
 

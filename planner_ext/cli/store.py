@@ -40,30 +40,6 @@ from planner_ext.durable.store import opened_store
 from planner_ext.engine.concurrency import SystemClock
 from planner_ext.engine.document import read_file
 
-__all__ = [
-    "back_up",
-    "cancel_run",
-    "command_on",
-    "decide",
-    "decision_text",
-    "delete_run",
-    "edited",
-    "export_run",
-    "hooks_of_app",
-    "import_run",
-    "list_pending",
-    "list_runs",
-    "list_workers",
-    "opened_client",
-    "opened_runs",
-    "print_stats",
-    "prune_runs",
-    "show_pending",
-    "store_name",
-    "under_hooks",
-    "value_of",
-]
-
 
 @asynccontextmanager
 async def opened_runs(where: str, **options: Unpack[WorkerOptions]) -> AsyncGenerator[Runs, None]:

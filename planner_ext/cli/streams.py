@@ -9,8 +9,6 @@ from typing import cast
 
 from planner_ext.core.errors import PlannerExtError
 
-__all__ = ["standard_streams"]
-
 
 class _Output(io.TextIOWrapper):
     """A standard stream that discards its output from the first error on.

@@ -17,8 +17,6 @@ from planner_ext.durable.authorization import Doorkeeper
 from planner_ext.durable.records import fold_journal
 from planner_ext.durable.store import opened_store
 
-__all__ = ["result_code", "set_budget", "show_result", "submit_run"]
-
 
 @under_hooks
 async def submit_run(hooks: Hooks, args: SubmitArgs, limits: LimitArgs) -> int:

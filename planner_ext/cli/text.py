@@ -19,20 +19,6 @@ from planner_ext.core.errors import counted, seconds
 from planner_ext.core.text import printable
 from planner_ext.core.values import Usage
 
-__all__ = [
-    "Terminal",
-    "TextFlow",
-    "cut_in_the_middle",
-    "duration_text",
-    "folded_lines",
-    "json_document",
-    "moment_text",
-    "shortened",
-    "spent_line",
-    "warnings_shown",
-    "worker_lines_shown",
-]
-
 
 class Signs(NamedTuple):
     """The few symbols beside the words, and the spinner, in characters that a console's encoding has."""

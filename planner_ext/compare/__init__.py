@@ -5,6 +5,7 @@
 Offline, in seconds: a scripted model behind real HTTP, and everything counted independently of the options.
 """
 
+from planner_ext.compare.backend import Live
 from planner_ext.compare.report import (
     Comparison,
     OptionInfo,
@@ -16,7 +17,7 @@ from planner_ext.compare.report import (
     Violation,
     find_violation,
 )
-from planner_ext.compare.runner import Live, Progress, run_comparison
+from planner_ext.compare.runner import Progress, run_comparison
 from planner_ext.compare.scenarios import Scenario, scenario
 from planner_ext.compare.trial import Ability, Option, Strategy, Trial, option
 

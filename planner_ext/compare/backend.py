@@ -33,8 +33,6 @@ from planner_ext.testing.rules import find_violation
 from planner_ext.testing.script import completion_body
 from planner_ext.testing.server import HttpResponse
 
-__all__ = ["Backend", "Live", "Place"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Live:

@@ -10,8 +10,6 @@ from planner_ext.compare.scenarios import finish
 from planner_ext.compare.trial import Option
 from planner_ext.testing import ScriptedOpenAIServer, ScriptedReply, ScriptedRequest, call
 
-__all__ = ["measure_costs"]
-
 ROUND_TRIPS = (1, 10, 50, 200)
 _PATIENCE_SECONDS = 600.0
 """How long all runs of one option may take, on a machine that has other work."""

@@ -18,8 +18,6 @@ from semantic_kernel.functions import KernelPlugin, kernel_function
 
 from planner_ext.testing.server import HttpRequest, HttpResponse, LoopbackServer
 
-__all__ = ["Desk", "Event", "HiddenKernel", "Observed", "desk_plugin"]
-
 _SLOW_SECONDS = 3.0
 """How long the slow function takes: longer than the deadline of any situation."""
 _STOCK = {"Hamburg": 2, "Lyon": 9, "Turin": 0}

@@ -25,8 +25,6 @@ from planner_ext.compare.strategies import load_option
 from planner_ext.compare.trial import Trial
 from planner_ext.core.limits import Budget
 
-__all__ = ["main"]
-
 
 async def main() -> None:
     """Run the trial."""

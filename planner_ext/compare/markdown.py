@@ -6,8 +6,6 @@ The text is the same each time, so that a test can detect a stale document. The 
 from planner_ext.compare.page import TEMPLATES
 from planner_ext.compare.report import Comparison
 
-__all__ = ["TABLE_BEGINS", "TABLE_ENDS", "markdown_of", "with_table"]
-
 TABLE_BEGINS = "<!-- table: planner-ext compare -->"
 TABLE_ENDS = "<!-- /table -->"
 

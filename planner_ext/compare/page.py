@@ -16,8 +16,6 @@ from planner_ext.core.errors import counted, seconds
 from planner_ext.timeline import ModelRequest, Timeline, TimelineCall, TimelineEvent, TimelineIteration, TimelineMessage
 from planner_ext.timeline.page import steps_of
 
-__all__ = ["TEMPLATES", "page_of"]
-
 TEMPLATES = Environment(
     loader=PackageLoader("planner_ext", ""),
     autoescape=select_autoescape(("html.jinja",)),

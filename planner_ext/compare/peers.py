@@ -29,8 +29,6 @@ from planner_ext.compare.report import OptionInfo
 from planner_ext.compare.trial import Option
 from planner_ext.sk.errors import PlannerInvalidConfigurationError
 
-__all__ = ["adapters", "metadata_of", "peer_options"]
-
 _METADATA = re.compile(r"^# /// script$\n(?P<lines>(?:^#(?: .*)?$\n)+?)^# ///$", re.M)
 
 

@@ -22,21 +22,6 @@ from semantic_kernel.contents import (
 from planner_ext.core.errors import counted
 from planner_ext.testing import rules
 
-__all__ = [
-    "Comparison",
-    "Cost",
-    "Finding",
-    "OptionInfo",
-    "Run",
-    "ScriptInfo",
-    "ShownCall",
-    "ShownMessage",
-    "ShownResult",
-    "Violation",
-    "find_violation",
-    "shown_messages",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownCall:

@@ -40,8 +40,6 @@ from planner_ext.sk.messages import read_usage
 from planner_ext.sk.transport import select_service
 from planner_ext.testing import say
 
-__all__ = ["Live", "Outcome", "Progress", "run_comparison", "run_program", "run_trial"]
-
 Progress: TypeAlias = Callable[[int, int, str], None]
 """Called before each run with the number of runs done, the number of all, and the name of the next one."""
 

@@ -15,8 +15,6 @@ from planner_ext.compare.trial import Ability
 from planner_ext.testing import ScriptedReply, ScriptedRequest, call, calls, say
 from planner_ext.testing.script import results_of
 
-__all__ = ["FINAL_ANSWER", "SCRIPTS", "Model", "Scenario", "finish", "scenario"]
-
 FINAL_ANSWER = "UserInteraction-SendFinalAnswer"
 """The function by which the removed planner takes its answer."""
 

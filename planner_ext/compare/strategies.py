@@ -49,8 +49,6 @@ from planner_ext.sk.errors import PlannerException
 from planner_ext.sk.messages import calls_of
 from planner_ext.sk.questions import own_function
 
-__all__ = ["OPTIONS", "load_option"]
-
 _ITERATIONS = "Iterations"
 """The metadata key that the ADR's option 2 adds."""
 

@@ -39,8 +39,6 @@ from planner_ext.core.limits import Budget
 from planner_ext.core.values import Usage
 from planner_ext.sk.errors import PlannerInvalidConfigurationError
 
-__all__ = ["Ability", "Option", "Strategy", "Trial", "option", "option_of"]
-
 Ability: TypeAlias = Literal["tool calls", "tokens", "time", "repeats", "veto", "approval", "recovery"]
 """What a situation can ask of a loop beyond a budget of round trips.
 

@@ -19,8 +19,6 @@ from planner_ext.core.machine import Action, AskModel, AskPerson, AskPlan, RunCa
 from planner_ext.core.state import State
 from planner_ext.core.values import Message, Usage, updated
 
-__all__ = ["Account", "SharedBudgets", "Tab", "current_tab"]
-
 _CURRENT: ContextVar["Tab | None"] = ContextVar("planner_ext_call", default=None)
 
 

@@ -25,32 +25,6 @@ from reprlib import Repr
 from types import BuiltinFunctionType, FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-__all__ = [
-    "EndedRunError",
-    "IllegalTransitionError",
-    "InvalidJournalError",
-    "InvalidLimitError",
-    "LimitExceededError",
-    "NewerSchemaError",
-    "NotAFunctionError",
-    "PlannerExtError",
-    "RunRefusedError",
-    "UnansweredRunError",
-    "UnusableCheckpointError",
-    "counted",
-    "described",
-    "nearest",
-    "not_answered",
-    "reading",
-    "seconds",
-    "shown",
-    "suggests_names",
-    "text_of",
-    "waiting_text",
-    "way_out",
-]
-
-
 _T = TypeVar("_T")
 
 

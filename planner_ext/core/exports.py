@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-__all__ = ["missing_name"]
-
 
 def missing_name(root: str, name: str, modules: Sequence[str]) -> Exception:
     """Return the error for a name that the root does not have; it says which module has it.

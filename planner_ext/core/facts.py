@@ -12,38 +12,6 @@ from planner_ext.core.limits import Budget, Consumption
 from planner_ext.core.results import Cut
 from planner_ext.core.values import CallKind, Message, RequestedCall, Status, Usage
 
-__all__ = [
-    "LINE_WIDTH",
-    "AnswerChecked",
-    "BudgetChanged",
-    "CallDecided",
-    "CallFact",
-    "CallFinished",
-    "CallOutcome",
-    "CallStarted",
-    "CallsWithheld",
-    "Clarified",
-    "Ended",
-    "EventLine",
-    "Fact",
-    "FurtherQuestion",
-    "Guards",
-    "IterationCompleted",
-    "MessageAdded",
-    "ModelAsked",
-    "ModelReplied",
-    "NestedCallStarted",
-    "Paused",
-    "Planned",
-    "RequestFailed",
-    "Resumed",
-    "Rules",
-    "RunStarted",
-    "SharedBudgetsChecked",
-    "StopRequested",
-    "Verdict",
-]
-
 Verdict: TypeAlias = Literal["run", "answer", "deny", "defer", "final_answer", "external"]
 """What was decided about a call: run it; answer it without running it (unknown, invalid, supplied); deny it; ask a
 person; take it as the final answer; return it to the caller."""

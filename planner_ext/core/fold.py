@@ -24,8 +24,6 @@ from planner_ext.core.values import (
     with_item,
 )
 
-__all__ = ["CUT_SHORT", "apply", "cut_short_text", "fold", "sticky_keys"]
-
 CUT_SHORT = frozenset({"length", "content_filter", "refusal"})
 """Finish reasons of an incomplete reply: it is never a final answer, and none of its calls run."""
 

@@ -15,22 +15,6 @@ from typing import Any, Literal, Self, TypeGuard, cast
 from planner_ext.core.errors import InvalidLimitError, shown, suggests_names
 from planner_ext.core.values import Tally, Usage, updated
 
-__all__ = [
-    "LIMIT_OF_PART",
-    "Budget",
-    "Consumption",
-    "Ledger",
-    "Left",
-    "Price",
-    "RemainingLimit",
-    "is_count",
-    "is_positive_number",
-    "remaining_limits",
-    "spent_limit",
-    "tightest",
-]
-
-
 Price = Callable[[str, Usage], float]
 """Gives the price of one request in US dollars, from the model's name and the tokens used."""
 

@@ -15,27 +15,6 @@ from planner_ext.core.limits import Left, RemainingLimit, remaining_limits, spen
 from planner_ext.core.state import Batch, Call, Phase, State, asks
 from planner_ext.core.values import Status
 
-__all__ = [
-    "IN_DOUBT",
-    "NO_MORE_QUESTIONS",
-    "Action",
-    "AddMessage",
-    "AskModel",
-    "AskPerson",
-    "AskPlan",
-    "CheckAnswer",
-    "CompleteIteration",
-    "Finish",
-    "Pause",
-    "ReviewCalls",
-    "RunCalls",
-    "WithholdCalls",
-    "iterations_left",
-    "limit_of_restart",
-    "may_have_asked",
-    "next_action",
-]
-
 IN_DOUBT = "Cancelled while it ran; whether it took effect is not known."
 """What the model reads of a function that had started and was not seen to finish."""
 

@@ -8,8 +8,6 @@ from typing import Any, TypeVar
 
 from planner_ext.core.errors import NotAFunctionError, shown
 
-__all__ = ["mark_on", "markable", "method_of", "put_mark"]
-
 _M = TypeVar("_M")
 
 

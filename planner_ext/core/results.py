@@ -13,8 +13,6 @@ from typing import Any, Final
 
 from planner_ext.core.limits import is_count
 
-__all__ = ["MOST_READS", "NOT_READ", "READ_RESULT", "Cut", "cut_of", "cut_text", "name_of_result", "piece_of"]
-
 READ_RESULT: Final = "Results-read"
 """The function with which the model reads on, as it sees it."""
 

@@ -17,8 +17,6 @@ from planner_ext.core.facts import AnswerChecked, CallDecided, Ended, ModelRepli
 from planner_ext.core.limits import Consumption, Ledger, Left
 from planner_ext.core.values import Message, RequestedCall, Tally, TranscriptItem
 
-__all__ = ["ASK_USER", "TRANSITIONS", "Batch", "Call", "Phase", "State", "asks"]
-
 
 class Phase(StrEnum):
     """The phase of a run; `TRANSITIONS` says which facts may follow in each."""

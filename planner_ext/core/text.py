@@ -6,8 +6,6 @@ import unicodedata
 from collections.abc import Iterator
 from typing import TypeGuard
 
-__all__ = ["exact", "exact_json", "is_unicode", "one_line", "printable", "visible"]
-
 _CONTROL = (*range(0x20), *range(0x7F, 0xA0))
 _BIDIRECTIONAL = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 _UNPRINTABLE = {code: "\N{REPLACEMENT CHARACTER}" for code in (*_CONTROL, *_BIDIRECTIONAL, *range(0xD800, 0xE000))} | {

@@ -9,25 +9,6 @@ from dataclasses import dataclass, fields
 from itertools import chain
 from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
 
-__all__ = [
-    "CallKind",
-    "CallResult",
-    "EditedReply",
-    "Message",
-    "Newest",
-    "Reply",
-    "RequestedCall",
-    "ResolvedCall",
-    "Status",
-    "Tally",
-    "TextMessage",
-    "TranscriptItem",
-    "Usage",
-    "row_of",
-    "updated",
-    "with_item",
-]
-
 _T = TypeVar("_T")
 
 _WIDTH: Final = 64

@@ -15,8 +15,6 @@ from planner_ext.durable.store import JournalStore, opened_store
 from planner_ext.engine.concurrency import SystemClock
 from planner_ext.engine.ports import Clock
 
-__all__ = ["Approvals"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -23,8 +23,6 @@ from planner_ext.durable.writer import ADD_FACT, JournalWriter, fact_row
 from planner_ext.engine.document import document_of, dump_facts, load_facts, read_document
 from planner_ext.engine.fork import forked_facts
 
-__all__ = ["export_run", "fork_run", "import_run"]
-
 _KEYS = "run_id", "run", "facts", "decisions", "refusals"
 _RUN = "goal", "status", "created_at", "updated_at", "problem", "inputs", "new_budget"
 _DECISIONS = "id", "fingerprint", "decision", "decided_at"

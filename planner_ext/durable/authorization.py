@@ -12,8 +12,6 @@ from planner_ext.durable.errors import NotAuthorizedError
 from planner_ext.durable.store import JournalStore
 from planner_ext.engine.authorization import phrase_of, refusal_of
 
-__all__ = ["Doorkeeper"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doorkeeper:

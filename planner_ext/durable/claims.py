@@ -21,8 +21,6 @@ from planner_ext.durable.store import JournalStore, RunOwner
 from planner_ext.engine.log import log_run, one_line
 from planner_ext.engine.ports import Clock
 
-__all__ = ["PARKED", "Claimable", "Claims", "WorkerRegistry"]
-
 PARKED = ("failed", "quarantined")
 """The statuses of runs that are driven again only after a start or a resume."""
 

@@ -16,19 +16,6 @@ from typing import ClassVar, Protocol, TypeAlias
 from planner_ext.core.errors import NewerSchemaError
 from planner_ext.durable.errors import StoreError
 
-__all__ = [
-    "BUDGET_TABLES",
-    "CREATE_TABLES",
-    "GET_SCHEMA",
-    "TABLE_SCHEMA",
-    "Database",
-    "Execute",
-    "Row",
-    "Step",
-    "Value",
-    "check_schema",
-]
-
 Value: TypeAlias = str | int | float | None
 """The value of a column."""
 

@@ -15,21 +15,6 @@ from urllib.parse import unquote
 
 from planner_ext.core.errors import PlannerExtError, RunRefusedError, reading
 
-__all__ = [
-    "ApprovalRefusedError",
-    "DuplicateRowError",
-    "NotAuthorizedError",
-    "RunConflictError",
-    "RunFencedError",
-    "StoreError",
-    "UnknownRunError",
-    "WorkerInUseError",
-    "is_address",
-    "reading_row",
-    "redacted",
-    "without_passwords",
-]
-
 
 class StoreError(PlannerExtError):
     """A store cannot be used; the message names the problem and the way out. Recorded facts stay recorded."""

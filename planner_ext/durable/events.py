@@ -14,8 +14,6 @@ from planner_ext.durable.gate import ArrivingText, CallGate, GatedStore
 from planner_ext.durable.store import JournalStore
 from planner_ext.engine.ports import Event
 
-__all__ = ["events_of"]
-
 
 async def events_of(
     run_id: str, task: "asyncio.Task[Any]", *, after: int, store: JournalStore, gate: CallGate, poll_seconds: float

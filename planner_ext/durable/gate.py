@@ -18,8 +18,6 @@ from planner_ext.durable.writer import JournalWriter
 from planner_ext.engine.journal import lost_request
 from planner_ext.engine.ports import Event, TextDelta
 
-__all__ = ["ArrivingText", "CallGate", "GatedStore"]
-
 _LONGEST_SECONDS = 60.0
 """The longest time for which a run that is driven alone delays the calls of others: its own call may hang."""
 

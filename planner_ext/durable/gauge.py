@@ -11,8 +11,6 @@ from typing import Final
 
 from opentelemetry.metrics import CallbackOptions, Observation, get_meter
 
-__all__ = ["waiting_reported"]
-
 _counts: Final[dict[object, tuple[str, Callable[[], int]]]] = {}
 
 

@@ -23,8 +23,6 @@ from planner_ext.durable.store import JournalStore, RunOwner
 from planner_ext.engine.concurrency import in_thread
 from planner_ext.engine.log import one_line
 
-__all__ = ["LeasedWorkers", "WorkerLocks", "WorkerRecord", "list_workers"]
-
 logger = logging.getLogger(__name__)
 
 _BEATS = 5

@@ -13,8 +13,6 @@ from planner_ext.core.facts import Guards
 from planner_ext.core.limits import Budget
 from planner_ext.durable.errors import reading_row
 
-__all__ = ["NewBudget", "RunInputs", "hooks_in", "new_budget_text", "read_inputs", "read_new_budget"]
-
 
 @cache
 def _budgets() -> TypeAdapter[Budget]:

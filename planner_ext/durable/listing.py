@@ -13,20 +13,6 @@ from planner_ext.durable.database import Row, Value
 from planner_ext.durable.errors import StoreError
 from planner_ext.durable.records import RUN_COLUMNS, RunRecord
 
-__all__ = [
-    "AT_REST",
-    "ENDS",
-    "OPEN",
-    "PAGE",
-    "STATUSES",
-    "RunFilters",
-    "RunStats",
-    "Statuses",
-    "StoreMarks",
-    "where_clause",
-    "with_waits",
-]
-
 ENDS = ("answered", "incomplete", "limit_reached", "stopped")
 AT_REST = ("failed", "quarantined", *ENDS)
 """The statuses of runs that only a `resume` continues; they may be deleted."""

@@ -29,8 +29,6 @@ from planner_ext.engine.ports import Clock
 if TYPE_CHECKING:
     from httpx import AsyncClient
 
-__all__ = ["Listener", "NoticeRecord", "Notifier", "RunNotice", "Webhook", "notices_of"]
-
 logger = logging.getLogger(__name__)
 
 _DAY = 86_400.0

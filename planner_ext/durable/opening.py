@@ -8,8 +8,6 @@ from typing import NoReturn, ParamSpec, TypeVar
 
 from planner_ext.durable.errors import StoreError
 
-__all__ = ["Opening", "opens"]
-
 T = TypeVar("T")
 P = ParamSpec("P")
 

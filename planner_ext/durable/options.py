@@ -15,16 +15,6 @@ from planner_ext.durable.notices import Listener, Notifier, Webhook
 from planner_ext.durable.retry import RetryPolicy
 from planner_ext.engine.ports import Clock
 
-__all__ = [
-    "WorkerOptions",
-    "WorkerSettings",
-    "check",
-    "check_poll_seconds",
-    "checked_hook",
-    "checked_name",
-    "takes_worker_options",
-]
-
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 _WORKER_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")

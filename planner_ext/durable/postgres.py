@@ -37,8 +37,6 @@ from planner_ext.durable.errors import DuplicateRowError, StoreError, WorkerInUs
 from planner_ext.engine.concurrency import end_tasks
 from planner_ext.engine.log import one_line
 
-__all__ = ["PostgresDatabase", "PostgresWorkers"]
-
 logger = logging.getLogger(__name__)
 
 _Connection = psycopg.AsyncConnection[Row]

@@ -34,24 +34,6 @@ from planner_ext.durable.inputs import RunInputs
 from planner_ext.engine.document import check_schema, load_facts
 from planner_ext.timeline import Timeline, timeline_of
 
-__all__ = [
-    "RUN_COLUMNS",
-    "RUN_ID",
-    "PendingApproval",
-    "RunRecord",
-    "StoredRun",
-    "approval_id",
-    "decided_text",
-    "fold_journal",
-    "read_approval",
-    "read_decision",
-    "read_facts",
-    "read_moment",
-    "read_refusal",
-    "refused_text",
-    "write_decision",
-]
-
 _LONGEST_NAME = 500
 """Characters of a call's id in a question's; with a run's name that fits PostgreSQL's 2.6 KB for a key."""
 

@@ -9,8 +9,6 @@ from planner_ext.core.state import State
 from planner_ext.core.values import Usage
 from planner_ext.durable.records import PendingApproval, RunRecord
 
-__all__ = ["RunResult", "result_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from planner_ext.core.errors import InvalidLimitError, PlannerExtError, shown
 from planner_ext.core.limits import is_count, is_positive_number
 
-__all__ = ["RetryPolicy", "is_final"]
-
 _PASSING = (408, 409, 429)
 """HTTP statuses of a client error that a retry may cure: timeout, conflict, too many requests."""
 

@@ -53,8 +53,6 @@ from planner_ext.engine.activation import ArgumentsFor, DurablePlanner
 from planner_ext.engine.concurrency import SystemClock
 from planner_ext.engine.ports import Clock
 
-__all__ = ["Runs", "RunsClient", "SubmittedRun"]
-
 logger = logging.getLogger(__name__)
 
 R = TypeVar("R")

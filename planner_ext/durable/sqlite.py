@@ -21,8 +21,6 @@ from planner_ext.durable.database import CREATE_TABLES, GET_SCHEMA, Execute, Row
 from planner_ext.durable.errors import DuplicateRowError, StoreError, WorkerInUseError, redacted
 from planner_ext.engine.concurrency import in_thread
 
-__all__ = ["LockedWorkers", "SqliteDatabase", "new_file"]
-
 _BUSY_SECONDS = 30.0
 """How long a transaction waits for the transactions of other processes."""
 

@@ -38,8 +38,6 @@ from planner_ext.durable.listing import (
 )
 from planner_ext.durable.records import RUN_COLUMNS, RunRecord, StoredRun, read_facts
 
-__all__ = ["ADD_NOTICE", "JournalStore", "Look", "RunOwner", "notice_step", "open_database", "opened_store"]
-
 logger = logging.getLogger(__name__)
 
 _RUN = f"SELECT {', '.join(RUN_COLUMNS)} FROM planner_runs"

@@ -36,15 +36,6 @@ from planner_ext.engine.concurrency import contained_task, end_tasks, streams
 from planner_ext.engine.log import log_run, one_line
 from planner_ext.engine.ports import Clock, Event, ResultReady, RunStore
 
-__all__ = [
-    "Due",
-    "Job",
-    "Next",
-    "RunHandle",
-    "Runner",
-    "WorkerPool",
-]
-
 R = TypeVar("R")
 
 

@@ -39,13 +39,11 @@ from planner_ext.durable.records import (
     read_approval,
 )
 from planner_ext.durable.store import JournalStore, notice_step
+from planner_ext.engine.batch import BudgetHandle
 from planner_ext.engine.document import SCHEMA, dump_facts
-from planner_ext.engine.engine import BudgetHandle
 from planner_ext.engine.journal import cancellation_reason, lost_request, stopping_facts
 from planner_ext.engine.log import log_facts
 from planner_ext.engine.ports import Clock
-
-__all__ = ["ADD_FACT", "Claim", "JournalWriter", "cancel_run", "fact_row"]
 
 ADD_FACT = "INSERT INTO planner_journal (run_id, seq, schema, fact) VALUES (:run_id, :seq, :schema, :fact)"
 _ADD_OWN_FACT = """

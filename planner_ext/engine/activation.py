@@ -15,10 +15,8 @@ from typing import Any, Protocol, TypeVar
 from planner_ext.approval.decisions import AskedCall, Authorize, Decision, InDoubt, WaitingCall
 from planner_ext.core.facts import Fact, Guards
 from planner_ext.core.limits import Budget
-from planner_ext.engine.engine import BudgetHandle
+from planner_ext.engine.batch import BudgetHandle
 from planner_ext.engine.ports import Emit, RunStore
-
-__all__ = ["Activation", "ActivationRun", "ArgumentsFor", "DurablePlanner", "missing_guards"]
 
 R_co = TypeVar("R_co", covariant=True)
 

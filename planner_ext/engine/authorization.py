@@ -8,8 +8,6 @@ from planner_ext.approval.decisions import Authorize, DecisionRequest, RunAction
 from planner_ext.core.errors import PlannerExtError, shown
 from planner_ext.engine.concurrency import called
 
-__all__ = ["phrase_of", "refusal_of"]
-
 logger = logging.getLogger(__name__)
 
 _NO_HOOK = (

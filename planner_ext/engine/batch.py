@@ -41,8 +41,6 @@ from planner_ext.engine.concurrency import GRACE, OutOfTime, StopHandle
 from planner_ext.engine.journal import Recorder
 from planner_ext.engine.ports import Finished, Functions, Ports, Reviewed
 
-__all__ = ["BudgetHandle", "CallFailedError", "Calls", "StopHandle", "apply_decision", "is_as_decided", "tool_call_of"]
-
 _UNTOUCHED = Reviewed()
 """Of a call that no gate watches."""
 

@@ -19,29 +19,6 @@ from typing import Any, Final, Generic, NoReturn, ParamSpec, Self, TypeVar, cast
 
 from planner_ext.core.errors import InvalidLimitError, PlannerExtError, described, shown
 
-__all__ = [
-    "GRACE",
-    "OUT_OF_TIME",
-    "STEP",
-    "LeftByError",
-    "OutOfTime",
-    "Raised",
-    "StopHandle",
-    "SystemClock",
-    "called",
-    "caught",
-    "contained",
-    "contained_task",
-    "end_tasks",
-    "in_thread",
-    "in_time",
-    "of_application",
-    "run_sync",
-    "seconds_from_now",
-    "streams",
-    "time_left",
-]
-
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
 

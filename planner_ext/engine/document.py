@@ -24,22 +24,6 @@ from planner_ext.core.errors import InvalidJournalError, InvalidLimitError, Newe
 from planner_ext.core.limits import Consumption
 from planner_ext.core.values import EditedReply, Message
 
-__all__ = [
-    "MOST_BYTES",
-    "SCHEMA",
-    "Kind",
-    "check_depth",
-    "check_schema",
-    "check_signature",
-    "document_of",
-    "dump_facts",
-    "dump_message",
-    "load_facts",
-    "messages_of",
-    "read_document",
-    "read_file",
-]
-
 SCHEMA = 1
 """The schema number of facts and documents; a newer one is refused. One line per number. 1: the first."""
 

@@ -12,19 +12,6 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from planner_ext.core.errors import InvalidLimitError, shown
 from planner_ext.core.marks import mark_on, markable, method_of, put_mark
 
-__all__ = [
-    "KEY_PARAMETER",
-    "TIME_PARAMETER",
-    "Effect",
-    "NoEffect",
-    "Probe",
-    "TookEffect",
-    "effect",
-    "effect_of",
-    "idempotency_key",
-    "injected",
-]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 KEY_PARAMETER = "idempotency_key"

@@ -17,16 +17,14 @@ from planner_ext.core.accounts import Account, SharedBudgets
 from planner_ext.core.errors import IllegalTransitionError, InvalidJournalError, described
 from planner_ext.core.state import Phase, State
 from planner_ext.core.values import Reply, TranscriptItem, Usage
-from planner_ext.engine.batch import BudgetHandle, CallFailedError, Calls, StopHandle
-from planner_ext.engine.concurrency import LeftByError, OutOfTime, contained, end_tasks
+from planner_ext.engine.batch import Calls
+from planner_ext.engine.concurrency import LeftByError, OutOfTime, StopHandle, contained, end_tasks
 from planner_ext.engine.journal import Recorder, lost_request, plain_fact
 from planner_ext.engine.log import log_run
 from planner_ext.engine.ports import Clarification, Emit, Event, Ports, TextDelta
 
 if TYPE_CHECKING:
     from planner_ext.engine.shared import Reservations
-
-__all__ = ["BudgetHandle", "CallFailedError", "Engine", "StopHandle", "watch"]
 
 logger = logging.getLogger(__name__)
 

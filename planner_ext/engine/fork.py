@@ -10,8 +10,6 @@ from planner_ext.core.fold import apply
 from planner_ext.core.state import Phase, State
 from planner_ext.engine.journal import stopping_facts
 
-__all__ = ["InvalidForkError", "forked_facts"]
-
 
 class InvalidForkError(PlannerExtError):
     """A run cannot be forked there: it made no request after that iteration; names the iterations where it can."""

@@ -35,8 +35,6 @@ from planner_ext.engine.authorization import refusal_of
 from planner_ext.engine.concurrency import OUT_OF_TIME, Raised, called, caught, in_time, seconds_from_now
 from planner_ext.engine.ports import Reviewed
 
-__all__ = ["Approver", "CheckForIntervention", "Edit", "InterceptorChain", "PreInvoke", "Review", "is_same"]
-
 _logger = logging.getLogger(__name__)
 
 PreInvoke = Callable[[int, str, Mapping[str, Any]], bool | Awaitable[bool]]

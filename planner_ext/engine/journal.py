@@ -34,16 +34,6 @@ from planner_ext.engine.concurrency import GRACE, STEP, OutOfTime, Raised, StopH
 from planner_ext.engine.log import log_facts
 from planner_ext.engine.ports import Emit, Ports, RunInfo
 
-__all__ = [
-    "REQUEST_LOST",
-    "Recorder",
-    "cancellation_reason",
-    "lost_request",
-    "plain_fact",
-    "stopping_facts",
-    "takes_run",
-]
-
 _FACT_OF: dict[type[object], Callable[..., facts.Fact]] = {
     WithholdCalls: facts.CallsWithheld,
     CompleteIteration: facts.IterationCompleted,

@@ -21,8 +21,6 @@ from planner_ext.core.errors import counted, text_of
 from planner_ext.core.facts import CallDecided, Clarified, Ended, Fact, Paused, Resumed, RunStarted
 from planner_ext.core.state import State
 
-__all__ = ["is_listening", "is_set", "log_facts", "log_run", "one_line"]
-
 logger = logging.getLogger("planner_ext.runs")
 
 _LONGEST = 500

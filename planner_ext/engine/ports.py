@@ -15,25 +15,6 @@ from planner_ext.core.machine import Action, AskModel, AskPerson
 from planner_ext.core.state import State
 from planner_ext.core.values import Message, Reply, RequestedCall, ResolvedCall, TranscriptItem, Usage
 
-__all__ = [
-    "Clarification",
-    "Clock",
-    "Emit",
-    "Event",
-    "Finished",
-    "Functions",
-    "Observer",
-    "Perform",
-    "Ports",
-    "Prompts",
-    "ResultReady",
-    "Reviewed",
-    "RunInfo",
-    "RunStore",
-    "TextDelta",
-    "Tracing",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextDelta(EventLine):

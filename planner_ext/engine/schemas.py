@@ -35,8 +35,6 @@ from planner_ext.approval.decisions import with_plain_numbers
 re2: Any = _re2
 """Has no types."""
 
-__all__ = ["answer_problems", "argument_problem", "read_json", "schema_problem"]
-
 _PROBLEMS: Final = 5
 """The number of problems of one answer that are described."""
 

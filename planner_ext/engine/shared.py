@@ -13,8 +13,6 @@ from planner_ext.core.machine import Action, AskModel, AskPerson, AskPlan, Finis
 from planner_ext.core.values import Usage
 from planner_ext.engine.journal import Recorder
 
-__all__ = ["Reservations"]
-
 
 class Reservations:
     """Reserves what the next action of a run needs, and charges what it used.

@@ -26,8 +26,6 @@ from planner_ext.engine.engine import Engine
 from planner_ext.engine.log import is_set
 from planner_ext.engine.ports import Perform
 
-__all__ = ["Invocation"]
-
 _TRACER: Final = get_tracer("planner_ext")
 _TRACEPARENT: Final = TraceContextTextMapPropagator()
 

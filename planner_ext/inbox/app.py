@@ -47,8 +47,6 @@ from planner_ext.inbox.security import (
 )
 from planner_ext.timeline import fragment_of
 
-__all__ = ["app"]
-
 logger = logging.getLogger(__name__)
 
 PAGE = 50

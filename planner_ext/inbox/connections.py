@@ -11,8 +11,6 @@ from collections.abc import Callable
 from ipaddress import IPv6Address, ip_address
 from typing import Any, Final, Protocol, TypeAlias
 
-__all__ = ["HEADER_SECONDS", "MOST_CONNECTIONS", "client_of", "limited"]
-
 HEADER_SECONDS: Final = 10.0
 """The time from a connection, or from the first bytes of a further request, until the request's headers are there."""
 

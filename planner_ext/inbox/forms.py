@@ -14,8 +14,6 @@ from typing import Any, Literal, TypeAlias, cast
 from planner_ext.core.text import exact, visible
 from planner_ext.engine.schemas import argument_problem, read_json
 
-__all__ = ["Field", "FieldKind", "drawn_form", "read_form"]
-
 FieldKind: TypeAlias = Literal["text", "number", "integer", "boolean", "choice", "texts", "numbers", "json"]
 """How an argument is edited: ``texts`` and ``numbers`` have one item a line, ``json`` is any value as JSON."""
 

@@ -9,8 +9,6 @@ from typing import Literal, TypeAlias
 from planner_ext.durable.errors import StoreError
 from planner_ext.durable.listing import StoreMarks
 
-__all__ = ["Live", "Topic"]
-
 logger = logging.getLogger(__name__)
 
 Topic: TypeAlias = Literal["waiting", "runs"]

@@ -24,21 +24,6 @@ from planner_ext.core.errors import PlannerExtError, shown
 from planner_ext.engine.concurrency import called
 from planner_ext.inbox.connections import client_of
 
-__all__ = [
-    "LOOPBACK",
-    "Form",
-    "Guard",
-    "RefusedFormError",
-    "Sessions",
-    "SignIn",
-    "Token",
-    "Visitor",
-    "asked_path",
-    "form_of",
-    "person_name",
-    "redirect",
-]
-
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """The names by which a browser reaches its own machine."""
 

@@ -28,30 +28,6 @@ from planner_ext.core.text import exact, exact_json, one_line, visible
 from planner_ext.durable.records import PendingApproval, RunRecord
 from planner_ext.inbox.forms import Field, drawn_form
 
-__all__ = [
-    "TYPED",
-    "ApprovalPage",
-    "Decided",
-    "Kind",
-    "Moment",
-    "Outcome",
-    "Paging",
-    "RunLine",
-    "Turn",
-    "Waiting",
-    "approval_href",
-    "approval_page",
-    "conversation_of",
-    "is_editable",
-    "item_of",
-    "moment_of",
-    "outcome_of",
-    "paging_of",
-    "plan_of",
-    "run_line",
-    "waiting_of",
-]
-
 Kind: TypeAlias = Literal["call", "question", "in doubt"]
 """The kind of decision: whether a call may run, a question of the model, or the outcome of an interrupted call."""
 

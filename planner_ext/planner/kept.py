@@ -23,8 +23,6 @@ from planner_ext.sk.conversion import InvalidArguments, parse_object
 from planner_ext.sk.errors import RunEndedError
 from planner_ext.sk.resume import ResumeRequest, check_calls
 
-__all__ = ["KeptRun", "recovery_facts", "rules_kept"]
-
 logger = logging.getLogger(__name__)
 
 

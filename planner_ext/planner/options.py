@@ -19,12 +19,12 @@ from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecut
 from semantic_kernel.functions import KernelFunctionMetadata
 from semantic_kernel.kernel_pydantic import KernelBaseModel
 
-from planner_ext.approval.decisions import Interceptor
+from planner_ext.approval.decisions import ApprovalSettings, Interceptor
 from planner_ext.core.errors import nearest, shown
 from planner_ext.core.limits import Budget, Price
 from planner_ext.engine.gate import Approver, CheckForIntervention, PreInvoke
 from planner_ext.engine.ports import Clock, Observer
-from planner_ext.sk.approval import ApprovalSettings, DecisionsTaken
+from planner_ext.sk.approval import DecisionsTaken
 from planner_ext.sk.checkpoint import SigningKey
 from planner_ext.sk.errors import InvalidOptionError, PlannerInvalidConfigurationError
 from planner_ext.sk.execution import ToolExecution
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from planner_ext.budgets import SharedBudget
 else:
     SharedBudget = Any  # a run without shared budgets loads no store; `RunSettings.of` checks the values
-
-__all__ = ["FunctionCallingStepwisePlannerOptions"]
 
 
 class FunctionCallingStepwisePlannerOptions(KernelBaseModel):

@@ -24,8 +24,7 @@ from planner_ext.core.fold import fold
 from planner_ext.core.limits import Budget
 from planner_ext.core.text import is_unicode
 from planner_ext.engine.authorization import refusal_of
-from planner_ext.engine.concurrency import run_sync, streams
-from planner_ext.engine.engine import StopHandle
+from planner_ext.engine.concurrency import StopHandle, run_sync, streams
 from planner_ext.engine.log import log_facts
 from planner_ext.engine.ports import RunStore
 from planner_ext.planner.options import FunctionCallingStepwisePlannerOptions
@@ -65,8 +64,6 @@ from planner_ext.sk.transport import connector_settings, select_service
 if TYPE_CHECKING:
     from planner_ext.engine.activation import Activation
     from planner_ext.planner.kept import KeptRun
-
-__all__ = ["FunctionCallingStepwisePlanner"]
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,9 @@ from planner_ext.core.errors import not_answered
 from planner_ext.core.facts import Fact, Guards, Planned, RunStarted
 from planner_ext.core.state import State
 from planner_ext.core.values import Status, Usage
-from planner_ext.engine.engine import BudgetHandle, StopHandle, watch
+from planner_ext.engine.batch import BudgetHandle
+from planner_ext.engine.concurrency import StopHandle
+from planner_ext.engine.engine import watch
 from planner_ext.engine.ports import Emit, Event, ResultReady, TextDelta
 from planner_ext.planner.options import FunctionCallingStepwisePlannerOptions
 from planner_ext.sk.approval import NOTHING_TAKEN, PendingCall, Taking, pending_calls
@@ -23,17 +25,7 @@ from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.checkpoint import Checkpoint, SigningKey, journal_signature
 from planner_ext.sk.outcome import chat_history, raise_at_limit, status_of
 from planner_ext.sk.prompts import ResponseForm
-from planner_ext.sk.questions import UserInteraction
 from planner_ext.sk.run_context import RunContext
-
-__all__ = [
-    "FunctionCallingStepwisePlannerResult",
-    "PlannerEvent",
-    "PlannerRun",
-    "UserInteraction",
-    "result_of",
-    "run_started",
-]
 
 
 class FunctionCallingStepwisePlannerResult(KernelBaseModel):

@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from planner_ext.approval.decisions import (
-    ApprovalSettings,
     DecisionRecord,
     ReadByKey,
     WaitingCall,
@@ -25,16 +24,6 @@ from planner_ext.core.state import State
 from planner_ext.engine.engine import Engine
 from planner_ext.sk.checkpoint import SharedByCopies
 from planner_ext.sk.errors import DecisionRefusedError, InvalidCheckpointError
-
-__all__ = [
-    "NOTHING_TAKEN",
-    "ApprovalSettings",
-    "DecisionsTaken",
-    "PendingCall",
-    "Taking",
-    "pending_call",
-    "pending_calls",
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

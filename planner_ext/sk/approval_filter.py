@@ -69,10 +69,6 @@ from planner_ext.sk.waiting_results import (
     waiting_results,
 )
 
-__all__ = [
-    "ApprovalFilter",
-]
-
 _logger = logging.getLogger(__name__)
 
 _REFUSED: Final = "The call was refused and did not run"

@@ -21,8 +21,6 @@ from planner_ext.core.errors import shown
 from planner_ext.core.limits import is_count
 from planner_ext.sk.errors import InvalidBehaviorError
 
-__all__ = ["UNLIMITED_ATTEMPTS", "BoundedFunctionChoiceBehavior", "PreInvokeCallback"]
-
 UNLIMITED_ATTEMPTS = 2**31 - 1
 """The value of ``maximum_auto_invoke_attempts`` without a bound: ``int.MaxValue``, as in the .NET Semantic Kernel."""
 

@@ -21,7 +21,7 @@ from planner_ext.core.errors import described, shown
 from planner_ext.core.limits import Price, RemainingLimit
 from planner_ext.core.machine import AskModel
 from planner_ext.core.values import Reply, TranscriptItem, Usage
-from planner_ext.engine.ports import Emit, TextDelta
+from planner_ext.engine.ports import Clarification, Emit, TextDelta
 from planner_ext.sk.connectors import connector_of, has_form, reply_ended_by
 from planner_ext.sk.errors import (
     InvalidOptionError,
@@ -33,7 +33,7 @@ from planner_ext.sk.errors import (
 from planner_ext.sk.history import accepted_reply, render
 from planner_ext.sk.messages import ReplyAssembly, merge_reply, read_iterations, read_usage, text_of, with_usage
 from planner_ext.sk.prices import RequestMeter
-from planner_ext.sk.questions import Clarification, Question
+from planner_ext.sk.questions import Question
 from planner_ext.sk.toolset import ToolSet
 from planner_ext.sk.transport import (
     ChatRequest,
@@ -44,8 +44,6 @@ from planner_ext.sk.transport import (
 
 if TYPE_CHECKING:
     from planner_ext.sk.openai import OpenAITransport
-
-__all__ = ["KernelChat", "ModelClarifier", "default_clarifier_instructions", "named_errors", "no_reply"]
 
 _logger = logging.getLogger(__name__)
 

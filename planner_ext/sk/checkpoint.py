@@ -26,8 +26,6 @@ from planner_ext.engine.document import (
 )
 from planner_ext.sk.messages import load_message
 
-__all__ = ["Checkpoint", "SharedByCopies", "SigningKey", "journal_signature"]
-
 
 class SharedByCopies:
     """A value that copies of its owner share; pickling drops its content."""

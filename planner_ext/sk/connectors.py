@@ -26,8 +26,6 @@ from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
 from planner_ext.sk.messages import calls_of, part_of, text_of, usage_in, with_usage
 
-__all__ = ["NO_FUNCTION", "Connector", "connector_of", "has_calls", "received", "sent", "whole_text"]
-
 M = TypeVar("M", bound=ChatMessageContent)
 
 NO_FUNCTION = KernelFunctionMetadata(

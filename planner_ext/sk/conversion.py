@@ -27,19 +27,6 @@ from semantic_kernel.functions import KernelParameterMetadata
 
 from planner_ext.approval.decisions import with_plain_numbers
 
-__all__ = [
-    "InvalidArguments",
-    "Parameter",
-    "UnfitError",
-    "check_exponents",
-    "convertible_type",
-    "json_text",
-    "parameter_of",
-    "parse_object",
-    "quoted",
-    "validation_details",
-]
-
 MAX_DEPTH: Final = 100
 """Levels of nesting accepted: far more than any function takes, far fewer than exhaust the stack when written again."""
 

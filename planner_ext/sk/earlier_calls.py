@@ -19,8 +19,6 @@ from planner_ext.core.state import State
 from planner_ext.core.values import Message
 from planner_ext.sk.messages import calls_of, names_in
 
-__all__ = ["GivenMessages", "before_batch", "before_call", "before_message_of"]
-
 
 @dataclass(eq=False)
 class GivenMessages:

@@ -32,28 +32,6 @@ if TYPE_CHECKING:
     from planner_ext.core.values import Usage
     from planner_ext.sk.checkpoint import Checkpoint
 
-__all__ = [
-    "DecisionRefusedError",
-    "InvalidBehaviorError",
-    "InvalidCheckpointError",
-    "InvalidHistoryError",
-    "InvalidOptionError",
-    "InvalidPriceError",
-    "InvalidReplyError",
-    "InvalidSettingsError",
-    "LimitReachedError",
-    "NestedRunRefusedError",
-    "PlannerException",
-    "PlannerInvalidConfigurationError",
-    "PromptTooLargeError",
-    "RunEndedError",
-    "RunNotAnsweredError",
-    "ServiceCallError",
-    "ServiceNotFoundError",
-    "SessionBusyError",
-    "ToolExecutionError",
-]
-
 
 class PlannerException(PlannerExtError, KernelException):
     """The base of the removed planners' errors, kept by name.

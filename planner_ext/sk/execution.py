@@ -30,22 +30,6 @@ from planner_ext.engine.concurrency import contained, in_thread
 from planner_ext.sk.errors import InvalidOptionError, PlannerException
 from planner_ext.sk.toolset import Tool, unconverted_parameter
 
-__all__ = [
-    "NOT_WRITABLE",
-    "ApprovedArgumentsChangedError",
-    "CallGuard",
-    "Next",
-    "NotRunAgainError",
-    "ToolExecution",
-    "behind_filters",
-    "guard_of",
-    "in_place",
-    "result_text",
-    "runnable",
-    "sendable",
-    "watch",
-]
-
 NOT_WRITABLE = "The function returned a result that could not be written as JSON."
 """The model reads this of a result that has no text: one that contains itself, for instance."""
 

@@ -25,8 +25,6 @@ from planner_ext.engine.gate import Approver, InterceptorChain
 from planner_ext.sk.conversion import InvalidArguments, parse_object
 from planner_ext.sk.toolset import Tool, convert_arguments, parse_edited, tool_of
 
-__all__ = ["CallFilter", "approval_filters", "converted_values", "edited_call", "report_unused_rules", "tool_call"]
-
 _logger = logging.getLogger(__name__)
 
 

@@ -42,20 +42,6 @@ from planner_ext.sk.messages import (
     with_own_ids,
 )
 
-__all__ = [
-    "ResumedHistory",
-    "accepted_reply",
-    "check_history",
-    "find_problems",
-    "given_arguments",
-    "is_written_as",
-    "last_reply",
-    "one_result_each",
-    "render",
-    "repair_history",
-    "resumed_history",
-]
-
 INVALID_JSON: Final = "invalid_json"
 """The key under which a history holds arguments that are not one JSON object."""
 

@@ -16,12 +16,6 @@ from planner_ext.sk.errors import InvalidHistoryError
 from planner_ext.sk.history import check_history
 from planner_ext.sk.messages import with_names_of
 
-__all__ = [
-    "FunctionInvocationIterationContext",
-    "IterationCallback",
-    "IterationCompletedHook",
-]
-
 _logger = logging.getLogger(__name__)
 
 

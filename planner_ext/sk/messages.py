@@ -29,35 +29,6 @@ from semantic_kernel.contents import (
 from planner_ext.core.limits import is_count
 from planner_ext.core.values import Message, RequestedCall, Usage
 
-__all__ = [
-    "ACCEPTED_ID",
-    "INSIDE",
-    "AssistantMessage",
-    "ReplyAssembly",
-    "add_reported",
-    "as_reported",
-    "assistant_text",
-    "calls_of",
-    "load_message",
-    "loaded",
-    "merge_reply",
-    "merge_reported",
-    "name_of",
-    "names_in",
-    "names_inside",
-    "part_of",
-    "read_iterations",
-    "read_usage",
-    "requested_calls",
-    "text_of",
-    "usage_in",
-    "with_items",
-    "with_names_of",
-    "with_own_ids",
-    "with_usage",
-    "without_usage",
-]
-
 M = TypeVar("M", bound=ChatMessageContent)
 
 

@@ -46,8 +46,7 @@ from planner_ext.core.facts import CallDecided
 from planner_ext.core.limits import Budget, Consumption, Left, Price, tightest
 from planner_ext.core.state import State
 from planner_ext.core.values import Usage, updated
-from planner_ext.engine.concurrency import contained
-from planner_ext.engine.engine import StopHandle
+from planner_ext.engine.concurrency import StopHandle, contained
 from planner_ext.engine.gate import InterceptorChain, Review
 from planner_ext.engine.ports import Reviewed
 from planner_ext.sk.conversion import InvalidArguments
@@ -59,24 +58,6 @@ from planner_ext.sk.messages import merge_reported, read_iterations, usage_in
 from planner_ext.sk.options import RunSettings
 from planner_ext.sk.prices import RequestMeter
 from planner_ext.sk.toolset import agent_of, contents_of, tool_of
-
-__all__ = [
-    "Charge",
-    "ChargedTextCompletion",
-    "ParentRun",
-    "RunGate",
-    "Wrap",
-    "charged",
-    "current_parent_run",
-    "mark_planner",
-    "nothing_left",
-    "planner_of",
-    "refusal_in",
-    "tab_in",
-    "view_of",
-    "whole",
-    "with_own_view",
-]
 
 _PLANNER: Final = "__planner_ext_planner__"
 

@@ -40,8 +40,6 @@ from semantic_kernel.utils.telemetry.model_diagnostics import decorators as diag
 from planner_ext.sk.connectors import with_refusal
 from planner_ext.sk.transport import ChatRequest, GenericTransport
 
-__all__ = ["OpenAITransport"]
-
 logger = logging.getLogger(__name__)
 
 REPLACED: Mapping[str, str] = {

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, cast
 
-from planner_ext.approval.decisions import Interceptor
+from planner_ext.approval.decisions import ApprovalSettings, Interceptor
 from planner_ext.core.accounts import SharedBudgets
 from planner_ext.core.errors import nearest, shown, way_out
 from planner_ext.core.limits import Budget, Price, is_count, tightest
@@ -24,7 +24,7 @@ from planner_ext.engine.concurrency import SystemClock
 from planner_ext.engine.gate import Approver, CheckForIntervention, PreInvoke
 from planner_ext.engine.journal import takes_run
 from planner_ext.engine.ports import Clock, Observer
-from planner_ext.sk.approval import ApprovalSettings, DecisionsTaken
+from planner_ext.sk.approval import DecisionsTaken
 from planner_ext.sk.checkpoint import SigningKey
 from planner_ext.sk.errors import InvalidOptionError, InvalidSettingsError
 from planner_ext.sk.execution import ToolExecution
@@ -35,18 +35,6 @@ if TYPE_CHECKING:
     from planner_ext.budgets import SharedBudget
 else:
     SharedBudget = Any  # a run without shared budgets loads no store
-
-__all__ = [
-    "DEFAULTS",
-    "RunOptions",
-    "RunSettings",
-    "callable_with",
-    "check_returns",
-    "instance_of",
-    "least",
-    "non_negative",
-    "takes_run_options",
-]
 
 
 class CheckedClock:

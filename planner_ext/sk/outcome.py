@@ -27,19 +27,6 @@ from planner_ext.sk.errors import InvalidHistoryError
 from planner_ext.sk.history import last_reply, render
 from planner_ext.sk.messages import add_reported, as_reported, assistant_text, load_message, loaded, text_of
 
-__all__ = [
-    "PAUSED_TEXT",
-    "carry_run",
-    "chat_history",
-    "final_message",
-    "raise_at_limit",
-    "refuse_waiting",
-    "returned_message",
-    "run_not_answered",
-    "status_of",
-    "waits",
-]
-
 PAUSED_TEXT = "This run waits for a decision."
 """The text of the message that a service returns for a paused run; one that only asks returns its questions."""
 

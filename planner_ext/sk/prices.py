@@ -28,8 +28,6 @@ from planner_ext.sk.connectors import connector_of
 from planner_ext.sk.errors import InvalidOptionError, InvalidPriceError, PromptTooLargeError
 from planner_ext.sk.toolset import ToolSet
 
-__all__ = ["RequestMeter", "estimated_tokens", "price_of"]
-
 
 def price_of(
     service: AIServiceClientBase,

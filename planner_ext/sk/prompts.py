@@ -28,18 +28,6 @@ from planner_ext.core.values import Message
 from planner_ext.sk.conversion import UnfitError, check_exponents
 from planner_ext.sk.errors import InvalidOptionError, PlannerException
 
-__all__ = [
-    "PlannerPrompts",
-    "ResponseForm",
-    "ResponseFormat",
-    "default_plan_prompt",
-    "default_step_prompt",
-    "plan_template",
-    "response_form",
-    "step_message",
-    "step_template",
-]
-
 default_plan_prompt = """\
 name: WritePlan
 description: Write a short plan for a goal that an assistant with functions is to reach.

@@ -17,17 +17,6 @@ from planner_ext.engine.concurrency import called
 from planner_ext.engine.ports import Clarification
 from planner_ext.sk.errors import PlannerException
 
-__all__ = [
-    "OWN_FUNCTIONS",
-    "OWN_PLUGIN",
-    "AskedClarifier",
-    "Clarification",
-    "Clarifier",
-    "Question",
-    "UserInteraction",
-    "own_function",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:

@@ -45,20 +45,6 @@ from planner_ext.sk.errors import DecisionRefusedError, InvalidCheckpointError, 
 from planner_ext.sk.history import is_written_as
 from planner_ext.sk.messages import load_message
 
-__all__ = [
-    "Late",
-    "ResumeRequest",
-    "as_given",
-    "calls_taken",
-    "cancelling_facts",
-    "check_calls",
-    "check_record",
-    "decision_facts",
-    "leave_behind",
-    "let_in",
-    "refuse_late",
-]
-
 
 def check_record(state: State) -> None:
     """Refuse the record of a run that cannot continue, or whose calls contradict themselves.

@@ -26,7 +26,9 @@ from planner_ext.core.facts import Fact, Guards, Rules
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Budget, Left, Price, tightest
 from planner_ext.core.state import State
-from planner_ext.engine.engine import BudgetHandle, CallFailedError, Engine, StopHandle
+from planner_ext.engine.batch import BudgetHandle, CallFailedError
+from planner_ext.engine.concurrency import StopHandle
+from planner_ext.engine.engine import Engine
 from planner_ext.engine.gate import InterceptorChain
 from planner_ext.engine.log import is_listening
 from planner_ext.engine.ports import Clock, Emit, Ports, Prompts, RunStore
@@ -52,16 +54,6 @@ from planner_ext.sk.toolset import ToolSet
 
 if TYPE_CHECKING:
     from planner_ext.engine.telemetry import Invocation
-
-__all__ = [
-    "FunctionNames",
-    "RunContext",
-    "Tape",
-    "check_service",
-    "checked_messages",
-    "unasked_functions",
-    "unwrapped",
-]
 
 logger = logging.getLogger(__name__)
 

@@ -34,7 +34,8 @@ from planner_ext.core.facts import (
 from planner_ext.core.fold import CUT_SHORT, cut_short_text
 from planner_ext.core.state import Phase, State
 from planner_ext.core.values import Status
-from planner_ext.engine.engine import Engine, StopHandle, watch
+from planner_ext.engine.concurrency import StopHandle
+from planner_ext.engine.engine import Engine, watch
 from planner_ext.engine.ports import Emit, Event, TextDelta
 from planner_ext.sk.approval import NOTHING_TAKEN, Taking
 from planner_ext.sk.chat import named_errors, no_reply
@@ -49,8 +50,6 @@ from planner_ext.sk.resume import Late, refuse_late
 from planner_ext.sk.run_context import FunctionNames, RunContext, check_service
 from planner_ext.sk.toolset import ToolSet
 from planner_ext.sk.transport import connector_settings, received_groups, request_arguments
-
-__all__ = ["RequestContext", "ServiceRun", "pass_through", "pass_through_streaming"]
 
 _SETTLING = (CallDecided, CallsWithheld, CallFinished, Clarified)
 """Facts with which the last call of a batch may have got its result."""

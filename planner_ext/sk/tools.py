@@ -47,8 +47,6 @@ from planner_ext.sk.messages import names_in
 from planner_ext.sk.nested import ParentRun, Wrap, planner_of, refusal_in, view_of, with_own_view
 from planner_ext.sk.toolset import Tool, ToolSet, conversion_problem, convert_arguments, read_result, tool_of
 
-__all__ = ["NOT_RUN_BY_FILTER", "KernelFunctions"]
-
 NOT_RUN_BY_FILTER: Final = "Not executed: a filter of the application did not run this function."
 """The model reads this where a filter neither ran the function nor set a result."""
 

@@ -54,20 +54,6 @@ from planner_ext.sk.conversion import (
 )
 from planner_ext.sk.errors import InvalidOptionError
 
-__all__ = [
-    "RequestBehavior",
-    "Tool",
-    "ToolSet",
-    "agent_of",
-    "contents_of",
-    "conversion_problem",
-    "convert_arguments",
-    "parse_edited",
-    "read_result",
-    "tool_of",
-    "unconverted_parameter",
-]
-
 INJECTED = frozenset({"kernel", "service", "execution_settings", "arguments"})
 """Parameters of a method that Semantic Kernel fills in by name (``gather_function_parameters``)."""
 

@@ -29,17 +29,6 @@ from planner_ext.sk.errors import InvalidSettingsError, ServiceNotFoundError
 from planner_ext.sk.options import instance_of
 from planner_ext.sk.toolset import RequestBehavior
 
-__all__ = [
-    "ChatRequest",
-    "GenericTransport",
-    "connector_settings",
-    "kernel_with_service",
-    "kernel_with_services",
-    "received_groups",
-    "request_arguments",
-    "select_service",
-]
-
 # The service of a run, and its settings.
 
 

@@ -46,17 +46,6 @@ from planner_ext.sk.execution import result_text
 from planner_ext.sk.messages import calls_of, text_of
 from planner_ext.sk.toolset import parse_edited, tool_of
 
-__all__ = [
-    "DecidedCall",
-    "WaitingResult",
-    "arguments_text",
-    "asked_again",
-    "decided_calls",
-    "replace_result",
-    "waiting_result",
-    "waiting_results",
-]
-
 _WAITING: Final = "This call waits for a person's approval and has not run: "
 """The model reads this of a call that waits; its function, fingerprint and question follow."""
 

@@ -33,18 +33,6 @@ from planner_ext.sk.errors import PlannerException
 from planner_ext.sk.messages import load_message, part_of
 from planner_ext.testing.scrub import SCRUBBED, Scrubber
 
-__all__ = [
-    "Asked",
-    "Cassette",
-    "CassetteError",
-    "Difference",
-    "Exchange",
-    "Raised",
-    "ReplayDifferenceError",
-    "differences",
-    "same",
-]
-
 _MOST_MESSAGES = 10_000_000
 """The most messages in all requests of a file together, each with those that it continues."""
 _LOOK_BACK = 20

@@ -10,8 +10,6 @@ from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceTyp
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatPromptExecutionSettings
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 
-__all__ = ["OuterConnector"]
-
 
 class OuterConnector(ChatCompletionClientBase):
     """Delegates to a connector what it does before and after a request.

@@ -27,8 +27,6 @@ from pathlib import Path
 from planner_ext.core import facts as recorded
 from planner_ext.engine.ports import RunStore
 
-__all__ = ["CRASH_POINTS", "CrashingStore", "kill"]
-
 _MID_TOOL_SECONDS = 0.05
 
 _POINTS: Mapping[str, tuple[type[recorded.Fact], ...]] = {

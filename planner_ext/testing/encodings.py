@@ -23,8 +23,6 @@ from dataclasses import dataclass
 from html.entities import html5
 from typing import Final, TypeAlias
 
-__all__ = ["DEPTH", "Finder"]
-
 DEPTH: Final = 4
 """The encodings on top of each other that are undone."""
 

@@ -19,8 +19,6 @@ from planner_ext.sk.checkpoint import Checkpoint, SigningKey
 from planner_ext.sk.errors import InvalidCheckpointError
 from planner_ext.testing.cassette import Cassette, CassetteError
 
-__all__ = ["fork"]
-
 
 def fork(
     source: Checkpoint | StoredRun | Sequence[Fact] | str | Path,

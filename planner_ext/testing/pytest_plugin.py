@@ -36,8 +36,6 @@ import pytest
 from planner_ext.testing.scrub import Scrub
 from planner_ext.testing.tape import Tape, record, replay
 
-__all__ = ["pytest_addoption", "pytest_configure", "pytest_runtest_makereport", "tape"]
-
 _PASSED = pytest.StashKey[bool]()
 _OPTIONS = frozenset({"functions", "on_difference", "scrub", "path"})
 

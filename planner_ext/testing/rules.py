@@ -10,8 +10,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, TypeGuard, cast
 
-__all__ = ["Violation", "find_violation", "is_object", "object_of", "tool_names"]
-
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _SPEAKER = re.compile(r"[^\s<|\\/>]{1,64}")
 _MAXIMUM_ID_LENGTH = 40

@@ -19,27 +19,6 @@ from semantic_kernel.contents import ChatMessageContent
 from planner_ext.core.errors import PlannerExtError, shown
 from planner_ext.core.values import Usage
 
-__all__ = [
-    "Script",
-    "ScriptExhaustedError",
-    "ScriptReader",
-    "ScriptedAnswer",
-    "ScriptedCall",
-    "ScriptedFault",
-    "ScriptedReply",
-    "ScriptedRequest",
-    "call",
-    "calls",
-    "completion_body",
-    "completion_chunks",
-    "count_tokens",
-    "deltas",
-    "error_body",
-    "reply_metadata",
-    "results_of",
-    "say",
-]
-
 
 class ScriptExhaustedError(PlannerExtError):
     """The script has no reply left for a request; the message says how many it had and which request asked."""

@@ -15,8 +15,6 @@ from planner_ext.core.errors import shown
 from planner_ext.sk.errors import InvalidOptionError
 from planner_ext.testing.encodings import Finder
 
-__all__ = ["SCRUBBED", "Scrub", "Scrubber"]
-
 SCRUBBED = "[scrubbed]"
 
 Scrub: TypeAlias = str | re.Pattern[str] | Callable[[str], str] | Sequence["Scrub"]

@@ -30,8 +30,6 @@ from planner_ext.testing.script import (
     error_body,
 )
 
-__all__ = ["HttpRequest", "HttpResponse", "LoopbackServer", "ScriptedOpenAIServer"]
-
 _JSON = "application/json"
 _POLL_SECONDS = 0.02  # how long a stop may wait until the accepting thread checks for it
 

@@ -37,8 +37,6 @@ from planner_ext.testing.script import (
     reply_metadata,
 )
 
-__all__ = ["ScriptedChatCompletion", "ScriptedPromptExecutionSettings"]
-
 _Message = TypeVar("_Message", ChatMessageContent, StreamingChatMessageContent)
 
 

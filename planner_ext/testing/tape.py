@@ -66,8 +66,6 @@ from planner_ext.testing.cassette import (
 from planner_ext.testing.connector import OuterConnector
 from planner_ext.testing.scrub import Scrub, Scrubber
 
-__all__ = ["Tape", "record", "replay"]
-
 S = TypeVar("S", bound=AIServiceClientBase)
 
 

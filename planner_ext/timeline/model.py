@@ -11,21 +11,6 @@ from planner_ext.approval.decisions import DecisionRecord
 from planner_ext.core.limits import Consumption
 from planner_ext.core.values import Usage
 
-__all__ = [
-    "CallAttempt",
-    "CallOutcome",
-    "EventKind",
-    "FailedRequest",
-    "Gap",
-    "ModelRequest",
-    "Spending",
-    "Timeline",
-    "TimelineCall",
-    "TimelineEvent",
-    "TimelineIteration",
-    "TimelineMessage",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineMessage:

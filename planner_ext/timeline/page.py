@@ -24,8 +24,6 @@ from planner_ext.timeline.model import CallOutcome, Spending, Timeline, Timeline
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-__all__ = ["fragment_of", "page_of", "steps_of"]
-
 
 def page_of(timelines: Sequence[Timeline], *, title: str = "") -> str:
     """Write one HTML file that fetches nothing.

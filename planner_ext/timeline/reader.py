@@ -28,8 +28,6 @@ from planner_ext.timeline.model import (
     TimelineMessage,
 )
 
-__all__ = ["timeline_of"]
-
 
 def timeline_of(journal: Iterable[facts.Fact], *, now: float | None = None) -> Timeline:
     """Compute the timeline of a run.

@@ -28,7 +28,7 @@ from planner_ext.core.fold import apply, fold
 from planner_ext.core.limits import Budget
 from planner_ext.core.machine import next_action
 from planner_ext.core.state import Phase, State
-from planner_ext.engine.engine import StopHandle
+from planner_ext.engine.concurrency import StopHandle
 from planner_ext.engine.journal import stopping_facts
 from support.core import violations
 from support.property_world import (

@@ -13,7 +13,7 @@ from planner_ext import Approve, Budget, FunctionCallingStepwisePlanner, Functio
 from planner_ext.core.values import Usage
 from planner_ext.durable import Runs, StoreError, UnknownRunError
 from planner_ext.engine.activation import Activation
-from planner_ext.engine.engine import BudgetHandle
+from planner_ext.engine.batch import BudgetHandle
 from planner_ext.errors import PlannerInvalidConfigurationError, RunEndedError
 from planner_ext.events import BudgetChanged
 from planner_ext.testing import ScriptedReply, call, say

@@ -20,7 +20,7 @@ from planner_ext.core.facts import (
 from planner_ext.core.fold import sticky_keys
 from planner_ext.core.state import Phase, State
 from planner_ext.core.values import EditedReply, RequestedCall, ResolvedCall
-from planner_ext.engine.engine import StopHandle
+from planner_ext.engine.concurrency import StopHandle
 from planner_ext.engine.ports import Reviewed
 from support.engine import (
     FakeChat,

@@ -13,8 +13,7 @@ from planner_ext.core.accounts import SharedBudgets, Tab, current_tab
 from planner_ext.core.facts import CallStarted, ModelAsked
 from planner_ext.core.limits import Budget
 from planner_ext.core.values import RequestedCall, ResolvedCall
-from planner_ext.engine.concurrency import in_thread
-from planner_ext.engine.engine import StopHandle
+from planner_ext.engine.concurrency import StopHandle, in_thread
 from support.engine import FakeFunctions, FakeStore, engine_of, types_of
 
 

@@ -14,7 +14,8 @@ from planner_ext.core.fold import fold
 from planner_ext.core.limits import Budget, Consumption
 from planner_ext.core.state import Phase
 from planner_ext.core.values import CallResult, Usage
-from planner_ext.engine.engine import BudgetHandle, CallFailedError, StopHandle
+from planner_ext.engine.batch import BudgetHandle, CallFailedError
+from planner_ext.engine.concurrency import StopHandle
 from planner_ext.engine.ports import Finished
 from support.core import SAMPLES
 from support.engine import (

@@ -18,7 +18,8 @@ from planner_ext.core.text import one_line
 from planner_ext.errors import InvalidCheckpointError
 from planner_ext.hitl_manager import Checkpoint, Supply
 from planner_ext.testing import call, calls, say
-from planner_ext.testing.cassette import Cassette, CassetteError, Scrubber
+from planner_ext.testing.cassette import Cassette, CassetteError
+from planner_ext.testing.scrub import Scrubber
 from planner_ext.testing.tape import record, replay
 from support.approval import ASKING_REFUND, DONE, LOOK, REFUND, WIPE, World, planner_with, world
 from support.journal import FACTS

@@ -26,7 +26,7 @@ from semantic_kernel.functions import KernelArguments, kernel_function
 
 from planner_ext import ApprovalPolicy, Approve, Budget, Deny, ToolCallHandler, requires_approval
 from planner_ext.durable import effect
-from planner_ext.engine.engine import StopHandle
+from planner_ext.engine.concurrency import StopHandle
 from planner_ext.errors import PlannerExtError
 from planner_ext.hitl_manager import Checkpoint, PendingCall
 from planner_ext.testing import ScriptedCall, ScriptedChatCompletion, ScriptedReply, ScriptedRequest, say

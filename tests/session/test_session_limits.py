@@ -7,7 +7,7 @@ import pytest
 from semantic_kernel.contents import AuthorRole
 
 from planner_ext import Approve, Budget, Deny, ToolCallHandler
-from planner_ext.engine.engine import StopHandle
+from planner_ext.engine.concurrency import StopHandle
 from planner_ext.errors import (
     LimitReachedError,
     PlannerInvalidConfigurationError,

@@ -18,7 +18,7 @@ from semantic_kernel.contents import (
 from semantic_kernel.exceptions import KernelException
 
 from planner_ext import BoundedFunctionChoiceBehavior, Budget, FunctionInvokingChatCompletion
-from planner_ext.engine.engine import StopHandle
+from planner_ext.engine.concurrency import StopHandle
 from planner_ext.errors import LimitReachedError, PlannerInvalidConfigurationError
 from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, calls, say
 from support.served import Answer, Served, Tools

@@ -17,7 +17,8 @@ from planner_ext.core.facts import (
 from planner_ext.core.machine import AskModel
 from planner_ext.core.state import State
 from planner_ext.core.values import CallResult, Reply, RequestedCall, ResolvedCall, TranscriptItem, Usage
-from planner_ext.engine.engine import Engine, StopHandle
+from planner_ext.engine.concurrency import StopHandle
+from planner_ext.engine.engine import Engine
 from planner_ext.engine.ports import Emit, Finished, Ports, Reviewed, TextDelta
 from support.journal import through_json
 

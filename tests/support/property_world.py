@@ -34,8 +34,9 @@ from planner_ext.core.limits import Budget
 from planner_ext.core.machine import AskModel, AskPerson
 from planner_ext.core.state import Phase, State, asks
 from planner_ext.core.values import Reply, RequestedCall, ResolvedCall, TranscriptItem, Usage
+from planner_ext.engine.concurrency import StopHandle
 from planner_ext.engine.document import dump_facts, load_facts
-from planner_ext.engine.engine import Engine, StopHandle
+from planner_ext.engine.engine import Engine
 from planner_ext.engine.ports import Clarification, Emit, Finished, Ports, Reviewed, RunStore
 from support.core import violations
 

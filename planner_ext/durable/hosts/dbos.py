@@ -21,8 +21,6 @@ from planner_ext.durable.hosts.dispatch import dispatch
 from planner_ext.durable.runs import Runs
 from planner_ext.engine.concurrency import end_tasks
 
-__all__ = ["DbosHost"]
-
 _WORKFLOW = "planner_ext.activate"
 _QUEUED = ("ENQUEUED", "DELAYED")
 

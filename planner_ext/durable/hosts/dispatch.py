@@ -8,8 +8,6 @@ from typing import NoReturn
 from planner_ext.durable.runs import Runs
 from planner_ext.engine.log import one_line
 
-__all__ = ["dispatch"]
-
 logger = logging.getLogger(__name__)
 
 _AT_ONCE = 20

@@ -28,8 +28,6 @@ from planner_ext.durable.worker import Next
 from planner_ext.engine.concurrency import end_tasks
 from planner_ext.engine.log import one_line
 
-__all__ = ["RunWorkflow", "TemporalHost"]
-
 logger = logging.getLogger(__name__)
 
 _WORKFLOW = "planner_ext.run"
