@@ -141,8 +141,8 @@ class Tab:
 
     @property
     def held(self) -> int:
-        """Round trips that the runs in the call keep for their answers."""
-        return sum(run.held for run in self.runs)
+        """Round trips that the runs in the call keep for their answers, at any depth."""
+        return sum(run.held + run.held_inside for run in self.runs)
 
     def left(self) -> Left:
         """Compute what may still be taken: whoever takes first, of the calls that run together, has it."""
@@ -332,6 +332,11 @@ class Account:
         """Return what the running calls have spent, by index; without calls that have spent nothing."""
         spent = {index: tab.spent for index, tab in self.tabs.items()}
         return {index: one for index, one in spent.items() if one is not None}
+
+    @property
+    def held_inside(self) -> int:
+        """Round trips that the runs in its running calls keep for their answers."""
+        return self._open(self.state)[1]
 
     def left(self) -> Left:
         """Compute what the functions of the run may still take, of its own limits and of those around it."""
