@@ -25,7 +25,7 @@ BEGUN: list[Fact] = [run_started(), replied(calls("f"))]
     ("fact", "record"),
     [
         ({"verdict": "run"}, None),
-        ({"verdict": "run", "by": "Ada"}, {"kind": "approve", "by": "Ada", "arguments": {}}),
+        ({"verdict": "run", "approved": True, "by": "Ada"}, {"kind": "approve", "by": "Ada", "arguments": {}}),
         ({"verdict": "defer"}, None),
         ({"verdict": "answer", "reason": "unknown"}, None),
         ({"verdict": "deny", "reason": "no", "by": "Ada"}, {"kind": "deny", "by": "Ada", "reason": "no"}),

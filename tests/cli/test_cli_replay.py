@@ -148,7 +148,7 @@ def test_what_cannot_be_replayed_is_refused(shop: Path, command: Command) -> Non
     """A file that is no cassette, and an option that is none, exit with 2 and a reason."""
     (shop / CASSETTE).write_text("{}")
     assert command("replay", CASSETTE).code == 2
-    assert "is damaged at" in command("replay", CASSETTE).err
+    assert "a JSON object of the kind 'cassette'" in command("replay", CASSETTE).err
     assert "cannot be read" in command("replay", "gone.json").err
 
 

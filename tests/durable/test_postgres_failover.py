@@ -25,7 +25,7 @@ END_SESSIONS = """
 
 def books(request: ScriptedRequest) -> ScriptedReply:
     """Book the order that the goal names, which nobody may do twice, two times one after the other, then answer."""
-    order = next(int(message["content"]) for message in request.messages if message["role"] == "user")
+    order = next(int(str(message["content"])) for message in request.messages if message["role"] == "user")
     step = turn(request)
     return call("shop-book", {"order": 10 * order + step}, id=f"book{step}") if step < 2 else say("Booked.")
 

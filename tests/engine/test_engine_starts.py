@@ -54,14 +54,14 @@ async def test_a_second_start_that_does_not_happen_is_not_counted() -> None:
 
         async def settle(self, **_: Any) -> None: ...
 
-    shared, left = Failing(), list[int | None]()
+    shared, left = Failing(), list[float | None]()
 
     async def again() -> None:
         shared.runs, tab = True, tab_of_this_call()
         with pytest.raises(OSError, match="gone"):
             await tab.restart()
         shared.runs = False
-        left.append(tab.account.left().tool_calls)
+        left.append(tab.account.left().amounts.get("max_tool_calls"))
 
     functions, rules = FakeFunctions(does={"f": again}), {"limits": Budget(max_tool_calls=3)}
     await engine_of(["f"], "done", functions=functions, shared=shared, rules=rules).run()

@@ -104,9 +104,9 @@ def test_every_block_of_a_guide_runs(
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.stem)
 def test_a_guide_is_short_and_its_blocks_are_known(guide: Path) -> None:
-    """At most 95 lines besides hunks; every program has a name, and every block is of a kind that is checked."""
+    """At most 100 lines besides hunks; every program has a name, and every block is of a kind that is checked."""
     text = re.sub(r"^```diff\n@@.*?^```$", "", guide.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
-    assert len(text.splitlines()) <= 95
+    assert len(text.splitlines()) <= 100
     blocks = blocks_of(guide)
     assert {block.kind for block in blocks} <= {"python", "diff", "sh", "console", "yaml", "csharp"}
     assert [block.text for block in blocks if block.kind in ("python", "diff", "yaml") and not block.file] == []

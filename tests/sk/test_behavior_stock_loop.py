@@ -8,7 +8,6 @@ from semantic_kernel.contents import (
     ChatHistory,
 )
 
-from planner_ext.sk import behavior as behavior_module
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from support.behavior import Calculator, Gate, Make, model, results_in, settings_with
 
@@ -90,8 +89,3 @@ class TestStockLoop:
             await service.get_chat_message_contents(history, settings_with(behavior), kernel=kernel)
             assert results_in(history) == 2
         assert behavior == BoundedFunctionChoiceBehavior.Auto(maximum_use_attempts=2)
-
-
-def test_exports() -> None:
-    """The module exports the behaviour, its callback's type and the name of "no bound"."""
-    assert behavior_module.__all__ == ["UNLIMITED_ATTEMPTS", "BoundedFunctionChoiceBehavior", "PreInvokeCallback"]

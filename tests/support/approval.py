@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import pytest
 from semantic_kernel import Kernel
@@ -273,7 +273,7 @@ async def _last_of(events: Any) -> Outcome:
     async with aclosing(events):
         seen = [event async for event in events]
     assert isinstance(seen[-1], ResultReady)
-    return _of_result(seen[-1].result)
+    return _of_result(cast("ResultReady[Any]", seen[-1]).result)
 
 
 async def _drained(messages: Any, history: ChatHistory) -> Outcome:

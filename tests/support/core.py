@@ -198,7 +198,8 @@ def stop(reason: str = "enough") -> StopRequested:
 
 def budget_changed(limits: Budget | None = None, **more: Any) -> BudgetChanged:
     """Give the run other limits."""
-    return BudgetChanged(**{"limits": limits or Budget(), "at": 0.0, "seconds": 1.0, **more})
+    values: dict[str, Any] = {"limits": limits or Budget(), "at": 0.0, "seconds": 1.0, **more}
+    return BudgetChanged(**values)
 
 
 def shared_budgets_checked(limit: str | None = "app: max_cost", *, answer: bool = False) -> SharedBudgetsChecked:

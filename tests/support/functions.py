@@ -182,6 +182,7 @@ def state_of(
             function=one.name,
             kind="function",
             verdict="run",
+            approved=bool(by),
             by=by,
             edited=edited if at == index else None,
             at=0,
