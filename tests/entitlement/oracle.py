@@ -262,12 +262,14 @@ class _Oracle:
         return "always, of another run" if kept else "no decision"
 
     def _guessed(self, event: Started) -> Call | None:
-        """Find the call that a function began for, where several were decided at once."""
+        """Find the call that a function began for, where several were decided at once: one that nobody refused first."""
+        found: list[Call] = []
         for answer in self.answers:
             same = _name(answer.call) == event.function and dict(answer.final) == dict(event.arguments)
             if same and answer.says == "approve" and id(answer.call) not in self.started:
-                return answer.call
-        return None
+                found.append(answer.call)
+        found.sort(key=lambda call: id(call) in self.refused)
+        return found[0] if found else None
 
 
 def _name(call: Call) -> str:
