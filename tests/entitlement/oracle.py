@@ -262,7 +262,7 @@ class _Oracle:
         return "always, of another run" if kept else "no decision"
 
     def _guessed(self, event: Started) -> Call | None:
-        """Find the call that a function began for, where several were decided at once: one that nobody refused first."""
+        """Find the call that a function began for, of several decided at once: first one that nobody refused."""
         found: list[Call] = []
         for answer in self.answers:
             same = _name(answer.call) == event.function and dict(answer.final) == dict(event.arguments)
