@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -30,6 +29,7 @@ from planner_ext.cli.policies import approval_options
 from planner_ext.cli.run import CliRun, Result, document, goal_options, new_limits, print_result
 from planner_ext.cli.show import Progress, print_pending
 from planner_ext.cli.store import Hooks, command_on, decision_text, hooks_of_app, opened_client, opened_runs, store_name
+from planner_ext.cli.streams import on_signals
 from planner_ext.cli.submit import result_code
 from planner_ext.cli.text import Terminal, moment_text, spent_line, worker_lines_shown
 from planner_ext.core.text import exact, one_line, printable
@@ -348,9 +348,7 @@ async def _worked(args: WorkerArgs, made: Callable[[], Awaitable[Application]]) 
         if working.cancelling() < _SIGNALS:
             working.cancel()
 
-    with suppress(NotImplementedError):  # Windows has no signal handlers for event loops; Ctrl-C interrupts there
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, end)
+    on_signals(end)
     try:
         return await working
     except asyncio.CancelledError:

@@ -1,15 +1,15 @@
 """Serves the inbox of a store on this machine until a signal ends it."""
 
 import asyncio
-import signal
 import socket
 import sys
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import cast
 
 from planner_ext.cli.options import ExitCode, ServeArgs
 from planner_ext.cli.store import Hooks, store_name, under_hooks
+from planner_ext.cli.streams import on_signals
 from planner_ext.cli.text import Terminal
 from planner_ext.core.errors import PlannerExtError
 from planner_ext.durable.authorization import Doorkeeper
@@ -65,9 +65,7 @@ async def serve_inbox(hooks: Hooks, args: ServeArgs) -> int:
             server.should_exit = True
             application.state.live.close()  # an open stream would keep its connection, and so the server
 
-        with suppress(NotImplementedError):  # Windows has no signal handlers for event loops; Ctrl-C interrupts there
-            for number in (signal.SIGINT, signal.SIGTERM):
-                asyncio.get_running_loop().add_signal_handler(number, end)
+        on_signals(end)
         with _listening(args) as listener:
             name = (args.allow_host or [args.host])[0]
             place = f"[{name}]" if ":" in name else name

@@ -1,9 +1,11 @@
-"""The command's standard streams: a run must not end because nobody reads its output."""
+"""The command's streams and signals: nobody has to read its output, and it ends in order when it is asked to."""
 
+import asyncio
 import io
 import os
+import signal
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import cast
 
@@ -82,3 +84,11 @@ def _output(given: object, number: int) -> _Output:
         line_buffering=stream.line_buffering,
         write_through=stream.write_through,
     )
+
+
+def on_signals(end: Callable[[], None]) -> None:
+    """Call a function of the running loop at SIGINT and SIGTERM; on Windows, Ctrl-C interrupts the command instead."""
+    if sys.platform != "win32":  # its event loops have no signal handlers
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, end)
+        loop.add_signal_handler(signal.SIGTERM, end)
