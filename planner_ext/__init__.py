@@ -55,11 +55,11 @@ if TYPE_CHECKING:
     from planner_ext.plugin import PlannerPlugin
     from planner_ext.service import FunctionInvokingChatCompletion
     from planner_ext.session import ToolUseSession
-    from planner_ext.sk.approval_filter import ApprovalFilter
-    from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
     from planner_ext.sk.checkpoint import Checkpoint
-    from planner_ext.sk.execution import ToolExecution
-    from planner_ext.sk.questions import UserInteraction
+    from planner_ext.sk.filter.approval_filter import ApprovalFilter
+    from planner_ext.sk.functions.execution import ToolExecution
+    from planner_ext.sk.functions.questions import UserInteraction
+    from planner_ext.sk.run.behavior import BoundedFunctionChoiceBehavior
 
 __all__ = [
     "ApprovalFilter",
@@ -103,10 +103,10 @@ _NAMES = {
     "plugin": ("PlannerPlugin",),
     "service": ("FunctionInvokingChatCompletion",),
     "session": ("ToolUseSession",),
-    "sk.approval_filter": ("ApprovalFilter",),
-    "sk.behavior": ("BoundedFunctionChoiceBehavior",),
-    "sk.options": ("Budget",),
-    "sk.questions": ("UserInteraction",),
+    "sk.filter.approval_filter": ("ApprovalFilter",),
+    "sk.run.behavior": ("BoundedFunctionChoiceBehavior",),
+    "sk.run.options": ("Budget",),
+    "sk.functions.questions": ("UserInteraction",),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 """The module of each name; a budget's has the errors that invalid values raise."""

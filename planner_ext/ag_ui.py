@@ -109,7 +109,6 @@ from planner_ext.engine.concurrency import StopHandle
 from planner_ext.engine.ports import ResultReady, TextDelta
 from planner_ext.planner.planner import FunctionCallingStepwisePlanner
 from planner_ext.planner.run import FunctionCallingStepwisePlannerResult, PlannerEvent
-from planner_ext.sk.approval import PendingCall, pending_calls
 from planner_ext.sk.checkpoint import Checkpoint
 from planner_ext.sk.errors import (
     DecisionRefusedError,
@@ -117,7 +116,8 @@ from planner_ext.sk.errors import (
     LimitReachedError,
     PlannerInvalidConfigurationError,
 )
-from planner_ext.sk.questions import OWN_PLUGIN
+from planner_ext.sk.functions.questions import OWN_PLUGIN
+from planner_ext.sk.run.approval import PendingCall, pending_calls
 
 __all__ = ["ag_ui_events"]
 

@@ -46,14 +46,14 @@ from planner_ext.engine.authorization import refusal_of
 from planner_ext.engine.concurrency import StopHandle, streams
 from planner_ext.engine.log import log_facts
 from planner_ext.service import FunctionInvokingChatCompletion
-from planner_ext.sk.approval import Taking
+from planner_ext.sk.chat.history import ResumedHistory, render, resumed_history
 from planner_ext.sk.checkpoint import Checkpoint, SigningKey
+from planner_ext.sk.checks import instance_of
 from planner_ext.sk.errors import DecisionRefusedError, InvalidCheckpointError, InvalidOptionError
-from planner_ext.sk.history import ResumedHistory, render, resumed_history
-from planner_ext.sk.options import instance_of
-from planner_ext.sk.outcome import chat_history, final_message, returned_message, waits
-from planner_ext.sk.resume import Late, calls_taken, cancelling_facts
-from planner_ext.sk.service_run import RequestContext, ServiceRun
+from planner_ext.sk.run.approval import Taking
+from planner_ext.sk.run.outcome import chat_history, final_message, returned_message, waits
+from planner_ext.sk.run.resume import Late, calls_taken, cancelling_facts
+from planner_ext.sk.run.service import RequestContext, ServiceRun
 
 __all__ = ["cancel_agent", "resume_agent", "resume_agent_stream"]
 

@@ -15,11 +15,11 @@ from planner_ext.approval.decisions import Decision, ToolCall
 from planner_ext.core.limits import Budget
 from planner_ext.engine.concurrency import StopHandle, streams
 from planner_ext.service import FunctionInvokingChatCompletion
-from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
+from planner_ext.sk.chat.transport import select_service
 from planner_ext.sk.checkpoint import Checkpoint
-from planner_ext.sk.options import RunOptions, takes_run_options
-from planner_ext.sk.resume import Late
-from planner_ext.sk.transport import select_service
+from planner_ext.sk.run.behavior import BoundedFunctionChoiceBehavior
+from planner_ext.sk.run.options import RunOptions, takes_run_options
+from planner_ext.sk.run.resume import Late
 
 __all__ = ["ToolCallHandler"]
 

@@ -11,10 +11,10 @@ from planner_ext.core.values import Usage
 from planner_ext.engine.concurrency import StopHandle
 from planner_ext.engine.ports import Clock
 from planner_ext.sk.errors import InvalidOptionError
-from planner_ext.sk.execution import ToolExecution
-from planner_ext.sk.iteration import FunctionInvocationIterationContext, IterationCallback
+from planner_ext.sk.functions.execution import ToolExecution
 from planner_ext.sk.messages import read_usage, text_of
-from planner_ext.sk.options import RunOptions
+from planner_ext.sk.run.iteration import FunctionInvocationIterationContext, IterationCallback
+from planner_ext.sk.run.options import RunOptions
 
 __all__ = [
     "Clock",

@@ -10,13 +10,13 @@ from semantic_kernel.functions import KernelArguments, kernel_function
 from planner_ext.core.errors import shown
 from planner_ext.planner import FunctionCallingStepwisePlanner
 from planner_ext.planner.run import FunctionCallingStepwisePlannerResult
+from planner_ext.sk.charging.nested import current_parent_run, mark_planner
+from planner_ext.sk.checks import instance_of
 from planner_ext.sk.errors import (
     InvalidOptionError,
     LimitReachedError,
     NestedRunRefusedError,
 )
-from planner_ext.sk.nested import current_parent_run, mark_planner
-from planner_ext.sk.options import instance_of
 
 __all__ = ["PlannerPlugin"]
 

@@ -23,19 +23,20 @@ from planner_ext.core.errors import shown, way_out
 from planner_ext.core.facts import RunStarted
 from planner_ext.core.limits import Budget
 from planner_ext.engine.concurrency import StopHandle, streams
-from planner_ext.sk.approval import DecisionsTaken, Taking
-from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
+from planner_ext.sk.charging.nested import Charge, ChargedTextCompletion, ParentRun, charged, current_parent_run
+from planner_ext.sk.chat.transport import connector_settings
 from planner_ext.sk.checkpoint import Checkpoint
+from planner_ext.sk.checks import instance_of
 from planner_ext.sk.errors import InvalidOptionError, InvalidSettingsError
-from planner_ext.sk.nested import Charge, ChargedTextCompletion, ParentRun, charged, current_parent_run
-from planner_ext.sk.options import RunOptions, RunSettings, instance_of, takes_run_options
-from planner_ext.sk.outcome import refuse_waiting
-from planner_ext.sk.questions import own_function
-from planner_ext.sk.resume import Late, ResumeRequest, calls_taken
-from planner_ext.sk.run_context import RunContext, checked_messages, unwrapped
-from planner_ext.sk.service_run import RequestContext, ServiceRun, pass_through, pass_through_streaming
-from planner_ext.sk.toolset import ToolSet
-from planner_ext.sk.transport import connector_settings
+from planner_ext.sk.functions.questions import own_function
+from planner_ext.sk.functions.toolset import ToolSet
+from planner_ext.sk.run.approval import DecisionsTaken, Taking
+from planner_ext.sk.run.behavior import BoundedFunctionChoiceBehavior
+from planner_ext.sk.run.context import RunContext, checked_messages, unwrapped
+from planner_ext.sk.run.options import RunOptions, RunSettings, takes_run_options
+from planner_ext.sk.run.outcome import refuse_waiting
+from planner_ext.sk.run.resume import Late, ResumeRequest, calls_taken
+from planner_ext.sk.run.service import RequestContext, ServiceRun, pass_through, pass_through_streaming
 
 __all__ = ["FunctionInvokingChatCompletion", "charged_service"]
 
@@ -292,7 +293,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         request = RequestContext(**{name: kwargs[name] for name in RequestContext.__slots__ if name in kwargs})
         messages = tuple(checked_messages(chat_history.messages, self._options.on_invalid_history, request.kernel))
         parent = current_parent_run(self._tab)
-        options = self._options if parent is None else parent.within(self._options)
+        options = self._options if parent is None else self._options.inside(parent)
         context = self._context(request, settings, behavior, options, parent, streaming=streaming)
         if self._options.on_invalid_history == "repair":
             chat_history.messages[:] = messages

@@ -34,9 +34,10 @@ from planner_ext.core.fold import CUT_SHORT
 from planner_ext.core.limits import Budget, is_count
 from planner_ext.engine.concurrency import StopHandle, streams
 from planner_ext.service import FunctionInvokingChatCompletion
-from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
+from planner_ext.sk.chat.history import find_problems, given_arguments, one_result_each, render
+from planner_ext.sk.chat.transport import select_service
 from planner_ext.sk.checkpoint import Checkpoint, SigningKey
-from planner_ext.sk.conversion import InvalidArguments, parse_object
+from planner_ext.sk.checks import instance_of, least
 from planner_ext.sk.errors import (
     InvalidHistoryError,
     InvalidOptionError,
@@ -45,14 +46,14 @@ from planner_ext.sk.errors import (
     RunNotAnsweredError,
     SessionBusyError,
 )
-from planner_ext.sk.execution import ToolExecution, result_text
-from planner_ext.sk.history import find_problems, given_arguments, one_result_each, render
+from planner_ext.sk.functions.conversion import InvalidArguments, parse_object
+from planner_ext.sk.functions.execution import ToolExecution, result_text
 from planner_ext.sk.messages import calls_of, merge_reply, requested_calls, text_of, with_items
-from planner_ext.sk.options import RunOptions, instance_of, least, takes_run_options
-from planner_ext.sk.outcome import run_not_answered
-from planner_ext.sk.resume import leave_behind
-from planner_ext.sk.run_context import checked_messages
-from planner_ext.sk.transport import select_service
+from planner_ext.sk.run.behavior import BoundedFunctionChoiceBehavior
+from planner_ext.sk.run.context import checked_messages
+from planner_ext.sk.run.options import RunOptions, takes_run_options
+from planner_ext.sk.run.outcome import run_not_answered
+from planner_ext.sk.run.resume import leave_behind
 
 __all__ = ["AutomaticToolUseConfig", "Messages", "OpenCall", "ToolUseSession"]
 

@@ -25,7 +25,7 @@ from planner_ext.budgets import BudgetStore, SharedBudget
 from planner_ext.core.facts import Fact
 from planner_ext.durable import WorkerOptions
 from planner_ext.errors import InvalidHistoryError, PlannerInvalidConfigurationError
-from planner_ext.sk.options import DEFAULTS, RunOptions, RunSettings
+from planner_ext.sk.run.options import DEFAULTS, RunOptions, RunSettings
 from planner_ext.testing import ScriptedChatCompletion, call, say
 
 DOORS = (FunctionInvokingChatCompletion, ToolCallHandler, ToolUseSession)

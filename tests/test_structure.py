@@ -148,6 +148,29 @@ def test_imports_point_down() -> None:
     )
 
 
+ROOMS = ("functions", "chat", "charging", "run", "filter")
+"""The rooms of ``sk``, from the bottom."""
+
+
+def room_of(module: str) -> int:
+    """Number the room of a module of ``sk`` from 1 on; 0 for what all rooms use."""
+    room = [*module.split("."), ""][2]
+    return ROOMS.index(room) + 1 if room in ROOMS else 0
+
+
+def test_rooms_of_the_adapters_import_those_below() -> None:
+    """No room of ``sk`` imports one above it."""
+    check(
+        "A module of sk imports only its own room, those below, and what all of them use (ROOMS):",
+        (
+            f"{name_of(file)} imports {name}"
+            for file in in_parts("sk")
+            for name in own(file)
+            if part_of(name) == "sk" and room_of(name) > room_of(name_of(file))
+        ),
+    )
+
+
 def test_the_core_imports_the_standard_library_alone() -> None:
     """The core knows nothing of pydantic, Semantic Kernel or the floors above it, nor of clocks, loops and logs."""
     allowed = sys.stdlib_module_names - NO_BUSINESS_OF_THE_CORE
@@ -223,11 +246,11 @@ BESIDE_THE_LOOP = {
     "engine.shared": "only for shared budgets",
     "engine.telemetry": "only where somebody traces",
     "planner.kept": "only for a run from a store",
-    "sk.approval_filter": "only for a kernel that has one",
-    "sk.openai": "only for OpenAI's connectors",
-    "sk.resume": "only to resume or cancel",
-    "sk.service_run": "only for the service",
-    "sk.waiting_results": "only for the approval filter",
+    "sk.filter.approval_filter": "only for a kernel that has one",
+    "sk.chat.openai": "only for OpenAI's connectors",
+    "sk.run.resume": "only to resume or cancel",
+    "sk.run.service": "only for the service",
+    "sk.filter.waiting_results": "only for the approval filter",
 }
 """What a run needs where a feature is used, and imports then."""
 MOST_MODULES = 60

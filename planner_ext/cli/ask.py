@@ -9,7 +9,7 @@ from planner_ext.cli.text import Terminal
 from planner_ext.core.state import ASK_USER
 from planner_ext.core.text import exact, exact_json
 from planner_ext.hitl_manager import Approve, Decision, Deny, PendingCall, Supply
-from planner_ext.sk.conversion import InvalidArguments, parse_object
+from planner_ext.sk.functions.conversion import InvalidArguments, parse_object
 
 _CHOICES = {"a": "approve", "d": "deny", "e": "edit", "w": "always", "s": "show all", "q": "quit"}
 _STICKY = {"f": "function", "a": "arguments", "": "back"}

@@ -27,7 +27,7 @@ from semantic_kernel.functions import KernelArguments
 
 from planner_ext.core.errors import described, shown
 from planner_ext.errors import PlannerInvalidConfigurationError
-from planner_ext.sk.transport import kernel_with_service, select_service
+from planner_ext.sk.chat.transport import kernel_with_service, select_service
 
 SERVICE_ID = "planner-ext"
 """The id of the service of ``--base-url`` and ``--model`` in the copy of the kernel."""

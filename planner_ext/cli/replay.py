@@ -22,8 +22,8 @@ from planner_ext.core.results import READ_RESULT
 from planner_ext.core.text import printable
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.hitl_manager import Approve, Decision, Defer, Supply, ToolCall
+from planner_ext.sk.functions.questions import OWN_PLUGIN
 from planner_ext.sk.messages import part_of
-from planner_ext.sk.questions import OWN_PLUGIN
 from planner_ext.testing import ReplayDifferenceError, Tape, replay
 from planner_ext.testing.cassette import Cassette
 

@@ -25,8 +25,8 @@ from planner_ext.compare.desk import Desk, Observed, desk_plugin
 from planner_ext.compare.scenarios import Scenario
 from planner_ext.core.values import Usage
 from planner_ext.service import FunctionInvokingChatCompletion
+from planner_ext.sk.chat.transport import kernel_with_service, select_service
 from planner_ext.sk.messages import read_usage
-from planner_ext.sk.transport import kernel_with_service, select_service
 from planner_ext.testing import ScriptedOpenAIServer, ScriptedReply, ScriptedRequest, say
 from planner_ext.testing.connector import OuterConnector
 from planner_ext.testing.rules import find_violation

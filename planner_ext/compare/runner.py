@@ -35,9 +35,9 @@ from planner_ext.compare.strategies import OPTIONS
 from planner_ext.compare.trial import Option, Strategy, Trial
 from planner_ext.core.errors import counted
 from planner_ext.core.limits import Budget
+from planner_ext.sk.chat.transport import select_service
 from planner_ext.sk.errors import PlannerInvalidConfigurationError
 from planner_ext.sk.messages import read_usage
-from planner_ext.sk.transport import select_service
 from planner_ext.testing import say
 
 Progress: TypeAlias = Callable[[int, int, str], None]

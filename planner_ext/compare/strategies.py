@@ -46,8 +46,8 @@ from planner_ext.core.limits import Ledger
 from planner_ext.durable import Approvals, Runs
 from planner_ext.events import ResultReady
 from planner_ext.sk.errors import PlannerException
+from planner_ext.sk.functions.questions import own_function
 from planner_ext.sk.messages import calls_of
-from planner_ext.sk.questions import own_function
 
 _ITERATIONS = "Iterations"
 """The metadata key that the ADR's option 2 adds."""

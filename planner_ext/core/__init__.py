@@ -17,16 +17,16 @@ Where is what
       ... of an agent     the last message of its thread says so; ``agent.py`` resumes or cancels the turn
       ... in a store      also a row of ``planner_approvals``: ``durable/writer.py`` opens it when the run pauses,
                           ``durable/records.py`` reads it
-      a person's decision ``sk/approval.py``, `decision_facts`, makes it a fact. In a store it waits in the row, where
-                          ``durable/approvals.py`` puts it, until ``durable/worker.py`` takes it.
+      a person's decision ``sk/run/resume.py``, `decision_facts`, makes it a fact. In a store it waits in the row,
+                          where ``durable/approvals.py`` puts it, until ``durable/worker.py`` takes it.
     a limit is declared   ``core/limits.py``, `Budget`
       ... checked         round trips, calls: ``core/machine.py``; tokens, cost, time, errors, denials: `spent_limit` in
                           ``core/limits.py``; what functions and nested runs take: ``core/accounts.py``
       ... shared          ``planner_ext/budgets.py``, `SharedBudget`; reserved by ``engine/shared.py`` before
       ... cuts a result   ``core/results.py``; `Recorder.record` in ``engine/journal.py`` notes where
       ... in flight       a limit of time interrupts: ``engine/journal.py``, `Recorder.in_time`
-      ... raised          ``sk/outcome.py``, `raise_at_limit`
-    an option             ``sk/options.py``, whose docstring lists what to edit; ``planner/options.py`` repeats it
+      ... raised          ``sk/run/outcome.py``, `raise_at_limit`
+    an option             ``sk/run/options.py``, whose docstring lists what to edit; ``planner/options.py`` repeats it
     the journal's table   ``planner_journal``: created by ``durable/database.py``, written by ``durable/writer.py``,
                           read by ``durable/store.py``; ``durable/sqlite.py`` and ``durable/postgres.py`` hold it
 

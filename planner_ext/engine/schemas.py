@@ -42,7 +42,7 @@ _CHARACTERS: Final = 100
 """The most characters of one value that a problem shows."""
 
 _LEVELS: Final = 100
-"""The levels of nesting that a value may have; as `planner_ext.sk.conversion.MAX_DEPTH` for arguments."""
+"""The levels of nesting that a value may have; as `planner_ext.sk.functions.conversion.MAX_DEPTH` for arguments."""
 
 _LEVELS_OF_CHECK: Final = 250
 """The levels of a check: a reference or a combination of schemas is one more on the same level of the value."""

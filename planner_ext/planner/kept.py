@@ -17,11 +17,11 @@ from planner_ext.engine.effects import Effect, NoEffect, Probe, TookEffect, effe
 from planner_ext.engine.ports import Emit, Functions
 from planner_ext.planner.options import FunctionCallingStepwisePlannerOptions
 from planner_ext.planner.run import FunctionCallingStepwisePlannerResult, PlannerRun, run_started
-from planner_ext.sk.approval import pending_call
 from planner_ext.sk.checkpoint import Checkpoint
-from planner_ext.sk.conversion import InvalidArguments, parse_object
 from planner_ext.sk.errors import RunEndedError
-from planner_ext.sk.resume import ResumeRequest, check_calls
+from planner_ext.sk.functions.conversion import InvalidArguments, parse_object
+from planner_ext.sk.run.approval import pending_call
+from planner_ext.sk.run.resume import ResumeRequest, check_calls
 
 logger = logging.getLogger(__name__)
 

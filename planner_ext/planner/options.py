@@ -24,14 +24,15 @@ from planner_ext.core.errors import nearest, shown
 from planner_ext.core.limits import Budget, Price
 from planner_ext.engine.gate import Approver, CheckForIntervention, PreInvoke
 from planner_ext.engine.ports import Clock, Observer
-from planner_ext.sk.approval import DecisionsTaken
 from planner_ext.sk.checkpoint import SigningKey
+from planner_ext.sk.checks import callable_with, least, non_negative
 from planner_ext.sk.errors import InvalidOptionError, PlannerInvalidConfigurationError
-from planner_ext.sk.execution import ToolExecution
-from planner_ext.sk.iteration import IterationCallback
-from planner_ext.sk.options import DEFAULTS, RunOptions, RunSettings, callable_with, least, non_negative
-from planner_ext.sk.prompts import response_form
-from planner_ext.sk.questions import Clarifier
+from planner_ext.sk.functions.execution import ToolExecution
+from planner_ext.sk.functions.questions import Clarifier
+from planner_ext.sk.run.approval import DecisionsTaken
+from planner_ext.sk.run.iteration import IterationCallback
+from planner_ext.sk.run.options import DEFAULTS, RunOptions, RunSettings
+from planner_ext.sk.run.prompts import response_form
 
 if TYPE_CHECKING:
     from planner_ext.budgets import SharedBudget

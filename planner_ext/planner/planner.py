@@ -35,22 +35,16 @@ from planner_ext.planner.run import (
     result_of,
     run_started,
 )
-from planner_ext.sk.approval import DecisionsTaken, Taking
-from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
+from planner_ext.sk.charging.nested import ParentRun, current_parent_run, planner_of, tab_in
+from planner_ext.sk.chat.transport import connector_settings, select_service
 from planner_ext.sk.checkpoint import Checkpoint
+from planner_ext.sk.checks import instance_of
 from planner_ext.sk.errors import DecisionRefusedError, InvalidOptionError, RunEndedError
-from planner_ext.sk.nested import ParentRun, current_parent_run, planner_of, tab_in
-from planner_ext.sk.options import DEFAULTS, RunSettings, instance_of
-from planner_ext.sk.prompts import (
-    PlannerPrompts,
-    default_plan_prompt,
-    default_step_prompt,
-    plan_template,
-    response_form,
-    step_template,
-)
-from planner_ext.sk.questions import OWN_PLUGIN, own_function
-from planner_ext.sk.run_context import (
+from planner_ext.sk.functions.questions import OWN_PLUGIN, own_function
+from planner_ext.sk.functions.toolset import ToolSet
+from planner_ext.sk.run.approval import DecisionsTaken, Taking
+from planner_ext.sk.run.behavior import BoundedFunctionChoiceBehavior
+from planner_ext.sk.run.context import (
     RunContext,
     checked_messages,
     function_names,
@@ -58,8 +52,15 @@ from planner_ext.sk.run_context import (
     unasked_functions,
     unwrapped,
 )
-from planner_ext.sk.toolset import ToolSet
-from planner_ext.sk.transport import connector_settings, select_service
+from planner_ext.sk.run.options import DEFAULTS, RunSettings
+from planner_ext.sk.run.prompts import (
+    PlannerPrompts,
+    default_plan_prompt,
+    default_step_prompt,
+    plan_template,
+    response_form,
+    step_template,
+)
 
 if TYPE_CHECKING:
     from planner_ext.engine.activation import Activation
@@ -340,7 +341,7 @@ class FunctionCallingStepwisePlanner:
             InvalidCheckpointError: As `resume`, but only with the planner's own ``checkpoint_key``: without a kernel,
                 there is no service that could have one.
         """
-        from planner_ext.sk.resume import calls_taken, cancelling_facts  # noqa: PLC0415  (only to end a paused run)
+        from planner_ext.sk.run.resume import calls_taken, cancelling_facts  # noqa: PLC0415  (only to end a paused run)
 
         options = self._settings()
         loaded = Checkpoint.given(checkpoint, options.checkpoint_key)
@@ -449,7 +450,7 @@ class FunctionCallingStepwisePlanner:
         stop: StopHandle | None,
         streaming: bool,
     ) -> PlannerRun:
-        from planner_ext.sk.resume import ResumeRequest, calls_taken  # noqa: PLC0415  (only to resume)
+        from planner_ext.sk.run.resume import ResumeRequest, calls_taken  # noqa: PLC0415  (only to resume)
 
         stop = None if stop is None else instance_of("stop", stop, StopHandle)
         loaded = Checkpoint.given(checkpoint)
@@ -551,7 +552,7 @@ class FunctionCallingStepwisePlanner:
             given = instance_of("budget", budget, Budget)
             most = given.max_iterations or options.budget.max_iterations
             options = replace(options, budget=replace(given, max_iterations=most))
-        options = options if parent is None else parent.within(options)
+        options = options if parent is None else options.inside(parent)
         if kept is not None and budget is None:
             options = replace(options, budget=kept.limits)
         if kept is not None and kept.structured and self.options.response_format is None:

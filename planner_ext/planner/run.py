@@ -20,12 +20,12 @@ from planner_ext.engine.concurrency import StopHandle
 from planner_ext.engine.engine import watch
 from planner_ext.engine.ports import Emit, Event, ResultReady, TextDelta
 from planner_ext.planner.options import FunctionCallingStepwisePlannerOptions
-from planner_ext.sk.approval import NOTHING_TAKEN, PendingCall, Taking, pending_calls
-from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.checkpoint import Checkpoint, SigningKey, journal_signature
-from planner_ext.sk.outcome import chat_history, raise_at_limit, status_of
-from planner_ext.sk.prompts import ResponseForm
-from planner_ext.sk.run_context import RunContext
+from planner_ext.sk.run.approval import NOTHING_TAKEN, PendingCall, Taking, pending_calls
+from planner_ext.sk.run.behavior import BoundedFunctionChoiceBehavior
+from planner_ext.sk.run.context import RunContext
+from planner_ext.sk.run.outcome import chat_history, raise_at_limit, status_of
+from planner_ext.sk.run.prompts import ResponseForm
 
 
 class FunctionCallingStepwisePlannerResult(KernelBaseModel):

@@ -47,12 +47,12 @@ from planner_ext.core.state import Batch, State
 from planner_ext.core.values import RequestedCall, ResolvedCall
 from planner_ext.engine.document import dump_message
 from planner_ext.engine.ports import Clock, Finished, Ports, RunInfo
-from planner_ext.sk.connectors import received
+from planner_ext.sk.chat.connectors import received
+from planner_ext.sk.chat.transport import kernel_with_services, received_groups
 from planner_ext.sk.errors import InvalidOptionError
 from planner_ext.sk.messages import ReplyAssembly, load_message, loaded, merge_reply, text_of
-from planner_ext.sk.options import RunSettings
-from planner_ext.sk.tools import KernelFunctions
-from planner_ext.sk.transport import kernel_with_services, received_groups
+from planner_ext.sk.run.options import RunSettings
+from planner_ext.sk.run.tools import KernelFunctions
 from planner_ext.testing.cassette import (
     Asked,
     Cassette,
@@ -114,7 +114,7 @@ class Tape(ABC):
 
 
 class _Tape(Tape):
-    """The tape's interface for runs and services; see also `planner_ext.sk.run_context.Tape`."""
+    """The tape's interface for runs and services; see also `planner_ext.sk.run.context.Tape`."""
 
     def __init__(self, scrub: Scrub = ()) -> None:
         super().__init__()

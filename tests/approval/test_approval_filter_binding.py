@@ -150,7 +150,7 @@ async def test_a_second_next_that_runs_nothing_is_logged(streamed: bool, caplog:
     """Also on a stock kernel the warning names the declaration that allows a second run."""
     here = bank(FILTERS["callback"](), AUTO, (AUTO[0], twice))
     await chat(here, asked(), streamed=streamed)
-    (warned,) = [one.getMessage() for one in caplog.records if one.name == "planner_ext.sk.execution"]
+    (warned,) = [one.getMessage() for one in caplog.records if one.name == "planner_ext.sk.functions.execution"]
     assert "shop-transfer" in warned and '@effect("idempotent")' in warned
 
 

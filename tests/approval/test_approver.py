@@ -215,7 +215,7 @@ async def test_a_denial_inside_a_function_names_the_way_out(caplog: pytest.LogCa
     service = FunctionInvokingChatCompletion(ScriptedChatCompletion(script))
     await ChatCompletionAgent(service=service, name="Desk", plugins=[janitor]).get_response("Clean up.")
     assert shop.ran == []
-    assert [record.getMessage() for record in caplog.records if record.name == "planner_ext.sk.nested"] == [
+    assert [record.getMessage() for record in caplog.records if record.name == "planner_ext.sk.charging.nested"] == [
         "shop-wipe is denied: no approver, and its run cannot pause in a function."
     ]
 

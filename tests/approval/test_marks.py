@@ -13,7 +13,7 @@ from planner_ext import ApprovalFilter, ApprovalPolicy, requires_approval
 from planner_ext.durable import effect
 from planner_ext.engine.effects import Effect, effect_of
 from planner_ext.errors import InvalidLimitError, NotAFunctionError
-from planner_ext.sk.toolset import tool_of
+from planner_ext.sk.functions.toolset import tool_of
 from planner_ext.testing import ScriptedChatCompletion, call, calls, say
 from support.approval import DOORS, World, results, world
 from support.approval_filter import ENTRIES, guarded

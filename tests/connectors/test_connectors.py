@@ -36,8 +36,8 @@ from planner_ext.errors import InvalidReplyError, PlannerInvalidConfigurationErr
 from planner_ext.events import RequestFailed, ResultReady
 from planner_ext.iteration import Usage
 from planner_ext.session import AutomaticToolUseConfig
+from planner_ext.sk.chat.prices import price_of
 from planner_ext.sk.messages import read_usage, text_of
-from planner_ext.sk.prices import price_of
 from support.connectors import CACHED, COMPLETION, PROMPT, Anthropic, Api, Bedrock, Chat, Google, Mistral, Ollama, Turn
 
 # google-genai derives from a class of aiohttp that says it should not be derived from.

@@ -16,7 +16,7 @@ from planner_ext.cli.__main__ import main
 from planner_ext.core.facts import CallFinished, ModelReplied
 from planner_ext.durable import Approvals, RunRecord, Runs
 from planner_ext.durable.store import JournalStore, opened_store
-from planner_ext.sk.execution import ToolExecution
+from planner_ext.sk.functions.execution import ToolExecution
 from planner_ext.testing import ScriptedChatCompletion, call, calls, say
 from support.durable import GOAL, open_runs, turn
 from support.durable import world as shop

@@ -34,7 +34,7 @@ from planner_ext.durable import Approvals, Runs
 from planner_ext.errors import ApprovalRefusedError, InvalidHistoryError, PlannerExtError, RunNotAnsweredError
 from planner_ext.events import ResultReady
 from planner_ext.session import AutomaticToolUseConfig
-from planner_ext.sk.approval import pending_calls
+from planner_ext.sk.run.approval import pending_calls
 from support.inbox import inbox, visitor_at
 from support.stock import add_filter
 

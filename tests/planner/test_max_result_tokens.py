@@ -33,7 +33,7 @@ from planner_ext.engine.document import dump_facts, load_facts
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.events import CallDecided, CallFinished
 from planner_ext.hitl_manager import Checkpoint
-from planner_ext.sk.prices import estimated_tokens
+from planner_ext.sk.chat.prices import estimated_tokens
 from planner_ext.testing import (
     ScriptedChatCompletion,
     ScriptedReply,

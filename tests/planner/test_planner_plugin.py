@@ -12,7 +12,7 @@ from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.events import CallFinished
 from planner_ext.iteration import ToolExecution
 from planner_ext.plugin import PlannerPlugin
-from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
+from planner_ext.sk.run.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.testing import Script, ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, calls, say
 from support.planner import ADD, GOAL, Math, both_ways, invoke, kernel_of, planner_with
 

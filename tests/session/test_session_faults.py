@@ -8,7 +8,7 @@ from semantic_kernel.contents import ChatHistory
 
 from planner_ext.errors import ServiceCallError, SessionBusyError
 from planner_ext.session import ToolUseSession
-from planner_ext.sk.history import check_history
+from planner_ext.sk.chat.history import check_history
 from planner_ext.testing import ScriptedChatCompletion, ScriptedFault, call, calls, say
 from support.session import OPEN, Talks, Tools, kernel_of, served, shape
 

@@ -27,8 +27,8 @@ from planner_ext.core.values import CallResult
 from planner_ext.errors import InvalidHistoryError
 from planner_ext.hitl_manager import Checkpoint, Defer, Supply
 from planner_ext.session import AutomaticToolUseConfig, ToolUseSession
-from planner_ext.sk.conversion import quoted
-from planner_ext.sk.history import accepted_name, accepted_reply, find_problems, given_arguments, repair_history
+from planner_ext.sk.chat.history import accepted_name, accepted_reply, find_problems, given_arguments, repair_history
+from planner_ext.sk.functions.conversion import quoted
 from planner_ext.sk.messages import calls_of
 from planner_ext.testing import ScriptedCall, ScriptedChatCompletion, ScriptedFault, ScriptedReply, call, calls, say
 from support.narrow import as_type

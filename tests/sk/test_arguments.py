@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import pytest
 
-from planner_ext.sk.conversion import MAX_DEPTH, parse_object
+from planner_ext.sk.functions.conversion import MAX_DEPTH, parse_object
 from support.arguments import ADD, accepts, function_of, message_of, parse, taking
 
 

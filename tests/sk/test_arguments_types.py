@@ -16,8 +16,8 @@ from semantic_kernel.functions import (
 )
 from semantic_kernel.prompt_template import InputVariable, PromptTemplateConfig
 
-from planner_ext.sk.conversion import InvalidArguments, quoted
-from planner_ext.sk.toolset import conversion_problem, tool_of
+from planner_ext.sk.functions.conversion import InvalidArguments, quoted
+from planner_ext.sk.functions.toolset import conversion_problem, tool_of
 from support.arguments import ADD, Colour, Item, accepts, declaring, function_of, message_of, parse, taking
 
 

@@ -11,8 +11,8 @@ from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoic
 from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
 from semantic_kernel.exceptions import KernelException
 
-from planner_ext.sk.behavior import UNLIMITED_ATTEMPTS, BoundedFunctionChoiceBehavior
 from planner_ext.sk.errors import PlannerInvalidConfigurationError
+from planner_ext.sk.run.behavior import UNLIMITED_ATTEMPTS, BoundedFunctionChoiceBehavior
 from support.behavior import ATTEMPTS, MAKERS, MEANINGLESS_ATTEMPTS, Make, allow, in_step
 
 

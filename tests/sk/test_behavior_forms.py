@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 
-from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.errors import PlannerInvalidConfigurationError
+from planner_ext.sk.run.behavior import BoundedFunctionChoiceBehavior
 from support.behavior import (
     ATTEMPTS,
     MAKERS,

@@ -8,7 +8,7 @@ from semantic_kernel.contents import (
     ChatHistory,
 )
 
-from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
+from planner_ext.sk.run.behavior import BoundedFunctionChoiceBehavior
 from support.behavior import Calculator, Gate, Make, model, results_in, settings_with
 
 

@@ -13,7 +13,7 @@ from semantic_kernel.contents import (
 
 from planner_ext.core.limits import Budget, Ledger, RemainingLimit, remaining_limits
 from planner_ext.core.values import Usage
-from planner_ext.sk.chat import with_budget_note
+from planner_ext.sk.chat.round_trip import with_budget_note
 from support.narrow import as_type, present
 from support.stock import first_result
 

@@ -24,10 +24,10 @@ from semantic_kernel.contents import (
 from planner_ext import BoundedFunctionChoiceBehavior, Budget, FunctionInvokingChatCompletion
 from planner_ext.core.values import CallResult
 from planner_ext.errors import PlannerExtError, PlannerInvalidConfigurationError
-from planner_ext.sk.chat import KernelChat
-from planner_ext.sk.history import find_problems
-from planner_ext.sk.prices import RequestMeter
-from planner_ext.sk.toolset import ToolSet
+from planner_ext.sk.chat.history import find_problems
+from planner_ext.sk.chat.prices import RequestMeter
+from planner_ext.sk.chat.round_trip import KernelChat
+from planner_ext.sk.functions.toolset import ToolSet
 from planner_ext.testing import ScriptedChatCompletion, call, calls, say
 from support.served import Answer, Served, Tools
 from support.stock import scripted_by, sent_calls

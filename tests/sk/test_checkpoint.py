@@ -18,8 +18,8 @@ from planner_ext.core.facts import RunStarted
 from planner_ext.core.fold import fold
 from planner_ext.errors import InvalidJournalError, PlannerException
 from planner_ext.hitl_manager import Checkpoint
+from planner_ext.sk.chat.history import render
 from planner_ext.sk.errors import InvalidCheckpointError
-from planner_ext.sk.history import render
 from planner_ext.testing import ScriptedChatCompletion, call, calls, say
 from support.odd import ODD, every_place, with_odd
 from support.served import Answer, Tools, asked

@@ -19,9 +19,9 @@ from semantic_kernel.functions import KernelArguments, KernelFunction
 from typing_extensions import TypedDict
 
 from planner_ext.approval.decisions import digest_of, with_plain_numbers
-from planner_ext.sk.conversion import InvalidArguments
-from planner_ext.sk.execution import runnable
-from planner_ext.sk.toolset import convert_arguments, tool_of
+from planner_ext.sk.functions.conversion import InvalidArguments
+from planner_ext.sk.functions.execution import runnable
+from planner_ext.sk.functions.toolset import convert_arguments, tool_of
 from support.arguments import Colour, Item, declaring, function_of, message_of, parse, taking
 from support.narrow import present
 

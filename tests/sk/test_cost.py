@@ -18,7 +18,7 @@ from planner_ext.events import ResultReady
 from planner_ext.hitl_manager import ApprovalSettings
 from planner_ext.iteration import Usage
 from planner_ext.service import FunctionInvokingChatCompletion
-from planner_ext.sk.prices import price_of
+from planner_ext.sk.chat.prices import price_of
 from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, say
 
 

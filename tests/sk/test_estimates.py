@@ -22,7 +22,7 @@ from planner_ext.errors import InvalidPriceError, PlannerInvalidConfigurationErr
 from planner_ext.events import ResultReady
 from planner_ext.hitl_manager import ApprovalSettings, Checkpoint
 from planner_ext.iteration import Usage
-from planner_ext.sk.prices import RequestMeter
+from planner_ext.sk.chat.prices import RequestMeter
 from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, say
 from support.narrow import present
 

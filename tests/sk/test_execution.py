@@ -14,8 +14,8 @@ from semantic_kernel.functions.kernel_function_from_method import KernelFunction
 
 from planner_ext.engine.concurrency import LeftByError, Raised, caught, in_thread
 from planner_ext.sk.errors import PlannerInvalidConfigurationError
-from planner_ext.sk.execution import ToolExecution, runnable
-from planner_ext.sk.toolset import tool_of
+from planner_ext.sk.functions.execution import ToolExecution, runnable
+from planner_ext.sk.functions.toolset import tool_of
 
 
 def function_of(method: Callable[..., Any]) -> KernelFunctionFromMethod:

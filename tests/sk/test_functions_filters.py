@@ -14,7 +14,7 @@ from semantic_kernel.functions import FunctionResult, KernelArguments, KernelFun
 
 from planner_ext.core.state import State
 from planner_ext.engine.ports import Finished
-from planner_ext.sk.tools import NOT_RUN_BY_FILTER
+from planner_ext.sk.run.tools import NOT_RUN_BY_FILTER
 from support.functions import FILTERED, Bench, Filter, Lights, passing
 from support.narrow import as_type, present
 from support.stock import add_filter

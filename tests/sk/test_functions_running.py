@@ -12,7 +12,7 @@ from semantic_kernel.filters.functions.function_invocation_context import Functi
 from semantic_kernel.functions import KernelArguments, KernelFunction, kernel_function
 
 from planner_ext.engine.ports import Finished
-from planner_ext.sk.execution import ToolExecution
+from planner_ext.sk.functions.execution import ToolExecution
 from support.functions import FILTERED, Bench, Filter, passing, request, state_of
 from support.narrow import as_type
 

@@ -17,7 +17,7 @@ from semantic_kernel.contents import (
 
 from planner_ext import FunctionInvokingChatCompletion
 from planner_ext.errors import InvalidHistoryError
-from planner_ext.sk.history import check_history, find_problems, repair_history
+from planner_ext.sk.chat.history import check_history, find_problems, repair_history
 from planner_ext.testing import ScriptedChatCompletion, call, calls, say
 from planner_ext.testing.rules import find_violation
 from support.served import Answer, Served, Tools

@@ -17,7 +17,7 @@ from semantic_kernel.contents import (
 
 from planner_ext.core.values import CallResult, EditedReply
 from planner_ext.engine.document import dump_message
-from planner_ext.sk.history import render
+from planner_ext.sk.chat.history import render
 from planner_ext.sk.messages import (
     AssistantMessage,
     assistant_text,

@@ -24,10 +24,10 @@ from semantic_kernel.utils.telemetry.model_diagnostics import decorators as diag
 
 from planner_ext import FunctionInvokingChatCompletion
 from planner_ext.errors import InvalidReplyError, ServiceCallError
-from planner_ext.sk import openai as openai_members
-from planner_ext.sk.chat import named_errors
-from planner_ext.sk.openai import CALLED, REPLACED, OpenAITransport, is_own, is_supported, source_digest
-from planner_ext.sk.transport import ChatRequest, GenericTransport
+from planner_ext.sk.chat import openai as openai_members
+from planner_ext.sk.chat.openai import CALLED, REPLACED, OpenAITransport, is_own, is_supported, source_digest
+from planner_ext.sk.chat.round_trip import named_errors
+from planner_ext.sk.chat.transport import ChatRequest, GenericTransport
 from planner_ext.testing.script import error_body
 from planner_ext.testing.server import HttpResponse
 from support.openai import Endpoint, openai_service, put
@@ -225,7 +225,7 @@ async def test_a_module_that_moved_costs_time_only(
     service: Any, kernel: Kernel, streamed: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Where what our encoding imports is gone, requests go the connector's own way, and the log says so."""
-    monkeypatch.setitem(sys.modules, "planner_ext.sk.openai", None)
+    monkeypatch.setitem(sys.modules, "planner_ext.sk.chat.openai", None)
     settings = SETTINGS(function_choice_behavior=FunctionChoiceBehavior.Auto())
     history = ChatHistory(system_message="Be brief.")
     with caplog.at_level(logging.INFO):

@@ -20,7 +20,7 @@ from planner_ext import (
 )
 from planner_ext.hitl_manager import Checkpoint, Defer
 from planner_ext.iteration import FunctionInvocationIterationContext
-from planner_ext.sk import openai as openai_members
+from planner_ext.sk.chat import openai as openai_members
 from planner_ext.testing import ScriptedReply, call, calls, say
 from support.served import Answer, Served, Tools, asked
 

@@ -23,9 +23,9 @@ from semantic_kernel.contents import (
 )
 from semantic_kernel.functions import KernelFunctionMetadata
 
+from planner_ext.sk.chat.openai import OpenAITransport
+from planner_ext.sk.chat.transport import ChatRequest, GenericTransport
 from planner_ext.sk.messages import AssistantMessage
-from planner_ext.sk.openai import OpenAITransport
-from planner_ext.sk.transport import ChatRequest, GenericTransport
 from planner_ext.testing import call as call_of
 from planner_ext.testing import calls, say
 from support.openai import KEY, Endpoint, Refused, azure_service, both_ways, openai_service

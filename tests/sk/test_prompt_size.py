@@ -24,8 +24,8 @@ from tiktoken import registry
 
 from planner_ext import BoundedFunctionChoiceBehavior
 from planner_ext.errors import PromptTooLargeError
-from planner_ext.sk.prices import RequestMeter, estimated_tokens
-from planner_ext.sk.toolset import ToolSet
+from planner_ext.sk.chat.prices import RequestMeter, estimated_tokens
+from planner_ext.sk.functions.toolset import ToolSet
 from planner_ext.testing import ScriptedChatCompletion
 
 
@@ -159,7 +159,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         seen.append(words)
         return 1
 
-    monkeypatch.setattr("planner_ext.sk.prices.estimated_tokens", count)
+    monkeypatch.setattr("planner_ext.sk.chat.prices.estimated_tokens", count)
     return seen
 
 
@@ -244,7 +244,7 @@ def test_a_cached_file_is_at_hand(encodings: dict[str, Any], monkeypatch: pytest
     whole = b"whole"
     (tmp_path / hashlib.sha1(url.encode()).hexdigest()).write_bytes(whole)
     monkeypatch.setitem(
-        __import__("planner_ext.sk.prices", fromlist=["_FILES"])._FILES,
+        __import__("planner_ext.sk.chat.prices", fromlist=["_FILES"])._FILES,
         "o200k_base",
         hashlib.sha256(whole).hexdigest(),
     )

@@ -21,7 +21,7 @@ from semantic_kernel.contents import (
 )
 from semantic_kernel.functions import FunctionResult, KernelFunctionMetadata
 
-from planner_ext.sk.execution import NOT_WRITABLE, result_text, sendable
+from planner_ext.sk.functions.execution import NOT_WRITABLE, result_text, sendable
 
 
 @dataclasses.dataclass

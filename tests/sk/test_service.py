@@ -14,7 +14,7 @@ from semantic_kernel.functions import kernel_function
 
 from planner_ext import Budget, Deny, FunctionInvokingChatCompletion
 from planner_ext.errors import InvalidReplyError, PlannerInvalidConfigurationError
-from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
+from planner_ext.sk.run.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, call, calls, say
 from support.served import Answer, Served, Tools, asked
 from support.stock import every_call, first_result, scripted_by

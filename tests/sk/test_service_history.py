@@ -23,7 +23,7 @@ from semantic_kernel.functions import KernelArguments, kernel_function
 from planner_ext import BoundedFunctionChoiceBehavior, Budget, FunctionInvokingChatCompletion
 from planner_ext.engine.concurrency import StopHandle
 from planner_ext.errors import ServiceCallError, ToolExecutionError
-from planner_ext.sk.execution import ToolExecution
+from planner_ext.sk.functions.execution import ToolExecution
 from planner_ext.testing import ScriptedChatCompletion, ScriptedFault, ScriptedReply, call, calls, say
 from support.served import Answer, Served, Tools, asked
 from support.stock import add_filter, first_result

@@ -12,7 +12,7 @@ from semantic_kernel.functions import kernel_function
 
 from planner_ext import Budget, FunctionInvokingChatCompletion
 from planner_ext.core.facts import Fact
-from planner_ext.sk.execution import ToolExecution
+from planner_ext.sk.functions.execution import ToolExecution
 from planner_ext.testing import ScriptedChatCompletion, call, calls, say
 from support.served import Answer, Tools
 from support.stock import first_result

@@ -19,7 +19,7 @@ from planner_ext import (
 from planner_ext.durable import Runs, effect
 from planner_ext.events import CallStarted
 from planner_ext.iteration import ToolExecution
-from planner_ext.sk.execution import NotRunAgainError
+from planner_ext.sk.functions.execution import NotRunAgainError
 from planner_ext.testing import ScriptedChatCompletion, call, calls, say
 from support.narrow import present
 from support.stock import add_filter, first_result

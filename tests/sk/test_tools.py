@@ -9,7 +9,7 @@ import pytest
 from semantic_kernel.functions import KernelFunction, KernelFunctionFromMethod, KernelParameterMetadata
 
 from planner_ext.engine.effects import effect
-from planner_ext.sk.toolset import tool_of
+from planner_ext.sk.functions.toolset import tool_of
 from support.arguments import ADD, declaring, function_of, taking
 from support.narrow import as_type, present
 

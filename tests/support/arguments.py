@@ -14,8 +14,8 @@ from semantic_kernel.functions import (
 )
 from semantic_kernel.functions.kernel_function_from_method import KernelFunctionFromMethod
 
-from planner_ext.sk.conversion import InvalidArguments, parse_object
-from planner_ext.sk.toolset import convert_arguments, tool_of
+from planner_ext.sk.functions.conversion import InvalidArguments, parse_object
+from planner_ext.sk.functions.toolset import convert_arguments, tool_of
 
 
 class Colour(enum.Enum):

@@ -22,7 +22,7 @@ from semantic_kernel.contents import (
 )
 from semantic_kernel.functions import kernel_function
 
-from planner_ext.sk.behavior import UNLIMITED_ATTEMPTS, BoundedFunctionChoiceBehavior
+from planner_ext.sk.run.behavior import UNLIMITED_ATTEMPTS, BoundedFunctionChoiceBehavior
 
 Make = Callable[..., BoundedFunctionChoiceBehavior]
 

@@ -17,8 +17,8 @@ from planner_ext.core.fold import fold
 from planner_ext.core.state import State
 from planner_ext.core.values import RequestedCall, ResolvedCall, Usage
 from planner_ext.engine.ports import Finished
-from planner_ext.sk.execution import ToolExecution
-from planner_ext.sk.tools import KernelFunctions
+from planner_ext.sk.functions.execution import ToolExecution
+from planner_ext.sk.run.tools import KernelFunctions
 from support.stock import add_filter
 
 Filter = Callable[[Any, Callable[[Any], Awaitable[None]]], Awaitable[None]]

@@ -11,8 +11,8 @@ from semantic_kernel.connectors.ai.open_ai import AzureChatCompletion, OpenAICha
 from semantic_kernel.contents import ChatMessageContent, StreamingChatMessageContent
 
 from planner_ext.core.values import Usage
-from planner_ext.sk.openai import OpenAITransport
-from planner_ext.sk.transport import ChatRequest, GenericTransport
+from planner_ext.sk.chat.openai import OpenAITransport
+from planner_ext.sk.chat.transport import ChatRequest, GenericTransport
 from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, say
 from planner_ext.testing.script import completion_body, completion_chunks
 from planner_ext.testing.server import HttpRequest, HttpResponse, LoopbackServer

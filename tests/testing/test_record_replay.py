@@ -30,7 +30,7 @@ from planner_ext import (
 from planner_ext.engine.document import dump_facts
 from planner_ext.errors import ServiceCallError
 from planner_ext.events import CallFinished, ResultReady, TextDelta
-from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
+from planner_ext.sk.run.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.testing import (
     CassetteError,
     ReplayDifferenceError,

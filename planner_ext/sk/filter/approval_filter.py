@@ -1,7 +1,7 @@
 """``ApprovalFilter``: an approval policy and a person's decisions, as a filter of a kernel.
 
 On a stock kernel the filter decides a call when it runs. In a run of this package the run's gate asks it, see
-`planner_ext.sk.nested.RunGate`.
+`planner_ext.sk.charging.nested.RunGate`.
 """
 
 import logging
@@ -40,11 +40,21 @@ from planner_ext.core.values import Newest
 from planner_ext.engine.concurrency import Raised, caught
 from planner_ext.engine.gate import Approver, Review, is_same
 from planner_ext.engine.ports import Reviewed
-from planner_ext.sk.approval import PendingCall
-from planner_ext.sk.conversion import InvalidArguments
-from planner_ext.sk.earlier_calls import before_call, before_message_of
+from planner_ext.sk.charging.earlier_calls import before_call, before_message_of
+from planner_ext.sk.charging.filters import CallFilter, approval_filters, converted_values, edited_call, tool_call
+from planner_ext.sk.checks import check_returns
 from planner_ext.sk.errors import DecisionRefusedError, InvalidOptionError
-from planner_ext.sk.execution import (
+from planner_ext.sk.filter.waiting_results import (
+    DecidedCall,
+    arguments_text,
+    asked_again,
+    decided_calls,
+    replace_result,
+    waiting_result,
+    waiting_results,
+)
+from planner_ext.sk.functions.conversion import InvalidArguments
+from planner_ext.sk.functions.execution import (
     ApprovedArgumentsChangedError,
     CallGuard,
     Next,
@@ -55,19 +65,9 @@ from planner_ext.sk.execution import (
     runnable,
     watch,
 )
-from planner_ext.sk.filters import CallFilter, approval_filters, converted_values, edited_call, tool_call
-from planner_ext.sk.options import check_returns
-from planner_ext.sk.resume import as_given, let_in
-from planner_ext.sk.toolset import tool_of
-from planner_ext.sk.waiting_results import (
-    DecidedCall,
-    arguments_text,
-    asked_again,
-    decided_calls,
-    replace_result,
-    waiting_result,
-    waiting_results,
-)
+from planner_ext.sk.functions.toolset import tool_of
+from planner_ext.sk.run.approval import PendingCall
+from planner_ext.sk.run.resume import as_given, let_in
 
 _logger = logging.getLogger(__name__)
 

@@ -19,17 +19,19 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, cast
 from planner_ext.approval.decisions import ApprovalSettings, Interceptor
 from planner_ext.core.accounts import SharedBudgets
 from planner_ext.core.errors import nearest, shown, way_out
-from planner_ext.core.limits import Budget, Price, is_count, tightest
+from planner_ext.core.limits import Budget, Price, tightest
 from planner_ext.engine.concurrency import SystemClock
 from planner_ext.engine.gate import Approver, CheckForIntervention, PreInvoke
 from planner_ext.engine.journal import takes_run
 from planner_ext.engine.ports import Clock, Observer
-from planner_ext.sk.approval import DecisionsTaken
+from planner_ext.sk.charging.nested import ParentRun, nothing_left
 from planner_ext.sk.checkpoint import SigningKey
-from planner_ext.sk.errors import InvalidOptionError, InvalidSettingsError
-from planner_ext.sk.execution import ToolExecution
-from planner_ext.sk.iteration import IterationCallback
-from planner_ext.sk.questions import Clarifier
+from planner_ext.sk.checks import callable_with, check_returns, instance_of, least, non_negative
+from planner_ext.sk.errors import InvalidOptionError
+from planner_ext.sk.functions.execution import ToolExecution
+from planner_ext.sk.functions.questions import Clarifier
+from planner_ext.sk.run.approval import DecisionsTaken
+from planner_ext.sk.run.iteration import IterationCallback
 
 if TYPE_CHECKING:
     from planner_ext.budgets import SharedBudget
@@ -244,6 +246,24 @@ class RunSettings:
         taken = (*self.taken, *inner.taken)
         return replace(self, **merged, outer_budget=outer_budget, taken=taken)
 
+    def inside(self, parent: ParentRun) -> "RunSettings":
+        """Add what the run around a nested run sets. The nested run's account takes what that run has left.
+
+        Raises:
+            NestedRunRefusedError: If the call of the run around has ended, or that run is to stop.
+            LimitReachedError: If nothing is left for a request.
+        """
+        parent.check()
+        if (limit := parent.tab.left().used_up()) is not None:
+            raise nothing_left(limit)
+        around = parent.tab.account.state.rules.limits
+        limits = Budget(max_calls_per_reply=None, max_result_tokens=around.max_result_tokens)
+        approval = self.approval
+        for chain in parent.gates:  # who has a say around has it inside, too
+            approval = approval.asking(chain.options.authorize)
+        price = self.price or parent.price
+        return replace(self, budget=tightest(self.budget, limits), price=price, approval=approval)
+
     def charges(self, arguments: Mapping[str, Any], outer: SharedBudgets | None = None) -> SharedBudgets | None:
         """Make what a run takes of the shared budgets.
 
@@ -263,72 +283,12 @@ class RunSettings:
         return self.max_clarifications != 0 and (self.clarifier is not None or self.max_clarifications is not None)
 
 
-def least(first: int | None, second: int | None) -> int | None:
-    """Return the smaller of two limits; None means no limit."""
-    return min((limit for limit in (first, second) if limit is not None), default=None)
-
-
-def instance_of(name: str, value: object, kind: type[_T]) -> _T:
-    """Return a value that must be of a class.
-
-    Raises:
-        InvalidOptionError: Naming the option.
-    """
-    if not isinstance(value, kind):
-        error = InvalidSettingsError if name in ("kernel", "settings") else InvalidOptionError
-        raise error(f"{name} must be of the class {kind.__name__}; got {shown(value)}.{way_out(name, value)}")
-    return value
-
-
 def _clock(name: str, value: Any) -> Clock:
     if value is None or isinstance(value, SystemClock | CheckedClock):
         return value or SystemClock()
     if not all(callable(getattr(value, name, None)) for name in ("now", "monotonic", "sleep")):
         raise InvalidOptionError(f"{name} must have now, monotonic and sleep, or be None; got {shown(value)}.")
     return CheckedClock(value)
-
-
-def callable_with(name: str, value: _T, given: Sequence[str]) -> _T:
-    """Return a function, or None.
-
-    Args:
-        name: The option.
-        value: What was given for it.
-        given: The names of the arguments that the function is called with.
-
-    Raises:
-        InvalidOptionError: If it is not a function, or does not take these arguments.
-    """
-    if value is None:
-        return value
-    if not callable(value):
-        raise InvalidOptionError(f"{name} must be a function, or None; got {shown(value)}.")
-    check_returns(name, value)
-    try:
-        signature = inspect.signature(value)
-    except (TypeError, ValueError):
-        return value  # a function written in C may have no signature
-    try:
-        signature.bind(*given)
-    except TypeError as error:
-        raise InvalidOptionError(
-            f"{name} must take {' and '.join(given)}; got a function that takes {signature}: {error}."
-        ) from None
-    return value
-
-
-def check_returns(name: str, function: object) -> None:
-    """Refuse a class, which returns an object of it when it is called, and a function that yields.
-
-    Raises:
-        InvalidOptionError: Naming the option.
-    """
-    if isinstance(function, type):
-        made = f"{function.__name__}(...)"
-        raise InvalidOptionError(f"{name} must be a function, or an object with __call__; got a class. Give {made}.")
-    calls = (function, getattr(function, "__call__", None))  # noqa: B004  (an object whose call is a generator)
-    if any(inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in calls):
-        raise InvalidOptionError(f"{name} must return its answer; got {shown(function)}, which yields. Use return.")
 
 
 def _callables(name: str, values: object) -> tuple[Any, ...]:
@@ -354,19 +314,6 @@ def _observers(name: str, values: object) -> tuple[Any, ...]:
         callable_with(name, one, ("the fact", "the run") if takes_run(one) else ("the fact",))
         for one in _callables(name, values)
     )
-
-
-def non_negative(name: str, value: object) -> int:
-    """Return a whole number, 0 or more; None is 0.
-
-    Raises:
-        InvalidOptionError: Naming the option.
-    """
-    if value is None:
-        return 0
-    if not is_count(value, least=0):
-        raise InvalidOptionError(f"{name} must be a whole number, 0 or more; got {shown(value)}.")
-    return value
 
 
 def _shared_budgets(name: str, values: object) -> tuple[SharedBudget, ...]:

@@ -32,8 +32,9 @@ from planner_ext.core.values import RequestedCall, ResolvedCall
 from planner_ext.engine.concurrency import OutOfTime, Raised, caught, in_time, seconds_from_now, time_left
 from planner_ext.engine.effects import KEY_PARAMETER, TIME_PARAMETER, idempotency_key
 from planner_ext.engine.ports import Finished
-from planner_ext.sk.conversion import InvalidArguments, parse_object, quoted
-from planner_ext.sk.execution import (
+from planner_ext.sk.charging.nested import ParentRun, Wrap, planner_of, refusal_in, view_of, with_own_view
+from planner_ext.sk.functions.conversion import InvalidArguments, parse_object, quoted
+from planner_ext.sk.functions.execution import (
     ApprovedArgumentsChangedError,
     CallGuard,
     NotRunAgainError,
@@ -43,9 +44,8 @@ from planner_ext.sk.execution import (
     sendable,
     watch,
 )
+from planner_ext.sk.functions.toolset import Tool, ToolSet, conversion_problem, convert_arguments, read_result, tool_of
 from planner_ext.sk.messages import names_in
-from planner_ext.sk.nested import ParentRun, Wrap, planner_of, refusal_in, view_of, with_own_view
-from planner_ext.sk.toolset import Tool, ToolSet, conversion_problem, convert_arguments, read_result, tool_of
 
 NOT_RUN_BY_FILTER: Final = "Not executed: a filter of the application did not run this function."
 """The model reads this where a filter neither ran the function nor set a result."""

@@ -41,7 +41,8 @@ from semantic_kernel.functions.kernel_function_from_method import KernelFunction
 from planner_ext.approval.decisions import edited_text, with_plain_numbers
 from planner_ext.core.results import READ_RESULT
 from planner_ext.engine.effects import effect_of, injected
-from planner_ext.sk.conversion import (
+from planner_ext.sk.errors import InvalidOptionError
+from planner_ext.sk.functions.conversion import (
     InvalidArguments,
     Parameter,
     UnfitError,
@@ -52,7 +53,6 @@ from planner_ext.sk.conversion import (
     quoted,
     validation_details,
 )
-from planner_ext.sk.errors import InvalidOptionError
 
 INJECTED = frozenset({"kernel", "service", "execution_settings", "arguments"})
 """Parameters of a method that Semantic Kernel fills in by name (``gather_function_parameters``)."""
@@ -236,7 +236,7 @@ class Tool:
         hidden: Those that the model does not fill: injected ones, and what Semantic Kernel fills in for a method whose
             own signature asks for it: the kernel, the service, the application's arguments.
         unasked: Those of these names that the signature does not ask for: they come from a schema, or are the name of
-            its ``**kwargs``. Semantic Kernel would fill them in, too; see `planner_ext.sk.execution.runnable`.
+            its ``**kwargs``. Semantic Kernel would fill them in, too; see ``execution.runnable``.
         loose: Those of ``parameters`` that come from a schema, not from the signature: what the application's arguments
             have under such a name is not theirs.
         refusal: Why the function cannot be called, for the model; "" for one that can.

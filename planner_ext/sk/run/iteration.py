@@ -12,8 +12,8 @@ from planner_ext.core.errors import shown
 from planner_ext.core.state import State
 from planner_ext.core.values import Usage
 from planner_ext.engine.concurrency import of_application
+from planner_ext.sk.chat.history import check_history
 from planner_ext.sk.errors import InvalidHistoryError
-from planner_ext.sk.history import check_history
 from planner_ext.sk.messages import with_names_of
 
 _logger = logging.getLogger(__name__)

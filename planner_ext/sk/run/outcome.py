@@ -21,11 +21,11 @@ from planner_ext.core.fold import fold
 from planner_ext.core.limits import Consumption
 from planner_ext.core.state import Phase, State
 from planner_ext.core.values import CallResult, Message, Status
-from planner_ext.sk.approval import pending_calls
+from planner_ext.sk.chat.history import last_reply, render
 from planner_ext.sk.checkpoint import Checkpoint, SigningKey
 from planner_ext.sk.errors import InvalidHistoryError
-from planner_ext.sk.history import last_reply, render
 from planner_ext.sk.messages import add_reported, as_reported, assistant_text, load_message, loaded, text_of
+from planner_ext.sk.run.approval import pending_calls
 
 PAUSED_TEXT = "This run waits for a decision."
 """The text of the message that a service returns for a paused run; one that only asks returns its questions."""

@@ -43,21 +43,20 @@ from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 from planner_ext.approval.decisions import Approve, Defer, Deny, Supply, ToolCall, approval_required
 from planner_ext.core.accounts import SharedBudgets, Tab, current_tab
 from planner_ext.core.facts import CallDecided
-from planner_ext.core.limits import Budget, Consumption, Left, Price, tightest
+from planner_ext.core.limits import Consumption, Left, Price
 from planner_ext.core.state import State
 from planner_ext.core.values import Usage, updated
 from planner_ext.engine.concurrency import StopHandle, contained
 from planner_ext.engine.gate import InterceptorChain, Review
 from planner_ext.engine.ports import Reviewed
-from planner_ext.sk.conversion import InvalidArguments
-from planner_ext.sk.earlier_calls import GivenMessages, before_batch
+from planner_ext.sk.charging.earlier_calls import GivenMessages, before_batch
+from planner_ext.sk.charging.filters import CallFilter, approval_filters, converted_values, edited_call, tool_call
+from planner_ext.sk.chat.prices import RequestMeter
 from planner_ext.sk.errors import LimitReachedError, NestedRunRefusedError
-from planner_ext.sk.execution import Next, in_place, runnable
-from planner_ext.sk.filters import CallFilter, approval_filters, converted_values, edited_call, tool_call
+from planner_ext.sk.functions.conversion import InvalidArguments
+from planner_ext.sk.functions.execution import Next, in_place, runnable
+from planner_ext.sk.functions.toolset import agent_of, contents_of, tool_of
 from planner_ext.sk.messages import merge_reported, read_iterations, usage_in
-from planner_ext.sk.options import RunSettings
-from planner_ext.sk.prices import RequestMeter
-from planner_ext.sk.toolset import agent_of, contents_of, tool_of
 
 _PLANNER: Final = "__planner_ext_planner__"
 
@@ -103,24 +102,6 @@ class ParentRun:
             )
         if self.stop is not None and self.stop.reason is not None:
             raise NestedRunRefusedError(f"The run was asked to stop: {self.stop.reason}")
-
-    def within(self, options: RunSettings) -> RunSettings:
-        """Add to a nested run's options what the run around sets. Its account takes what that run has left.
-
-        Raises:
-            NestedRunRefusedError: If the call has ended, or its run is to stop.
-            LimitReachedError: If nothing is left for a request.
-        """
-        self.check()
-        if (limit := self.tab.left().used_up()) is not None:
-            raise nothing_left(limit)
-        around = self.tab.account.state.rules.limits
-        limits = Budget(max_calls_per_reply=None, max_result_tokens=around.max_result_tokens)
-        approval = options.approval
-        for chain in self.gates:  # who has a say around has it inside, too
-            approval = approval.asking(chain.options.authorize)
-        price = options.price or self.price
-        return replace(options, budget=tightest(options.budget, limits), price=price, approval=approval)
 
 
 def current_parent_run(tab: Tab | None = None) -> ParentRun | None:

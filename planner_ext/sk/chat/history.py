@@ -26,9 +26,9 @@ from semantic_kernel.contents import (
 from planner_ext.core.facts import Fact, ModelReplied
 from planner_ext.core.state import State
 from planner_ext.core.values import CallResult, EditedReply, Message, RequestedCall, TextMessage, TranscriptItem
-from planner_ext.sk.conversion import InvalidArguments, parse_object, quoted
 from planner_ext.sk.errors import InvalidHistoryError
-from planner_ext.sk.execution import sendable
+from planner_ext.sk.functions.conversion import InvalidArguments, parse_object, quoted
+from planner_ext.sk.functions.execution import sendable
 from planner_ext.sk.messages import (
     ACCEPTED_ID,
     INSIDE,

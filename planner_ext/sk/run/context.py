@@ -32,25 +32,25 @@ from planner_ext.engine.engine import Engine
 from planner_ext.engine.gate import InterceptorChain
 from planner_ext.engine.log import is_listening
 from planner_ext.engine.ports import Clock, Emit, Ports, Prompts, RunStore
-from planner_ext.sk.approval import DecisionsTaken
-from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
-from planner_ext.sk.chat import KernelChat
+from planner_ext.sk.charging.filters import CallFilter, approval_filters, report_unused_rules
+from planner_ext.sk.charging.nested import ParentRun, RunGate, Wrap, nothing_left, whole
+from planner_ext.sk.chat.history import check_history, one_result_each, render, repair_history
+from planner_ext.sk.chat.prices import RequestMeter
+from planner_ext.sk.chat.round_trip import KernelChat
 from planner_ext.sk.errors import (
     InvalidOptionError,
     InvalidSettingsError,
     ToolExecutionError,
 )
-from planner_ext.sk.filters import CallFilter, approval_filters, report_unused_rules
-from planner_ext.sk.history import check_history, one_result_each, render, repair_history
-from planner_ext.sk.iteration import IterationCompletedHook
-from planner_ext.sk.nested import ParentRun, RunGate, Wrap, nothing_left, whole
-from planner_ext.sk.options import RunSettings
-from planner_ext.sk.outcome import carry_run
-from planner_ext.sk.prices import RequestMeter
-from planner_ext.sk.prompts import ResponseForm, step_message
-from planner_ext.sk.questions import OWN_FUNCTIONS, OWN_PLUGIN, AskedClarifier
-from planner_ext.sk.tools import KernelFunctions
-from planner_ext.sk.toolset import ToolSet
+from planner_ext.sk.functions.questions import OWN_FUNCTIONS, OWN_PLUGIN, AskedClarifier
+from planner_ext.sk.functions.toolset import ToolSet
+from planner_ext.sk.run.approval import DecisionsTaken
+from planner_ext.sk.run.behavior import BoundedFunctionChoiceBehavior
+from planner_ext.sk.run.iteration import IterationCompletedHook
+from planner_ext.sk.run.options import RunSettings
+from planner_ext.sk.run.outcome import carry_run
+from planner_ext.sk.run.prompts import ResponseForm, step_message
+from planner_ext.sk.run.tools import KernelFunctions
 
 if TYPE_CHECKING:
     from planner_ext.engine.telemetry import Invocation

@@ -25,8 +25,8 @@ from semantic_kernel.prompt_template import KernelPromptTemplate, PromptTemplate
 
 from planner_ext.core.errors import shown
 from planner_ext.core.values import Message
-from planner_ext.sk.conversion import UnfitError, check_exponents
 from planner_ext.sk.errors import InvalidOptionError, PlannerException
+from planner_ext.sk.functions.conversion import UnfitError, check_exponents
 
 default_plan_prompt = """\
 name: WritePlan

@@ -22,7 +22,15 @@ from planner_ext.core.limits import Price, RemainingLimit
 from planner_ext.core.machine import AskModel
 from planner_ext.core.values import Reply, TranscriptItem, Usage
 from planner_ext.engine.ports import Clarification, Emit, TextDelta
-from planner_ext.sk.connectors import connector_of, has_form, reply_ended_by
+from planner_ext.sk.chat.connectors import connector_of, has_form, reply_ended_by
+from planner_ext.sk.chat.history import accepted_reply, render
+from planner_ext.sk.chat.prices import RequestMeter
+from planner_ext.sk.chat.transport import (
+    ChatRequest,
+    GenericTransport,
+    connector_settings,
+    select_service,
+)
 from planner_ext.sk.errors import (
     InvalidOptionError,
     InvalidReplyError,
@@ -30,20 +38,12 @@ from planner_ext.sk.errors import (
     PromptTooLargeError,
     ServiceCallError,
 )
-from planner_ext.sk.history import accepted_reply, render
+from planner_ext.sk.functions.questions import Question
+from planner_ext.sk.functions.toolset import ToolSet
 from planner_ext.sk.messages import ReplyAssembly, merge_reply, read_iterations, read_usage, text_of, with_usage
-from planner_ext.sk.prices import RequestMeter
-from planner_ext.sk.questions import Question
-from planner_ext.sk.toolset import ToolSet
-from planner_ext.sk.transport import (
-    ChatRequest,
-    GenericTransport,
-    connector_settings,
-    select_service,
-)
 
 if TYPE_CHECKING:
-    from planner_ext.sk.openai import OpenAITransport
+    from planner_ext.sk.chat.openai import OpenAITransport
 
 _logger = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class KernelChat:
         self._transport = generic
         if type(self.service).__module__.startswith("semantic_kernel.connectors.ai.open_ai."):
             try:
-                from planner_ext.sk.openai import OpenAITransport  # noqa: PLC0415  (loaded for these connectors only)
+                from planner_ext.sk.chat.openai import OpenAITransport  # noqa: PLC0415  (loaded for these connectors only)
             except ImportError as error:
                 _logger.info("Requests are encoded anew each time: %s.", error)
             else:

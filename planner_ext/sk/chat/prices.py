@@ -24,9 +24,9 @@ from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 from planner_ext.core.errors import described
 from planner_ext.core.limits import Price
 from planner_ext.core.values import Usage
-from planner_ext.sk.connectors import connector_of
+from planner_ext.sk.chat.connectors import connector_of
 from planner_ext.sk.errors import InvalidOptionError, InvalidPriceError, PromptTooLargeError
-from planner_ext.sk.toolset import ToolSet
+from planner_ext.sk.functions.toolset import ToolSet
 
 
 def price_of(

@@ -28,7 +28,7 @@ from planner_ext.core.errors import shown, suggests_names
 from planner_ext.core.limits import is_count, is_positive_number
 from planner_ext.engine.concurrency import contained, in_thread
 from planner_ext.sk.errors import InvalidOptionError, PlannerException
-from planner_ext.sk.toolset import Tool, unconverted_parameter
+from planner_ext.sk.functions.toolset import Tool, unconverted_parameter
 
 NOT_WRITABLE = "The function returned a result that could not be written as JSON."
 """The model reads this of a result that has no text: one that contains itself, for instance."""

@@ -39,12 +39,12 @@ from planner_ext.approval.decisions import (
 )
 from planner_ext.core.errors import shown, way_out
 from planner_ext.engine.ports import Reviewed
-from planner_ext.sk.approval import PendingCall
-from planner_ext.sk.conversion import InvalidArguments, parse_object
 from planner_ext.sk.errors import DecisionRefusedError
-from planner_ext.sk.execution import result_text
+from planner_ext.sk.functions.conversion import InvalidArguments, parse_object
+from planner_ext.sk.functions.execution import result_text
+from planner_ext.sk.functions.toolset import parse_edited, tool_of
 from planner_ext.sk.messages import calls_of, text_of
-from planner_ext.sk.toolset import parse_edited, tool_of
+from planner_ext.sk.run.approval import PendingCall
 
 _WAITING: Final = "This call waits for a person's approval and has not run: "
 """The model reads this of a call that waits; its function, fingerprint and question follow."""

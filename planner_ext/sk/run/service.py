@@ -37,19 +37,19 @@ from planner_ext.core.values import Status
 from planner_ext.engine.concurrency import StopHandle
 from planner_ext.engine.engine import Engine, watch
 from planner_ext.engine.ports import Emit, Event, TextDelta
-from planner_ext.sk.approval import NOTHING_TAKEN, Taking
-from planner_ext.sk.chat import named_errors, no_reply
-from planner_ext.sk.connectors import has_form, received, reply_ended_by, whole_text
+from planner_ext.sk.charging.nested import Charge
+from planner_ext.sk.chat.connectors import has_form, received, reply_ended_by, whole_text
+from planner_ext.sk.chat.history import ResumedHistory, accepted_reply, resumed_history
+from planner_ext.sk.chat.round_trip import named_errors, no_reply
+from planner_ext.sk.chat.transport import connector_settings, received_groups, request_arguments
+from planner_ext.sk.checks import instance_of
 from planner_ext.sk.errors import InvalidOptionError
-from planner_ext.sk.history import ResumedHistory, accepted_reply, resumed_history
+from planner_ext.sk.functions.toolset import ToolSet
 from planner_ext.sk.messages import ReplyAssembly, calls_of, merge_reply, read_iterations, text_of, without_usage
-from planner_ext.sk.nested import Charge
-from planner_ext.sk.options import instance_of
-from planner_ext.sk.outcome import PAUSED_TEXT, final_message, raise_at_limit, returned_message
-from planner_ext.sk.resume import Late, refuse_late
-from planner_ext.sk.run_context import FunctionNames, RunContext, check_service
-from planner_ext.sk.toolset import ToolSet
-from planner_ext.sk.transport import connector_settings, received_groups, request_arguments
+from planner_ext.sk.run.approval import NOTHING_TAKEN, Taking
+from planner_ext.sk.run.context import FunctionNames, RunContext, check_service
+from planner_ext.sk.run.outcome import PAUSED_TEXT, final_message, raise_at_limit, returned_message
+from planner_ext.sk.run.resume import Late, refuse_late
 
 _SETTLING = (CallDecided, CallsWithheld, CallFinished, Clarified)
 """Facts with which the last call of a batch may have got its result."""

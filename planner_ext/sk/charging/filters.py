@@ -22,8 +22,8 @@ from planner_ext.approval.decisions import (
 )
 from planner_ext.approval.guards import Policy
 from planner_ext.engine.gate import Approver, InterceptorChain
-from planner_ext.sk.conversion import InvalidArguments, parse_object
-from planner_ext.sk.toolset import Tool, convert_arguments, parse_edited, tool_of
+from planner_ext.sk.functions.conversion import InvalidArguments, parse_object
+from planner_ext.sk.functions.toolset import Tool, convert_arguments, parse_edited, tool_of
 
 _logger = logging.getLogger(__name__)
 

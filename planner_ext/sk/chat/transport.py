@@ -23,11 +23,11 @@ from semantic_kernel.exceptions import KernelServiceNotFoundError
 from semantic_kernel.functions import KernelArguments, KernelFunctionMetadata
 from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
-from planner_ext.sk.connectors import NO_FUNCTION, connector_of, has_calls, received, sent, whole_text
-from planner_ext.sk.conversion import validation_details
+from planner_ext.sk.chat.connectors import NO_FUNCTION, connector_of, has_calls, received, sent, whole_text
+from planner_ext.sk.checks import instance_of
 from planner_ext.sk.errors import InvalidSettingsError, ServiceNotFoundError
-from planner_ext.sk.options import instance_of
-from planner_ext.sk.toolset import RequestBehavior
+from planner_ext.sk.functions.conversion import validation_details
+from planner_ext.sk.functions.toolset import RequestBehavior
 
 # The service of a run, and its settings.
 
@@ -198,7 +198,7 @@ def request_arguments(
 ) -> dict[str, Any]:
     """Return the arguments of a connector's methods for one request, as it and its provider take them.
 
-    A history that needs no change is passed on itself; see `planner_ext.sk.connectors`.
+    A history that needs no change is passed on itself; see `planner_ext.sk.chat.connectors`.
 
     Raises:
         InvalidOptionError: If the connector does not take the settings.

@@ -38,12 +38,12 @@ from planner_ext.engine.authorization import refusal_of
 from planner_ext.engine.batch import apply_decision, is_as_decided, tool_call_of
 from planner_ext.engine.journal import cancellation_reason, lost_request, stopping_facts
 from planner_ext.engine.ports import Functions, Reviewed
-from planner_ext.sk.approval import pending_call, pending_calls
+from planner_ext.sk.chat.history import is_written_as
 from planner_ext.sk.checkpoint import Checkpoint
-from planner_ext.sk.conversion import InvalidArguments, parse_object, quoted
 from planner_ext.sk.errors import DecisionRefusedError, InvalidCheckpointError, RunEndedError
-from planner_ext.sk.history import is_written_as
+from planner_ext.sk.functions.conversion import InvalidArguments, parse_object, quoted
 from planner_ext.sk.messages import load_message
+from planner_ext.sk.run.approval import pending_call, pending_calls
 
 
 def check_record(state: State) -> None:

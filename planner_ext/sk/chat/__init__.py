@@ -1,0 +1,19 @@
+"""One round trip: a history goes to a service, a reply comes back, with its tokens and its price.
+
+Promises
+    - What is sent is accepted: calls have results, names and ids are ones that servers take.
+    - What a caller owns is not changed: a message that must differ is copied.
+    - A plain and a streamed reply with the same content are the same `Reply`.
+    - The fast way to OpenAI sends what the connector's public methods send; in doubt it uses these.
+
+Takes a transcript, settings and the functions on offer. Returns a `Reply`.
+
+Never runs a function, never repeats a request, and knows no budget.
+
+    round_trip   one request, plain or streamed, and its reply
+    history      a transcript as messages, checked or repaired by the rules of servers
+    connectors   what each connector of Semantic Kernel loses or refuses, as a table
+    transport    which service, and how a request is sent to it
+    openai       the fast way to OpenAI and Azure OpenAI
+    prices       tokens, counted or estimated, and their price
+"""

@@ -1,0 +1,84 @@
+"""Checks of what an application gives: each names the option, what it must be, what it is, and the way out."""
+
+import inspect
+from collections.abc import Sequence
+from typing import TypeVar
+
+from planner_ext.core.errors import shown, way_out
+from planner_ext.core.limits import is_count
+from planner_ext.sk.errors import InvalidOptionError, InvalidSettingsError
+
+_T = TypeVar("_T")
+
+
+def instance_of(name: str, value: object, kind: type[_T]) -> _T:
+    """Return a value that must be of a class.
+
+    Raises:
+        InvalidOptionError: Naming the option.
+    """
+    if not isinstance(value, kind):
+        error = InvalidSettingsError if name in ("kernel", "settings") else InvalidOptionError
+        raise error(f"{name} must be of the class {kind.__name__}; got {shown(value)}.{way_out(name, value)}")
+    return value
+
+
+def callable_with(name: str, value: _T, given: Sequence[str]) -> _T:
+    """Return a function, or None.
+
+    Args:
+        name: The option.
+        value: What was given for it.
+        given: The names of the arguments that the function is called with.
+
+    Raises:
+        InvalidOptionError: If it is not a function, or does not take these arguments.
+    """
+    if value is None:
+        return value
+    if not callable(value):
+        raise InvalidOptionError(f"{name} must be a function, or None; got {shown(value)}.")
+    check_returns(name, value)
+    try:
+        signature = inspect.signature(value)
+    except (TypeError, ValueError):
+        return value  # a function written in C may have no signature
+    try:
+        signature.bind(*given)
+    except TypeError as error:
+        raise InvalidOptionError(
+            f"{name} must take {' and '.join(given)}; got a function that takes {signature}: {error}."
+        ) from None
+    return value
+
+
+def check_returns(name: str, function: object) -> None:
+    """Refuse a class, which returns an object of it when it is called, and a function that yields.
+
+    Raises:
+        InvalidOptionError: Naming the option.
+    """
+    if isinstance(function, type):
+        made = f"{function.__name__}(...)"
+        raise InvalidOptionError(f"{name} must be a function, or an object with __call__; got a class. Give {made}.")
+    calls = (function, getattr(function, "__call__", None))  # noqa: B004  (an object whose call is a generator)
+    if any(inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in calls):
+        raise InvalidOptionError(f"{name} must return its answer; got {shown(function)}, which yields. Use return.")
+
+
+def non_negative(name: str, value: object) -> int:
+    """Return a whole number, 0 or more; None is 0.
+
+    Raises:
+        InvalidOptionError: Naming the option.
+    """
+    if value is None:
+        return 0
+    if not is_count(value, least=0):
+        raise InvalidOptionError(f"{name} must be a whole number, 0 or more; got {shown(value)}.")
+    return value
+
+
+def least(first: int | None, second: int | None) -> int | None:
+    """Return the smaller of two limits; None means no limit."""
+    return min((limit for limit in (first, second) if limit is not None), default=None)

@@ -1,0 +1,22 @@
+"""One run, prepared in one way for every door: planner, service, handler, session.
+
+Promises
+    - An option means the same at each door, and is merged with a wrapped service's by one rule.
+    - A decision is taken once, by somebody who may decide, on the call that was shown; all of a resume, or none.
+    - Every expected end is a value, whichever door it leaves by.
+
+Takes a kernel, options and a history or checkpoint. Returns an engine to drive, and its outcome.
+
+Never loops: the only loop is `planner_ext.engine.engine`.
+
+    options     the options of every door: declared, checked, merged
+    context     kernel, connector, options and functions of one run, put together
+    tools       a call is resolved, checked and run, for the engine
+    behavior    `BoundedFunctionChoiceBehavior`
+    approval    what waits for a person, and which decisions were taken
+    resume      a journal goes on: its checks, and decisions as facts
+    iteration   the callback after each batch
+    prompts     what the planner writes to the model
+    outcome     how a run ended, as a message with metadata or an error
+    service     a request to the service, as a run
+"""
