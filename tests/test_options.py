@@ -102,7 +102,7 @@ every_door = pytest.mark.parametrize("door", [*DOORS, FunctionCallingStepwisePla
 def test_a_door_shows_every_option(door: type) -> None:
     """The signature spells all options out, by keyword, with their defaults and types."""
     shown = inspect.signature(door.__init__).parameters
-    for name, kind in RunOptions.__annotations__.items():
+    for name, kind in get_type_hints(RunOptions).items():
         assert shown[name].kind is inspect.Parameter.KEYWORD_ONLY
         assert shown[name].default == DEFAULTS[name]
         assert shown[name].annotation == kind

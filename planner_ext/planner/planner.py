@@ -52,7 +52,7 @@ from planner_ext.sk.run.context import (
     unasked_functions,
     unwrapped,
 )
-from planner_ext.sk.run.options import DEFAULTS, RunSettings
+from planner_ext.sk.run.options import RunSettings
 from planner_ext.sk.run.prompts import (
     PlannerPrompts,
     default_plan_prompt,
@@ -130,13 +130,12 @@ class FunctionCallingStepwisePlanner:
         self._settings()  # which checks them
 
     def _settings(self) -> RunSettings:
-        """Read the options; a cached result is reused until they change."""
+        """Read the options; what was read is used again until they change, if only a list in place."""
         options = self.options
-        given = [getattr(options, name) for name in DEFAULTS]
-        lists = tuple(options.interceptors), tuple(options.observers)  # as they are now: they may be changed in place
-        seen = (*given, *lists, options.max_iterations, "max_iterations" in options.model_fields_set)
-        if self._read is None or self._read[0] != seen:
-            self._read = (seen, RunSettings.of(self._taken, **self.options.run_options))
+        lists = (tuple(options.interceptors), tuple(options.observers))
+        given = (*vars(options).values(), *lists, set(options.model_fields_set))
+        if self._read is None or self._read[0] != given:
+            self._read = (given, RunSettings.of(self._taken, **options.run_options))
         return self._read[1]
 
     @property

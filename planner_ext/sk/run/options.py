@@ -1,11 +1,12 @@
-"""The options that every door takes, validated and with defaults filled in.
+"""The options that every door takes: planner, service, handler and session.
 
-A door is a public entry point that prepares and drives runs: planner, service, handler and session.
+To add an option:
 
-To add an option, edit these three: `RunOptions` (its type and documentation), `RunSettings` (the field that runs read)
-and `_OPTIONS` (how it is validated and merged, and its default). Service, handler and session then take it by keyword;
-``planner/options.py`` repeats it as a field. ``tests/test_options.py`` needs a value of it in ``GIVEN``, and fails for
-each door that lacks it.
+1. Declare it in `RunOptions`: its type, how it is validated and merged, its default, and its documentation.
+2. Add the field of `RunSettings` that runs read. Service, handler and session then take the option by keyword.
+3. Add the field of the planner's options, in ``planner/options.py``: pydantic needs one of its own.
+
+``tests/test_options.py`` needs a value of it in ``GIVEN``, and fails for each door that lacks it.
 """
 
 import inspect
@@ -13,8 +14,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, TypeVar, Unpack, cast, get_type_hints
 
 from planner_ext.approval.decisions import ApprovalSettings, Interceptor
 from planner_ext.core.accounts import SharedBudgets
@@ -87,6 +87,111 @@ _T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., None])
 
 
+def _clock(name: str, value: Any) -> Clock:
+    if value is None or isinstance(value, SystemClock | CheckedClock):
+        return value or SystemClock()
+    if not all(callable(getattr(value, name, None)) for name in ("now", "monotonic", "sleep")):
+        raise InvalidOptionError(f"{name} must have now, monotonic and sleep, or be None; got {shown(value)}.")
+    return CheckedClock(value)
+
+
+def _callables(name: str, values: object) -> tuple[Any, ...]:
+    """Return a sequence of functions as a tuple.
+
+    Raises:
+        InvalidOptionError: Naming the option.
+    """
+    if not isinstance(values, list | tuple):
+        got = shown(values)
+        way = f" Put it into a list: {name}=[...]." if callable(values) else way_out(name, values)
+        raise InvalidOptionError(f"{name} must be a sequence of functions; got {got}.{way}")
+    for value in cast("Sequence[object]", values):
+        if not callable(value):
+            got = shown(cast("object", values))
+            raise InvalidOptionError(f"{name} must be a sequence of functions; got {got}.{way_out(name, value)}")
+        check_returns(name, value)
+    return tuple(cast("Sequence[Any]", values))
+
+
+def _observers(name: str, values: object) -> tuple[Any, ...]:
+    return tuple(
+        callable_with(name, one, ("the fact", "the run") if takes_run(one) else ("the fact",))
+        for one in _callables(name, values)
+    )
+
+
+def _shared_budgets(name: str, values: object) -> tuple[SharedBudget, ...]:
+    """Return shared budgets as a tuple.
+
+    Raises:
+        InvalidOptionError: If one is something else, or two have the same name in one store.
+    """
+    given = cast("Sequence[object]", values) if isinstance(values, list | tuple) else [values]
+    if not given:
+        return ()
+    from planner_ext.budgets.budget import SharedBudget as Shared  # noqa: PLC0415  (only where budgets are shared)
+
+    budgets = tuple(instance_of(name, value, Shared) for value in given)
+    if len({(budget.store, budget.name) for budget in budgets}) < len(budgets):
+        names = [budget.name for budget in budgets]
+        raise InvalidOptionError(f"{name} must have different names in one store; got {shown(names)}.")
+    return budgets
+
+
+def _all_budgets(own: tuple[SharedBudget, ...], inner: tuple[SharedBudget, ...]) -> tuple[SharedBudget, ...]:
+    """Merge two lists of shared budgets; of those with one name in one store the door's counts."""
+    return tuple({(budget.store, budget.name): budget for budget in (*inner, *own)}.values())
+
+
+def _own(own: _T, _: _T) -> _T:
+    return own
+
+
+def _either(first: _T, second: _T) -> _T:
+    return second if first is None else first
+
+
+def _instance_of(kind: type[Any]) -> Callable[[str, Any], Any]:
+    return lambda name, value: kind() if value is None else instance_of(name, value, kind)
+
+
+def _function_of(*given: str) -> Callable[[str, Any], Any]:
+    return lambda name, value: callable_with(name, value, given)
+
+
+def _one_callable(name: str, value: object) -> tuple[Any, ...]:
+    return () if value is None else _callables(name, (value,))
+
+
+def _optional_count(name: str, value: object) -> int | None:
+    return None if value is None else non_negative(name, value)
+
+
+def _limit(name: str, value: object) -> int | None:
+    return non_negative(name, value) or None
+
+
+def _on_invalid_history(name: str, value: object) -> object:
+    if value not in ("refuse", "repair"):
+        raise InvalidOptionError(f"{name} must be refuse or repair; got {shown(value)}.")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """How an option is read, and merged with that of a wrapped service.
+
+    Attributes:
+        read: Validates a value, given the option's name, and replaces None with the default.
+        merge: Merges the door's value with the service's.
+        default: The default of every door.
+    """
+
+    read: Callable[[str, Any], Any]
+    merge: Callable[[Any, Any], Any] = _own
+    default: object = None
+
+
 class RunOptions(TypedDict, total=False):
     """The options that every door takes by keyword: planner, service, handler and session.
 
@@ -139,25 +244,37 @@ class RunOptions(TypedDict, total=False):
             write access to the database can change it.
     """
 
-    budget: Budget | None
-    shared_budgets: Sequence[SharedBudget]
-    price: Price | None
-    execution: ToolExecution | None
-    approval: ApprovalSettings | None
-    interceptors: Sequence[Interceptor]
-    pre_invoke: PreInvoke | None
-    check_for_intervention: CheckForIntervention | None
-    approver: Approver | None
-    iteration_completed: IterationCallback | None
-    clarifier: Clarifier | None
-    max_clarifications: int | None
-    observers: Sequence[Observer]
-    clock: Clock | None
-    min_iteration_time_ms: int | None
-    max_prompt_tokens: int | None
-    on_invalid_history: Literal["refuse", "repair"]
-    strict_finish_reason: bool
-    checkpoint_key: bytes | None
+    budget: Annotated[Budget | None, _Option(_instance_of(Budget), tightest)]
+    shared_budgets: Annotated[Sequence[SharedBudget], _Option(_shared_budgets, _all_budgets, ())]
+    price: Annotated[Price | None, _Option(_function_of("the model's name", "the tokens used"), _either)]
+    execution: Annotated[ToolExecution | None, _Option(_instance_of(ToolExecution))]
+    approval: Annotated[ApprovalSettings | None, _Option(_instance_of(ApprovalSettings), ApprovalSettings.within)]
+    interceptors: Annotated[Sequence[Interceptor], _Option(_callables, operator.add, ())]
+    pre_invoke: Annotated[PreInvoke | None, _Option(_one_callable, operator.add)]
+    check_for_intervention: Annotated[CheckForIntervention | None, _Option(_one_callable, operator.add)]
+    approver: Annotated[Approver | None, _Option(_function_of("the call"), _either)]
+    iteration_completed: Annotated[
+        IterationCallback | None, _Option(_function_of("the context of the iteration"), _either)
+    ]
+    clarifier: Annotated[Clarifier | None, _Option(_function_of("the question"), _either)]
+    max_clarifications: Annotated[int | None, _Option(_optional_count, least)]
+    observers: Annotated[Sequence[Observer], _Option(_observers, operator.add, ())]
+    clock: Annotated[Clock | None, _Option(_clock)]
+    min_iteration_time_ms: Annotated[int | None, _Option(non_negative, default=0)]
+    max_prompt_tokens: Annotated[int | None, _Option(_limit, least)]
+    on_invalid_history: Annotated[Literal["refuse", "repair"], _Option(_on_invalid_history, default="refuse")]
+    strict_finish_reason: Annotated[bool, _Option(lambda _, value: value, default=False)]
+    checkpoint_key: Annotated[bytes | None, _Option(lambda name, key: SigningKey.of(key, name), _either)]
+
+
+_OPTIONS: Mapping[str, _Option] = {
+    name: kind.__metadata__[0] for name, kind in get_type_hints(RunOptions, include_extras=True).items()
+}
+
+_KINDS = get_type_hints(RunOptions)
+
+DEFAULTS: Mapping[str, object] = {name: option.default for name, option in _OPTIONS.items()}
+"""The options by name, in the order of `RunOptions`, with their defaults."""
 
 
 def takes_run_options(function: _F) -> _F:
@@ -166,7 +283,7 @@ def takes_run_options(function: _F) -> _F:
     *own, _ = signature.parameters.values()
     shared = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=DEFAULTS[name], annotation=kind)
-        for name, kind in RunOptions.__annotations__.items()
+        for name, kind in _KINDS.items()
         if name not in signature.parameters
     ]
     function.__signature__ = signature.replace(parameters=[*own, *shared])  # pyright: ignore[reportFunctionMemberAccess]  (what inspect reads)
@@ -281,139 +398,3 @@ class RunSettings:
     def takes_questions(self) -> bool:
         """Whether the model is offered the function that asks the user."""
         return self.max_clarifications != 0 and (self.clarifier is not None or self.max_clarifications is not None)
-
-
-def _clock(name: str, value: Any) -> Clock:
-    if value is None or isinstance(value, SystemClock | CheckedClock):
-        return value or SystemClock()
-    if not all(callable(getattr(value, name, None)) for name in ("now", "monotonic", "sleep")):
-        raise InvalidOptionError(f"{name} must have now, monotonic and sleep, or be None; got {shown(value)}.")
-    return CheckedClock(value)
-
-
-def _callables(name: str, values: object) -> tuple[Any, ...]:
-    """Return a sequence of functions as a tuple.
-
-    Raises:
-        InvalidOptionError: Naming the option.
-    """
-    if not isinstance(values, list | tuple):
-        got = shown(values)
-        way = f" Put it into a list: {name}=[...]." if callable(values) else way_out(name, values)
-        raise InvalidOptionError(f"{name} must be a sequence of functions; got {got}.{way}")
-    for value in cast("Sequence[object]", values):
-        if not callable(value):
-            got = shown(cast("object", values))
-            raise InvalidOptionError(f"{name} must be a sequence of functions; got {got}.{way_out(name, value)}")
-        check_returns(name, value)
-    return tuple(cast("Sequence[Any]", values))
-
-
-def _observers(name: str, values: object) -> tuple[Any, ...]:
-    return tuple(
-        callable_with(name, one, ("the fact", "the run") if takes_run(one) else ("the fact",))
-        for one in _callables(name, values)
-    )
-
-
-def _shared_budgets(name: str, values: object) -> tuple[SharedBudget, ...]:
-    """Return shared budgets as a tuple.
-
-    Raises:
-        InvalidOptionError: If one is something else, or two have the same name in one store.
-    """
-    given = cast("Sequence[object]", values) if isinstance(values, list | tuple) else [values]
-    if not given:
-        return ()
-    from planner_ext.budgets.budget import SharedBudget as Shared  # noqa: PLC0415  (only where budgets are shared)
-
-    budgets = tuple(instance_of(name, value, Shared) for value in given)
-    if len({(budget.store, budget.name) for budget in budgets}) < len(budgets):
-        names = [budget.name for budget in budgets]
-        raise InvalidOptionError(f"{name} must have different names in one store; got {shown(names)}.")
-    return budgets
-
-
-def _all_budgets(own: tuple[SharedBudget, ...], inner: tuple[SharedBudget, ...]) -> tuple[SharedBudget, ...]:
-    """Merge two lists of shared budgets; of those with one name in one store the door's counts."""
-    return tuple({(budget.store, budget.name): budget for budget in (*inner, *own)}.values())
-
-
-def _own(own: _T, _: _T) -> _T:
-    return own
-
-
-def _either(first: _T, second: _T) -> _T:
-    return second if first is None else first
-
-
-@dataclass(frozen=True, slots=True)
-class _Option:
-    """How an option is read, and how a door's is merged with that of a wrapped service.
-
-    Attributes:
-        read: Validates the option's value, given its name, and replaces None with the default.
-        merge: Merges the two values; the default keeps the door's.
-        default: The default of every door.
-    """
-
-    read: Callable[[str, Any], Any]
-    merge: Callable[[Any, Any], Any] = _own
-    default: object = None
-
-
-def _instance(name: str, value: object, kind: type[_T]) -> _T:
-    return kind() if value is None else instance_of(name, value, kind)
-
-
-def _one_callable(name: str, value: object) -> tuple[Any, ...]:
-    return () if value is None else _callables(name, (value,))
-
-
-def _optional_count(name: str, value: object) -> int | None:
-    return None if value is None else non_negative(name, value)
-
-
-def _limit(name: str, value: object) -> int | None:
-    return non_negative(name, value) or None
-
-
-def _as_given(_: str, value: object) -> object:
-    return value
-
-
-def _signing_key(name: str, value: object) -> SigningKey | None:
-    return SigningKey.of(value, name)
-
-
-def _on_invalid_history(name: str, value: object) -> object:
-    if value not in ("refuse", "repair"):
-        raise InvalidOptionError(f"{name} must be refuse or repair; got {shown(value)}.")
-    return value
-
-
-_OPTIONS: Mapping[str, _Option] = {
-    "budget": _Option(partial(_instance, kind=Budget), tightest),
-    "shared_budgets": _Option(_shared_budgets, _all_budgets, ()),
-    "price": _Option(partial(callable_with, given=("the model's name", "the tokens used")), _either),
-    "execution": _Option(partial(_instance, kind=ToolExecution)),
-    "approval": _Option(partial(_instance, kind=ApprovalSettings), ApprovalSettings.within),
-    "interceptors": _Option(_callables, operator.add, ()),
-    "pre_invoke": _Option(_one_callable, operator.add),
-    "check_for_intervention": _Option(_one_callable, operator.add),
-    "approver": _Option(partial(callable_with, given=("the call",)), _either),
-    "iteration_completed": _Option(partial(callable_with, given=("the context of the iteration",)), _either),
-    "clarifier": _Option(partial(callable_with, given=("the question",)), _either),
-    "max_clarifications": _Option(_optional_count, least),
-    "observers": _Option(_observers, operator.add, ()),
-    "clock": _Option(_clock),
-    "min_iteration_time_ms": _Option(non_negative, default=0),
-    "max_prompt_tokens": _Option(_limit, least),
-    "on_invalid_history": _Option(_on_invalid_history, default="refuse"),
-    "strict_finish_reason": _Option(_as_given, default=False),
-    "checkpoint_key": _Option(_signing_key, _either),
-}
-"""Each of `RunOptions`, in their order."""
-
-DEFAULTS: Mapping[str, object] = {name: option.default for name, option in _OPTIONS.items()}
-"""The options by name, in their order, with their defaults."""
