@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self
 
-from planner_ext.core.facts import CallFinished, CallStarted, Fact, ModelReplied, Planned
+from planner_ext.core.facts import CallFinished, CallStarted, Ended, Fact, ModelReplied, Planned
 from planner_ext.core.machine import AddMessage, CheckAnswer, Finish, Pause, WithholdCalls, next_action
 from planner_ext.durable.errors import RunFencedError, StoreError
 from planner_ext.durable.writer import JournalWriter
@@ -147,6 +147,7 @@ class GatedStore:
         self.calls: set[tuple[int, int]] = set()
         self.text = ArrivingText(place=-1)
         self._gate = gate
+        self._ends = False
         self._limit = asyncio.timeout(None)
 
     async def __aenter__(self) -> Self:
@@ -176,6 +177,7 @@ class GatedStore:
         if new:  # a call that starts again is in flight already
             await self._until_allowed()
         self.calls |= new
+        self._ends = isinstance(facts[-1], Ended)
         try:
             await self.writer.append(run_id, seq, facts)
             self._gate.tell_readers(run_id)
@@ -213,8 +215,8 @@ class GatedStore:
         return action is not None and not isinstance(action, _BOOKKEEPING)
 
     def abandon(self) -> None:
-        """Cancel the run's work, unless its end is recorded here already."""
-        if self.writer.state.ended is None and not self._limit.expired():
+        """Cancel the run's work, unless its end is recorded here: the store may show it before `append` returns."""
+        if not self._ends and not self._limit.expired():
             self._limit.reschedule(asyncio.get_running_loop().time())
 
     async def _until_allowed(self) -> None:

@@ -165,10 +165,9 @@ def silent_life(store: str, effects: Path) -> None:
 
 @pytest.mark.parametrize("life", [killed_life, silent_life])
 async def test_the_next_worker_delivers_what_a_killed_one_left(
-    life: Any, store: str, tmp_path: Path, lives: Lives, monkeypatch: pytest.MonkeyPatch
+    life: Any, store: str, tmp_path: Path, lives: Lives
 ) -> None:
     """Killed between the commit and the delivery, or in the delivery: nothing is lost."""
-    monkeypatch.setattr(notices, "_LEASE", 0.0)  # of the test's own worker; the killed one's is waited for
     async with open_runs(store, on_paused=lambda _: None):
         pass  # the store was asked for notices
     assert await asyncio.to_thread(lives.live, life, store, tmp_path / "effects") == -signal.SIGKILL

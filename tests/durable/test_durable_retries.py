@@ -133,6 +133,28 @@ async def test_arguments_that_cannot_be_had_are_asked_for_again(store: str, tmp_
     assert effects_in(effects) == ["pay 5"]
 
 
+async def test_a_run_that_ends_here_is_not_taken_for_one_that_was_ended_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker may read the end of its own run in the store before the write of it returns: it drives on."""
+    planner, kernel = world(tmp_path / "effects", [say("Done.")])
+    tries: list[str] = []
+    async with Runs.sqlite(tmp_path / "runs.db") as runs:
+        write = JournalStore.append
+
+        async def append(self: JournalStore, run_id: str, *steps: Any) -> None:
+            await write(self, run_id, *steps)
+            if (await self.record(run_id)).status == "answered":
+                runs._pool.runner.gate.driven[run_id].abandon()
+                await asyncio.sleep(0)
+
+        monkeypatch.setattr(JournalStore, "append", append)
+        await runs.submit(GOAL, run_id="r")
+        (handle,) = await runs.recover(planner, kernel, arguments_for=tries.append)
+        assert (await handle.result()).status == "answered"
+    assert tries == ["r"]
+
+
 async def test_a_run_that_waits_still_waits_after_a_fault(tmp_path: Path) -> None:
     """The driving of a paused run that faulted, and then changed nothing, leaves it paused and not due."""
     planner, kernel = world(tmp_path / "effects", [PAY])
