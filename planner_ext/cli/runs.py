@@ -45,7 +45,7 @@ from planner_ext.durable import (
     UnknownRunError,
     WorkerOptions,
 )
-from planner_ext.durable.claims import PARKED
+from planner_ext.durable.listing import PARKED
 from planner_ext.durable.records import RunRecord, fold_journal
 from planner_ext.durable.store import opened_store
 from planner_ext.errors import PlannerInvalidConfigurationError

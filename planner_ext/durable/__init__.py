@@ -11,13 +11,10 @@ of the first release have number 1, and stores of development versions before it
 Modules:
 
     runs             `Runs` and `RunsClient`: start, submit, resume, cancel and read runs
-    worker           drives the runs that this worker has claimed
+    worker           claims runs, and drives them to their next pause or end
     hosts            `DbosHost` and `TemporalHost`: an engine says when and where a run is driven
-    claims           which runs a worker may drive, and when one is parked or quarantined
     gate             when the calls of driven runs may start; interrupts runs when the worker leaves
-    events           what readers of a run are shown, whoever drives it
     heartbeat        which workers live
-    retry            when a run is driven again after a fault
     approvals        `Approvals`: lists what waits for a person, and stores the decision
     authorization    asks the application's hook whether a person may decide
     notices          delivers notices of runs that paused, ended or failed
@@ -27,12 +24,10 @@ Modules:
     sqlite, postgres the two databases
     records          the values in rows: runs, approvals, decisions
     inputs           what a run is submitted with, and a new budget for it, as JSON
-    results          the result of a run, computed from its journal
     listing          filters for a list of runs, and the numbers of a store
     archive          a run as a JSON document, exported and imported
     gauge            the metric of what waits
-    options          the options of a worker
-    opening          says so if a store is used without ``async with``
+    options          the options of a worker, and when it retries a run
     errors           the errors of a store
 
 Each name is imported on first use (PEP 562), so that the command line starts fast.
@@ -58,11 +53,9 @@ if TYPE_CHECKING:
     from planner_ext.durable.inputs import RunInputs
     from planner_ext.durable.listing import RunFilters, RunStats, StoreMarks
     from planner_ext.durable.notices import NoticeRecord, RunNotice
-    from planner_ext.durable.options import WorkerOptions
+    from planner_ext.durable.options import RetryPolicy, WorkerOptions
     from planner_ext.durable.records import PendingApproval, RunRecord, StoredRun
-    from planner_ext.durable.results import RunResult
-    from planner_ext.durable.retry import RetryPolicy
-    from planner_ext.durable.runs import Runs, RunsClient, SubmittedRun
+    from planner_ext.durable.runs import RunResult, Runs, RunsClient, SubmittedRun
     from planner_ext.durable.worker import Due, Next, RunHandle
     from planner_ext.engine.activation import DurablePlanner
     from planner_ext.engine.effects import NoEffect, TookEffect, effect
@@ -112,11 +105,9 @@ _MODULES = {
     "durable.heartbeat": ("WorkerRecord",),
     "durable.notices": ("NoticeRecord", "RunNotice"),
     "durable.listing": ("RunFilters", "RunStats", "StoreMarks"),
-    "durable.options": ("WorkerOptions",),
+    "durable.options": ("RetryPolicy", "WorkerOptions"),
     "durable.records": ("PendingApproval", "RunRecord", "StoredRun"),
-    "durable.results": ("RunResult",),
-    "durable.retry": ("RetryPolicy",),
-    "durable.runs": ("Runs", "RunsClient", "SubmittedRun"),
+    "durable.runs": ("RunResult", "Runs", "RunsClient", "SubmittedRun"),
     "durable.worker": ("Due", "Next", "RunHandle"),
     "engine.activation": ("DurablePlanner",),
     "engine.effects": ("NoEffect", "TookEffect", "effect"),

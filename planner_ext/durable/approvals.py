@@ -8,10 +8,9 @@ from planner_ext.approval.decisions import Approve, Authorize, Decision, Decisio
 from planner_ext.core.errors import shown
 from planner_ext.durable.authorization import Doorkeeper
 from planner_ext.durable.errors import ApprovalRefusedError
-from planner_ext.durable.opening import opens
 from planner_ext.durable.options import checked_hook
 from planner_ext.durable.records import PendingApproval, read_approval, read_refusal, refused_text, write_decision
-from planner_ext.durable.store import JournalStore, opened_store
+from planner_ext.durable.store import JournalStore, opened_store, opens
 from planner_ext.engine.concurrency import SystemClock
 from planner_ext.engine.ports import Clock
 

@@ -127,7 +127,9 @@ class WorkerLocks(Protocol):
 
 
 class LeasedWorkers:
-    """The workers of a store, and this worker's heartbeat; implements `planner_ext.durable.claims.WorkerRegistry`.
+    """The workers of a store, and this worker's heartbeat.
+
+    They hint which runs may be taken over; the journal makes that safe.
 
     Args:
         store: The store.

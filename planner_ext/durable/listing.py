@@ -13,8 +13,11 @@ from planner_ext.durable.database import Row, Value
 from planner_ext.durable.errors import StoreError
 from planner_ext.durable.records import RUN_COLUMNS, RunRecord
 
+PARKED = ("failed", "quarantined")
+"""The statuses of runs that are driven again only after a start or a resume."""
+
 ENDS = ("answered", "incomplete", "limit_reached", "stopped")
-AT_REST = ("failed", "quarantined", *ENDS)
+AT_REST = (*PARKED, *ENDS)
 """The statuses of runs that only a `resume` continues; they may be deleted."""
 
 STATUSES = ("queued", "running", "paused", *AT_REST)

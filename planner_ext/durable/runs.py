@@ -6,9 +6,10 @@ import logging
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, Unpack
+from typing import Any, NoReturn, Self, TypeVar, Unpack
 
 from planner_ext.approval.decisions import (
     ApprovalSettings,
@@ -20,21 +21,22 @@ from planner_ext.approval.decisions import (
     waiting_calls,
 )
 from planner_ext.approval.guards import guard_name, hook_names
-from planner_ext.core.errors import EndedRunError, shown, way_out
+from planner_ext.core.errors import EndedRunError, not_answered, shown, way_out
 from planner_ext.core.facts import Guards
 from planner_ext.core.limits import Budget
+from planner_ext.core.state import State
 from planner_ext.core.text import is_unicode
+from planner_ext.core.values import Usage
 from planner_ext.durable.approvals import Approvals
 from planner_ext.durable.archive import fork_run
 from planner_ext.durable.authorization import Doorkeeper
-from planner_ext.durable.claims import PARKED
 from planner_ext.durable.errors import RunConflictError, StoreError, is_address, redacted
 from planner_ext.durable.heartbeat import LeasedWorkers, WorkerLocks, WorkerRecord, list_workers
 from planner_ext.durable.inputs import RunInputs, new_budget_text
-from planner_ext.durable.listing import RunFilters, RunStats, Statuses, StoreMarks
+from planner_ext.durable.listing import PARKED, RunFilters, RunStats, Statuses, StoreMarks
 from planner_ext.durable.notices import Listener, NoticeEvent, NoticeRecord, Notifier, notices_of
-from planner_ext.durable.opening import opens
 from planner_ext.durable.options import (
+    RetryPolicy,
     WorkerOptions,
     WorkerSettings,
     check,
@@ -43,11 +45,9 @@ from planner_ext.durable.options import (
     checked_name,
     takes_worker_options,
 )
-from planner_ext.durable.records import RUN_ID, RunRecord, StoredRun, fold_journal
-from planner_ext.durable.results import RunResult, result_of
-from planner_ext.durable.retry import RetryPolicy
-from planner_ext.durable.store import JournalStore, opened_store
-from planner_ext.durable.worker import Due, Job, Next, RunHandle, Runner, WorkerPool
+from planner_ext.durable.records import RUN_ID, PendingApproval, RunRecord, StoredRun, fold_journal
+from planner_ext.durable.store import JournalStore, opened_store, opens
+from planner_ext.durable.worker import Claims, Due, Job, Next, RunHandle, Runner, WorkerPool
 from planner_ext.durable.writer import cancel_run
 from planner_ext.engine.activation import ArgumentsFor, DurablePlanner
 from planner_ext.engine.concurrency import SystemClock
@@ -59,6 +59,56 @@ R = TypeVar("R")
 
 _PATIENCE_SECONDS = 60.0
 """How long a worker waits for a server that starts at the same time, or for a store that cannot be used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """A run of a store: how it ended, what it waits for, or how far it is.
+
+    Attributes:
+        run_id: The run's name.
+        goal: The goal of the run.
+        status: As in `RunRecord`: ``answered``, ``incomplete``, ``limit_reached``, ``stopped``; ``paused``, ``failed``,
+            ``quarantined``; ``queued`` or ``running`` if it was read before its next pause or end.
+        final_answer: The answer, "" if there is no answer.
+        iterations: Round trips charged.
+        tool_calls: Functions started, failures included.
+        usage: Tokens, cost and active time of all requests.
+        limit: The name of the limit that ended the run, or None.
+        reason: Why the run ended as it did, in words; "" if it was answered.
+        problem: The last fault of a run that is ``failed`` or still tried, or why it is in quarantine; "" without one.
+        pending: The calls and questions that wait for a person.
+    """
+
+    run_id: str
+    goal: str
+    status: str
+    final_answer: str = ""
+    iterations: int = 0
+    tool_calls: int = 0
+    usage: Usage = Usage()
+    limit: str | None = None
+    reason: str = ""
+    problem: str = ""
+    pending: tuple[PendingApproval, ...] = ()
+
+    def raise_for_status(self) -> Self:
+        """Return this result if the run was answered.
+
+        Raises:
+            LimitReachedError: If a limit ended the run.
+            RunNotAnsweredError: If the run waits, failed, or ended without an answer for another reason.
+        """
+        if self.status == "answered":
+            return self
+        raise not_answered(
+            status=self.status,
+            reason=self.reason or self.problem,
+            limit=self.limit,
+            iterations=self.iterations,
+            tool_calls=self.tool_calls,
+            usage=self.usage,
+        )
 
 
 class RunsClient:
@@ -371,7 +421,7 @@ class RunsClient:
         approvals = self.approvals()
         waiting = waiting_calls(state)
         pending = await approvals.pending(run_id, limit=len(waiting)) if waiting else ()
-        return result_of(stored.record, state, pending)
+        return _result_of(stored.record, state, pending)
 
     async def wait(self, run_id: str) -> None:
         """Wait until a run has ended, or waits for a decision or a date.
@@ -547,12 +597,19 @@ class Runs(RunsClient):
 
         runner = Runner(store, settings.in_doubt, settings.clock or SystemClock(), settings.authorize)
         workers = LeasedWorkers(store, locks, lease_seconds=settings.lease_seconds)
-        pool = WorkerPool(
-            runner=runner,
+        claims = Claims(
+            store=store,
             workers=workers,
-            poll_seconds=settings.poll_seconds,
+            clock=runner.clock,
+            gate=runner.gate,
             retry=settings.retry or RetryPolicy(),
             max_deaths=settings.max_deaths,
+        )
+        pool = WorkerPool(
+            runner=runner,
+            claims=claims,
+            workers=workers,
+            poll_seconds=settings.poll_seconds,
             grace_seconds=settings.grace_seconds,
         )
         workers.on_lapse = pool.give_up
@@ -841,3 +898,21 @@ def _check_goal(goal: object) -> None:
     valid = is_unicode(goal) and bool(goal.strip())
     hint = way_out("goal", goal)
     check(valid, f"The goal must be a text that is not empty and valid Unicode; got {shown(goal)}.{hint}")
+
+
+def _result_of(record: RunRecord, state: State, pending: Sequence[PendingApproval]) -> RunResult:
+    """Build the result of a run from its row, its journal's state, which may be newer, and its pending calls."""
+    ended = state.ended
+    return RunResult(
+        run_id=record.run_id,
+        goal=record.goal,
+        status=record.status if ended is None else ended.status,
+        final_answer="" if ended is None else ended.answer,
+        iterations=state.ledger.iterations,
+        tool_calls=state.ledger.tool_calls,
+        usage=state.ledger.usage,
+        limit=None if ended is None else ended.limit,
+        reason="" if ended is None else ended.reason,
+        problem=record.problem,
+        pending=tuple(pending),
+    )

@@ -5,11 +5,13 @@
 import json
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Literal, Unpack, cast
+from types import TracebackType
+from typing import Literal, NoReturn, ParamSpec, TypeVar, Unpack, cast
 
 from planner_ext.core.facts import Fact
 from planner_ext.core.limits import is_count
@@ -39,6 +41,9 @@ from planner_ext.durable.listing import (
 from planner_ext.durable.records import RUN_COLUMNS, RunRecord, StoredRun, read_facts
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+P = ParamSpec("P")
 
 _RUN = f"SELECT {', '.join(RUN_COLUMNS)} FROM planner_runs"
 _TABLES_OF_RUNS = ("planner_journal", "planner_approvals", "planner_refusals", "planner_notices")
@@ -144,6 +149,38 @@ _OLDEST = f"{_OLD} AND run_id IN (SELECT run_id FROM planner_runs WHERE {_OLD} O
 
 _BATCH = 10
 """The most runs that one transaction deletes: other writers of an SQLite file wait 20 ms for ten of 200 KiB."""
+
+
+class Opening(AbstractAsyncContextManager[T]):
+    """A store that is not open yet; to use it without ``async with`` is an error that says so."""
+
+    def __init__(self, context: AbstractAsyncContextManager[T], name: str) -> None:
+        self._context = context
+        self._name = name
+
+    async def __aenter__(self) -> T:
+        return await self._context.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return await self._context.__aexit__(kind, error, trace)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise StoreError(f"The store was not opened before .{name}. Write: async with {self._name}(...) as opened.")
+
+
+def opens(function: Callable[P, AsyncGenerator[T, None]]) -> Callable[P, Opening[T]]:
+    """Turn a generator that yields an open store into a function that returns its `Opening`."""
+    context = asynccontextmanager(function)
+
+    @wraps(function)
+    def opening(*args: P.args, **kwargs: P.kwargs) -> Opening[T]:
+        return Opening(context(*args, **kwargs), function.__qualname__)
+
+    return opening
 
 
 async def open_database(where: str | Path, *, create: bool = True, patience: float = 0.0) -> Database:

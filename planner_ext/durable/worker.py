@@ -1,34 +1,48 @@
-"""Drives runs: a worker claims a run, and runs its activations until the run pauses or ends.
+"""Drives the runs of a store: a worker claims a run, and runs its activations until the run pauses or ends.
 
-An activation leads from a run's start, or from a decision, to the next pause or end. A worker knows planners only by
-the protocols of this module; nothing here needs Semantic Kernel.
+An activation leads from a run's start, or from a decision, to the next pause or end. From top to bottom:
+
+    Job         a run, and what a worker drives it with
+    Runner      drives the activations of one run
+    Claims      which runs this worker may drive; counts faults and deaths, and parks runs
+    WorkerPool  the runs that this worker drives, each in a task
+    RunHandle   the result and the events of a run, for its readers
+
+A fault is an exception of a run; a retry follows. A death is the end of the worker's process while it drove the run. So
+is an interrupt or a close that leaves the run, such as ``KeyboardInterrupt``, and a cancellation of a call by anybody
+but the pool. At the allowed number of deaths the run is quarantined, also if its functions are declared repeatable. A
+new reply or result in the journal resets both numbers. A run that may have ended the process is driven alone, so that
+no call of another run is in flight if it does so again.
+
+A worker knows planners only by `planner_ext.engine.activation`; nothing here needs Semantic Kernel.
 """
 
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
-from planner_ext.approval.decisions import (
-    Approve,
-    Authorize,
-    Decision,
-    InDoubt,
-    InvalidDecisionError,
+from planner_ext.approval.decisions import Approve, Authorize, Decision, InDoubt, InvalidDecisionError
+from planner_ext.core.errors import (
+    InvalidJournalError,
+    NewerSchemaError,
+    RunRefusedError,
+    UnansweredRunError,
+    described,
 )
-from planner_ext.core.errors import NewerSchemaError, RunRefusedError, UnansweredRunError, described
+from planner_ext.core.facts import CallFinished, ModelReplied, Planned
 from planner_ext.core.limits import Budget
-from planner_ext.durable.claims import PARKED, Claims, WorkerRegistry
 from planner_ext.durable.database import Row
 from planner_ext.durable.errors import ApprovalRefusedError, RunFencedError, StoreError
-from planner_ext.durable.events import events_of
-from planner_ext.durable.gate import CallGate, GatedStore
-from planner_ext.durable.records import RunRecord, read_approval, read_decision, refused_text
-from planner_ext.durable.retry import RetryPolicy
+from planner_ext.durable.gate import ArrivingText, CallGate, GatedStore
+from planner_ext.durable.heartbeat import LeasedWorkers
+from planner_ext.durable.listing import PARKED
+from planner_ext.durable.options import RetryPolicy
+from planner_ext.durable.records import RunRecord, fold_journal, read_approval, read_decision, refused_text
 from planner_ext.durable.store import JournalStore
 from planner_ext.durable.writer import Claim, JournalWriter
 from planner_ext.engine.activation import Activation, ArgumentsFor, DurablePlanner
@@ -37,6 +51,18 @@ from planner_ext.engine.log import log_run, one_line
 from planner_ext.engine.ports import Clock, Event, ResultReady, RunStore
 
 R = TypeVar("R")
+
+_ALONE_SECONDS = 30.0
+"""How long a run waits for the calls of others to end, and then until it tries again to be driven alone."""
+_ELSEWHERE_SECONDS = 5.0
+"""When to activate a run again that another worker drives."""
+_REFUSED_SECONDS = 30.0
+"""When to activate a run again that this worker may not drive: another one may have done so."""
+_NO_FACTS = 2**31 - 1
+"""Reads a run without its journal, which never has as many facts."""
+
+_REFUSALS = (RunRefusedError, NewerSchemaError)
+"""The errors of a run that this worker's planner or version may not drive; it is left to other workers, unchanged."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,9 +73,9 @@ class Job(Generic[R]):
         run_id: The run's name.
         planner: Drives it.
         kernel: Its functions may be called.
-        arguments_for: Called when a worker begins; an exception is a fault of this run alone.
-        decisions: Decisions by call id for the first activation, in addition to those made through `Approvals`.
-        budget: Replaces the run's limits in the first activation, even if a limit had ended the run.
+        arguments_for: Called before each activation; an exception is a fault of this run alone.
+        decisions: Decisions by call id for the first activation, besides those made through `Approvals`.
+        budget: Replaces the run's limits in the first activation, also of a run that a limit has ended.
         streaming: Whether requests are streamed.
     """
 
@@ -63,7 +89,7 @@ class Job(Generic[R]):
 
     @property
     def is_forced(self) -> bool:
-        """Whether the job may have something to do in a run that has ended."""
+        """Whether the job may continue a run that has ended."""
         return self.decisions is not None or self.budget is not None
 
 
@@ -96,7 +122,7 @@ class Due:
 
 
 class _Decided(NamedTuple):
-    """A decision that no worker has taken yet, with its row's id and time, and whether its author is vouched for."""
+    """A decision that no worker has taken yet: its row's id, its time, and whether its author is vouched for."""
 
     key: str
     decision: Decision
@@ -118,16 +144,16 @@ class Runner:
     gate: CallGate = field(default_factory=CallGate)
 
     async def drive(self, job: Job[R], *, claim: Claim | None = None) -> R:
-        """Continue a run to its end, or to a pause; a pause with a stored decision that can be taken is continued.
+        """Drive a run to its end, or to a pause at which no stored decision can be taken.
 
         Args:
             job: The run.
-            claim: The hold of the worker that drives it; None drives it without checking its owner.
+            claim: The hold of the worker that drives it; None does not check the run's owner.
 
         Raises:
             RunFencedError: If another worker continues the run, or it was ended elsewhere.
-            InvalidDecisionError: If one of the job's decisions cannot be taken. After an invalid decision of an
-                approver the call waits again.
+            InvalidDecisionError: If one of the job's decisions cannot be taken. An approver's invalid decision makes
+                its call wait again instead.
             Exception: On a fault.
         """
         run_id = job.run_id
@@ -167,7 +193,7 @@ class Runner:
             )
             try:
                 _refuse_second(decided, own)
-                async with gated:  # so that a cancellation ends a hook that hangs, too
+                async with gated:  # around all of it: a cancellation also ends a hook that hangs
                     result = await job.planner.journaled(job.kernel, activation, arguments=arguments).result()
             except InvalidDecisionError as error:
                 if not await self._reopened(error, decided, own, writer):
@@ -240,26 +266,194 @@ def _with_crash_points(store: RunStore) -> RunStore:
     return CrashingStore.of_environment(store)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claimable:
+    """A run that a worker may take.
+
+    Attributes:
+        record: The run.
+        deaths: Deaths since its last reply or result.
+        progress: The replies and results in its journal.
+        alone: Whether it may have ended its worker's process, so that it is driven alone.
+    """
+
+    record: RunRecord
+    deaths: int = 0
+    progress: int = 0
+    alone: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claims:
+    """The claims of one worker.
+
+    Attributes:
+        store: The runs.
+        workers: Knows which workers live.
+        clock: The time source.
+        gate: Lets a run be driven alone.
+        retry: When any worker drives a run again after a fault.
+        max_deaths: The number of deaths at which a run is quarantined.
+    """
+
+    store: JournalStore
+    workers: LeasedWorkers
+    clock: Clock
+    gate: CallGate
+    retry: RetryPolicy
+    max_deaths: int
+
+    async def take_free(self, limit: int, *, skip: Collection[str]) -> tuple[list[str], set[str] | None]:
+        """Become the owner of due runs that have neither an owner nor a death, the oldest first.
+
+        Returns:
+            Their names, and the dead owners of runs, which `of` has to examine; None if no run has to be examined.
+        """
+        now = self.clock.now()
+        me = self.workers.worker_id
+        look = await self.store.look(now, me, skip=skip)
+        dead = self.workers.dead_among(look.owners)
+        taken: list[str] = []
+        if look.has_free:
+            taken = await self.store.claim_free(now, me, skip=skip, limit=limit)
+        return taken, dead if dead or look.has_died else None
+
+    async def dead(self) -> set[str]:
+        """Return the owners of runs that died."""
+        return self.workers.dead_among(await self.store.owners(self.workers.worker_id))
+
+    async def is_elsewhere(self, record: RunRecord) -> bool:
+        """Whether another worker, which lives, owns a run."""
+        return record.owner not in (None, self.workers.worker_id) and record.owner not in await self.dead()
+
+    async def of(self, record: RunRecord) -> Claimable | None:
+        """Examine a run, and quarantine it at the allowed number of deaths; None if it may not be taken."""
+        me = self.workers.worker_id
+        owner = record.owner
+        if record.status in PARKED or await self.is_elsewhere(record):
+            return None
+        if owner == me or (owner is None and not record.deaths):
+            return Claimable(record=record)
+        died = owner is not None and record.unfinished
+        progress, calls = await self._standing(record.run_id)
+        _, deaths = await self.store.counts(record.run_id, progress)
+        deaths += died
+        if died and await self._quarantined(Claimable(record=record, deaths=deaths, progress=progress), calls):
+            return None
+        # one death in a request says little: after a kill all runs of a worker would be driven one by one
+        alone = deaths > 1 or (deaths == 1 and calls != "")
+        return Claimable(record=record, deaths=deaths, progress=progress, alone=alone)
+
+    async def take(self, claim: Claimable) -> bool:
+        """Become the owner of a run; one that has to be driven alone waits for that, then is put back for a while."""
+        record = claim.record
+        me = self.workers.worker_id
+        if record.owner == me:
+            return True
+        if claim.alone and not await self.gate.alone(record.run_id, _ALONE_SECONDS):
+            later = self.clock.now() + _ALONE_SECONDS
+            await self._park(claim, status="running", problem=record.problem, retries=record.retries, wake_at=later)
+            return False
+        counts = (claim.deaths, claim.progress) if record.owner is not None or record.deaths else None
+        if await self.store.claim(record.run_id, me, seen=record.owner, counts=counts):
+            if record.owner is not None:
+                died = f"worker {one_line(record.owner)} is gone, death {claim.deaths} of {self.max_deaths}"
+                log_run(logging.WARNING, record.run_id, f"taken over: {died}")
+            return True
+        self.gate.together(record.run_id)
+        return False
+
+    async def park_death(self, run_id: str, error: BaseException) -> None:
+        """Count a death against a run that an interrupt or a close breaks off; release it.
+
+        A cancellation without a call in flight counts nothing: the worker's loop ends, and the run is not the reason.
+        """
+        record = await self.store.record(run_id)
+        progress, calls = await self._standing(run_id)
+        if record.owner != self.workers.worker_id or (not calls and isinstance(error, asyncio.CancelledError)):
+            return
+        _, deaths = await self.store.counts(run_id, progress)
+        claim = Claimable(record=record, deaths=deaths + 1, progress=progress)
+        if await self._quarantined(claim, calls):
+            return
+        problem = f"Its worker was ended by {type(error).__name__} while it was driven."
+        if await self._park(claim, status="running", problem=problem):
+            log_run(logging.WARNING, run_id, f"death {claim.deaths} of {self.max_deaths}: {one_line(problem)}")
+
+    async def _quarantined(self, claim: Claimable, calls: str) -> bool:
+        """Quarantine a run at the allowed number of deaths; return whether it is reached."""
+        if claim.deaths < self.max_deaths:
+            return False
+        place = f"in the call {calls}" if calls else "in a request, or beside another run's call"
+        problem = f"Its worker's process ended {claim.deaths} times while it was driven, {place}."
+        if await self._park(claim, status="quarantined", problem=problem):
+            log_run(logging.ERROR, claim.record.run_id, f"quarantined: {one_line(problem)}")
+        return True
+
+    async def park_fault(self, run_id: str, error: Exception) -> None:
+        """Store when a run is retried after a fault, or that it failed; release it."""
+        progress, _ = await self._standing(run_id)
+        retries, deaths = await self.store.counts(run_id, progress)
+        record = await self.store.record(run_id)
+        failed = retries + 1 >= self.retry.attempts or self.retry.is_final(error)
+        delay = self.retry.delay(retries + 1)
+        parked = record.owner == self.workers.worker_id and await self._park(
+            Claimable(record=record, deaths=deaths, progress=progress),
+            status="failed" if failed else "running",
+            wake_at=None if failed else self.clock.now() + delay,
+            problem=described(error),
+            retries=retries + 1,
+        )
+        if parked and failed:
+            log_run(logging.ERROR, run_id, f"failed: {one_line(error)}")
+        elif parked:
+            log_run(logging.WARNING, run_id, f"retry {retries + 1} of {self.retry.attempts - 1} in {delay:.1f} s")
+
+    async def _park(
+        self, claim: Claimable, *, status: str, problem: str, retries: int = 0, wake_at: float | None = None
+    ) -> bool:
+        return await self.store.park(
+            claim.record.run_id,
+            seen=claim.record.owner,
+            problem=problem,
+            status=status,
+            wake_at=wake_at,
+            retries=retries,
+            deaths=claim.deaths,
+            progress=claim.progress,
+            at=self.clock.now(),
+        )
+
+    async def _standing(self, run_id: str) -> tuple[int, str]:
+        """Count the replies and results in a journal, and name the calls in flight."""
+        try:
+            facts = (await self.store.load(run_id)).facts
+            batch = fold_journal(run_id, facts).batch
+        except InvalidJournalError:  # driving the run reports this, too
+            return 0, ""
+        progress = sum(isinstance(fact, ModelReplied | Planned | CallFinished) for fact in facts)
+        calls = () if batch is None else (call for call in batch.calls if call.started and call.answer is None)
+        names = (f"{call.decided.function} ({call.request.id})" for call in calls if call.decided is not None)
+        return progress, ", ".join(names)
+
+
 @dataclass(eq=False, slots=True, kw_only=True)
 class WorkerPool:
-    """The runs that this worker drives, each in a task; a run of another worker is awaited.
+    """The runs that this worker drives, each in a task.
 
     Attributes:
         runner: Drives activations.
-        workers: Knows which workers live.
+        claims: Which runs this worker may drive.
+        workers: Which workers live.
         poll_seconds: How often to poll the store for changes by other workers and approvers.
-        retry: When a run that a fault interrupted is driven again, by any worker.
-        max_deaths: After how many ends of its worker's process a run is quarantined.
         grace_seconds: How long calls and requests in flight may take to end when the worker leaves.
     """
 
     runner: Runner
-    workers: WorkerRegistry
+    claims: Claims
+    workers: LeasedWorkers
     poll_seconds: float
-    retry: RetryPolicy = field(default_factory=RetryPolicy)
-    max_deaths: int = 3
-    grace_seconds: float = 30.0
-    _claims: Claims = field(init=False)
+    grace_seconds: float
     _tasks: dict[str, asyncio.Task[Any]] = field(default_factory=dict[str, asyncio.Task[Any]])
     _refused: dict[str, DurablePlanner[Any]] = field(default_factory=dict[str, DurablePlanner[Any]])
     _parking: dict[str, asyncio.Task[None]] = field(default_factory=dict[str, asyncio.Task[None]])
@@ -267,19 +461,8 @@ class WorkerPool:
     _watching: asyncio.Task[None] | None = None
     _taking: asyncio.Task[Any] | None = None
 
-    def __post_init__(self) -> None:
-        runner = self.runner
-        self._claims = Claims(
-            store=runner.store,
-            workers=self.workers,
-            clock=runner.clock,
-            gate=runner.gate,
-            retry=self.retry,
-            max_deaths=self.max_deaths,
-        )
-
     def __len__(self) -> int:
-        """Return the number of runs that are driven at this moment."""
+        """Return the number of runs that are driven now."""
         return len(self._tasks)
 
     def task_of(self, job: Job[R]) -> "asyncio.Task[R]":
@@ -291,14 +474,10 @@ class WorkerPool:
         return cast("asyncio.Task[R]", task)
 
     async def take_due(self, job_of: Callable[[str], Job[R]], *, limit: int) -> "list[RunHandle[R]]":
-        """Take over due runs that no living worker drives, the oldest first.
+        """Take due runs that no living worker drives, the oldest first.
 
-        Those that were refused to their planner are left out, and so is one that has to be driven alone while another
-        is. If the caller is cancelled, what was claimed is driven nevertheless: others could not have it.
-
-        Args:
-            job_of: Returns the job of a run.
-            limit: The maximum number of runs.
+        Runs that their planner refused are left out, and so is one that has to be driven alone while another one is.
+        If the caller is cancelled, what was claimed is driven nevertheless: other workers could not take it.
         """
         taking = asyncio.create_task(self._take_due(job_of, limit))
         taking.add_done_callback(_retrieve)
@@ -313,7 +492,7 @@ class WorkerPool:
         self.workers.hinted.clear()
 
     async def activate(self, job: Job[Any]) -> Next:
-        """Drive a run that is due and that no other worker drives, and say what is next; see `Runs.activate`."""
+        """Drive a run if it is due and no other worker drives it; return what is next, see `Runs.activate`."""
         run_id = job.run_id
         before = await self._next(job)
         if before.seconds == 0.0 and run_id not in self._tasks and not self._is_leaving:
@@ -327,7 +506,7 @@ class WorkerPool:
         return await self._next(job)
 
     async def _next(self, job: Job[Any]) -> Next:
-        """Say when a run is due here, whether or not it is driven at this moment."""
+        """Return when a run is due here, whether or not it is driven now."""
         now = self.runner.clock.now()
         record, continues, _ = await self.runner.store.load_since(job.run_id, _NO_FACTS, now=now)
         if not record.unfinished:
@@ -335,7 +514,7 @@ class WorkerPool:
         seconds = None if record.wake_at is None else max(0.0, record.wake_at - now)
         if self._is_refused(job):
             seconds = _REFUSED_SECONDS
-        elif job.run_id in self._parking or await self._claims.is_elsewhere(record):
+        elif job.run_id in self._parking or await self.claims.is_elsewhere(record):
             seconds = _ELSEWHERE_SECONDS
         elif record.status == "paused" and continues:
             seconds = 0.0
@@ -349,7 +528,7 @@ class WorkerPool:
     async def due(self, *, limit: int, again_after: float) -> Due:
         """Name due runs without a living worker, each to one caller; see `Runs.due`."""
         store = self.runner.store
-        dead = await self._claims.dead()
+        dead = await self.claims.dead()
         found: list[RunRecord] = []
         async with aclosing(store.due(self.runner.clock.now(), dead, again_after=again_after)) as records:
             async for record in records:
@@ -368,11 +547,11 @@ class WorkerPool:
         return True
 
     async def close(self, grace_seconds: float | None = None) -> None:
-        """Let calls and requests in flight end, interrupt and release all runs; once.
+        """Let calls and requests in flight end, then interrupt and release all runs; once.
 
         Args:
-            grace_seconds: How long they may take; what is left is cancelled then, or when this wait is cancelled. None
-                is the pool's own.
+            grace_seconds: How long they may take; the rest is cancelled then, or when this wait is cancelled. None is
+                the pool's own.
         """
         gate = self.runner.gate
         if self._is_leaving:
@@ -382,7 +561,9 @@ class WorkerPool:
         try:
             for run_id in self._tasks.keys() - gate.driven.keys():  # it waits: nothing of it is in flight
                 self._interrupt(run_id)
-            await self._drain(self.grace_seconds if grace_seconds is None else grace_seconds)
+            grace = self.grace_seconds if grace_seconds is None else grace_seconds
+            if self._tasks and grace > 0:  # others may take each run as soon as it is interrupted
+                await asyncio.wait({*self._tasks.values()}, timeout=grace)
         finally:
             for run_id in gate.driven:
                 log_run(logging.WARNING, run_id, "interrupted: what it had in flight did not end within the grace")
@@ -395,7 +576,7 @@ class WorkerPool:
 
     def give_up(self) -> None:
         """Cancel the work on this worker's runs: its lease has lapsed, and others may have taken them."""
-        for store in [*self.runner.gate.driven.values()]:
+        for store in tuple(self.runner.gate.driven.values()):
             store.abandon()
 
     @property
@@ -407,13 +588,8 @@ class WorkerPool:
             self._interrupted.add(run_id)
             task.cancel()
 
-    async def _drain(self, grace_seconds: float) -> None:
-        """Wait for the driven runs until they are interrupted; other workers may have each of them at once."""
-        if self._tasks and grace_seconds > 0:
-            await asyncio.wait({*self._tasks.values()}, timeout=grace_seconds)
-
     async def _watch_driven(self) -> None:
-        """Pass new budgets from the store to driven runs, and cancel runs ended elsewhere: a call may hang."""
+        """Pass new budgets from the store to driven runs, and cancel the work on runs that were ended elsewhere."""
         while self._tasks:
             await asyncio.sleep(self.poll_seconds)
             with suppress(StoreError):
@@ -439,14 +615,14 @@ class WorkerPool:
         self.runner.gate.tell_readers(run_id)
 
     async def _drive_after(self, before: "asyncio.Task[Any] | None", job: Job[R]) -> R:
-        """Drive a run once the task that drives it has ended, which is cancelled with this one."""
+        """Drive a run after the task that drives it now has ended; a cancellation cancels both."""
         if before is not None:
             with suppress(Exception):  # reported to those who await that task
                 await before
         return await self._drive_or_wait(job)
 
     async def _drive_or_wait(self, job: Job[R], *, wait: bool = True) -> R:
-        """Drive a run to its next pause or end, or wait until the worker that drives it has done so.
+        """Drive a run to its next pause or end, after another worker that drives it has done so.
 
         Args:
             job: The run.
@@ -455,7 +631,7 @@ class WorkerPool:
         Raises:
             RunFencedError: If another worker drives the run, and this does not wait.
             RunNotAnsweredError: If it is failed or quarantined.
-            Exception: On a fault; when the run is retried is in its row.
+            Exception: On a fault; the run's row says when it is retried.
         """
         while not self._is_leaving:
             claim = await self._claimed(job.run_id, wait=wait)
@@ -482,25 +658,24 @@ class WorkerPool:
         return replace(job, decisions=None, budget=None) if ended else job
 
     async def _claimed(self, run_id: str, *, wait: bool) -> Claim:
-        """Claim a run; if it failed at another worker while this one waited, wait until its retry is due, too."""
+        """Claim a run, after another worker has left it, and after a retry that it has left is due."""
         waited = False
         while True:
-            claim = Claim(self.workers.worker_id, self.workers.hold())  # before the row is read
+            hold = Claim(self.workers.worker_id, self.workers.hold())  # before the row is read
             record = await self.runner.store.record(run_id)
             _check_not_parked(record)
-            later = waited and self._is_retried_later(record)
-            if not later and await self._try_claim(record):
-                return claim
+            is_retried_later = record.status == "running" and (record.wake_at or 0) > self.runner.clock.now()
+            if not (waited and is_retried_later):
+                claim = await self.claims.of(record)
+                if claim is not None and await self.claims.take(claim):
+                    return hold
             if not wait:
                 raise RunFencedError(f"Run {run_id!r} is left to another worker, or to later.")
             waited = True
             await self.runner.clock.sleep(self.poll_seconds)
 
-    def _is_retried_later(self, record: RunRecord) -> bool:
-        return record.status == "running" and (record.wake_at or 0) > self.runner.clock.now()
-
     async def _drive_here(self, job: Job[R], claim: Claim) -> R:
-        """Drive a run; log once if it is refused to this planner, and count what is no error of it as a death."""
+        """Drive a run; log once that its planner refuses it, and count an interrupt as a death."""
         try:
             return await self.runner.drive(job, claim=claim)
         except _REFUSALS as error:
@@ -512,38 +687,34 @@ class WorkerPool:
             raise
         except BaseException as error:
             if job.run_id not in self._interrupted:
-                await self._count_death(job.run_id, error)
+                with suppress(StoreError):
+                    await self.claims.park_death(job.run_id, error)
             if isinstance(error, GeneratorExit):  # it would close whoever awaits this task
                 raise RunFencedError("What it runs has raised GeneratorExit; that counts as a death.") from error
             raise
 
     async def _park_in_time(self, run_id: str, error: Exception) -> None:
-        """Store when a run is retried; in the background where the store itself cannot be used."""
+        """Store when a run is retried; in the background while the store cannot be used."""
         log_run(logging.WARNING, run_id, f"fault {one_line(described(error))}")
         try:
-            await self._claims.park_fault(run_id, error)
+            await self.claims.park_fault(run_id, error)
         except StoreError:
             if run_id not in self._parking:
                 task = self._parking[run_id] = asyncio.create_task(self._park_again(run_id, error))
                 task.add_done_callback(lambda _: self._parking.pop(run_id))
 
-    async def _count_death(self, run_id: str, error: BaseException) -> None:
-        """Count what interrupts a run with a call under way, and not this pool, as the end of its worker's process."""
-        with suppress(StoreError):
-            await self._claims.park_death(run_id, error)
-
     async def _park_again(self, run_id: str, error: Exception) -> None:
         while True:
             await self.runner.clock.sleep(self.poll_seconds)
             with suppress(StoreError):
-                return await self._claims.park_fault(run_id, error)
+                return await self.claims.park_fault(run_id, error)
 
     async def _take_due(self, job_of: Callable[[str], Job[R]], limit: int) -> "list[RunHandle[R]]":
         if self._is_leaving:
             return []
         refused = [run_id for run_id in self._refused if self._is_refused(job_of(run_id))]
         skip = {*refused, *self._parking, *self._tasks}
-        taken, dead = await self._claims.take_free(limit, skip=skip)
+        taken, dead = await self.claims.take_free(limit, skip=skip)
         if self._is_leaving:  # its runs are released at the end
             return []
         handles = [RunHandle(self, job_of(run_id)) for run_id in taken]
@@ -559,30 +730,14 @@ class WorkerPool:
         return handles
 
     async def _take_examined(self, record: RunRecord, job: Job[Any]) -> bool:
-        """Claim a run whose worker died, unless it has to be driven alone, and another one is."""
-        claim = await self._claims.of(record)
+        """Claim a run whose worker died, unless it has to be driven alone while another one is."""
+        claim = await self.claims.of(record)
         if claim is None or record.run_id in self._tasks or (claim.alone and self.runner.gate.is_taken):
             return False
         if claim.alone:
             self._start_task(record.run_id, self._drive_or_wait(job, wait=False))
             return True
-        return await self._claims.take(claim)
-
-    async def _try_claim(self, record: RunRecord) -> bool:
-        """Claim a run if it has no owner, or its owner died."""
-        claim = await self._claims.of(record)
-        return claim is not None and await self._claims.take(claim)
-
-
-_NO_FACTS = 2**31 - 1
-"""Reads a run without its journal, which never has as many facts."""
-_ELSEWHERE_SECONDS = 5.0
-"""When to activate a run again that another worker drives."""
-_REFUSED_SECONDS = 30.0
-"""When to activate a run again that this worker may not drive: another one may have done so."""
-
-_REFUSALS = (RunRefusedError, NewerSchemaError)
-"""The errors of a run that this worker's planner or version may not drive; it is left to other workers, unchanged."""
+        return await self.claims.take(claim)
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:
@@ -617,27 +772,25 @@ class RunHandle(Generic[R]):
     async def events(self, *, after: int = 0) -> AsyncGenerator[Event | ResultReady[R], None]:
         """Yield what happens in the run until its next pause or end, as a planner's ``invoke_stream`` does.
 
-        Each reader gets every fact of the run once, in order: first those that there are, also those of earlier
-        processes, then each one when it is stored. It may begin late, and there may be several; called again after a
-        pause, this continues the run as `result` does. Leaving the iteration leaves the run running.
+        Each of any number of readers gets every fact once, in order, also those of earlier processes. Called again
+        after a pause, this continues the run as `result` does. Leaving the iteration leaves the run running.
 
-        A reader is never waited for, and facts do not pile up for it: they are in the journal. The text of a reply is
-        kept until the next one begins, whole, so a reader that is further behind gets that reply as a fact alone.
+        A slow reader delays nothing. The text of a reply is kept until the next reply begins; a reader that is further
+        behind gets that reply as a fact alone.
 
         Args:
-            after: How many of the first facts to leave out, for a reader that has them.
+            after: The number of first facts to leave out.
 
         Yields:
-            `TextDelta` for text as it arrives, if the run is streamed and driven in this process; the run's facts; and
-            last a `ResultReady` with the result. The facts of a run that another worker drives come every
-            ``poll_seconds``.
+            `TextDelta` for text as it arrives, if the run is streamed and driven in this process; the run's facts, of
+            another worker's run every ``poll_seconds``; and last a `ResultReady` with the result.
 
         Raises:
             Exception: As `result`.
         """
         task = self._continued()
         runner = self._pool.runner
-        told = events_of(
+        told = _events_of(
             self.run_id, task, after=after, store=runner.store, gate=runner.gate, poll_seconds=self._pool.poll_seconds
         )
         async with aclosing(told) as events:
@@ -648,13 +801,13 @@ class RunHandle(Generic[R]):
     async def result(self) -> R:
         """Wait for the run's next pause or end; a paused run's result lists its pending calls.
 
-        Called again after a pause, it continues with the decisions made meanwhile; without decisions it returns the
-        same pause. If another worker drives the run, this waits for it. Cancelling the wait does not cancel the run.
+        Called again after a pause, it continues with the decisions made meanwhile; without one it returns the same
+        pause. Cancelling the wait does not cancel the run.
 
         Raises:
             RunNotAnsweredError: If another worker drove the run, and it is failed or quarantined.
-            Exception: On a fault, as of a planner's ``invoke``; a worker that works retries the run, see `RetryPolicy`,
-                and so does a start.
+            Exception: On a fault, as of a planner's ``invoke``. A worker retries the run, see `RetryPolicy`, and so
+                does a start.
         """
         return await self._outcome(self._continued())
 
@@ -680,3 +833,62 @@ class RunHandle(Generic[R]):
         result = await asyncio.shield(task)
         self._returned = True
         return result
+
+
+async def _events_of(
+    run_id: str, task: "asyncio.Task[Any]", *, after: int, store: JournalStore, gate: CallGate, poll_seconds: float
+) -> AsyncGenerator[Event, None]:
+    """Yield a run's facts and the text that arrives here, until the task that drives or awaits the run has ended.
+
+    A reader has a place in the journal. It reads a run that is driven here from memory, and polls the store for any
+    other one.
+    """
+    place = _Place(after)
+    here: GatedStore | None = None
+    with gate.reading(run_id) as news:
+        while True:
+            news.clear()
+            is_over = task.done()
+            first = place.facts
+            stored = () if run_id in gate.driven else await store.load_facts(run_id, first)
+            here = gate.driven.get(run_id, here)
+            if here is not None:
+                for event in place.pass_on(here):
+                    yield event
+            for fact in stored[place.facts - first :]:
+                place.facts += 1
+                yield fact
+            if is_over:
+                return
+            await _set_or_late(news, poll_seconds)
+
+
+async def _set_or_late(news: asyncio.Event, seconds: float) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await news.wait()
+
+
+class _Place:
+    """A reader's place: how many facts it has read, and how much of a reply's text."""
+
+    def __init__(self, facts: int) -> None:
+        self.facts = facts
+        self._text = ArrivingText(place=-1)
+        self._pieces = 0
+
+    def pass_on(self, run: GatedStore) -> Iterator[Event]:
+        """Yield what is new of a run that is or was driven here; a begun text is read to its end."""
+        journal = run.writer.facts
+        while True:
+            if run.text is not self._text and run.text.place == self.facts:
+                self._text = run.text
+                self._pieces = 0
+            if self._text.place == self.facts and self._pieces < len(self._text.pieces):
+                self._pieces += 1
+                yield self._text.pieces[self._pieces - 1]
+            elif self.facts < len(journal):
+                self.facts += 1
+                yield journal[self.facts - 1]
+            else:
+                return

@@ -60,7 +60,7 @@ import sys
 sys.modules["semantic_kernel"] = None
 from planner_ext.core.errors import InvalidLimitError
 from planner_ext.core.limits import Budget
-from planner_ext.durable.retry import RetryPolicy, is_final
+from planner_ext.durable.options import RetryPolicy, is_final
 for refused in (lambda: Budget(max_iterations=0), lambda: RetryPolicy(attempts=0)):
     try:
         refused()

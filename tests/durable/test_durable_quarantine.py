@@ -16,7 +16,7 @@ from semantic_kernel.functions import kernel_function
 
 from planner_ext import Approve
 from planner_ext.core.facts import CallFinished, CallStarted, Fact
-from planner_ext.durable import Approvals, RunFencedError, Runs, claims, effect
+from planner_ext.durable import Approvals, RunFencedError, Runs, effect, worker
 from planner_ext.durable import gate as gates
 from planner_ext.durable.gate import CallGate, GatedStore
 from planner_ext.durable.store import JournalStore, opened_store
@@ -265,7 +265,7 @@ async def test_a_run_that_cannot_be_driven_alone_is_put_back(
     lives: Lives, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside a call that hangs it is not driven, and due again later; its death is counted once."""
-    monkeypatch.setattr(claims, "_ALONE_SECONDS", 0.2)
+    monkeypatch.setattr(worker, "_ALONE_SECONDS", 0.2)
     path, effects = tmp_path / "runs.db", tmp_path / "effects"
     killed = lives.live(run_life, path, effects, "r", 0.0, PLANNER_EXT_CRASH_AT="after_intent")
     assert killed == -signal.SIGKILL

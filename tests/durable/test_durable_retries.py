@@ -12,7 +12,7 @@ from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
 
 from planner_ext.durable import RetryPolicy, RunRecord, Runs, StoreError
-from planner_ext.durable.retry import is_final
+from planner_ext.durable.options import is_final
 from planner_ext.durable.store import JournalStore, opened_store
 from planner_ext.errors import (
     InvalidJournalError,
