@@ -245,6 +245,7 @@ BESIDE_THE_LOOP = {
     "engine.activation": "only for a run from a store",
     "engine.shared": "only for shared budgets",
     "engine.telemetry": "only where somebody traces",
+    "engine.timeline": "only to show a run",
     "planner.kept": "only for a run from a store",
     "sk.filter.approval_filter": "only for a kernel that has one",
     "sk.chat.openai": "only for OpenAI's connectors",

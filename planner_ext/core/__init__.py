@@ -7,7 +7,7 @@ Standard library only; no clock, no randomness, no IO, no logging, and nothing o
 
 Where is what
     The floors, from the bottom: ``core`` decides, ``approval`` says what binds a decision, ``engine`` performs and
-    records, ``timeline`` shows a journal, ``durable`` keeps runs in a store, ``sk`` adapts to Semantic Kernel. On these
+    records, ``timeline`` draws pages, ``durable`` keeps runs in a store, ``sk`` adapts to Semantic Kernel. On these
     stand the doors and the other modules of the root, then ``compare``, ``cli`` and ``inbox``. ``testing`` scripts
     models. Paths below are relative to ``planner_ext``.
 
@@ -26,6 +26,8 @@ Where is what
       ... cuts a result   ``core/results.py``; `Recorder.record` in ``engine/journal.py`` notes where
       ... in flight       a limit of time interrupts: ``engine/journal.py``, `Recorder.in_time`
       ... raised          ``sk/run/outcome.py``, `raise_at_limit`
+    what a journal tells  ``engine/timeline.py``, `TimelineReader`: iterations, calls with their outcomes, events;
+                          drawn by ``timeline/page.py``
     an option             ``sk/run/options.py``, whose docstring lists what to edit; ``planner/options.py`` repeats it
     the journal's table   ``planner_journal``: created by ``durable/database.py``, written by ``durable/writer.py``,
                           read by ``durable/store.py``; ``durable/sqlite.py`` and ``durable/postgres.py`` hold it

@@ -32,7 +32,7 @@ from planner_ext.durable.database import Row, Value
 from planner_ext.durable.errors import ApprovalRefusedError, reading_row
 from planner_ext.durable.inputs import RunInputs
 from planner_ext.engine.document import check_schema, load_facts
-from planner_ext.timeline import Timeline, timeline_of
+from planner_ext.engine.timeline import Timeline, timeline_of
 
 _LONGEST_NAME = 500
 """Characters of a call's id in a question's; with a run's name that fits PostgreSQL's 2.6 KB for a key."""

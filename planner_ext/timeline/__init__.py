@@ -4,7 +4,7 @@ timeline = timeline_of(result.facts)
 Path("run.html").write_text(page_of([timeline]), "utf-8")
 """
 
-from planner_ext.timeline.model import (
+from planner_ext.engine.timeline import (
     CallAttempt,
     CallOutcome,
     EventKind,
@@ -17,9 +17,9 @@ from planner_ext.timeline.model import (
     TimelineEvent,
     TimelineIteration,
     TimelineMessage,
+    timeline_of,
 )
 from planner_ext.timeline.page import fragment_of, page_of
-from planner_ext.timeline.reader import timeline_of
 
 __all__ = [
     "CallAttempt",

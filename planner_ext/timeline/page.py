@@ -19,7 +19,7 @@ from planner_ext.core.errors import PlannerExtError, counted
 from planner_ext.core.limits import Consumption
 from planner_ext.core.text import exact, exact_json, one_line, visible
 from planner_ext.core.values import Usage
-from planner_ext.timeline.model import CallOutcome, Spending, Timeline, TimelineCall, TimelineEvent, TimelineIteration
+from planner_ext.engine.timeline import CallOutcome, Spending, Timeline, TimelineCall, TimelineEvent, TimelineIteration
 
 if TYPE_CHECKING:
     from jinja2 import Environment

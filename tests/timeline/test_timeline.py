@@ -16,6 +16,7 @@ from planner_ext.core.machine import IN_DOUBT
 from planner_ext.core.values import Usage
 from planner_ext.engine.document import dump_facts, load_facts
 from planner_ext.engine.journal import REQUEST_LOST
+from planner_ext.engine.timeline import TimelineReader
 from planner_ext.timeline import CallAttempt, Gap, Spending, Timeline, timeline_of
 from support.core import (
     PAUSED,
@@ -167,6 +168,46 @@ def test_a_failed_request_is_an_attempt_of_its_iteration() -> None:
     ]
     assert (iteration.request.started, iteration.request.ended) == (4.0, 5.0)
     assert [gap.kind for gap in iteration.gaps] == ["retry", "retry"]
+
+
+@pytest.mark.parametrize("request_of_the_clarifier", [model_asked(), request_failed()])
+def test_a_request_of_a_clarifier_is_no_iteration(request_of_the_clarifier: Fact) -> None:
+    """What a clarifier asks its model while a question is open leaves the calls where they are."""
+    timeline = drawn(
+        run_started(), replied(calls("ask")), decided(0, "ask"), request_of_the_clarifier, clarified(index=0)
+    )
+    answered, under_way = timeline.iterations
+    assert [call.outcome for call in answered.calls] == ["answered"]
+    assert (under_way.number, under_way.request.failed) == (1, ())
+
+
+def test_a_plan_request_under_way_has_its_number() -> None:
+    """The plan request is -1 before its reply, too."""
+    assert [iteration.number for iteration in drawn(run_started(plan=True)).iterations] == [-1]
+
+
+def test_calls_in_flight_are_in_doubt_once_a_crash_is_seen() -> None:
+    """A batch of which one call has been taken up again shows that its other calls may have taken effect."""
+    timeline = drawn(
+        run_started(), replied(calls("f", "g")), decided(0), decided(1, "g"), began(0), began(1, "g"), decided(0)
+    )
+    assert [call.outcome for call in timeline.calls] == ["ready", "in_doubt"]
+
+
+def test_a_reader_says_which_calls_a_fact_changed() -> None:
+    """Fed fact by fact, a reader returns the calls of a reply, then each call as it changes."""
+    reader = TimelineReader()
+    journal = timed(run_started(), replied(calls("f", "g")), decided(0), decided(1, "g", "deny"), began(0), finished(0))
+    changed = [[(call.id, call.outcome) for call in reader.read(fact)] for fact in journal]
+    assert changed == [
+        [],
+        [("c0", "requested"), ("c1", "requested")],
+        [("c0", "ready")],
+        [("c1", "denied")],
+        [("c0", "running")],
+        [("c0", "ok")],
+    ]
+    assert reader.timeline() == timeline_of(journal)
 
 
 def test_a_process_that_ended_during_a_request_is_a_crash() -> None:

@@ -1,0 +1,787 @@
+"""The timeline of a run: what its journal tells a reader, as values.
+
+`TimelineReader` reads the facts one by one, from the start, and knows after each what it changed. Whoever shows a run
+draws from it: the page, the terminal, the inbox and AG-UI.
+
+Every value is frozen and complete: it is drawn without the journal. Times are in seconds since the epoch. Texts are
+not escaped; escape them before you show them, see `planner_ext.core.text`.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, TypeAlias, cast
+
+from planner_ext.approval.decisions import DecisionRecord, present_status, record_of
+from planner_ext.core import facts
+from planner_ext.core.fold import apply
+from planner_ext.core.limits import LIMIT_OF_PART, Budget, Consumption
+from planner_ext.core.machine import IN_DOUBT, may_have_asked
+from planner_ext.core.state import Phase, State
+from planner_ext.core.values import Message, RequestedCall, Usage
+from planner_ext.engine.document import dump_message
+from planner_ext.engine.journal import REQUEST_LOST
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimelineMessage:
+    """A message that was sent to the model, or its reply.
+
+    Attributes:
+        role: As in the message, such as ``user``; "" without one.
+        text: Its whole text.
+        others: A line for each part that is not text: calls, results, reasoning, images, files.
+    """
+
+    role: str
+    text: str
+    others: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spending:
+    """The consumption of one limit of a run.
+
+    Attributes:
+        name: The limit's name in `Budget`.
+        function: The limited function, for ``max_calls_per_function``; else "".
+        used: Round trips, calls, tokens, US dollars, or seconds; of a deadline, the seconds since the run started.
+        limit: How much is allowed, in the same unit.
+        nested: The part that functions used: nested runs and prompts.
+    """
+
+    name: str
+    function: str = ""
+    used: float
+    limit: float
+    nested: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedRequest:
+    """A request without a reply.
+
+    Attributes:
+        started: When it was sent.
+        ended: When it failed; for a lost request, when the loss was noticed.
+        reason: Why it failed.
+        charged: The round trips charged for it.
+        lost: Whether its process ended before the reply was recorded.
+    """
+
+    started: float
+    ended: float
+    reason: str
+    charged: int
+    lost: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRequest:
+    """The request of one iteration.
+
+    Attributes:
+        started: When the latest attempt was sent.
+        ended: When the reply arrived; None without a reply.
+        charged: Round trips, without those of failed attempts.
+        usage: Tokens and cost, without those of failed attempts.
+        model: The model's name in the reply; "" without one.
+        finish_reason: Why the model stopped, or None.
+        withheld: The limit for which no functions were offered, or None.
+        failed: The failed attempts before the latest one.
+    """
+
+    started: float
+    ended: float | None = None
+    charged: int = 0
+    usage: Usage = Usage()
+    model: str = ""
+    finish_reason: str | None = None
+    withheld: str | None = None
+    failed: tuple[FailedRequest, ...] = ()
+
+
+CallOutcome: TypeAlias = Literal[
+    "requested",  # not decided yet
+    "ready",  # decided, and not started yet
+    "waiting",  # for a person's decision or answer
+    "in_doubt",  # started when its process ended: a person decides
+    "running",
+    "ok",
+    "failed",
+    "timed_out",
+    "cancelled",
+    "denied",
+    "expired",
+    "answered",  # by a person, the clarifier, or the run itself, without running
+    "unknown",  # no such function
+    "invalid",  # unusable arguments
+    "withheld",  # because of a limit, a stop, or a final answer
+    "final_answer",
+    "returned",  # to the caller of the run
+]
+"""How a call ended, or its present state."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallAttempt:
+    """One execution of a call's function; ``ended`` has no value while it runs, or if its process ended."""
+
+    started: float
+    ended: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimelineCall:
+    """One call of an iteration.
+
+    Attributes:
+        index: Its position among the calls of the reply.
+        id: Unique among the calls of the reply.
+        function: Fully qualified name of the function; before resolution, the name that the model used.
+        requested: JSON text of the arguments as the model sent them.
+        arguments: JSON text of the arguments that the function received, or would receive.
+        outcome: How it ended, or its present state.
+        asked: When a person was first asked to decide it, or None.
+        prompt: The text shown to that person.
+        roles: Who may decide it; empty for anyone.
+        expires: When it stops waiting, or None.
+        decisions: The decisions on it, with author and time.
+        attempts: Each execution of the function.
+        ended: When its result was recorded, or None.
+        result: The result that the model reads.
+        shown: How many characters of the result the model read at once, where it was cut; None for all of it.
+        error: Type and message of the function's exception, or the reason why it did not run; "" without one.
+        nested: Whether the function is a nested run.
+        spent: The consumption of its function: requests and nested calls; or None.
+    """
+
+    index: int
+    id: str
+    function: str
+    requested: str
+    arguments: str
+    outcome: CallOutcome = "requested"
+    asked: float | None = None
+    prompt: str = ""
+    roles: tuple[str, ...] = ()
+    expires: float | None = None
+    decisions: tuple[DecisionRecord, ...] = ()
+    attempts: tuple[CallAttempt, ...] = ()
+    ended: float | None = None
+    result: str = ""
+    shown: int | None = None
+    error: str = ""
+    nested: bool = False
+    spent: Consumption | None = None
+
+    @property
+    def started(self) -> float | None:
+        """When its function first started; None before."""
+        return self.attempts[0].started if self.attempts else None
+
+
+EventKind: TypeAlias = Literal[
+    "paused", "resumed", "crashed", "stopped", "budget", "question", "check", "callback", "violation", "ended"
+]
+"""``check``: the form of an answer was checked; ``callback``: the iteration-completed callback ended the run;
+``violation``: servers would refuse the history, in a comparison."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimelineEvent:
+    """An event of the run other than a request or a call.
+
+    Attributes:
+        text: The question, reason, problem or change; "" if the kind is the whole message.
+        answer: The answer to a question, or None.
+        by: Who answered or made the change; "" if unknown.
+    """
+
+    at: float
+    kind: EventKind
+    text: str = ""
+    answer: str | None = None
+    by: str = ""
+
+
+GapKind: TypeAlias = Literal["paused", "left", "crashed", "retry"]
+"""``left``: the run had ended, or no process drove it; ``crashed``: its process had ended; ``retry``: between two
+attempts of a request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """A period in which the run was idle.
+
+    Attributes:
+        ended: None while the run still waits.
+    """
+
+    started: float
+    ended: float | None
+    kind: GapKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimelineIteration:
+    """One request with its reply, and what followed until the next request.
+
+    Attributes:
+        number: From 0; -1 is the plan request.
+        messages: The messages added to the transcript since the previous request, except replies and results.
+        replaced: Whether ``messages`` replaced the whole transcript: after a plan, and if a callback compacted it.
+        request: The request.
+        reply: The reply as a message; None before it arrives.
+        calls: The calls of the reply, in order.
+        events: Its events, in order.
+        gaps: Its idle periods.
+        ended: The time of its last fact.
+    """
+
+    number: int
+    messages: tuple[TimelineMessage, ...] = ()
+    replaced: bool = False
+    request: ModelRequest
+    reply: TimelineMessage | None = None
+    calls: tuple[TimelineCall, ...] = ()
+    events: tuple[TimelineEvent, ...] = ()
+    gaps: tuple[Gap, ...] = ()
+    ended: float
+
+    @property
+    def started(self) -> float:
+        """When its first attempt was sent."""
+        return self.request.failed[0].started if self.request.failed else self.request.started
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """The timeline of a run.
+
+    Attributes:
+        status: As in a result; ``running``; or ``queued`` without any fact. For a run of a store, replace it with the
+            status of its `RunRecord`, which has more values.
+        limit: The limit that ended the run, or None.
+        reason: Why it ended as it did; "" if it was answered.
+        started: When it began; None without any fact, or without known times.
+        ended: When it ended, or None.
+        until: The time up to which the timeline is known: that of the newest fact, or ``now``.
+        spent: The total charged.
+        spending: The consumption of each limit that is set.
+        lives: The number of processes or activations that drove it, as far as its facts show.
+        plan: The plan, "" without one.
+        answer: The answer, "" without one.
+        iterations: In order.
+    """
+
+    run_id: str = ""
+    goal: str = ""
+    status: str = "queued"
+    limit: str | None = None
+    reason: str = ""
+    started: float | None = None
+    ended: float | None = None
+    until: float = 0.0
+    spent: Consumption = field(default_factory=Consumption)
+    spending: tuple[Spending, ...] = ()
+    lives: int = 0
+    plan: str = ""
+    answer: str = ""
+    iterations: tuple[TimelineIteration, ...] = ()
+
+    @property
+    def events(self) -> tuple[TimelineEvent, ...]:
+        """The events of all iterations."""
+        return tuple(event for iteration in self.iterations for event in iteration.events)
+
+    @property
+    def calls(self) -> tuple[TimelineCall, ...]:
+        """The calls of all iterations."""
+        return tuple(call for iteration in self.iterations for call in iteration.calls)
+
+
+def timeline_of(journal: Iterable[facts.Fact], *, now: float | None = None) -> Timeline:
+    """Compute the timeline of a run.
+
+    Args:
+        journal: The run's facts: of a result, a checkpoint or a store, or those that a stream has yielded.
+        now: The end of unfinished work, in seconds since the epoch; None is the time of the newest fact.
+
+    Raises:
+        IllegalTransitionError: If a fact cannot follow the ones before it.
+    """
+    reader = TimelineReader()
+    for fact in journal:
+        reader.read(fact)
+    return reader.timeline(now)
+
+
+class TimelineReader:
+    """Reads the journal of one run, fact by fact.
+
+    Attributes:
+        state: The fold of the facts so far.
+        calls: The calls of the newest reply, in order.
+    """
+
+    def __init__(self) -> None:
+        self.state = State()
+        self.calls: list[TimelineCall] = []
+        self._changed: set[int] = set()
+        self._iterations: list[TimelineIteration] = []
+        self._started: float | None = None
+        self._plan = ""
+        self._lives = 0
+        self._before_stop = 0.0
+        self._messages: tuple[TimelineMessage, ...] = ()
+        self._replaced = False
+
+    def read(self, fact: facts.Fact) -> list[TimelineCall]:
+        """Take in the next fact; return the calls that it changed.
+
+        Raises:
+            IllegalTransitionError: If the fact cannot follow the ones before it.
+        """
+        after = apply(self.state, fact)
+        self._changed = set()
+        if self._follows_crash(fact):
+            self._crash(fact)
+        read = self._readers.get(fact.type)
+        if read is not None:
+            read(self, fact)
+        if self._iterations:
+            self._change(ended=max(self._iterations[-1].ended, fact.at))
+        self.state = after
+        return [self.calls[index] for index in sorted(self._changed)]
+
+    def timeline(self, now: float | None = None) -> Timeline:
+        """Return the timeline so far; ``now`` as in `timeline_of`."""
+        state = self.state
+        end = state.ended
+        if self._started is None:
+            return Timeline(until=now or 0.0)
+        until = max(state.at, now or 0.0)
+        iterations = tuple(self._all_iterations())
+        return Timeline(
+            run_id=state.run_id,
+            goal=state.goal,
+            status=present_status(state),
+            limit=None if end is None else end.limit,
+            reason="" if end is None else end.reason,
+            started=self._started,
+            ended=None if end is None else end.at,
+            until=until,
+            spent=state.ledger,
+            spending=tuple(_spending(state, iterations, self._started, until if end is None else end.at)),
+            lives=self._lives,
+            plan=self._plan,
+            answer="" if end is None else end.answer,
+            iterations=iterations,
+        )
+
+    # The newest iteration, and the calls of its reply.
+
+    @property
+    def _replied(self) -> bool:
+        """Whether no request waits for its reply."""
+        return not self._iterations or self._iterations[-1].reply is not None
+
+    @property
+    def _requests(self) -> bool:
+        """Whether the next request is the run's own; elsewhere it is a clarifier's."""
+        return self.state.phase in (Phase.PLANNING, Phase.ASKING, Phase.COMPLETING)
+
+    @property
+    def _next_number(self) -> int:
+        return -1 if self.state.phase is Phase.PLANNING else self.state.iteration
+
+    def _all_iterations(self) -> Iterator[TimelineIteration]:
+        yield from self._iterations[:-1]
+        for newest in self._iterations[-1:]:
+            yield replace(newest, calls=tuple(self.calls))
+        if self.state.ended is None and self._replied and self._requests and may_have_asked(self.state):
+            yield self._new_iteration(self._next_number, self.state.at)
+
+    def _new_iteration(self, number: int, started: float) -> TimelineIteration:
+        return TimelineIteration(
+            number=number,
+            messages=self._messages,
+            replaced=self._replaced,
+            request=ModelRequest(started=started),
+            ended=started,
+        )
+
+    def _open(self, number: int, started: float) -> None:
+        """Begin an iteration with its request, unless that has begun."""
+        if not self._replied:
+            return
+        if self._iterations:
+            self._change(calls=tuple(self.calls))
+        self.calls = []
+        self._iterations.append(self._new_iteration(number, started))
+        self._messages = ()
+        self._replaced = False
+
+    def _change(self, **changes: Any) -> None:
+        self._iterations[-1] = replace(self._iterations[-1], **changes)
+
+    def _change_request(self, **changes: Any) -> None:
+        self._change(request=replace(self._iterations[-1].request, **changes))
+
+    def _change_call(self, index: int, **changes: Any) -> None:
+        self.calls[index] = replace(self.calls[index], **changes)
+        self._changed.add(index)
+
+    def _add_event(self, at: float, kind: EventKind, **more: Any) -> None:
+        if not self._iterations:
+            self._open(self._next_number, at)
+        event = TimelineEvent(at=at, kind=kind, **more)
+        self._change(events=(*self._iterations[-1].events, event))
+
+    def _add_gap(self, kind: GapKind, started: float, ended: float | None) -> None:
+        gap = Gap(started=started, ended=ended, kind=kind)
+        self._change(gaps=(*self._iterations[-1].gaps, gap))
+
+    def _end_pause(self, at: float) -> None:
+        *earlier, pause = self._iterations[-1].gaps
+        self._change(gaps=(*earlier, replace(pause, ended=at)))
+
+    def _follows_crash(self, fact: facts.Fact) -> bool:
+        """Whether only a process that found the run interrupted writes this fact."""
+        match fact:
+            case facts.RequestFailed():
+                return fact.reason == REQUEST_LOST
+            case facts.CallDecided(verdict="run", person=False):
+                return self.calls[fact.index].outcome == "running"
+            case facts.CallFinished(outcome="cancelled", result=result):
+                running = self.calls[fact.index].outcome == "running"
+                return running and result == IN_DOUBT and self.state.stopping is None
+            case facts.Paused():
+                return any(call.outcome == "running" for call in self.calls)
+            case _:
+                return False
+
+    def _crash(self, fact: facts.Fact) -> None:
+        """Note that the process ended after the newest fact; calls that had started are in doubt."""
+        before = self.state.at
+        self._lives += 1
+        if isinstance(fact, facts.RequestFailed) and self._requests:
+            self._open(fact.iteration, before)
+        for index, call in enumerate(self.calls):
+            if call.outcome == "running":
+                self._change_call(index, outcome="in_doubt")
+        self._add_event(before, "crashed")
+        self._add_gap("crashed", before, fact.at)
+
+    # One function for each kind of fact that shows; ``state`` is the fold before it.
+
+    def _run_started(self, fact: facts.RunStarted) -> None:
+        self._started = fact.at
+        self._lives = 1
+        self._messages = tuple(map(_read_message, fact.messages))
+
+    def _model_asked(self, fact: facts.ModelAsked) -> None:
+        if fact.index is not None or not self._requests:
+            return
+        if not self._replied and self.state.intent == "failed":
+            self._add_gap("retry", self.state.at, fact.at)
+        self._open(fact.iteration, fact.at)
+        self._change_request(started=fact.at)
+
+    def _request_failed(self, fact: facts.RequestFailed) -> None:
+        if not self._requests:
+            return
+        self._open(fact.iteration, self.state.at)
+        request = self._iterations[-1].request
+        failed = FailedRequest(
+            started=request.started,
+            ended=fact.at,
+            reason=fact.reason,
+            charged=fact.iterations,
+            lost=fact.reason == REQUEST_LOST,
+        )
+        self._change_request(started=fact.at, failed=(*request.failed, failed))
+
+    def _planned(self, fact: facts.Planned) -> None:
+        self._plan = fact.plan
+        self._open(-1, self.state.at)
+        charged = fact.iterations if self.state.rules.charge_plan else 0
+        self._change_request(ended=fact.at, charged=charged, usage=fact.usage)
+        self._change(reply=TimelineMessage(role="assistant", text=fact.plan))
+        self._replace_messages(fact.messages)
+
+    def _model_replied(self, fact: facts.ModelReplied) -> None:
+        self._open(fact.iteration, self.state.at)
+        self._change_request(
+            ended=fact.at,
+            charged=fact.iterations,
+            usage=fact.usage,
+            model=_field(fact.message, "ai_model_id"),
+            finish_reason=fact.finish_reason,
+            withheld=fact.withheld,
+        )
+        message = _read_message(fact.message)
+        others = tuple(text for text in message.others if not text.startswith(_CALLS))  # they have lines of their own
+        self._change(number=fact.iteration, reply=replace(message, text=fact.text or message.text, others=others))
+        self.calls = [_requested(index, call) for index, call in enumerate(fact.calls)]
+        self._changed.update(range(len(self.calls)))
+
+    def _call_decided(self, fact: facts.CallDecided) -> None:
+        assert self.state.batch is not None, "calls are decided in a batch"
+        call = self.calls[fact.index]
+        request = self.state.batch.calls[fact.index].request
+        record = record_of(fact, request)
+        repeated = record is not None and any(replace(one, at=record.at) == record for one in call.decisions)
+        asks = fact.verdict == "defer"
+        settled = not asks and fact.verdict not in ("run", "external")
+        self._change_call(
+            fact.index,
+            function=fact.function,
+            arguments=fact.arguments_of(request),
+            outcome=_outcome_of(fact),
+            asked=fact.at if asks and call.asked is None else call.asked,
+            prompt=fact.prompt or call.prompt,
+            roles=fact.roles or call.roles,
+            expires=fact.expires_at if asks else None,
+            decisions=call.decisions if record is None or repeated else (*call.decisions, record),
+            ended=fact.at if settled else None,
+            result=fact.answer if settled else "",
+            shown=fact.cut and fact.cut.shown,
+            error=fact.reason if fact.verdict == "answer" and fact.reason not in _OUTCOME_OF_REASON else "",
+            nested=fact.nested,
+            spent=self._spent_by(fact.index),
+        )
+
+    def _calls_withheld(self, fact: facts.CallsWithheld) -> None:
+        for index in fact.indexes:
+            self._change_call(
+                index,
+                outcome="withheld",
+                ended=fact.at,
+                result=fact.answer,
+                error=fact.limit or "",
+                spent=self._spent_by(index),
+            )
+
+    def _call_started(self, fact: facts.CallStarted) -> None:
+        attempts = (*self.calls[fact.index].attempts, CallAttempt(started=fact.at))
+        self._change_call(fact.index, function=fact.function, outcome="running", attempts=attempts)
+
+    def _call_finished(self, fact: facts.CallFinished) -> None:
+        call = self.calls[fact.index]
+        *earlier, last = call.attempts
+        if call.outcome == "running":
+            last = replace(last, ended=fact.at)
+        self._change_call(
+            fact.index,
+            outcome=fact.outcome,
+            attempts=(*earlier, last),
+            ended=fact.at,
+            result=fact.result,
+            shown=fact.cut and fact.cut.shown,
+            error=fact.error,
+            spent=self._spent_by(fact.index, fact.spent),
+        )
+
+    def _spent_by(self, index: int, spent: Consumption | None = None) -> Consumption | None:
+        """Return what a call is charged in all its lives: what it reports, or else has recorded."""
+        assert self.state.batch is not None, "calls are charged in a batch"
+        before = self.calls[index].spent
+        recorded = self.state.batch.calls[index].recorded
+        more = recorded if spent is None and recorded != Consumption() else spent
+        return before if more is None else more if before is None else before + more
+
+    def _clarified(self, fact: facts.Clarified) -> None:
+        question = fact.question if fact.denied is None else f"{fact.question} ({fact.denied or 'not answered'})"
+        self._add_event(fact.at, "question", text=question, answer=fact.answer, by=fact.by)
+        if fact.index is not None and fact.answer is not None:
+            outcome: CallOutcome = "answered" if fact.denied is None else "denied"
+            self._change_call(fact.index, outcome=outcome, ended=fact.at, result=fact.answer)
+
+    def _iteration_completed(self, fact: facts.IterationCompleted) -> None:
+        if fact.terminate:
+            self._add_event(fact.at, "callback", text=fact.reason)
+        if fact.messages is not None:
+            self._replace_messages(fact.messages)
+
+    def _replace_messages(self, messages: Iterable[Message]) -> None:
+        self._messages = tuple(map(_read_message, messages))
+        self._replaced = True
+
+    def _message_added(self, fact: facts.MessageAdded) -> None:
+        self._messages = (*self._messages, _read_message(fact.message))
+
+    def _answer_checked(self, fact: facts.AnswerChecked) -> None:
+        if fact.problem:
+            self._add_event(fact.at, "check", text=fact.problem)
+
+    def _stop_requested(self, fact: facts.StopRequested) -> None:
+        if self.state.phase is Phase.PAUSED:
+            self._end_pause(fact.at)
+        self._add_event(fact.at, "stopped", text=fact.reason)
+        self._before_stop = self.state.at
+
+    def _budget_changed(self, fact: facts.BudgetChanged) -> None:
+        self._add_event(fact.at, "budget", text=_changed_limits(self.state, fact.limits), by=fact.by)
+
+    def _shared_budgets_checked(self, fact: facts.SharedBudgetsChecked) -> None:
+        if fact.limit is not None:
+            self._add_event(fact.at, "budget", text=fact.reason)
+
+    def _paused(self, fact: facts.Paused) -> None:
+        for index, call in enumerate(self.calls):
+            if call.outcome == "in_doubt" and call.asked is None:
+                self._change_call(index, asked=fact.at)
+        self._add_event(fact.at, "paused")
+        self._add_gap("paused", fact.at, None)
+
+    def _resumed(self, fact: facts.Resumed) -> None:
+        self._lives += 1
+        if self.state.phase is Phase.PAUSED:
+            self._end_pause(fact.at)
+        elif self._iterations:
+            self._add_gap("left", self.state.at, fact.at)
+        self._add_event(fact.at, "resumed", text=_changed_limits(self.state, fact.limits))
+
+    def _ended(self, fact: facts.Ended) -> None:
+        if fact.returned:
+            for index, call in enumerate(self.calls):
+                if call.ended is None:
+                    self._change_call(index, outcome="returned")
+        self._add_event(fact.at, "ended", text=fact.reason)
+        if self.state.stopping is not None and fact.at - self._before_stop > fact.seconds + _NOTICED:
+            self._add_gap("left", self._before_stop, fact.at)  # it was idle when it was stopped
+
+    _readers: ClassVar[dict[str, Callable[[Any, Any], None]]] = {
+        "RunStarted": _run_started,
+        "Planned": _planned,
+        "MessageAdded": _message_added,
+        "ModelAsked": _model_asked,
+        "RequestFailed": _request_failed,
+        "ModelReplied": _model_replied,
+        "CallDecided": _call_decided,
+        "CallsWithheld": _calls_withheld,
+        "CallStarted": _call_started,
+        "CallFinished": _call_finished,
+        "Clarified": _clarified,
+        "IterationCompleted": _iteration_completed,
+        "AnswerChecked": _answer_checked,
+        "StopRequested": _stop_requested,
+        "BudgetChanged": _budget_changed,
+        "SharedBudgetsChecked": _shared_budgets_checked,
+        "Paused": _paused,
+        "Resumed": _resumed,
+        "Ended": _ended,
+    }
+
+
+_NOTICED = 1.0
+"""Idle seconds before a stop that are not shown as a gap: times are rounded."""
+
+
+def _outcome_of(fact: facts.CallDecided) -> CallOutcome:
+    if fact.verdict != "answer":
+        return _OUTCOME_OF_VERDICT[fact.verdict]
+    if fact.person and fact.reason not in _OUTCOME_OF_REASON:
+        return "denied"
+    return _OUTCOME_OF_REASON.get(fact.reason) or _OUTCOME_OF_KIND.get(fact.kind, "withheld")
+
+
+_OUTCOME_OF_VERDICT: dict[str, CallOutcome] = {
+    "run": "ready",
+    "defer": "waiting",
+    "deny": "denied",
+    "external": "returned",
+    "final_answer": "final_answer",
+}
+_OUTCOME_OF_REASON: dict[str, CallOutcome] = {"supplied": "answered", "expired": "expired"}
+_OUTCOME_OF_KIND: dict[str, CallOutcome] = {"unknown": "unknown", "invalid": "invalid", "read": "answered"}
+
+
+def _spending(state: State, iterations: Iterable[TimelineIteration], started: float, at: float) -> Iterator[Spending]:
+    limits = state.rules.limits
+    ledger = state.ledger
+    calls = (call for iteration in iterations for call in iteration.calls)
+    inside = sum((call.spent for call in calls if call.spent is not None), Consumption())
+    for part, name in LIMIT_OF_PART.items():
+        limit = getattr(limits, name)
+        if limit is not None:
+            yield Spending(name=name, used=ledger.by_part[part], limit=limit, nested=inside.by_part[part])
+    if limits.deadline is not None:
+        yield Spending(name="deadline", used=at - started, limit=limits.deadline.timestamp() - started)
+    for function, limit in limits.max_calls_per_function.items():
+        starts = ledger.calls_by_function.get(function, 0)
+        yield Spending(name="max_calls_per_function", function=function, used=starts, limit=limit)
+    in_row = {
+        "max_consecutive_errors": ledger.errors_in_row,
+        "max_repeated_calls": max(ledger.calls_by_digest.values(), default=0),
+        "max_repeated_denials": ledger.denials_in_row,
+    }
+    for name, count in in_row.items():
+        limit = getattr(limits, name)
+        if limit is not None:
+            yield Spending(name=name, used=count, limit=limit)
+
+
+def _changed_limits(state: State, after: Budget | None) -> str:
+    """Name the limits that change, with their new values."""
+    before = state.rules.limits
+    changes = [
+        f"{name} {getattr(before, name)} → {getattr(after, name)}"
+        for name in (() if after is None else Budget.__dataclass_fields__)
+        if getattr(before, name) != getattr(after, name)
+    ]
+    return ", ".join(changes)
+
+
+def _requested(index: int, call: RequestedCall) -> TimelineCall:
+    return TimelineCall(index=index, id=call.id, function=call.name, requested=call.arguments, arguments=call.arguments)
+
+
+# Messages: Semantic Kernel's objects, or their JSON; read without that library.
+
+_LONGEST_DATA = 500
+"""Characters of a part that is not text, such as an image, beyond which its size is shown instead."""
+_CALLS = "calls "
+
+
+def _field(message: Message, name: str) -> str:
+    value = cast("dict[str, Any]", message).get(name) if isinstance(message, dict) else getattr(message, name, None)
+    return value if isinstance(value, str) else ""
+
+
+def _read_message(message: Message) -> TimelineMessage:
+    """Read role and text of a message, and describe its other parts."""
+    dumped = dump_message(message)
+    if not isinstance(dumped, dict):
+        return TimelineMessage(role="", text=str(dumped))
+    values = cast("dict[str, Any]", dumped)
+    items = values.get("items")
+    listed = cast("list[Any]", items if isinstance(items, list) else [])
+    parts = [cast("dict[str, Any]", part) for part in listed if isinstance(part, dict)]
+    texts = [part["text"] for part in parts if _is_text(part)]
+    text = "\n".join(texts) if parts else str(values.get("content") or values.get("text") or "")
+    others = tuple(_described(part) for part in parts if not _is_text(part))
+    return TimelineMessage(role=str(values.get("role", "")), text=text, others=others)
+
+
+def _is_text(part: dict[str, Any]) -> bool:
+    return part.get("content_type") == "text" and isinstance(part.get("text"), str)
+
+
+def _described(part: dict[str, Any]) -> str:
+    match part:
+        case {"content_type": "function_call"}:
+            return f"{_CALLS}{part.get('name')}({part.get('arguments') or ''})"
+        case {"content_type": "function_result"}:
+            return f"returns {part.get('name')}: {part.get('result')}"
+        case _:
+            kind = part.get("content_type", "part")
+            given = {name: value for name, value in part.items() if name not in ("content_type", "metadata") and value}
+            shown = (
+                f"{name}: {len(value):,} characters"
+                if len(value) > _LONGEST_DATA and name != "text"
+                else f"{name}: {value}"
+                for name, value in ((name, str(value)) for name, value in given.items())
+            )
+            return f"{kind}, {', '.join(shown)}"
