@@ -226,6 +226,7 @@ async def show_run(run_id: str, store: str, *, follow: bool, html: Path | None, 
     stored = await _stored(run_id, store)
     record = stored.record
     facts = stored.facts
+    fold_journal(run_id, facts)  # a damaged journal is refused before anything of it is printed
     if follow or not as_json:
         console.say(Text.assemble((exact(run_id), "bold"), f": {one_line(record.goal)}"))
         with Progress(console) as progress:

@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import replace
 from types import TracebackType
 from typing import Self, cast
@@ -12,7 +12,6 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-from planner_ext.approval.decisions import record_of
 from planner_ext.cli.text import (
     Terminal,
     TextFlow,
@@ -23,15 +22,18 @@ from planner_ext.cli.text import (
     shortened,
 )
 from planner_ext.core import facts
-from planner_ext.core.errors import IllegalTransitionError, counted, seconds
-from planner_ext.core.fold import apply
+from planner_ext.core.errors import counted, seconds
 from planner_ext.core.limits import remaining_limits
-from planner_ext.core.state import ASK_USER, State
+from planner_ext.core.results import READ_RESULT
+from planner_ext.core.state import ASK_USER
 from planner_ext.core.text import exact, exact_json, one_line, printable, visible
-from planner_ext.core.values import RequestedCall
+from planner_ext.engine.timeline import TimelineCall, TimelineReader
 from planner_ext.events import PlannerEvent, ResultReady, TextDelta
 from planner_ext.hitl_manager import PendingCall
 from planner_ext.planner.run import FunctionCallingStepwisePlannerResult
+
+_RAN = ("ok", "failed", "timed_out", "cancelled")
+"""The outcomes of a function that was started."""
 
 _BESIDE = 18
 """Cells of a line of the frame that the arguments of a call do not get."""
@@ -52,12 +54,9 @@ class Progress:
         self.followed = 0
         self.until: float | None = None
         self._console = console
-        self._state = State()
+        self._reader = TimelineReader()
         self._timed_at = 0.0
         self._flow: TextFlow | None = None
-        self._calls: tuple[RequestedCall, ...] = ()
-        self._arguments: list[str] = []
-        self._running: dict[int, facts.CallStarted] = {}
         self._spinner = self._new_spinner()
 
     def __enter__(self) -> Self:
@@ -72,7 +71,7 @@ class Progress:
             self._flow = None
 
     def catch_up(self, earlier: Iterable[facts.Fact]) -> None:
-        """Read earlier facts of the same run without printing them: its limits, what it spent, and its open calls."""
+        """Read earlier facts of the same run without printing them."""
         for fact in earlier:
             self._follow(fact)
 
@@ -95,8 +94,10 @@ class Progress:
                 pass
             case _:
                 self._close_reply(event)
-                self._follow(event)
+                changed = self._follow(event)
                 self._print(event)
+                for call in changed:
+                    self._print_call(call)
         self._wait()
 
     def note(self, text: str) -> None:
@@ -105,31 +106,22 @@ class Progress:
         self._line(text, "dim")
         self._wait()
 
-    def _follow(self, fact: facts.Fact) -> None:
-        """Remember the values for later lines: the state of the run, and the calls with their arguments."""
+    def _follow(self, fact: facts.Fact) -> list[TimelineCall]:
         self.followed += 1
-        with suppress(IllegalTransitionError):  # facts before it are missing; then the numbers stay as they were
-            self._state = apply(self._state, fact)
         if isinstance(fact, facts.RunStarted | facts.Resumed) or hasattr(fact, "seconds"):
             self._timed_at = fact.at
-        match fact:
-            case facts.ModelReplied():
-                self._calls = fact.calls
-                self._arguments = [call.arguments for call in fact.calls]
-            case facts.CallDecided() if fact.index < len(self._calls):
-                self._arguments[fact.index] = fact.arguments_of(self._calls[fact.index])
-            case _:
-                pass
+        return self._reader.read(fact)
 
     def _reply(self, *, plan: bool) -> TextFlow:
         """Return the text of the arriving reply; a new one begins with its header."""
         if self._flow is None:
-            rules = self._state.rules
-            what = f"Round trip {self._state.ledger.iterations + 1}" if rules.charge_plan or not plan else "Plan"
+            state = self._reader.state
+            rules = state.rules
+            what = f"Round trip {state.ledger.iterations + 1}" if rules.charge_plan or not plan else "Plan"
             if rules.limits.max_iterations is not None and what != "Plan":
                 what += f" of {rules.limits.max_iterations}"
             said = ": the plan" if plan and what != "Plan" else ""
-            left = self._left(("max_iterations",), at=self._state.at)
+            left = self._left(("max_iterations",), at=state.at)
             self._console.print(Text(what, "bold"), Text(said), Text(left, "dim"), sep="")
             self._flow = TextFlow(self._console, width=self._console.text_width, indent=4)
         return self._flow
@@ -156,53 +148,54 @@ class Progress:
                 self._line(f"{self._console.signs.good} {one_line(fact.by) or 'answered'}: {one_line(answer)}")
             case facts.StopRequested() | facts.BudgetChanged() | facts.SharedBudgetsChecked() | facts.MessageAdded():
                 self._line(_remark(fact), "dim")
-            case facts.CallDecided():
-                self._print_decision(fact)
-            case _:
-                self._print_call(fact)
-
-    def _print_call(self, fact: facts.Fact) -> None:
-        match fact:
-            case facts.CallsWithheld():
-                for index in fact.indexes:
-                    name = self._calls[index].name if index < len(self._calls) else "?"
-                    self._outcome(self._console.signs.bad, name, "not run", fact.answer.removeprefix("Not executed: "))
-            case facts.CallStarted():
-                self._running[fact.index] = fact
-                self._line(f"{self._console.signs.call} {self._call(fact)}")
-            case facts.CallFinished():
-                started = self._running.pop(fact.index, fact)
-                sign = self._console.signs.good if fact.outcome == "ok" else self._console.signs.bad
-                self._outcome(sign, fact.function, f"{seconds(fact.at - started.at)} s", fact.error or fact.result)
+            case facts.CallDecided(person=True, index=index):
+                self._print_decision(self._reader.calls[index], fact)
             case _:
                 pass
 
-    def _print_decision(self, fact: facts.CallDecided) -> None:
-        if fact.person and (record := record_of(fact, self._calls[fact.index])) is not None:
-            edited = f" in place of {_arguments_text(self._calls[fact.index].arguments)}" if fact.edited else ""
-            self._line(f"{one_line(fact.by) or 'a person'}: {record.kind} {self._call(fact)}{edited}")
-        prompt = one_line(fact.prompt)
-        match fact.verdict:
-            case "run":
-                pass
+    def _print_decision(self, call: TimelineCall, fact: facts.CallDecided) -> None:
+        """Print what a person decided."""
+        kinds = [record.kind for record in call.decisions[-1:]]
+        edited = f" in place of {_arguments_text(call.requested)}" if fact.edited else ""
+        self._line(f"{one_line(fact.by) or 'a person'}: {''.join(kinds)} {_call_text(call)}{edited}")
+
+    def _print_call(self, call: TimelineCall) -> None:
+        """Print the line of a call that has changed; some changes have none."""
+        signs = self._console.signs
+        match call.outcome:
+            case "running":
+                self._line(f"{signs.call} {_call_text(call)}")
             case "final_answer":
-                self._line(f"{self._console.signs.call} hands over the final answer")
-            case "defer" if fact.kind == "question":
-                self._line(f"? asks: {prompt}")
-            case "defer":
-                self._line(f"? {self._call(fact)} waits for a decision" + (f": {prompt}" if prompt else ""))
-            case "external":
-                self._line(f"{self._console.signs.call} {fact.function} is for the caller to run")
-            case "answer" | "deny":
-                signs = self._console.signs
-                reads = fact.kind == "read"
-                sign, note = (signs.good, "read on") if reads else (signs.bad, "not run")
-                self._outcome(sign, fact.function, note, fact.answer or fact.reason)
+                self._line(f"{signs.call} hands over the final answer")
+            case "returned":
+                self._line(f"{signs.call} {call.function} is for the caller to run")
+            case "waiting" if call.function == ASK_USER:
+                self._line(f"? asks: {one_line(call.prompt)}")
+            case "waiting":
+                prompt = f": {one_line(call.prompt)}" if call.prompt else ""
+                self._line(f"? {_call_text(call)} waits for a decision{prompt}")
+            case "requested" | "ready" | "in_doubt":
+                pass
+            case "answered" | "denied" if call.function == ASK_USER:
+                pass  # the answer has a line
+            case _:
+                self._print_result(call)
 
-    def _outcome(self, sign: str, name: str, note: str, text: str) -> None:
-        column = min(max(len(each) for each in (name, *(call.name for call in self._calls))), 30)
-        style = "green" if sign == self._console.signs.good else "red"
-        self._line(f" {one_line(name):<{column}}  {note:>7}  {one_line(text)}", sign=Text(sign, style))
+    def _print_result(self, call: TimelineCall) -> None:
+        """Print a call's function, how it ended or after how long, and its result in one row."""
+        text = call.result or call.error
+        note = "not run"
+        if call.outcome in _RAN:
+            text = call.error or call.result
+            note = f"{seconds((call.ended or 0.0) - call.attempts[-1].started)} s"
+        elif call.function == READ_RESULT:
+            note = "read on"
+        is_good = call.outcome == "ok" or note == "read on"
+        sign = self._console.signs.good if is_good else self._console.signs.bad
+        column = min(max(len(each.function) for each in self._reader.calls), 30)
+        text = one_line(text.removeprefix("Not executed: "))
+        row = f" {one_line(call.function):<{column}}  {note:>7}  {text}"
+        self._line(row, sign=Text(sign, "green" if is_good else "red"))
 
     def _line(self, text: str, style: str = "", *, sign: Text | None = None) -> None:
         """Print one indented line, cut where the console ends."""
@@ -211,11 +204,6 @@ class Progress:
         self._console.print(
             "    ", lead, Text(shortened(printable(text), room, self._console.signs.more), style), sep=""
         )
-
-    def _call(self, fact: facts.CallDecided | facts.CallStarted) -> str:
-        """Format a call for a person, with the arguments that it runs with."""
-        arguments = self._arguments[fact.index] if fact.index < len(self._arguments) else ""
-        return f"{one_line(fact.function)}({_arguments_text(arguments)})"
 
     def _new_spinner(self) -> Status | None:
         if not self._console.is_interactive:
@@ -233,8 +221,8 @@ class Progress:
 
     def _activity(self) -> Text:
         """Describe what the run waits for, and what is left of its limits at this moment."""
-        names = ", ".join(sorted(call.function for call in self._running.values()))
-        text = one_line(f"runs {names}") if names else "waits for the model"
+        running = sorted(call.function for call in self._reader.calls if call.outcome == "running")
+        text = one_line(f"runs {', '.join(running)}") if running else "waits for the model"
         now = time.time()
         left = self._left(at=now, elapsed=max(now - self._timed_at, 0.0), until=self.until)
         room = max(self._console.text_width - 4 - len(left), 20)
@@ -249,8 +237,9 @@ class Progress:
             elapsed: Active time that no fact has counted yet.
             until: A deadline besides that of the run, or None.
         """
-        limits = replace(self._state.rules.limits, tell_budget=True)
-        left = {item.name: item.left for item in remaining_limits(limits, self._state.ledger, at)}
+        state = self._reader.state
+        limits = replace(state.rules.limits, tell_budget=True)
+        left = {item.name: item.left for item in remaining_limits(limits, state.ledger, at)}
         times = [left.pop("deadline")] if "deadline" in left else []
         if "max_active_seconds" in left:
             times.append(left.pop("max_active_seconds") - elapsed)
@@ -341,6 +330,11 @@ def print_answer(console: Terminal, result: FunctionCallingStepwisePlannerResult
     title = "Answer" if result.limit is None else f"Answer, as far as {result.limit} allowed"
     style = "green" if result.status == "answered" else "red"
     console.print_framed(Text(printable(result.final_answer)), title, style)
+
+
+def _call_text(call: TimelineCall) -> str:
+    """Format a call for a person, with the arguments that it runs with."""
+    return f"{one_line(call.function)}({_arguments_text(call.arguments)})"
 
 
 def _arguments_text(written: str) -> str:

@@ -646,7 +646,7 @@ class TimelineReader:
     def _ended(self, fact: facts.Ended) -> None:
         if fact.returned:
             for index, call in enumerate(self.calls):
-                if call.ended is None:
+                if call.ended is None and call.outcome != "returned":
                     self._change_call(index, outcome="returned")
         self._add_event(fact.at, "ended", text=fact.reason)
         if self.state.stopping is not None and fact.at - self._before_stop > fact.seconds + _NOTICED:

@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from io import BytesIO, StringIO, TextIOWrapper
 from itertools import pairwise
@@ -23,13 +24,15 @@ from planner_ext import (
 )
 from planner_ext.cli.show import Progress, print_answer
 from planner_ext.cli.text import Terminal, TextFlow, shortened, spent_line
-from planner_ext.core.facts import Ended, Fact, Paused, Rules, RunStarted
+from planner_ext.core.facts import Fact, Rules, RunStarted
 from planner_ext.core.text import one_line, printable
-from planner_ext.core.values import RequestedCall, Usage
-from planner_ext.events import CallDecided, CallFinished, CallStarted, ModelReplied, ResultReady, TextDelta
+from planner_ext.core.values import RequestedCall
+from planner_ext.events import CallFinished, ResultReady, TextDelta
 from planner_ext.hitl_manager import Deny, ToolCall
 from planner_ext.iteration import StopHandle
 from planner_ext.testing import Script, ScriptedChatCompletion, call, calls, say
+from support.core import PAUSED, began, decided, ended, replied, run_started
+from support.core import calls as calls_of
 
 
 class Shop:
@@ -146,23 +149,11 @@ async def test_a_stop_is_shown_with_its_reason() -> None:
 def test_arguments_read_like_a_call(sent: str, shown: str) -> None:
     """An object is written as keywords; anything else stays as it was sent, on one line."""
     on = console()
-    asked = RequestedCall(id="c", name="f", arguments=sent)
-    replied = ModelReplied(
-        iteration=0,
-        message=None,
-        text="",
-        calls=(asked,),
-        finish_reason=None,
-        usage=Usage(),
-        iterations=1,
-        offered=True,
-        withheld=None,
-        at=0,
-        seconds=0,
-    )
+    asked = RequestedCall(id="c0", name="f", arguments=sent)
+    reply = replace(replied(calls_of("f")), calls=(asked,))
     with Progress(on) as progress:
-        progress.show(replied)
-        progress.show(CallStarted(iteration=0, index=0, call_id="c", function="f", at=0))
+        for fact in (run_started(), reply, decided(0), began(0)):
+            progress.show(fact)
     assert lines_of(on)[-1] == f"    → f({shown})"
 
 
@@ -272,11 +263,12 @@ def test_leaving_in_the_middle_ends_the_line() -> None:
     assert text_of(on) == "Round trip 1\n    Half a sen\n"
 
 
-@pytest.mark.parametrize("end", [Paused(at=0, seconds=0), Ended(status="answered", at=0, seconds=0)])
-def test_nothing_is_waited_for_after_the_end(end: Paused | Ended) -> None:
+@pytest.mark.parametrize("end", [PAUSED, ended()])
+def test_nothing_is_waited_for_after_the_end(end: Fact) -> None:
     """No spinner turns on after a pause or the end."""
     on = console(terminal=True)
     with Progress(on) as progress:
+        progress.catch_up([run_started(), *([replied(calls_of("ask")), decided(0, "ask")] if end is PAUSED else [])])
         progress.show(end)
     assert text_of(on) == ""
 
@@ -284,10 +276,9 @@ def test_nothing_is_waited_for_after_the_end(end: Paused | Ended) -> None:
 def test_a_call_for_the_caller_is_said_to_be_one() -> None:
     """A function known by its schema only is the caller's to run."""
     on = console()
-    decided = CallDecided(
-        iteration=0, index=0, call_id="c", function="remote", kind="external", verdict="external", at=0
-    )
-    Progress(on).show(decided)
+    progress = Progress(on)
+    progress.catch_up([run_started(), replied(calls_of("remote"))])
+    progress.show(decided(0, "remote", "external"))
     assert text_of(on) == "    → remote is for the caller to run\n"
 
 
