@@ -101,12 +101,12 @@ from planner_ext.approval.decisions import (
     ToolCall,
 )
 from planner_ext.core import facts
-from planner_ext.core.fold import apply
 from planner_ext.core.results import cut_text
-from planner_ext.core.state import ASK_USER, State
+from planner_ext.core.state import ASK_USER
 from planner_ext.core.values import Usage
 from planner_ext.engine.concurrency import StopHandle
 from planner_ext.engine.ports import ResultReady, TextDelta
+from planner_ext.engine.timeline import TimelineCall, TimelineReader
 from planner_ext.planner.planner import FunctionCallingStepwisePlanner
 from planner_ext.planner.run import FunctionCallingStepwisePlannerResult, PlannerEvent
 from planner_ext.sk.checkpoint import Checkpoint
@@ -215,13 +215,18 @@ class _Run:
         self._input = run_input
         self._waiting = waiting
         self._kept = waiting.pop(run_input.thread_id, None)
-        self._state = State() if self._kept is None else self._kept.state()
-        self._used = self._state.ledger.usage
+        self._begin(() if self._kept is None else self._kept.facts)
         self._step = ""
         self._messages = 0
         self._is_open = False
         self._last_text = ""
         self._answered: set[str] = set()
+
+    def _begin(self, journal: Iterable[facts.Fact]) -> None:
+        self._reader = TimelineReader()
+        for fact in journal:
+            self._reader.read(fact)
+        self._used = self._reader.state.ledger.usage
 
     def close(self) -> None:
         """Return the checkpoint of the resumed run to ``waiting``, unless the run has made progress."""
@@ -236,8 +241,10 @@ class _Run:
         A run in which only tools of the front end wait is abandoned if the last message is the user's.
         """
         messages = self._input.messages
-        if all(map(_is_tool, pending_calls(self._state))) and messages and isinstance(messages[-1], UserMessage):
-            self._kept, self._state, self._used = None, State(), Usage()
+        waits_for_tools = all(map(_is_tool, pending_calls(self._reader.state)))
+        if waits_for_tools and messages and isinstance(messages[-1], UserMessage):
+            self._kept = None
+            self._begin(())
         return self._kept
 
     def opening(self) -> tuple[str, ChatHistory | None]:
@@ -269,7 +276,7 @@ class _Run:
         answers = {entry.interrupt_id: entry for entry in self._input.resume or ()}
         results = {one.tool_call_id: one for one in self._input.messages if isinstance(one, ToolMessage)}
         decisions: dict[str, Decision] = {}
-        for call in pending_calls(self._state):
+        for call in pending_calls(self._reader.state):
             if _is_tool(call):
                 if result := results.get(self._call_id(call.id)):
                     decisions[call.id] = Supply(result.error or _text(result.content), by=by or None)
@@ -293,20 +300,20 @@ class _Run:
             case TextDelta():
                 yield from self._in_step(event.iteration)
                 yield from self._text(event.text)
-            case facts.Planned():
-                self._state = apply(self._state, event)
-                yield from self._replied(event.plan, -1)
-            case facts.ModelReplied():
-                self._state = apply(self._state, event)
-                yield from self._replied(event.text, event.iteration)
-                yield from self._calls()
             case _:
-                before = self._state
-                self._state = apply(self._state, event)
-                yield from self._fact(event, before)
+                changed = self._reader.read(event)
+                yield from self._fact(event, changed)
+                for call in changed:
+                    if call.ended is not None:
+                        yield from self._result(call)
 
-    def _fact(self, fact: facts.Fact, before: State) -> Iterator[BaseEvent]:
+    def _fact(self, fact: facts.Fact, changed: Iterable[TimelineCall]) -> Iterator[BaseEvent]:
         match fact:
+            case facts.Planned():
+                yield from self._replied(fact.plan, -1)
+            case facts.ModelReplied():
+                yield from self._replied(fact.text, fact.iteration)
+                yield from self._calls(changed)
             case facts.RequestFailed():
                 yield from self._message_end()
             case facts.IterationCompleted():
@@ -314,12 +321,6 @@ class _Run:
             case facts.CallStarted():
                 self._kept = None
                 yield from self._in_step(fact.iteration)
-            case facts.CallFinished(result=text) | facts.CallDecided(verdict="answer" | "deny", answer=text):
-                yield from self._results(before, [fact.index], _as_read(fact, text))
-            case facts.CallsWithheld():
-                yield from self._results(before, fact.indexes, fact.answer)
-            case facts.Clarified(index=int() as index, answer=str() as text):
-                yield from self._results(before, [index], text)
             case facts.Clarified(answer=str()):
                 self._kept = None
             case _:
@@ -359,34 +360,39 @@ class _Run:
         self._last_text = text
         yield from self._message_end()
 
-    def _calls(self) -> Iterator[BaseEvent]:
-        """Send the calls of the batch that a reply has opened."""
-        batch = self._state.batch
+    def _calls(self, calls: Iterable[TimelineCall]) -> Iterator[BaseEvent]:
+        """Send the calls of the batch that a reply has opened, if it has."""
+        batch = self._reader.state.batch
         if not self._last_text:
             self._messages += 1  # the calls are in a message of their own
-        for call in () if batch is None else batch.calls:
-            if (name := call.request.name) == _FINAL_ANSWER:
+        for call in () if batch is None else calls:
+            name = call.function
+            if name == _FINAL_ANSWER:
                 continue
-            id_ = self._call_id(call.request.id)
+            id_ = self._call_id(call.id)
             shown = self.tools[name].name if name in self.tools else name
             yield ToolCallStartEvent(tool_call_id=id_, tool_call_name=shown, parent_message_id=self._message_id)
-            yield ToolCallArgsEvent(tool_call_id=id_, delta=call.request.arguments or "{}")
+            yield ToolCallArgsEvent(tool_call_id=id_, delta=call.requested or "{}")
             yield ToolCallEndEvent(tool_call_id=id_)
 
-    def _results(self, before: State, indexes: Iterable[int], text: str) -> Iterator[BaseEvent]:
-        """Send the results of calls of the batch, except those that came from the front end."""
-        assert before.batch is not None, "a call that has a result is in a batch"
+    def _result(self, call: TimelineCall) -> Iterator[BaseEvent]:
+        """Send what the model reads as a call's result, except where it came from the front end."""
         self._kept = None
-        for index in indexes:
-            request = before.batch.calls[index].request
-            id_ = _call_key(before.run_id, before.batch.iteration, request.id)
-            if request.name != _FINAL_ANSWER and id_ not in self._answered:
-                self._answered.add(id_)
-                yield ToolCallResultEvent(message_id=f"{id_}-result", tool_call_id=id_, content=text, role="tool")
+        id_ = self._call_id(call.id)
+        if call.function != _FINAL_ANSWER and id_ not in self._answered:
+            self._answered.add(id_)
+            text = call.result if call.cut is None else cut_text(call.result, call.cut, self._iteration, call.index)
+            yield ToolCallResultEvent(message_id=f"{id_}-result", tool_call_id=id_, content=text, role="tool")
+
+    @property
+    def _iteration(self) -> int:
+        """The iteration of the newest reply."""
+        return self._reader.state.iteration - 1
 
     def _call_id(self, call_id: str) -> str:
-        """Return the protocol's id of a call of the open batch."""
-        return "" if self._state.batch is None else _call_key(self._state.run_id, self._state.batch.iteration, call_id)
+        """Return the protocol's id of a call of the newest reply."""
+        key = f"{self._reader.state.run_id}/{self._iteration}/{call_id}"
+        return sha256(key.encode()).hexdigest()[:32]  # models reuse ids in later batches
 
     def _finished(self, result: FunctionCallingStepwisePlannerResult) -> Iterator[BaseEvent]:
         self._kept = None
@@ -424,7 +430,7 @@ class _Run:
             id=call.fingerprint,
             reason="input_required" if asks else "tool_call",
             message=call.prompt or (None if asks else f"May {call.fully_qualified_name} run?"),
-            tool_call_id=self._call_id(call.id) or None,
+            tool_call_id=None if self._reader.state.batch is None else self._call_id(call.id),
             response_schema=_ANSWER_SCHEMA if asks else _approval_schema(call),
             expires_at=None if call.expires_at is None else call.expires_at.isoformat(),
             metadata={"planner_ext": _described(call)},
@@ -444,11 +450,6 @@ _ANSWER_SCHEMA: dict[str, Any] = {
     "properties": {"answer": {"type": "string"}},
     "required": ["answer"],
 }
-
-
-def _as_read(fact: facts.CallFinished | facts.CallDecided, text: str) -> str:
-    """Return what the model reads of a call's result, which may be cut."""
-    return text if fact.cut is None else cut_text(text, fact.cut, fact.iteration, fact.index)
 
 
 def _approval_schema(call: PendingCall) -> dict[str, Any]:
@@ -599,11 +600,6 @@ def _history(messages: Sequence[Message], tools: Mapping[str, Tool]) -> Iterator
 def _text(content: str | list[ContentPart]) -> str:
     """Return the text of a message, without its other parts."""
     return content if isinstance(content, str) else "".join(one.text for one in content if isinstance(one, TextPart))
-
-
-def _call_key(run_id: str, iteration: int, call_id: str) -> str:
-    """Make an id for a call that is unique in its thread, and short: models reuse ids in later batches."""
-    return sha256(f"{run_id}/{iteration}/{call_id}".encode()).hexdigest()[:32]
 
 
 def _usage(used: Usage) -> TokenUsage:

@@ -16,6 +16,7 @@ from planner_ext.core import facts
 from planner_ext.core.fold import apply
 from planner_ext.core.limits import LIMIT_OF_PART, Budget, Consumption
 from planner_ext.core.machine import IN_DOUBT, may_have_asked
+from planner_ext.core.results import Cut
 from planner_ext.core.state import Phase, State
 from planner_ext.core.values import Message, RequestedCall, Usage
 from planner_ext.engine.document import dump_message
@@ -149,7 +150,7 @@ class TimelineCall:
         attempts: Each execution of the function.
         ended: When its result was recorded, or None.
         result: The result that the model reads.
-        shown: How many characters of the result the model read at once, where it was cut; None for all of it.
+        cut: Where the result was cut for the model; None if it read all of it at once.
         error: Type and message of the function's exception, or the reason why it did not run; "" without one.
         nested: Whether the function is a nested run.
         spent: The consumption of its function: requests and nested calls; or None.
@@ -169,7 +170,7 @@ class TimelineCall:
     attempts: tuple[CallAttempt, ...] = ()
     ended: float | None = None
     result: str = ""
-    shown: int | None = None
+    cut: Cut | None = None
     error: str = ""
     nested: bool = False
     spent: Consumption | None = None
@@ -178,6 +179,11 @@ class TimelineCall:
     def started(self) -> float | None:
         """When its function first started; None before."""
         return self.attempts[0].started if self.attempts else None
+
+    @property
+    def shown(self) -> int | None:
+        """How many characters of the result the model read at once, where it was cut; None for all of it."""
+        return None if self.cut is None else self.cut.shown
 
 
 EventKind: TypeAlias = Literal[
@@ -546,7 +552,7 @@ class TimelineReader:
             decisions=call.decisions if record is None or repeated else (*call.decisions, record),
             ended=fact.at if settled else None,
             result=fact.answer if settled else "",
-            shown=fact.cut and fact.cut.shown,
+            cut=fact.cut,
             error=fact.reason if fact.verdict == "answer" and fact.reason not in _OUTCOME_OF_REASON else "",
             nested=fact.nested,
             spent=self._spent_by(fact.index),
@@ -578,7 +584,7 @@ class TimelineReader:
             attempts=(*earlier, last),
             ended=fact.at,
             result=fact.result,
-            shown=fact.cut and fact.cut.shown,
+            cut=fact.cut,
             error=fact.error,
             spent=self._spent_by(fact.index, fact.spent),
         )
