@@ -20,7 +20,6 @@ from starlette.routing import Route
 
 from planner_ext.approval.decisions import Approve, Authorize, Decision, Deny, Supply
 from planner_ext.core.errors import PlannerExtError
-from planner_ext.core.facts import Fact
 from planner_ext.core.text import exact, visible
 from planner_ext.durable.approvals import Approvals
 from planner_ext.durable.errors import ApprovalRefusedError, NotAuthorizedError, StoreError, UnknownRunError
@@ -45,7 +44,7 @@ from planner_ext.inbox.security import (
     person_name,
     redirect,
 )
-from planner_ext.timeline import fragment_of
+from planner_ext.timeline import Timeline, fragment_of
 
 logger = logging.getLogger(__name__)
 
@@ -311,15 +310,16 @@ class _Inbox:
         problem: str = "",
         typed: Mapping[str, str] | None = None,
     ) -> Response:
-        facts: tuple[Fact, ...] = ()
+        timeline = Timeline()
         unreadable = ""
         mark = (await self._marks()).waiting
         try:
-            facts = (await (await self._runs()).load(call.run_id)).facts
+            stored = await (await self._runs()).load(call.run_id)
+            timeline = await asyncio.to_thread(stored.timeline)
         except PlannerExtError as error:  # the call may still be decided: the decision binds to its fingerprint
             unreadable = str(error)
         page = views.approval_page(
-            call, facts, time.time(), unreadable=unreadable, fields=fields, problem=problem, typed=typed
+            call, timeline, time.time(), unreadable=unreadable, fields=fields, problem=problem, typed=typed
         )
         return self._page(request, "approval", status=status, page=page, mark=mark)
 

@@ -4,28 +4,19 @@ Templates escape these texts for HTML and put nothing into them. The rules are t
 invisible character passes, and no text that a person decides on is cut.
 """
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal, TypeAlias, cast
+from typing import Literal, TypeAlias
 from urllib.parse import quote, unquote, urlencode
 
 from starlette.requests import Request
 
 from planner_ext.approval.decisions import DecisionRecord
-from planner_ext.core.facts import (
-    CallDecided,
-    CallFinished,
-    CallsWithheld,
-    Clarified,
-    Fact,
-    ModelReplied,
-    Planned,
-    RunStarted,
-)
+from planner_ext.core.state import ASK_USER
 from planner_ext.core.text import exact, exact_json, one_line, visible
 from planner_ext.durable.records import PendingApproval, RunRecord
+from planner_ext.engine.timeline import Timeline, TimelineMessage
 from planner_ext.inbox.forms import Field, drawn_form
 
 Kind: TypeAlias = Literal["call", "question", "in doubt"]
@@ -303,7 +294,7 @@ def is_editable(call: PendingApproval) -> bool:
 
 def approval_page(
     call: PendingApproval,
-    facts: Sequence[Fact],
+    timeline: Timeline,
     now: float,
     *,
     unreadable: str = "",
@@ -311,11 +302,11 @@ def approval_page(
     problem: str = "",
     typed: Mapping[str, str] | None = None,
 ) -> ApprovalPage:
-    """Show a call or question with the journal of its run.
+    """Show a call or question with the conversation of its run.
 
     Args:
         call: The call or question.
-        facts: The journal; empty if it cannot be read.
+        timeline: The run's timeline; empty if its journal cannot be read.
         now: The time.
         unreadable: Why the journal cannot be read.
         fields: The form with the person's input; None draws it from the call.
@@ -329,8 +320,8 @@ def approval_page(
         is_open=call.status == "open" and not expired,
         decision=None if call.decision is None else _decided(call.decision, now),
         refused=tuple(_decided(one, now) for one in call.refused),
-        plan=plan_of(facts),
-        conversation=tuple(conversation_of(facts, now)),
+        plan=visible(timeline.plan),
+        conversation=tuple(conversation_of(timeline, now)),
         unreadable=visible(unreadable),
         fields=(drawn_form(call.parameters, call.arguments) if fields is None else fields) if is_editable(call) else (),
         problem=visible(problem),
@@ -357,50 +348,33 @@ def run_line(record: RunRecord, now: float) -> RunLine:
     )
 
 
-def plan_of(facts: Iterable[Fact]) -> str:
-    """Return the plan of a run, "" without one."""
-    return next((visible(fact.plan) for fact in facts if isinstance(fact, Planned)), "")
+def conversation_of(timeline: Timeline, now: float) -> Iterator[Turn]:
+    """List the turns of a run, without its plan and the messages that the planner added."""
+    for iteration in timeline.iterations[:1]:
+        yield from map(_said, iteration.messages)
+    for iteration in timeline.iterations:
+        if iteration.reply is not None and iteration.number >= 0:
+            calls = tuple(f"{exact(call.function)} {visible(call.requested)}" for call in iteration.calls)
+            at = moment_of(iteration.request.ended or 0.0, now)
+            yield Turn(role="assistant", speaker="the model", text=visible(iteration.reply.text), calls=calls, at=at)
+        for call in iteration.calls:
+            if call.ended is not None and call.function != ASK_USER:
+                at = moment_of(call.ended, now)
+                yield Turn(role="tool", speaker=exact(call.function), text=visible(call.result), at=at)
+        for event in iteration.events:
+            if event.kind == "question" and event.answer is not None:
+                at = moment_of(event.at, now)
+                yield Turn(role="person", speaker=exact(event.by) or "a person", text=visible(event.answer), at=at)
 
 
-def conversation_of(facts: Iterable[Fact], now: float) -> Iterable[Turn]:
-    """List the turns of a run, without its plan."""
-    for fact in facts:
-        at = moment_of(fact.at, now)
-        match fact:
-            case RunStarted():
-                yield from map(_said, fact.messages)
-            case ModelReplied():
-                calls = tuple(f"{exact(call.name)} {visible(call.arguments)}" for call in fact.calls)
-                yield Turn(role="assistant", speaker="the model", text=visible(fact.text), calls=calls, at=at)
-            case CallFinished():
-                yield Turn(role="tool", speaker=exact(fact.function), text=visible(fact.result), at=at)
-            case CallDecided() if fact.answer:
-                yield Turn(role="tool", speaker=exact(fact.function), text=visible(fact.answer), at=at)
-            case CallsWithheld():
-                yield Turn(role="tool", speaker="the run", text=visible(fact.answer), at=at)
-            case Clarified(answer=str(answer)):
-                yield Turn(role="person", speaker=exact(fact.by) or "a person", text=visible(answer), at=at)
-            case _:
-                pass
+_SPEAKERS = {"system": "instructions", "user": "the user", "assistant": "the model", "tool": "a function"}
 
 
-def _said(message: Any) -> Turn:
-    """Show a message of a run's first transcript; parts other than text are shown as JSON."""
-    data = cast("dict[str, Any]", message) if isinstance(message, dict) else {}
-    role = data.get("role")
-    items = data.get("items")
-    texts = [_said_in(item) for item in cast("list[object]", items if isinstance(items, list) else [])]
-    role = role if role in ("system", "user", "assistant", "tool") else "user"
-    speaker = {"system": "instructions", "user": "the user", "assistant": "the model", "tool": "a function"}[role]
-    return Turn(role=role, speaker=speaker, text=visible("\n".join(texts)))
-
-
-def _said_in(item: object) -> str:
-    match item:
-        case {"content_type": "text", "text": str(text)}:
-            return text
-        case _:
-            return json.dumps(item)
+def _said(message: TimelineMessage) -> Turn:
+    """Show a message of a run's first transcript."""
+    role = message.role if message.role in _SPEAKERS else "user"
+    text = "\n".join(filter(None, (message.text, *message.others)))
+    return Turn(role=role, speaker=_SPEAKERS[role], text=visible(text))
 
 
 def _decided(record: DecisionRecord, now: float) -> Decided:
