@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Self, Unpack
 from pydantic import PrivateAttr
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
-from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
 from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.connectors.ai.text_completion_client_base import TextCompletionClientBase
@@ -21,17 +20,16 @@ from planner_ext.approval.decisions import Decision
 from planner_ext.core.accounts import Tab
 from planner_ext.core.errors import shown, way_out
 from planner_ext.core.facts import RunStarted
+from planner_ext.core.fold import apply
 from planner_ext.core.limits import Budget
 from planner_ext.engine.concurrency import StopHandle, streams
-from planner_ext.sk.charging.nested import Charge, ChargedTextCompletion, ParentRun, charged, current_parent_run
-from planner_ext.sk.chat.transport import connector_settings
+from planner_ext.sk.charging.nested import Charge, ChargedTextCompletion, charged, current_parent_run
 from planner_ext.sk.checkpoint import Checkpoint
 from planner_ext.sk.checks import instance_of
 from planner_ext.sk.errors import InvalidOptionError, InvalidSettingsError
 from planner_ext.sk.functions.questions import own_function
 from planner_ext.sk.functions.toolset import ToolSet
 from planner_ext.sk.run.approval import DecisionsTaken, Taking
-from planner_ext.sk.run.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.run.context import RunContext, checked_messages, unwrapped
 from planner_ext.sk.run.options import RunOptions, RunSettings, takes_run_options
 from planner_ext.sk.run.outcome import refuse_waiting
@@ -162,10 +160,10 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
                 of the outer run is used up.
             NestedRunRefusedError: Inside a function whose call has ended, or whose run is stopping.
         """
-        if (behavior := _invoking_behavior(chat_history, settings, kwargs.get("kernel"))) is None:
+        if not _invokes(chat_history, settings, kwargs.get("kernel")):
             request = self._charged(chat_history, settings, kwargs)
             return await pass_through(self._inner, chat_history, settings, kwargs, request)
-        run = self._start(chat_history, settings, behavior, kwargs, streaming=False)
+        run = self._start(chat_history, settings, kwargs, streaming=False)
         return [await run.message()]
 
     async def get_streaming_chat_message_contents(
@@ -179,13 +177,13 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             final message's metadata. It alone has the usage, of all requests, so that a sum over the chunks counts
             each request once. Closing the stream early cancels the run.
         """
-        if (behavior := _invoking_behavior(chat_history, settings, kwargs.get("kernel"))) is None:
+        if not _invokes(chat_history, settings, kwargs.get("kernel")):
             request = self._charged(chat_history, settings, kwargs)
             async with aclosing(pass_through_streaming(self._inner, chat_history, settings, kwargs, request)) as passed:
                 async for group in passed:
                     yield group
             return
-        run = self._start(chat_history, settings, behavior, kwargs, streaming=True)
+        run = self._start(chat_history, settings, kwargs, streaming=True)
         async with aclosing(run.chunks(self.ai_model_id)) as chunks:
             async for chunk in chunks:
                 yield [chunk]
@@ -280,7 +278,6 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         self,
         chat_history: ChatHistory,
         settings: PromptExecutionSettings,
-        behavior: FunctionChoiceBehavior,
         kwargs: dict[str, Any],
         *,
         streaming: bool,
@@ -292,9 +289,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             )
         request = RequestContext(**{name: kwargs[name] for name in RequestContext.__slots__ if name in kwargs})
         messages = tuple(checked_messages(chat_history.messages, self._options.on_invalid_history, request.kernel))
-        parent = current_parent_run(self._tab)
-        options = self._options if parent is None else self._options.inside(parent)
-        context = self._context(request, settings, behavior, options, parent, streaming=streaming)
+        context = self._context(request, settings, self._options, streaming=streaming)
         if self._options.on_invalid_history == "repair":
             chat_history.messages[:] = messages
         at = context.options.clock.now()
@@ -314,21 +309,14 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
     ) -> ServiceRun:
         """Prepare a run to be resumed as `resume` says, here and for an agent; nothing is driven or changed yet."""
         own = self._options
-        key = self._options.checkpoint_key
         _check_request(chat_history, settings)
-        loaded = Checkpoint.given(checkpoint, key)
-        given = ResumeRequest(checkpoint=loaded, decisions=decisions, budget=budget).within(own.outer_budget)
-        state = given.resumed_state(own.clock.now())
-        options = replace(own, budget=state.rules.limits)
-        behavior = settings.function_choice_behavior or BoundedFunctionChoiceBehavior.Auto(maximum_use_attempts=None)
-        parent = current_parent_run(self._tab)
-        context = self._context(request, settings, behavior, options, parent, streaming=streaming)
-        first = await given.facts(
-            context.functions,
-            context.options.clock.now(),
-            authorize=context.options.approval.authorize,
-            review_edit=context.gate.review_edit,
-        )
+        loaded = Checkpoint.given(checkpoint, own.checkpoint_key)
+        limits = None if budget is None else own.bounded(budget)
+        options = replace(own, budget=limits or own.bounded(loaded.state().rules.limits))
+        given = ResumeRequest(checkpoint=loaded, decisions=decisions, budget=limits)
+        context = self._context(request, settings, options, streaming=streaming)
+        first = await context.resumed(given)
+        state = apply(loaded.state(), first[0])
         return ServiceRun(
             history=chat_history,
             context=context,
@@ -341,30 +329,20 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         )
 
     def _context(
-        self,
-        request: RequestContext,
-        settings: PromptExecutionSettings,
-        behavior: FunctionChoiceBehavior,
-        options: RunSettings,
-        parent: ParentRun | None,
-        *,
-        streaming: bool,
+        self, request: RequestContext, settings: PromptExecutionSettings, options: RunSettings, *, streaming: bool
     ) -> RunContext:
-        own_settings = connector_settings(self._inner, settings)
-        asks = options.takes_questions and behavior.type_ is not FunctionChoiceType.NONE
-        own = (own_function("AskUser"),) if asks else ()
+        behavior = settings.function_choice_behavior
+        asks = options.takes_questions and (behavior is None or behavior.type_ is not FunctionChoiceType.NONE)
         return RunContext(
             kernel=request.kernel,
             service=self._inner,
-            settings=own_settings,
-            behavior=behavior,
-            tools=ToolSet(request.kernel, behavior, own_settings, own=own),
+            settings=settings,
             options=options,
             arguments=request.arguments,
             streaming=streaming,
-            parent=parent,
+            parent=current_parent_run(self._tab),
             wrap=charged_service,
-            ask_user=own[0] if own else None,
+            ask_user=own_function("AskUser") if asks else None,
         )
 
 
@@ -382,20 +360,17 @@ def _check_request(chat_history: ChatHistory, settings: PromptExecutionSettings)
     instance_of("settings", settings, PromptExecutionSettings)
 
 
-def _invoking_behavior(
-    chat_history: ChatHistory, settings: PromptExecutionSettings, kernel: Kernel | None
-) -> FunctionChoiceBehavior | None:
-    """Return the behaviour under which functions are invoked; None if the request passes through.
-
-    Without functions to invoke, a request for several answers passes through too.
+def _invokes(chat_history: ChatHistory, settings: PromptExecutionSettings, kernel: Kernel | None) -> bool:
+    """Whether functions are invoked; otherwise the request passes through, as one for several answers does.
 
     Raises:
         PlannerInvalidConfigurationError: If history or settings are of another class.
+        InvalidHistoryError: If the last turn of an agent waits.
     """
     _check_request(chat_history, settings)
     refuse_waiting(chat_history.messages)
     behavior = settings.function_choice_behavior
     if behavior is None or not behavior.auto_invoke_kernel_functions:
-        return None
-    asked = getattr(settings, "number_of_responses", None) or settings.extension_data.get("number_of_responses") or 1
-    return None if kernel and asked != 1 and not ToolSet(kernel, behavior, settings).available else behavior
+        return False
+    answers = getattr(settings, "number_of_responses", None) or settings.extension_data.get("number_of_responses") or 1
+    return answers == 1 or kernel is None or ToolSet(kernel, behavior, settings).available

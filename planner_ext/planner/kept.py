@@ -50,7 +50,9 @@ class KeptRun(PlannerRun):
 
     async def result(self, emit: Emit | None = None) -> FunctionCallingStepwisePlannerResult:
         """Run to the next pause or end; see `PlannerRun`."""
-        self.facts, self.new, self.budget = self.activation.facts, await self._first(), self.activation.new_budget
+        self.facts = self.activation.facts
+        self.new = await self._first()
+        self.budget = self.activation.new_budget
         return await super().result(emit or self.activation.emit)
 
     async def _first(self) -> Sequence[Fact]:
@@ -99,14 +101,13 @@ class KeptRun(PlannerRun):
 
     async def _resumed(self, checkpoint: Checkpoint) -> Sequence[Fact]:
         activation = self.activation
-        options = self.context.options
         state = checkpoint.state()
         if state.ended is not None and state.ended.status == "answered":
             raise RunEndedError(
                 f"Run {activation.run_id!r} was answered; there is nothing to resume or to spend a budget on. "
                 "Start a run with a new goal."
             )
-        budget = None if activation.budget is None else options.budget
+        budget = None if activation.budget is None else self.context.options.budget
         given = ResumeRequest(
             checkpoint=checkpoint,
             decisions=activation.decisions,
@@ -115,12 +116,7 @@ class KeptRun(PlannerRun):
             verified=activation.verified,
             described=activation.described or pending_call,
         )
-        facts = await given.facts(
-            self.context.functions,
-            options.clock.now(),
-            authorize=options.approval.authorize,
-            review_edit=self.context.gate.review_edit,
-        )
+        facts = await self.context.resumed(given)
         return facts if len(facts) > 1 or activation.budget is not None else ()
 
 

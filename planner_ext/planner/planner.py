@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.contents import ChatHistory, ChatMessageContent
 from semantic_kernel.functions import KernelArguments, KernelFunction, KernelFunctionMetadata
 from semantic_kernel.prompt_template import KernelPromptTemplate
@@ -35,15 +34,14 @@ from planner_ext.planner.run import (
     result_of,
     run_started,
 )
-from planner_ext.sk.charging.nested import ParentRun, current_parent_run, planner_of, tab_in
-from planner_ext.sk.chat.transport import connector_settings, select_service
+from planner_ext.sk.charging.nested import current_parent_run, planner_of, tab_in
+from planner_ext.sk.chat.transport import select_service
 from planner_ext.sk.checkpoint import Checkpoint
 from planner_ext.sk.checks import instance_of
 from planner_ext.sk.errors import DecisionRefusedError, InvalidOptionError, RunEndedError
 from planner_ext.sk.functions.questions import OWN_PLUGIN, own_function
 from planner_ext.sk.functions.toolset import ToolSet
 from planner_ext.sk.run.approval import DecisionsTaken, Taking
-from planner_ext.sk.run.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.run.context import (
     RunContext,
     checked_messages,
@@ -465,12 +463,8 @@ class FunctionCallingStepwisePlanner:
         if options.checkpoint_key is not None:
             loaded = Checkpoint.given(checkpoint, options.checkpoint_key)
         limits = None if budget is None else options.budget
-        given = ResumeRequest(checkpoint=loaded, decisions=decisions or {}, budget=limits)
-        facts = await given.facts(
-            context.functions,
-            options.clock.now(),
-            authorize=options.approval.authorize,
-            review_edit=context.gate.review_edit,
+        facts = await context.resumed(
+            ResumeRequest(checkpoint=loaded, decisions={} if decisions is None else decisions, budget=limits)
         )
         taking = Taking(options.taken, calls_taken(loaded.facts, facts))
         return PlannerRun(context=context, facts=loaded.facts, new=facts, stop=stop, taking=taking)
@@ -504,62 +498,58 @@ class FunctionCallingStepwisePlanner:
         """
         # A run in a store has its own budget, even if it begins inside another run.
         parent = None if store is not None else current_parent_run(tab_in(kernel))
-        options = self._run_settings(parent, budget, kept)
-        options = replace(options, approval=options.approval.asking(authorize))
-        service, chosen = select_service(kernel, self.service_id, arguments, self.options.execution_settings)
+        own = self.options
+        options = self._settings()
+        service, chosen = select_service(kernel, self.service_id, arguments, own.execution_settings)
         service, options = unwrapped(service, options)
-        settings = connector_settings(service, chosen)
-        if self.options.max_completion_tokens:
-            settings = _with_completion_limit(settings, self.options.max_completion_tokens)
-        final_answer, ask_user = _own_functions(self.options, options, kernel)
-        behavior = settings.function_choice_behavior or _ALL_FUNCTIONS
+        limits = self._limits(options, budget, kept)
+        approval = options.approval if authorize is None else options.approval.asking(authorize)
+        options = replace(options, budget=limits, approval=approval)
+        final_answer, ask_user = _own_functions(own, options, kernel)
+        behavior = chosen.function_choice_behavior
         running = (self,) if parent is None else (*parent.planners, self)
-        select = partial(_selected, options=self.options, running=running, kernel=kernel, goal=goal)
-        offered = None if behavior.type_ is FunctionChoiceType.NONE else behavior
-        own = [function for function in (final_answer, ask_user) if function is not None]
-        tools = ToolSet(kernel, offered, settings, own=own, select=select)
-        form = None if self.options.response_format is None else response_form(self.options.response_format)
-        return RunContext(
+        select = partial(_selected, options=own, running=running, kernel=kernel, goal=goal)
+        if behavior is not None and behavior.type_ is FunctionChoiceType.NONE:
+            select = _none
+        context = RunContext(
             kernel=kernel,
             service=service,
-            settings=settings,
-            behavior=behavior,
-            tools=tools,
+            settings=chosen,
             options=options,
             arguments=arguments,
             streaming=streaming,
             parent=parent,
             wrap=_charged,
-            prompts=self._templates.prompts(kernel, arguments, goal, tools, hands_over=final_answer is not None),
+            select=select,
             final_answer=final_answer,
             ask_user=ask_user,
+            max_completion_tokens=own.max_completion_tokens,
             plan_settings=self._templates.plan_settings,
-            form=None if form is None else form.within(settings),
+            form=None if own.response_format is None else response_form(own.response_format),
             planner=self,
             store=store,
         )
+        hands_over = final_answer is not None
+        context.prompts = self._templates.prompts(kernel, arguments, goal, context.tools, hands_over=hands_over)
+        return context
 
-    def _run_settings(self, parent: ParentRun | None, budget: Budget | None, kept: Rules | None) -> RunSettings:
-        """Read the options for one run, with the budget that applies to it; see `_prepare` for the arguments.
+    def _limits(self, options: RunSettings, budget: Budget | None, kept: Rules | None) -> Budget:
+        """Return the budget of one run; see `_prepare` for the arguments.
 
         Raises:
             PlannerInvalidConfigurationError: If ``budget`` is not a budget, or the run began with a
                 ``response_format`` that the options lack.
         """
-        options = self._settings()
-        if budget is not None:
-            given = instance_of("budget", budget, Budget)
-            most = given.max_iterations or options.budget.max_iterations
-            options = replace(options, budget=replace(given, max_iterations=most))
-        options = options if parent is None else options.inside(parent)
-        if kept is not None and budget is None:
-            options = replace(options, budget=kept.limits)
         if kept is not None and kept.structured and self.options.response_format is None:
             raise InvalidOptionError(
                 "The run has to answer in a form, which neither a checkpoint nor a store holds; the options have no "
                 "response_format. Resume it with the one that it began with."
             )
-        return options
+        if budget is not None:
+            given = options.bounded(budget)
+            most = self._settings().budget.max_iterations
+            return replace(given, max_iterations=given.max_iterations or most)
+        return options.budget if kept is None else options.bounded(kept.limits)
 
 
 _MOST_NAMED = 10
@@ -570,10 +560,6 @@ def _charged(service: AIServiceClientBase, tab: Tab) -> AIServiceClientBase:
     from planner_ext.service import charged_service  # noqa: PLC0415  (only where a function asks a model)
 
     return charged_service(service, tab)
-
-
-_ALL_FUNCTIONS = BoundedFunctionChoiceBehavior.Auto(maximum_use_attempts=None)
-"""The behaviour of settings that have none. Nothing changes it."""
 
 
 def _merged(arguments: KernelArguments | None, kwargs: dict[str, Any]) -> KernelArguments:
@@ -624,6 +610,10 @@ def _check_exclusions(options: FunctionCallingStepwisePlannerOptions, kernel: Ke
     refuse_unknown("excluded_functions", options.excluded_functions, names, also=own)
 
 
+def _none(_: Sequence[KernelFunctionMetadata]) -> Sequence[KernelFunctionMetadata]:
+    return ()
+
+
 def _selected(
     functions: Sequence[KernelFunctionMetadata],
     *,
@@ -653,19 +643,3 @@ def _selected(
         and not {function.name, function.fully_qualified_name} & options.excluded_functions
         and planner_of(kernel.get_function(function.plugin_name, function.name)) not in running
     ]
-
-
-_COMPLETION_LIMITS = ("max_tokens", "max_output_tokens", "max_completion_tokens", "max_new_tokens")
-"""What the settings of Semantic Kernel's connectors call the most tokens of a reply."""
-
-
-def _with_completion_limit(settings: PromptExecutionSettings, limit: int) -> PromptExecutionSettings:
-    """Limit a reply's tokens, in the field that the connector's settings have for it."""
-    kind = type(settings)
-    name = next((name for name in _COMPLETION_LIMITS if name in kind.model_fields), None)
-    if name is None:
-        raise InvalidOptionError(
-            f"max_completion_tokens={limit} cannot be used: {kind.__name__} has none of the fields "
-            f"{', '.join(_COMPLETION_LIMITS)}. Leave it out, and limit the reply in execution_settings."
-        )
-    return settings.model_copy(update={name: limit})

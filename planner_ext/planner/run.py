@@ -1,7 +1,7 @@
 """One run of the planner, driven from its first new facts to its result."""
 
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeAlias
 
@@ -21,7 +21,7 @@ from planner_ext.engine.engine import watch
 from planner_ext.engine.ports import Emit, Event, ResultReady, TextDelta
 from planner_ext.planner.options import FunctionCallingStepwisePlannerOptions
 from planner_ext.sk.checkpoint import Checkpoint, SigningKey, journal_signature
-from planner_ext.sk.run.approval import NOTHING_TAKEN, PendingCall, Taking, pending_calls
+from planner_ext.sk.run.approval import PendingCall, Taking, pending_calls
 from planner_ext.sk.run.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.run.context import RunContext
 from planner_ext.sk.run.outcome import chat_history, raise_at_limit, status_of
@@ -208,7 +208,7 @@ class PlannerRun:
         new: The first new facts.
         stop: Ends the run from outside.
         budget: Changes the run's limits from outside.
-        taking: The decisions in ``new``.
+        taking: The decisions in ``new``, if there are some.
     """
 
     context: RunContext
@@ -216,7 +216,7 @@ class PlannerRun:
     new: Sequence[Fact] = ()
     stop: StopHandle | None = None
     budget: BudgetHandle | None = None
-    taking: Taking = NOTHING_TAKEN
+    taking: Taking | None = None
 
     async def result(self, emit: Emit | None = None) -> FunctionCallingStepwisePlannerResult:
         """Run to the next pause or end.
@@ -228,7 +228,7 @@ class PlannerRun:
         """
         context = self.context
         engine = context.engine(self.facts, emit=emit, stop=self.stop, budget=self.budget)
-        with self.taking.reserve(engine):
+        with nullcontext() if self.taking is None else self.taking.reserve(engine):
             await context.drive(engine, self.new)
         key = context.options.checkpoint_key
         raise_at_limit(engine.state, engine.facts, key)

@@ -276,8 +276,7 @@ class ApprovalFilter(CallFilter):
                 nothing ran. A call with ``roles`` is decided only under such a hook.
         """
         self.report_unused_rules(kernel)
-        if isinstance(decisions, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  (else it is refused)
-            decisions = as_given(decisions)
+        decisions = as_given(decisions)
         asked = decided_calls(kernel, history, decisions, self._taken)
         await let_in("", [(one.waiting.pending, one.waiting.pending.id, one.decision) for one in asked], self.authorize)
         reviews = {one.waiting.pending.fingerprint: await self._reviewed(kernel, history, one) for one in asked}

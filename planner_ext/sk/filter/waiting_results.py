@@ -98,9 +98,6 @@ def decided_calls(
     Raises:
         DecisionRefusedError: If a decision cannot be taken, naming the call.
     """
-    if not isinstance(decisions, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-        hint = way_out("decisions", decisions)
-        raise DecisionRefusedError(f"decisions must map call ids to decisions; got {shown(decisions)}.{hint}")
     decided: list[DecidedCall] = []
     waiting = waiting_results(history)
     for name, decision in decisions.items():

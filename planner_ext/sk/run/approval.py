@@ -173,7 +173,3 @@ class Taking:
         for memory in self.taken:
             for name in self.calls:
                 memory.give_back(name, self._resume)
-
-
-NOTHING_TAKEN = Taking((), {})
-"""A new run takes no decisions."""

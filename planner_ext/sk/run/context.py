@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,7 +16,7 @@ from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoic
 from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.contents import ChatHistory, ChatMessageContent
-from semantic_kernel.functions import KernelArguments, KernelFunction
+from semantic_kernel.functions import KernelArguments, KernelFunction, KernelFunctionMetadata
 from semantic_kernel.utils.telemetry.model_diagnostics.decorators import are_sensitive_events_enabled
 
 from planner_ext.approval.decisions import approval_required
@@ -24,7 +25,7 @@ from planner_ext.core.accounts import SharedBudgets, Tab
 from planner_ext.core.errors import shown
 from planner_ext.core.facts import Fact, Guards, Rules
 from planner_ext.core.fold import fold
-from planner_ext.core.limits import Budget, Left, Price, tightest
+from planner_ext.core.limits import Budget, Left, Price
 from planner_ext.core.state import State
 from planner_ext.engine.batch import BudgetHandle, CallFailedError
 from planner_ext.engine.concurrency import StopHandle
@@ -37,6 +38,7 @@ from planner_ext.sk.charging.nested import ParentRun, RunGate, Wrap, nothing_lef
 from planner_ext.sk.chat.history import check_history, one_result_each, render, repair_history
 from planner_ext.sk.chat.prices import RequestMeter
 from planner_ext.sk.chat.round_trip import KernelChat
+from planner_ext.sk.chat.transport import connector_settings
 from planner_ext.sk.errors import (
     InvalidOptionError,
     InvalidSettingsError,
@@ -54,6 +56,7 @@ from planner_ext.sk.run.tools import KernelFunctions
 
 if TYPE_CHECKING:
     from planner_ext.engine.telemetry import Invocation
+    from planner_ext.sk.run.resume import ResumeRequest
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +77,10 @@ class Tape(Protocol):
         ...
 
 
+Select = Callable[[Sequence[KernelFunctionMetadata]], Sequence[KernelFunctionMetadata]]
+"""Narrows the functions that a run offers."""
+
+
 @dataclass(kw_only=True, eq=False)
 class RunContext:
     """The services, options and functions of one run. Created for each run: it caches the offered and written items.
@@ -83,21 +90,23 @@ class RunContext:
     Attributes:
         kernel: Its functions are called.
         service: The connector that makes the requests.
-        settings: The settings of every request, in the connector's own class.
-        behavior: Which functions are offered, and how often.
-        tools: The functions that may be called.
-        options: The caller's options.
+        settings: The settings of every request; converted to the connector's own class, and copied.
+        options: The door's options, merged with those of the services inside it.
         arguments: The application's arguments.
         streaming: Whether requests are streamed.
         parent: The run inside whose function this run started, or None.
         wrap: Wraps services so that their requests are charged to a call of this run.
+        select: Narrows the functions of the kernel that the settings' behaviour offers; None offers all of these.
         prompts: The planner's prompts for a plan, or None.
         final_answer: The function that sends the final answer; None if it is not offered.
         ask_user: The function that asks the user; None if it is not offered.
+        max_completion_tokens: Limits each reply; None and 0 leave the settings as they are.
         plan_settings: The settings in which the plan request differs.
         form: The response format of the final answer, or None.
         planner: The planner whose run it is, or None.
         store: Records the journal, or None.
+        behavior: Which functions are offered, and how often.
+        tools: The functions that may be called.
         chat: The engine's port to the connector.
         functions: The engine's port to the functions.
         gate: Decides the run's calls, and reviews the edits of persons.
@@ -107,20 +116,22 @@ class RunContext:
     kernel: Kernel
     service: ChatCompletionClientBase
     settings: PromptExecutionSettings
-    behavior: FunctionChoiceBehavior
-    tools: ToolSet
     options: RunSettings
     arguments: KernelArguments | None
     streaming: bool
     parent: ParentRun | None
     wrap: Wrap
+    select: Select | None = None
     prompts: Prompts | None = None
     final_answer: KernelFunction | None = None
     ask_user: KernelFunction | None = None
-    plan_settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    max_completion_tokens: int | None = None
+    plan_settings: dict[str, Any] = field(default_factory=dict[str, Any])
     form: ResponseForm | None = None
     planner: object | None = None
     store: RunStore | None = None
+    behavior: FunctionChoiceBehavior = field(init=False)
+    tools: ToolSet = field(init=False)
     chat: KernelChat = field(init=False)
     functions: KernelFunctions = field(init=False)
     gate: RunGate = field(init=False)
@@ -129,27 +140,42 @@ class RunContext:
     _shared: SharedBudgets | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        if isinstance(self.behavior, BoundedFunctionChoiceBehavior) and self.behavior.pre_invoke_callback is not None:
-            asked = (*self.options.pre_invoke, self.behavior.pre_invoke_callback)
-            self.options = replace(self.options, pre_invoke=asked)
+        settings = connector_settings(self.service, self.settings)
+        if self.max_completion_tokens:
+            settings = _with_completion_limit(settings, self.max_completion_tokens)
+        self.settings = settings
+        self.behavior = settings.function_choice_behavior or ALL_FUNCTIONS
         self.tape = getattr(self.service, "tape", None)
-        if self.tape is not None:
-            self.options = replace(self.options, clock=self.tape.clock(self.options.clock))
         filters = approval_filters(self.kernel)
-        approval = self.options.approval
-        for one in filters:
-            approval = approval.asking(one.authorize)
-        self.options = replace(self.options, approval=approval)
-        options = self.options
-        tools = self.tools
+        options = self.options = self._own_options(filters)
+        own = [function for function in (self.final_answer, self.ask_user) if function is not None]
+        tools = self.tools = ToolSet(self.kernel, self.behavior, settings, own=own, select=self.select)
         if options.budget.max_calls_per_function or isinstance(options.execution.timeout, Mapping):
             self._check_names()
         if options.budget.max_result_tokens is not None:
             tools.reserve_reading()
-        check_service(self.service, self.settings, tools)
-        self._shared = self._shared_budgets()
-        self.chat = self._chat()
-        own = InterceptorChain(
+        check_service(self.service, settings, tools)
+        if self.form is not None:
+            self.form = self.form.within(settings)
+        outer = None if self.parent is None else self.parent.tab.account.shared
+        if options.shared_budgets:  # of those that the run around takes from, nothing again
+            arguments = KernelArguments() if self.arguments is None else self.arguments
+            self._shared = options.charges(arguments, outer)
+        else:
+            self._shared = outer
+        self.chat = KernelChat(
+            self.service,
+            settings,
+            kernel=self.kernel,
+            arguments=self.arguments,
+            tools=tools,
+            meter=self._meter(options.budget),
+            streaming=self.streaming,
+            strict_finish_reason=options.strict_finish_reason,
+            plan_settings=self.plan_settings,
+            answer_settings={} if self.form is None else self.form.settings,
+        )
+        chain = InterceptorChain(
             options=options.approval,
             interceptors=options.interceptors,
             pre_invoke=options.pre_invoke,
@@ -157,7 +183,7 @@ class RunContext:
             approver=options.approver,
         )
         self.gate = RunGate(
-            [*(() if self.parent is None else self.parent.gates), own],
+            [*(() if self.parent is None else self.parent.gates), chain],
             filters,
             functions=lambda: tools.functions,
             expires_in=options.approval.expires_in,
@@ -176,38 +202,30 @@ class RunContext:
             execution=options.execution,
             final_answer=self.final_answer,
             ask_user=self.ask_user,
-            settings=self.settings,
+            settings=settings,
             history=partial(_with_batch, self.chat),
             streaming=self.streaming,
             decided_by=self.gate.decided_by,
-            parent=partial(_parent_run, outer=self.parent, gate=own, planner=self.planner, price=options.price),
+            parent=partial(_parent_run, outer=self.parent, gate=chain, planner=self.planner, price=options.price),
             wrap=self.wrap,
         )
+
+    def _own_options(self, filters: Sequence[CallFilter]) -> RunSettings:
+        """Add to the door's options what the run around, the behaviour, the tape and the kernel's filters set."""
+        options = self.options if self.parent is None else self.options.inside(self.parent)
+        behavior = self.behavior
+        changes: dict[str, Any] = {}
+        if isinstance(behavior, BoundedFunctionChoiceBehavior) and behavior.pre_invoke_callback is not None:
+            changes["pre_invoke"] = (*options.pre_invoke, behavior.pre_invoke_callback)
+        if self.tape is not None:
+            changes["clock"] = self.tape.clock(options.clock)
+        if hooks := [hook for one in filters for hook in one.authorize]:
+            changes["approval"] = options.approval.asking(hooks)
+        return replace(options, **changes) if changes else options
 
     def new_run_id(self, goal: str = "") -> str:
         """Name the run that begins."""
         return uuid4().hex if self.tape is None else self.tape.run_id(goal)
-
-    def _chat(self) -> KernelChat:
-        options = self.options
-        return KernelChat(
-            self.service,
-            self.settings,
-            kernel=self.kernel,
-            arguments=self.arguments,
-            tools=self.tools,
-            meter=self._meter(options.budget),
-            streaming=self.streaming,
-            strict_finish_reason=options.strict_finish_reason,
-            plan_settings=dict(self.plan_settings),
-            answer_settings={} if self.form is None else self.form.settings,
-        )
-
-    def _shared_budgets(self) -> SharedBudgets | None:
-        """Return what the run takes of shared budgets; of those that the run around takes from, nothing again."""
-        outer = None if self.parent is None else self.parent.tab.account.shared
-        arguments = KernelArguments() if self.arguments is None else self.arguments
-        return self.options.charges(arguments, outer)
 
     def _meter(self, limits: Budget) -> RequestMeter:
         around = Left() if self.parent is None else self.parent.tab.left()
@@ -345,12 +363,19 @@ class RunContext:
         if (new := handle.take()) is None:
             return None
         given, by = new
-        limits = tightest(given, options.outer_budget)
+        limits = options.bounded(given)
         limits = replace(limits, max_iterations=limits.max_iterations or options.budget.max_iterations)
         if limits.max_result_tokens is not None:
             self.tools.reserve_reading()
         self.chat.meter = self._meter(limits)
         return limits, by
+
+    async def resumed(self, request: "ResumeRequest") -> tuple[Fact, ...]:
+        """List the facts with which the run is resumed; see `ResumeRequest.facts`."""
+        options = self.options
+        at = options.clock.now()
+        authorize = options.approval.authorize
+        return await request.facts(self.functions, at, authorize=authorize, review_edit=self.gate.review_edit)
 
     async def drive(self, engine: Engine, first: Sequence[Fact]) -> None:
         """Record the first new facts, and run an engine to its next pause or end.
@@ -361,35 +386,29 @@ class RunContext:
             BaseException: On a fault or a cancellation; any exception carries the history and a checkpoint as
                 attributes.
         """
-        invocation = self._invocation
-        if invocation is None or not (first or engine.is_running):
-            await self._drive(engine, first)
-            return
-        with invocation.of(engine):
-            await self._drive(engine, invocation.stamped(first))
-
-    async def _drive(self, engine: Engine, first: Sequence[Fact]) -> None:
         key = self.options.checkpoint_key
         known = tuple(engine.facts)
-        try:
-            await engine.begin(first)
-        except BaseException as error:  # nothing has started: a resumed run is as it was
-            if facts := known or tuple(engine.facts):
-                carry_run(error, fold(facts), facts, key)
-            raise
-        if (limit := engine.account.open()) is not None:
-            raise nothing_left(limit)
-        try:
-            await engine.run()
-        except CallFailedError as error:
-            failed = ToolExecutionError(f"{error}. Its batch is answered and in the history.")
-            carry_run(failed, engine.state, engine.facts, key)
-            raise failed from error.__cause__
-        except BaseException as error:
-            carry_run(error, engine.state, engine.facts, key)
-            raise
-        finally:
-            engine.account.close()
+        invocation = self._invocation if first or engine.is_running else None
+        with nullcontext() if invocation is None else invocation.of(engine):
+            try:
+                await engine.begin(first if invocation is None else invocation.stamped(first))
+            except BaseException as error:  # nothing has started: a resumed run is as it was
+                if facts := known or tuple(engine.facts):
+                    carry_run(error, fold(facts), facts, key)
+                raise
+            if (limit := engine.account.open()) is not None:
+                raise nothing_left(limit)
+            try:
+                await engine.run()
+            except CallFailedError as error:
+                failed = ToolExecutionError(f"{error}. Its batch is answered and in the history.")
+                carry_run(failed, engine.state, engine.facts, key)
+                raise failed from error.__cause__
+            except BaseException as error:
+                carry_run(error, engine.state, engine.facts, key)
+                raise
+            finally:
+                engine.account.close()
 
     def _check_names(self) -> None:
         offered = self.tools.functions.keys()
@@ -443,6 +462,9 @@ def _report_unreachable(rules: Rules, told: DecisionsTaken) -> None:
     )
 
 
+ALL_FUNCTIONS = BoundedFunctionChoiceBehavior.Auto(maximum_use_attempts=None)
+"""The behaviour of settings that have none. Nothing changes it."""
+
 _TOLD: "WeakSet[DecisionsTaken]" = WeakSet()
 """The objects whose budget was reported, by the memory that their copies share."""
 
@@ -493,6 +515,22 @@ def unwrapped(service: ChatCompletionClientBase, options: RunSettings) -> tuple[
         outer = outer.inner
         options = options.within(inner)
     return outer, options
+
+
+_COMPLETION_LIMITS = ("max_tokens", "max_output_tokens", "max_completion_tokens", "max_new_tokens")
+"""What the settings of Semantic Kernel's connectors call the most tokens of a reply."""
+
+
+def _with_completion_limit(settings: PromptExecutionSettings, limit: int) -> PromptExecutionSettings:
+    """Limit a reply's tokens, in the field that the connector's settings have for it."""
+    kind = type(settings)
+    name = next((name for name in _COMPLETION_LIMITS if name in kind.model_fields), None)
+    if name is None:
+        raise InvalidOptionError(
+            f"max_completion_tokens={limit} cannot be used: {kind.__name__} has none of the fields "
+            f"{', '.join(_COMPLETION_LIMITS)}. Leave it out, and limit the reply in execution_settings."
+        )
+    return settings.model_copy(update={name: limit})
 
 
 def check_service(service: ChatCompletionClientBase, settings: PromptExecutionSettings, tools: ToolSet) -> None:

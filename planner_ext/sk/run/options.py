@@ -381,15 +381,17 @@ class RunSettings:
         price = self.price or parent.price
         return replace(self, budget=tightest(self.budget, limits), price=price, approval=approval)
 
+    def bounded(self, budget: Budget) -> Budget:
+        """Bound a new budget of a run by that of the wrapped services."""
+        return tightest(instance_of("budget", budget, Budget), self.outer_budget)
+
     def charges(self, arguments: Mapping[str, Any], outer: SharedBudgets | None = None) -> SharedBudgets | None:
-        """Make what a run takes of the shared budgets.
+        """Make what a run takes of the shared budgets, of which there are some.
 
         Args:
             arguments: The application's arguments of the run.
             outer: What the run around takes from, or None.
         """
-        if not self.shared_budgets:
-            return outer
         from planner_ext.budgets.charges import charges_of  # noqa: PLC0415  (SQL, only where budgets are shared)
 
         return charges_of(self.shared_budgets, arguments, self.clock.now, outer)

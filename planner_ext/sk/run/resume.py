@@ -30,7 +30,7 @@ from planner_ext.approval.decisions import (
 from planner_ext.core.errors import shown, way_out
 from planner_ext.core.facts import CallDecided, CallStarted, Clarified, Ended, Fact, Resumed
 from planner_ext.core.fold import apply, fold
-from planner_ext.core.limits import Budget, tightest
+from planner_ext.core.limits import Budget
 from planner_ext.core.machine import IN_DOUBT, ReviewCalls, RunCalls, next_action
 from planner_ext.core.state import TRANSITIONS, Call, Phase, State
 from planner_ext.core.values import RequestedCall
@@ -134,7 +134,14 @@ async def let_in(
 
 
 def as_given(decisions: Mapping[str, Decision]) -> dict[str, Decision]:
-    """Copy decisions, with their edits: what the hook allows and the rules see is what is taken."""
+    """Copy decisions, with their edits: what the hook allows and the rules see is what is taken.
+
+    Raises:
+        DecisionRefusedError: If they are no mapping.
+    """
+    if not isinstance(decisions, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        hint = way_out("decisions", decisions)
+        raise DecisionRefusedError(f"decisions must map call ids to decisions; got {shown(decisions)}.{hint}")
     return {name: _copied(decision) for name, decision in decisions.items()}
 
 
@@ -147,57 +154,6 @@ def _copied(decision: Decision) -> Decision:
 
 ReviewEdit: TypeAlias = Callable[[ToolCall, Approve, Defer, State], Awaitable[Reviewed]]
 """Reviews the edit in an answer to a question; see `planner_ext.engine.gate.Review.of_edit`."""
-
-
-async def decision_facts(
-    state: State,
-    decisions: Mapping[str, Decision],
-    functions: Functions,
-    at: float,
-    *,
-    review_edit: ReviewEdit,
-    decided_at: Mapping[str, float] | None = None,
-) -> tuple[CallDecided | Clarified, ...]:
-    """Turn decisions on a paused run into facts: all of them, or none.
-
-    Of the calls that were decided, one whose edit raises another question waits again, with the edited arguments; and
-    one about which others are asked, too, waits again when it is approved, with the next question. An ``always`` in an
-    approval that others are asked after is not kept.
-    Of the calls that were not decided, one whose question has expired is answered as expired; one that would now get
-    another value, as its parameters or this package's conversion changed, waits again, with a new fingerprint.
-
-    Args:
-        state: The run, paused.
-        decisions: By call id.
-        functions: Resolves and validates again, against the kernel that will run them.
-        at: Now, in seconds since the epoch.
-        review_edit: Reviews edited arguments, before any fact is recorded.
-        decided_at: When each decision was made, by call id; those that are not named are made now.
-
-    Raises:
-        DecisionRefusedError: Naming the call, and why.
-    """
-    if not isinstance(decisions, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-        hint = way_out("decisions", decisions)
-        raise DecisionRefusedError(f"decisions must map call ids to decisions; got {shown(decisions)}.{hint}")
-    waiting = {call.request.id: call for call in waiting_calls(state)}
-    for name in decisions:
-        if name not in waiting:
-            there = ", ".join(sorted(waiting)) or "none"
-            raise DecisionRefusedError(
-                f"A decision was given for the call {name!r}, which does not wait for one; waiting: {there}. "
-                "It was decided before, belongs to another run, or never was.",
-                call_id=name,
-            )
-    facts = _DecisionFacts(state, functions, review_edit, at)
-    times = decided_at or {}
-    decided = [
-        await facts.take(call, decisions[name], times.get(name, at))
-        for name, call in waiting.items()
-        if name in decisions
-    ]
-    left = [facts.leave(call, at) for name, call in waiting.items() if name not in decisions]
-    return (*decided, *filter(None, left))
 
 
 @dataclass(frozen=True, slots=True)
@@ -505,28 +461,13 @@ class ResumeRequest:
 
     checkpoint: Checkpoint
     decisions: Mapping[str, Decision]
-    budget: Budget | None
+    budget: Budget | None = None
     decided_at: Mapping[str, float] = field(default_factory=dict[str, float])
     verified: Container[str] = ()
     described: Callable[[WaitingCall], AskedCall] = pending_call
 
     def __post_init__(self) -> None:
-        if isinstance(self.decisions, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  (else it is refused)
-            object.__setattr__(self, "decisions", as_given(self.decisions))
-
-    def within(self, outer_budget: Budget | None) -> "ResumeRequest":
-        """Limit a new budget by an outer one: of each limit the tighter applies."""
-        return self if self.budget is None else replace(self, budget=tightest(self.budget, outer_budget))
-
-    def resumed_state(self, at: float) -> State:
-        """Return the state of the resumed run, before any decision.
-
-        Raises:
-            InvalidCheckpointError: If the record cannot be resumed.
-        """
-        state = self.checkpoint.state()
-        check_record(state)
-        return apply(state, Resumed(limits=self.budget, at=at))
+        object.__setattr__(self, "decisions", as_given(self.decisions))
 
     async def facts(
         self,
@@ -538,24 +479,40 @@ class ResumeRequest:
     ) -> tuple[Fact, ...]:
         """Convert the request to facts: all decisions, or none.
 
+        A decided call whose edit raises another question waits again, with the edited arguments; so does an approved
+        call about which others are asked, too. An ``always`` in an approval that others are asked after is not kept.
+        An undecided call whose question has expired is answered as expired. One that would now get another value, as
+        its parameters or this package's conversion changed, waits again, with a new fingerprint.
+
         Args:
-            functions: As of `decision_facts`.
+            functions: Resolves and validates the calls again, against the kernel that will run them.
             at: Now, in seconds since the epoch.
             authorize: Asked about each decision first; see `ApprovalSettings`.
-            review_edit: As of `decision_facts`.
+            review_edit: Reviews edited arguments, before any fact is recorded.
 
         Raises:
             InvalidCheckpointError: If the record cannot be resumed.
-            DecisionRefusedError: If one of the decisions is invalid.
+            DecisionRefusedError: If one of the decisions is invalid; names the call.
         """
         state = self.checkpoint.state()
         check_record(state)
         pending_calls(state)
-        if isinstance(self.decisions, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  (else it is refused)
-            waiting = [(call, call.request.id) for call in waiting_calls(state) if call.request.id in self.decisions]
-            asked = [(self.described(call), name, self.decisions[name]) for call, name in waiting]
-            await let_in(state.run_id, asked, authorize, verified=self.verified)
-        decided = await decision_facts(
-            state, self.decisions, functions, at, review_edit=review_edit, decided_at=self.decided_at
-        )
-        return (Resumed(limits=self.budget, at=at), *decided)
+        decisions = self.decisions
+        waiting = {call.request.id: call for call in waiting_calls(state)}
+        for name in decisions:
+            if name not in waiting:
+                there = ", ".join(sorted(waiting)) or "none"
+                raise DecisionRefusedError(
+                    f"A decision was given for the call {name!r}, which does not wait for one; waiting: {there}. "
+                    "It was decided before, belongs to another run, or never was.",
+                    call_id=name,
+                )
+        decided = {name: call for name, call in waiting.items() if name in decisions}
+        asked = [(self.described(call), name, decisions[name]) for name, call in decided.items()]
+        await let_in(state.run_id, asked, authorize, verified=self.verified)
+        made = _DecisionFacts(state, functions, review_edit, at)
+        facts: list[Fact | None] = [
+            await made.take(call, decisions[name], self.decided_at.get(name, at)) for name, call in decided.items()
+        ]
+        facts += [made.leave(call, at) for name, call in waiting.items() if name not in decided]
+        return (Resumed(limits=self.budget, at=at), *filter(None, facts))

@@ -1,7 +1,7 @@
 """Handles a service's request: as a run, which keeps the caller's history up to date, or as one round trip."""
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -46,7 +46,7 @@ from planner_ext.sk.checks import instance_of
 from planner_ext.sk.errors import InvalidOptionError
 from planner_ext.sk.functions.toolset import ToolSet
 from planner_ext.sk.messages import ReplyAssembly, calls_of, merge_reply, read_iterations, text_of, without_usage
-from planner_ext.sk.run.approval import NOTHING_TAKEN, Taking
+from planner_ext.sk.run.approval import Taking
 from planner_ext.sk.run.context import FunctionNames, RunContext, check_service
 from planner_ext.sk.run.outcome import PAUSED_TEXT, final_message, raise_at_limit, returned_message
 from planner_ext.sk.run.resume import Late, refuse_late
@@ -93,7 +93,7 @@ class ServiceRun:
         first: The first new facts of the started or resumed run.
         known: The number of messages of the run's transcript that are already in the history.
         facts: The journal that is resumed.
-        taking: The decisions in ``first``.
+        taking: The decisions in ``first``, if there are some.
         transcript: The messages so far of a resumed run, with which the history is brought up to date.
         resumed: What the history of a resumed run was when it was brought up to date.
         added: The messages of batches and answers since, which were added to the history.
@@ -106,7 +106,7 @@ class ServiceRun:
     first: Sequence[Fact]
     known: int
     facts: Sequence[Fact] = ()
-    taking: Taking = NOTHING_TAKEN
+    taking: Taking | None = None
     transcript: Sequence[ChatMessageContent] | None = None
     resumed: ResumedHistory | None = field(default=None, init=False)
     added: list[ChatMessageContent] = field(default_factory=list[ChatMessageContent], init=False)
@@ -139,7 +139,7 @@ class ServiceRun:
     async def _drive(self, emit: Emit | None = None, stream: "_Stream | None" = None) -> Engine:
         follow = partial(self._follow, stream)
         engine = self.context.engine(self.facts, emit=emit, stop=self.request.stop, follow=follow)
-        with self.taking.reserve(engine):
+        with nullcontext() if self.taking is None else self.taking.reserve(engine):
             if self.transcript is not None:
                 returned = returned_message(engine.state, self.facts)
                 resumed = resumed_history(self.history, self.transcript, engine.state, self.facts, returned)
