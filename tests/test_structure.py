@@ -246,10 +246,9 @@ BESIDE_THE_LOOP = {
     "engine.shared": "only for shared budgets",
     "engine.telemetry": "only where somebody traces",
     "engine.timeline": "only to show a run",
-    "planner.kept": "only for a run from a store",
     "sk.filter.approval_filter": "only for a kernel that has one",
     "sk.chat.openai": "only for OpenAI's connectors",
-    "sk.run.resume": "only to resume or cancel",
+    "sk.run.resume": "only to resume or cancel, or after a fault",
     "sk.run.service": "only for the service",
     "sk.filter.waiting_results": "only for the approval filter",
 }

@@ -29,9 +29,11 @@ from planner_ext.engine.ports import RunStore
 from planner_ext.planner.options import FunctionCallingStepwisePlannerOptions
 from planner_ext.planner.run import (
     FunctionCallingStepwisePlannerResult,
+    KeptRun,
     PlannerEvent,
     PlannerRun,
     result_of,
+    rules_kept,
     run_started,
 )
 from planner_ext.sk.charging.nested import current_parent_run, planner_of, tab_in
@@ -62,7 +64,6 @@ from planner_ext.sk.run.prompts import (
 
 if TYPE_CHECKING:
     from planner_ext.engine.activation import Activation
-    from planner_ext.planner.kept import KeptRun
 
 logger = logging.getLogger(__name__)
 
@@ -355,7 +356,7 @@ class FunctionCallingStepwisePlanner:
 
     def journaled(
         self, kernel: Kernel, activation: "Activation", *, arguments: KernelArguments | None = None
-    ) -> "KeptRun":
+    ) -> KeptRun:
         """@private Prepare a run from a store, to be driven to its next pause or end; see `planner_ext.durable.Runs`.
 
         Args:
@@ -367,8 +368,6 @@ class FunctionCallingStepwisePlanner:
         Raises:
             PlannerInvalidConfigurationError: As `invoke`, before anything is recorded.
         """
-        from planner_ext.planner.kept import KeptRun, rules_kept  # noqa: PLC0415  (only for a run from a store)
-
         own = KernelArguments() if arguments is None else arguments
         if not activation.facts:
             self._say_unguarded(kernel)

@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from pydantic import Field, PrivateAttr
 from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
@@ -11,21 +11,26 @@ from semantic_kernel.contents import AuthorRole, ChatHistory, ChatMessageContent
 from semantic_kernel.kernel_pydantic import KernelBaseModel
 
 from planner_ext.approval.decisions import DecisionRecord, decisions_of
-from planner_ext.core.errors import not_answered
-from planner_ext.core.facts import Fact, Guards, Planned, RunStarted
-from planner_ext.core.state import State
+from planner_ext.core.errors import RunRefusedError, not_answered
+from planner_ext.core.facts import Fact, Guards, Planned, Rules, RunStarted
+from planner_ext.core.state import Phase, State
 from planner_ext.core.values import Status, Usage
 from planner_ext.engine.batch import BudgetHandle
 from planner_ext.engine.concurrency import StopHandle
+from planner_ext.engine.effects import Effect, effect_of
 from planner_ext.engine.engine import watch
 from planner_ext.engine.ports import Emit, Event, ResultReady, TextDelta
 from planner_ext.planner.options import FunctionCallingStepwisePlannerOptions
 from planner_ext.sk.checkpoint import Checkpoint, SigningKey, journal_signature
-from planner_ext.sk.run.approval import PendingCall, Taking, pending_calls
+from planner_ext.sk.errors import RunEndedError
+from planner_ext.sk.run.approval import PendingCall, Taking, pending_call, pending_calls
 from planner_ext.sk.run.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.run.context import RunContext
 from planner_ext.sk.run.outcome import chat_history, raise_at_limit, status_of
 from planner_ext.sk.run.prompts import ResponseForm
+
+if TYPE_CHECKING:
+    from planner_ext.engine.activation import Activation
 
 
 class FunctionCallingStepwisePlannerResult(KernelBaseModel):
@@ -250,3 +255,103 @@ class PlannerRun:
             async for event in events:
                 yield event
         yield ResultReady(result=results[0])
+
+
+def rules_kept(activation: "Activation") -> Rules | None:
+    """Return the rules of a run that is resumed; None for a new one, and for one whose result is only read again.
+
+    Raises:
+        InvalidCheckpointError: If the journal contradicts itself.
+    """
+    state = Checkpoint(tuple(activation.facts)).state()
+    return None if state.phase is Phase.NEW or _only_read(state, activation) else state.rules
+
+
+def _only_read(state: State, activation: "Activation") -> bool:
+    """Whether a run has ended and its result is only returned again."""
+    return state.ended is not None and activation.budget is None
+
+
+@dataclass(kw_only=True, eq=False)
+class KeptRun(PlannerRun):
+    """A run from a store, started or resumed from its journal; see `planner_ext.engine.activation.ActivationRun`."""
+
+    options: FunctionCallingStepwisePlannerOptions
+    activation: "Activation"
+
+    async def result(self, emit: Emit | None = None) -> FunctionCallingStepwisePlannerResult:
+        """Run to the next pause or end; see `PlannerRun`."""
+        self.facts = self.activation.facts
+        self.new = await self._first()
+        self.budget = self.activation.new_budget
+        return await super().result(emit or self.activation.emit)
+
+    async def _first(self) -> Sequence[Fact]:
+        """List the first new facts; empty if there is nothing to continue.
+
+        Raises:
+            InvalidCheckpointError: If the journal contradicts itself, or its messages cannot be read.
+            DecisionRefusedError: If a decision cannot be taken.
+            RunRefusedError: If this process lacks a policy or interceptor that the run began with; the result of an
+                ended run is returned nevertheless.
+            RunEndedError: If an answered run is resumed with a budget.
+        """
+        context = self.context
+        activation = self.activation
+        if not activation.facts:
+            guards = context.guards()
+            self._check_guards(activation.guards)
+            return (await run_started(self.options, context, activation.goal, activation.run_id, guards=guards),)
+        checkpoint = Checkpoint(tuple(activation.facts)).checked()
+        state = checkpoint.state()
+        if _only_read(state, activation):
+            return ()
+        begun = activation.facts[0]
+        self._check_guards(begun.guards if isinstance(begun, RunStarted) else None)
+        if state.phase in (Phase.PAUSED, Phase.ENDED):
+            return await self._resumed(checkpoint)
+        from planner_ext.sk.run.resume import check_calls, recovery_facts  # noqa: PLC0415  (only after a fault)
+
+        check_calls(state)
+
+        def declared(name: str) -> Effect:
+            return effect_of(context.tools.functions.get(name)) or Effect()
+
+        at = context.options.clock.now()
+        in_doubt = activation.in_doubt
+        return await recovery_facts(state, effect_of=declared, functions=context.functions, in_doubt=in_doubt, at=at)
+
+    def _check_guards(self, before: Guards | None) -> None:
+        context = self.context
+        if before is None:
+            return
+        from planner_ext.engine.activation import missing_guards  # noqa: PLC0415  (only for a run from a store)
+
+        if missing := missing_guards(before, context.guards(), context.tools.functions):
+            raise RunRefusedError(
+                f"Run {self.activation.run_id!r} cannot be continued here: it began under what this process lacks: "
+                f"{'; '.join(missing)}. Nothing ran and nothing was recorded. Continue it with a planner that has "
+                "this; on the command line, --policy and --ask-all add guards, and the factory of --app gives the hook."
+            )
+
+    async def _resumed(self, checkpoint: Checkpoint) -> Sequence[Fact]:
+        from planner_ext.sk.run.resume import ResumeRequest  # noqa: PLC0415  (only to resume)
+
+        activation = self.activation
+        state = checkpoint.state()
+        if state.ended is not None and state.ended.status == "answered":
+            raise RunEndedError(
+                f"Run {activation.run_id!r} was answered; there is nothing to resume or to spend a budget on. "
+                "Start a run with a new goal."
+            )
+        budget = None if activation.budget is None else self.context.options.budget
+        given = ResumeRequest(
+            checkpoint=checkpoint,
+            decisions=activation.decisions,
+            budget=budget,
+            decided_at=activation.decided_at,
+            verified=activation.verified,
+            described=activation.described or pending_call,
+        )
+        facts = await self.context.resumed(given)
+        return facts if len(facts) > 1 or activation.budget is not None else ()

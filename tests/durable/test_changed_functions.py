@@ -23,7 +23,7 @@ from planner_ext.engine.effects import Effect
 from planner_ext.errors import DecisionRefusedError
 from planner_ext.events import CallDecided, CallStarted
 from planner_ext.hitl_manager import Checkpoint
-from planner_ext.planner.kept import recovery_facts
+from planner_ext.sk.run.resume import recovery_facts
 from planner_ext.testing import ScriptedChatCompletion, call, calls, say
 from support.durable import open_runs
 from support.stock import first_result

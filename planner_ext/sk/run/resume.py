@@ -1,7 +1,9 @@
-"""Resuming a run: the checks of its record, and the decisions on its calls as facts; all of them, or none."""
+"""Resuming a run: the checks of its record, and what became of its calls as facts: decided, cancelled, or in doubt."""
 
 import hashlib
+import inspect
 import json
+import logging
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +19,7 @@ from planner_ext.approval.decisions import (
     DecisionRequest,
     Defer,
     Deny,
+    InDoubt,
     Supply,
     ToolCall,
     WaitingCall,
@@ -28,7 +31,7 @@ from planner_ext.approval.decisions import (
     waiting_calls,
 )
 from planner_ext.core.errors import shown, way_out
-from planner_ext.core.facts import CallDecided, CallStarted, Clarified, Ended, Fact, Resumed
+from planner_ext.core.facts import CallDecided, CallFinished, CallOutcome, CallStarted, Clarified, Ended, Fact, Resumed
 from planner_ext.core.fold import apply, fold
 from planner_ext.core.limits import Budget
 from planner_ext.core.machine import IN_DOUBT, ReviewCalls, RunCalls, next_action
@@ -36,6 +39,8 @@ from planner_ext.core.state import TRANSITIONS, Call, Phase, State
 from planner_ext.core.values import RequestedCall
 from planner_ext.engine.authorization import refusal_of
 from planner_ext.engine.batch import apply_decision, is_as_decided, tool_call_of
+from planner_ext.engine.concurrency import of_application
+from planner_ext.engine.effects import Effect, NoEffect, Probe, TookEffect, idempotency_key
 from planner_ext.engine.journal import cancellation_reason, lost_request, stopping_facts
 from planner_ext.engine.ports import Functions, Reviewed
 from planner_ext.sk.chat.history import is_written_as
@@ -44,6 +49,8 @@ from planner_ext.sk.errors import DecisionRefusedError, InvalidCheckpointError, 
 from planner_ext.sk.functions.conversion import InvalidArguments, parse_object, quoted
 from planner_ext.sk.messages import load_message
 from planner_ext.sk.run.approval import pending_call, pending_calls
+
+logger = logging.getLogger(__name__)
 
 
 def check_record(state: State) -> None:
@@ -516,3 +523,77 @@ class ResumeRequest:
         ]
         facts += [made.leave(call, at) for name, call in waiting.items() if name not in decided]
         return (Resumed(limits=self.budget, at=at), *filter(None, facts))
+
+
+# The calls that had started when their process ended: run again, asked about, or left in doubt.
+
+
+async def recovery_facts(
+    state: State, *, effect_of: Callable[[str], Effect], functions: Functions, in_doubt: InDoubt, at: float
+) -> tuple[Fact, ...]:
+    """List the facts with which an interrupted run is resumed.
+
+    A call in doubt that a person must decide gets no fact: the run pauses on it.
+
+    Args:
+        state: The run's state from its journal. Its process died, so no started call has finished.
+        effect_of: Returns a function's declared effect, given its fully qualified name.
+        functions: Encodes results.
+        in_doubt: Who handles a call in doubt.
+        at: Now, in seconds since the epoch.
+    """
+    batch = state.batch
+    if batch is None:
+        return ()
+    facts: list[Fact] = []
+    for call in batch.calls:
+        decided = call.decided
+        if not call.started or call.answer is not None or decided is None:
+            continue
+        effect = effect_of(decided.function)
+        if effect.kind == "once":
+            answer = await _probed(effect.probe, state, call, decided)
+        else:  # a call that would get another value is not repeated: the first one may have taken effect
+            answer = NoEffect() if is_as_decided(functions.check(call.request, decided.edited), decided) else None
+        if isinstance(answer, NoEffect):
+            facts.append(replace(decided, at=at))
+        elif isinstance(answer, TookEffect):
+            facts.append(_finished(decided, "ok", functions.encode(answer.result), at))
+        elif in_doubt == "model":
+            facts.append(_finished(decided, "cancelled", IN_DOUBT, at))
+    return tuple(facts)
+
+
+async def _probed(probe: Probe | None, state: State, call: Call, decided: CallDecided) -> TookEffect | NoEffect | None:
+    """Ask a function's probe; one that raises, or returns an invalid answer, cannot tell."""
+    if probe is None:
+        return None
+    arguments = parse_object(decided.arguments_of(call.request))
+    assert not isinstance(arguments, InvalidArguments), "a call that started had arguments"
+    key = idempotency_key(state.run_id, decided.iteration, decided.call_id)
+
+    async def asked() -> TookEffect | NoEffect | None:
+        answer = probe(key, arguments)
+        return await answer if inspect.isawaitable(answer) else answer
+
+    try:
+        answer = await of_application(asked())
+    except Exception:
+        logger.exception("The probe of %s failed; the call %s stays in doubt.", decided.function, key)
+        return None
+    if answer is None or isinstance(answer, TookEffect | NoEffect):  # pyright: ignore[reportUnnecessaryIsInstance]
+        return answer
+    logger.error("The probe of %s answered %r; the call %s stays in doubt.", decided.function, answer, key)
+    return None
+
+
+def _finished(decided: CallDecided, outcome: CallOutcome, result: str, at: float) -> CallFinished:
+    return CallFinished(
+        iteration=decided.iteration,
+        index=decided.index,
+        call_id=decided.call_id,
+        function=decided.function,
+        outcome=outcome,
+        result=result,
+        at=at,
+    )
