@@ -426,7 +426,7 @@ class FunctionCallingStepwisePlanner:
             given = instance_of("chat_history", chat_history, ChatHistory)
             before = checked_messages(given.messages, self.options.on_invalid_history, kernel)
         context = self._prepare(kernel, question, arguments, streaming=streaming)
-        if context.parent is None:
+        if context.parent is None and not self._said_unguarded:
             self._say_unguarded(kernel)
         continues = chat_history is not None
         stop = None if stop is None else instance_of("stop", stop, StopHandle)

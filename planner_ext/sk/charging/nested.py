@@ -43,7 +43,7 @@ from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 from planner_ext.approval.decisions import Approve, Defer, Deny, Supply, ToolCall, approval_required
 from planner_ext.core.accounts import SharedBudgets, Tab, current_tab
 from planner_ext.core.facts import CallDecided
-from planner_ext.core.limits import Consumption, Left, Price
+from planner_ext.core.limits import Budget, Consumption, Left, Price
 from planner_ext.core.state import State
 from planner_ext.core.values import Usage, updated
 from planner_ext.engine.concurrency import StopHandle, contained
@@ -183,7 +183,7 @@ async def charged(
         parent.check()
         parent.tab.bring(sent)
         price = price or parent.price
-    meter = payer.meter(service, settings, price)
+    meter = request_meter(service, settings, price=price, around=payer.tab, shared=shared)
     await payer.take_request(expected=meter.used(Usage(), sent, None, None))
 
     def charge(reply: ChatMessageContent | None) -> None:
@@ -206,22 +206,10 @@ class _Payer:
     """What pays for one request: the call that makes it, the shared budgets, or both."""
 
     def __init__(self, tab: Tab | None, shared: SharedBudgets | None) -> None:
-        self._tab = tab
+        self.tab = tab
         self._shared = shared
-        self._spent, self._expected = Consumption(), Usage()
-
-    def meter(
-        self, service: AIServiceClientBase, settings: PromptExecutionSettings, price: Price | None
-    ) -> RequestMeter:
-        """Make what counts and prices the request, as the budgets need it."""
-        left = Left() if self._tab is None else self._tab.left()
-        max_cost = left.amounts.get("max_cost")
-        estimates = "max_total_tokens" in left.amounts
-        shared = self._shared
-        if shared is not None:
-            max_cost = max_cost or shared.max_cost
-            estimates = estimates or shared.counts_tokens
-        return RequestMeter(service, settings, price=price, max_cost=max_cost, estimates=estimates)
+        self._spent = Consumption()
+        self._expected = Usage()
 
     async def take_request(self, *, expected: Usage) -> None:
         """Take one request; if it is abandoned, it has used what is expected.
@@ -229,7 +217,7 @@ class _Payer:
         Raises:
             LimitReachedError: If nothing is left for it.
         """
-        tab = self._tab
+        tab = self.tab
         self._expected = expected
         if tab is None:
             await _take_shared(self._shared, Consumption(iterations=1))
@@ -242,14 +230,51 @@ class _Payer:
 
     def charge(self, spent: Consumption) -> None:
         """Replace what was expected by what was spent, beside the one round trip; add what is charged later."""
-        self._spent, self._expected = self._spent + spent, Usage()
-        if self._tab is not None:
-            self._tab.charge(spent, instead_of=self)
+        self._spent += spent
+        self._expected = Usage()
+        if self.tab is not None:
+            self.tab.charge(spent, instead_of=self)
 
     def close(self) -> None:
         """Charge the shared budgets."""
         if self._shared is not None:
             self._shared.charge(self._spent + Consumption(usage=self._expected))
+
+
+def request_meter(
+    service: AIServiceClientBase,
+    settings: PromptExecutionSettings,
+    *,
+    price: Price | None,
+    limits: Budget | None = None,
+    around: Tab | None,
+    shared: SharedBudgets | None,
+    max_prompt_tokens: int = 0,
+) -> RequestMeter:
+    """Make what counts and prices requests, as the budgets that pay for them need it.
+
+    Args:
+        service: The service that is asked.
+        settings: Of the requests.
+        price: How the application counts cost, or None.
+        limits: The budget of the run that makes the requests.
+        around: The call of another run in which they are made.
+        shared: The shared budgets that pay for them.
+        max_prompt_tokens: The most tokens of a request; 0 for no limit.
+    """
+    left = Left() if around is None else around.left()
+    costs = [left.amounts.get("max_cost")]
+    estimates = "max_total_tokens" in left.amounts
+    if limits is not None:
+        costs.insert(0, limits.max_cost)
+        estimates = estimates or limits.max_total_tokens is not None
+    if shared is not None:
+        costs.append(shared.max_cost)
+        estimates = estimates or shared.counts_tokens
+    max_cost = next(filter(None, costs), None)
+    return RequestMeter(
+        service, settings, price=price, max_cost=max_cost, max_prompt_tokens=max_prompt_tokens, estimates=estimates
+    )
 
 
 async def _take_shared(shared: SharedBudgets | None, taken: Consumption, tab: Tab | None = None) -> None:
@@ -475,6 +500,7 @@ class RunGate:
     _given: dict[int, GivenMessages] = field(default_factory=dict[int, GivenMessages], init=False)
 
     def __post_init__(self) -> None:
+        self._decides_all = bool(self.filters) or any(chain.watches("") for chain in self.chains)
         mark = partial(_mark_in, self.functions)
         if self.marked:
             outermost, *others = self.chains
@@ -484,7 +510,7 @@ class RunGate:
 
     def watches(self, function: str) -> bool:
         """Whether a filter or a chain decides the calls of a function."""
-        return bool(self.filters) or any(chain.watches(function) for chain in self.chains)
+        return self._decides_all or approval_required(self.functions().get(function)) is not None
 
     async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Reviewed]:
         """Decide each call, in order, before any of them runs."""

@@ -25,7 +25,7 @@ from planner_ext.core.accounts import SharedBudgets, Tab
 from planner_ext.core.errors import shown
 from planner_ext.core.facts import Fact, Guards, Rules
 from planner_ext.core.fold import fold
-from planner_ext.core.limits import Budget, Left, Price
+from planner_ext.core.limits import Budget, Price
 from planner_ext.core.state import State
 from planner_ext.engine.batch import BudgetHandle, CallFailedError
 from planner_ext.engine.concurrency import StopHandle
@@ -34,7 +34,7 @@ from planner_ext.engine.gate import InterceptorChain
 from planner_ext.engine.log import is_listening
 from planner_ext.engine.ports import Clock, Emit, Ports, Prompts, RunStore
 from planner_ext.sk.charging.filters import CallFilter, approval_filters, report_unused_rules
-from planner_ext.sk.charging.nested import ParentRun, RunGate, Wrap, nothing_left, whole
+from planner_ext.sk.charging.nested import ParentRun, RunGate, Wrap, nothing_left, request_meter, whole
 from planner_ext.sk.chat.history import check_history, one_result_each, render, repair_history
 from planner_ext.sk.chat.prices import RequestMeter
 from planner_ext.sk.chat.round_trip import KernelChat
@@ -228,19 +228,14 @@ class RunContext:
         return uuid4().hex if self.tape is None else self.tape.run_id(goal)
 
     def _meter(self, limits: Budget) -> RequestMeter:
-        around = Left() if self.parent is None else self.parent.tab.left()
-        max_cost = limits.max_cost or around.amounts.get("max_cost")
-        estimates = limits.max_total_tokens is not None or "max_total_tokens" in around.amounts
-        if self._shared is not None:
-            max_cost = max_cost or self._shared.max_cost
-            estimates = estimates or self._shared.counts_tokens
-        return RequestMeter(
+        return request_meter(
             self.service,
             self.settings,
             price=self.options.price,
-            max_cost=max_cost,
+            limits=limits,
+            around=None if self.parent is None else self.parent.tab,
+            shared=self._shared,
             max_prompt_tokens=self.options.max_prompt_tokens or 0,
-            estimates=estimates,
         )
 
     def rules(self) -> Rules:
