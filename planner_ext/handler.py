@@ -27,9 +27,8 @@ __all__ = ["ToolCallHandler"]
 class ToolCallHandler:
     """Answers a history, and shows every function call to an interception point before it runs.
 
-    The history gets every message: those with calls, their results, and the final one. The last message that is yielded
-    has the metadata of `FunctionInvokingChatCompletion`: iterations, usage, tool calls, status, and for a paused run
-    the pending calls and the checkpoint.
+    The history gets every message, the final one included. The last message that is yielded has the metadata of
+    `FunctionInvokingChatCompletion`.
     """
 
     @takes_run_options
@@ -51,8 +50,8 @@ class ToolCallHandler:
                 function choice behaviour in them, every function of the kernel is offered.
             service_id: The service to use; None uses the kernel's selection.
             **options: See `planner_ext.iteration.RunOptions`; the budget applies to one invocation. Without
-                ``check_for_intervention``, `planner_ext.hitl_manager.check_for_intervention` is asked, looked up again
-                at each call.
+                ``check_for_intervention``, `planner_ext.hitl_manager.check_for_intervention` is looked up and asked at
+                each call.
 
         Raises:
             PlannerInvalidConfigurationError: If there is no such service, or an option cannot be used.
@@ -110,14 +109,7 @@ class ToolCallHandler:
         stop: StopHandle | None = None,
         late: Late = "refuse",
     ) -> AsyncGenerator[ChatMessageContent, None]:
-        """Resume a paused run; see `FunctionInvokingChatCompletion.resume`.
-
-        A checkpoint is a value and can be resumed twice. This handler, and a wrapped `FunctionInvokingChatCompletion`,
-        accept one decision on a call, and a history that holds the call's result is refused. Another handler with an
-        empty history, or another process, would run the call again; if that can happen, use a planner with a store
-        (`planner_ext.durable.Runs`).
-
-        A decision that comes after a later turn of the user is refused; ``late="allow"`` lets it run.
+        """Resume a paused run, once per decision; see `FunctionInvokingChatCompletion.resume`.
 
         Yields:
             The final message.

@@ -27,22 +27,21 @@ _DESCRIPTION = "Reach a goal: plan it, carry it out with functions, and tell the
 class PlannerPlugin:
     """A planner as one function with a required ``goal``: ``kernel.add_plugin(PlannerPlugin(planner), "name")``.
 
-    Called in another run of this package, it spends that run's budget: each request and each call is taken from what is
-    left at that moment, less the iteration that is reserved for the answer. The planner's own budget applies as well.
-    Nested runs beside each other race for the rest, and nothing is set aside for one of them: the first may leave
-    nothing to the last, whose function then says so. Where that matters, give each planner a budget of its own. A
+    Called in another run of this package, it spends that run's budget beside its own: each request and each call is
+    taken from what is left at that moment, less the iteration that is reserved for the answer. Nested runs beside each
+    other race for the rest; where the first may leave nothing to the last, give each planner a budget of its own. A
     nested run that fails, is cancelled or loses its process is charged what it has spent.
 
     The budget around covers ``max_iterations``, ``max_tool_calls``, ``max_total_tokens``, ``max_cost``,
     ``max_active_seconds``, ``deadline`` and ``max_calls_per_function``. Limits of repeats and in a row belong to each
     run, and so do interceptors. The plan request is always charged. Where tokens or cost of the run around are used up,
-    a nested run ends without the request that would ask for an answer: only the run around makes that.
+    a nested run ends without the request that would ask for an answer.
 
     The outer run's `StopHandle` stops nested runs too. A nested run cannot pause: a call that would wait for a person
     is denied, and a question to the user becomes the function's result. A planner is not offered inside its own runs,
     and a call of it there is refused. A nested run has its own journal.
 
-    In a stock kernel's loop, or called by the application outside of any run, it spends the planner's own budget.
+    In a stock kernel's loop, or outside of any run, it spends the planner's own budget.
     """
 
     def __init__(

@@ -43,8 +43,8 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
     """A chat completion service that runs the function calls of another one, within a budget.
 
     It replaces the connector it wraps: in a kernel, in ``invoke_prompt``, in ``ChatCompletionAgent``. As with Semantic
-    Kernel's own loop, the messages with calls and their results are added to the history that was passed, and the
-    final message is returned for the caller to add. The final message's metadata gets these entries:
+    Kernel's own loop, the messages with calls and their results are added to the history that was passed, and the final
+    message is returned for the caller to add. The final message's metadata gets these entries:
 
     - ``iterations``: round trips charged, 1 for a direct answer.
     - ``usage``: the connector's own usage, summed over all requests.
@@ -59,11 +59,11 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
     one request, whose calls are returned to the caller with the status ``stopped``. A stock
     ``FunctionChoiceBehavior.Auto()`` allows its 5 tool rounds; with a budget, the tighter limit applies.
 
-    Where a filter sets ``context.terminate``, the message is that of Semantic Kernel's loop: a tool message
-    with the results of the last batch. The history has these results already; adding the message changes nothing.
+    Where a filter sets ``context.terminate``, the message is that of Semantic Kernel's loop: a tool message with the
+    results of the last batch, which the history has already; adding it changes nothing.
 
-    If a function of a run of this package calls this service, the request spends that run's budget, and its calls are
-    subject to that run's interceptors, policies and marks as well as its own.
+    If a function of a run of this package calls this service, the request spends that run's budget, and that run's
+    interceptors, policies and marks apply as well as the service's own.
     """
 
     SUPPORTS_FUNCTION_CALLING: ClassVar[bool] = True
@@ -153,7 +153,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
 
         Raises:
             PlannerInvalidConfigurationError: If settings, kernel or budget cannot be used together.
-            InvalidHistoryError: If the history is invalid: servers would refuse it.
+            InvalidHistoryError: If the history is invalid.
             InvalidReplyError: If the connector's response is not a valid reply.
             PromptTooLargeError: If a request would send more than ``max_prompt_tokens``; it is not sent.
             LimitReachedError: At a limit, if the budget says ``on_limit="raise"``; and inside a function, if the budget
@@ -169,13 +169,13 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
     async def get_streaming_chat_message_contents(
         self, chat_history: ChatHistory, settings: PromptExecutionSettings, **kwargs: Any
     ) -> AsyncGenerator[list[StreamingChatMessageContent], Any]:
-        """Answer a history as a stream; otherwise as `get_chat_message_contents`.
+        """Answer a history as `get_chat_message_contents` does, as a stream.
 
         Yields:
             The connector's chunks as they come, with the 0-based round trip as ``function_invoke_attempt``. Once a
             batch has its results, a chunk with its calls and a tool message with the results. Last, a chunk with the
-            final message's metadata. It alone has the usage, of all requests, so that a sum over the chunks counts
-            each request once. Closing the stream early cancels the run.
+            final message's metadata, which alone has the usage, of all requests. Closing the stream early cancels the
+            run.
         """
         if not _invokes(chat_history, settings, kwargs.get("kernel")):
             request = self._charged(chat_history, settings, kwargs)
@@ -212,12 +212,11 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
     ) -> ChatMessageContent:
         """Resume a run that is paused, or that a limit or a stop ended.
 
-        A checkpoint is a value, and does not record that it was resumed. This service, and the handlers, planners and
-        copies that share it, accept one decision on a call: a second resume with a decision on the same call is
-        refused, even while the first one runs. A resume that fails before a function has started releases its
-        decisions. A history that holds results of the open calls is refused, too. Another service with an empty
-        history, or another process, would run the call again; if that can happen, use a planner with a store
-        (`planner_ext.durable.Runs`). The newest 100,000 decisions are remembered.
+        A checkpoint does not record that it was resumed. This service, and the handlers, planners and copies that share
+        it, accept one decision on a call, and remember the newest 100,000; a resume that fails before a function has
+        started releases its decisions. A history that holds results of the open calls is refused, too. Another service
+        with an empty history, or another process, would run the call again: if that can happen, use a planner with a
+        store (`planner_ext.durable.Runs`).
 
         Args:
             chat_history: The run's history so far; missing messages are added, and an empty history is filled. The
@@ -231,13 +230,13 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             settings: The settings of the original request.
             kernel: Its functions run; it need not be the kernel that the run began with.
             arguments: The application's arguments again; a checkpoint does not hold them.
-            budget: Replaces the run's limits; consumption so far still counts. The budget of a service that this one
-                was wrapped around still applies. None keeps the limits.
+            budget: Replaces the run's limits; what was spent still counts. The budget of a wrapped service still
+                applies. None keeps the limits.
             stop: Ends the run from outside.
             store_final: Whether to add the final message to the history, too.
-            late: What to do if the conversation went on since the run waits: the history holds a later message of the
-                user, or later calls. ``"refuse"`` refuses the decisions by name. ``"allow"`` takes them; the model does
-                not read what came after the pause, and the calls are added after it.
+            late: What to do if the history holds a later message of the user, or later calls. ``"refuse"`` refuses the
+                decisions by name. ``"allow"`` takes them; the model does not read what came after the pause, and the
+                calls are added after it.
 
         Returns:
             The final message, as of `get_chat_message_contents`.

@@ -49,19 +49,19 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
         control: How many tool rounds one step may chain. ``iterations_metadata``: as many as the budget leaves, charged
             from the metadata (option 2 of the ADR "Automatic tool calling controls", corrected). ``use_attempts``: one,
             then a plain reply closes the step (option 1). ``pre_invoke``: until ``pre_invoke`` refuses a call; then one
-            request without functions asks for the answer (option 3). The budget applies under each of them.
+            request without functions asks for the answer (option 3).
         plan: Whether to ask the model for a plan first. A text is used as the plan, without a request. No plan is made
-            if fewer than two round trips are left, or if the run continues a given ``chat_history``.
+            if fewer than two round trips are left, or if the run continues a ``chat_history``.
         charge_plan: Whether the plan request counts as a round trip.
         require_final_answer_function: Whether only ``UserInteraction-SendFinalAnswer`` ends a run, and no plain reply.
-            A plain reply that ends in a question mark then waits for an answer: the run ends ``asked``.
+            Questions are then offered, and a plain reply that ends in a question mark ends the run ``asked``.
         response_format: The format of the final answer: a pydantic model, a JSON schema, or OpenAI's
-            ``response_format``. Only requests without functions carry it. An answer that already has the format is
-            accepted; for any other the model is asked again, with the problem, as long as the budget lasts. Then the
-            run ends ``limit_reached`` with the answer as it is; with ``max_iterations=None``, ``incomplete`` after ten
-            times. A checkpoint does not hold the format: ``resume`` needs it again.
-        excluded_plugins: Plugins whose functions are neither offered nor named in the plan request. Checked when a run
-            begins: a name that the kernel does not have is refused. ``UserInteraction`` is the planner's own.
+            ``response_format``. Only requests without functions carry it. If an answer lacks the format, the model is
+            asked again, with the problem, as long as the budget lasts; then the run ends ``limit_reached`` with the
+            answer as it is, or with ``max_iterations=None`` ``incomplete`` after ten times. A checkpoint does not hold
+            it: ``resume`` needs it again.
+        excluded_plugins: Plugins whose functions are neither offered nor named in the plan request. A name that the
+            kernel does not have is refused when a run begins. ``UserInteraction`` is the planner's own.
         excluded_functions: The same for functions, by fully qualified name or by function name alone.
         get_available_functions: Returns the functions of the kernel to offer, given these options and the goal;
             exclusions apply to them, too.
@@ -73,11 +73,11 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
         max_tokens_ratio: The share of ``max_tokens`` for the completion, from 0 to 1.
         max_completion_tokens: Maximum tokens of a reply: sets ``max_tokens``, or the equivalent field, of each
             request's settings. A run whose settings have no such field is refused. None and 0 leave the settings as
-            they are.
-        budget, shared_budgets, price, execution, approval, interceptors, pre_invoke, check_for_intervention, approver,
-        iteration_completed, clarifier, max_clarifications, observers, clock, min_iteration_time_ms, max_prompt_tokens,
+            they are. budget, shared_budgets, price, execution, approval, interceptors, pre_invoke,
+            check_for_intervention, approver, iteration_completed, clarifier, max_clarifications, observers, clock,
+            min_iteration_time_ms, max_prompt_tokens,
         on_invalid_history, strict_finish_reason, checkpoint_key: The options of every door, see
-            `planner_ext.iteration.RunOptions`. Questions are offered with ``require_final_answer_function``, too.
+            `planner_ext.iteration.RunOptions`.
 
     Raises:
         PlannerInvalidConfigurationError: If an option is unknown or its value is invalid; names the option. Also on

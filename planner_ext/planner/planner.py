@@ -99,8 +99,8 @@ class _Templates:
 class FunctionCallingStepwisePlanner:
     """Reaches a goal with the functions of a kernel: plans, calls functions step by step, and answers.
 
-    It replaces the planner that Semantic Kernel removed in 2025, with the same names: a program written for that one
-    changes only its import. One planner may be used for many runs, also concurrently.
+    It replaces the planner that Semantic Kernel removed in 2025, with the same names. One planner may be used for many
+    runs, also concurrently.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class FunctionCallingStepwisePlanner:
 
         Args:
             service_id: The chat completion service to use; None uses the kernel's selection.
-            options: None uses the defaults of `FunctionCallingStepwisePlannerOptions`.
+            options: None uses the defaults.
 
         Raises:
             PlannerInvalidConfigurationError: If the options are invalid; names the problem.
@@ -185,10 +185,10 @@ class FunctionCallingStepwisePlanner:
         Raises:
             PlannerInvalidConfigurationError: If the goal is empty, there is no chat completion service, or another
                 argument or option is invalid.
-            InvalidHistoryError: If the ``chat_history`` is invalid: servers would refuse it.
+            InvalidHistoryError: If the ``chat_history`` is invalid.
             LimitReachedError: At a limit, if the budget says ``on_limit="raise"``.
-            ServiceCallError: If a request fails. This and every other exception out of a run, Semantic Kernel's own
-                included, has ``chat_history`` and ``checkpoint`` as attributes.
+            ServiceCallError: If a request fails. Every exception out of a run, this one included, has ``chat_history``
+                and ``checkpoint`` as attributes.
             InvalidReplyError: If a response is not a valid reply.
         """
         run = await self._start(kernel, question, _merged(arguments, kwargs), chat_history, stop, streaming=False)
@@ -206,17 +206,16 @@ class FunctionCallingStepwisePlanner:
     ) -> FunctionCallingStepwisePlannerResult:
         """Reach a goal as `invoke` does, and wait for the result: for scripts and notebooks.
 
-        All such runs of a process share one event loop, in a background thread, so that clients keep their connections
-        from one call to the next. Async functions of the kernel run on it. Context variables of the caller are seen by
-        the run. A service whose client has made requests on another event loop, for instance a notebook's own, may not
-        work on this one; use ``await invoke(...)`` then. A forked process needs clients of its own.
+        All such runs of a process share one event loop in a background thread, with the caller's context variables, so
+        that clients keep their connections. A service whose client has made requests on another event loop, such as a
+        notebook's own, may not work on this one; use ``await invoke(...)`` then. A forked process needs clients of its
+        own.
 
-        Interrupting the call cancels the run and waits for its end; the ``KeyboardInterrupt`` carries ``chat_history``
-        and ``checkpoint``.
+        Interrupting the call cancels the run; the ``KeyboardInterrupt`` carries ``chat_history`` and ``checkpoint``.
 
         Raises:
-            PlannerInvalidConfigurationError: As `invoke`; and if it is called by an async function of a run that
-                `invoke_sync` or `resume_sync` began, whose loop would wait for itself.
+            PlannerInvalidConfigurationError: As `invoke`; and if an async function of such a run calls it, whose loop
+                would wait for itself.
             Exception: As `invoke`.
         """
         options: dict[str, Any] = {"chat_history": chat_history, "stop": stop, **kwargs}
@@ -236,8 +235,8 @@ class FunctionCallingStepwisePlanner:
         """Reach a goal as `invoke` does, with streaming requests, and yield the events of the run.
 
         Yields:
-            `TextDelta` for text as it arrives, the facts of the run, and last a `ResultReady` with the result. Leaving
-            the stream early cancels the run.
+            `TextDelta` for text as it arrives, the facts of the run, and last a `ResultReady`. Leaving the stream early
+            cancels the run.
         """
         run = await self._start(kernel, question, _merged(arguments, kwargs), chat_history, stop, streaming=True)
         async with aclosing(run.events()) as events:
@@ -256,27 +255,25 @@ class FunctionCallingStepwisePlanner:
     ) -> FunctionCallingStepwisePlannerResult:
         """Resume a run that is paused, that a limit or a stop ended, or that a fault interrupted.
 
-        A checkpoint is a value, and does not record that it was resumed. This planner and its copies accept one
-        decision on a call: a second resume with a decision on the same call is refused, even while the first one runs.
-        A resume that fails before a function has started releases its decisions. Another planner, or another process,
-        would run the call again; if that can happen, keep the run in a store (`planner_ext.durable.Runs`). The newest
-        100,000 decisions are remembered. A checkpoint without an open call, such as one that a limit ended, may be
-        resumed again, and makes its requests again.
+        A checkpoint does not record that it was resumed. This planner and its copies accept one decision on a call, and
+        remember the newest 100,000; a resume that fails before a function has started releases its decisions. Another
+        planner or process would run the call again: if that can happen, keep the run in a store
+        (`planner_ext.durable.Runs`).
 
         Args:
             kernel: Its functions may be called; it need not be the kernel that the run began with.
             checkpoint: The run's checkpoint, from its result or its error, or its JSON text. Anyone who can write an
                 unsigned checkpoint can put an approval in it; with a ``checkpoint_key``, only one signed with that key
                 is accepted.
-            decisions: Decisions on pending calls, by call id; some calls may be left undecided. No request is made
-                before every call is decided: without decisions a paused run stays paused, except for expired questions.
+            decisions: Decisions on pending calls, by call id. No request is made before every call is decided: without
+                decisions a paused run stays paused, except for expired questions.
             arguments: The application's arguments again; a checkpoint does not hold them.
-            budget: Replaces the run's limits; consumption so far still counts. ``max_iterations`` defaults to that of
-                the options. The budget of a wrapped service still applies. None keeps the limits.
+            budget: Replaces the run's limits; what was spent still counts. ``max_iterations`` defaults to that of the
+                options, and the budget of a wrapped service still applies. None keeps the limits.
             stop: Ends the run from outside.
 
         Raises:
-            RunEndedError: If the run was answered: there is nothing to resume.
+            RunEndedError: If the run was answered.
             DecisionRefusedError: If a decision is invalid, or was taken before; then no decision is taken, and nothing
                 runs.
             InvalidCheckpointError: If the checkpoint contradicts itself, or is not signed with the ``checkpoint_key``.
@@ -310,10 +307,7 @@ class FunctionCallingStepwisePlanner:
         budget: Budget | None = None,
         stop: StopHandle | None = None,
     ) -> AsyncGenerator[PlannerEvent, None]:
-        """Resume as `resume` does, and yield what happens as `invoke_stream` does.
-
-        A stream that is closed before a function has started releases its decisions.
-        """
+        """Resume as `resume` does, and yield what happens as `invoke_stream` does."""
         run = await self._resume(kernel, checkpoint, decisions, arguments, budget=budget, stop=stop, streaming=True)
         async with aclosing(run.events()) as events:
             async for event in events:
@@ -334,10 +328,9 @@ class FunctionCallingStepwisePlanner:
 
         Raises:
             RunEndedError: If the run has ended already.
-            DecisionRefusedError: If this planner has taken a decision on one of the calls before, or if the
-                ``authorize`` hook does not allow it.
-            InvalidCheckpointError: As `resume`, but only with the planner's own ``checkpoint_key``: without a kernel,
-                there is no service that could have one.
+            DecisionRefusedError: If this planner has taken a decision on one of the calls, or the ``authorize`` hook
+                does not allow it.
+            InvalidCheckpointError: As `resume`, but only with the planner's own ``checkpoint_key``.
         """
         from planner_ext.sk.run.resume import calls_taken, cancelling_facts  # noqa: PLC0415  (only to end a paused run)
 
@@ -362,8 +355,8 @@ class FunctionCallingStepwisePlanner:
         Args:
             kernel: Its functions may be called; it need not be the kernel that the run began with.
             activation: The run's journal, and the decisions and options to continue it with.
-            arguments: The application's arguments; never stored, so each process passes them. They replace those that
-                the run was submitted with, name by name.
+            arguments: The application's arguments; never stored. They replace those that the run was submitted with, by
+                name.
 
         Raises:
             PlannerInvalidConfigurationError: As `invoke`, before anything is recorded.
@@ -533,11 +526,11 @@ class FunctionCallingStepwisePlanner:
         return context
 
     def _limits(self, options: RunSettings, budget: Budget | None, kept: Rules | None) -> Budget:
-        """Return the budget of one run; see `_prepare` for the arguments.
+        """Return the budget of one run; for the arguments see `_prepare`.
 
         Raises:
-            PlannerInvalidConfigurationError: If ``budget`` is not a budget, or the run began with a
-                ``response_format`` that the options lack.
+            PlannerInvalidConfigurationError: If ``budget`` is not a budget, or the options lack the run's
+                ``response_format``.
         """
         if kept is not None and kept.structured and self.options.response_format is None:
             raise InvalidOptionError(

@@ -38,10 +38,9 @@ class FunctionCallingStepwisePlannerResult(KernelBaseModel):
 
     Attributes:
         status: ``answered``; ``incomplete``: the last reply was cut short or empty; ``paused``: a call waits for a
-            decision; ``asked``: only questions wait, for an answer; ``limit_reached``: see ``limit``, and
-            ``final_answer`` for the forced answer, "" if the model gave no answer although no functions were offered
-            (``reason`` says so); ``stopped``.
-        final_answer: The answer, "" if there is no answer; JSON text if it has the ``response_format``.
+            decision; ``asked``: only questions wait, for an answer; ``limit_reached``: see ``limit``; ``stopped``.
+        final_answer: The answer, forced at a limit if need be, "" if there is none; JSON text if it has the
+            ``response_format``.
         value: The answer as an instance of the ``response_format``'s model, or as JSON values; None if there is no
             ``response_format``, or the answer does not have it.
         chat_history: Every message of the run, the final one included; servers accept it.
@@ -71,10 +70,7 @@ class FunctionCallingStepwisePlannerResult(KernelBaseModel):
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """The run's checkpoint, to resume it: after a pause, with a larger budget, or after a stop.
-
-        Signed if the planner has a ``checkpoint_key``; then its ``to_json()`` is, too.
-        """
+        """The run's checkpoint, to resume it; signed if the planner has a ``checkpoint_key``."""
         return Checkpoint.signed_as(self.facts, self._signature)
 
     @property
@@ -83,7 +79,7 @@ class FunctionCallingStepwisePlannerResult(KernelBaseModel):
         return decisions_of(self.facts)
 
     def to_html(self, *, title: str = "") -> str:
-        """Write what happened in the run as one HTML file, with nothing to fetch and no script.
+        """Write the run as one HTML file, with nothing to fetch and no script.
 
         Args:
             title: The page's title; "" is the goal.
@@ -229,7 +225,7 @@ class PlannerRun:
         Raises:
             LimitReachedError: At a limit, if the budget says ``on_limit="raise"``.
             DecisionRefusedError: If this planner has taken one of the decisions before; nothing was recorded.
-            Exception: On a fault of any kind; it carries the history and a checkpoint as attributes.
+            Exception: On a fault; it carries the history and a checkpoint as attributes.
         """
         context = self.context
         engine = context.engine(self.facts, emit=emit, stop=self.stop, budget=self.budget)
@@ -292,8 +288,8 @@ class KeptRun(PlannerRun):
         Raises:
             InvalidCheckpointError: If the journal contradicts itself, or its messages cannot be read.
             DecisionRefusedError: If a decision cannot be taken.
-            RunRefusedError: If this process lacks a policy or interceptor that the run began with; the result of an
-                ended run is returned nevertheless.
+            RunRefusedError: If this process lacks a policy or interceptor that the run began with, and the run has not
+                ended.
             RunEndedError: If an answered run is resumed with a budget.
         """
         context = self.context

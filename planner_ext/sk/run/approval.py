@@ -1,8 +1,7 @@
-"""Approval as a Semantic Kernel application uses it: its settings, the calls that wait, and the decisions taken.
+"""Approval as a Semantic Kernel application uses it: the calls that wait, and the decisions taken.
 
-Each decision is taken once. A checkpoint is a value and does not know that it was resumed before; the planner, service
-or handler object that resumes it remembers the decisions that it took. Another object, another process and a checkpoint
-on which nothing was decided are not seen here: a run store knows those.
+Each decision is taken once. A checkpoint does not know that it was resumed before; the planner, service or handler
+object that resumes it remembers its decisions. Other objects and processes do not: a run store does.
 """
 
 from collections.abc import Generator, Mapping, Sequence
@@ -31,25 +30,22 @@ class PendingCall(ReadByKey):
     """A call that waits for a person, as it will run if it is approved; or a question that waits for an answer.
 
     A question is a call of ``UserInteraction-AskUser`` with ``{"question": text}``, answered with `Supply`, or with
-    `Deny` where it will not be answered; a plain reply that asks is shown as a question, too, under its own id.
+    `Deny` where it will not be answered. A plain reply that asks is shown as one, too, under its own id.
 
     Attributes:
         id: The call's id; decisions go by it.
         fully_qualified_name: The function that will run.
-        arguments: What it will get from the model, converted to its parameters' types; neither the application's own
-            arguments nor the function's defaults are in it.
+        arguments: The model's arguments, converted to the parameters' types; without the application's and defaults.
         fingerprint: Digest of run, iteration, call, function and arguments; an `Approve` may name it. A further
             question about a call that somebody approved has another one.
         expires_at: When the question expires, or None.
         prompt: The question to the person; "" asks for a plain approval.
         in_doubt: Whether it had started when its process ended, and may have taken effect: `Approve` runs it again,
             `Supply` tells the model its result, `Deny` leaves the model with the doubt.
-        decision: Who let a call in doubt run, who edited a call that waits with other arguments than the model's, or
-            who approved a call about which others are still asked; when, and with which arguments. None for another
-            call.
+        decision: Who let a call in doubt run, edited a waiting call, or approved one about which others are still
+            asked; when, and with which arguments. Otherwise None.
         roles: Who may decide, by the function's mark or the rule that asks; empty for anyone.
-        parameters: JSON schema of the function's parameters, as the model has it, to draw a form from; None if it is
-            not known.
+        parameters: JSON schema of the function's parameters, as the model has it; None if it is not known.
     """
 
     id: str
@@ -128,7 +124,7 @@ class Taking:
     """The decisions of one resume; nothing is taken before `take` or `reserve`.
 
     Attributes:
-        taken: The memories of the objects that are resumed: the one that the caller has, and the services inside it.
+        taken: The memories of the objects that are resumed: the caller's, and those of the services inside it.
         calls: Call ids, by the name under which the decision on the call is remembered.
     """
 

@@ -83,9 +83,9 @@ Select = Callable[[Sequence[KernelFunctionMetadata]], Sequence[KernelFunctionMet
 
 @dataclass(kw_only=True, eq=False)
 class RunContext:
-    """The services, options and functions of one run. Created for each run: it caches the offered and written items.
+    """The services, options and functions of one run. Created for each run: it caches what was offered and written.
 
-    It is not part of a reference cycle, so all of it is freed at once when the run has ended.
+    It is not part of a reference cycle, so it is freed at once when the run has ended.
 
     Attributes:
         kernel: Its functions are called.
@@ -96,7 +96,7 @@ class RunContext:
         streaming: Whether requests are streamed.
         parent: The run inside whose function this run started, or None.
         wrap: Wraps services so that their requests are charged to a call of this run.
-        select: Narrows the functions of the kernel that the settings' behaviour offers; None offers all of these.
+        select: Narrows the functions that the settings' behaviour offers.
         prompts: The planner's prompts for a plan, or None.
         final_answer: The function that sends the final answer; None if it is not offered.
         ask_user: The function that asks the user; None if it is not offered.
@@ -377,9 +377,8 @@ class RunContext:
 
         Raises:
             ToolExecutionError: If a function failed and the execution is set to raise.
-            LimitReachedError: If the run is inside another run's function, and that run's budget is used up.
-            BaseException: On a fault or a cancellation; any exception carries the history and a checkpoint as
-                attributes.
+            LimitReachedError: If the budget of the run around is used up.
+            BaseException: On a fault or a cancellation, with the history and a checkpoint as attributes.
         """
         key = self.options.checkpoint_key
         known = tuple(engine.facts)
@@ -532,7 +531,7 @@ def check_service(service: ChatCompletionClientBase, settings: PromptExecutionSe
     """Refuse a connector, or a number of answers, that does not support calling the offered functions.
 
     Raises:
-        InvalidOptionError: With the way out.
+        InvalidSettingsError: With the way out.
     """
     if not tools.available:
         return

@@ -40,7 +40,7 @@ else:
 
 
 class CheckedClock:
-    """Wraps an application's clock, and validates its times. Implements `planner_ext.engine.ports.Clock`.
+    """An application's clock, its times validated. Implements `planner_ext.engine.ports.Clock`.
 
     If the clock's ``monotonic`` goes back, this one stands still, so that a run never regains time that it has spent.
     """
@@ -51,18 +51,18 @@ class CheckedClock:
         self._latest = -math.inf
 
     def now(self) -> float:
-        """Seconds since the epoch.
+        """Return the seconds since the epoch.
 
         Raises:
-            InvalidOptionError: If the clock returns anything but a finite number.
+            InvalidOptionError: If it is not a finite number.
         """
         return _seconds("now", self._clock.now())
 
     def monotonic(self) -> float:
-        """Seconds that never go back.
+        """Return seconds that never go back.
 
         Raises:
-            InvalidOptionError: If the clock returns anything but a finite number.
+            InvalidOptionError: If it is not a finite number.
         """
         self._latest = max(self._latest, _seconds("monotonic", self._clock.monotonic()))
         return self._latest
@@ -139,7 +139,7 @@ def _shared_budgets(name: str, values: object) -> tuple[SharedBudget, ...]:
 
 
 def _all_budgets(own: tuple[SharedBudget, ...], inner: tuple[SharedBudget, ...]) -> tuple[SharedBudget, ...]:
-    """Merge two lists of shared budgets; of those with one name in one store the door's counts."""
+    """Merge two lists of shared budgets; of two with one name in one store the door's counts."""
     return tuple({(budget.store, budget.name): budget for budget in (*inner, *own)}.values())
 
 
@@ -193,55 +193,53 @@ class _Option:
 
 
 class RunOptions(TypedDict, total=False):
-    """The options that every door takes by keyword: planner, service, handler and session.
+    """The options that planner, service, handler and session take by keyword.
 
     Attributes:
-        budget: What one run may spend, and what happens at a limit; see `Budget`. With None, only the limits of the
-            function choice behaviour apply.
-        shared_budgets: Budgets that the run shares with others, per user or per day for instance, in all processes; see
+        budget: What one run may spend, and what happens at a limit. None leaves the limits to the function choice
+            behaviour.
+        shared_budgets: Budgets that the run shares with others in all processes, per user or per day for instance; see
             `planner_ext.budgets.SharedBudget`. What runs inside its functions is charged to them, too.
         price: Returns the price of one request in US dollars, given the model's name and its `Usage`: a synchronous
-            function that returns a finite number of 0 or more. Before the first request of a run it is called for 0
-            tokens and, if that raises, for one token sent and one received; a price that returns anything else is
-            refused there. A later invalid result raises `InvalidPriceError`, and no further request is made. None uses
-            the price list of ``genai-prices`` (extra ``prices``) if there is a ``max_cost``; without a ``max_cost``,
-            costs are not counted, and the list is not loaded. Runs inside functions use their own price, or the nearest
-            one around them. No journal, checkpoint or store holds it: whoever resumes a run has it among its options.
+            function that returns a finite number, 0 or more. It is called before the first request, for 0 tokens and,
+            if that raises, for one token sent and one received; an invalid price is refused there. A later one raises
+            `InvalidPriceError`. None uses the list of ``genai-prices`` (extra ``prices``) if there is a ``max_cost``;
+            without one, costs are not counted. Runs inside functions use their own price, or the nearest one around
+            them. It is never stored: resuming needs it again.
         execution: How functions are run; see `ToolExecution`.
         approval: What happens to calls that no interceptor decided, that were denied, and that wait; see
             `ApprovalSettings`.
-        interceptors: Asked, in order, about every call of a batch before any of it runs; the first decision wins. An
+        interceptors: Asked in order about every call of a batch before any of it runs; the first decision wins. An
             `ApprovalPolicy` is one of them.
         pre_invoke: Asked about each call with the 1-based round trip, the function's name and its arguments; False
             refuses the call, True is no objection.
         check_for_intervention: Asked about each call; True defers it to a person, False is no objection.
-        approver: Asks a person at once about a call that was deferred by any of these, by a policy or by
-            ``@requires_approval``: a function, async or not, of the `ToolCall` with the question as its ``prompt``. The
-            run stays open for as long as the person needs, or the question's ``expires_in`` allows; after that, and if
-            it raises, the call is denied. `Defer` or None leaves the question open: the run pauses, as it does without
-            an approver. Runs inside functions, which cannot pause, use their own or the nearest one around them; there
-            the person's time is time of the function, also for its timeout.
+        approver: Asks a person at once about a deferred call: a function, async or not, of the `ToolCall` with the
+            question as its ``prompt``. The run stays open for as long as the question's ``expires_in`` allows; after
+            that, and if it raises, the call is denied. With `Defer` or None the run pauses, as without an approver.
+            Runs inside functions cannot pause: they use their own approver, or the nearest one around them, and the
+            person's time is the function's, also for its timeout.
         iteration_completed: Called after the results of a batch are stored and before the next request.
-        clarifier: Answers what the model asks with ``UserInteraction-AskUser``, a function that is offered if there is
-            a clarifier. Before a plain reply becomes the final answer, the clarifier gets it, too, and may answer a
-            question in it; see `Clarifier`. None leaves questions to a person: the run ends ``asked``.
-        max_clarifications: Maximum number of questions per run that are answered, by the clarifier or a person. After a
-            question beyond it, the model is asked to continue without an answer, and a plain reply then counts as
-            final. None means no limit; 0 offers no questions. Questions are also offered if this option is given.
-        observers: Called with each fact of a run after it is recorded; an observer with two parameters also gets the
-            run's `planner_ext.events.RunInfo`. Exceptions of observers are logged and change nothing.
+        clarifier: Answers what the model asks with ``UserInteraction-AskUser``, which is then offered. It also gets a
+            plain reply before that becomes the final answer, and may answer a question in it; see `Clarifier`. With
+            None a question ends the run ``asked``.
+        max_clarifications: Maximum number of answered questions per run. Beyond it the model is asked to continue
+            without an answer, and a plain reply counts as final. None means no limit; 0 offers no questions. Giving a
+            number offers them.
+        observers: Called with each fact after it is recorded; one with two parameters also gets the run's
+            `planner_ext.events.RunInfo`. Exceptions are logged and change nothing.
         clock: The time source, with ``now``, ``monotonic`` and ``sleep``; None uses the machine's clock.
         min_iteration_time_ms: Minimum milliseconds from the start of one round trip to the start of the next.
         max_prompt_tokens: Maximum tokens of a request, functions included; counted, or estimated, before it is sent. A
-            larger request is not sent, and `PromptTooLargeError` is raised. None and 0 mean no limit.
-        on_invalid_history: A history with an unanswered call, an orphan or a second result is refused before anything
-            is sent (``refuse``), or repaired (``repair``). Planner and session repair their own copy; service and
-            handler repair the caller's history.
+            larger request raises `PromptTooLargeError`. None and 0 mean no limit.
+        on_invalid_history: A history with an unanswered call, an orphan or a second result is refused (``refuse``)
+            before anything is sent, or repaired (``repair``): by planner and session in their own copy, by service and
+            handler in the caller's history.
         strict_finish_reason: Whether a finish reason that contradicts the reply's content is an error.
-        checkpoint_key: Signs every checkpoint in results, metadata and errors (HMAC-SHA256); checkpoints without this
-            signature are then refused. None uses the key of a wrapped `FunctionInvokingChatCompletion`, if it has one.
-            No ``repr``, dump, error, checkpoint or pickle holds the key. A run in a store is not signed: anyone with
-            write access to the database can change it.
+        checkpoint_key: Signs every checkpoint in results, metadata and errors (HMAC-SHA256); others are then refused.
+            None uses the key of a wrapped `FunctionInvokingChatCompletion`. No ``repr``, dump, error, checkpoint or
+            pickle holds the key. A run in a store is not signed: anyone with write access to the database can change
+            it.
     """
 
     budget: Annotated[Budget | None, _Option(_instance_of(Budget), tightest)]
@@ -294,14 +292,12 @@ def takes_run_options(function: _F) -> _F:
 class RunSettings:
     """`RunOptions`, validated and with defaults, as a run uses them.
 
-    A door may be given a `FunctionInvokingChatCompletion` as its service. It then sends requests through the connector
-    in that service, whose own loop does not run; `within` merges the service's options with the door's.
+    A door that is given a `FunctionInvokingChatCompletion` sends its requests through the connector in it; `within`
+    merges the options of both.
 
     Attributes:
-        outer_budget: The budget of the wrapped services, or None. A new budget of a run replaces ``budget``, but may
-            not exceed this one: so the services that are inside the door put an outer bound on the budget.
-        taken: The memories of decisions that were taken: that of the caller's object, and those of the wrapped
-            services. A decision that is in one of them is refused.
+        outer_budget: The budget of the wrapped services, or None; it bounds a new budget of a resumed run, too.
+        taken: The memories of taken decisions: the door's, and those of the wrapped services.
     """
 
     budget: Budget
@@ -350,11 +346,11 @@ class RunSettings:
         return cls(taken=(taken,), **{name: option.read(name, given[name]) for name, option in _OPTIONS.items()})
 
     def within(self, inner: "RunSettings") -> "RunSettings":
-        """Merge with the settings of a wrapped service that this door replaces.
+        """Merge with the settings of a wrapped service; each option has its rule in `RunOptions`.
 
-        Of each limit the tighter applies. The service's interceptors are asked after these; its callbacks and its
-        checkpoint key are used if this door has none. Execution, clock, pacing, repair of histories and strictness of
-        finish reasons come from this door alone. A decision that either object has taken is refused by both.
+        Of each limit the tighter applies, the service's interceptors come last, and its callbacks and key fill in for
+        missing ones. Execution, clock, pacing and the treatment of invalid histories and finish reasons are this door's
+        alone.
         """
         merged: dict[str, Any] = {
             name: option.merge(getattr(self, name), getattr(inner, name)) for name, option in _OPTIONS.items()
@@ -386,10 +382,10 @@ class RunSettings:
         return tightest(instance_of("budget", budget, Budget), self.outer_budget)
 
     def charges(self, arguments: Mapping[str, Any], outer: SharedBudgets | None = None) -> SharedBudgets | None:
-        """Make what a run takes of the shared budgets, of which there are some.
+        """Make what a run takes of its shared budgets.
 
         Args:
-            arguments: The application's arguments of the run.
+            arguments: The application's.
             outer: What the run around takes from, or None.
         """
         from planner_ext.budgets.charges import charges_of  # noqa: PLC0415  (SQL, only where budgets are shared)

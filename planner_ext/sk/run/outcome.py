@@ -34,8 +34,8 @@ PAUSED_TEXT = "This run waits for a decision."
 def waits(message: ChatMessageContent) -> bool:
     """Whether it is what an agent added to its thread for a turn that waits for a decision.
 
-    An agent puts its name on what it adds, and of a stream it keeps the text alone. A message without a name is that of
-    a caller who keeps the history, and who may go on without the call.
+    An agent puts its name on what it adds, and keeps only the text of a stream. A message without a name is that of a
+    caller who keeps the history, and who may go on without the call.
     """
     if message.role != AuthorRole.ASSISTANT or message.name is None:
         return False
@@ -82,8 +82,8 @@ def final_message(state: State, facts: Sequence[Fact], key: SigningKey | None) -
     """Build the message that a chat completion service returns: an assistant message, safe to add to the history.
 
     It carries calls only if they are returned to the caller. Where a filter ended the run it is, as in Semantic
-    Kernel's loop, the tool message with the results of the last batch, which the history has already. Its metadata is
-    the last reply's, with the consumption and the outcome of the run.
+    Kernel's loop, the tool message with the results of the last batch. Its metadata is the last reply's, with the run's
+    outcome.
 
     Args:
         state: The run's state.
@@ -145,9 +145,9 @@ def carry_run(error: BaseException, state: State, facts: Sequence[Fact], key: Si
 
 
 def _reported_usage(facts: Sequence[Fact]) -> Any:
-    """Sum the reported usage of all requests, including those of a clarifier and of nested runs.
+    """Sum the reported usage of all requests, in the connector's own type.
 
-    The sum has the connector's own type. Requests of other services contribute only their tokens.
+    Requests of other services contribute only their tokens.
     """
     total: Any = None
     for fact in facts:

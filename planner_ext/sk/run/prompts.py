@@ -1,7 +1,7 @@
 """What a planner writes to the model: the plan request, the opening, the next step, and the form of the final answer.
 
-The form is a pydantic model or a JSON schema. It is checked before the first request, and the caller's object is not
-changed. When an answer is asked for in its form, `planner_ext.core.machine` decides.
+The form is a pydantic model or a JSON schema, checked before the first request. `planner_ext.core.machine` decides when
+an answer is asked for in it.
 """
 
 import json

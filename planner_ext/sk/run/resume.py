@@ -382,10 +382,10 @@ def _is_late(fact: CallDecided, at: float) -> bool:
 
 
 def calls_taken(facts: Sequence[Fact], more: Sequence[Fact]) -> dict[bytes, str]:
-    """Name the calls that a resume decides, and those that it would start or have reviewed again; with their ids.
+    """Name the calls that a resume decides, starts or has reviewed again; with their ids.
 
-    The names are of this place in the journal: a call that was started since and is in doubt has another one, and so
-    has one of an ended run, whose decisions were forgotten.
+    A name is that of a place in the journal: a call that was started since and is in doubt has another one, and so has
+    one of an ended run, whose decisions were forgotten.
 
     Args:
         facts: The checkpoint's.
@@ -531,9 +531,7 @@ class ResumeRequest:
 async def recovery_facts(
     state: State, *, effect_of: Callable[[str], Effect], functions: Functions, in_doubt: InDoubt, at: float
 ) -> tuple[Fact, ...]:
-    """List the facts with which an interrupted run is resumed.
-
-    A call in doubt that a person must decide gets no fact: the run pauses on it.
+    """List the facts with which an interrupted run is resumed; a call in doubt that a person must decide gets none.
 
     Args:
         state: The run's state from its journal. Its process died, so no started call has finished.

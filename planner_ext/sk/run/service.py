@@ -84,7 +84,7 @@ class RequestContext:
 
 @dataclass(kw_only=True, eq=False)
 class ServiceRun:
-    """Drives one run and adds each settled batch to the caller's history, as soon as it has settled.
+    """Drives one run and adds each batch to the caller's history as soon as it has settled.
 
     Attributes:
         history: The caller's history.
@@ -95,8 +95,8 @@ class ServiceRun:
         facts: The journal that is resumed.
         taking: The decisions in ``first``, if there are some.
         transcript: The messages so far of a resumed run, with which the history is brought up to date.
-        resumed: What the history of a resumed run was when it was brought up to date.
-        added: The messages of batches and answers since, which were added to the history.
+        resumed: The history of a resumed run, as it was brought up to date.
+        added: The messages of batches and answers that were added to it since.
         final: The message for the caller, once the run has ended or waits.
     """
 
@@ -195,10 +195,10 @@ def _store(history: ChatHistory, message: ChatMessageContent) -> None:
 
 
 class _Stream:
-    """Builds chunks with their round trip and the same model id, so that the chunks of a round trip can be added up.
+    """Builds chunks with their round trip and one model id, so that the chunks of a round trip can be added up.
 
-    Text is passed on as it arrives. Calls are sent once their batch has its results, or if they are returned to the
-    caller: whole, with the ids and arguments of the history, and otherwise never without a result in the stream.
+    Text is passed on as it arrives. Calls are sent whole, once their batch has its results or they are returned to the
+    caller, with the ids and arguments of the history.
 
     Attributes:
         settled: The messages of each batch that has its results, by iteration.
@@ -242,8 +242,8 @@ class _Stream:
     def last(self, message: ChatMessageContent) -> Iterator[StreamingChatMessageContent]:
         """Build the last chunk: the final message's metadata, and the parts of it that were not sent yet.
 
-        Results come last, as in Semantic Kernel's loop. An agent passes no chunk with results on: one before it has the
-        metadata for the agent's caller, and alone the usage, so that a sum over the chunks counts it once.
+        Results come last, as in Semantic Kernel's loop. An agent passes no chunk with results on, so one before it has
+        the metadata, and alone the usage.
         """
         ends_with_results = message.role == AuthorRole.TOOL
         text = text_of(message)
@@ -310,7 +310,7 @@ async def pass_through(
 
 @dataclass(eq=False)
 class _Passing:
-    """Passes on the chunks of one request, and closes them with one that says what the request came to."""
+    """Passes on the chunks of one request, and closes them with one that has its usage and status."""
 
     reply: ReplyAssembly
     in_form: bool
@@ -318,7 +318,7 @@ class _Passing:
     _last: StreamingChatMessageContent | None = None
 
     def passed_on(self, chunk: StreamingChatMessageContent | None) -> StreamingChatMessageContent | None:
-        """Take a chunk of the connector's, some of which yield None; return it without usage, None if it is empty."""
+        """Take a chunk, or the None that some connectors yield; return it without usage, None if it is empty."""
         if chunk is None:
             return None
         self.reply.add(chunk)
