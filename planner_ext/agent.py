@@ -53,7 +53,7 @@ from planner_ext.sk.errors import DecisionRefusedError, InvalidCheckpointError, 
 from planner_ext.sk.run.approval import Taking
 from planner_ext.sk.run.outcome import chat_history, final_message, returned_message, waits
 from planner_ext.sk.run.resume import Late, calls_taken, cancelling_facts
-from planner_ext.sk.run.service import RequestContext, ServiceRun
+from planner_ext.sk.run.service import ServiceRequest, ServiceRun
 
 __all__ = ["cancel_agent", "resume_agent", "resume_agent_stream"]
 
@@ -98,7 +98,7 @@ async def resume_agent(
             than the thread's. In these cases nothing ran, and the thread is as it was.
     """
     turn = await _Turn.of(agent, thread, checkpoint, kernel, arguments)
-    request = RequestContext(kernel=turn.kernel, arguments=turn.arguments, stop=stop, late=late)
+    request = ServiceRequest(kernel=turn.kernel, arguments=turn.arguments, stop=stop, late=late)
     with _alone(turn.thread):
         run = await turn.run(decisions, request, budget=budget, streaming=False)
         try:
@@ -129,7 +129,7 @@ async def resume_agent_stream(
         metadata. The thread is up to date when the stream has ended; closing it early cancels the turn.
     """
     turn = await _Turn.of(agent, thread, checkpoint, kernel, arguments)
-    request = RequestContext(kernel=turn.kernel, arguments=turn.arguments, stop=stop, late=late)
+    request = ServiceRequest(kernel=turn.kernel, arguments=turn.arguments, stop=stop, late=late)
     with _alone(turn.thread):
         run = await turn.run(decisions, request, budget=budget, streaming=True)
         try:
@@ -288,7 +288,7 @@ class _Turn:
         )
 
     async def run(
-        self, decisions: Mapping[str, Decision], request: RequestContext, *, budget: Budget | None, streaming: bool
+        self, decisions: Mapping[str, Decision], request: ServiceRequest, *, budget: Budget | None, streaming: bool
     ) -> ServiceRun:
         """Prepare the run; nothing is driven or changed yet."""
         return await self.service._resume(  # pyright: ignore[reportPrivateUsage]  (the same door, with another history)

@@ -31,10 +31,10 @@ from planner_ext.sk.functions.questions import own_function
 from planner_ext.sk.functions.toolset import ToolSet
 from planner_ext.sk.run.approval import DecisionsTaken, Taking
 from planner_ext.sk.run.context import RunContext, checked_messages, unwrapped
-from planner_ext.sk.run.options import RunOptions, RunSettings, takes_run_options
+from planner_ext.sk.run.options import CheckedOptions, RunOptions, takes_run_options
 from planner_ext.sk.run.outcome import refuse_waiting
 from planner_ext.sk.run.resume import Late, ResumeRequest, calls_taken
-from planner_ext.sk.run.service import RequestContext, ServiceRun, pass_through, pass_through_streaming
+from planner_ext.sk.run.service import ServiceRequest, ServiceRun, pass_through, pass_through_streaming
 
 __all__ = ["FunctionInvokingChatCompletion", "charged_service"]
 
@@ -69,7 +69,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
     SUPPORTS_FUNCTION_CALLING: ClassVar[bool] = True
 
     _inner: ChatCompletionClientBase = PrivateAttr()
-    _options: RunSettings = PrivateAttr()
+    _options: CheckedOptions = PrivateAttr()
     _tab: Tab | None = PrivateAttr(None)
 
     @takes_run_options
@@ -94,7 +94,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             )
         super().__init__(ai_model_id=inner.ai_model_id, service_id=service_id or inner.service_id)
         self.instruction_role = inner.instruction_role
-        self._inner, self._options = unwrapped(inner, RunSettings.of(DecisionsTaken(), **options))
+        self._inner, self._options = unwrapped(inner, CheckedOptions.of(DecisionsTaken(), **options))
 
     @property
     def inner(self) -> ChatCompletionClientBase:
@@ -107,11 +107,9 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         """Charge a request that passes through to the call that makes it, and to this service's shared budgets."""
         options = self._options
         messages = list(chat_history.messages)
-        more: dict[str, Any] = {}
-        if options.shared_budgets:
-            arguments = kwargs.get("arguments") or KernelArguments()
-            more["shared_by"] = partial(options.charges, arguments)
-        return charged(self._tab, self._inner, settings, messages, options.price, **more)
+        arguments = kwargs.get("arguments") or KernelArguments()
+        shared_by = partial(options.charges, arguments) if options.shared_budgets else None
+        return charged(self._tab, self._inner, settings, messages, options.price, shared_by=shared_by)
 
     def charged_to(self, tab: Tab) -> Self:
         """@private Return a copy whose requests are charged to a call of a run, in any context."""
@@ -120,7 +118,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         return copied
 
     @property
-    def options(self) -> RunSettings:
+    def options(self) -> CheckedOptions:
         """The options of this service, with defaults filled in."""
         return self._options
 
@@ -247,7 +245,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
                 changed.
             DecisionRefusedError: If a decision is invalid, was taken before, or comes late; then no decision is taken.
         """
-        request = RequestContext(kernel=kernel, arguments=arguments, stop=stop, store_final=store_final, late=late)
+        request = ServiceRequest(kernel=kernel, arguments=arguments, stop=stop, store_final=store_final, late=late)
         run = await self._resume(chat_history, checkpoint, decisions, settings, request, budget=budget, streaming=False)
         return await run.message()
 
@@ -267,7 +265,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         late: Late = "refuse",
     ) -> AsyncGenerator[StreamingChatMessageContent, Any]:
         """Resume as `resume` does, as a stream of chunks like those of ``get_streaming_chat_message_content``."""
-        request = RequestContext(kernel=kernel, arguments=arguments, stop=stop, store_final=store_final, late=late)
+        request = ServiceRequest(kernel=kernel, arguments=arguments, stop=stop, store_final=store_final, late=late)
         run = await self._resume(chat_history, checkpoint, decisions, settings, request, budget=budget, streaming=True)
         async with aclosing(run.chunks(self.ai_model_id)) as chunks:
             async for chunk in chunks:
@@ -286,14 +284,14 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
                 "kernel= is needed where the settings have a function choice behaviour; got None. Pass the kernel "
                 "whose functions may be called."
             )
-        request = RequestContext(**{name: kwargs[name] for name in RequestContext.__slots__ if name in kwargs})
+        request = ServiceRequest(**{name: kwargs[name] for name in ServiceRequest.__slots__ if name in kwargs})
         messages = tuple(checked_messages(chat_history.messages, self._options.on_invalid_history, request.kernel))
         context = self._context(request, settings, self._options, streaming=streaming)
         if self._options.on_invalid_history == "repair":
             chat_history.messages[:] = messages
         at = context.options.clock.now()
         started = RunStarted(run_id=context.new_run_id(), rules=context.rules(), messages=messages, at=at)
-        return ServiceRun(history=chat_history, context=context, request=request, first=(started,), known=len(messages))
+        return ServiceRun(history=chat_history, context=context, request=request, new=(started,), known=len(messages))
 
     async def _resume(
         self,
@@ -301,7 +299,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         checkpoint: Checkpoint | str,
         decisions: Mapping[str, Decision],
         settings: PromptExecutionSettings,
-        request: RequestContext,
+        request: ServiceRequest,
         *,
         budget: Budget | None,
         streaming: bool,
@@ -314,21 +312,21 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         options = replace(own, budget=limits or own.bounded(loaded.state().rules.limits))
         given = ResumeRequest(checkpoint=loaded, decisions=decisions, budget=limits)
         context = self._context(request, settings, options, streaming=streaming)
-        first = await context.resumed(given)
-        state = apply(loaded.state(), first[0])
+        new = await context.resumed(given)
+        state = apply(loaded.state(), new[0])
         return ServiceRun(
             history=chat_history,
             context=context,
             request=request,
-            first=first,
+            new=new,
             known=len(state.transcript),
             facts=loaded.facts,
-            taking=Taking(options.taken, calls_taken(loaded.facts, first)),
+            taking=Taking(options.taken, calls_taken(loaded.facts, new)),
             transcript=context.chat.messages(state.transcript),
         )
 
     def _context(
-        self, request: RequestContext, settings: PromptExecutionSettings, options: RunSettings, *, streaming: bool
+        self, request: ServiceRequest, settings: PromptExecutionSettings, options: CheckedOptions, *, streaming: bool
     ) -> RunContext:
         behavior = settings.function_choice_behavior
         asks = options.takes_questions and (behavior is None or behavior.type_ is not FunctionChoiceType.NONE)

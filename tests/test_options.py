@@ -25,7 +25,7 @@ from planner_ext.budgets import BudgetStore, SharedBudget
 from planner_ext.core.facts import Fact
 from planner_ext.durable import WorkerOptions
 from planner_ext.errors import InvalidHistoryError, PlannerInvalidConfigurationError
-from planner_ext.sk.run.options import DEFAULTS, RunOptions, RunSettings
+from planner_ext.sk.run.options import DEFAULTS, CheckedOptions, RunOptions
 from planner_ext.testing import ScriptedChatCompletion, call, say
 
 DOORS = (FunctionInvokingChatCompletion, ToolCallHandler, ToolUseSession)
@@ -85,13 +85,13 @@ def kernel() -> Kernel:
     return made
 
 
-def made_by(door: type, **options: Any) -> RunSettings:
+def made_by(door: type, **options: Any) -> CheckedOptions:
     """Make a door with options, and read what it works with."""
     if door is FunctionInvokingChatCompletion:
         return FunctionInvokingChatCompletion(ScriptedChatCompletion([]), **options).options
     if door is FunctionCallingStepwisePlannerOptions:
         planner = FunctionCallingStepwisePlanner(options=FunctionCallingStepwisePlannerOptions(**options))
-        return planner._settings()
+        return planner._checked_options()
     return door(kernel(), **options)._service.options
 
 
@@ -173,11 +173,11 @@ def test_the_planner_reads_its_options_again_once_they_have_changed() -> None:
     """Options that are assigned, or changed in place, hold from the next run on."""
     options = FunctionCallingStepwisePlannerOptions(interceptors=[asked])
     planner = FunctionCallingStepwisePlanner(options=options)
-    before = planner._settings()
-    assert planner._settings() is before
+    before = planner._checked_options()
+    assert planner._checked_options() is before
     options.interceptors.append(asked)  # pyright: ignore[reportAttributeAccessIssue]  # a list was given
     options.max_iterations = 4
-    after = planner._settings()
+    after = planner._checked_options()
     assert after.interceptors == (asked, asked)
     assert after.budget == replace(before.budget, max_iterations=4)
 

@@ -31,13 +31,13 @@ from planner_ext.sk.functions.execution import ToolExecution
 from planner_ext.sk.functions.questions import Clarifier
 from planner_ext.sk.run.approval import DecisionsTaken
 from planner_ext.sk.run.iteration import IterationCallback
-from planner_ext.sk.run.options import DEFAULTS, RunOptions, RunSettings
+from planner_ext.sk.run.options import DEFAULTS, CheckedOptions, RunOptions
 from planner_ext.sk.run.prompts import response_form
 
 if TYPE_CHECKING:
     from planner_ext.budgets import SharedBudget
 else:
-    SharedBudget = Any  # a run without shared budgets loads no store; `RunSettings.of` checks the values
+    SharedBudget = Any  # a run without shared budgets loads no store; `CheckedOptions.of` checks the values
 
 
 class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
@@ -104,7 +104,7 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
     max_tokens_ratio: float | None = Field(default=0.1, ge=0, le=1, allow_inf_nan=False)
     max_completion_tokens: int | None = None
 
-    # The options of every door: `RunSettings.of` checks them.
+    # The options of every door: `CheckedOptions.of` checks them.
     budget: Budget | None = None
     shared_budgets: SkipValidation[Sequence[SharedBudget]] = ()
     price: SkipValidation[Price | None] = None
@@ -198,7 +198,7 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
             shares = {"max_completion_tokens": int(total * ratio), "max_prompt_tokens": int(total * (1 - ratio))}
         # Past __setattr__: a derived share is not one that was given.
         vars(self).update({name: share for name, share in shares.items() if name not in self.model_fields_set})
-        RunSettings.of(DecisionsTaken(), **self.run_options)
+        CheckedOptions.of(DecisionsTaken(), **self.run_options)
         return self
 
 

@@ -4,7 +4,7 @@ import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,6 @@ from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
 from semantic_kernel.contents import ChatHistory, ChatMessageContent
 from semantic_kernel.functions import KernelArguments, KernelFunction, KernelFunctionMetadata
-from semantic_kernel.prompt_template import KernelPromptTemplate
 from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
 from planner_ext.approval.decisions import Authorize, Decision, DecisionRequest
@@ -42,7 +41,6 @@ from planner_ext.sk.checkpoint import Checkpoint
 from planner_ext.sk.checks import instance_of
 from planner_ext.sk.errors import DecisionRefusedError, InvalidOptionError, RunEndedError
 from planner_ext.sk.functions.questions import OWN_PLUGIN, own_function
-from planner_ext.sk.functions.toolset import ToolSet
 from planner_ext.sk.run.approval import DecisionsTaken, Taking
 from planner_ext.sk.run.context import (
     RunContext,
@@ -52,48 +50,19 @@ from planner_ext.sk.run.context import (
     unasked_functions,
     unwrapped,
 )
-from planner_ext.sk.run.options import RunSettings
+from planner_ext.sk.run.options import CheckedOptions
 from planner_ext.sk.run.prompts import (
     PlannerPrompts,
+    Templates,
     default_plan_prompt,
     default_step_prompt,
-    plan_template,
     response_form,
-    step_template,
 )
 
 if TYPE_CHECKING:
     from planner_ext.engine.activation import Activation
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Templates:
-    """The prompts of a planner, as given and as parsed templates."""
-
-    plan_yaml: str
-    step_prompt: str
-    plan: KernelPromptTemplate
-    plan_settings: dict[str, Any]
-    step: KernelPromptTemplate
-
-    @classmethod
-    def read(cls, plan_yaml: str, step_prompt: str) -> "_Templates":
-        return cls(plan_yaml, step_prompt, *plan_template(plan_yaml), step_template(step_prompt))
-
-    def prompts(
-        self, kernel: Kernel, arguments: KernelArguments, goal: str, tools: ToolSet, *, hands_over: bool
-    ) -> PlannerPrompts:
-        return PlannerPrompts(
-            kernel=kernel,
-            arguments=arguments,
-            goal=goal,
-            plan_template=self.plan,
-            step_template=self.step,
-            functions=lambda: tools.metadata,
-            hands_over=hands_over,
-        )
 
 
 class FunctionCallingStepwisePlanner:
@@ -120,21 +89,21 @@ class FunctionCallingStepwisePlanner:
         self.options = instance_of("options", given, FunctionCallingStepwisePlannerOptions)
         plan = self.options.get_initial_plan
         step = self.options.get_step_prompt
-        self._templates = _Templates.read(
+        self._templates = Templates.read(
             default_plan_prompt if plan is None else plan(), default_step_prompt if step is None else step()
         )
         self._taken = DecisionsTaken()
         self._said_unguarded = False
-        self._read: tuple[object, RunSettings] | None = None
-        self._settings()  # which checks them
+        self._read: tuple[object, CheckedOptions] | None = None
+        self._checked_options()  # which checks them
 
-    def _settings(self) -> RunSettings:
+    def _checked_options(self) -> CheckedOptions:
         """Read the options; what was read is used again until they change, if only a list in place."""
         options = self.options
         lists = (tuple(options.interceptors), tuple(options.observers))
         given = (*vars(options).values(), *lists, set(options.model_fields_set))
         if self._read is None or self._read[0] != given:
-            self._read = (given, RunSettings.of(self._taken, **options.run_options))
+            self._read = (given, CheckedOptions.of(self._taken, **options.run_options))
         return self._read[1]
 
     @property
@@ -148,7 +117,7 @@ class FunctionCallingStepwisePlanner:
 
     @generate_plan_yaml.setter
     def generate_plan_yaml(self, text: str) -> None:
-        self._templates = _Templates.read(text, self._templates.step_prompt)
+        self._templates = Templates.read(text, self._templates.step_prompt)
 
     @property
     def step_prompt(self) -> str:
@@ -157,7 +126,7 @@ class FunctionCallingStepwisePlanner:
 
     @step_prompt.setter
     def step_prompt(self, text: str) -> None:
-        self._templates = _Templates.read(self._templates.plan_yaml, text)
+        self._templates = Templates.read(self._templates.plan_yaml, text)
 
     async def invoke(
         self,
@@ -334,7 +303,7 @@ class FunctionCallingStepwisePlanner:
         """
         from planner_ext.sk.run.resume import calls_taken, cancelling_facts  # noqa: PLC0415  (only to end a paused run)
 
-        options = self._settings()
+        options = self._checked_options()
         loaded = Checkpoint.given(checkpoint, options.checkpoint_key)
         if (hook := options.approval.authorize) is not None:
             request = DecisionRequest(action="cancel", by=by, run_id=loaded.state().run_id)
@@ -379,7 +348,7 @@ class FunctionCallingStepwisePlanner:
 
     def unguarded(self, kernel: Kernel) -> str | None:
         """@private Say, once, that nothing decides which functions of a kernel run; None where something does."""
-        if self._said_unguarded or not (names := unasked_functions(kernel, self._settings())):
+        if self._said_unguarded or not (names := unasked_functions(kernel, self._checked_options())):
             return None
         self._said_unguarded = True
         more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
@@ -491,7 +460,7 @@ class FunctionCallingStepwisePlanner:
         # A run in a store has its own budget, even if it begins inside another run.
         parent = None if store is not None else current_parent_run(tab_in(kernel))
         own = self.options
-        options = self._settings()
+        options = self._checked_options()
         service, chosen = select_service(kernel, self.service_id, arguments, own.execution_settings)
         service, options = unwrapped(service, options)
         limits = self._limits(options, budget, kept)
@@ -521,11 +490,17 @@ class FunctionCallingStepwisePlanner:
             planner=self,
             store=store,
         )
-        hands_over = final_answer is not None
-        context.prompts = self._templates.prompts(kernel, arguments, goal, context.tools, hands_over=hands_over)
+        context.prompts = PlannerPrompts(
+            kernel=kernel,
+            arguments=arguments,
+            goal=goal,
+            templates=self._templates,
+            tools=context.tools,
+            hands_over=final_answer is not None,
+        )
         return context
 
-    def _limits(self, options: RunSettings, budget: Budget | None, kept: Rules | None) -> Budget:
+    def _limits(self, options: CheckedOptions, budget: Budget | None, kept: Rules | None) -> Budget:
         """Return the budget of one run; for the arguments see `_prepare`.
 
         Raises:
@@ -539,7 +514,7 @@ class FunctionCallingStepwisePlanner:
             )
         if budget is not None:
             given = options.bounded(budget)
-            most = self._settings().budget.max_iterations
+            most = self._checked_options().budget.max_iterations
             return replace(given, max_iterations=given.max_iterations or most)
         return options.budget if kept is None else options.bounded(kept.limits)
 
@@ -562,7 +537,7 @@ def _merged(arguments: KernelArguments | None, kwargs: dict[str, Any]) -> Kernel
 
 
 def _own_functions(
-    options: FunctionCallingStepwisePlannerOptions, settings: RunSettings, kernel: Kernel
+    options: FunctionCallingStepwisePlannerOptions, settings: CheckedOptions, kernel: Kernel
 ) -> tuple[KernelFunction | None, KernelFunction | None]:
     """Return the functions that send the final answer and that ask the user; None for one that is not offered.
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from pydantic import Field, PrivateAttr
-from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
 from semantic_kernel.contents import AuthorRole, ChatHistory, ChatMessageContent
 from semantic_kernel.kernel_pydantic import KernelBaseModel
 
@@ -24,7 +23,6 @@ from planner_ext.planner.options import FunctionCallingStepwisePlannerOptions
 from planner_ext.sk.checkpoint import Checkpoint, SigningKey, journal_signature
 from planner_ext.sk.errors import RunEndedError
 from planner_ext.sk.run.approval import PendingCall, Taking, pending_call, pending_calls
-from planner_ext.sk.run.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.run.context import RunContext
 from planner_ext.sk.run.outcome import chat_history, raise_at_limit, status_of
 from planner_ext.sk.run.prompts import ResponseForm
@@ -175,15 +173,8 @@ async def run_started(
         continues: Whether it continues a history, so that no plan is asked for.
         guards: The policies and interceptors that decide on its calls, if it is kept in a store.
     """
-    behavior = context.behavior
-    rules = context.rules()
-    if not isinstance(behavior, BoundedFunctionChoiceBehavior):
-        # A stock behavior's attempts limit Semantic Kernel's own loop; only forced attempts limit ours.
-        forced = behavior.maximum_auto_invoke_attempts or 1
-        rules = replace(rules, use_attempts=forced if behavior.type_ is FunctionChoiceType.REQUIRED else None)
     rules = replace(
-        rules,
-        attempts_limit=rules.attempts_limit and "maximum_use_attempts",
+        context.rules(),
         plan=options.plan is True and not continues,
         charge_plan=options.charge_plan or context.parent is not None,
         rounds_per_step=1 if options.control == "use_attempts" else None,
@@ -305,7 +296,7 @@ class KeptRun(PlannerRun):
         begun = activation.facts[0]
         self._check_guards(begun.guards if isinstance(begun, RunStarted) else None)
         if state.phase in (Phase.PAUSED, Phase.ENDED):
-            return await self._resumed(checkpoint)
+            return await self._resumed(checkpoint, state)
         from planner_ext.sk.run.resume import check_calls, recovery_facts  # noqa: PLC0415  (only after a fault)
 
         check_calls(state)
@@ -330,11 +321,10 @@ class KeptRun(PlannerRun):
                 "this; on the command line, --policy and --ask-all add guards, and the factory of --app gives the hook."
             )
 
-    async def _resumed(self, checkpoint: Checkpoint) -> Sequence[Fact]:
+    async def _resumed(self, checkpoint: Checkpoint, state: State) -> Sequence[Fact]:
         from planner_ext.sk.run.resume import ResumeRequest  # noqa: PLC0415  (only to resume)
 
         activation = self.activation
-        state = checkpoint.state()
         if state.ended is not None and state.ended.status == "answered":
             raise RunEndedError(
                 f"Run {activation.run_id!r} was answered; there is nothing to resume or to spend a budget on. "

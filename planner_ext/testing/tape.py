@@ -51,7 +51,7 @@ from planner_ext.sk.chat.connectors import received
 from planner_ext.sk.chat.transport import kernel_with_services, received_groups
 from planner_ext.sk.errors import InvalidOptionError
 from planner_ext.sk.messages import ReplyAssembly, load_message, loaded, merge_reply, text_of
-from planner_ext.sk.run.options import RunSettings
+from planner_ext.sk.run.options import CheckedOptions
 from planner_ext.sk.run.tools import KernelFunctions
 from planner_ext.testing.cassette import (
     Asked,
@@ -99,7 +99,7 @@ class Tape(ABC):
         Other services are returned as they are.
         """
         wrapper: Any = service
-        if isinstance(getattr(wrapper, "options", None), RunSettings):
+        if isinstance(getattr(wrapper, "options", None), CheckedOptions):
             wrapper = wrapper.model_copy()
             wrapper._inner = self.service(wrapper.inner)
             return wrapper

@@ -439,7 +439,7 @@ async def test_two_budgets_of_one_name_are_refused(memory: BudgetStore) -> None:
     """They would be charged to the same row with different limits."""
     twice = [shared(memory, max_iterations=1), shared(memory, max_iterations=2)]
     with pytest.raises(InvalidLimitError, match="different names"):
-        planner_with(shared_budgets=twice)._settings()
+        planner_with(shared_budgets=twice)._checked_options()
 
 
 async def test_a_store_that_cannot_be_used_fails_the_run(tmp_path: Any) -> None:

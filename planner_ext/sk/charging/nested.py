@@ -152,7 +152,7 @@ async def charged(
     sent: Sequence[ChatMessageContent],
     price: Price | None = None,
     *,
-    shared_by: Callable[[SharedBudgets | None], SharedBudgets | None] = lambda around: around,
+    shared_by: Callable[[SharedBudgets | None], SharedBudgets | None] | None = None,
 ) -> AsyncGenerator[Charge]:
     """Charge one request to the call that makes it, and to shared budgets; with neither, nothing is charged.
 
@@ -174,7 +174,7 @@ async def charged(
     """
     parent = current_parent_run(tab)
     around = None if parent is None else parent.tab.account.shared
-    shared = shared_by(around)
+    shared = around if shared_by is None else shared_by(around)
     if parent is None and shared is None:
         yield lambda _: None
         return

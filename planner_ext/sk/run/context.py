@@ -49,7 +49,7 @@ from planner_ext.sk.functions.toolset import ToolSet
 from planner_ext.sk.run.approval import DecisionsTaken
 from planner_ext.sk.run.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.run.iteration import IterationCompletedHook
-from planner_ext.sk.run.options import RunSettings
+from planner_ext.sk.run.options import CheckedOptions
 from planner_ext.sk.run.outcome import carry_run
 from planner_ext.sk.run.prompts import ResponseForm, step_message
 from planner_ext.sk.run.tools import KernelFunctions
@@ -116,7 +116,7 @@ class RunContext:
     kernel: Kernel
     service: ChatCompletionClientBase
     settings: PromptExecutionSettings
-    options: RunSettings
+    options: CheckedOptions
     arguments: KernelArguments | None
     streaming: bool
     parent: ParentRun | None
@@ -210,7 +210,7 @@ class RunContext:
             wrap=self.wrap,
         )
 
-    def _own_options(self, filters: Sequence[CallFilter]) -> RunSettings:
+    def _own_options(self, filters: Sequence[CallFilter]) -> CheckedOptions:
         """Add to the door's options what the run around, the behaviour, the tape and the kernel's filters set."""
         options = self.options if self.parent is None else self.options.inside(self.parent)
         behavior = self.behavior
@@ -244,9 +244,13 @@ class RunContext:
         behavior = self.behavior
         required = behavior.type_ is FunctionChoiceType.REQUIRED
         bounded = isinstance(behavior, BoundedFunctionChoiceBehavior)
+        attempts = behavior.maximum_use_attempts if bounded else behavior.maximum_auto_invoke_attempts
+        if self.planner is not None and not bounded:
+            # A stock behavior's attempts limit Semantic Kernel's own loop; only forced attempts limit a planner's.
+            attempts = (attempts or 1) if required else None
         rules = Rules(
             limits=options.budget,
-            use_attempts=behavior.maximum_use_attempts if bounded else behavior.maximum_auto_invoke_attempts,
+            use_attempts=attempts,
             attempts_limit="" if required else "maximum_use_attempts" if bounded else "maximum_auto_invoke_attempts",
             tool_choice="required" if required else "auto",
             on_denial=options.approval.on_denial,
@@ -416,7 +420,7 @@ class RunContext:
             refuse_unknown("ToolExecution.timeout", timeout, function_names(self.kernel) | offered)
 
 
-def unasked_functions(kernel: Kernel, own: RunSettings) -> list[str]:
+def unasked_functions(kernel: Kernel, own: CheckedOptions) -> list[str]:
     """List the functions of a kernel if nothing can decide their calls: no policy, interceptor, callback or mark.
 
     Args:
@@ -425,7 +429,7 @@ def unasked_functions(kernel: Kernel, own: RunSettings) -> list[str]:
     """
     inner: list[Any] = [getattr(service, "options", None) for service in kernel.services.values()]
     for options in (own, *inner):
-        if isinstance(options, RunSettings) and (
+        if isinstance(options, CheckedOptions) and (
             options.interceptors
             or options.pre_invoke
             or options.check_for_intervention
@@ -502,10 +506,12 @@ def _transcript(chat: KernelChat, state: State) -> ChatHistory:
     return ChatHistory(messages=deepcopy(chat.messages(state.transcript)))
 
 
-def unwrapped(service: ChatCompletionClientBase, options: RunSettings) -> tuple[ChatCompletionClientBase, RunSettings]:
+def unwrapped(
+    service: ChatCompletionClientBase, options: CheckedOptions
+) -> tuple[ChatCompletionClientBase, CheckedOptions]:
     """Return the connector inside services that make runs themselves, and the options merged with theirs."""
     outer: Any = service
-    while isinstance(inner := getattr(outer, "options", None), RunSettings):
+    while isinstance(inner := getattr(outer, "options", None), CheckedOptions):
         outer = outer.inner
         options = options.within(inner)
     return outer, options

@@ -3,7 +3,7 @@
 To add an option:
 
 1. Declare it in `RunOptions`: its type, how it is validated and merged, its default, and its documentation.
-2. Add the field of `RunSettings` that runs read. Service, handler and session then take the option by keyword.
+2. Add the field of `CheckedOptions` that runs read. Service, handler and session then take the option by keyword.
 3. Add the field of the planner's options, in ``planner/options.py``: pydantic needs one of its own.
 
 ``tests/test_options.py`` needs a value of it in ``GIVEN``, and fails for each door that lacks it.
@@ -289,7 +289,7 @@ def takes_run_options(function: _F) -> _F:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunSettings:
+class CheckedOptions:
     """`RunOptions`, validated and with defaults, as a run uses them.
 
     A door that is given a `FunctionInvokingChatCompletion` sends its requests through the connector in it; `within`
@@ -323,7 +323,7 @@ class RunSettings:
     taken: tuple[DecisionsTaken, ...]
 
     @classmethod
-    def of(cls, taken: DecisionsTaken, **options: Unpack[RunOptions]) -> "RunSettings":
+    def of(cls, taken: DecisionsTaken, **options: Unpack[RunOptions]) -> "CheckedOptions":
         """Check options and fill in the defaults.
 
         Args:
@@ -345,7 +345,7 @@ class RunSettings:
         given: Mapping[str, Any] = {**DEFAULTS, **options}
         return cls(taken=(taken,), **{name: option.read(name, given[name]) for name, option in _OPTIONS.items()})
 
-    def within(self, inner: "RunSettings") -> "RunSettings":
+    def within(self, inner: "CheckedOptions") -> "CheckedOptions":
         """Merge with the settings of a wrapped service; each option has its rule in `RunOptions`.
 
         Of each limit the tighter applies, the service's interceptors come last, and its callbacks and key fill in for
@@ -359,7 +359,7 @@ class RunSettings:
         taken = (*self.taken, *inner.taken)
         return replace(self, **merged, outer_budget=outer_budget, taken=taken)
 
-    def inside(self, parent: ParentRun) -> "RunSettings":
+    def inside(self, parent: ParentRun) -> "CheckedOptions":
         """Add what the run around a nested run sets. The nested run's account takes what that run has left.
 
         Raises:

@@ -6,7 +6,7 @@ an answer is asked for in it.
 
 import json
 import re
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -20,13 +20,14 @@ from semantic_kernel.connectors.ai.function_calling_utils import kernel_function
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.contents import AuthorRole, ChatHistory, ChatMessageContent, TextContent
 from semantic_kernel.exceptions import KernelException
-from semantic_kernel.functions import KernelArguments, KernelFunctionMetadata
+from semantic_kernel.functions import KernelArguments
 from semantic_kernel.prompt_template import KernelPromptTemplate, PromptTemplateConfig
 
 from planner_ext.core.errors import shown
 from planner_ext.core.values import Message
 from planner_ext.sk.errors import InvalidOptionError, PlannerException
 from planner_ext.sk.functions.conversion import UnfitError, check_exponents
+from planner_ext.sk.functions.toolset import ToolSet
 
 default_plan_prompt = """\
 name: WritePlan
@@ -87,41 +88,67 @@ def step_message(purpose: str, *, hands_over: bool = False) -> Message:
     return ChatMessageContent(role=AuthorRole.USER, content=text)
 
 
+@dataclass(frozen=True, slots=True)
+class Templates:
+    """The prompts of a planner, as given and as parsed templates; make one with `read`."""
+
+    plan_yaml: str
+    step_prompt: str
+    plan: KernelPromptTemplate
+    plan_settings: dict[str, Any]
+    step: KernelPromptTemplate
+
+    @classmethod
+    def read(cls, plan_yaml: str, step_prompt: str) -> "Templates":
+        """Read the YAML of a plan prompt, and the template that opens the steps.
+
+        Raises:
+            PlannerInvalidConfigurationError: If one is not a valid prompt template.
+        """
+        with _template_errors("get_initial_plan must return the YAML of a prompt template", plan_yaml):
+            config = PromptTemplateConfig(**yaml.safe_load(plan_yaml))
+            if not config.template:
+                raise ValueError("it has no template")
+            plan = KernelPromptTemplate(prompt_template_config=config)
+        with _template_errors("get_step_prompt must return the text of a prompt template", step_prompt):
+            step = KernelPromptTemplate(prompt_template_config=PromptTemplateConfig(template=step_prompt))
+        asked = [settings.extension_data for settings in config.execution_settings.values()]
+        settings = {key: value for each in asked for key, value in each.items() if value is not None}
+        return cls(plan_yaml, step_prompt, plan, settings, step)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerPrompts:
     """The planner's prompts for one goal. Implements `planner_ext.engine.ports.Prompts`.
 
     Attributes:
-        plan_template: Read by `plan_template`.
-        step_template: Read by `step_template`.
-        functions: Lists the functions that the plan may use.
+        tools: The functions that the plan may use.
         hands_over: Whether the final-answer function is offered.
     """
 
     kernel: Kernel
     arguments: KernelArguments
     goal: str
-    plan_template: KernelPromptTemplate
-    step_template: KernelPromptTemplate
-    functions: Callable[[], Sequence[KernelFunctionMetadata]]
+    templates: Templates
+    tools: ToolSet
     hands_over: bool
 
     async def plan_request(self) -> tuple[Message, ...]:
         """Render the plan prompt."""
-        schemas = [kernel_function_metadata_to_function_call_format(function) for function in self.functions()]
+        schemas = [kernel_function_metadata_to_function_call_format(function) for function in self.tools.metadata]
         variables = {
             "goal": self.goal,
             "available_functions": json.dumps(schemas, ensure_ascii=False, default=str),
             "name_delimiter": "-",
             "last_step": "hands over the answer with " + _HAND_OVER if self.hands_over else "writes the answer",
         }
-        return await self._render("get_initial_plan", self.plan_template, variables)
+        return await self._render("get_initial_plan", self.templates.plan, variables)
 
     async def opening(self, plan: str) -> tuple[Message, ...]:
         """Render the step prompt with the plan in it."""
         last_step = "hand over the answer with " + _HAND_OVER if self.hands_over else "write the answer"
         variables = {"goal": self.goal, "initial_plan": plan, "last_step": last_step}
-        messages = await self._render("get_step_prompt", self.step_template, variables)
+        messages = await self._render("get_step_prompt", self.templates.step, variables)
         if any(message.role == AuthorRole.USER for message in messages):
             return messages
         return (*messages, ChatMessageContent(role=AuthorRole.USER, content=self.goal))
@@ -168,31 +195,6 @@ def _escaped(text: str) -> str:
 
 def _unescaped(text: str) -> str:
     return _ESCAPED.sub(lambda found: chr(int(found[1], 16)), text)
-
-
-def plan_template(text: str) -> tuple[KernelPromptTemplate, dict[str, Any]]:
-    """Read the YAML of a plan prompt: its template, and the settings that it asks for.
-
-    Raises:
-        PlannerInvalidConfigurationError: If it is not a valid prompt template.
-    """
-    with _template_errors("get_initial_plan must return the YAML of a prompt template", text):
-        config = PromptTemplateConfig(**yaml.safe_load(text))
-        if not config.template:
-            raise ValueError("it has no template")
-        template = KernelPromptTemplate(prompt_template_config=config)
-    asked = [settings.extension_data for settings in config.execution_settings.values()]
-    return template, {key: value for each in asked for key, value in each.items() if value is not None}
-
-
-def step_template(text: str) -> KernelPromptTemplate:
-    """Read the template that opens the steps.
-
-    Raises:
-        PlannerInvalidConfigurationError: If it is not a valid prompt template.
-    """
-    with _template_errors("get_step_prompt must return the text of a prompt template", text):
-        return KernelPromptTemplate(prompt_template_config=PromptTemplateConfig(template=text))
 
 
 @contextmanager

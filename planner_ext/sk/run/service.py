@@ -59,7 +59,7 @@ _SHOWN = (TextDelta, ModelReplied, IterationCompleted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestContext:
+class ServiceRequest:
     """The caller's arguments of a request, except history and settings.
 
     Raises:
@@ -90,10 +90,10 @@ class ServiceRun:
         history: The caller's history.
         context: The run's context.
         request: The caller's arguments of the request.
-        first: The first new facts of the started or resumed run.
+        new: The first new facts of the started or resumed run.
         known: The number of messages of the run's transcript that are already in the history.
         facts: The journal that is resumed.
-        taking: The decisions in ``first``, if there are some.
+        taking: The decisions in ``new``, if there are some.
         transcript: The messages so far of a resumed run, with which the history is brought up to date.
         resumed: The history of a resumed run, as it was brought up to date.
         added: The messages of batches and answers that were added to it since.
@@ -102,8 +102,8 @@ class ServiceRun:
 
     history: ChatHistory
     context: RunContext
-    request: RequestContext
-    first: Sequence[Fact]
+    request: ServiceRequest
+    new: Sequence[Fact]
     known: int
     facts: Sequence[Fact] = ()
     taking: Taking | None = None
@@ -147,7 +147,7 @@ class ServiceRun:
                     refuse_late(engine.state, resumed.later_turn)
                 self.history.messages[:] = resumed.messages
                 self.resumed = resumed
-            await self.context.drive(engine, self.first)
+            await self.context.drive(engine, self.new)
         return engine
 
     def _returned(self, engine: Engine) -> ChatMessageContent:
