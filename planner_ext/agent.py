@@ -1,19 +1,19 @@
 """A paused turn of a ``ChatCompletionAgent``: resumed with decisions, or cancelled, and the agent's thread with it.
 
-An agent whose service is a `planner_ext.FunctionInvokingChatCompletion` pauses as the service does: the response's
-metadata has the pending calls and the checkpoint. Semantic Kernel's agents know no pause, so the thread ends with the
-service's message that says so, and a further turn is refused by name until the message is taken out of it:
+An agent whose service is a `planner_ext.FunctionInvokingChatCompletion` pauses as the service does. Semantic Kernel's
+agents know no pause, so the thread ends with the service's message that says so, and a further turn is refused by name
+until it is resumed or cancelled:
 
     response = await agent.get_response("Refund order 7.", thread=thread)
     if response.metadata["status"] == "paused":
         decisions = {call["id"]: Approve(by="ann") for call in response.metadata["pending"]}
         response = await resume_agent(agent, response.thread, response.metadata["checkpoint"], decisions)
 
-Afterwards the thread has the calls, their results and the answer, as after a turn that never waited; or the message of
-the next pause. What the user wrote meanwhile, and was refused, comes after that, for the next turn.
+Afterwards the thread has the calls, their results and the answer, or the message of the next pause. What the user wrote
+meanwhile, and was refused, comes after that.
 
-A thread is a value as long as nobody keeps it: a copy of it that still waits can be resumed once more by another
-process. Where that must not happen, use a planner with a store (`planner_ext.durable.Runs`).
+A copy of a thread that still waits can be resumed once more by another process. Where that must not happen, use a
+planner with a store (`planner_ext.durable.Runs`).
 """
 
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
@@ -70,9 +70,7 @@ async def resume_agent(
     stop: StopHandle | None = None,
     late: Late = "refuse",
 ) -> AgentResponseItem[ChatMessageContent]:
-    """Resume a paused turn of an agent, and bring its thread up to date.
-
-    A turn that a limit or a stop ended is resumed in the same way.
+    """Resume a turn of an agent that is paused, or that a limit or a stop ended, and bring its thread up to date.
 
     Args:
         agent: The agent; it need not be the object that began the turn.
@@ -82,7 +80,7 @@ async def resume_agent(
             stays paused.
         kernel: Its functions run and its service is asked; None uses the agent's.
         arguments: The application's arguments again, over the agent's own; a checkpoint does not hold them.
-        budget: Replaces the turn's limits; consumption so far still counts. None keeps them.
+        budget: Replaces the turn's limits; what was spent still counts. None keeps them.
         stop: Ends the turn from outside.
         late: What to do if the thread holds a later turn: ``"refuse"`` refuses the decisions by name, ``"allow"`` takes
             them. A message of the user that was refused because the turn waits is no later turn.
@@ -125,8 +123,8 @@ async def resume_agent_stream(
     """Resume as `resume_agent` does, as a stream.
 
     Yields:
-        Chunks, as of the agent's ``invoke_stream``: without those of calls and results. The last one carries the
-        metadata. The thread is up to date when the stream has ended; closing it early cancels the turn.
+        Chunks, as of the agent's ``invoke_stream``; the last one has the metadata. Closing the stream early cancels the
+        turn.
     """
     turn = await _Turn.of(agent, thread, checkpoint, kernel, arguments)
     request = ServiceRequest(kernel=turn.kernel, arguments=turn.arguments, stop=stop, late=late)
@@ -151,9 +149,7 @@ async def cancel_agent(
     by: str = "",
     reason: str = "",
 ) -> AgentResponseItem[ChatMessageContent]:
-    """End a paused turn of an agent for good: every pending call is answered "not executed", and nothing runs.
-
-    The thread gets the calls with these answers, which the model reads in the next turn.
+    """End a paused turn of an agent for good: the model reads in the next turn that no pending call was executed.
 
     Args:
         agent: The agent; its service's ``checkpoint_key`` applies.
@@ -332,12 +328,10 @@ def _merged(agent: ChatCompletionAgent, arguments: KernelArguments | None) -> Ke
 
 
 def _refuse_older(given: Checkpoint, messages: Sequence[ChatMessageContent], key: SigningKey | None) -> None:
-    """Refuse a checkpoint that was resumed before: the message with which the thread waits has a later one.
-
-    A batch of which some calls were decided and have run is not in the thread yet, but in that checkpoint.
+    """Refuse a checkpoint that was resumed before: the thread's own checkpoint is of the same turn, and has more facts.
 
     Raises:
-        DecisionRefusedError: If the thread's own checkpoint is of the same turn, and has more facts.
+        DecisionRefusedError: With the way out.
     """
     own = next((message.metadata.get("checkpoint") for message in reversed(messages) if waits(message)), None)
     with suppress(InvalidCheckpointError):  # a thread may come from anywhere, and decides nothing

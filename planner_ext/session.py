@@ -225,9 +225,8 @@ class AutomaticToolUseConfig:
 
     Attributes:
         enabled: True (closed loop): the session runs them. False (open loop): the caller runs them.
-        max_tool_calls: How many functions one prompt may start in closed loop, failures included; 0 or more. The limit
-            is checked before a batch starts: a batch that would exceed it does not run, and the prompt raises
-            `LimitReachedError`.
+        max_tool_calls: How many functions one prompt may start in closed loop, failures included; 0 or more. A batch
+            that would exceed it does not run, and the prompt raises `LimitReachedError`.
 
     Raises:
         PlannerInvalidConfigurationError: If a value is invalid; the message names the field.
@@ -264,19 +263,16 @@ class _Turn:
 class ToolUseSession:
     """A conversation with a model that may call the kernel's functions.
 
-    In closed loop a prompt runs the functions and returns the text of the last reply. In open loop a prompt returns the
-    text of one reply; its calls are in `pending` until the caller appends their results, and ``prompt()`` continues.
-    The messages are the same in both.
+    In closed loop a prompt runs the functions and returns the text of the last reply. In open loop it returns the text
+    of one reply; its calls are in `pending` until the caller appends their results, and ``prompt()`` continues. The
+    messages are the same in both.
 
     A prompt that raises, is cancelled, or whose stream is closed early keeps what cannot be undone: once calls have
-    results, the prompt's messages, calls and results stay, and ``prompt()`` continues from there. Otherwise the session
-    is as it was before the prompt.
+    results, its messages stay, and ``prompt()`` continues from there. Otherwise the session is as it was.
 
-    A session answers one prompt at a time; another prompt meanwhile, or `append`, raises `SessionBusyError`.
-
-    A session does not pause. If an interceptor defers a call, or a clarifier leaves a question open, the prompt raises
-    `RunNotAnsweredError` with status ``paused`` or ``asked`` and a checkpoint for `ToolCallHandler.resume`. A
-    decision that comes after a later prompt of the session, in the same process, is refused unless ``late="allow"``.
+    A session answers one prompt at a time; meanwhile `prompt` and `append` raise `SessionBusyError`. It does not pause:
+    a deferred call or an open question raises `RunNotAnsweredError` with a checkpoint for `ToolCallHandler.resume`. A
+    decision after a later prompt of the session, in the same process, is refused unless ``late="allow"``.
     """
 
     @takes_run_options
@@ -299,14 +295,11 @@ class ToolUseSession:
             tool_use_config: Who runs the functions, and how many of them one prompt may start.
             service_id: The service to use; None leaves it to the kernel's own selection.
             settings: Settings of every request; None takes those of the arguments, or the service's defaults. Their
-                function choice behaviour selects the functions that are offered; without one, all are offered.
-                ``tool_use_config`` says who runs them.
+                function choice behaviour selects the functions that are offered; without one, all are.
             arguments: The application's arguments, for functions and service selection.
-            **options: See `planner_ext.iteration.RunOptions`. In open loop ``on_invalid_history`` alone has an effect:
-                ``repair`` repairs the initial prompts, and the conversation when it is sent. The ``budget`` is what
-                else one prompt may spend; of two limits on tool calls the tighter holds. Without a budget, the limit of
-                ``tool_use_config`` raises, as with ``Budget(on_limit="raise")``. Without ``execution`` the model reads
-                the message of a function's error, as with ``ToolExecution(include_error_detail=True)``.
+            **options: See `planner_ext.iteration.RunOptions`. In open loop only ``on_invalid_history`` has an effect.
+                Of two limits on tool calls the tighter holds; without a ``budget`` it raises (``on_limit="raise"``).
+                Without ``execution`` the model reads the message of a function's error (``include_error_detail=True``).
 
         Raises:
             PlannerInvalidConfigurationError: If there is no such service, or an option cannot be used, naming it.

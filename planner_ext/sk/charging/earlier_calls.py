@@ -1,7 +1,6 @@
 """The functions after whose calls a call comes: what `planner_ext.approval.policy.ApprovalRule.after` compares.
 
-For the calls of a run they are counted in the states of the run and of those around it. Only what came with a history
-is read from messages, and only when it is asked for.
+Those of runs are counted in their states. What came with a history is read from messages, and only on demand.
 """
 
 from collections.abc import Iterable, Iterator, Sequence, Set
@@ -70,7 +69,7 @@ def before_batch(state: State, tab: Tab | None, known: dict[int, GivenMessages])
 
     Args:
         state: The run.
-        tab: The call of another run in which this run is made; or, for a call inside a function, the function's.
+        tab: The call of another run in which it is made; for a call inside a function, the function's.
         known: Messages that may have been read for an earlier batch, by identity; these are added to it.
     """
     around = [] if tab is None else tab.runs_around()
@@ -85,7 +84,7 @@ def before_call(context: object, tab: Tab | None, *, in_run: bool) -> Set[str] |
     Args:
         context: The filter's.
         tab: The call of a run in which this one is made, or None.
-        in_run: Whether the call itself is one of a run of this package, which knows more than the filter's history.
+        in_run: Whether the call is one of a run of this package, which knows more than the filter's history.
     """
     given = [] if tab is None else [GivenMessages(one.given) for one in tab.runs_around()]
     started = set[str]() if tab is None else tab.earlier()

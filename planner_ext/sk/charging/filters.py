@@ -89,7 +89,7 @@ def _is_same(one: object, other: object) -> bool:
 
 
 def approval_filters(kernel: Kernel, *, once_invoked: bool = True) -> tuple[CallFilter, ...]:
-    """List the approval filters of a kernel; those that decide as another one once.
+    """List the approval filters of a kernel, without those that decide as another one.
 
     Args:
         kernel: The kernel.

@@ -1,24 +1,20 @@
-"""What a function of a run learns of that run, how its own requests are paid, and under whose gate its own calls stand.
+"""What a function of a run gets of that run: a view of the kernel, charged to the run and decided by its gate.
 
-The call of a function is found through a context variable, which holds for everything that the call awaits or starts. A
-prompt function, and a function that takes ``kernel`` or ``service``, also gets a view of the kernel: the same functions
-and filters, and services that are charged to the run. An agent that is a function of the kernel
-(``kernel.add_plugin(agent)``) runs with a view of its own kernel.
+A context variable names the call, for everything that the call awaits or starts. A prompt function, and a function that
+takes ``kernel`` or ``service``, gets a view of the kernel: the same functions and filters, and services that are
+charged. An agent that is a function of the kernel (``kernel.add_plugin(agent)``) runs with a view of its own kernel.
 
-- Each request to a chat or text completion service is charged to the run before it is sent, tokens and cost after it;
-  functions that are called for it stand under the run's gate. When nothing is left of the budget, less the request that
-  is kept for the run's answer, it is refused with `LimitReachedError`.
+- Each request to a chat or text completion service is charged to the run before it is sent, tokens and cost after it.
+  When nothing is left, less the request that is kept for the run's answer, it raises `LimitReachedError`.
 - Each function that it calls (``kernel.invoke``, ``{{plugin.function}}`` in a template) is put before the run's
   interceptors, policies and ``@requires_approval``, and counted in ``max_tool_calls``. A call that is denied, or would
   wait for a person, raises `NestedRunRefusedError`.
 - Once the call has ended, both are refused.
 
-Embeddings, images and audio are not iterations, and are not counted. A run that a function keeps in a store
-(`planner_ext.durable.Runs`) may outlive the call: it has its own budget and policies. Requests that do not pass this
-kernel are not seen: those of an SDK called by hand, and those of the application's own kernel where a function holds it
-(in a closure, or as ``self._kernel``). The way out: take ``kernel: Kernel`` as a parameter, or register
-`FunctionInvokingChatCompletion` as the service of the kernel that is held; it finds the call by the context variable,
-and charges it. Must not know the planner, nor how a budget is counted: that is `planner_ext.core.accounts`.
+Embeddings, images and audio are not counted. A run that a function keeps in a store (`planner_ext.durable.Runs`) has
+its own budget and policies. Requests that do not pass this kernel are not seen: those of an SDK, and those of a kernel
+that the function holds itself. To have them charged, take ``kernel: Kernel`` as a parameter, or register a
+`FunctionInvokingChatCompletion` in the kernel that is held.
 """
 
 import inspect
@@ -160,8 +156,8 @@ async def charged(
         tab: See `current_parent_run`.
         service: The service that is asked.
         settings: Of the request.
-        sent: The messages of the request, without its functions. Where tokens or cost are limited, tokens that the
-            reply does not report are estimated from them; and so are those of a request that is abandoned.
+        sent: The messages of the request. Unreported tokens, and those of an abandoned request, are estimated from
+            them.
         price: How the service counts cost; None is as the run around does.
         shared_by: Adds the service's own shared budgets to those of the run around.
 
@@ -278,12 +274,7 @@ def request_meter(
 
 
 async def _take_shared(shared: SharedBudgets | None, taken: Consumption, tab: Tab | None = None) -> None:
-    """Reserve in the shared budgets what the call has taken of the run's own budget.
-
-    Args:
-        shared: The budgets, or None.
-        taken: One request, or one start of a function.
-        tab: Of the call; gets back what is refused.
+    """Reserve one request or start in the shared budgets; what they refuse goes back to the call's tab.
 
     Raises:
         LimitReachedError: If a budget has nothing left for it; then nothing is taken.
@@ -401,7 +392,7 @@ def _held_by(method: Any, agent: object, other: object) -> Any:
 
 
 def view_of(kernel: Kernel, tab: Tab, wrap: Wrap, *, invokes: bool = True) -> Kernel:
-    """Make the view of a kernel for one invocation of a function, in the name of its call.
+    """Make the view of a kernel for one invocation of a function.
 
     What the function adds to its plugins, the kernel itself has, too; services that it adds stay in the view.
 
@@ -469,14 +460,14 @@ def _is_inline(context: FunctionInvocationContext) -> bool:
 class RunGate:
     """Decides the calls of a run; implements `planner_ext.engine.ports.Gate`.
 
-    The chains are asked first, the outermost run's first, each about what those before it approved. A function's own
-    ``@requires_approval`` counts once, in the outermost chain. What a chain or a filter's policy refuses or supplies
-    stands. What the chains ask about waits. What they let run, each filter decides: by its policy, the function's mark,
-    and its approver; without an approver the call waits as the run's own. So it is with what the chains ask about,
-    where a filter asks others: each question is put, one after the other, but for one to the same approver, or to
-    persons of the same roles, as one before. Last, the approver of the run, or of the nearest run around it that has
-    one, is asked about each call that would wait. An edit of anybody is reviewed from the first rule on. What was
-    approved "for the rest of the run" is that of the run that makes the call.
+    1. The chains, the outermost run's first, each about what those before it approved. ``@requires_approval`` counts
+    once, in the outermost. What a chain refuses or supplies stands; what it asks about waits. 2. Each filter, about
+    what the chains let run: its policy, the function's mark, its approver. It also adds a question to what waits,
+    unless the same approver or persons of the same roles were asked before. 3. The approver of the run, or of the
+    nearest run around it that has one, about each call that would wait.
+
+    An edit is reviewed from the first rule on. What was approved "for the rest of the run" is that of the run that
+    makes the call.
 
     Attributes:
         chains: Of the runs around and of this one, the outermost first.
@@ -484,7 +475,7 @@ class RunGate:
         functions: Gives the functions, by fully qualified name.
         expires_in: Seconds after which a filter's question expires; None: never.
         marked: Whether ``@requires_approval`` counts here; where the kernel has approval filters, it counts there.
-        can_wait: Whether calls may wait for a person. A run inside a function cannot: there they are denied, by name.
+        can_wait: Whether calls may wait for a person; if not, as inside a function, they are denied by name.
         tab: The call of another run in which the calls are made, or None.
     """
 

@@ -89,41 +89,34 @@ _STOCK_RUN: Final = "approval-filter"
 class ApprovalFilter(CallFilter):
     """Decides calls of a stock kernel before they run.
 
-    Register it where you need it, also under both types; it asks once per call. Filters with different policies each
-    have their say:
+    Register it under either type, or both; it asks once per call. Filters with different policies each decide:
 
         kernel.add_filter("auto_function_invocation", ApprovalFilter(policy, approver=ask))
         kernel.add_filter("function_invocation", ApprovalFilter(policy, approver=ask))
 
     With an approver the request is held open while the person decides; after ``timeout`` the call is refused. Without
-    one the call is answered "waits for approval" and the loop is asked to terminate (only possible under
-    ``auto_function_invocation``; elsewhere the call is refused): `pending` lists such calls of the history, and
-    `resume` runs or refuses them and puts their results in place, after which the history can be sent again. Where
-    another filter stands behind the one that asked, `resume` asks its policy, too: what it denies is refused by name,
-    and what it asks waits next.
+    one the call is answered "waits for approval" and the loop ends (under ``auto_function_invocation``; elsewhere the
+    call is refused). `pending` lists such calls of the history, `resume` runs or refuses them and puts their results in
+    place. It asks the filters behind this one, too: what they deny is refused by name, and what they ask waits next.
 
-    What it approves is bound: where a filter that was registered after it, of either type, changes the function or an
-    argument that the policy saw or the model could have given, the function does not run, and the model reads so. A
-    filter that was registered before it acts before: the policy sees what that made of the call. One approval is one
-    start: a further ``next`` of an inner filter gives the outcome again, unless the function is declared
-    ``@effect("idempotent")`` or ``"keyed"``. Where a policy is silent nothing is bound.
+    What it approves is bound: if a filter that was registered after it changes the function or an argument, the
+    function does not run, and the model reads so. One approval is one start: a further ``next`` of an inner filter
+    gives the outcome again, unless the function is declared ``@effect("idempotent")`` or ``"keyed"``. Where a policy is
+    silent nothing is bound.
 
     On a kernel that a planner, service or handler of this package works on, it decides with the interceptors of the
     run, before any call of a batch runs; without an approver the call waits as the run's own (`PendingCall`, decided by
-    the run's ``resume``), also after somebody approved what the run itself asks of other roles. What a person decided
-    there it does not ask about again.
+    the run's ``resume``). What a person decided there it does not ask about again.
 
     For rules with ``after`` a call of the stock loop comes after the calls in its chat history, without those of its
-    own reply, and after those that a run of this package made inside them. A history that was compacted has lost its
-    calls, and what functions of the stock loop itself do inside is not in it. A function
-    that is invoked directly, or is seen under ``function_invocation`` alone, has no history: every such rule matches
-    it, except inside a run of this package, which knows its calls.
+    own reply, and after those that a run of this package made inside them. Calls of a compacted history, and calls
+    inside functions of the stock loop, are not known. A function that is invoked directly, or is seen under
+    ``function_invocation`` alone, has no history: outside of a run of this package every such rule matches it.
 
-    In the stock loop Semantic Kernel starts the calls of a batch together, so there a safe sibling may run before a
-    risky call is decided, and hidden parameters, bare names and exception texts are handled as the stock kernel does.
-    It passes the kernel, the service and the application's arguments by the names of parameters: a function whose
-    schema, as of an MCP tool or an OpenAPI operation, has such a name is refused by name.
-    Where that matters, use `FunctionInvokingChatCompletion`.
+    Semantic Kernel starts the calls of a batch together, so a safe sibling may run before a risky call is decided. It
+    handles hidden parameters, bare names and exception texts itself, and passes the kernel, the service and the
+    application's arguments by the names of parameters: a function whose schema, as of an MCP tool or an OpenAPI
+    operation, has such a name is refused by name. Where that matters, use `FunctionInvokingChatCompletion`.
 
     Attributes:
         policy: The interceptor that decides calls.
@@ -143,8 +136,8 @@ class ApprovalFilter(CallFilter):
             policy: An `ApprovalPolicy`, or any interceptor: what it defers is asked of a person.
             approver: Asks the person; None terminates the loop instead.
             timeout: Seconds in which the person has to decide; after that the call is refused. None waits for ever.
-            authorize: Says who may decide, by `resume` and by the approver; see `ApprovalSettings`. A run of this
-                package on the kernel asks it, too.
+            authorize: Says who may decide, by `resume`, by the approver and in a run of this package; see
+                `ApprovalSettings`.
 
         Raises:
             InvalidOptionError: If one of them cannot be used.
@@ -255,9 +248,8 @@ class ApprovalFilter(CallFilter):
     ) -> tuple[PendingCall, ...]:
         """Carry out decisions on calls that wait, and put their results in place in the history.
 
-        Before a function starts, its result in the history says that it has started and is in doubt: so a second
-        `resume` does not find the call waiting, and where this one is cancelled the call is not run again. Calls that
-        it had not started then wait again.
+        From the start of a function until its end, its result in the history says that it is in doubt: so neither a
+        second `resume` nor one after a cancellation runs it again. Calls that were not started then wait again.
 
         Args:
             kernel: Whose functions run, through its function-invocation filters.
@@ -265,7 +257,7 @@ class ApprovalFilter(CallFilter):
                 said before the call, as it stood when the call was asked about.
             decisions: By the call's id, or by its fingerprint; all are taken, or none. Where an id waits twice, the
                 fingerprint is needed, as the key or in the `Approve`. A key that is one call's fingerprint and another
-                one's id means the fingerprint: ids come from the model.
+                one's id means the fingerprint.
             arguments: The application's arguments for the functions.
 
         Returns:
@@ -306,8 +298,6 @@ class ApprovalFilter(CallFilter):
 
     async def _reviewed(self, kernel: Kernel, history: ChatHistory, one: DecidedCall) -> Reviewed | None:
         """Review an approved call by the filters that have not seen what will run; None if all have, or nothing runs.
-
-        An edit is reviewed by all of them, as if the model had made the call with it.
 
         Raises:
             DecisionRefusedError: If a policy denies the call.
@@ -374,11 +364,7 @@ def _review(filters: Sequence[CallFilter], function: KernelFunction) -> Review:
 async def _after_question(
     filters: Sequence[CallFilter], call: ToolCall, function: KernelFunction, question: Defer
 ) -> Reviewed | None:
-    """Review an approved call by the filters behind the one that asked, whom the call did not reach; see `_review`.
-
-    Returns:
-        What the first of them decides or asks; None if they let the call run.
-    """
+    """Return what the filters behind the one that asked decide or ask about an approved call first; or None."""
     mark = approval_required(function)
     chains = [one.chain(lambda _: mark) for one in filters]
     decisions = [await chain.decide(call, State()) for chain in chains]

@@ -1,8 +1,7 @@
 """Calls of a stock kernel that wait for a person: their results in the history, and the decisions on them.
 
-A call that waits has a placeholder result in the history. A mark in the result's metadata tells it from a function's
-text, and the mark's fingerprint binds it to its conversation, the place of its call in it, the function and the
-arguments. Must not know who decides, nor how a function runs.
+A call that waits has a placeholder result, marked in its metadata. The mark's fingerprint binds it to its conversation,
+the place of its call in it, the function and the arguments.
 """
 
 import hashlib
@@ -87,7 +86,7 @@ class DecidedCall:
 def decided_calls(
     kernel: Kernel, history: ChatHistory, decisions: Mapping[str, Decision], taken: Container[str]
 ) -> list[DecidedCall]:
-    """Find the waiting call of each decision, and check that all can be taken.
+    """Find the waiting call of each decision, by its id or fingerprint, and check that all can be taken.
 
     Args:
         kernel: Has the functions.

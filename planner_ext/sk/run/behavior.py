@@ -49,16 +49,15 @@ class BoundedFunctionChoiceBehavior(FunctionChoiceBehavior):
 
     ``maximum_use_attempts`` counts the tool rounds of one chat request. A round is one reply with calls, any number of
     them, and their results; k attempts allow at most k rounds and k + 1 requests. It is checked before each request
-    after a tool round. Then functions are withdrawn: in our loop the next request offers none, and its reply is the
-    answer, plain and streamed. In Semantic Kernel's loop a plain request ends the same way; a streamed one stops after
-    the k-th round without an answer.
+    after a tool round. Then functions are withdrawn: the next request offers none, and its reply is the answer. In
+    Semantic Kernel's loop a streamed request stops after the k-th round without an answer.
 
-    Without a bound it is that of Semantic Kernel's ``Auto()``, 5; ``maximum_use_attempts=None`` has to be said.
-    If both bounds are given, the smaller one holds for both; 0 or less for ``maximum_auto_invoke_attempts`` is manual.
-    Assigning ``maximum_use_attempts`` replaces the bound and switches automatic invocation on; assigning attempts to
-    ``maximum_auto_invoke_attempts`` can only tighten it. ``auto_invoke_kernel_functions`` switches and keeps the bound.
+    Without a bound it is that of Semantic Kernel's ``Auto()``, 5. If both bounds are given, the smaller one holds for
+    both; 0 or less for ``maximum_auto_invoke_attempts`` is manual. Assigning ``maximum_use_attempts`` replaces the
+    bound and switches automatic invocation on; assigning ``maximum_auto_invoke_attempts`` can only tighten it.
+    ``auto_invoke_kernel_functions`` switches and keeps the bound.
 
-    Copies share the callback by reference; it is excluded from ``model_dump``, ``model_dump_json`` and the JSON schema.
+    Copies share the callback; it is excluded from ``model_dump``, ``model_dump_json`` and the JSON schema.
 
     Attributes:
         maximum_use_attempts: Tool rounds of one chat request, 1 or more; None is unlimited, and must be given as such.
@@ -138,9 +137,7 @@ class BoundedFunctionChoiceBehavior(FunctionChoiceBehavior):
 
         Args:
             auto_invoke: Whether a loop runs the functions; giving attempts implies it.
-            maximum_use_attempts: Tool rounds of one chat request, 1 or more, each of them forced. The default is
-                ``maximum_auto_invoke_attempts`` if given, otherwise 1. None is unlimited: only another limit, such as a
-                budget, ends the forced calls.
+            maximum_use_attempts: Tool rounds, each of them forced, as of `Auto`; the default is 1.
             pre_invoke_callback: Called before each call, by our loop only.
             filters: The functions to offer, as in Semantic Kernel; None offers all.
             **kwargs: Other fields of the behaviour, as in Semantic Kernel.
