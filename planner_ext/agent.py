@@ -40,19 +40,16 @@ from semantic_kernel.functions import KernelArguments
 
 from planner_ext.approval.decisions import Decision, DecisionRequest
 from planner_ext.core.errors import shown, way_out
-from planner_ext.core.fold import fold
 from planner_ext.core.limits import Budget
 from planner_ext.engine.authorization import refusal_of
 from planner_ext.engine.concurrency import StopHandle, streams
-from planner_ext.engine.log import log_facts
 from planner_ext.service import FunctionInvokingChatCompletion
 from planner_ext.sk.chat.history import ResumedHistory, render, resumed_history
 from planner_ext.sk.checkpoint import Checkpoint, SigningKey
 from planner_ext.sk.checks import instance_of
 from planner_ext.sk.errors import DecisionRefusedError, InvalidCheckpointError, InvalidOptionError
-from planner_ext.sk.run.approval import Taking
 from planner_ext.sk.run.outcome import chat_history, final_message, returned_message, waits
-from planner_ext.sk.run.resume import Late, calls_taken, cancelling_facts
+from planner_ext.sk.run.resume import Late, cancelling_facts, end_cancelled
 from planner_ext.sk.run.service import ServiceRequest, ServiceRun
 
 __all__ = ["cancel_agent", "resume_agent", "resume_agent_stream"]
@@ -178,9 +175,7 @@ async def cancel_agent(
         facts = cancelling_facts(turn.checkpoint, by=by, reason=reason, at=options.clock.now())
         returned = returned_message(state, before)
         resumed = resumed_history(turn.history, render(state.transcript), state, before, returned)
-        Taking(options.taken, calls_taken(before, facts)).take()
-        ended = fold((*before, *facts))
-        log_facts(ended, facts, kept=False)
+        ended = end_cancelled(turn.checkpoint, facts, options.taken)
         await turn.update(resumed, render(ended.transcript[len(state.transcript) :]), None)
         message = final_message(ended, (*before, *facts), options.checkpoint_key)
         return AgentResponseItem(message=turn.named(message), thread=turn.thread)

@@ -18,12 +18,10 @@ from planner_ext.approval.decisions import Authorize, Decision, DecisionRequest
 from planner_ext.core.accounts import Tab
 from planner_ext.core.errors import shown, way_out
 from planner_ext.core.facts import Rules
-from planner_ext.core.fold import fold
 from planner_ext.core.limits import Budget
 from planner_ext.core.text import is_unicode
 from planner_ext.engine.authorization import refusal_of
 from planner_ext.engine.concurrency import StopHandle, run_sync, streams
-from planner_ext.engine.log import log_facts
 from planner_ext.engine.ports import RunStore
 from planner_ext.planner.options import FunctionCallingStepwisePlannerOptions
 from planner_ext.planner.run import (
@@ -301,7 +299,7 @@ class FunctionCallingStepwisePlanner:
                 does not allow it.
             InvalidCheckpointError: As `resume`, but only with the planner's own ``checkpoint_key``.
         """
-        from planner_ext.sk.run.resume import calls_taken, cancelling_facts  # noqa: PLC0415  (only to end a paused run)
+        from planner_ext.sk.run.resume import cancelling_facts, end_cancelled  # noqa: PLC0415  (only to end a paused run)
 
         options = self._checked_options()
         loaded = Checkpoint.given(checkpoint, options.checkpoint_key)
@@ -310,11 +308,8 @@ class FunctionCallingStepwisePlanner:
             if (refusal := run_sync(refusal_of(hook, request), door="cancel")) is not None:
                 raise DecisionRefusedError(refusal)
         facts = cancelling_facts(loaded, by=by, reason=reason, at=options.clock.now())
-        Taking((self._taken,), calls_taken(loaded.facts, facts)).take()
-        journal = (*loaded.facts, *facts)
-        state = fold(journal)
-        log_facts(state, facts, kept=False)
-        return result_of(state, journal, key=options.checkpoint_key)
+        state = end_cancelled(loaded, facts, options.taken)
+        return result_of(state, (*loaded.facts, *facts), key=options.checkpoint_key)
 
     def journaled(
         self, kernel: Kernel, activation: "Activation", *, arguments: KernelArguments | None = None

@@ -42,13 +42,14 @@ from planner_ext.engine.batch import apply_decision, is_as_decided, tool_call_of
 from planner_ext.engine.concurrency import of_application
 from planner_ext.engine.effects import Effect, NoEffect, Probe, TookEffect, idempotency_key
 from planner_ext.engine.journal import cancellation_reason, lost_request, stopping_facts
+from planner_ext.engine.log import log_facts
 from planner_ext.engine.ports import Functions, Reviewed
 from planner_ext.sk.chat.history import is_written_as
 from planner_ext.sk.checkpoint import Checkpoint
 from planner_ext.sk.errors import DecisionRefusedError, InvalidCheckpointError, RunEndedError
 from planner_ext.sk.functions.conversion import InvalidArguments, parse_object, quoted
 from planner_ext.sk.messages import load_message
-from planner_ext.sk.run.approval import pending_call, pending_calls
+from planner_ext.sk.run.approval import DecisionsTaken, Taking, pending_call, pending_calls
 
 logger = logging.getLogger(__name__)
 
@@ -195,7 +196,7 @@ class _DecisionFacts:
         if (problem := self._problem(call, fact, decision, name)) is not None:
             changed = not _is_late(fact, at) and self._refreshed(call, at) is not None
             raise DecisionRefusedError(problem, call_id=call_id, changed=changed)
-        reviewed = await self._outcome_of(call, decision)
+        reviewed = await self._reviewed_decision(call, decision)
         if isinstance(reviewed.decision, Defer):
             fact = replace(fact, at=self.now)  # the new question is open from now on
         decided = apply_decision(fact, reviewed, self.functions, call.request, self.state.run_id)
@@ -209,7 +210,7 @@ class _DecisionFacts:
             decided = replace(decided, verdict="answer", answer=answer)
         return replace(decided, person=True)
 
-    async def _outcome_of(self, call: WaitingCall, decision: Decision) -> Reviewed:
+    async def _reviewed_decision(self, call: WaitingCall, decision: Decision) -> Reviewed:
         """Review an edit, and put the next question about a call that was approved as it is.
 
         Raises:
@@ -449,6 +450,18 @@ def cancelling_facts(checkpoint: Checkpoint, *, by: str, reason: str, at: float)
         )
     lost = lost_request(state, at=at)
     return (*lost, *stopping_facts(reduce(apply, lost, state), reason=cancellation_reason(by, reason), at=at))
+
+
+def end_cancelled(checkpoint: Checkpoint, facts: Sequence[Fact], taken: Sequence[DecisionsTaken]) -> State:
+    """Take the decisions of a cancellation, log its facts, and return the ended run.
+
+    Raises:
+        DecisionRefusedError: If a decision on one of the calls was taken before.
+    """
+    Taking(taken, calls_taken(checkpoint.facts, facts)).take()
+    state = fold((*checkpoint.facts, *facts))
+    log_facts(state, facts, kept=False)
+    return state
 
 
 def _is_taken(before: CallDecided, fact: CallDecided) -> bool:
