@@ -69,18 +69,19 @@ async def resume_agent(
 ) -> AgentResponseItem[ChatMessageContent]:
     """Resume a turn of an agent that is paused, or that a limit or a stop ended, and bring its thread up to date.
 
+    For what is not said here see `planner_ext.FunctionInvokingChatCompletion.resume`.
+
     Args:
         agent: The agent; it need not be the object that began the turn.
         thread: The thread of the turn: the response's ``thread``.
         checkpoint: The turn's `Checkpoint`, or the JSON text in the metadata of its response.
-        decisions: Decisions by call id. No request is made before every call is decided; without decisions the turn
-            stays paused.
+        decisions: Decisions by call id; without decisions the turn stays paused.
         kernel: Its functions run and its service is asked; None uses the agent's.
-        arguments: The application's arguments again, over the agent's own; a checkpoint does not hold them.
+        arguments: The application's arguments again, over the agent's own.
         budget: Replaces the turn's limits; what was spent still counts. None keeps them.
         stop: Ends the turn from outside.
-        late: What to do if the thread holds a later turn: ``"refuse"`` refuses the decisions by name, ``"allow"`` takes
-            them. A message of the user that was refused because the turn waits is no later turn.
+        late: Whether to ``"refuse"`` or ``"allow"`` decisions after a later turn of the thread. A message that was
+            refused because the turn waits is no later turn.
 
     Returns:
         The response, as of the agent's ``get_response``; it may wait again.

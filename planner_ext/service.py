@@ -358,12 +358,7 @@ def _check_request(chat_history: ChatHistory, settings: PromptExecutionSettings)
 
 
 def _invokes(chat_history: ChatHistory, settings: PromptExecutionSettings, kernel: Kernel | None) -> bool:
-    """Whether functions are invoked; otherwise the request passes through, as one for several answers does.
-
-    Raises:
-        PlannerInvalidConfigurationError: If history or settings are of another class.
-        InvalidHistoryError: If the last turn of an agent waits.
-    """
+    """Whether functions are invoked; otherwise the request passes through, as one for several answers does."""
     _check_request(chat_history, settings)
     refuse_waiting(chat_history.messages)
     behavior = settings.function_choice_behavior

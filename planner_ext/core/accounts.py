@@ -105,7 +105,7 @@ class Tab:
         self.restart = restart
         self.record: Callable[[str | None], Awaitable[None]] | None = None
         self.closed = False
-        self.around: Callable[[Tab], Any] | None = None
+        self.around: Callable[..., Any] | None = None
         self.names_in: Callable[[Sequence[Message]], Set[str]] = lambda _: frozenset[str]()
         self._read: Set[str] = frozenset[str]()
         self._taken: Consumption | None = None

@@ -316,11 +316,7 @@ class FunctionCallingStepwisePlanner:
     ) -> KeptRun:
         """@private Prepare a run from a store, to be driven to its next pause or end; see `planner_ext.durable.Runs`.
 
-        Args:
-            kernel: Its functions may be called; it need not be the kernel that the run began with.
-            activation: The run's journal, and the decisions and options to continue it with.
-            arguments: The application's arguments; never stored. They replace those that the run was submitted with, by
-                name.
+        The application's arguments are never stored. They replace those that the run was submitted with, by name.
 
         Raises:
             PlannerInvalidConfigurationError: As `invoke`, before anything is recorded.
@@ -439,15 +435,7 @@ class FunctionCallingStepwisePlanner:
     ) -> RunContext:
         """Find the service, its settings and the functions for one run.
 
-        Args:
-            kernel: Holds services and functions.
-            goal: The run's goal.
-            arguments: The application's arguments.
-            streaming: Whether to stream requests.
-            budget: Replaces the limits of a resumed run.
-            kept: The rules of a resumed run; without a ``budget``, their limits apply.
-            store: Records the run.
-            authorize: Says who may decide, besides the options' hook.
+        A resumed run has the ``budget`` that replaces its limits, or those that were ``kept``.
 
         Raises:
             PlannerInvalidConfigurationError: If there is no such service, or an option cannot be used.

@@ -120,12 +120,7 @@ def result_of(
 ) -> FunctionCallingStepwisePlannerResult:
     """Build the result of a run, with its answer parsed if there is a response format.
 
-    Args:
-        state: The run's state.
-        facts: Its journal.
-        form: The response format, or None.
-        written: The transcript as messages, if it was already written.
-        key: Signs the result's checkpoint; None leaves it unsigned.
+    The transcript may have been written as messages before; without a ``key`` the checkpoint is unsigned.
     """
     ended = state.ended
     answer = ended.answer if ended is not None else ""
@@ -164,14 +159,7 @@ async def run_started(
 ) -> RunStarted:
     """Build the first fact of a run: its rules and its opening messages.
 
-    Args:
-        options: The planner's options.
-        context: The run's context.
-        goal: The run's goal.
-        run_id: The run's name.
-        before: The history that it begins with.
-        continues: Whether it continues a history, so that no plan is asked for.
-        guards: The policies and interceptors that decide on its calls, if it is kept in a store.
+    A run that continues a history, which comes ``before``, asks for no plan. In a store the fact has its ``guards``.
     """
     rules = replace(
         context.rules(),
@@ -195,10 +183,8 @@ class PlannerRun:
     """One run, from its first new facts (started; or resumed, with the decisions) to its result.
 
     Attributes:
-        context: The run's context.
         facts: The journal that is resumed.
         new: The first new facts.
-        stop: Ends the run from outside.
         budget: Changes the run's limits from outside.
         taking: The decisions in ``new``, if there are some.
     """

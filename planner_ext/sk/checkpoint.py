@@ -44,11 +44,7 @@ class SigningKey(SharedByCopies, bytes):
 
     @classmethod
     def of(cls, key: object, name: str = "checkpoint_key") -> "SigningKey | None":
-        """Read a key, or None for no signature.
-
-        Args:
-            key: What was given.
-            name: The option that it was given for.
+        """Read a key that was given for an option, or None for no signature.
 
         Raises:
             PlannerInvalidConfigurationError: If the key is not bytes, or is empty. The error does not show it.
@@ -82,9 +78,9 @@ class SigningKey(SharedByCopies, bytes):
 class Checkpoint:
     """A run's journal. It holds the run's messages and its budget, and never the application's arguments.
 
-    A checkpoint made of facts is unsigned. A planner, service or handler with a ``checkpoint_key`` signs the
-    checkpoints that it returns, and refuses every other. Anyone who can write an unsigned checkpoint can put an
-    approval in it: only contradictions are refused. Without a key, keep checkpoints where only approvers can write.
+    A planner, service or handler with a ``checkpoint_key`` signs the checkpoints that it returns, and refuses every
+    other; a checkpoint made of facts is unsigned. Anyone who can write an unsigned one can put an approval in it:
+    without a key, keep checkpoints where only approvers can write.
 
     Attributes:
         facts: The journal's facts.
@@ -162,9 +158,8 @@ class Checkpoint:
         """Write the checkpoint as JSON text.
 
         Args:
-            key: Signs the text (HMAC-SHA256), so that `from_json` with the same key refuses any other. None keeps the
-                signature of the door that returned the checkpoint, if that has a ``checkpoint_key``; every other
-                checkpoint is then written unsigned.
+            key: Signs the text (HMAC-SHA256). None keeps the signature of the door that returned the checkpoint, if it
+                has one.
 
         Raises:
             PlannerInvalidConfigurationError: If the key is not bytes, or is empty.
@@ -181,8 +176,8 @@ class Checkpoint:
 
         Args:
             text: What `to_json` wrote.
-            key: With a key, text that is unsigned, altered or signed with another key is refused. None leaves the
-                signature to the door that resumes the checkpoint, which checks it where it has a ``checkpoint_key``.
+            key: With a key, text that is unsigned, altered or signed with another key is refused. None leaves that to
+                the door that resumes the checkpoint.
 
         Raises:
             InvalidCheckpointError: If the text is damaged, refused by its signature, has a key that no checkpoint has

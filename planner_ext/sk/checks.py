@@ -24,15 +24,10 @@ def instance_of(name: str, value: object, kind: type[_T]) -> _T:
 
 
 def callable_with(name: str, value: _T, given: Sequence[str]) -> _T:
-    """Return a function, or None.
-
-    Args:
-        name: The option.
-        value: What was given for it.
-        given: The names of the arguments that the function is called with.
+    """Return a function that takes these arguments, or None.
 
     Raises:
-        InvalidOptionError: If it is not a function, or does not take these arguments.
+        InvalidOptionError: Naming the option.
     """
     if value is None:
         return value
@@ -64,6 +59,18 @@ def check_returns(name: str, function: object) -> None:
     calls = (function, getattr(function, "__call__", None))  # noqa: B004  (an object whose call is a generator)
     if any(inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in calls):
         raise InvalidOptionError(f"{name} must return its answer; got {shown(function)}, which yields. Use return.")
+
+
+def one_of(name: str, value: _T, allowed: Sequence[str]) -> _T:
+    """Return a value that must be one of these.
+
+    Raises:
+        InvalidOptionError: Naming the option.
+    """
+    if value not in allowed:
+        expected = " or ".join(f'"{one}"' for one in allowed)
+        raise InvalidOptionError(f"{name} must be {expected}; got {shown(value)}.")
+    return value
 
 
 def non_negative(name: str, value: object) -> int:

@@ -46,10 +46,7 @@ class PlannerException(PlannerExtError, KernelException):
 
 
 class PlannerInvalidConfigurationError(PlannerException):
-    """The base of the errors of configuration, kept by the removed planner's name. Raised before any request is made.
-
-    Catch a subclass to tell a bad option from a missing service or a run that has ended.
-    """
+    """A configuration error, by the removed planner's name. Raised before any request is made."""
 
 
 class InvalidOptionError(PlannerInvalidConfigurationError, InvalidLimitError, door_of=InvalidLimitError):
@@ -112,7 +109,7 @@ class InvalidReplyError(PlannerException, ServiceInvalidResponseError):
 
 
 class NestedRunRefusedError(PlannerException):
-    """A request of a function of a run was refused, and did not run; the message says why.
+    """A function of a run asked for what its run does not allow; the message says why.
 
     Refused are a planner inside its own run; a function that the run's gate denied, or that needs a person; and every
     request once the call has ended, or its run is to stop.

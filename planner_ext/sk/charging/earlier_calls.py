@@ -33,12 +33,7 @@ class GivenMessages:
 
 @dataclass(eq=False, repr=False)
 class _EarlierCalls(Set[str]):
-    """The names of functions; a set, whose messages are read when it is looked at first.
-
-    Attributes:
-        started: The functions that runs have started.
-        given: What these runs began with.
-    """
+    """The functions that runs have started, and those in given messages, which are read on the first look."""
 
     started: Set[str]
     given: Sequence[GivenMessages]
@@ -65,12 +60,9 @@ class _EarlierCalls(Set[str]):
 
 
 def before_batch(state: State, tab: Tab | None, known: dict[int, GivenMessages]) -> Set[str]:
-    """Name the functions that come before the open batch of a run.
+    """Name the functions that come before the open batch of a run, which may be made in the call of a ``tab``.
 
-    Args:
-        state: The run.
-        tab: The call of another run in which it is made; for a call inside a function, the function's.
-        known: Messages that may have been read for an earlier batch, by identity; these are added to it.
+    ``known`` remembers messages that were read for an earlier batch, by identity.
     """
     around = [] if tab is None else tab.runs_around()
     given = [known.setdefault(id(one.given), GivenMessages(one.given)) for one in (state, *around)]
@@ -81,10 +73,7 @@ def before_batch(state: State, tab: Tab | None, known: dict[int, GivenMessages])
 def before_call(context: object, tab: Tab | None, *, in_run: bool) -> Set[str] | None:
     """Name the functions that come before a call that a filter sees; None if that is not known.
 
-    Args:
-        context: The filter's.
-        tab: The call of a run in which this one is made, or None.
-        in_run: Whether the call is one of a run of this package, which knows more than the filter's history.
+    A run of this package, for a call ``in_run``, knows more than the filter's history.
     """
     given = [] if tab is None else [GivenMessages(one.given) for one in tab.runs_around()]
     started = set[str]() if tab is None else tab.earlier()

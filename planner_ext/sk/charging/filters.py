@@ -29,20 +29,10 @@ _logger = logging.getLogger(__name__)
 
 
 class CallFilter:
-    """What a run asks of a `planner_ext.ApprovalFilter` of its kernel.
-
-    Attributes:
-        policy: The interceptor that decides calls.
-    """
+    """What a run asks of a `planner_ext.ApprovalFilter` of its kernel; ``policy`` decides calls."""
 
     def __init__(self, policy: Interceptor, approver: Approver | None, settings: ApprovalSettings) -> None:
-        """Make the part of the filter that a run needs.
-
-        Args:
-            policy: Decides calls.
-            approver: Asks the person; None if calls wait.
-            settings: How long the approver may take, and who may decide.
-        """
+        """Take a policy, who is asked, and how long that may take; without an approver, calls wait."""
         self.policy = policy
         self._approver = approver
         self._settings = settings
@@ -69,12 +59,7 @@ class CallFilter:
             report_unused_rules(self.policy, kernel.get_full_list_of_function_metadata(), "kernel")
 
     def chain(self, marked: Callable[[str], Defer | None], expires_in: float | None = None) -> InterceptorChain:
-        """@private Make the filter a part of a review: its policy, the functions' marks, and its approver.
-
-        Args:
-            marked: Gives a function's own mark by its fully qualified name, or None.
-            expires_in: Seconds after which a question expires that is left open; None: never.
-        """
+        """@private Make the filter a part of a review: its policy, the functions' marks, and its approver."""
         return InterceptorChain(
             options=replace(self._settings, expires_in=expires_in),
             interceptors=(self.policy,),
@@ -91,9 +76,7 @@ def _is_same(one: object, other: object) -> bool:
 def approval_filters(kernel: Kernel, *, once_invoked: bool = True) -> tuple[CallFilter, ...]:
     """List the approval filters of a kernel, without those that decide as another one.
 
-    Args:
-        kernel: The kernel.
-        once_invoked: Whether those of function invocation are listed, too, after those of a model's calls.
+    Those of function invocation come after those of a model's calls, and are left out unless ``once_invoked``.
     """
     listed: Any = kernel  # its lists of filters are typed in part only
     found: list[CallFilter] = []

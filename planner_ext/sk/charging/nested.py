@@ -69,15 +69,7 @@ def planner_of(function: KernelFunction | None) -> object | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParentRun:
-    """The run in which a function is called, and the call.
-
-    Attributes:
-        planners: Those whose runs are around the function, the outermost first.
-        gates: The interceptors of each of the runs around, the outermost first.
-        price: How the run around counts cost, if its application says so.
-        stop: Stops the run around, and with it the runs inside it.
-        tab: Of the call.
-    """
+    """The run in which a function is called, and the call; the outermost planner and gate first."""
 
     planners: tuple[object, ...]
     gates: tuple[InterceptorChain, ...]
@@ -103,11 +95,10 @@ class ParentRun:
 def current_parent_run(tab: Tab | None = None) -> ParentRun | None:
     """Find the run in which this code is called as a function, or as a part of one; None outside of every run.
 
-    Args:
-        tab: Of the call that the code belongs to where it runs in another context, as threads do.
+    In another context, as in a thread, the code is found by the ``tab`` of its call.
     """
     tab = current_tab() or tab
-    return None if tab is None or tab.around is None else tab.around(tab)
+    return None if tab is None or tab.around is None else tab.around(tab=tab)
 
 
 def nothing_left(limit: str) -> LimitReachedError:
@@ -150,19 +141,10 @@ async def charged(
     *,
     shared_by: Callable[[SharedBudgets | None], SharedBudgets | None] | None = None,
 ) -> AsyncGenerator[Charge]:
-    """Charge one request to the call that makes it, and to shared budgets; with neither, nothing is charged.
+    """Charge one request to the call that makes it, and to shared budgets; yields what is called with the reply.
 
-    Args:
-        tab: See `current_parent_run`.
-        service: The service that is asked.
-        settings: Of the request.
-        sent: The messages of the request. Unreported tokens, and those of an abandoned request, are estimated from
-            them.
-        price: How the service counts cost; None is as the run around does.
-        shared_by: Adds the service's own shared budgets to those of the run around.
-
-    Yields:
-        A function to be called with the reply.
+    Unreported tokens, and those of an abandoned request, are estimated from the messages that were ``sent``. Without a
+    ``price`` that of the run around applies; ``shared_by`` adds the service's own shared budgets.
 
     Raises:
         LimitReachedError: If nothing is left for the request.
@@ -249,14 +231,8 @@ def request_meter(
 ) -> RequestMeter:
     """Make what counts and prices requests, as the budgets that pay for them need it.
 
-    Args:
-        service: The service that is asked.
-        settings: Of the requests.
-        price: How the application counts cost, or None.
-        limits: The budget of the run that makes the requests.
-        around: The call of another run in which they are made.
-        shared: The shared budgets that pay for them.
-        max_prompt_tokens: The most tokens of a request; 0 for no limit.
+    These are the ``limits`` of the run that makes the requests, what is left to the call ``around`` it, and ``shared``
+    budgets.
     """
     left = Left() if around is None else around.left()
     costs = [left.amounts.get("max_cost")]
@@ -392,15 +368,9 @@ def _held_by(method: Any, agent: object, other: object) -> Any:
 
 
 def view_of(kernel: Kernel, tab: Tab, wrap: Wrap, *, invokes: bool = True) -> Kernel:
-    """Make the view of a kernel for one invocation of a function.
+    """Make the view of a kernel for one call of a function, which itself ``invokes`` with it, if it is no agent.
 
     What the function adds to its plugins, the kernel itself has, too; services that it adds stay in the view.
-
-    Args:
-        kernel: The kernel.
-        tab: Of the call.
-        wrap: Wraps its services.
-        invokes: Whether the function itself, which is decided, is invoked with the view.
     """
     own: FunctionInvocationContext | None = None
 
@@ -431,12 +401,7 @@ def view_of(kernel: Kernel, tab: Tab, wrap: Wrap, *, invokes: bool = True) -> Ke
 
 
 class _Services(dict[str, AIServiceClientBase]):
-    """The services of a view, each wrapped.
-
-    Attributes:
-        kernel: The kernel that the view is of.
-        tab: The call that the view belongs to.
-    """
+    """The services of a view, each wrapped; they know the whole kernel, and the call."""
 
     def __init__(self, kernel: Kernel, tab: Tab, wrap: Wrap) -> None:
         super().__init__({name: wrap(service, tab) for name, service in kernel.services.items()})
@@ -461,18 +426,15 @@ class RunGate:
     """Decides the calls of a run; implements `planner_ext.engine.ports.Gate`.
 
     1. The chains, the outermost run's first, each about what those before it approved. ``@requires_approval`` counts
-    once, in the outermost. What a chain refuses or supplies stands; what it asks about waits. 2. Each filter, about
-    what the chains let run: its policy, the function's mark, its approver. It also adds a question to what waits,
-    unless the same approver or persons of the same roles were asked before. 3. The approver of the run, or of the
-    nearest run around it that has one, about each call that would wait.
+       once, in the outermost. What a chain refuses or supplies stands; what it asks about waits.
+    2. Each filter, about what the chains let run: its policy, the function's mark, its approver. It also adds a
+       question to what waits, unless the same approver or persons of the same roles were asked before.
+    3. The approver of the run, or of the nearest run around it that has one, about each call that would wait.
 
     An edit is reviewed from the first rule on. What was approved "for the rest of the run" is that of the run that
     makes the call.
 
     Attributes:
-        chains: Of the runs around and of this one, the outermost first.
-        filters: See `approval_filters`.
-        functions: Gives the functions, by fully qualified name.
         expires_in: Seconds after which a filter's question expires; None: never.
         marked: Whether ``@requires_approval`` counts here; where the kernel has approval filters, it counts there.
         can_wait: Whether calls may wait for a person; if not, as inside a function, they are denied by name.

@@ -58,11 +58,8 @@ class WaitingResult:
 
     Attributes:
         item: The result in the history.
-        pending: The call as a person is shown it.
         signature: The parameters that the function had when it was asked about.
-        call: The call in the history.
-        place: Its place in the conversation.
-        question: What is asked about it.
+        place: The call's place in the conversation.
     """
 
     item: FunctionResultContent
@@ -88,14 +85,8 @@ def decided_calls(
 ) -> list[DecidedCall]:
     """Find the waiting call of each decision, by its id or fingerprint, and check that all can be taken.
 
-    Args:
-        kernel: Has the functions.
-        history: Has the calls.
-        decisions: By the call's id, or by its fingerprint.
-        taken: Fingerprints of calls that were decided before.
-
     Raises:
-        DecisionRefusedError: If a decision cannot be taken, naming the call.
+        DecisionRefusedError: If a decision cannot be taken, or was taken before, naming the call.
     """
     decided: list[DecidedCall] = []
     waiting = waiting_results(history)

@@ -121,10 +121,9 @@ class DecisionsTaken(SharedByCopies):
 
 @dataclass(frozen=True, slots=True)
 class Taking:
-    """The decisions of one resume; nothing is taken before `take` or `reserve`.
+    """The decisions of one resume, remembered by each object that is resumed, once they are taken.
 
     Attributes:
-        taken: The memories of the objects that are resumed: the caller's, and those of the services inside it.
         calls: Call ids, by the name under which the decision on the call is remembered.
     """
 

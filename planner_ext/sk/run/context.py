@@ -21,11 +21,11 @@ from semantic_kernel.utils.telemetry.model_diagnostics.decorators import are_sen
 
 from planner_ext.approval.decisions import approval_required
 from planner_ext.approval.guards import guard_name, hook_names
-from planner_ext.core.accounts import SharedBudgets, Tab
+from planner_ext.core.accounts import SharedBudgets
 from planner_ext.core.errors import shown
 from planner_ext.core.facts import Fact, Guards, Rules
 from planner_ext.core.fold import fold
-from planner_ext.core.limits import Budget, Price
+from planner_ext.core.limits import Budget
 from planner_ext.core.state import State
 from planner_ext.engine.batch import BudgetHandle, CallFailedError
 from planner_ext.engine.concurrency import StopHandle
@@ -88,27 +88,15 @@ class RunContext:
     It is not part of a reference cycle, so it is freed at once when the run has ended.
 
     Attributes:
-        kernel: Its functions are called.
-        service: The connector that makes the requests.
         settings: The settings of every request; converted to the connector's own class, and copied.
         options: The door's options, merged with those of the services inside it.
-        arguments: The application's arguments.
-        streaming: Whether requests are streamed.
         parent: The run inside whose function this run started, or None.
         wrap: Wraps services so that their requests are charged to a call of this run.
         select: Narrows the functions that the settings' behaviour offers.
-        prompts: The planner's prompts for a plan, or None.
-        final_answer: The function that sends the final answer; None if it is not offered.
-        ask_user: The function that asks the user; None if it is not offered.
+        final_answer, ask_user: The planner's own functions; None if they are not offered.
         max_completion_tokens: Limits each reply; None and 0 leave the settings as they are.
         plan_settings: The settings in which the plan request differs.
-        form: The response format of the final answer, or None.
-        planner: The planner whose run it is, or None.
-        store: Records the journal, or None.
-        behavior: Which functions are offered, and how often.
-        tools: The functions that may be called.
-        chat: The engine's port to the connector.
-        functions: The engine's port to the functions.
+        chat, functions: The engine's ports to the connector and to the functions.
         gate: Decides the run's calls, and reviews the edits of persons.
         tape: Records or replays the run; None outside of tests.
     """
@@ -182,8 +170,10 @@ class RunContext:
             checks=options.check_for_intervention,
             approver=options.approver,
         )
+        planners = () if self.parent is None else self.parent.planners
+        gates = (*(() if self.parent is None else self.parent.gates), chain)
         self.gate = RunGate(
-            [*(() if self.parent is None else self.parent.gates), chain],
+            gates,
             filters,
             functions=lambda: tools.functions,
             expires_in=options.approval.expires_in,
@@ -206,7 +196,12 @@ class RunContext:
             history=partial(_with_batch, self.chat),
             streaming=self.streaming,
             decided_by=self.gate.decided_by,
-            parent=partial(_parent_run, outer=self.parent, gate=chain, planner=self.planner, price=options.price),
+            parent=partial(
+                ParentRun,
+                planners=planners if self.planner is None else (*planners, self.planner),
+                gates=gates,
+                price=options.price,
+            ),
             wrap=self.wrap,
         )
 
@@ -423,9 +418,7 @@ class RunContext:
 def unasked_functions(kernel: Kernel, own: CheckedOptions) -> list[str]:
     """List the functions of a kernel if nothing can decide their calls: no policy, interceptor, callback or mark.
 
-    Args:
-        kernel: The kernel; a service in it that makes runs itself has its own say.
-        own: The settings of the door.
+    A service of the kernel that makes runs itself has its own say.
     """
     inner: list[Any] = [getattr(service, "options", None) for service in kernel.services.values()]
     for options in (own, *inner):
@@ -477,21 +470,6 @@ _PROVIDERS = {
     "vertexai": "gcp.vertex_ai",
 }
 """The names that the OpenTelemetry conventions have for providers, where Semantic Kernel's differ."""
-
-
-def _parent_run(
-    tab: Tab,
-    *,
-    outer: ParentRun | None,
-    gate: InterceptorChain,
-    planner: object | None,
-    price: Price | None,
-    stop: StopHandle | None = None,
-) -> ParentRun:
-    """Build the `ParentRun` that the functions of a run see."""
-    planners, gates = ((), ()) if outer is None else (outer.planners, outer.gates)
-    planners = planners if planner is None else (*planners, planner)
-    return ParentRun(planners=planners, gates=(*gates, gate), price=price, stop=stop, tab=tab)
 
 
 def _with_batch(chat: KernelChat, state: State) -> ChatHistory:
@@ -589,13 +567,7 @@ def function_names(kernel: Kernel) -> set[str]:
 
 
 def refuse_unknown(option: str, given: Iterable[str], there: Set[str], *, also: Set[str] = frozenset()) -> None:
-    """Refuse unknown names in an option; checked when a run begins or is resumed.
-
-    Args:
-        option: The option's name.
-        given: The names in it.
-        there: The existing names.
-        also: Further names that are accepted, and not listed in the error.
+    """Refuse the names in an option that are neither ``there`` nor, unlisted in the error, accepted ``also``.
 
     Raises:
         InvalidOptionError: Naming the option, the unknown names, and the existing ones.

@@ -49,13 +49,7 @@ IterationCallback = Callable[[FunctionInvocationIterationContext], Awaitable[Non
 
 @dataclass(slots=True, kw_only=True)
 class IterationCompletedHook:
-    """Calls an application's callback (`planner_ext.engine.ports.IterationHook`).
-
-    Attributes:
-        callback: The application's callback.
-        messages: Renders a transcript as messages.
-        streaming: Whether replies are streamed.
-    """
+    """Calls an application's callback; ``messages`` renders a transcript (`planner_ext.engine.ports.IterationHook`)."""
 
     callback: IterationCallback
     messages: Callable[[Sequence[Any]], list[ChatMessageContent]]

@@ -14,6 +14,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, TypeVar, Unpack, cast, get_type_hints
 
 from planner_ext.approval.decisions import ApprovalSettings, Interceptor
@@ -26,7 +27,7 @@ from planner_ext.engine.journal import takes_run
 from planner_ext.engine.ports import Clock, Observer
 from planner_ext.sk.charging.nested import ParentRun, nothing_left
 from planner_ext.sk.checkpoint import SigningKey
-from planner_ext.sk.checks import callable_with, check_returns, instance_of, least, non_negative
+from planner_ext.sk.checks import callable_with, check_returns, instance_of, least, non_negative, one_of
 from planner_ext.sk.errors import InvalidOptionError
 from planner_ext.sk.functions.execution import ToolExecution
 from planner_ext.sk.functions.questions import Clarifier
@@ -171,21 +172,9 @@ def _limit(name: str, value: object) -> int | None:
     return non_negative(name, value) or None
 
 
-def _on_invalid_history(name: str, value: object) -> object:
-    if value not in ("refuse", "repair"):
-        raise InvalidOptionError(f"{name} must be refuse or repair; got {shown(value)}.")
-    return value
-
-
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """How an option is read, and merged with that of a wrapped service.
-
-    Attributes:
-        read: Validates a value, given the option's name, and replaces None with the default.
-        merge: Merges the door's value with the service's.
-        default: The default of every door.
-    """
+    """How an option is read, given its name and value, and merged with that of a wrapped service."""
 
     read: Callable[[str, Any], Any]
     merge: Callable[[Any, Any], Any] = _own
@@ -260,7 +249,9 @@ class RunOptions(TypedDict, total=False):
     clock: Annotated[Clock | None, _Option(_clock)]
     min_iteration_time_ms: Annotated[int | None, _Option(non_negative, default=0)]
     max_prompt_tokens: Annotated[int | None, _Option(_limit, least)]
-    on_invalid_history: Annotated[Literal["refuse", "repair"], _Option(_on_invalid_history, default="refuse")]
+    on_invalid_history: Annotated[
+        Literal["refuse", "repair"], _Option(partial(one_of, allowed=("refuse", "repair")), default="refuse")
+    ]
     strict_finish_reason: Annotated[bool, _Option(lambda _, value: value, default=False)]
     checkpoint_key: Annotated[bytes | None, _Option(lambda name, key: SigningKey.of(key, name), _either)]
 
@@ -324,11 +315,7 @@ class CheckedOptions:
 
     @classmethod
     def of(cls, taken: DecisionsTaken, **options: Unpack[RunOptions]) -> "CheckedOptions":
-        """Check options and fill in the defaults.
-
-        Args:
-            taken: The memory of the object that the options are for.
-            **options: The options as a door received them.
+        """Check options, fill in the defaults, and remember decisions in the memory of the object that they are for.
 
         Raises:
             InvalidOptionError: If an option is invalid; names it.
@@ -382,12 +369,7 @@ class CheckedOptions:
         return tightest(instance_of("budget", budget, Budget), self.outer_budget)
 
     def charges(self, arguments: Mapping[str, Any], outer: SharedBudgets | None = None) -> SharedBudgets | None:
-        """Make what a run takes of its shared budgets.
-
-        Args:
-            arguments: The application's.
-            outer: What the run around takes from, or None.
-        """
+        """Make what a run takes of its shared budgets, besides what the run around takes from."""
         from planner_ext.budgets.charges import charges_of  # noqa: PLC0415  (SQL, only where budgets are shared)
 
         return charges_of(self.shared_budgets, arguments, self.clock.now, outer)

@@ -66,12 +66,7 @@ def status_of(state: State) -> Status:
 
 
 def chat_history(state: State, written: Sequence[ChatMessageContent] | None = None) -> ChatHistory:
-    """Convert a run's transcript to a chat history; a batch that was returned to the caller comes last.
-
-    Args:
-        state: The run's state.
-        written: The transcript as messages, if it was already written.
-    """
+    """Convert a run's transcript to a chat history; a batch that was returned to the caller comes last."""
     messages = render(state.transcript) if written is None else list(written)
     if state.batch is not None and state.ended is not None and state.ended.returned:
         messages += render((state.batch.message,))
@@ -84,11 +79,6 @@ def final_message(state: State, facts: Sequence[Fact], key: SigningKey | None) -
     It carries calls only if they are returned to the caller. Where a filter ended the run it is, as in Semantic
     Kernel's loop, the tool message with the results of the last batch. Its metadata is the last reply's, with the run's
     outcome.
-
-    Args:
-        state: The run's state.
-        facts: Its journal.
-        key: Signs the checkpoint in the metadata; None leaves it unsigned.
     """
     reply = last_reply(facts)
     status = status_of(state)

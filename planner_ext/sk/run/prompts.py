@@ -78,12 +78,7 @@ _STEP_MESSAGES = {
 
 
 def step_message(purpose: str, *, hands_over: bool = False) -> Message:
-    """Ask for the next step (``step``), or again for the final answer (``insist``).
-
-    Args:
-        purpose: See `planner_ext.core.machine.AddMessage`.
-        hands_over: Whether the final-answer function is offered.
-    """
+    """Ask for the next step (``step``), or again for the final answer (``insist``)."""
     text = _STEP_MESSAGES["hand over" if purpose == "step" and hands_over else purpose]
     return ChatMessageContent(role=AuthorRole.USER, content=text)
 
@@ -119,12 +114,7 @@ class Templates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerPrompts:
-    """The planner's prompts for one goal. Implements `planner_ext.engine.ports.Prompts`.
-
-    Attributes:
-        tools: The functions that the plan may use.
-        hands_over: Whether the final-answer function is offered.
-    """
+    """The planner's prompts for one goal. Implements `planner_ext.engine.ports.Prompts`."""
 
     kernel: Kernel
     arguments: KernelArguments
@@ -187,8 +177,7 @@ _ESCAPED = re.compile("\ue000([0-9a-f]+);")
 def _escaped(text: str) -> str:
     """Escape characters that XML cannot hold or reads as markup: a private-use character and the code point.
 
-    Semantic Kernel escapes a variable once and unescapes it twice. It does not parse a prompt with a control character:
-    then the text of every message, the system's included, becomes the user's.
+    Semantic Kernel escapes a variable once and unescapes it twice, and parses no prompt with a control character.
     """
     return _MARKUP.sub(lambda found: f"\ue000{ord(found[0]):x};", text)
 
@@ -227,10 +216,8 @@ class ResponseForm:
 
     Attributes:
         model: The pydantic model that an answer is read as, or None.
-        schema: The JSON schema of an answer.
         wanted: Values for the settings' ``response_format``, the best first.
-        settings: The connector's settings that ask for the form; empty if it has none, so that messages spell the
-            form out.
+        settings: The connector's settings that ask for the form; if empty, messages spell it out.
     """
 
     model: type[BaseModel] | None = None

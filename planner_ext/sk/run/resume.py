@@ -121,11 +121,8 @@ async def let_in(
 ) -> None:
     """Ask the application's hook about each decision, before any of them counts.
 
-    Args:
-        run_id: The run; "" on a stock kernel.
-        calls: What is decided, the call's id, and the decision.
-        authorize: The hook; without one a question with roles cannot be decided.
-        verified: The ids of the calls whose author the application vouches for.
+    Without a hook a question with roles cannot be decided. ``verified`` are the calls whose author the application
+    vouches for.
 
     Raises:
         DecisionRefusedError: If one is refused, naming the call, who decided, and why.
@@ -357,11 +354,7 @@ def leave_behind(run_id: str) -> None:
 
 
 def refuse_late(state: State, later: str | None) -> None:
-    """Refuse to resume calls or questions of a conversation that has gone on since.
-
-    Args:
-        state: The run, before it is resumed.
-        later: The first message of the later turn, as an error shows it; None if the history has none.
+    """Refuse to resume calls or questions of a conversation that went on, with a ``later`` message or another prompt.
 
     Raises:
         DecisionRefusedError: If something of the run is open, and a later turn followed.
@@ -383,14 +376,10 @@ def _is_late(fact: CallDecided, at: float) -> bool:
 
 
 def calls_taken(facts: Sequence[Fact], more: Sequence[Fact]) -> dict[bytes, str]:
-    """Name the calls that a resume decides, starts or has reviewed again; with their ids.
+    """Name the calls that further facts decide, start or have reviewed again; with their ids.
 
     A name is that of a place in the journal: a call that was started since and is in doubt has another one, and so has
     one of an ended run, whose decisions were forgotten.
-
-    Args:
-        facts: The checkpoint's.
-        more: The facts of the resume.
     """
     state = fold(facts)
     decided = [call.request for call in waiting_calls(state) if _is_decided(call, more)]
@@ -431,12 +420,6 @@ def _is_decided(call: WaitingCall, facts: Sequence[Fact]) -> bool:
 
 def cancelling_facts(checkpoint: Checkpoint, *, by: str, reason: str, at: float) -> tuple[Fact, ...]:
     """List the facts that end a paused run for good: every pending call is answered "not executed".
-
-    Args:
-        checkpoint: The run's.
-        by: Who cancels, for the record and the model.
-        reason: Why, for the record and the model.
-        at: Now, in seconds since the epoch.
 
     Raises:
         InvalidCheckpointError: If the record cannot be continued.
@@ -500,15 +483,8 @@ class ResumeRequest:
         """Convert the request to facts: all decisions, or none.
 
         A decided call whose edit raises another question waits again, with the edited arguments; so does an approved
-        call about which others are asked, too. An ``always`` in an approval that others are asked after is not kept.
-        An undecided call whose question has expired is answered as expired. One that would now get another value, as
-        its parameters or this package's conversion changed, waits again, with a new fingerprint.
-
-        Args:
-            functions: Resolves and validates the calls again, against the kernel that will run them.
-            at: Now, in seconds since the epoch.
-            authorize: Asked about each decision first; see `ApprovalSettings`.
-            review_edit: Reviews edited arguments, before any fact is recorded.
+        call about which others are asked, too, whose ``always`` is not kept. An undecided call whose question has
+        expired is answered as expired. One that would now get another value waits again, with a new fingerprint.
 
         Raises:
             InvalidCheckpointError: If the record cannot be resumed.
@@ -546,12 +522,7 @@ async def recovery_facts(
 ) -> tuple[Fact, ...]:
     """List the facts with which an interrupted run is resumed; a call in doubt that a person must decide gets none.
 
-    Args:
-        state: The run's state from its journal. Its process died, so no started call has finished.
-        effect_of: Returns a function's declared effect, given its fully qualified name.
-        functions: Encodes results.
-        in_doubt: Who handles a call in doubt.
-        at: Now, in seconds since the epoch.
+    No started call has finished: the run's process died.
     """
     batch = state.batch
     if batch is None:

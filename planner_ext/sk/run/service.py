@@ -21,7 +21,6 @@ from semantic_kernel.contents import (
 )
 from semantic_kernel.functions import KernelArguments
 
-from planner_ext.core.errors import shown
 from planner_ext.core.facts import (
     CallDecided,
     CallFinished,
@@ -42,8 +41,7 @@ from planner_ext.sk.chat.connectors import has_form, received, reply_ended_by, w
 from planner_ext.sk.chat.history import ResumedHistory, accepted_reply, resumed_history
 from planner_ext.sk.chat.round_trip import named_errors, no_reply
 from planner_ext.sk.chat.transport import connector_settings, received_groups, request_arguments
-from planner_ext.sk.checks import instance_of
-from planner_ext.sk.errors import InvalidOptionError
+from planner_ext.sk.checks import instance_of, one_of
 from planner_ext.sk.functions.toolset import ToolSet
 from planner_ext.sk.messages import ReplyAssembly, calls_of, merge_reply, read_iterations, text_of, without_usage
 from planner_ext.sk.run.approval import Taking
@@ -75,8 +73,7 @@ class ServiceRequest:
     def __post_init__(self) -> None:
         instance_of("kernel", self.kernel, Kernel)
         instance_of("store_final", self.store_final, bool)
-        if self.late not in ("refuse", "allow"):
-            raise InvalidOptionError(f'late must be "refuse" or "allow"; got {shown(self.late)}.')
+        one_of("late", self.late, ("refuse", "allow"))
         for name, kind in (("arguments", KernelArguments), ("stop", StopHandle)):
             if (value := getattr(self, name)) is not None:
                 instance_of(name, value, kind)
@@ -88,8 +85,6 @@ class ServiceRun:
 
     Attributes:
         history: The caller's history.
-        context: The run's context.
-        request: The caller's arguments of the request.
         new: The first new facts of the started or resumed run.
         known: The number of messages of the run's transcript that are already in the history.
         facts: The journal that is resumed.
