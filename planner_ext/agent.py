@@ -190,11 +190,7 @@ _GOING_ON: "WeakSet[AgentThread]" = WeakSet()
 
 @contextmanager
 def _alone(thread: AgentThread) -> Generator[None]:
-    """Refuse a second resume of a thread while one is under way, by whichever agent.
-
-    Raises:
-        DecisionRefusedError: If one is.
-    """
+    """Refuse a second resume of a thread while one is under way, by whichever agent."""
     if thread in _GOING_ON:
         raise DecisionRefusedError(
             "The turn of this thread is being resumed or cancelled already; nothing of this decision was taken. Wait "
@@ -324,11 +320,7 @@ def _merged(agent: ChatCompletionAgent, arguments: KernelArguments | None) -> Ke
 
 
 def _refuse_older(given: Checkpoint, messages: Sequence[ChatMessageContent], key: SigningKey | None) -> None:
-    """Refuse a checkpoint that was resumed before: the thread's own checkpoint is of the same turn, and has more facts.
-
-    Raises:
-        DecisionRefusedError: With the way out.
-    """
+    """Refuse a checkpoint that was resumed before: the thread's own one is of the same turn, and has more facts."""
     own = next((message.metadata.get("checkpoint") for message in reversed(messages) if waits(message)), None)
     with suppress(InvalidCheckpointError):  # a thread may come from anywhere, and decides nothing
         later = Checkpoint.from_json(own, key) if isinstance(own, str) else given
@@ -347,5 +339,5 @@ def _refused(messages: Sequence[ChatMessageContent]) -> int:
 
 
 def _system_messages(messages: Sequence[ChatMessageContent]) -> int:
-    """Count the system messages at the beginning; an agent puts its instructions before a thread's own."""
+    """Count the system messages at the beginning; an agent puts its instructions there."""
     return sum(1 for _ in takewhile(lambda message: message.role == AuthorRole.SYSTEM, messages))

@@ -47,11 +47,10 @@ class ToolCallHandler:
             kernel: Its functions may be called.
             arguments: The application's arguments, for functions and service selection.
             settings: Settings of every request; None uses those of the arguments, or the service's defaults. Without a
-                function choice behaviour in them, every function of the kernel is offered.
+                function choice behaviour, every function of the kernel is offered.
             service_id: The service to use; None uses the kernel's selection.
-            **options: See `planner_ext.iteration.RunOptions`; the budget applies to one invocation. Without
-                ``check_for_intervention``, `planner_ext.hitl_manager.check_for_intervention` is looked up and asked at
-                each call.
+            **options: See `planner_ext.iteration.RunOptions`; the budget is that of one invocation. Without
+                ``check_for_intervention``, `planner_ext.hitl_manager.check_for_intervention` is looked up at each call.
 
         Raises:
             PlannerInvalidConfigurationError: If there is no such service, or an option cannot be used.

@@ -212,29 +212,26 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
 
         A checkpoint does not record that it was resumed. This service, and the handlers, planners and copies that share
         it, accept one decision on a call, and remember the newest 100,000; a resume that fails before a function has
-        started releases its decisions. A history that holds results of the open calls is refused, too. Another service
-        with an empty history, or another process, would run the call again: if that can happen, use a planner with a
-        store (`planner_ext.durable.Runs`).
+        started releases its decisions. Another service with an empty history, or another process, would run the call
+        again: if that can happen, use a planner with a store (`planner_ext.durable.Runs`).
 
         Args:
             chat_history: The run's history so far; missing messages are added, and an empty history is filled. The
-                message that the run had returned is removed, if it was added; messages after it are kept. Text, calls
-                and results are compared, not metadata.
+                message that the run had returned is removed, if it was added. Text, calls and results are compared, not
+                metadata.
             checkpoint: The run's `Checkpoint`, or the JSON text in the metadata of its last message. Anyone who can
-                write an unsigned one can put an approval in it; with a ``checkpoint_key``, only one signed with that
-                key is accepted.
-            decisions: Decisions by call id. No request is made before every call is decided; without decisions the run
-                stays paused.
+                write an unsigned one can put an approval in it; a ``checkpoint_key`` refuses those.
+            decisions: By call id. No request is made before every call is decided.
             settings: The settings of the original request.
             kernel: Its functions run; it need not be the kernel that the run began with.
             arguments: The application's arguments again; a checkpoint does not hold them.
-            budget: Replaces the run's limits; what was spent still counts. The budget of a wrapped service still
-                applies. None keeps the limits.
+            budget: Replaces the run's limits; what was spent still counts, and the budget of a wrapped service still
+                applies.
             stop: Ends the run from outside.
             store_final: Whether to add the final message to the history, too.
-            late: What to do if the history holds a later message of the user, or later calls. ``"refuse"`` refuses the
-                decisions by name. ``"allow"`` takes them; the model does not read what came after the pause, and the
-                calls are added after it.
+            late: Whether to ``"refuse"`` or ``"allow"`` decisions if the history holds a later message of the user, or
+                later calls. If allowed, the model does not read what came after the pause, and the calls are added
+                after it.
 
         Returns:
             The final message, as of `get_chat_message_contents`.

@@ -103,11 +103,7 @@ class OpenCall(ReadByKey):
 
 
 def _copied(name: str, given: object, *, text_allowed: bool = True) -> list[ChatMessageContent]:
-    """Copy messages deeply, each result into a separate message; a text becomes a user message.
-
-    Raises:
-        PlannerInvalidConfigurationError: If the value is neither `Messages` nor a text, or an empty text.
-    """
+    """Copy messages deeply, each result into a separate message; a text becomes a user message."""
     if isinstance(given, str) and text_allowed:
         if not given.strip():
             raise InvalidOptionError(f"{name} must not be an empty text; got {shown(given)}.")
@@ -152,9 +148,6 @@ def _with_added(
     """Add messages to a conversation; calls and results come in pairs, and only calls that were open may stay open.
 
     A pair whose call is the open one may be given whole: its call is not added a second time.
-
-    Raises:
-        InvalidHistoryError: If half of a pair is missing, naming the ids.
     """
     waiting = _open_calls(messages)
     if waiting and added and [call.id for call in _calls(added[0])] == [call.id for call in waiting]:
@@ -183,12 +176,7 @@ def _misplaced(messages: Sequence[ChatMessageContent], first: int) -> Generator[
 
 
 def _checked_prompt(messages: list[ChatMessageContent], *, closed: bool) -> list[ChatMessageContent]:
-    """Return a conversation that may be sent.
-
-    Raises:
-        PlannerInvalidConfigurationError: If it is empty, or ends with the assistant's message in closed loop.
-        InvalidHistoryError: If calls and results do not pair, naming the ids.
-    """
+    """Return a conversation that may be sent."""
     if problems := find_problems(messages):
         raise InvalidHistoryError(
             "Expected a conversation in which every function call has its result before the next prompt; found "

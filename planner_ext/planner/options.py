@@ -44,17 +44,17 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
     """The options of a planner; a run never changes them.
 
     Attributes:
-        max_iterations: The limit that `planner_ext.Budget` has under this name. If both are given, the smaller applies;
-            a budget given to ``resume`` defaults to this value. None means no limit.
+        max_iterations: As of `planner_ext.Budget`. If both are given, the smaller applies; a budget given to ``resume``
+            defaults to this value. None means no limit.
         control: How many tool rounds one step may chain. ``iterations_metadata``: as many as the budget leaves, charged
             from the metadata (option 2 of the ADR "Automatic tool calling controls", corrected). ``use_attempts``: one,
             then a plain reply closes the step (option 1). ``pre_invoke``: until ``pre_invoke`` refuses a call; then one
             request without functions asks for the answer (option 3).
-        plan: Whether to ask the model for a plan first. A text is used as the plan, without a request. No plan is made
-            if fewer than two round trips are left, or if the run continues a ``chat_history``.
+        plan: Whether to ask the model for a plan first; a text is used as the plan. No plan is made if fewer than two
+            round trips are left, or if the run continues a ``chat_history``.
         charge_plan: Whether the plan request counts as a round trip.
-        require_final_answer_function: Whether only ``UserInteraction-SendFinalAnswer`` ends a run, and no plain reply.
-            Questions are then offered, and a plain reply that ends in a question mark ends the run ``asked``.
+        require_final_answer_function: Whether only ``UserInteraction-SendFinalAnswer`` ends a run. Questions are then
+            offered, and a plain reply that ends in a question mark ends the run ``asked``.
         response_format: The format of the final answer: a pydantic model, a JSON schema, or OpenAI's
             ``response_format``. Only requests without functions carry it. If an answer lacks the format, the model is
             asked again, with the problem, as long as the budget lasts; then the run ends ``limit_reached`` with the
@@ -63,21 +63,18 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
         excluded_plugins: Plugins whose functions are neither offered nor named in the plan request. A name that the
             kernel does not have is refused when a run begins. ``UserInteraction`` is the planner's own.
         excluded_functions: The same for functions, by fully qualified name or by function name alone.
-        get_available_functions: Returns the functions of the kernel to offer, given these options and the goal;
-            exclusions apply to them, too.
+        get_available_functions: Returns the functions of the kernel to offer, given these options and the goal.
         get_initial_plan: Returns the YAML of the plan prompt (variables: goal, available_functions, name_delimiter).
         get_step_prompt: Returns the template that opens the steps (variables: goal, initial_plan).
         execution_settings: Settings of every request; None uses those of the arguments, or the service's defaults.
         max_tokens: The tokens of a request and its reply together. ``max_tokens_ratio`` divides them into
             ``max_completion_tokens`` and, with the rest, ``max_prompt_tokens``.
         max_tokens_ratio: The share of ``max_tokens`` for the completion, from 0 to 1.
-        max_completion_tokens: Maximum tokens of a reply: sets ``max_tokens``, or the equivalent field, of each
-            request's settings. A run whose settings have no such field is refused. None and 0 leave the settings as
-            they are. budget, shared_budgets, price, execution, approval, interceptors, pre_invoke,
-            check_for_intervention, approver, iteration_completed, clarifier, max_clarifications, observers, clock,
-            min_iteration_time_ms, max_prompt_tokens,
-        on_invalid_history, strict_finish_reason, checkpoint_key: The options of every door, see
-            `planner_ext.iteration.RunOptions`.
+        max_completion_tokens: Maximum tokens of a reply, set in each request's settings; a run whose settings have no
+            such field is refused. None and 0 leave the settings as they are. budget, shared_budgets, price, execution,
+            approval, interceptors, pre_invoke, check_for_intervention, approver, iteration_completed, clarifier,
+            max_clarifications, observers, clock, min_iteration_time_ms, max_prompt_tokens,
+        on_invalid_history, strict_finish_reason, checkpoint_key: See `planner_ext.iteration.RunOptions`.
 
     Raises:
         PlannerInvalidConfigurationError: If an option is unknown or its value is invalid; names the option. Also on
@@ -204,11 +201,7 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
 
 @contextmanager
 def _named_errors() -> Generator[None]:
-    """Name the option that pydantic refuses.
-
-    Raises:
-        PlannerInvalidConfigurationError: With the value seen; for an unknown option, with the known ones.
-    """
+    """Name the option that pydantic refuses."""
     try:
         yield
     except ValidationError as error:

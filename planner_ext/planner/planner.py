@@ -230,13 +230,12 @@ class FunctionCallingStepwisePlanner:
         Args:
             kernel: Its functions may be called; it need not be the kernel that the run began with.
             checkpoint: The run's checkpoint, from its result or its error, or its JSON text. Anyone who can write an
-                unsigned checkpoint can put an approval in it; with a ``checkpoint_key``, only one signed with that key
-                is accepted.
-            decisions: Decisions on pending calls, by call id. No request is made before every call is decided: without
-                decisions a paused run stays paused, except for expired questions.
+                unsigned one can put an approval in it; a ``checkpoint_key`` refuses those.
+            decisions: By call id. No request is made before every call is decided: without decisions a paused run stays
+                paused, except for expired questions.
             arguments: The application's arguments again; a checkpoint does not hold them.
-            budget: Replaces the run's limits; what was spent still counts. ``max_iterations`` defaults to that of the
-                options, and the budget of a wrapped service still applies. None keeps the limits.
+            budget: Replaces the run's limits; what was spent still counts, and the budget of a wrapped service still
+                applies. ``max_iterations`` defaults to that of the options.
             stop: Ends the run from outside.
 
         Raises:
@@ -436,9 +435,6 @@ class FunctionCallingStepwisePlanner:
         """Find the service, its settings and the functions for one run.
 
         A resumed run has the ``budget`` that replaces its limits, or those that were ``kept``.
-
-        Raises:
-            PlannerInvalidConfigurationError: If there is no such service, or an option cannot be used.
         """
         # A run in a store has its own budget, even if it begins inside another run.
         parent = None if store is not None else current_parent_run(tab_in(kernel))
@@ -484,12 +480,7 @@ class FunctionCallingStepwisePlanner:
         return context
 
     def _limits(self, options: CheckedOptions, budget: Budget | None, kept: Rules | None) -> Budget:
-        """Return the budget of one run; for the arguments see `_prepare`.
-
-        Raises:
-            PlannerInvalidConfigurationError: If ``budget`` is not a budget, or the options lack the run's
-                ``response_format``.
-        """
+        """Return the budget of one run; for the arguments see `_prepare`."""
         if kept is not None and kept.structured and self.options.response_format is None:
             raise InvalidOptionError(
                 "The run has to answer in a form, which neither a checkpoint nor a store holds; the options have no "
@@ -522,11 +513,7 @@ def _merged(arguments: KernelArguments | None, kwargs: dict[str, Any]) -> Kernel
 def _own_functions(
     options: FunctionCallingStepwisePlannerOptions, settings: CheckedOptions, kernel: Kernel
 ) -> tuple[KernelFunction | None, KernelFunction | None]:
-    """Return the functions that send the final answer and that ask the user; None for one that is not offered.
-
-    Raises:
-        PlannerInvalidConfigurationError: If an exclusion matches nothing, or excludes a required function.
-    """
+    """Return the functions that send the final answer and that ask the user; None for one that is not offered."""
     insists = options.require_final_answer_function
     offered = {
         "SendFinalAnswer": insists or options.plan is not False,
@@ -549,11 +536,7 @@ def _own_functions(
 
 
 def _check_exclusions(options: FunctionCallingStepwisePlannerOptions, kernel: Kernel) -> None:
-    """Refuse the exclusion of a name that the kernel does not have: a misspelt name excludes nothing.
-
-    Raises:
-        PlannerInvalidConfigurationError: Naming the unknown name, and the existing ones.
-    """
+    """Refuse the exclusion of a name that the kernel does not have: a misspelt name excludes nothing."""
     refuse_unknown("excluded_plugins", options.excluded_plugins, {*kernel.plugins, OWN_PLUGIN})
     names = function_names(kernel)
     own = {name.partition("-")[2] for name in names}
@@ -572,11 +555,7 @@ def _selected(
     kernel: Kernel,
     goal: str,
 ) -> Sequence[KernelFunctionMetadata]:
-    """Filter out functions that the options exclude or do not select, and planners that are already running.
-
-    Raises:
-        PlannerInvalidConfigurationError: If ``get_available_functions`` selects one that the kernel does not have.
-    """
+    """Filter out functions that the options exclude or do not select, and planners that are already running."""
     if options.get_available_functions is not None:
         chosen = {function.fully_qualified_name for function in options.get_available_functions(options, goal)}
         there = {function.fully_qualified_name for function in kernel.get_full_list_of_function_metadata()}

@@ -260,15 +260,7 @@ class KeptRun(PlannerRun):
         return await super().result(emit or self.activation.emit)
 
     async def _first(self) -> Sequence[Fact]:
-        """List the first new facts; empty if there is nothing to continue.
-
-        Raises:
-            InvalidCheckpointError: If the journal contradicts itself, or its messages cannot be read.
-            DecisionRefusedError: If a decision cannot be taken.
-            RunRefusedError: If this process lacks a policy or interceptor that the run began with, and the run has not
-                ended.
-            RunEndedError: If an answered run is resumed with a budget.
-        """
+        """List the first new facts; empty if there is nothing to continue."""
         context = self.context
         activation = self.activation
         if not activation.facts:

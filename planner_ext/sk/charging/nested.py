@@ -4,17 +4,15 @@ A context variable names the call, for everything that the call awaits or starts
 takes ``kernel`` or ``service``, gets a view of the kernel: the same functions and filters, and services that are
 charged. An agent that is a function of the kernel (``kernel.add_plugin(agent)``) runs with a view of its own kernel.
 
-- Each request to a chat or text completion service is charged to the run before it is sent, tokens and cost after it.
-  When nothing is left, less the request that is kept for the run's answer, it raises `LimitReachedError`.
-- Each function that it calls (``kernel.invoke``, ``{{plugin.function}}`` in a template) is put before the run's
-  interceptors, policies and ``@requires_approval``, and counted in ``max_tool_calls``. A call that is denied, or would
-  wait for a person, raises `NestedRunRefusedError`.
+- Each request to a chat or text completion service is charged before it is sent, tokens and cost after it. When nothing
+  is left, less the request that is kept for the run's answer, it raises `LimitReachedError`.
+- Each function that it calls (``kernel.invoke``, ``{{plugin.function}}`` in a template) passes the run's gate, and
+  counts in ``max_tool_calls``. One that is denied, or would wait for a person, raises `NestedRunRefusedError`.
 - Once the call has ended, both are refused.
 
 Embeddings, images and audio are not counted. A run that a function keeps in a store (`planner_ext.durable.Runs`) has
-its own budget and policies. Requests that do not pass this kernel are not seen: those of an SDK, and those of a kernel
-that the function holds itself. To have them charged, take ``kernel: Kernel`` as a parameter, or register a
-`FunctionInvokingChatCompletion` in the kernel that is held.
+its own budget and policies. Requests of an SDK, and of a kernel that the function holds itself, are not seen: take
+``kernel: Kernel`` as a parameter, or put a `FunctionInvokingChatCompletion` into the kernel that is held.
 """
 
 import inspect
@@ -190,11 +188,7 @@ class _Payer:
         self._expected = Usage()
 
     async def take_request(self, *, expected: Usage) -> None:
-        """Take one request; if it is abandoned, it has used what is expected.
-
-        Raises:
-            LimitReachedError: If nothing is left for it.
-        """
+        """Take one request; if it is abandoned, it has used what is expected."""
         tab = self.tab
         self._expected = expected
         if tab is None:
@@ -250,11 +244,7 @@ def request_meter(
 
 
 async def _take_shared(shared: SharedBudgets | None, taken: Consumption, tab: Tab | None = None) -> None:
-    """Reserve one request or start in the shared budgets; what they refuse goes back to the call's tab.
-
-    Raises:
-        LimitReachedError: If a budget has nothing left for it; then nothing is taken.
-    """
+    """Reserve one request or start in the shared budgets; what they refuse goes back to the call's tab."""
     if shared is None:
         return
     refused = await shared.reserve(requests=taken.iterations, calls=taken.tool_calls)
@@ -526,11 +516,7 @@ async def _decide_and_run(context: FunctionInvocationContext, next: Next, parent
 
 
 async def _is_to_run(context: FunctionInvocationContext, parent: ParentRun) -> bool:
-    """Decide on a call inside a function; False where its result was supplied.
-
-    Raises:
-        NestedRunRefusedError: If it is refused.
-    """
+    """Decide on a call inside a function; False where its result was supplied."""
     function = context.function
     tool = tool_of(context.function)
     if tool.refusal:

@@ -97,12 +97,11 @@ class ApprovalFilter(CallFilter):
     With an approver the request is held open while the person decides; after ``timeout`` the call is refused. Without
     one the call is answered "waits for approval" and the loop ends (under ``auto_function_invocation``; elsewhere the
     call is refused). `pending` lists such calls of the history, `resume` runs or refuses them and puts their results in
-    place. It asks the filters behind this one, too: what they deny is refused by name, and what they ask waits next.
+    place, and asks the filters behind this one, too.
 
-    What it approves is bound: if a filter that was registered after it changes the function or an argument, the
-    function does not run, and the model reads so. One approval is one start: a further ``next`` of an inner filter
-    gives the outcome again, unless the function is declared ``@effect("idempotent")`` or ``"keyed"``. Where a policy is
-    silent nothing is bound.
+    What it approves is bound: if a later filter changes the function or an argument, the function does not run, and the
+    model reads so. One approval is one start: a further ``next`` of an inner filter gives the outcome again, unless the
+    function is declared ``@effect("idempotent")`` or ``"keyed"``. Where a policy is silent nothing is bound.
 
     On a kernel that a planner, service or handler of this package works on, it decides with the interceptors of the
     run, before any call of a batch runs; without an approver the call waits as the run's own (`PendingCall`, decided by
@@ -110,8 +109,8 @@ class ApprovalFilter(CallFilter):
 
     For rules with ``after`` a call of the stock loop comes after the calls in its chat history, without those of its
     own reply, and after those that a run of this package made inside them. Calls of a compacted history, and calls
-    inside functions of the stock loop, are not known. A function that is invoked directly, or is seen under
-    ``function_invocation`` alone, has no history: outside of a run of this package every such rule matches it.
+    inside functions of the stock loop, are not known. A call without a history, invoked directly or seen under
+    ``function_invocation`` alone, matches every such rule, except inside a run of this package.
 
     Semantic Kernel starts the calls of a batch together, so a safe sibling may run before a risky call is decided. It
     handles hidden parameters, bare names and exception texts itself, and passes the kernel, the service and the
@@ -297,11 +296,7 @@ class ApprovalFilter(CallFilter):
         return self.pending(history)
 
     async def _reviewed(self, kernel: Kernel, history: ChatHistory, one: DecidedCall) -> Reviewed | None:
-        """Review an approved call by the filters that have not seen what will run; None if all have, or nothing runs.
-
-        Raises:
-            DecisionRefusedError: If a policy denies the call.
-        """
+        """Review an approved call by the filters that have not seen what will run; None if all have."""
         pending = one.waiting.pending
         approval = one.decision
         others = [other for other in approval_filters(kernel) if not other.decides_as(self)]

@@ -348,11 +348,7 @@ class RunContext:
         )
 
     def _new_budget(self, handle: BudgetHandle) -> tuple[Budget, str] | None:
-        """Take a new budget, if one was set, and count and price the further requests as it needs.
-
-        Raises:
-            InvalidOptionError: If it needs a price that is not known.
-        """
+        """Take a new budget, if one was set, and count and price the further requests as it needs."""
         options = self.options
         if (new := handle.take()) is None:
             return None

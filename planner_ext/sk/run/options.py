@@ -97,11 +97,7 @@ def _clock(name: str, value: Any) -> Clock:
 
 
 def _callables(name: str, values: object) -> tuple[Any, ...]:
-    """Return a sequence of functions as a tuple.
-
-    Raises:
-        InvalidOptionError: Naming the option.
-    """
+    """Return a sequence of functions as a tuple."""
     if not isinstance(values, list | tuple):
         got = shown(values)
         way = f" Put it into a list: {name}=[...]." if callable(values) else way_out(name, values)
@@ -122,11 +118,7 @@ def _observers(name: str, values: object) -> tuple[Any, ...]:
 
 
 def _shared_budgets(name: str, values: object) -> tuple[SharedBudget, ...]:
-    """Return shared budgets as a tuple.
-
-    Raises:
-        InvalidOptionError: If one is something else, or two have the same name in one store.
-    """
+    """Return shared budgets as a tuple."""
     given = cast("Sequence[object]", values) if isinstance(values, list | tuple) else [values]
     if not given:
         return ()
@@ -187,48 +179,41 @@ class RunOptions(TypedDict, total=False):
     Attributes:
         budget: What one run may spend, and what happens at a limit. None leaves the limits to the function choice
             behaviour.
-        shared_budgets: Budgets that the run shares with others in all processes, per user or per day for instance; see
-            `planner_ext.budgets.SharedBudget`. What runs inside its functions is charged to them, too.
-        price: Returns the price of one request in US dollars, given the model's name and its `Usage`: a synchronous
-            function that returns a finite number, 0 or more. It is called before the first request, for 0 tokens and,
-            if that raises, for one token sent and one received; an invalid price is refused there. A later one raises
-            `InvalidPriceError`. None uses the list of ``genai-prices`` (extra ``prices``) if there is a ``max_cost``;
-            without one, costs are not counted. Runs inside functions use their own price, or the nearest one around
-            them. It is never stored: resuming needs it again.
-        execution: How functions are run; see `ToolExecution`.
-        approval: What happens to calls that no interceptor decided, that were denied, and that wait; see
-            `ApprovalSettings`.
+        shared_budgets: Budgets shared with other runs, in all processes; see `planner_ext.budgets.SharedBudget`. Runs
+            inside functions are charged to them, too.
+        price: Returns the US dollars of one request, a finite number of 0 or more, given the model's name and its
+            `Usage`; synchronous. It is tried before the first request, for 0 tokens or, if that raises, one sent and
+            one received. A later invalid price raises `InvalidPriceError`. None uses the list of ``genai-prices``
+            (extra ``prices``) if there is a ``max_cost``, and else counts no cost. Runs inside functions use their own
+            price, or the nearest one around them. It is never stored: resuming needs it again.
+        execution: How functions are run.
+        approval: What happens to calls that no interceptor decided, that were denied, and that wait.
         interceptors: Asked in order about every call of a batch before any of it runs; the first decision wins. An
             `ApprovalPolicy` is one of them.
         pre_invoke: Asked about each call with the 1-based round trip, the function's name and its arguments; False
             refuses the call, True is no objection.
         check_for_intervention: Asked about each call; True defers it to a person, False is no objection.
         approver: Asks a person at once about a deferred call: a function, async or not, of the `ToolCall` with the
-            question as its ``prompt``. The run stays open for as long as the question's ``expires_in`` allows; after
-            that, and if it raises, the call is denied. With `Defer` or None the run pauses, as without an approver.
-            Runs inside functions cannot pause: they use their own approver, or the nearest one around them, and the
-            person's time is the function's, also for its timeout.
+            question as its ``prompt``. After the question's ``expires_in``, and if it raises, the call is denied; with
+            `Defer` or None the run pauses. Runs inside functions cannot pause: they use their own approver, or the
+            nearest one around them, and the person's time counts as the function's.
         iteration_completed: Called after the results of a batch are stored and before the next request.
-        clarifier: Answers what the model asks with ``UserInteraction-AskUser``, which is then offered. It also gets a
-            plain reply before that becomes the final answer, and may answer a question in it; see `Clarifier`. With
-            None a question ends the run ``asked``.
-        max_clarifications: Maximum number of answered questions per run. Beyond it the model is asked to continue
-            without an answer, and a plain reply counts as final. None means no limit; 0 offers no questions. Giving a
-            number offers them.
+        clarifier: Answers what the model asks with ``UserInteraction-AskUser``, which is then offered, and may answer a
+            question in a plain reply; see `Clarifier`. With None a question ends the run ``asked``.
+        max_clarifications: Maximum number of answered questions per run; then the model is asked to continue without an
+            answer, and a plain reply is final. None means no limit; 0 offers no questions, a number offers them.
         observers: Called with each fact after it is recorded; one with two parameters also gets the run's
             `planner_ext.events.RunInfo`. Exceptions are logged and change nothing.
         clock: The time source, with ``now``, ``monotonic`` and ``sleep``; None uses the machine's clock.
         min_iteration_time_ms: Minimum milliseconds from the start of one round trip to the start of the next.
-        max_prompt_tokens: Maximum tokens of a request, functions included; counted, or estimated, before it is sent. A
-            larger request raises `PromptTooLargeError`. None and 0 mean no limit.
-        on_invalid_history: A history with an unanswered call, an orphan or a second result is refused (``refuse``)
-            before anything is sent, or repaired (``repair``): by planner and session in their own copy, by service and
-            handler in the caller's history.
+        max_prompt_tokens: Maximum tokens of a request, functions included; counted, or estimated. A larger one is not
+            sent, and raises `PromptTooLargeError`. None and 0 mean no limit.
+        on_invalid_history: Whether to ``refuse`` or ``repair`` a history with an unanswered call, an orphan or a second
+            result. Planner and session repair their own copy, service and handler the caller's history.
         strict_finish_reason: Whether a finish reason that contradicts the reply's content is an error.
         checkpoint_key: Signs every checkpoint in results, metadata and errors (HMAC-SHA256); others are then refused.
             None uses the key of a wrapped `FunctionInvokingChatCompletion`. No ``repr``, dump, error, checkpoint or
-            pickle holds the key. A run in a store is not signed: anyone with write access to the database can change
-            it.
+            pickle holds it. A run in a store is not signed: anyone with write access to the database can change it.
     """
 
     budget: Annotated[Budget | None, _Option(_instance_of(Budget), tightest)]

@@ -149,9 +149,6 @@ class PlannerPrompts:
         """Render a template with the application's arguments and the planner's own; the latter win.
 
         A goal or plan arrives word for word and cannot open a further message.
-
-        Raises:
-            PlannerException: If it cannot be rendered, naming the option that it is of.
         """
         given = cast("dict[str, object]", self.arguments)
         arguments = KernelArguments()
@@ -267,11 +264,7 @@ class ResponseForm:
 
 
 def _parsed_as(model: type[BaseModel], answer: str) -> BaseModel:
-    """Read an answer as a model.
-
-    Raises:
-        ValueError: If it is not in the form, or has a number that a field of the model cannot be.
-    """
+    """Read an answer as a model."""
     try:
         value = from_json(answer)
     except ValueError:

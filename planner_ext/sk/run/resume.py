@@ -179,11 +179,7 @@ class _DecisionFacts:
         return replace(nobody, verdict="answer", answer=answer, reason="expired", at=at)
 
     async def take(self, call: WaitingCall, decision: Decision, at: float) -> CallDecided | Clarified:
-        """Take a decision on a call, or the answer to a question.
-
-        Raises:
-            DecisionRefusedError: If it cannot be taken.
-        """
+        """Take a decision on a call, or the answer to a question."""
         if call.decided.kind == "question":
             return self._answered(call, decision, at)
         approved = call.in_doubt and call.decided.approved
@@ -208,11 +204,7 @@ class _DecisionFacts:
         return replace(decided, person=True)
 
     async def _reviewed_decision(self, call: WaitingCall, decision: Decision) -> Reviewed:
-        """Review an edit, and put the next question about a call that was approved as it is.
-
-        Raises:
-            DecisionRefusedError: As of `_reviewed`.
-        """
+        """Review an edit, and put the next question about a call that was approved as it is."""
         reviewed = Reviewed(decision=decision)
         further = call.decided.further
         if isinstance(decision, Approve) and decision.arguments is not None:
@@ -223,11 +215,7 @@ class _DecisionFacts:
         return Reviewed(decision=question, question=question, further=others)
 
     async def _reviewed(self, call: WaitingCall, approval: Approve) -> Reviewed:
-        """Review the edit of an approval, as if the model had made the call with it.
-
-        Raises:
-            DecisionRefusedError: If it raises another question about a call in doubt, of which nobody may lose sight.
-        """
+        """Review the edit of an approval, as if the model had made the call with it."""
         batch = self.state.batch
         fact = call.decided
         assert batch is not None, "a call waits in a batch"

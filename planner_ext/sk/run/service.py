@@ -324,11 +324,7 @@ class _Passing:
         return without_usage(chunk) if chunk.items or chunk.finish_reason is not None else None
 
     def closing(self) -> StreamingChatMessageContent:
-        """Build the last chunk, with the usage of the request.
-
-        Raises:
-            InvalidReplyError: If there was no reply.
-        """
+        """Build the last chunk, with the usage of the request."""
         if self._last is None or not self.reply.is_reply:
             raise no_reply("a stream without any choice")
         whole = self.reply.message()
