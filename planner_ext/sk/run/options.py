@@ -164,13 +164,16 @@ def _limit(name: str, value: object) -> int | None:
     return non_negative(name, value) or None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class _Option:
     """How an option is read, given its name and value, and merged with that of a wrapped service."""
 
     read: Callable[[str, Any], Any]
     merge: Callable[[Any, Any], Any] = _own
     default: object = None
+
+    def __repr__(self) -> str:
+        return f"Option(default={self.default!r})"  # what the reference shows
 
 
 class RunOptions(TypedDict, total=False):
