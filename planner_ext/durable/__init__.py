@@ -5,8 +5,7 @@ A restored copy repeats what its unfinished runs did since then: cancel or check
 ``planner-ext runs prune --older-than 30d --status answered`` deletes old runs, ``runs export`` keeps one as a file,
 ``runs import`` adds it to a store again.
 
-Upgrade: a store has a schema number, and so has each row of a journal; a version refuses newer ones by name. The tables
-of the first release have number 1, and stores of development versions before it are refused.
+Upgrade: a store has a schema number, and so has each row of a journal; a version refuses newer ones by name.
 
 Modules:
 

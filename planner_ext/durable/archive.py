@@ -100,10 +100,9 @@ async def import_run(
     doorkeeper: Doorkeeper | None = None,
     by: str = "",
 ) -> str:
-    """Add an exported run to a store, with what is derived from its journal.
+    """Add an exported run to a store; its rows are derived from its journal.
 
-    An unfinished run continues in this store: workers drive it, and what waits in it can be decided. Delete or cancel
-    it in the store that it comes from, else both stores continue it, and its functions run twice.
+    Workers of this store continue an unfinished run. Delete or cancel it in the first store, else both continue it.
 
     Args:
         store: Receives the run.
@@ -183,7 +182,7 @@ async def _add(store: JournalStore, run: dict[str, Value], steps: Sequence[Step]
 
 
 def _check_run(run: Mapping[str, Value], goal: object, state: State) -> None:
-    """Check what the tables say of a run, which its journal does not derive.
+    """Check the columns of a run that its journal does not derive.
 
     Raises:
         ValueError, StoreError: If no worker could take the run, or its status contradicts its journal.
@@ -199,10 +198,7 @@ def _check_run(run: Mapping[str, Value], goal: object, state: State) -> None:
 
 
 async def _journal_steps(run_id: str, facts: Sequence[Fact]) -> list[Step]:
-    """List the steps that write a journal and what is derived from it, as if its facts were recorded one by one.
-
-    No notices are added for events of the first store.
-    """
+    """List the steps that write a journal and the rows derived from it, without the notices of its events."""
     derived = _Steps()
     writer = JournalWriter(derived, run_id, ())
     for seq, fact in enumerate(facts):
@@ -215,7 +211,7 @@ async def _journal_steps(run_id: str, facts: Sequence[Fact]) -> list[Step]:
 
 
 class _Steps(JournalStore):
-    """Collects what a writer would store; its last facts may still be held back."""
+    """Collects what a writer would store."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
@@ -233,11 +229,7 @@ def _document(columns: Sequence[str], row: Row) -> dict[str, object]:
 
 
 def _row(run_id: str, columns: Sequence[str], document: Mapping[str, Any]) -> dict[str, Value]:
-    """Turn JSON values back into a row.
-
-    Raises:
-        KeyError, TypeError, ValueError: If they are not the values of a row.
-    """
+    """Turn JSON values back into a row; raise `KeyError`, `TypeError` or `ValueError` for any other values."""
     row: dict[str, Value] = {"run_id": run_id}
     for column in columns:
         value = document[column]

@@ -1,4 +1,4 @@
-"""Who may act on a kept run: asked where a store performs the action, before anything is changed.
+"""Who may act on a kept run: the application's hook is asked before a store changes anything.
 
 A run that began under an ``authorize`` hook keeps its name among its guards. A process without a hook may do nothing to
 such a run that `planner_ext.approval.decisions.RunAction` lists.
@@ -15,7 +15,7 @@ from planner_ext.engine.authorization import phrase_of, refusal_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doorkeeper:
-    """Lets those act on the runs of a store whom the application's hook allows.
+    """Asks the application's hook who may act on the runs of a store.
 
     Attributes:
         authorize: The hook, or several that all have to allow; None allows everything that needs no hook.
@@ -35,11 +35,11 @@ class Doorkeeper:
         call: AskedCall | None = None,
         decision: Decision | None = None,
     ) -> None:
-        """Ask whether somebody may act on a run.
+        """Ask whether a person may act on a run.
 
         Raises:
-            NotAuthorizedError: If the hook refuses; if there is none here, and the run began under one; or if there is
-                none to check the roles of the call.
+            NotAuthorizedError: If the hook refuses, or is missing here although the run began under one, or the call
+                has roles.
             UnknownRunError: If the store has no such run.
         """
         guards = () if hooks_of(self.authorize) else await store.hooks(run_id)

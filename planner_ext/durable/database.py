@@ -244,30 +244,20 @@ decisions that were not taken, of the approval that ``id`` names, or of a call o
 ``planner_subscriptions``: the events of which notices are written, ``until`` then. Times are seconds since the epoch.
 """
 
-GET_SCHEMA = "SELECT * FROM planner_schema"
+GET_SCHEMA = "SELECT schema FROM planner_schema"
 
 
-def check_schema(database: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
-    """Check the schema number of a database's tables.
-
-    Args:
-        database: The store, for the error.
-        columns: The names of the columns in the answer to `GET_SCHEMA`.
-        rows: Its rows.
+def check_schema(database: str, rows: Sequence[Row]) -> None:
+    """Check the schema number of a database's tables: the answer to `GET_SCHEMA`.
 
     Raises:
         NewerSchemaError: If a newer version of this package made them.
-        StoreError: If a development version made them, or the number is damaged.
+        StoreError: If the number is damaged.
     """
-    if "number" in columns:  # the column's name before the first release
-        raise StoreError(
-            f"{database} was made by a development version from before 0.1.0, which no release reads. End its runs "
-            "with the version that made it, and give a new store; it was not changed."
-        )
-    numbers = [row[0] for row in rows]
-    if "schema" not in columns or not numbers or not all(type(number) is int for number in numbers):
+    numbers = [row[0] for row in rows if isinstance(row[0], int)]
+    if not numbers or len(numbers) < len(rows):
         raise StoreError(f"{database} is damaged: it does not say its schema. Restore it from a backup.")
-    newest = max(int(number or 0) for number in numbers)
+    newest = max(numbers)
     if newest > TABLE_SCHEMA:
         raise NewerSchemaError(
             f"{database} has tables of schema {newest}; this version of planner_ext knows up to {TABLE_SCHEMA}. "

@@ -47,15 +47,15 @@ class ApprovalRefusedError(PlannerExtError):
 
 
 class NotAuthorizedError(RunRefusedError, ApprovalRefusedError):
-    """Who acts on a kept run may not: the ``authorize`` hook refuses, or this process lacks it. Nothing was changed."""
+    """The ``authorize`` hook refuses an action on a kept run, or this process lacks the hook. Nothing was changed."""
 
 
 def reading_row(what: str, error: type[PlannerExtError] = StoreError) -> AbstractContextManager[None]:
-    """Read a row that only an administrator can have damaged: whatever is wrong with it becomes one named error.
+    """Read a row that only an administrator can have damaged; any problem becomes one named error.
 
     Args:
         what: The subject of the error's message, with its verb.
-        error: What is raised.
+        error: The class of the error.
     """
     return reading(what, error, way_out="Restore the store from a backup.")
 

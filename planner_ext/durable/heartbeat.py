@@ -1,8 +1,8 @@
-"""The liveness of a store's workers: each holds a lock, and writes a heartbeat to its row.
+"""Which workers of a store live: each holds a lock, and writes a heartbeat to its row.
 
-A worker that holds its lock without a heartbeat for its lease is frozen, or cut off: its runs are taken over. The
-heartbeat has a separate thread, so that a blocked event loop does not count as a death. A worker whose own heartbeat is
-late gives up its runs before it does anything else; the journal refuses its further writes.
+A worker that holds its lock without a heartbeat for its lease is frozen or cut off: others take its runs. The heartbeat
+has a separate thread, so that a blocked event loop does not count as a death. A worker whose own heartbeat is late
+first gives up its runs; the journal refuses its further writes.
 """
 
 import asyncio
@@ -60,12 +60,12 @@ class WorkerRecord:
 
     Attributes:
         worker_id: Its unique id, which owns runs.
-        name: Its name, which is unique among living workers.
+        name: Its name, unique among living workers.
         host: The machine.
         pid: The process.
         status: ``open``: drives what it starts itself; ``working``: takes due runs, too; ``leaving``: takes no more.
         started_at: When it opened the store, in seconds since the epoch.
-        seen_at: When it last showed itself, in seconds since the epoch, by the clock of the store.
+        seen_at: Its last heartbeat, in seconds since the epoch, by the clock of the store.
         alive: Whether it holds its lock, and was seen within its lease.
         concurrency: How many runs it drives at once at most; None if it takes none.
         runs: The names of the runs that it drives.
@@ -121,7 +121,7 @@ class WorkerLocks(Protocol):
         """Return the workers that hold no lock any more.
 
         Args:
-            is_locked: Workers, this one included, and what the database says of each one's lock.
+            is_locked: Workers, this one included, and whether the database sees each one's lock.
         """
         ...
 

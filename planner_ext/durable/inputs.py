@@ -1,4 +1,4 @@
-"""What a run is submitted with, and a new budget for it, as JSON: arguments that are data, and limits."""
+"""The arguments and limits that a run is submitted with, and a new budget for it, as JSON."""
 
 import json
 from collections.abc import Mapping
@@ -25,11 +25,7 @@ def _guards() -> TypeAdapter[Guards]:
 
 
 def _dump_budget(budget: object) -> dict[str, Any]:
-    """Convert a budget to JSON values.
-
-    Raises:
-        PlannerInvalidConfigurationError: If it is not a budget.
-    """
+    """Convert a budget to JSON values; anything else is refused."""
     if not isinstance(budget, Budget):
         raise _refused(f"budget must be of the class Budget; got {shown(budget)}.")
     return _budgets().dump_python(budget, mode="json")
@@ -41,8 +37,8 @@ class RunInputs:
 
     Attributes:
         arguments: The application's arguments that are data, by name.
-        budget: The run's limits in place of the planner's; None keeps those.
-        guards: What the planner of whoever drives the run must have; None demands nothing.
+        budget: Replaces the planner's limits; None keeps them.
+        guards: What the planner of the worker must have; None demands nothing.
     """
 
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -68,11 +64,7 @@ class RunInputs:
 
 
 def read_inputs(run_id: str, text: object) -> RunInputs:
-    """Read what `RunInputs.to_json` wrote.
-
-    Raises:
-        StoreError: If it is damaged.
-    """
+    """Read the text of `RunInputs.to_json`; raise `StoreError` if it is damaged."""
     if text is None:
         return RunInputs()
     with reading_row(f"The inputs of run {run_id!r} are"):
@@ -85,7 +77,7 @@ def read_inputs(run_id: str, text: object) -> RunInputs:
 def hooks_in(*texts: object) -> tuple[str, ...]:
     """List the ``authorize`` hooks among the guards in the texts of a run's inputs and of its first fact.
 
-    A text that cannot be read, and might name one, counts as a hook that no process has.
+    An unreadable text that may name one counts as a hook that no process has.
     """
     found: set[str] = set()
     for text in texts:
@@ -100,7 +92,7 @@ def hooks_in(*texts: object) -> tuple[str, ...]:
 
 
 class NewBudget(NamedTuple):
-    """Another budget for a run, until a worker has taken it.
+    """A new budget for a run, until a worker has taken it.
 
     Attributes:
         text: As the store holds it.
@@ -112,20 +104,12 @@ class NewBudget(NamedTuple):
 
 
 def new_budget_text(budget: object, *, by: str, at: float) -> str:
-    """Write another budget for a run as JSON text, which its time makes unique.
-
-    Raises:
-        PlannerInvalidConfigurationError: If it is not a budget.
-    """
+    """Write a new budget for a run as JSON text, which its time makes unique; anything but a budget is refused."""
     return json.dumps({"limits": _dump_budget(budget), "by": by, "at": at})
 
 
 def read_new_budget(run_id: str, text: object) -> NewBudget | None:
-    """Read what `new_budget_text` wrote; None without a new budget.
-
-    Raises:
-        StoreError: If it is damaged.
-    """
+    """Read the text of `new_budget_text`, None without one; raise `StoreError` if it is damaged."""
     if text is None:
         return None
     with reading_row(f"The new budget of run {run_id!r} is"):
@@ -134,7 +118,7 @@ def read_new_budget(run_id: str, text: object) -> NewBudget | None:
 
 
 def _json_value(name: object, value: object) -> object:
-    """Return an argument as it will be read again: only what JSON has, and names that are texts at every level."""
+    """Return an argument as it will be read again; refuse other values than JSON's, at any depth."""
     if not isinstance(name, str):
         raise _refused(f"arguments must have texts as names; got {shown(name)}.")
     try:

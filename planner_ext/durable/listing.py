@@ -1,4 +1,4 @@
-"""How runs are chosen for a list, what a listed run waits for, and the numbers of a store."""
+"""Filters for a list of runs, what a listed run waits for, and the numbers of a store."""
 
 import json
 import math
@@ -58,9 +58,9 @@ class RunFilters(TypedDict, total=False):
         goal: A text that the goal contains; ASCII letters match in upper and lower case.
         worker: The name or the unique id of the worker that drives the run.
         created_after: When the run was created, at the earliest.
-        created_before: Before which time the run was created.
+        created_before: The run was created before this time.
         updated_after: When the run was last updated, at the earliest.
-        updated_before: Before which time the run was last updated.
+        updated_before: The run was last updated before this time.
     """
 
     goal: str | None
@@ -93,7 +93,7 @@ class StoreMarks:
     """Change marks of a store's lists: two marks are equal as long as the lists are.
 
     Attributes:
-        number: The number of calls and questions that a person may decide now.
+        number: The open calls and questions.
         waiting: Changes when one of these is added, decided or expires.
         runs: Changes when a run changes.
     """
@@ -115,7 +115,7 @@ _CONDITIONS = {
 
 
 def where_clause(status: Statuses, filters: RunFilters) -> tuple[str, dict[str, Value]]:
-    """Write a status, or several, and filters as a WHERE clause, and the values of its placeholders.
+    """Write a WHERE clause of statuses and filters, and the values of its placeholders.
 
     Raises:
         StoreError: If no run can have a status, or a value has another type.
@@ -166,8 +166,8 @@ def with_waits(
 
     Args:
         records: The runs of a page.
-        waiting: Their name, call and number, for each of the first open questions that `PAGE` reads.
-        lost: When workers that died, or are frozen, were seen last; 0 if that is not known.
+        waiting: The rows of `PAGE` with their name, call and number.
+        lost: When workers that died, or are frozen, were last seen; 0 if that is not known.
         now: The time.
     """
     calls: dict[str, list[str]] = {}
@@ -199,7 +199,7 @@ def _calls_text(names: Sequence[str], number: int) -> str:
 
 
 def _worker_text(record: RunRecord, lost: Mapping[str, float], now: float) -> str:
-    """Say what a run waits for that no person can decide: a paused one was decided, or its question has expired."""
+    """Say which worker or which time a run waits for, if no person can decide it."""
     if not record.unfinished:
         return ""
     if record.owner is not None:

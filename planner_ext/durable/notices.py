@@ -1,8 +1,8 @@
-"""Notices of runs that paused, ended or failed: an outbox in the store, and the delivery to callbacks and a webhook.
+"""Notices of runs that paused, ended or failed: rows in the store, delivered to callbacks and a webhook.
 
 A notice's row is written in the transaction that changes the run's status, so that it is delivered at least once, also
-after a crash. Rows are written only for events that a worker of the store has subscribed to; a subscription lasts a day
-longer than its last worker. Any worker with a listener for an event delivers its due notices, each in a separate task.
+after a crash. Rows are written only for events that a worker subscribed to within the last day. Any worker with a
+listener for an event delivers its due notices, each in a separate task.
 """
 
 import asyncio
@@ -78,13 +78,11 @@ class RunNotice:
     Attributes:
         id: The notice's unique name; a repeated delivery has the same one.
         run_id: The run.
-        event: ``paused``: it waits for decisions; ``ended``; ``failed``: its faults ran out of retries, or it is in
-            quarantine.
+        event: ``paused``: it waits for decisions; ``ended``; ``failed``: it has failed, or is in quarantine.
         status: The run's status at that moment, as in `RunRecord`.
         goal: The goal of the run.
-        problem: Why it failed, or why it ended without an answer; "" without a problem.
-        pending: The calls and questions of a paused run that wait while this is delivered; none if all were decided
-            meanwhile.
+        problem: Why it failed, or ended without an answer; "" without a problem.
+        pending: The calls and questions of a paused run that wait when this is delivered.
         where: The store's path or address, without passwords: `Approvals.connect` and ``planner-ext approvals`` decide
             there, by the ids in ``pending``.
         at: When it happened.
@@ -110,7 +108,7 @@ class NoticeRecord:
     """A notice in the store.
 
     Attributes:
-        id: The notice's own name.
+        id: The notice's unique name.
         run_id: The run.
         event: ``paused``, ``ended`` or ``failed``.
         status: The run's status at that moment.
@@ -167,7 +165,7 @@ class Notifier:
     """Delivers the notices of one store, as one of its workers.
 
     Args:
-        listeners: The listener of each event; without listeners, nothing is subscribed to and nothing delivered.
+        listeners: The listener of each event; without any, nothing is subscribed to.
         webhook: Receives all events, or None.
 
     Raises:
@@ -200,7 +198,7 @@ class Notifier:
             store: The store.
             where: Its path or address, without passwords.
             clock: Tells the time and sleeps.
-            poll_seconds: How often to look for what is due.
+            poll_seconds: How often to look for due notices.
         """
         self._store = store
         self._where = where
@@ -216,7 +214,7 @@ class Notifier:
 
         Args:
             event: The event.
-            name: The listener's name, by which a notice remembers that it was delivered to it.
+            name: The listener's name, under which a notice records its delivery.
             listener: Receives the notices.
         """
         self._targets.setdefault(event, {})[name] = listener
@@ -251,7 +249,7 @@ class Notifier:
             await self._clock.sleep(poll_seconds)
 
     async def _begin(self) -> bool:
-        """Begin to deliver the due notices, each in a task; return whether more may be due than there is room for."""
+        """Begin to deliver the due notices, each in a task; return whether more may be due."""
         now = self._clock.now()
         events = {event: event if event in self._targets else "" for event in _EVENTS}
         free = _AT_ONCE - len(self._delivering)
@@ -351,11 +349,7 @@ class Webhook:
     """Posts notices to a URL; `planner_ext.durable.WorkerOptions` documents the format."""
 
     def __init__(self, url: str, key: str | None = None) -> None:
-        """Check the options ``notify`` and ``notify_key``.
-
-        Raises:
-            PlannerInvalidConfigurationError: If one of them cannot be used.
-        """
+        """Check the options ``notify`` and ``notify_key``; an invalid one is named."""
         import httpx  # noqa: PLC0415  (only for a webhook)
 
         try:
@@ -423,7 +417,7 @@ def _key_bytes(key: object) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Body:
-    """The JSON in a notice's row; ``taken``: the options of the listeners that have received it."""
+    """The JSON in a notice's row; ``taken``: the listeners that have received it."""
 
     status: str = ""
     problem: str = ""

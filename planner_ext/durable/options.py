@@ -27,10 +27,9 @@ _PASSING = (408, 409, 429)
 def is_final(error: BaseException) -> bool:
     """Return whether a retry cannot cure a fault.
 
-    Final are: an HTTP status 4xx other than 408, 409 and 429, and a failed authentication, in the error or its causes;
-    and an error of this package that names an option, a journal or a run that cannot be used. Not final are: any other
-    failure of the endpoint, of the store, and of the application's own code, such as ``arguments_for``; nor a service
-    that this worker's kernel lacks, which another worker's may have.
+    Final are an HTTP status 4xx other than 408, 409 and 429, a failed authentication, in the error or its causes, and
+    an error of this package that names an option, a journal or a run that cannot be used. Any other failure of the
+    endpoint, the store or the application's code is retried; so is a service that this worker's kernel lacks.
     """
     for cause in _causes(error):
         status = getattr(cause, "status_code", None) or getattr(getattr(cause, "response", None), "status_code", None)
@@ -51,12 +50,12 @@ def _causes(error: BaseException | None) -> Generator[BaseException]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How often, and when, a run that a fault interrupted is driven again.
+    """How often, and when, a run is driven again after a fault.
 
     Attributes:
         attempts: How often a run is driven without a new reply or result before it is ``failed``; 1 never retries.
-        first_delay: Seconds before the first retry; the next delays are twice as long each, and up to this much longer
-            at random, so that many runs do not retry at once.
+        first_delay: Seconds before the first retry. Each next delay is twice as long, and up to this much longer at
+            random.
         max_delay: The longest delay, in seconds.
         is_final: Returns whether a fault is never retried.
 
@@ -92,31 +91,27 @@ class WorkerOptions(TypedDict, total=False):
         in_doubt: Who handles a call that had started when its process died, that may not simply run again, and whose
             probe cannot tell: a ``person``, as a pending approval, or the ``model``, as the call's result.
         poll_seconds: How often to poll the store for changes by other workers and approvers.
-        retry: How often, and when, workers drive a run again that a fault interrupted here. None is the default
-            `RetryPolicy`.
-        lease_seconds: How long this worker may be frozen or cut off: after that others take its runs, and it does
-            nothing more of them.
-        max_deaths: How often a run may end its worker's process, without a new reply or result between, until it is
-            quarantined.
+        retry: How often, and when, workers drive a run again after a fault here. None is the default `RetryPolicy`.
+        lease_seconds: How long this worker may be frozen or cut off; after that others take its runs, and it stops.
+        max_deaths: How often a run may end its worker's process without a new reply or result before it is quarantined.
         grace_seconds: How long calls and requests in flight may take when the block is left; 0 interrupts them.
         clock: Tells the time and sleeps; None uses the machine's clock.
-        authorize: Asked before this worker takes a decision, whether it was given to `Runs.resume` or made through
-            `Approvals`, and before this process acts on a run: `Runs.cancel`, ``set_budget``, ``resume``, ``fork`` and
-            ``delete``; see `ApprovalSettings`, whose hook is asked, too. A refused decision of an approver leaves its
-            call waiting. A run that begins here is bound to the hook: a worker without it does not go on with the run,
-            and a process without any hook may do none of this to it.
+        authorize: Asked before this worker takes a decision, and before this process acts on a run: `Runs.cancel`,
+            ``set_budget``, ``resume``, ``fork`` and ``delete``; see `ApprovalSettings`, whose hook is asked, too. A
+            refused decision of an approver leaves its call waiting. A run that begins here is bound to the hook: a
+            worker without it does not continue the run, and a process without any hook may not act on it.
         on_paused: Called with a `RunNotice` when a run of the store has paused; async or not. A notice is delivered at
-            least once, in a separate task, and is retried for a day if the call fails. Any worker may deliver it, so
-            all workers of a store should have the same listeners.
+            least once, in a separate task, and is retried for a day. Any worker may deliver it, so all workers of a
+            store should have the same listeners.
         on_ended: As ``on_paused``, when a run has ended or was cancelled.
         on_failed: As ``on_paused``, when a run has failed or was quarantined.
         notify: A URL to which all these notices are posted as JSON, by Standard Webhooks (standardwebhooks.com):
             ``https://...``, or ``http://...`` within a trusted network. Headers: ``webhook-id``, the notice's id, and
             ``webhook-timestamp``, seconds since the epoch. A response of 2xx takes the notice; a redirection is not
-            followed. Neither the URL's path nor the key is logged, since both may be secret.
+            followed. Neither the URL's path nor the key is logged.
         notify_key: Signs the posted notices: ``whsec_`` and base64, or any other text as it is. The header
-            ``webhook-signature`` is then ``v1,`` and the base64 of the HMAC-SHA256 of ``{id}.{timestamp}.{body}``.
-            None does not sign.
+            ``webhook-signature`` is then ``v1,`` and the base64 of the HMAC-SHA256 of ``{id}.{timestamp}.{body}``. None
+            does not sign.
     """
 
     worker_id: str | None
@@ -180,11 +175,7 @@ class WorkerSettings:
         return self.worker_id or f"worker-{uuid.uuid4().hex[:12]}"
 
     def notifier(self) -> Notifier:
-        """Make the notifier of the listeners.
-
-        Raises:
-            PlannerInvalidConfigurationError: If one of them cannot be used.
-        """
+        """Make the notifier of the listeners; an invalid one is named."""
         webhook = None if self.notify is None else Webhook(self.notify, self.notify_key)
         return Notifier({"paused": self.on_paused, "ended": self.on_ended, "failed": self.on_failed}, webhook)
 

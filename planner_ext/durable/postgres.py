@@ -1,11 +1,11 @@
-"""Runs in PostgreSQL: the shared statements over psycopg, exactly once also where the connection breaks.
+"""Runs in PostgreSQL, over psycopg; a transaction happens exactly once also where the connection breaks.
 
 A worker needs a session of its own, which holds its lock. Every other process may connect through a pooler that gives
 each transaction another session.
 
-A transaction whose connection is lost during the commit may or may not have been committed. So each connection has one
-row in ``planner_commits``, and every writing transaction leaves a fresh token there; reading the row afterwards tells
-whether it was. While a server restarts, transactions wait. Nothing is lost, and nothing is recorded twice.
+A transaction whose connection is lost during the commit may or may not have been committed. So each connection has a
+row in ``planner_commits``, where every writing transaction leaves a fresh token: the row tells whether it was
+committed. While a server restarts, transactions wait.
 """
 
 import asyncio
@@ -150,7 +150,7 @@ class PostgresDatabase:
         self._writing: set[asyncio.Task[Sequence[Sequence[Row]]]] = set()
 
     async def open(self, *, patience: float = 0.0) -> None:
-        """Reach the server, and create the tables where they do not exist; existing ones need no right to.
+        """Reach the server, and create missing tables.
 
         Args:
             patience: Seconds to wait for a server that cannot be reached, or is starting.
@@ -231,7 +231,7 @@ class PostgresDatabase:
             self._free.put_nowait(session)
 
     async def _commit(self, steps: Sequence[Step]) -> Sequence[Sequence[Row]]:
-        """Perform steps and commit. If the connection breaks, find out whether they were committed; if not, retry."""
+        """Perform steps and commit; if the connection breaks, find out whether they were committed, or retry."""
         async with self._session() as session:
             while True:
                 token = uuid.uuid4().hex
@@ -312,7 +312,7 @@ class _Session:
 
 
 class PostgresWorkers:
-    """Registers this process as a worker of a database: each worker holds a lock in a session of its process.
+    """Holds this process's lock as a worker of a database, in a session of its own.
 
     The same session listens for hints, so that its loss is noticed at once. Implements
     `planner_ext.durable.heartbeat.WorkerLocks`; its block holds the lock.
@@ -385,7 +385,7 @@ class PostgresWorkers:
             self._is_held = True
 
     async def _locked_again(self) -> _Connection:
-        """Acquire the locks, however long the server is away, or the lost session keeps them."""
+        """Acquire the locks again, however long the server is away, or the lost session keeps them."""
         wait = 0.05
         failed = False
         while True:
@@ -466,7 +466,7 @@ async def _connect(url: str) -> _Connection:
 
 
 def _is_pooled(connection: _Connection) -> bool:
-    """Whether a connection leads to a pooler, which told it another session than the server does; see `_connect`."""
+    """Whether a connection leads to a pooler; see `_connect`."""
     return connection.prepare_threshold is None
 
 
@@ -477,7 +477,7 @@ async def _session_id(connection: _Connection) -> int:
 
 
 async def _prepare(connection: _Connection) -> None:
-    """Create the tables under a lock, since concurrent creation fails; those that are there need no right to."""
+    """Create the tables under a lock, since concurrent creation fails; existing tables need no right to create."""
     if await _has_tables(connection):
         return
     async with connection.transaction():
@@ -493,8 +493,7 @@ async def _has_tables(connection: _Connection) -> bool:
     if there != (True,):
         return False
     answer = await connection.execute(_query(GET_SCHEMA))
-    columns = [column.name for column in answer.description or ()]
-    check_schema("This database", columns, await answer.fetchall())
+    check_schema("This database", await answer.fetchall())
     return True
 
 
@@ -505,7 +504,7 @@ def _query(statement: str) -> LiteralString:
 
 
 async def _with_retries(attempt: Callable[[], Awaitable[_Result]], *, seconds: float) -> _Result:
-    """Retry until the server is reachable or the patience runs out; any other error is raised at once."""
+    """Retry until the server is reachable or the time is over; any other error is raised at once."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     wait = 0.05
@@ -533,7 +532,7 @@ def _may_retry(error: psycopg.Error | OSError) -> bool:
 
 
 def _is_refusal(error: psycopg.Error) -> bool:
-    """Return whether the server answered and refused; while connecting, psycopg sets no SQLSTATE for that."""
+    """Return whether the server refused the connection; psycopg sets no SQLSTATE for that."""
     return any(word in str(error) for word in ("does not exist", "authentication failed", "invalid connection option"))
 
 

@@ -1,4 +1,4 @@
-"""Runs that survive their process: any worker of their store can start, resume, recover and cancel them."""
+"""The runs of a store: any process starts, reads and cancels them, and any worker continues them."""
 
 import asyncio
 import builtins
@@ -68,15 +68,14 @@ class RunResult:
     Attributes:
         run_id: The run's name.
         goal: The goal of the run.
-        status: As in `RunRecord`: ``answered``, ``incomplete``, ``limit_reached``, ``stopped``; ``paused``, ``failed``,
-            ``quarantined``; ``queued`` or ``running`` if it was read before its next pause or end.
-        final_answer: The answer, "" if there is no answer.
+        status: As in `RunRecord`.
+        final_answer: The answer; "" without one.
         iterations: Round trips charged.
         tool_calls: Functions started, failures included.
         usage: Tokens, cost and active time of all requests.
         limit: The name of the limit that ended the run, or None.
-        reason: Why the run ended as it did, in words; "" if it was answered.
-        problem: The last fault of a run that is ``failed`` or still tried, or why it is in quarantine; "" without one.
+        reason: Why the run ended; "" if it was answered.
+        problem: Its last fault, or why it is in quarantine; "" without one.
         pending: The calls and questions that wait for a person.
     """
 
@@ -112,10 +111,10 @@ class RunResult:
 
 
 class RunsClient:
-    """The runs of one store, as any process uses them; it drives none.
+    """The runs of one store, for a process that drives none.
 
     Attributes:
-        poll_seconds: How often to poll the store for changes by workers and approvers.
+        poll_seconds: How often to poll the store.
     """
 
     def __init__(
@@ -144,16 +143,14 @@ class RunsClient:
     ) -> AsyncGenerator["RunsClient", None]:
         """Open a store without becoming a worker; used as ``async with Runs.connect(...) as runs``.
 
-        Needs neither planner nor kernel. A process may connect any number of times.
-
         Args:
             where: The SQLite file, created if it does not exist, or a ``postgresql://`` address.
             poll_seconds: How often to poll the store for changes by workers and approvers.
             clock: The time source; None uses the machine's clock.
-            authorize: Asked before this process does something to a run: cancels, forks or deletes it, sets its budget,
-                decides its calls; see `Approvals.connect`. A run that began under a hook is refused to a process
-                without one. A run that is submitted here is bound to it, as one that a worker begins.
-            verified: Whether the application vouches for the names given as ``by``, as one that signs its users in.
+            authorize: Asked before this process cancels, forks or deletes a run, sets its budget or decides its calls;
+                see `Approvals.connect`. A process without a hook is refused a run that began under one. A run that is
+                submitted here is bound to this hook.
+            verified: Whether the application vouches for the names given as ``by``.
 
         Raises:
             PlannerInvalidConfigurationError: If ``poll_seconds`` or ``authorize`` is invalid.
@@ -174,18 +171,14 @@ class RunsClient:
         return RunsClient(self._store, clock=self._clock, poll_seconds=self.poll_seconds, doorkeeper=doorkeeper)
 
     async def _check(self, action: RunAction, run_id: str, by: str) -> None:
-        """Ask whether somebody may act on a run.
-
-        Raises:
-            NotAuthorizedError: If not; see `Doorkeeper`.
-        """
+        """Ask the hook whether somebody may act on a run; raise `NotAuthorizedError` if not."""
         await self._doorkeeper.check(self._store, action, run_id, by=by)
 
     async def cancel(self, run_id: str, *, by: str = "", reason: str = "") -> bool:
-        """End a run for good, whichever worker drives it: no further function starts, and every open call is answered.
+        """End a run for good, whichever worker drives it.
 
-        A call that is running, or hangs, is cancelled by the worker that drives the run, which then has a free place
-        again. A synchronous function cannot be interrupted: it continues in its thread, and its outcome is discarded.
+        No further function starts, and every open call is answered. The worker cancels a call in flight. A synchronous
+        function cannot be interrupted: it continues in its thread, and its result is discarded.
 
         Args:
             run_id: The run.
@@ -203,11 +196,11 @@ class RunsClient:
         return await cancel_run(self._store, run_id, by=by, reason=reason, clock=self._clock)
 
     async def delete(self, run_id: str, *, force: bool = False, by: str = "") -> None:
-        """Delete a run for good, with its journal, its approvals and all other rows about it.
+        """Delete a run for good, with all rows about it.
 
         Args:
             run_id: A run that has ended, failed or is in quarantine.
-            force: Whether it may also be paused; what waits in it is then never decided.
+            force: Whether it may also be paused; its open calls are then never decided.
             by: Who deletes it, for the ``authorize`` hook.
 
         Raises:
@@ -221,13 +214,11 @@ class RunsClient:
     async def prune(self, *, older_than: timedelta, status: str, dry_run: bool = False, by: str = "") -> int:
         """Delete old runs for good, in batches between which the workers continue.
 
-        The ``authorize`` hook is asked about each of them first; if it refuses one, or is missing here and one began
-        under a hook, none is deleted.
+        None is deleted if the ``authorize`` hook refuses one of them, or is missing and one began under a hook.
 
         Args:
-            older_than: The time since their last update: since `RunRecord.updated_at`, not since they were started.
-            status: Their status: ``answered``, ``incomplete``, ``limit_reached``, ``stopped``, ``failed`` or
-                ``quarantined``.
+            older_than: The time since `RunRecord.updated_at`.
+            status: ``answered``, ``incomplete``, ``limit_reached``, ``stopped``, ``failed`` or ``quarantined``.
             dry_run: Whether to count them only.
             by: Who deletes them, for the ``authorize`` hook.
 
@@ -246,11 +237,7 @@ class RunsClient:
         return await self._store.prune(status=status, before=before, dry_run=dry_run)
 
     async def count(self, *, status: Statuses = None, **filters: Unpack[RunFilters]) -> int:
-        """Count all runs, or those that the filters of `list` let pass.
-
-        Raises:
-            StoreError: If a filter is invalid; the message says what is expected.
-        """
+        """Count all runs, or those that the filters of `list` let pass; raise `StoreError` if a filter is invalid."""
         return await self._store.count_runs(status=status, **filters)
 
     async def list(
@@ -259,8 +246,7 @@ class RunsClient:
         """List the runs that all given filters let pass, the most recently updated first.
 
         Args:
-            status: A status, or several of which a run has one: ``queued``, ``running``, ``paused``, ``failed``,
-                ``quarantined``, ``answered``, ``incomplete``, ``limit_reached`` or ``stopped``; None lists all.
+            status: One status of `RunRecord`, or several of which a run has one; None lists all.
             limit: The maximum number of runs.
             offset: The number of runs to skip; see `count`.
             **filters: By goal, worker and age; see `RunFilters`.
@@ -272,14 +258,11 @@ class RunsClient:
         return await self._store.runs(now=now, status=status, limit=limit, offset=offset, **filters)
 
     async def stats(self) -> RunStats:
-        """Count the runs by status and those that wait for a retry, and tell how old the oldest approval is.
-
-        Costs milliseconds with 100,000 runs.
-        """
+        """Count the runs, and read the age of the oldest approval; costs milliseconds with 100,000 runs."""
         return await self._store.stats(self._clock.now())
 
     async def marks(self) -> StoreMarks:
-        """Read what changes with the store, in a fraction of a millisecond: poll this to follow it."""
+        """Read marks that change with the store, in a fraction of a millisecond: poll this to follow the store."""
         return await self._store.marks(self._clock.now())
 
     def approvals(self, *, authorize: Authorize | tuple[Authorize, ...] | None = None) -> Approvals:
@@ -288,7 +271,7 @@ class RunsClient:
         return Approvals(self._store, clock=self._clock, doorkeeper=client._doorkeeper)
 
     async def workers(self) -> builtins.list[WorkerRecord]:
-        """List the workers of the store, the oldest first; one that died is listed for a day, or until it is back."""
+        """List the workers of the store, the oldest first; one that died is listed for a day."""
         return await list_workers(self._store)
 
     async def load(self, run_id: str) -> StoredRun:
@@ -305,13 +288,12 @@ class RunsClient:
     ) -> str:
         """Fork a run after an iteration: add a stopped run, which `Runs.resume` continues with a budget.
 
-        The fork starts with the consumption and the results of the kept iterations, whose functions are not called
-        again. Functions of later iterations are called again, and take effect again. Later decisions are not in the
-        fork. An approval for the rest of the run does not hold in it; the run's policies do.
+        The fork has the consumption and the results of the kept iterations, and the run's policies. Functions of later
+        iterations are called again. The fork has neither later decisions nor an approval for the rest of the run.
 
         Args:
             run_id: The run, in any state; it is not changed.
-            at: The last iteration that is kept, 0-based; -1 keeps the plan, if there is one, and nothing after it.
+            at: The last iteration that is kept, 0-based; -1 keeps the plan alone.
             new_run_id: The fork's name, as of `submit`. None generates one.
             instruction: A user message to add.
             by: Who forks it, for the ``authorize`` hook.
@@ -345,25 +327,22 @@ class RunsClient:
         interceptors: Sequence[Interceptor] = (),
         approval: ApprovalSettings | None = None,
     ) -> "SubmittedRun":
-        """Queue a run, for a worker that `Runs.work`s to drive; this needs neither planner nor kernel.
+        """Queue a run for a worker that `Runs.work`s; needs neither planner nor kernel.
 
-        Submitting the same run again changes nothing, and gives the run that is there.
+        Submitting the same run again changes nothing, and returns the existing run.
 
         Args:
             goal: The goal of the run.
             run_id: The run's name, 1 to 200 characters without ``/``. None generates one.
-            arguments: The application's arguments that are data, JSON values by name; the store keeps them. Where the
-                worker's ``arguments_for`` returns an argument of the same name, that one is used: what is submitted
-                cannot replace what the application sets.
+            arguments: The application's arguments that are data: JSON values by name, which the store keeps. An
+                argument of the same name from the worker's ``arguments_for`` takes precedence.
             budget: Replaces the budget of the worker's planner for this run.
-            interceptors: Guards that whoever drives the run must have, such as an `ApprovalPolicy`; a worker whose
-                planner lacks one refuses the run by name. A policy is compared as data, a function by its name.
-            approval: Likewise its ``unmatched``, ``expires_in`` and ``authorize``; the hook of this client is demanded,
-                too.
+            interceptors: Guards that the worker's planner must have, such as an `ApprovalPolicy`; a worker without one
+                refuses the run by name. A policy is compared as data, a function by its name.
+            approval: Likewise its ``unmatched``, ``expires_in`` and ``authorize``, besides the hook of this client.
 
         Raises:
-            PlannerInvalidConfigurationError: If the goal is empty, or an argument or the budget cannot be stored;
-                nothing is stored.
+            PlannerInvalidConfigurationError: If the goal is empty, or an argument or the budget cannot be stored.
             RunConflictError: If the name belongs to a run with another goal, or with other inputs.
             StoreError: If the name or the store cannot be used.
         """
@@ -373,7 +352,7 @@ class RunsClient:
         return SubmittedRun(self, name)
 
     def _guards(self, interceptors: Sequence[Interceptor], approval: ApprovalSettings) -> Guards | None:
-        """Write down what whoever drives a run must have; None demands nothing."""
+        """Describe what the planner of this run must have; None demands nothing."""
         approval = approval.asking(self._doorkeeper.authorize)
         guards = Guards(
             interceptors=tuple(map(guard_name, interceptors)),
@@ -386,9 +365,8 @@ class RunsClient:
     async def set_budget(self, run_id: str, budget: Budget, *, by: str = "") -> None:
         """Give a run another budget; what it spent so far still counts.
 
-        The worker that drives the run takes it before its next action, as the fact `BudgetChanged`; what is in flight
-        then ends as it began. A run that waits takes it when it continues. A limit that is already used up ends the
-        run there, as any limit does. A newer budget replaces one that was not taken.
+        The worker takes it before its next action, as the fact `BudgetChanged`; a run that waits takes it when it
+        continues. A limit that is already used up ends the run there. A newer budget replaces one that was not taken.
 
         Args:
             run_id: The run.
@@ -435,11 +413,11 @@ class RunsClient:
     async def _create(
         self, goal: str, run_id: str | None, *, owner: str | None, inputs: RunInputs | None = None
     ) -> tuple[str, RunRecord | None]:
-        """Create a run, queued if it has inputs; return its name, and the run of this name that was there before.
+        """Create a run, queued if it has inputs; return its name, and the existing run of this name.
 
         Raises:
             PlannerInvalidConfigurationError: If the goal is empty, or the inputs cannot be stored.
-            RunConflictError: If the run that is there has another goal, or other inputs.
+            RunConflictError: If the existing run has another goal, or other inputs.
             StoreError: If the name or the store cannot be used.
         """
         _check_goal(goal)
@@ -462,17 +440,13 @@ class RunsClient:
 
 
 def _run_name(run_id: str | None) -> str:
-    """Return the name of a new run; None generates one.
-
-    Raises:
-        StoreError: If it is invalid.
-    """
+    """Return the name of a new run, None generates one; raise `StoreError` if it is invalid."""
     expected = "run_id must be 1 to 200 characters, without / and control characters"
     return checked_name(uuid.uuid4().hex if run_id is None else run_id, RUN_ID, expected)
 
 
 class SubmittedRun:
-    """A run that workers drive, as any process may wait for it.
+    """A run that workers drive, for a process that waits for it.
 
     Attributes:
         run_id: The run's name.
@@ -484,10 +458,10 @@ class SubmittedRun:
         self._runs = runs
 
     async def result(self, timeout: float | None = None) -> RunResult:  # noqa: ASYNC109  (as of a future)
-        """Wait for the run's next pause or end. Called again after a decision, it waits for what follows.
+        """Wait for the run's next pause or end; called again after a decision, wait for what follows.
 
         Args:
-            timeout: Seconds to wait for; None waits until then. The run continues either way.
+            timeout: Seconds to wait at most; None waits until then. The run continues either way.
 
         Raises:
             TimeoutError: If the run is still queued or driven after ``timeout``.
@@ -498,7 +472,7 @@ class SubmittedRun:
 
 
 class Runs(RunsClient):
-    """The runs of one store, as one worker uses them.
+    """The runs of one store, for one worker.
 
     A run continues from its journal, in any process; a recorded step is never repeated. A call that started and has no
     recorded end is handled as its function declares with `planner_ext.durable.effect`.
@@ -525,7 +499,7 @@ class Runs(RunsClient):
     async def sqlite(cls, path: str | Path, **options: Unpack[WorkerOptions]) -> AsyncGenerator["Runs", None]:
         """Keep runs in one SQLite file, on one host; used as ``async with Runs.sqlite(path) as runs``.
 
-        Leaving the block hands the runs that this worker drives over to other workers; see `close`.
+        Leaving the block hands this worker's runs over to other workers; see `close`.
 
         Args:
             path: The file; created if it does not exist. Its folder must exist, on a disk of this host.
@@ -554,9 +528,9 @@ class Runs(RunsClient):
     async def postgres(cls, url: str, **options: Unpack[WorkerOptions]) -> AsyncGenerator["Runs", None]:
         """Keep runs in PostgreSQL, for workers on many machines; used as ``async with Runs.postgres(url) as runs``.
 
-        The unfinished runs of a dead worker continue within seconds in another worker that `work`s. Leaving the block
-        hands the runs that this worker drives over to other workers, at once; see `close`. A server that is just
-        starting, restarts or takes no writes is awaited, a minute at most. Needs the extra ``planner-ext[postgres]``.
+        Other workers that `work` continue the runs of a dead worker within seconds. Leaving the block hands this
+        worker's runs over at once; see `close`. A server that starts, restarts or takes no writes is awaited for up to
+        a minute. Needs the extra ``planner-ext[postgres]``.
 
         Args:
             url: ``postgresql://...``; directly to the server or through a pooler that keeps sessions.
@@ -650,10 +624,10 @@ class Runs(RunsClient):
             kernel: Its functions may be called.
             goal: The goal of the run.
             run_id: The run's name, 1 to 200 characters without ``/``. None generates one.
-            arguments: The application's arguments; never stored, so each process that continues the run passes them.
-                A run that was submitted keeps its other arguments.
-            streaming: Whether to stream requests, for the text in `RunHandle.events`. A run that is driven here
-                already continues as it is.
+            arguments: The application's arguments; never stored, so each process that continues the run passes them. A
+                submitted run keeps its other arguments.
+            streaming: Whether to stream requests, for the text in `RunHandle.events`; without effect on a run that is
+                driven here already.
 
         Raises:
             PlannerInvalidConfigurationError: If the goal is empty, or the planner is something else; nothing is stored.
@@ -681,18 +655,18 @@ class Runs(RunsClient):
     ) -> RunHandle[R]:
         """Continue a run: with decisions, with a larger budget after a limit ended it, or after it failed.
 
-        If a worker drives the run at this moment, here or elsewhere, it does so to the next pause or end first.
+        If a worker drives the run now, it does so to the next pause or end first.
 
         Args:
             run_id: The run.
             planner: Drives the run.
             kernel: Its functions may be called.
-            decisions: Decisions on pending calls, by call id, in addition to those made through `Approvals`; all or
-                none are taken.
+            decisions: Decisions on pending calls, by call id, besides those made through `Approvals`; all or none are
+                taken.
             budget: Replaces the run's limits; consumption so far still counts.
             arguments: The application's arguments.
-            by: Who resumes it, for the ``authorize`` hook, which is asked about each of the decisions, too. Of a resume
-                with decisions alone, it is asked about these.
+            by: Who resumes it, for the ``authorize`` hook, which is also asked about each decision. A resume with
+                decisions alone asks it about these only.
             streaming: Whether to stream requests, as for `start`.
 
         Raises:
@@ -718,7 +692,7 @@ class Runs(RunsClient):
         return RunHandle(self._pool, job)
 
     def _with_hook_of(self, planner: DurablePlanner[Any]) -> RunsClient:
-        """Return a client whose actions the planner's own ``authorize`` hook has to allow, too."""
+        """Return a client whose actions the planner's ``authorize`` hook has to allow, too."""
         return self.acting(authorize=getattr(planner, "authorize", None))
 
     async def _revived(self, record: RunRecord, asking: RunsClient, *, by: str = "") -> None:
@@ -729,7 +703,7 @@ class Runs(RunsClient):
     async def recover(
         self, planner: DurablePlanner[R], kernel: Any, *, arguments_for: ArgumentsFor | None = None, limit: int = 100
     ) -> list[RunHandle[R]]:
-        """Take over the due runs: submitted, decided, expired, at their retry, or of a worker that died.
+        """Take the due runs: submitted, decided, expired, at their retry, or of a worker that died.
 
         Args:
             planner: Drives the runs.
@@ -750,16 +724,14 @@ class Runs(RunsClient):
         arguments_for: ArgumentsFor | None = None,
         max_concurrency: int = 100,
     ) -> NoReturn:
-        """Recover runs until cancelled; one that a fault interrupts is logged, and retried by any worker.
-
-        While the store cannot be used, due runs wait.
+        """Recover runs until cancelled. A fault of a run is logged, and any worker retries the run.
 
         Args:
             planner: Drives the runs.
             kernel: Its functions may be called.
             arguments_for: Returns the application's arguments for a run.
-            max_concurrency: The maximum number of runs at once in this worker. Runs that it started itself count, and
-                never wait.
+            max_concurrency: The maximum number of runs at once. Runs that this worker started itself count, and never
+                wait.
 
         Raises:
             StoreError: If the store could not be used for a minute.
@@ -793,21 +765,22 @@ class Runs(RunsClient):
         self._job_of = _jobs(planner, kernel, arguments_for)
 
     async def activate(self, run_id: str) -> Next:
-        """Drive a run to its next pause or end, if it is due, and say when it is due again.
+        """Drive a run to its next pause or end, if it is due, and return when it is due again.
 
         For an engine that says when and where a run is driven, see `planner_ext.durable.hosts`. It may be called twice,
         late and on two machines: the journal lets one of them drive the run. A second call in this process waits for
-        the first one. Cancelling the wait does not cancel the run. A fault of the run is not raised: its retry is when
-        the run is due again.
+        the first. Cancelling the wait does not cancel the run. A fault of the run is not raised: the run is due at its
+        retry.
 
         Returns:
             What is next: ``ended`` if nothing is due until a person resumes the run; else after how many ``seconds`` to
-            activate it again, 0.0 if a decision was made meanwhile or this worker leaves, 5.0 if another worker drives
-            it, 30.0 if it is refused to the planner of this worker, None if only a decision continues it.
+            activate it again: 0.0 if a decision was made meanwhile or this worker leaves, 5.0 if another worker drives
+                it,
+            30.0 if this worker's planner refuses it, None if only a decision continues it.
 
         Raises:
             PlannerInvalidConfigurationError: If `drive_with` was not called.
-            UnknownRunError: If the store has no such run; to activate it again is useless.
+            UnknownRunError: If the store has no such run; do not activate it again.
             StoreError: If the store cannot be used; activate the run again.
         """
         given = self._job_of
@@ -818,14 +791,14 @@ class Runs(RunsClient):
     async def due(self, limit: int = 100, *, again_after: float = 30.0) -> Due:
         """Name due runs that no living worker drives: submitted, decided, expired, or at their retry.
 
-        Each is named to one caller, in whatever process; again if no worker has claimed it after a while.
+        Each is named to one caller, in any process.
 
         Args:
             limit: The maximum number of runs.
             again_after: After how many seconds a run that no worker has claimed is named again.
 
         Returns:
-            Their names, the oldest first, and the seconds to wait for before the next call; see `hint`.
+            Their names, the oldest first, and the seconds to wait before the next call; see `hint`.
 
         Raises:
             StoreError: If the store cannot be used.
@@ -833,12 +806,10 @@ class Runs(RunsClient):
         return await self._pool.due(limit=limit, again_after=again_after)
 
     async def hint(self, timeout: float) -> None:  # noqa: ASYNC109  (a hint is not an error when it is late)
-        """Wait until runs may be due, such as after a decision, or until the timeout.
-
-        A SQLite file gives no hints.
+        """Wait until runs may be due, such as after a decision, or until the timeout; an SQLite file gives no hints.
 
         Args:
-            timeout: Seconds to wait for at most.
+            timeout: Seconds to wait at most.
         """
         await self._pool.hint(timeout)
 
@@ -848,11 +819,11 @@ class Runs(RunsClient):
         await self._notifier.listen(event, name, listener)
 
     async def close(self, grace_seconds: float | None = None) -> None:
-        """Interrupt the runs that this worker drives for other workers to continue, and close the store.
+        """Release the runs that this worker drives, for other workers to continue, and close the store.
 
-        No run, call or request starts any more. Calls and requests in flight end first and are recorded, so that no
-        call comes to be in doubt. After the grace, or when this wait is cancelled, what is left is cancelled too. The
-        ``async with`` block does all that at its end.
+        No run, call or request starts any more. Those in flight end first and are recorded, so that no call is in
+        doubt; after the grace, or when this wait is cancelled, the rest is cancelled. Leaving the ``async with`` block
+        calls this.
 
         Args:
             grace_seconds: How long calls and requests in flight may take; None uses the option of this worker.
@@ -901,7 +872,7 @@ def _check_goal(goal: object) -> None:
 
 
 def _result_of(record: RunRecord, state: State, pending: Sequence[PendingApproval]) -> RunResult:
-    """Build the result of a run from its row, its journal's state, which may be newer, and its pending calls."""
+    """Build the result of a run from its row, the state of its journal, which may be newer, and its pending calls."""
     ended = state.ended
     return RunResult(
         run_id=record.run_id,

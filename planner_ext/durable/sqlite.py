@@ -66,7 +66,7 @@ class SqliteDatabase:
 
         Args:
             path: The file.
-            create: Whether to create a missing file; if False, a missing file is an error.
+            create: Whether to create a missing file.
 
         Raises:
             StoreError: If it cannot be used; the message says why, and the way out.
@@ -100,7 +100,7 @@ class SqliteDatabase:
         return await done
 
     async def backup(self, path: Path) -> None:
-        """Write a copy into a new file while workers write; see `planner_ext.durable.records.Database`."""
+        """Write a copy into a new file while workers write; see `planner_ext.durable.database.Database`."""
 
         def copy() -> None:
             with (
@@ -261,7 +261,7 @@ def _connect(path: Path, create: bool) -> sqlite3.Connection:
 def _is_at_rest(path: Path) -> bool:
     """Whether this process may not write a file or its folder, and no other process has the file open.
 
-    Then it is read as it is. Otherwise SQLite would need, or leave behind, files that the workers cannot write.
+    Such a file is read as it is; otherwise SQLite would need, or leave behind, files that the workers cannot write.
     """
     may_write = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
     return not may_write and not os.path.exists(f"{os.path.realpath(path)}-wal")
@@ -282,27 +282,25 @@ def _prepare(connection: sqlite3.Connection, store: str, *, create: bool) -> Non
 
 
 def _has_tables(connection: sqlite3.Connection, store: str, *, create: bool) -> bool:
-    """Whether a file has a store's tables, which are checked; one without any may become a new store."""
+    """Whether a file has a store's tables, whose schema is checked; one with none of them may become a store."""
     there = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    if "planner_schema" not in there:
-        if create and there.isdisjoint(_NEEDED):
-            return False
+    missing = _NEEDED - there
+    if create and missing == _NEEDED:
+        return False
+    if missing:
         raise StoreError(
-            f"{store} is not one of planner_ext: it has no table planner_schema. Give the file that the workers use, "
-            "or restore it from a backup; it was not changed."
+            f"{store} is not one of planner_ext, or damaged: it lacks {', '.join(sorted(missing))}. Give the file that "
+            "the workers use, or restore it from a backup; it was not changed."
         )
-    answer = connection.execute(GET_SCHEMA)
-    check_schema(store, [column[0] for column in answer.description], answer.fetchall())
-    if missing := ", ".join(sorted(_NEEDED - there)):
-        raise StoreError(f"{store} is damaged: it lacks {missing}. Restore it from a backup; it was not changed.")
+    check_schema(store, connection.execute(GET_SCHEMA).fetchall())
     return True
 
 
-_NEEDED = frozenset({"planner_runs", "planner_journal", "planner_approvals"})
-"""Tables that every store has; they are created together with the number of their schema."""
+_NEEDED = frozenset({"planner_schema", "planner_runs", "planner_journal", "planner_approvals"})
+"""Tables that every store has."""
 
 _WAYS_OUT: dict[int, str] = {
-    sqlite3.SQLITE_ERROR: "SQLite refused its tables: they are damaged, or not planner_ext's. Restore it from a backup",
+    sqlite3.SQLITE_ERROR: "SQLite refused its tables: damaged, or of another version. Restore it from a backup",
     sqlite3.SQLITE_FULL: "the disk is full. Free space and start the run again: it continues where it stopped",
     sqlite3.SQLITE_BUSY: "another process holds its lock. End the tool that has it open, and start the run again",
     sqlite3.SQLITE_LOCKED: "another process holds its lock. End the tool that has it open, and start the run again",

@@ -152,7 +152,7 @@ _BATCH = 10
 
 
 class Opening(AbstractAsyncContextManager[T]):
-    """A store that is not open yet; to use it without ``async with`` is an error that says so."""
+    """A store that is not open yet; its use without ``async with`` is an error that says so."""
 
     def __init__(self, context: AbstractAsyncContextManager[T], name: str) -> None:
         self._context = context
@@ -225,7 +225,7 @@ class RunOwner:
 
     Attributes:
         worker_id: Its unique id.
-        is_locked: What the database says of its lock; see `Database.is_locked`.
+        is_locked: Whether the database sees its lock; see `Database.is_locked`.
         is_lapsed: Whether its last heartbeat is older than its lease; False for a worker without a row.
     """
 
@@ -239,9 +239,9 @@ class Look:
     """What a worker reads in each poll.
 
     Attributes:
-        has_free: Whether a run is due that has no owner and no death.
-        has_died: Whether a run is due that has no owner and whose workers died.
-        owners: Who owns runs, and the worker that reads.
+        has_free: Whether a due run has neither an owner nor a death.
+        has_died: Whether a due run has no owner, and a death.
+        owners: The owners of runs, and the worker that reads.
     """
 
     has_free: bool
@@ -250,7 +250,7 @@ class Look:
 
 
 class JournalStore:
-    """The runs in one database.
+    """The runs in one database: a method is a transaction.
 
     The journal's unique ``(run_id, seq)`` makes concurrent workers safe; owners only avoid wasted work.
     """
@@ -284,8 +284,7 @@ class JournalStore:
         """Append rows to a run's journal and update the derived tables, durably.
 
         Raises:
-            RunFencedError: If a ``seq`` exists or is null: another worker has continued the run, or it was decided
-                meanwhile.
+            RunFencedError: If a ``seq`` exists or is null: another worker has continued the run, or it was decided.
         """
         try:
             await self.database.transact(*steps)
@@ -305,11 +304,7 @@ class JournalStore:
         return _read_run(run_id, await self._rows(_GET_RUN, run_id=run_id))
 
     async def hooks(self, run_id: str) -> tuple[str, ...]:
-        """Read the names of the ``authorize`` hooks that a run began under, or was submitted with.
-
-        Raises:
-            UnknownRunError: If the store has no such run.
-        """
+        """Read the names of the ``authorize`` hooks that a run began under, or was submitted with."""
         if not (rows := await self._rows(_GUARDS, run_id=run_id)):
             raise _unknown(run_id)
         return hooks_in(*rows[0])
@@ -325,7 +320,7 @@ class JournalStore:
         return _read_stored(run_id, *await self.database.transact((_GET_STORED, values), (_JOURNAL, values)))
 
     async def load_driven(self, run_id: str) -> tuple[StoredRun, NewBudget | None, Sequence[Row]]:
-        """Read a run and its journal, the budget that it shall take, and the rows of its `decisions`.
+        """Read a run and its journal, its new budget, and the rows of its `decisions`.
 
         Raises:
             UnknownRunError: If the store has no such run.
@@ -339,12 +334,7 @@ class JournalStore:
         return _read_stored(run_id, runs, facts), read_new_budget(run_id, runs[0][-1]), decided
 
     async def load_since(self, run_id: str, seen: int, *, now: float) -> tuple[RunRecord, bool, tuple[Fact, ...]]:
-        """Read a run without the first facts of its journal, and whether it `continues`.
-
-        Args:
-            run_id: The run.
-            seen: How many facts are not read.
-            now: The current time, in seconds since the epoch.
+        """Read a run, whether it `continues`, and its journal without the first ``seen`` facts.
 
         Raises:
             UnknownRunError: If the store has no such run.
@@ -357,11 +347,7 @@ class JournalStore:
         return record, bool(rows[0][-1]), read_facts(run_id, facts, first=seen)
 
     async def load_facts(self, run_id: str, seen: int) -> tuple[Fact, ...]:
-        """Read a run's journal without its first ``seen`` facts.
-
-        Raises:
-            InvalidJournalError: If the facts cannot be read.
-        """
+        """Read a run's journal without its first ``seen`` facts; raise `InvalidJournalError` if they are damaged."""
         return read_facts(run_id, await self._rows(_JOURNAL, run_id=run_id, seen=seen), first=seen)
 
     async def runs(
@@ -370,7 +356,7 @@ class JournalStore:
         """List runs with what they wait for, the most recently updated first; a damaged row is skipped and logged.
 
         Raises:
-            StoreError: If a filter, limit or offset is invalid; the message has what is expected.
+            StoreError: If a filter, limit or offset is invalid.
         """
         where, values = where_clause(status, filters)
         rows = await self._rows(PAGE.format(where=where), **values, **_page(limit, offset), now=now)
@@ -381,11 +367,7 @@ class JournalStore:
         return with_waits(records, waiting, {owner: at for owner, at in seen.items() if at < now}, now)
 
     async def count_runs(self, *, status: Statuses = None, **filters: Unpack[RunFilters]) -> int:
-        """Count the runs that filters let pass.
-
-        Raises:
-            StoreError: If a filter is invalid.
-        """
+        """Count the runs that filters let pass."""
         where, values = where_clause(status, filters)
         return await self._number(f"SELECT COUNT(*) FROM planner_runs {where}", **values)
 
@@ -413,13 +395,7 @@ class JournalStore:
         return StoreMarks(number=int(waiting[0][0] or 0), waiting=_mark(waiting[0]), runs=_mark(runs[0]))
 
     async def look(self, now: float, me: str, *, skip: Collection[str]) -> Look:
-        """Look whether runs are due that nobody owns, and who owns runs: what a worker reads in each poll.
-
-        Args:
-            now: The current time, in seconds since the epoch.
-            me: The worker that looks.
-            skip: Runs to leave out.
-        """
+        """Look for due runs without an owner, and for the owners of runs: what a worker reads in each poll."""
         values: dict[str, Value] = {"now": now, "skip": _listed(skip)}
         found, owners = await self.database.transact((_LOOK, values), (self._owners(), {"me": me}))
         has_free, has_died = found[0]
@@ -430,15 +406,9 @@ class JournalStore:
         return _read_owners(await self._rows(self._owners(), me=me))
 
     async def claim_free(self, now: float, me: str, *, skip: Collection[str], limit: int) -> list[str]:
-        """Make a worker the owner of due runs that have no owner and no death; return their names.
+        """Make a worker the owner of the oldest due runs that have neither an owner nor a death; return their names.
 
-        A damaged row is logged and left out; it has the owner, too, so that it is not claimed again.
-
-        Args:
-            now: The current time, in seconds since the epoch.
-            me: The worker.
-            skip: Runs to leave out.
-            limit: How many runs to claim at most; the oldest come first.
+        A damaged row is logged and left out; it gets the owner, too, so that it is not claimed again.
         """
         statement = _CLAIM_FREE.format(skip_locked=self.database.skip_locked)
         rows = await self._rows(statement, now=now, me=me, skip=_listed(skip), limit=limit)
@@ -447,13 +417,13 @@ class JournalStore:
     async def due(
         self, now: float, dead: Collection[str], *, again_after: float | None = None
     ) -> AsyncGenerator[RunRecord]:
-        """Read due runs, the oldest first, as far as they are needed. One that a fault interrupted is due at its retry.
+        """Read due runs, the oldest first, as far as they are needed.
 
         Args:
             now: The current time, in seconds since the epoch.
             dead: The dead owners of runs.
-            again_after: None reads the runs of these, and those without an owner whose workers died. Else those without
-                an owner are read, too, but none that was named by `tell` within so many seconds.
+            again_after: None reads their runs, and the runs without an owner that have a death. A number reads all runs
+                without an owner, too, except those that `tell` named within so many seconds.
         """
         which = f"(owner IS NULL AND deaths > 0 OR {_DEAD})"
         if again_after is not None:
@@ -467,7 +437,7 @@ class JournalStore:
             read += len(rows)
 
     async def tell(self, records: Sequence[RunRecord], *, again_after: float) -> tuple[str, ...]:
-        """Note that due runs were named to a caller; return those that no other caller was named, nor claimed."""
+        """Note that due runs were named to a caller; return those that no other caller was named."""
         statement = _TELL.format(now=self.database.now, skip_locked=self.database.skip_locked)
         steps: list[Step] = []
         for record in records:
@@ -477,18 +447,14 @@ class JournalStore:
         return tuple(str(run_id) for rows in told for (run_id,) in rows)
 
     async def continues(self, run_id: str, now: float) -> bool:
-        """Whether a run is driven, or is due: unless it has ended, or waits for a decision or a date.
-
-        Raises:
-            UnknownRunError: If the store has no such run.
-        """
+        """Whether a run is driven, or is due; False if it has ended, or waits for a decision or a date."""
         statement = f"SELECT {_CONTINUES} FROM planner_runs WHERE run_id = :run_id"
         if not (rows := await self._rows(statement, run_id=run_id, now=now)):
             raise _unknown(run_id)
         return bool(rows[0][0])
 
     async def set_budget(self, run_id: str, text: str | None) -> bool:
-        """Store another budget for a run, as JSON text, or none; False if the run has ended."""
+        """Store a new budget for a run, as JSON text, or remove it; False if the run has ended."""
         statement = f"""
             UPDATE planner_runs SET new_budget = :text
             WHERE run_id = :run_id AND status NOT IN ({", ".join(map(repr, ENDS))}) RETURNING run_id
@@ -496,7 +462,7 @@ class JournalStore:
         return bool(await self._rows(statement, run_id=run_id, text=text))
 
     async def claim(self, run_id: str, owner: str, *, seen: str | None, counts: tuple[int, int] | None = None) -> bool:
-        """Make a worker the owner of a run, if the owner is still ``seen``; store its deaths and its progress."""
+        """Make a worker the owner of a run whose owner is still ``seen``; store its deaths and its progress."""
         statement = """
             UPDATE planner_runs
             SET owner = :owner, told_at = NULL, wake_at = CASE WHEN status = 'running' THEN NULL ELSE wake_at END
@@ -509,13 +475,13 @@ class JournalStore:
         return bool((await self.database.transact(*steps))[0])
 
     async def release(self, run_id: str, owner: str) -> None:
-        """Clear a run's owner, if this worker still owns it."""
+        """Clear a run's owner, if this worker still is the owner."""
         values = {"run_id": run_id, "owner": owner}
         statement = "UPDATE planner_runs SET owner = NULL WHERE run_id = :run_id AND owner = :owner"
         await self.database.transact((_REST, {**values, "paused": _PAUSED}), (statement, values))
 
     async def counts(self, run_id: str, progress: int) -> tuple[int, int]:
-        """Read how many faults, and deaths of workers, were counted for a run since it made this progress."""
+        """Read the faults and the deaths of a run that were counted at this progress."""
         statement = "SELECT retries, deaths FROM planner_runs WHERE run_id = :run_id AND progress = :progress"
         rows = await self._rows(statement, run_id=run_id, progress=progress)
         return (int(rows[0][0] or 0), int(rows[0][1] or 0)) if rows else (0, 0)
@@ -528,8 +494,8 @@ class JournalStore:
         Args:
             run_id: The run.
             seen: Its owner.
-            status: Its status from now on.
-            problem: Why.
+            status: Its new status.
+            problem: The reason.
             at: Now.
             values: ``wake_at``, ``retries``, ``deaths`` and ``progress``.
 
@@ -550,7 +516,7 @@ class JournalStore:
         return bool(rows[0])
 
     async def revive(self, run_id: str, *, at: float) -> None:
-        """Make a failed or quarantined run a running one, with nothing counted against it."""
+        """Set a failed or quarantined run to running, with no faults and no deaths."""
         statement = """
             UPDATE planner_runs
             SET status = 'running', wake_at = NULL, problem = NULL, retries = 0, deaths = 0, updated_at = :at
@@ -569,7 +535,7 @@ class JournalStore:
         await self._rows("UPDATE planner_runs SET owner = NULL WHERE owner = :owner", owner=owner)
 
     async def changed_elsewhere(self, owner: str) -> list[tuple[str, bool, NewBudget | None]]:
-        """List the runs that a worker owns and that were ended, or got another budget: name, whether ended, budget.
+        """List a worker's runs that were ended, or got a new budget: name, whether ended, budget.
 
         A damaged budget is logged.
         """
@@ -588,11 +554,7 @@ class JournalStore:
     async def open_approvals(
         self, now: float, *, run_id: str | None = None, limit: int = 50, offset: int = 0
     ) -> Sequence[Row]:
-        """List the rows of open questions, of all runs or of one, the oldest first; see `read_approval`.
-
-        Raises:
-            StoreError: If limit or offset is not an integer of at least 0.
-        """
+        """List the rows of open questions, of all runs or of one, the oldest first; see `read_approval`."""
         statement = f"{_APPROVAL} WHERE {_of_run(run_id)} {OPEN} ORDER BY asked_at, id LIMIT :limit OFFSET :offset"
         return await self._rows(statement, now=now, run_id=run_id, **_page(limit, offset))
 
@@ -601,11 +563,7 @@ class JournalStore:
         return await self._number(f"{_COUNT_OPEN} {_of_run(run_id)} {OPEN}", now=now, run_id=run_id)
 
     def open_approvals_at(self, now: float) -> int:
-        """Count the open questions of all runs, in a separate session; blocks its thread.
-
-        Raises:
-            StoreError: If the store cannot be used.
-        """
+        """Count the open questions of all runs in a separate session, for another thread; blocks it."""
         with self.database.session(timeout=_COUNT_SECONDS) as execute:
             return int(execute(f"{_COUNT_OPEN} {OPEN}", {"now": now})[0][0] or 0)
 
@@ -665,7 +623,7 @@ class JournalStore:
 
         Args:
             run_id: The run.
-            paused: Whether the run may also be paused.
+            paused: Whether it may also be paused.
 
         Raises:
             UnknownRunError: If the store has no such run.
@@ -690,7 +648,7 @@ class JournalStore:
 
         Args:
             status: Their status; see `delete`.
-            before: When they were last updated, at the latest.
+            before: The time.
             dry_run: Whether to count them only.
 
         Returns:
@@ -713,7 +671,7 @@ class JournalStore:
     async def prunable(
         self, *, status: str, before: float, only_guarded: bool
     ) -> AsyncGenerator[tuple[str, tuple[str, ...]]]:
-        """List the runs that `prune` would delete, each with its `hooks`; on request only those that have one."""
+        """List the runs that `prune` would delete, each with its `hooks`; optionally only those that have one."""
         old = _OLD.format(age=self.database.age)
         guarded = f"AND ({_IS_GUARDED})" if only_guarded else ""
         statement = f"""
@@ -746,7 +704,7 @@ class JournalStore:
         return len(runs)
 
     async def _last_seen(self, worker_id: str, now: float) -> float:
-        """Return when a worker was seen that died or is frozen, 0.0 if that is not known; ``now`` for a living one."""
+        """Return ``now`` for a living worker, and when any other one was last seen; 0.0 if that is not known."""
         if (heartbeat := await self.last_heartbeat(worker_id)) is None:
             return 0.0
         age, lease = heartbeat
@@ -768,7 +726,7 @@ def notice_step(run_id: str, status: str, *, at: float, problem: str = "") -> St
     Args:
         run_id: The run.
         status: Its new status, in which the run is not driven.
-        at: The time of the update, as in the run's ``updated_at``.
+        at: The run's new ``updated_at``.
         problem: The reason, "" without one.
     """
     body = json.dumps({"status": status, "problem": problem}, separators=(",", ":"))

@@ -85,14 +85,13 @@ def app(runs: "str | Path | RunsClient", *, sign_in: SignIn, authorize: Authoriz
 
     Args:
         runs: The runs of an open store, or a store's SQLite file or ``postgresql://`` address. An address is opened at
-            the first request and closed at the end of the ASGI lifespan. A server runs the lifespan of the outermost
-            application only: give open runs to one that is mounted.
+            the first request and closed at the end of the ASGI lifespan, which a server runs for the outermost
+            application only: give open runs to a mounted inbox.
         sign_in: A `Token`, or a function of the host application, async or not, that returns the name of a request's
-            user, or None without one. With a function the host application checks the ``Host`` header.
+            user, or None. With a function the host application checks the ``Host`` header.
         authorize: Asked before each decision, and before a run is cancelled; see
-            `planner_ext.durable.Approvals.connect`. The request is ``verified`` where a function signs people in, or a
-            `Token` has a ``user``; a name that was typed beside a token is not. None uses the hook of the open runs, if
-            they have one.
+            `planner_ext.durable.Approvals.connect`. The request is ``verified`` if a function signs people in, or a
+            `Token` has a ``user``. None uses the hook of the open runs, if they have one.
 
     Raises:
         PlannerInvalidConfigurationError: If ``authorize`` is no function.
@@ -118,11 +117,13 @@ class _Inbox:
     """The handlers of the routes, and the store that they share."""
 
     def __init__(self, runs: str | Path | RunsClient, sign_in: SignIn, authorize: Authorize | None) -> None:
-        self._given, self.sessions = runs, Sessions(sign_in)
+        self._given = runs
+        self.sessions = Sessions(sign_in)
         self._is_verified = not isinstance(sign_in, Token) or sign_in.user is not None
         self._authorize = authorize
         self._client = runs if isinstance(runs, RunsClient) else None
-        self._opening, self._opened = asyncio.Lock(), AsyncExitStack()
+        self._opening = asyncio.Lock()
+        self._opened = AsyncExitStack()
         self._rows: dict[tuple[str, int], tuple[int, Markup]] = {}
         self._rows_state = "", 0.0
         self.live = Live(self._marks)
@@ -168,7 +169,7 @@ class _Inbox:
             return self._client
 
     async def _acting(self) -> RunsClient:
-        """Return a client that does in a visitor's name what the hook allows."""
+        """Return a client that acts for a visitor, under the hook."""
         return (await self._runs()).acting(authorize=self._authorize, verified=self._is_verified)
 
     async def _approvals(self) -> Approvals:
@@ -256,7 +257,7 @@ class _Inbox:
         return self._page(request, "waiting", rows=rows, paging=paging, mark=marks.waiting)
 
     async def _waiting_rows(self, request: Request, mark: str, offset: int) -> tuple[int, Markup]:
-        """Render a page of the waiting calls, once for all viewers: after a change all of them load it."""
+        """Render a page of the waiting calls, once for all viewers."""
         now = time.time()
         root = request.scope.get("root_path", "")
         if (state := (mark, now // _ROWS_SECONDS)) != self._rows_state or len(self._rows) > _MOST_PARTS:
@@ -288,7 +289,6 @@ class _Inbox:
                     raise ApprovalRefusedError("This one is decided on its own page: open it.")
                 decision = _plain_decision(kind, form, by, fingerprint)
                 taken = await approvals.decide(id, decision)
-                text = ""
                 text = _done_text(decision) if taken else _first_text(await approvals.show(id))
             except ApprovalRefusedError as error:
                 taken = False
@@ -520,11 +520,7 @@ def _offset_of(request: Request) -> int:
 
 
 def _filters(chosen: Mapping[str, str]) -> RunFilters:
-    """Read the filters of the runs.
-
-    Raises:
-        ValueError: If a date is not valid.
-    """
+    """Read the filters of the runs; raise `ValueError` if a date is invalid."""
     days = {name: chosen[name] for name in ("created_after", "created_before") if name in chosen}
     times = {name: datetime.fromisoformat(day).replace(tzinfo=UTC).timestamp() for name, day in days.items()}
     return cast("RunFilters", {**{name: chosen[name] for name in ("goal", "worker") if name in chosen}, **times})

@@ -1,8 +1,8 @@
-"""What a client may take of the server before it is known: connections, and the time until a request's headers.
+"""Limits of connections, and of the time until a request's headers have arrived, which uvicorn lacks.
 
-uvicorn has neither limit: whoever sends the headers of a request byte by byte, or opens connections and sends nothing,
-holds them for ever. `limited` wraps the protocol that uvicorn chose, on every connection, and looks only at whether a
-request is being answered on it. Behind a proxy all connections are the proxy's, whose own limits are what counts then.
+Without them a client that sends headers byte by byte, or nothing, holds connections for ever. `limited` wraps the
+protocol that uvicorn chose, and looks only at whether a request is being answered. Behind a proxy all connections are
+the proxy's: its own limits count then.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _NETWORK_BITS: Final = 64
 
 
 def client_of(host: str | None) -> str:
-    """Name the client at an address: the address, or the network of an IPv6 address; "" if there is none."""
+    """Name the client at an address: the address, or the network of an IPv6 address; "" without one."""
     try:
         address = ip_address((host or "").partition("%")[0])
     except ValueError:
@@ -59,9 +59,9 @@ def limited(
     """Limit the connections that a protocol of uvicorn serves.
 
     Args:
-        protocol: What uvicorn makes for each connection: ``config.http_protocol_class``.
-        header_seconds: The time until the headers of a request are there.
-        most_connections: Of one client at a time.
+        protocol: The protocol class of uvicorn: ``config.http_protocol_class``.
+        header_seconds: The time until the headers of a request have arrived.
+        most_connections: The limit for one client at a time.
         call_later: Calls a function after some seconds.
     """
     clients: Counter[str] = Counter()
@@ -73,7 +73,7 @@ def limited(
 
 
 class _Limited(asyncio.Protocol):
-    """One connection: passes everything on, and closes it where a limit is exceeded."""
+    """One connection: passes everything on, and closes at a limit."""
 
     def __init__(
         self,

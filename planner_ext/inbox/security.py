@@ -1,8 +1,8 @@
 """Access to the inbox: sign-in, sessions, protection against forged requests, security headers, size limits.
 
-A request that changes something must come from a page of this application: ``Origin`` and ``Sec-Fetch-Site``, where the
+A request that changes something must come from a page of this application: ``Origin`` and ``Sec-Fetch-Site``, if the
 browser sends them, must match, and its form must hold the visitor's form token. With a `Token`, the ``Host`` must be
-one of its names, against DNS rebinding: a foreign name for this address would let a foreign page read the inbox.
+one of its names: under a foreign name for this address, a foreign page could read the inbox (DNS rebinding).
 """
 
 import asyncio
@@ -70,14 +70,14 @@ class Visitor:
 
 
 class Token:
-    """Sign-in by a token: its holder may use the inbox, under the name they enter or the fixed ``user``.
+    """Sign-in by a token: its holder uses the inbox under the fixed ``user``, or under a name that they enter.
 
     Sessions live in the serving process, for twelve hours. An entered name is not verified: where names matter, for
     instance with roles, fix ``user``, or let the host application sign people in.
 
-    After 20 wrong tokens within a minute from one address (of IPv6, one network) its sign-ins are refused, also with
-    the right token, until that minute is over. Other addresses are not, nor is who is signed in. Behind a proxy the
-    address is the one that uvicorn takes from its headers: see ``--forwarded-allow-ips`` there.
+    After 20 wrong tokens within a minute from one address (of IPv6, one network) its sign-ins are refused until that
+    minute is over, also with the right token; visitors who are signed in continue. Behind a proxy the address is the
+    one that uvicorn takes from its headers: see ``--forwarded-allow-ips`` there.
 
     Attributes:
         value: The token.
@@ -94,7 +94,7 @@ class Token:
             hosts: The names, without port, under which the inbox is reached. Default: those of this machine.
 
         Raises:
-            PlannerExtError: If the token is too short, the user cannot be a name, or a host is not one.
+            PlannerExtError: If the token is too short, or a name or host is invalid.
         """
         if value is not None and len(value) < _SHORTEST_TOKEN:
             raise PlannerExtError(f"A token must have at least {_SHORTEST_TOKEN} characters; got {len(value)}.")
@@ -129,9 +129,9 @@ class Sessions:
         self._wrong: dict[str, deque[float]] = {}
 
     async def may_try(self, request: Request) -> bool:
-        """Return whether a sign-in is compared at all: not after `_MOST_WRONG` wrong tokens of its client in a minute.
+        """Return whether a token is compared at all: not after `_MOST_WRONG` wrong ones of its client in a minute.
 
-        Who is signed in may sign in again, whatever others at the same address did.
+        A visitor who is signed in may sign in again in any case.
         """
         wrong = self._wrong.get(_client_of(request))
         if wrong is None or len(wrong) < _MOST_WRONG or monotonic() - wrong[0] > _WRONG_SECONDS:
@@ -139,7 +139,7 @@ class Sessions:
         return await self.visitor_of(request) is not None
 
     def fits(self, token: str, request: Request) -> bool:
-        """Compare a token with the right one, in constant time, and count it for its client if it is wrong."""
+        """Compare a token in constant time, and count a wrong one for its client."""
         assert self.token is not None, "people sign in by a token"
         if same_text(token, self.token.value):
             return True
@@ -152,7 +152,7 @@ class Sessions:
         return False
 
     async def visitor_of(self, request: Request) -> Visitor | None:
-        """Return the signed-in sender of a request; None without a session, or after it expired.
+        """Return the signed-in sender of a request; None without one.
 
         Raises:
             PlannerExtError: If the host application returns something other than a name.
@@ -168,7 +168,7 @@ class Sessions:
         return Visitor(name, request.cookies.get(_FORM) or secrets.token_urlsafe(32))
 
     def keep_form_token(self, visitor: Visitor, response: Response, request: Request) -> None:
-        """Set the cookie that verifies form tokens if the host application keeps the sessions."""
+        """Set the cookie of the form token if the host application keeps the sessions."""
         if self.token is None and request.cookies.get(_FORM) != visitor.form_token:
             _set_cookie(response, request, _FORM, visitor.form_token)
 
@@ -208,7 +208,7 @@ def _set_cookie(response: Response, request: Request, name: str, value: str) -> 
 
 
 def _session_cookie(request: Request) -> str:
-    """Name the session's cookie by the port: browsers send cookies to every port, and two inboxes may be served."""
+    """Name the session's cookie by the port: browsers send cookies to every port of a host."""
     port = request.url.port
     return _SESSION if port is None else f"{_SESSION}_{port}"
 
@@ -260,11 +260,7 @@ class Form:
 
 
 async def form_of(request: Request, visitor: Visitor | None, *, seconds: float = _FORM_SECONDS) -> Form:
-    """Read a form, and check its token if there is a visitor.
-
-    Raises:
-        RefusedFormError: If the form is refused, or not there after these seconds.
-    """
+    """Read a form, and check its token if there is a visitor; raise `RefusedFormError` if it is refused or late."""
     try:
         async with asyncio.timeout(seconds):
             body = await _body_of(request)
@@ -294,7 +290,7 @@ async def _body_of(request: Request) -> bytes:
 
 
 def person_name(text: str) -> str | None:
-    """Return the name entered at sign-in, without outer blanks; None if it is not valid."""
+    """Return an entered name without outer blanks; None if it is invalid."""
     name = text.strip()
     return name if 0 < len(name) <= _LONGEST_NAME and name.isprintable() else None
 

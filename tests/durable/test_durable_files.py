@@ -112,7 +112,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no runs": (statement("DROP TABLE planner_runs"), "lacks planner_runs"),
     "no schema": (statement("DROP TABLE planner_schema"), "is not one of planner_ext"),
     "a column gone": (statement(*GONE), "refused its tables"),
-    "no number": (statement("ALTER TABLE planner_schema RENAME COLUMN schema TO n"), "does not say its schema"),
+    "no number": (statement("ALTER TABLE planner_schema RENAME COLUMN schema TO n"), "refused its tables"),
     "no row": (statement("DELETE FROM planner_schema"), "does not say its schema"),
 }
 

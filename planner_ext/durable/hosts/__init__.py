@@ -1,9 +1,9 @@
 """Kept runs under an engine that a team runs already: `DbosHost` (extra ``dbos``), `TemporalHost` (extra ``temporal``).
 
-The engine says when and where a run is driven, and gives its own queue, priorities, limits and dashboard. What happened
-says the journal alone: a host asks `Runs.due` which runs are due, hands their names to the engine, and where the engine
-says so it calls `Runs.activate`. So what the engine does twice, late or not at all repeats no call, and a run outlives
-the engine's own database. Every worker has a host, and each of them hands over what is due.
+The engine says when and where a run is driven, with its own queue, priorities, limits and dashboard; the journal alone
+says what happened. A host asks `Runs.due` which runs are due, hands their names to the engine, and calls
+`Runs.activate` where the engine says so. So what the engine does twice, late or not at all repeats no call, and a run
+outlives the engine's own database. Every worker has a host, and each host hands over what is due.
 
     dispatch    hands the names of due runs to an engine
     dbos        `DbosHost`

@@ -1,7 +1,7 @@
-"""Kept runs on DBOS's queues: a row of a queue is one look at a run, and a run that waits has no row.
+"""Kept runs on DBOS's queues: a row of a queue is one look at a run; a run that waits has no row.
 
-DBOS decides when and where a look happens; it may happen twice, or not at all. A look's row carries the run's name and,
-at the end, its status. Only public names of DBOS are used, beside the application's own workflows.
+DBOS decides when and where a look happens; it may happen twice, or not at all. A row carries the run's name and, at the
+end, its status. Only public names of DBOS are used.
 """
 
 import asyncio
@@ -36,8 +36,8 @@ class DbosHost:
 
     Args:
         runs: The runs; one host in a process at a time.
-        queue: A queue of DBOS, registered by the application with its limits: `DBOS.register_queue`. A decision waits
-            for its ``polling_interval_sec`` at most.
+        queue: A queue of DBOS that the application registered: `DBOS.register_queue`. A decision waits for its
+            ``polling_interval_sec`` at most.
         options: Returns, for a run's name, more options of `DBOS.enqueue_workflow_with_options_async`, such as its
             ``priority``. With a ``queue_partition_key`` a run may be queued several times: let ``again_after`` exceed
             the time that a row waits in the queue.
@@ -84,9 +84,9 @@ class DbosHost:
         await self.runs.close()
 
     async def wake(self, run_id: str) -> None:
-        """Queue a look at a run, unless one is queued already.
+        """Queue a look at a run, unless one is queued.
 
-        A row that is said to run is not trusted: while DBOS's database takes no writes, looks end without a trace.
+        A row that is said to run does not count: while DBOS's database takes no writes, looks end without a trace.
         """
         key = f"{run_id}/{uuid.uuid4().hex}"
         more: Mapping[str, Any] = {} if self._options is None else self._options(run_id)
@@ -99,7 +99,7 @@ class DbosHost:
         await _enqueue(look, run_id)
 
     async def activate(self, run_id: str) -> str:
-        """@private Look at a run, in the loop of the runs, as no part of a workflow; return its status."""
+        """@private Look at a run, in the loop of the runs, outside of any workflow; return its status."""
         looking = contextvars.Context().run(asyncio.run_coroutine_threadsafe, self.runs.activate(run_id), self._loop)
         then = await asyncio.wrap_future(looking)
         return then.status
@@ -134,6 +134,6 @@ _opened: list[Future[DbosHost]] = [Future()]
 
 @DBOS.workflow(name=_WORKFLOW, max_recovery_attempts=None)
 async def _activate(run_id: str) -> str:
-    """Look at a run once; return its status. Before a host is open, or after it was left, this waits for one."""
+    """Look at a run once, as soon as this process has an open host; return its status."""
     host = await asyncio.shield(asyncio.wrap_future(_opened[0]))
     return await host.activate(run_id)

@@ -93,8 +93,8 @@ class RunWorkflow:
 class TemporalHost:
     """Drives runs where and when Temporal says so; used as ``async with TemporalHost(runs, client, task_queue=...)``.
 
-    Call `Runs.drive_with` before. Leaving the block lets what is in flight end, and closes ``runs``. A run that is
-    cancelled ends its workflow, and a workflow that is cancelled ends its run.
+    Call `Runs.drive_with` before. Leaving the block lets what is in flight end, and closes ``runs``. Cancelling a run
+    ends its workflow; cancelling a workflow ends its run.
 
     Args:
         runs: The runs.
@@ -197,7 +197,7 @@ class TemporalHost:
 
 @contextmanager
 def _without_text() -> Generator[None]:
-    """Tell Temporal the class of an error, and the log its text; only a store that cannot be used is tried again."""
+    """Tell Temporal the class of an error, and the log its text; only an unusable store is tried again."""
     try:
         yield
     except PlannerExtError as error:
