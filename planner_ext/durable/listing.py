@@ -119,7 +119,7 @@ def where_clause(status: Statuses, filters: RunFilters) -> tuple[str, dict[str, 
 
     Raises:
         StoreError: If no run can have a status, or a value has another type.
-        TypeError: If there is no such filter.
+        TypeError: If a filter is unknown.
     """
     named = {} if status is None else {f"is_{one}": one for one in _checked_statuses(status)}
     values: dict[str, Value] = {**named}

@@ -203,7 +203,7 @@ def check(valid: bool, problem: str) -> None:
 def checked_hook(
     authorize: Authorize | tuple[Authorize, ...] | None,
 ) -> Authorize | tuple[Authorize, ...] | None:
-    """Return an ``authorize`` hook, or raise `InvalidLimitError` if it is no function."""
+    """Return an ``authorize`` hook, or raise `InvalidLimitError` if it is not a function."""
     check_authorize(authorize)
     return authorize
 

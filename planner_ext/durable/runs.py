@@ -171,7 +171,7 @@ class RunsClient:
         return RunsClient(self._store, clock=self._clock, poll_seconds=self.poll_seconds, doorkeeper=doorkeeper)
 
     async def _check(self, action: RunAction, run_id: str, by: str) -> None:
-        """Ask the hook whether somebody may act on a run; raise `NotAuthorizedError` if not."""
+        """Ask the hook whether a person may act on a run; raise `NotAuthorizedError` if not."""
         await self._doorkeeper.check(self._store, action, run_id, by=by)
 
     async def cancel(self, run_id: str, *, by: str = "", reason: str = "") -> bool:

@@ -366,7 +366,7 @@ class LockedWorkers:
         drop_lock(self._lock(self.worker_id), self._descriptor)
 
     def missing(self, is_locked: Mapping[str, bool]) -> set[str]:
-        """Return the workers whose lock nobody holds; the lock of a dead worker is deleted."""
+        """Return the workers that hold no lock; delete the lock of a dead worker."""
         return {worker_id for worker_id in is_locked if not self._is_held(worker_id)}
 
     def _is_held(self, worker_id: str) -> bool:

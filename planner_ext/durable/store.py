@@ -589,7 +589,7 @@ class JournalStore:
         await self._rows(statement, run_id=run_id, id=key, decision=decision, problem=json.dumps(problem), at=at)
 
     async def decide(self, key: str, decision: str, *, fingerprint: str, at: float) -> bool:
-        """Store a decision, as JSON text, on an open question; False if it is no longer open."""
+        """Store a decision, as JSON text, on an open question; False if it was decided or has expired."""
         statement = """
             UPDATE planner_approvals SET status = 'decided', decision = :decision, decided_at = :at, problem = NULL
             WHERE id = :id AND status = 'open' AND fingerprint = :fingerprint

@@ -94,7 +94,7 @@ def app(runs: "str | Path | RunsClient", *, sign_in: SignIn, authorize: Authoriz
             `Token` has a ``user``. None uses the hook of the open runs, if they have one.
 
     Raises:
-        PlannerInvalidConfigurationError: If ``authorize`` is no function.
+        PlannerInvalidConfigurationError: If ``authorize`` is not a function.
     """
     checked_hook(authorize)
     inbox = _Inbox(runs, sign_in, authorize)

@@ -333,7 +333,7 @@ class Guard:
 
 
 def _place_of(origin: str) -> str | None:
-    """Return the name and port in an ``Origin`` header; None if it is no such header."""
+    """Return the name and port in an ``Origin`` header; None if it is invalid."""
     try:
         return urlsplit(origin).netloc.lower()
     except ValueError:
@@ -341,7 +341,7 @@ def _place_of(origin: str) -> str | None:
 
 
 def _name_of(host: str) -> str | None:
-    """Return the name in a ``Host`` header, without its port; None if it is no such header."""
+    """Return the name in a ``Host`` header, without its port; None if it is invalid."""
     try:
         address = urlsplit(f"//{host}")
         return None if address.port == 0 else address.hostname

@@ -120,7 +120,7 @@ class Resolved:
 
 @pytest.mark.parametrize("in_doubt", ["person", "model"])
 async def test_a_call_that_had_started_is_in_doubt_where_its_value_changed(in_doubt: Any) -> None:
-    """An idempotent function runs again with the same value alone; with another one, nobody says it had not run."""
+    """An idempotent function runs again with the same value alone; with another one, it is unknown whether it ran."""
     started, replied, look, pay, _ = (await spelled()).facts
     assert isinstance(look, CallDecided)
     assert isinstance(pay, CallDecided)
@@ -166,7 +166,7 @@ async def begun(store: str) -> None:
 
 
 async def test_a_parameter_of_another_type_asks_again_on_every_store(store: str) -> None:
-    """A function whose parameter became a number is asked about anew, also where somebody decides in between."""
+    """A function whose parameter became a number is asked about again, also if a person decides in between."""
     await begun(store)
     bank, ran = bank_taking(int)
     async with Approvals.connect(store) as approvals:

@@ -1,4 +1,4 @@
-"""A password in the address of a store is never shown, in whatever way the address is written."""
+"""A password in the address of a store is never shown, in any spelling of the address."""
 
 import logging
 import traceback

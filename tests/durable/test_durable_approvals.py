@@ -185,7 +185,7 @@ async def test_a_decision_made_in_time_counts_though_it_is_taken_late(store: str
 async def test_a_decision_that_cannot_be_taken_is_refused_by_name(
     decision, problem: str, store: str, tmp_path: Path
 ) -> None:
-    """Another fingerprint, values that are no JSON, and what is no decision leave the call waiting."""
+    """Another fingerprint, values other than JSON's and anything but a decision leave the call waiting."""
     await drive(store, tmp_path)
     async with Approvals.connect(store) as approvals:
         with pytest.raises(ApprovalRefusedError, match=problem):
@@ -216,7 +216,7 @@ async def test_an_altered_row_is_not_shown(store: str, tmp_path: Path) -> None:
 
 @store_neutral("forged", ['{"schema":1,"kind":"eval"}', "os.system('x')", '{"schema":2,"kind":"deny"}'])
 async def test_a_forged_decision_is_asked_for_again(forged: str, store: str, tmp_path: Path) -> None:
-    """A decision's row that none of ours wrote runs nothing; the call waits again, and says why."""
+    """A decision's row that was forged runs nothing; the call waits again, and says why."""
     await drive(store, tmp_path)
     database = await open_database(store)
     forge = "UPDATE planner_approvals SET status = 'decided', decided_at = 1, decision = :decision"

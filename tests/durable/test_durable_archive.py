@@ -29,7 +29,7 @@ ROWS = {
 
 
 def settled(_: object) -> ScriptedReply:
-    """Answer, whatever happened before."""
+    """Answer in any case."""
     return say("Settled.")
 
 

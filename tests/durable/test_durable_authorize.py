@@ -317,7 +317,7 @@ async def test_the_hook_is_asked_about_each_action(action: str, tmp_path: Path) 
 
 
 async def test_a_run_that_failed_is_tried_again_by_whom_the_hook_lets_in(tmp_path: Path) -> None:
-    """Resuming a failed run, or starting it anew under its name, is the action ``retry``."""
+    """Resuming a failed run, or starting it again under its name, is the action ``retry``."""
     store, heard, kernel = str(tmp_path / "runs.db"), list[str](), Kernel()
     kernel.add_service(ScriptedChatCompletion([ConnectionError("down"), say("Hello.")]))
 

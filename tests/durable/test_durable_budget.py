@@ -55,7 +55,7 @@ async def test_an_empty_goal_is_refused_before_anything_is_stored(goal: Any, sto
 
 
 async def test_a_cost_limit_holds_over_a_pause(store: str, tmp_path: Path) -> None:
-    """What was spent before counts after, at the limit that the run began with, whatever the later planner has."""
+    """What was spent before counts after, at the limit that the run began with, not at the later planner's."""
     options = {"budget": Budget(max_cost=0.015), "price": a_cent}
     await drive(store, tmp_path / "effects", PAY, **options)
     await decide_all(store)
@@ -68,7 +68,7 @@ async def test_a_cost_limit_holds_over_a_pause(store: str, tmp_path: Path) -> No
 
 
 async def test_a_kept_cost_limit_needs_a_price_in_every_life(store: str, tmp_path: Path) -> None:
-    """A later planner without one is refused by name before a request, instead of spending what nobody counts."""
+    """A later planner without one is refused by name before a request, instead of spending without a count."""
     await drive(store, tmp_path / "effects", PAY, budget=Budget(max_cost=1.0), price=a_cent)
     await decide_all(store)
     with pytest.raises(PlannerInvalidConfigurationError, match="max_cost=1 needs a price"):
@@ -111,7 +111,7 @@ async def test_limits_out_of_a_journal_replace_those_of_a_run(store: str, tmp_pa
 
 
 async def test_a_run_that_answers_in_a_form_goes_on_with_it_alone(store: str, tmp_path: Path) -> None:
-    """No store holds the form; a planner without it is refused by name, and may tell the ended run all the same."""
+    """No store holds the form; a planner without it is refused by name, and may still read the ended run."""
     await drive(store, tmp_path / "effects", PAY, response_format=Paid)
     await decide_all(store)
     with pytest.raises(PlannerInvalidConfigurationError, match="has to answer in a form"):
@@ -139,7 +139,7 @@ async def test_a_driven_run_takes_a_new_budget_and_counts_what_it_limits(tmp_pat
 
 
 async def test_a_new_budget_that_needs_an_unknown_price_is_refused_by_name(tmp_path: Path) -> None:
-    """Before a request, instead of spending what nobody counts."""
+    """Before a request, instead of spending without a count."""
     budget = BudgetHandle()
     budget.change(Budget(max_cost=1.0))
     with pytest.raises(PlannerInvalidConfigurationError, match="max_cost=1 needs a price"):

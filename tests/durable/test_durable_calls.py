@@ -17,7 +17,7 @@ from support.durable import BATCH, GOAL, PAY, check_history, decide_all, effects
 
 
 class Killed(BaseException):
-    """Ends a life in the midst of whatever it does, as a kill would: nobody is there to catch it."""
+    """Ends a life at any point, as a kill would: no handler catches it."""
 
 
 def kill() -> None:
@@ -58,7 +58,7 @@ class World:
                 return None
 
     async def end(self) -> FunctionCallingStepwisePlannerResult:
-        """Live until the run ends, deciding whatever it asks."""
+        """Live until the run ends, and decide each question."""
         while (result := await self.live()) is None or result.status == "paused":
             await decide_all(self.store)
         return result

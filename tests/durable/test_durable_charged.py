@@ -1,4 +1,4 @@
-"""Every request of a kept run is charged, whatever becomes of the process that made it."""
+"""Every request of a kept run is charged, also if the process that made it dies."""
 
 import asyncio
 import json
@@ -182,7 +182,7 @@ RUNS: dict[str, tuple[tuple[Turn, ...], dict[str, Any]]] = {
 @pytest.mark.parametrize("dies", [True, False], ids=["dies", "fails"])
 @pytest.mark.parametrize("name", RUNS)
 def test_five_ends_at_each_moment_in_turn_make_no_request_too_many(name: str, dies: bool) -> None:
-    """Of a run with calls, a plan, a clarifier that is a model, an answer in a form; whatever it may spend."""
+    """Of a run with calls, a plan, a clarifier that is a model, an answer in a form; under any budget."""
     turns, rules = RUNS[name]
     plan = Plan(
         rules=Rules(**rules),

@@ -33,7 +33,7 @@ KILLED = -9
 
 
 def counted(requests: Path, request: ScriptedRequest, reply: ScriptedReply) -> ScriptedReply:
-    """Write down that a request came, whatever becomes of the process that made it."""
+    """Write down that a request came, also if the process that made it dies."""
     with requests.open("a") as file:
         file.write(f"{len(request.tools)} functions\n")
     return reply
@@ -42,7 +42,7 @@ def counted(requests: Path, request: ScriptedRequest, reply: ScriptedReply) -> S
 async def driven(
     store: str, planner: FunctionCallingStepwisePlanner, kernel: Kernel
 ) -> FunctionCallingStepwisePlannerResult:
-    """Drive the run to its end, deciding whatever it asks."""
+    """Drive the run to its end, and decide each question."""
     async with open_runs(store, poll_seconds=0.01, max_deaths=100) as runs:
         handle = await runs.start(planner, kernel, GOAL, run_id="order-7")
         result = await handle.result()

@@ -1,4 +1,4 @@
-"""Closing a store ends, whatever becomes of the cancellations with which it interrupts what runs."""
+"""Closing a store ends, also if the runs that it interrupts ignore the cancellation."""
 
 import asyncio
 from pathlib import Path

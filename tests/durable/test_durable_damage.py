@@ -1,4 +1,4 @@
-"""Rows, names and files as nobody means them to be: each is told by name, and no other run suffers for it."""
+"""Damaged rows, names and files: each is one named error, and no other run suffers for it."""
 
 import asyncio
 import os
@@ -32,7 +32,7 @@ ODD = "\N{SNOWMAN} \x00/../\ud800'\"%s:id"
 
 
 async def changed(store: str, *steps: Step) -> None:
-    """Change a store's rows as nobody should."""
+    """Damage a store's rows."""
     database = await open_database(store)
     await database.transact(*steps)
     await database.close()
@@ -122,7 +122,7 @@ async def test_a_text_that_is_too_long_fails_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("do", ["removed", "replaced"])
 async def test_a_file_that_is_gone_stops_the_run(do: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SQLite would write on into a file that nobody finds again: the run stops before its next side effect."""
+    """SQLite would keep writing into a deleted file: the run stops before its next side effect."""
     effects, kept = tmp_path / "effects", tmp_path / "kept"
     planner, kernel = world(effects, [PAY, say("Paid.")])
     async with Runs.sqlite(tmp_path / "runs.db") as runs:

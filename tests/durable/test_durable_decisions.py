@@ -108,7 +108,7 @@ async def test_a_decision_that_was_refused_is_recorded(store: str, tmp_path: Pat
 
 
 async def test_a_late_decision_is_recorded(store: str, tmp_path: Path) -> None:
-    """One on a question that expired is kept with the question; of its end nobody is named."""
+    """One on a question that expired is kept with the question; its end names no person."""
 
     class Clock:
         at = 1_000.0

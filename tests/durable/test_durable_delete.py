@@ -109,7 +109,7 @@ async def test_an_unfinished_run_is_not_deleted(store: str, tmp_path: Path) -> N
 
 
 async def test_an_ended_run_that_is_driven_again_is_not_deleted(store: str, tmp_path: Path) -> None:
-    """A living worker that has claimed an ended run, as for a larger budget, is named; a dead one is no hindrance."""
+    """A living worker that has claimed an ended run, as for a larger budget, is named; a dead one hinders nothing."""
     await drive(store, tmp_path, "a", script=ENDED)
     worker = "INSERT INTO planner_workers VALUES ('w', 'w', '', 0, 'working', 1, 0, {seen}, {lease})"
     execute(store, worker.format(lease=600, seen=time.time() - 60), "UPDATE planner_runs SET owner = 'w'")

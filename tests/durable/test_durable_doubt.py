@@ -140,7 +140,7 @@ async def test_a_person_decides_what_is_in_doubt(decision: Any, letters: int, an
 
 
 async def test_the_model_is_told_of_the_doubt_where_that_is_wanted(tmp_path: Path) -> None:
-    """With ``in_doubt="model"`` nobody is asked: the model reads that the effect is not known."""
+    """With ``in_doubt="model"`` no person is asked: the model reads that the effect is not known."""
     world = World(tmp_path / "runs.db", in_doubt="model")
     await world.die()
     result = await world.live()
@@ -178,7 +178,7 @@ def fails(*_: object) -> None:
 
 @pytest.mark.parametrize("probe", [lambda *_: None, fails, lambda *_: "yes"])
 async def test_a_probe_that_cannot_tell_leaves_the_doubt_to_a_person(probe: Any, tmp_path: Path) -> None:
-    """None, an exception and nonsense are no answer."""
+    """None, an exception and nonsense do not count as an answer."""
     world = World(tmp_path / "runs.db", probe=probe)
     await world.die()
     assert (await world.live()).status == "paused"

@@ -146,7 +146,7 @@ def test_a_deployment_loses_nothing_and_asks_nobody(scene: Scene) -> None:
 
 
 def test_a_call_that_outlasts_the_grace_is_in_doubt(scene: Scene) -> None:
-    """It is cancelled when the grace is over; then its function's declaration says what becomes of it."""
+    """It is cancelled when the grace is over; then its function's declaration decides what happens to it."""
     scene.submit("order")
     scene.world.close("order/book", "order/label")
     worker = scene.worker("old", "--grace", "0.2")
@@ -162,7 +162,7 @@ def test_a_call_that_outlasts_the_grace_is_in_doubt(scene: Scene) -> None:
 
 
 def test_a_second_signal_ends_a_worker_at_once(scene: Scene) -> None:
-    """Who cannot wait for the grace need not kill it; its runs are free for other workers all the same."""
+    """Who cannot wait for the grace need not kill it; its runs are still free for other workers."""
     scene.submit("order")
     scene.world.close("order/book")
     worker = scene.worker("old", "--grace", "600")

@@ -1,4 +1,4 @@
-"""The events of a kept run: what a stream yields, for any number of readers, whoever drives the run."""
+"""The events of a kept run: what a stream yields, for any number of readers and any worker."""
 
 import asyncio
 import os
@@ -133,7 +133,7 @@ async def until_recorded(store: str, kind: type[Fact]) -> None:
 
 
 async def test_the_facts_of_a_run_that_another_process_drives(store: str, tmp_path: Path, lives: Lives) -> None:
-    """They come as they are recorded, each once; when that process is killed, this one goes on with the same run."""
+    """They come as they are recorded, each once; when that process is killed, this one continues the run."""
     effects = tmp_path / "effects"
     first = lives.begin(driving_life, store, effects, 60.0)
     await until_recorded(store, CallStarted)

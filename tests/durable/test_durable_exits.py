@@ -59,7 +59,7 @@ def world(folder: Path, function: str, how: str) -> tuple[Any, Kernel]:
 
 
 def working_life(store: str, folder: Path, function: str, how: str) -> None:
-    """Drive whatever is due until the run is no longer there to be driven, or the function ends the process."""
+    """Drive due runs until the run has ended, or the function ends the process."""
 
     async def work() -> None:
         async with open_runs(store, poll_seconds=0.02) as runs, asyncio.TaskGroup() as group:

@@ -83,7 +83,7 @@ async def test_a_file_that_is_no_database_is_left_as_it_is(tmp_path: Path) -> No
 
 
 async def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    """Pages that were overwritten are no runs."""
+    """Overwritten pages do not count as runs."""
     await paused(tmp_path / "runs.db", tmp_path)
     data = bytearray((tmp_path / "runs.db").read_bytes())
     data[4096:] = b"\xff" * (len(data) - 4096)
@@ -122,7 +122,7 @@ async def test_a_locked_file_is_waited_for_and_then_named(tmp_path: Path, monkey
     ],
 )
 async def test_a_store_that_takes_no_more_stops_the_run(pragma: str, problem: str, tmp_path: Path) -> None:
-    """A full disk or a read-only file stops it before the next side effect; mended, the run goes on where it stands."""
+    """A full disk or a read-only file stops it before the next side effect; after a repair, the run continues."""
     await paused(tmp_path / "runs.db", tmp_path)
     async with Approvals.connect(tmp_path / "runs.db") as approvals:
         assert await approvals.decide("r/0/pay", Approve(by="ann" * 10_000))

@@ -56,7 +56,7 @@ async def test_values_in_each_others_place_are_refused_by_name(tmp_path: Path) -
 @pytest.mark.usefixtures("umask")
 @pytest.mark.parametrize("linked", [False, True], ids=["file", "link"])
 async def test_a_store_and_its_side_files_are_their_owners_alone(linked: bool, tmp_path: Path) -> None:
-    """Mode 0600, whatever the umask: the file, its log, its index and the worker's lock."""
+    """Mode 0600 under any umask: the file, its log, its index and the worker's lock."""
     path = tmp_path / "runs.db"
     if linked:
         path.symlink_to(tmp_path / "elsewhere.db")
@@ -156,7 +156,7 @@ async def test_a_path_that_there_cannot_be_is_a_named_error(where: str, said: st
 
 @pytest.mark.skipif(os.geteuid() == 0 and shutil.which("setpriv") is None, reason="root may read everything")
 def test_a_file_that_may_not_be_read_is_a_named_error(tmp_path: Path) -> None:
-    """Permission denied is told as what it is."""
+    """The error says: permission denied."""
     import subprocess
     import sys
 

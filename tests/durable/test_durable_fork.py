@@ -16,7 +16,7 @@ BOOK, LABEL = call("shop-book", {"order": 1}), call("shop-label", {"order": 2})
 
 
 async def test_a_kept_run_is_forked_and_resumed(store: str, tmp_path: Path) -> None:
-    """A fork is stopped, no worker takes it; resumed with a budget, it goes on with what was spent, beside the run."""
+    """A fork is stopped, no worker takes it; resumed with a budget, it continues from what was spent."""
     effects = tmp_path / "effects"
     planner, kernel = world(effects, [BOOK, LABEL, say("Both.")])
     async with open_runs(store) as runs:
@@ -51,7 +51,7 @@ async def test_forks_that_cannot_be_are_refused(store: str, tmp_path: Path) -> N
 
 
 async def test_a_fork_needs_the_guards_of_its_run(store: str, tmp_path: Path) -> None:
-    """A planner without the guards that a run began under does not resume its fork; with them, calls wait anew."""
+    """A planner without the guards that a run began under does not resume its fork; with them, calls wait again."""
     guarded: dict[str, Any] = {"approval": ApprovalSettings(unmatched="defer")}
     planner, kernel = world(tmp_path / "effects", [BOOK, say("Booked.")], **guarded)
     async with open_runs(store) as runs:

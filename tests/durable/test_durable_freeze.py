@@ -87,7 +87,7 @@ def post(trace: Path, script: Any = labels, *, tool: float = 0.0, model: float =
 
 
 def frozen_life(store: str, trace: Path, script: Any, tool: float, model: float) -> None:
-    """Start a run, and wait for its result, whoever brings it about; then drive another one."""
+    """Start a run, and wait for its result from any worker; then drive another one."""
 
     async def drive() -> None:
         async with open_runs(store, worker_id="frozen", poll_seconds=0.05, lease_seconds=LEASE_SECONDS) as runs:
@@ -100,7 +100,7 @@ def frozen_life(store: str, trace: Path, script: Any, tool: float, model: float)
 
 @asynccontextmanager
 async def working(store: str, trace: Path, script: Any = labels, **options: Any) -> AsyncIterator[Runs]:
-    """Let a worker live that takes whatever is due."""
+    """Let a worker live that takes due runs."""
     options = {"poll_seconds": 0.05, "lease_seconds": LEASE_SECONDS, **options}
     async with open_runs(store, worker_id="working", **options) as runs:
         work = asyncio.create_task(runs.work(*post(trace, script)))

@@ -14,7 +14,7 @@ def reported() -> list[int | float]:
 
 
 async def test_a_worker_reports_what_waits_in_its_store(store: str, tmp_path: Path) -> None:
-    """One for each approval that waits, whoever decides it; nothing any more when the worker has left."""
+    """One for each approval that waits, wherever it is decided; nothing after the worker has left."""
     async with open_runs(store) as runs:
         assert reported() == [0]
         for name in ("one", "two"):

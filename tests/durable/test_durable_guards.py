@@ -281,7 +281,7 @@ async def test_a_run_of_an_earlier_version_goes_on(store: str, tmp_path: Path) -
 
 
 async def test_a_checkpoint_is_resumed_by_another_planner(tmp_path: Path) -> None:
-    """A value is the application's to resume with whatever it likes; it records nobody who has a say."""
+    """The application may resume a value with any planner; a value records no hooks."""
     effects = tmp_path / "effects"
     result = await planner_of(interceptors=(ASKS,)).invoke(kernel_of(effects), GOAL)
     assert result.facts[0].guards is None

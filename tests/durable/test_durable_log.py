@@ -1,4 +1,4 @@
-"""The log lines of kept runs: one line for each event, with the run's name, whatever a model or a person writes."""
+"""The log lines of kept runs: one line for each event, with the run's name, under any text of a model or person."""
 
 import logging
 from pathlib import Path
@@ -21,7 +21,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str]]:
 
 
 async def test_each_event_of_a_run_is_one_line(store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Start, pause, decision, resumption and end, with what the run has spent; a call that just runs is no event."""
+    """Start, pause, decision, resume and end, with the consumption of the run; a call without a decision has no line."""
     caplog.set_level(INFO, "planner_ext.runs")
     planner, kernel = world(tmp_path / "effects", [call("shop-label", {"order": 1}), PAY, say("Done.")])
     async with open_runs(store) as runs:
@@ -71,7 +71,7 @@ async def test_a_fault_and_its_retry_are_one_line_each(tmp_path: Path, caplog: p
 async def test_a_run_that_is_taken_over_says_from_whom(
     store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One line with the worker that is gone and the deaths so far; a run that nobody had is taken without a word."""
+    """One line with the worker that is gone and the deaths so far; taking a run without an owner is not logged."""
     caplog.set_level(INFO, "planner_ext.runs")
     async with open_runs(store) as runs, opened_store(store) as other:
         for name, owner in (("order-7", "gone"), ("order-8", None)):
@@ -97,7 +97,7 @@ async def test_a_run_that_is_taken_over_says_from_whom(
 async def test_a_decision_is_one_line(
     decision: Approve | Deny | Supply, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It says what was decided and by whom, and nobody's name makes a second line, or a long one."""
+    """It says what was decided and by whom, and no name makes a second line, or a long one."""
     caplog.set_level(INFO, "planner_ext.runs")
     store = tmp_path / "runs.db"
     async with open_runs(store) as runs:

@@ -1,4 +1,4 @@
-"""A run that paused, ended or failed is told of: at least once, by any worker, and never in the run's way."""
+"""A notice of a run that paused, ended or failed: delivered at least once, by any worker, without delaying the run."""
 
 import asyncio
 import base64
@@ -183,7 +183,7 @@ async def test_the_next_worker_delivers_what_a_killed_one_left(
 
 
 async def test_a_process_without_listeners_tells_those_who_asked(store: str, tmp_path: Path) -> None:
-    """A run that is cancelled from a command line, or driven by a worker without listeners, is told of, too."""
+    """A run that is cancelled from a command line, or driven by a worker without listeners, has its notice, too."""
     with WebhookServer() as server:
         async with open_runs(store, notify=server.url):
             pass
@@ -215,7 +215,7 @@ async def test_nobody_is_told_of_the_past_of_an_imported_run(store: str, tmp_pat
 
 
 async def test_a_run_that_failed_is_told_of(store: str, tmp_path: Path) -> None:
-    """Once its faults ran out of retries, with the last one; a fault that is retried is none of anybody's business."""
+    """Once its faults ran out of retries, with the last one; a fault that is retried has no notice."""
     failed: asyncio.Queue[RunNotice] = asyncio.Queue()
     asked: list[int] = []
 
@@ -288,7 +288,7 @@ async def test_a_listener_that_has_heard_is_not_called_again_for_another(store: 
 
 
 async def test_a_listener_that_fails_keeps_a_notice_from_no_other(store: str, tmp_path: Path) -> None:
-    """The webhook takes it once, whatever the callback raises; the callback is tried again."""
+    """The webhook takes it once, also if the callback raises; the callback is tried again."""
 
     def fail(notice: RunNotice) -> None:
         failed.append(notice.id)
@@ -307,7 +307,7 @@ async def test_a_listener_that_fails_keeps_a_notice_from_no_other(store: str, tm
 
 
 class Clock:
-    """Time that passes only where somebody waits, faster the later it is, and not while a notice is delivered."""
+    """Time that passes only while a caller waits, faster the later it is, and not while a notice is delivered."""
 
     def __init__(self) -> None:
         self.seconds = 1_000_000.0

@@ -81,7 +81,7 @@ def world(folder: Path) -> tuple[Any, Kernel]:
 
 
 def working_life(store: str, folder: Path, worker_id: str | None = None) -> None:
-    """Drive whatever is due, until killed."""
+    """Drive due runs, until killed."""
 
     async def work() -> None:
         async with open_runs(store, worker_id=worker_id, poll_seconds=0.05) as runs:
@@ -123,7 +123,7 @@ async def died(lives: Lives, store: str, folder: Path, worker_id: str | None = N
 
 
 async def restarted(lives: Lives, store: str, folder: Path, opened: JournalStore, workers: int) -> None:
-    """Let workers live, each started anew when it dies, until the poison is set aside and all others are answered.
+    """Let workers live, each started again when it dies, until the poison is set aside and all others are answered.
 
     The poison is retried when the others are busy.
     """

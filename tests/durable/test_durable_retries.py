@@ -32,7 +32,7 @@ BUSY, FORBIDDEN = ScriptedFault(status=500), ScriptedFault(status=401)
 
 
 def working_life(store: str, effects: Path, url: str) -> None:
-    """Drive whatever is due with the model at an address, until killed."""
+    """Drive due runs with the model at an address, until killed."""
 
     async def work() -> None:
         kernel = Kernel()
@@ -69,7 +69,7 @@ async def reached(store: JournalStore, status: str) -> RunRecord:
 
 
 async def test_a_passing_fault_is_retried_by_the_worker_that_lives(lives: Lives, store: str, tmp_path: Path) -> None:
-    """The endpoint answers 500 three times, then well: the run is answered, and nothing was started anew."""
+    """The endpoint answers 500 three times, then well: the run is answered, and nothing was started again."""
     script = [BUSY, BUSY, call("shop-label", {"order": 1}, id="label"), BUSY, say("Done.")]
     async with worked(lives, store, tmp_path, script) as opened:
         record = await reached(opened, "answered")
@@ -110,7 +110,7 @@ async def test_a_reply_begins_the_count_anew(lives: Lives, store: str, tmp_path:
 
 
 async def test_arguments_that_cannot_be_had_are_asked_for_again(store: str, tmp_path: Path) -> None:
-    """A fault of the application is no end; a run that waited waits on, and the decision is taken at the retry."""
+    """A fault of the application ends nothing; a run that waited still waits, and the retry takes the decision."""
     effects = tmp_path / "effects"
     planner, kernel = world(effects, [PAY, say("Paid.")])
     tries: list[str] = []

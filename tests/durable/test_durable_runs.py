@@ -1,4 +1,4 @@
-"""Runs in a store: started once, gone on with by anybody, seen through, recovered, resumed and cancelled."""
+"""Runs in a store: started once, continued by any process, recovered, resumed and cancelled."""
 
 import asyncio
 import os
@@ -72,7 +72,7 @@ async def test_a_name_belongs_to_one_goal(store: str, tmp_path: Path) -> None:
 
 @store_neutral("run_id", ["", "a/b", "a\n", "x" * 201])
 async def test_a_name_that_cannot_be_told_apart_is_refused(run_id: str, store: str, tmp_path: Path) -> None:
-    """A slash would make two calls of two runs one; control characters and nothing are no name."""
+    """A slash would make two calls of two runs one; control characters and an empty name are refused."""
     planner, kernel = world(tmp_path / "effects")
     async with open_runs(store) as runs:
         with pytest.raises(StoreError, match="run_id must be 1 to 200 characters"):
@@ -101,7 +101,7 @@ async def settled(store: str, folder: Path, *, pauses: bool) -> FunctionCallingS
 
 
 async def test_a_handle_sees_a_run_through_its_pauses(store: str, tmp_path: Path) -> None:
-    """``finished`` waits for whoever decides, and goes on at once."""
+    """``finished`` waits for each decision, and continues at once."""
     planner, kernel = world(tmp_path / "effects")
     async with open_runs(store, poll_seconds=0.01) as runs:
         handle = await runs.start(planner, kernel, GOAL)
@@ -158,7 +158,7 @@ async def test_a_worker_that_works_needs_nobody_to_tell_it(tmp_path: Path) -> No
 
 
 async def test_arguments_that_cannot_be_made_are_a_fault_of_their_run_alone(store: str, tmp_path: Path) -> None:
-    """The run is given up again for others, and whoever starts it with arguments finishes it."""
+    """The run is given up again for others, and a start with arguments finishes it."""
     planner, kernel = world(tmp_path / "effects", [PAY, say("Paid.")])
 
     def none(run_id: str) -> None:
@@ -291,7 +291,7 @@ async def test_two_workers_make_no_call_twice(tmp_path: Path) -> None:
 
 
 async def test_a_worker_that_was_taken_for_dead_is_fenced(tmp_path: Path) -> None:
-    """Should two drive one run all the same, the journal lets only one record: the other gives what that one did."""
+    """If two drive one run nevertheless, the journal lets only one record: the other gives what that one did."""
     held, planner, kernel = held_world([call("tool-hold", {}, id="hold"), say("Slow.")])
     other, same, kernel_two = held_world([say("Quick.")])
     other.go.set()
@@ -322,7 +322,7 @@ async def test_a_workers_name_belongs_to_one_life(tmp_path: Path) -> None:
 
 
 async def test_the_goal_and_the_name_are_in_the_journal(store: str, tmp_path: Path) -> None:
-    """A run is listed with its goal and read with its facts, whatever is in the goal."""
+    """A run is listed with its goal and read with its facts, with any text as the goal."""
     goal = "Grüße, \x00 \N{PARTY POPPER}"
     planner, kernel = world(tmp_path / "effects", [say("Hello.")])
     async with open_runs(store) as runs:

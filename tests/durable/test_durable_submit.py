@@ -222,7 +222,7 @@ async def test_a_submitted_budget_replaces_that_of_the_planner(store: str, tmp_p
 
 
 async def test_a_result_raises_on_request(tmp_path: Path) -> None:
-    """An answered one returns itself; of a run that is not there, there is no result."""
+    """An answered one returns itself; a missing run raises."""
     async with working(tmp_path / "runs.db", world(tmp_path / "effects", [say("Hello."), PAY])) as runs:
         answered = await (await runs.submit("greet")).result(timeout=120)
         assert answered.raise_for_status() is answered

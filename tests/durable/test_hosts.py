@@ -147,7 +147,7 @@ async def test_a_fault_is_retried_and_a_question_expires(host: str, engine: str,
 
 
 async def test_who_leaves_ends_its_calls_and_hands_its_runs_over(host: str, engine: str, tmp_path: Path) -> None:
-    """A call in flight ends while the block is left, and the next worker answers; nobody is asked."""
+    """A call in flight ends while the block is left, and the next worker answers; no person is asked."""
     held = Held()
     run_id = new_name()
     async with open_runs(tmp_path / "runs.db") as runs:
@@ -308,7 +308,7 @@ async def test_only_names_and_statuses_reach_temporal(temporal: TemporalServer, 
 
 
 async def test_runs_outlive_temporals_database(tmp_path: Path) -> None:
-    """An empty server takes the place of the one that knew the workflows: runs that were parked go on."""
+    """An empty server replaces the one that knew the workflows: parked runs continue."""
     store = tmp_path / "runs.db"
     with TemporalServer() as server:
         await server.connect()

@@ -84,7 +84,7 @@ async def test_the_second_activation_in_a_process_waits_for_the_first(store: str
 
 
 async def test_a_run_of_another_worker_is_left_to_it(store: str) -> None:
-    """While one worker drives a run, another one returns at once, and nobody is named the run."""
+    """While one worker drives a run, another one returns at once, and the run is named to no caller."""
     held = Held()
     async with open_runs(store) as one, open_runs(store) as other:
         one.drive_with(planner_of(), held.kernel())

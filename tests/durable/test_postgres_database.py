@@ -1,4 +1,4 @@
-"""PostgreSQL as a database of runs: each transaction once, whatever becomes of the connection; errors with names."""
+"""PostgreSQL as a database of runs: each transaction once, also if the connection breaks; errors with names."""
 
 import asyncio
 import subprocess
@@ -102,7 +102,7 @@ async def test_a_commit_that_was_lost_is_done_again(database: PostgresDatabase, 
 
 
 async def test_a_commit_whose_answer_was_lost_is_not_done_again() -> None:
-    """A connection that breaks in a commit which did happen: the transaction is done once, and is no duplicate."""
+    """A connection that breaks in a commit which did happen: the transaction is done once, without a duplicate."""
     with PostgresServer() as server, psycopg.connect(server.url(), autocommit=True) as admin:
         database = PostgresDatabase(server.url())
         await database.open()
@@ -154,7 +154,7 @@ async def test_a_server_that_is_killed_and_started_again_is_waited_for() -> None
 
 
 def test_the_server_of_the_tests_ends_with_who_opened_it() -> None:
-    """A session that is killed leaves no PostgreSQL behind: whoever is connected is cut off."""
+    """A session that is killed leaves no PostgreSQL behind: its clients are cut off."""
     program = "from support.postgres import PostgresServer; print(PostgresServer().url(), flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", program], cwd=TESTS, stdin=subprocess.PIPE, stdout=subprocess.PIPE

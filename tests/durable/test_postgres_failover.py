@@ -24,7 +24,7 @@ END_SESSIONS = """
 
 
 def books(request: ScriptedRequest) -> ScriptedReply:
-    """Book the order that the goal names, which nobody may do twice, two times one after the other, then answer."""
+    """Book the order that the goal names, which may not happen twice, two times one after the other, then answer."""
     order = next(int(str(message["content"])) for message in request.messages if message["role"] == "user")
     step = turn(request)
     return call("shop-book", {"order": 10 * order + step}, id=f"book{step}") if step < 2 else say("Booked.")
@@ -63,7 +63,7 @@ async def restart(server: PostgresServer) -> None:
 async def see_runs_through(
     lives: Lives, folder: Path, happens: Callable[[PostgresServer], object], *, workers: int = 2, runs: int = 8
 ) -> None:
-    """Let something happen to the server while calls are in flight; check that nobody is asked, nor anything lost."""
+    """Let something happen to the server while calls are in flight; check that no person is asked, and nothing lost."""
     effects = folder / "effects"
     with PostgresServer() as server:
         url = server.create("runs")

@@ -36,7 +36,7 @@ def labels(request: ScriptedRequest) -> ScriptedReply:
 async def working(
     url: str, effects: Path, script: Callable[[ScriptedRequest], ScriptedReply] = pays, **options: Any
 ) -> AsyncIterator[Runs]:
-    """Let a worker live that takes whatever is due."""
+    """Let a worker live that takes due runs."""
     async with open_runs(url, worker_id="working", poll_seconds=0.05) as runs:
         work = asyncio.create_task(runs.work(*world(effects, script, **options)))
         try:
@@ -101,7 +101,7 @@ def leaving_life(url: str, effects: Path) -> None:
 
 
 async def test_a_worker_that_leaves_leaves_its_runs_to_others(lives: Lives, postgres_url: str, tmp_path: Path) -> None:
-    """Leaving the block interrupts what runs; a worker that lives goes on with it, and with what had not begun."""
+    """Leaving the block interrupts what runs; a worker that lives continues it, and takes what had not begun."""
     async with working(postgres_url, tmp_path / "effects", labels) as runs:
         assert await asyncio.to_thread(lives.live, leaving_life, postgres_url, tmp_path / "effects") == 0
         await answered(runs, "in-a-call", "not-begun")

@@ -32,7 +32,7 @@ def books(request: ScriptedRequest) -> ScriptedReply:
 
 @asynccontextmanager
 async def working(url: str, effects: Path, script: Any, **options: Any) -> AsyncIterator[Runs]:
-    """Let a worker live that takes whatever is due."""
+    """Let a worker live that takes due runs."""
     planner, kernel = world(effects, script, **options)
     async with open_runs(url, worker_id="working", poll_seconds=0.05) as runs:
         work = asyncio.create_task(runs.work(planner, kernel))
@@ -139,7 +139,7 @@ async def test_a_worker_alone_takes_its_own_runs_up_again(lives: Lives, postgres
 
 
 async def test_a_name_that_is_in_use_is_refused(postgres_url: str) -> None:
-    """Two workers of one name would take each other's runs for lost: the second is told so."""
+    """Two workers of one name would take each other's runs for lost: the second is refused."""
     async with open_runs(postgres_url, worker_id="a"):
         async with open_runs(postgres_url, worker_id="b"):
             pass
@@ -189,7 +189,7 @@ async def test_a_decision_wakes_a_run_that_nobody_holds(postgres_url: str, tmp_p
 
 
 async def test_a_decision_wakes_a_run_of_a_worker_that_lives(postgres_url: str, tmp_path: Path) -> None:
-    """A worker that began with runs of its own takes what is decided later, on whatever run."""
+    """A worker that began with runs of its own takes later decisions on any run."""
     effects = tmp_path / "effects"
     async with working(postgres_url, effects, pays) as runs:
         planner, kernel = world(effects, pays)

@@ -1,4 +1,4 @@
-"""The inbox in a real browser: what people see and do in it, what they cannot do, and what nobody can make it do."""
+"""The inbox in a real browser: what people see and do in it, what they cannot do, and what a foreign page cannot do."""
 
 import asyncio
 import re

@@ -95,7 +95,7 @@ async def test_who_is_signed_in_is_never_locked_out(store: str) -> None:
 async def test_wrong_tokens_of_many_addresses_are_forgotten_in_order(
     store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So many clients are remembered; whoever was wrong last stays."""
+    """So many clients are remembered; those who were wrong last stay."""
     monkeypatch.setattr(security, "_MOST_CLIENTS", 3)
     async with inbox(store) as base, visitor_at(base, None) as stranger:
         for number in range(21):
@@ -126,7 +126,7 @@ def test_a_client_is_named_by_its_address(host: str | None, client: str) -> None
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HT", HEADERS, HEADERS + b"X-Slow: a"])
 async def test_a_request_whose_headers_do_not_come_ends(store: str, sent: bytes) -> None:
-    """Whoever sends none of them, or a part, is told why and disconnected."""
+    """A client that sends none of them, or a part, gets the reason and is disconnected."""
     async with serving(store, header_seconds=AT_ONCE) as base, connected(base) as (reader, writer):
         writer.write(sent)
         answer = await reader.read()
@@ -225,7 +225,7 @@ async def test_a_form_that_does_not_come_is_refused() -> None:
 
 
 async def test_a_client_has_so_many_connections(store: str) -> None:
-    """The one beyond is told so and closed; as soon as another one ends, there is room again."""
+    """One connection more gets the reason and is closed; as soon as another one ends, there is room again."""
     async with serving(store, header_seconds=NEVER, most_connections=2) as base:
         async with connected(base), connected(base) as (reader, writer):
             writer.write(HEADERS + b"\r\n")

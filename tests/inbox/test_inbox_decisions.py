@@ -95,7 +95,7 @@ async def test_the_first_decision_wins_and_the_second_sees_whose_it_was(store: s
 
 
 async def test_two_decisions_at_the_same_time_have_one_winner(store: str) -> None:
-    """Of ten people who press at once, one is told that their decision counts."""
+    """Of ten people who press at once, one reads that their decision counts."""
     async with inbox(store) as base, visitor_at(base) as ann:
         await ann.get(PAY)
         answers = await asyncio.gather(
@@ -115,7 +115,7 @@ async def test_two_decisions_at_the_same_time_have_one_winner(store: str) -> Non
 
 
 async def test_a_decision_on_another_call_than_was_shown_is_refused(store: str) -> None:
-    """A form whose fingerprint is not the call's changes nothing, whatever it decides."""
+    """A form whose fingerprint is not the call's changes nothing."""
     async with inbox(store) as base, visitor_at(base) as ann:
         await ann.get(PAY)
         for decision in ("approve", "deny", "edit"):

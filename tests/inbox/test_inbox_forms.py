@@ -128,7 +128,7 @@ def test_what_a_field_cannot_hold_is_edited_as_json(name: str, value: Any) -> No
 
 
 def test_without_parameters_all_arguments_are_one_json_object() -> None:
-    """A function whose parameters are not known, and arguments that are no parameters, can be edited all the same."""
+    """A function with unknown parameters, and arguments beside its parameters, can still be edited."""
     (field,) = drawn_form(None, {"a": 1})
     assert (field.name, field.kind) == ("", "json")
     assert read_form(None, {"a": 1}, {"argument": '{"b": 2}'})[::2] == ({"b": 2}, "")

@@ -39,7 +39,7 @@ async def as_user(visitor: Visitor, name: str) -> Visitor:
 
 
 async def test_the_host_application_signs_people_in(store: str) -> None:
-    """Decisions carry the name that the host gives; without one there is no page, and a token opens nothing."""
+    """Decisions carry the name that the host gives; without one every page is refused, and a token opens nothing."""
     async with hosted(store) as base, visitor_at(base, None) as ann:
         assert (await ann.get("")).status_code == 401
         await as_user(ann, "ann@example.com")
@@ -93,7 +93,7 @@ async def test_a_proxy_may_add_a_prefix(store: str) -> None:
 
 
 async def test_a_sign_in_that_returns_something_else_is_an_error(store: str) -> None:
-    """A name is a text: whatever else the host returns is said to be a fault of it, and signs nobody in."""
+    """A name is a text: any other value is reported as the host's fault, and opens no session."""
     for wrong in (7, "", True):
         async with hosted(store, lambda _, wrong=wrong: wrong) as base, visitor_at(base, None) as ann:  # type: ignore[arg-type]  (that is the test)
             assert (await ann.get("")).status_code == 500

@@ -94,7 +94,7 @@ def test_a_token_that_can_be_guessed_is_refused() -> None:
 
 @pytest.mark.parametrize("options", [{"user": ""}, {"user": "a\u202eb"}, {"user": "a" * 201}])
 def test_a_fixed_name_is_one_that_could_be_entered(options: dict[str, str]) -> None:
-    """Otherwise nobody could sign in."""
+    """Otherwise sign-in would be impossible."""
     with pytest.raises(PlannerExtError, match="user must be a name of 1 to 200 visible characters; got "):
         Token(**options)
 
@@ -208,7 +208,7 @@ async def test_a_form_of_its_own_page_is_taken(store: str) -> None:
     "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "[::2]", "a b", "", "127.0.0.1:x"]
 )
 async def test_a_foreign_host_reads_nothing(store: str, host: str) -> None:
-    """A name that was made to lead to this machine gets no page, whoever is signed in."""
+    """A name that was made to lead to this machine gets no page, also for a visitor who is signed in."""
     async with inbox(store) as base, visitor_at(base) as ann:
         for path in (*PAGES, "sign-in", "static/style.css"):
             response = await ann.client.get(path, headers={"host": host})
@@ -293,7 +293,7 @@ async def test_an_endless_form_is_refused(store: str, announced: bool) -> None:
 
 @pytest.mark.parametrize("body", [b"\xff\xfe", b"a=%ff", b"&".join([b"a=1"] * 3_000), b"{}", b"--x\r\n"])
 async def test_a_body_that_is_no_form_is_refused(store: str, body: bytes) -> None:
-    """Bytes that a form of these pages never sends change nothing, and are no fault of the server."""
+    """Bytes that a form of these pages never sends change nothing, and cause no fault of the server."""
     async with inbox(store) as base, visitor_at(base) as ann:
         assert (await ann.client.post(PAY, content=body)).status_code == 403
         assert (await ann.client.post("sign-in", content=body)).status_code in (400, 403)
