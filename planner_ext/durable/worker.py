@@ -204,7 +204,8 @@ class Runner:
             if stored.record.status == "paused":
                 seen |= keys  # a run in any other state takes them after its next pause
             rows = await self.store.decisions(run_id) if writer.state.ended is None else ()
-            if {one.key for one in (await self._untaken_decisions(run_id, rows)).values()} <= seen:
+            left = await self._untaken_decisions(run_id, rows)
+            if {one.key for one in left.values()} <= seen:
                 return result
 
     async def _untaken_decisions(self, run_id: str, rows: Sequence[Row]) -> dict[str, _Decided]:
