@@ -487,9 +487,7 @@ class WorkerPool:
 
     async def hint(self, timeout: float) -> None:  # noqa: ASYNC109  (a hint is not an error when it is late)
         """Wait until the database hints at a due run, or until the timeout."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
-                await self.workers.hinted.wait()
+        await _set_or_late(self.workers.hinted, timeout)
         self.workers.hinted.clear()
 
     async def activate(self, job: Job[Any]) -> Next:
@@ -790,13 +788,26 @@ class RunHandle(Generic[R]):
             Exception: As `result`.
         """
         task = self._continued()
-        runner = self._pool.runner
-        told = _events_of(
-            self.run_id, task, after=after, store=runner.store, gate=runner.gate, poll_seconds=self._pool.poll_seconds
-        )
-        async with aclosing(told) as events:
-            async for event in events:
-                yield event
+        store = self._pool.runner.store
+        gate = self._pool.runner.gate
+        place = _Place(after)
+        here: GatedStore | None = None
+        with gate.reading(self.run_id) as news:
+            is_over = False
+            while not is_over:
+                news.clear()
+                is_over = task.done()
+                first = place.facts
+                stored = () if self.run_id in gate.driven else await store.load_facts(self.run_id, first)
+                here = gate.driven.get(self.run_id, here)
+                if here is not None:
+                    for event in place.pass_on(here):
+                        yield event
+                for fact in stored[place.facts - first :]:
+                    place.facts += 1
+                    yield fact
+                if not is_over:
+                    await _set_or_late(news, self._pool.poll_seconds)
         yield ResultReady(result=await self._outcome(task))
 
     async def result(self) -> R:
@@ -836,35 +847,8 @@ class RunHandle(Generic[R]):
         return result
 
 
-async def _events_of(
-    run_id: str, task: "asyncio.Task[Any]", *, after: int, store: JournalStore, gate: CallGate, poll_seconds: float
-) -> AsyncGenerator[Event, None]:
-    """Yield a run's facts and the text that arrives here, until the task that drives or awaits the run has ended.
-
-    A reader has a place in the journal. It reads a run that is driven here from memory, and polls the store for any
-    other one.
-    """
-    place = _Place(after)
-    here: GatedStore | None = None
-    with gate.reading(run_id) as news:
-        while True:
-            news.clear()
-            is_over = task.done()
-            first = place.facts
-            stored = () if run_id in gate.driven else await store.load_facts(run_id, first)
-            here = gate.driven.get(run_id, here)
-            if here is not None:
-                for event in place.pass_on(here):
-                    yield event
-            for fact in stored[place.facts - first :]:
-                place.facts += 1
-                yield fact
-            if is_over:
-                return
-            await _set_or_late(news, poll_seconds)
-
-
 async def _set_or_late(news: asyncio.Event, seconds: float) -> None:
+    """Wait until an event is set, at most so many seconds."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await news.wait()
