@@ -11,6 +11,7 @@ committed. While a server restarts, transactions wait.
 import asyncio
 import hashlib
 import logging
+import math
 import re
 import shlex
 import time
@@ -380,24 +381,10 @@ class PostgresWorkers:
                 logger.warning("The session of worker %r was lost: %s", self.name, one_line(error))
             self._is_held = False
             await self._connection.close()
-            self._connection = await self._locked_again()
+            # however long the server is away, or the lost session keeps the locks
+            self._connection = await _with_retries(self._locked, seconds=math.inf, may_retry=_always)
             self._judges_from = time.monotonic() + _UNSURE_SECONDS
             self._is_held = True
-
-    async def _locked_again(self) -> _Connection:
-        """Acquire the locks again, however long the server is away, or the lost session keeps them."""
-        wait = 0.05
-        failed = False
-        while True:
-            try:
-                return await self._locked()
-            except (psycopg.Error, OSError, StoreError) as error:
-                if wait >= 1.0 and not failed:
-                    failed = True
-                    said = without_passwords(one_line(error), self._url)
-                    logger.warning("Worker %r has no session yet, and judges no other: %s", self.name, said)
-            await asyncio.sleep(wait)
-            wait = min(wait * 2, 1.0)
 
     async def _locked(self) -> _Connection:
         connection = await _connect(self._url)
@@ -503,7 +490,24 @@ def _query(statement: str) -> LiteralString:
     return cast("LiteralString", re.sub(r":([a-z_]+)", r"%(\1)s", statement))
 
 
-async def _with_retries(attempt: Callable[[], Awaitable[_Result]], *, seconds: float) -> _Result:
+def _may_retry(error: Exception) -> bool:
+    """Return whether a retry may help: the server is unreachable, restarts, or asks for a retry."""
+    if isinstance(error, OSError):
+        return True
+    if not isinstance(error, psycopg.Error):
+        return False
+    if error.sqlstate is None:
+        return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and not _is_refusal(error)
+    return error.sqlstate.startswith(_TRANSIENT)
+
+
+def _always(_: Exception) -> bool:
+    return True
+
+
+async def _with_retries(
+    attempt: Callable[[], Awaitable[_Result]], *, seconds: float, may_retry: Callable[[Exception], bool] = _may_retry
+) -> _Result:
     """Retry until the server is reachable or the time is over; any other error is raised at once."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
@@ -512,23 +516,14 @@ async def _with_retries(attempt: Callable[[], Awaitable[_Result]], *, seconds: f
     while True:
         try:
             return await attempt()
-        except (psycopg.Error, OSError) as error:
-            if not _may_retry(error) or loop.time() + wait > deadline:
+        except (psycopg.Error, OSError, StoreError) as error:
+            if not may_retry(error) or loop.time() + wait > deadline:
                 raise
             if wait >= 1.0 and not said:
                 said = True
-                logger.warning("PostgreSQL cannot be reached; waiting %.0f seconds at most.", deadline - loop.time())
+                logger.warning("PostgreSQL cannot be reached; it is tried again.")
         await asyncio.sleep(wait)
         wait = min(wait * 2, 1.0)
-
-
-def _may_retry(error: psycopg.Error | OSError) -> bool:
-    """Return whether a retry may help: the server is unreachable, restarts, or asks for a retry."""
-    if isinstance(error, OSError):
-        return True
-    if error.sqlstate is None:
-        return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and not _is_refusal(error)
-    return error.sqlstate.startswith(_TRANSIENT)
 
 
 def _is_refusal(error: psycopg.Error) -> bool:
