@@ -74,12 +74,14 @@ async def export_run(store: JournalStore, run_id: str, *, key: bytes | None = No
         UnknownRunError: If the store has no such run.
         InvalidJournalError: If its journal cannot be read.
     """
-    *rows, facts = await store.database.transact(*((statement, {"run_id": run_id}) for statement in _SELECT))
-    if not rows[0]:
+    steps = ((statement, {"run_id": run_id}) for statement in _SELECT)
+    runs, decided, refused, facts = await store.database.transact(*steps)
+    if not runs:
         await store.record(run_id)  # says that there is no such run
-    tables = zip((_RUN, _DECISIONS, _REFUSALS), rows, strict=True)
     with reading_row(f"A row of run {run_id!r} is", InvalidJournalError):
-        (run,), decisions, refusals = ([_document(columns, row) for row in some] for columns, some in tables)
+        run = _document(_RUN, runs[0])
+        decisions = [_document(_DECISIONS, row) for row in decided]
+        refusals = [_document(_REFUSALS, row) for row in refused]
     document = document_of(
         "run",
         key,

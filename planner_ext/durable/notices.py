@@ -427,7 +427,8 @@ class _Body:
 def _body(text: Value) -> _Body:
     try:
         body = json.loads(str(text))
-        return _Body(str(body["status"]), str(body["problem"]), [str(name) for name in body.get("taken", ())])
+        taken = [str(name) for name in body.get("taken", ())]
+        return _Body(str(body["status"]), str(body["problem"]), taken)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return _Body()
 

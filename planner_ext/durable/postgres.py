@@ -208,7 +208,8 @@ class PostgresDatabase:
     async def holds_lock(self, worker_id: str) -> bool:
         """Whether a session holds a worker's lock."""
         statement = f"SELECT {_HOLDS_LOCK.format(key=':key')}"
-        return (await self.transact((statement, {"key": _key(worker_id)})))[0][0] == (True,)
+        (rows,) = await self.transact((statement, {"key": _key(worker_id)}))
+        return rows[0] == (True,)
 
     async def close(self) -> None:
         """Wait for every transaction to end, and close the connections."""

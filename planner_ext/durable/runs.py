@@ -31,6 +31,7 @@ from planner_ext.durable.approvals import Approvals
 from planner_ext.durable.archive import fork_run
 from planner_ext.durable.authorization import Doorkeeper
 from planner_ext.durable.errors import RunConflictError, StoreError, is_address, redacted
+from planner_ext.durable.gauge import waiting_reported
 from planner_ext.durable.heartbeat import LeasedWorkers, WorkerLocks, WorkerRecord, list_workers
 from planner_ext.durable.inputs import RunInputs, new_budget_text
 from planner_ext.durable.listing import PARKED, RunFilters, RunStats, Statuses, StoreMarks
@@ -567,8 +568,6 @@ class Runs(RunsClient):
         where: str,
     ) -> AsyncGenerator["Runs", None]:
         """Work on a store, and leave it at the end of the block."""
-        from planner_ext.durable.gauge import waiting_reported  # noqa: PLC0415  (workers alone load OpenTelemetry)
-
         runner = Runner(store, settings.in_doubt, settings.clock or SystemClock(), settings.authorize)
         workers = LeasedWorkers(store, locks, lease_seconds=settings.lease_seconds)
         claims = Claims(

@@ -392,7 +392,8 @@ class JournalStore:
             (f"SELECT {_WAITING_MARK} FROM planner_approvals WHERE {OPEN}", {"now": now}),
             ("SELECT MAX(updated_at) FROM planner_runs", {}),
         )
-        return StoreMarks(number=int(waiting[0][0] or 0), waiting=_mark(waiting[0]), runs=_mark(runs[0]))
+        number = int(waiting[0][0] or 0)
+        return StoreMarks(number=number, waiting=_mark(waiting[0]), runs=_mark(runs[0]))
 
     async def look(self, now: float, me: str, *, skip: Collection[str]) -> Look:
         """Look for due runs without an owner, and for the owners of runs: what a worker reads in each poll."""
@@ -484,7 +485,10 @@ class JournalStore:
         """Read the faults and the deaths of a run that were counted at this progress."""
         statement = "SELECT retries, deaths FROM planner_runs WHERE run_id = :run_id AND progress = :progress"
         rows = await self._rows(statement, run_id=run_id, progress=progress)
-        return (int(rows[0][0] or 0), int(rows[0][1] or 0)) if rows else (0, 0)
+        if not rows:
+            return 0, 0
+        retries, deaths = rows[0]
+        return int(retries or 0), int(deaths or 0)
 
     async def park(
         self, run_id: str, *, seen: str | None, status: str, problem: str, at: float, **values: Value
@@ -528,7 +532,10 @@ class JournalStore:
         """Return the seconds since a worker's last heartbeat, and its lease; None if it has no row."""
         statement = f"SELECT {self.database.age}, lease_seconds FROM planner_workers WHERE worker_id = :worker_id"
         rows = await self._rows(statement, worker_id=worker_id)
-        return (float(rows[0][0] or 0), float(rows[0][1] or 0)) if rows else None
+        if not rows:
+            return None
+        age, lease = rows[0]
+        return float(age or 0), float(lease or 0)
 
     async def release_all(self, owner: str) -> None:
         """Clear a worker as the owner of all runs."""

@@ -836,7 +836,8 @@ class RunHandle(Generic[R]):
 
     def _continued(self) -> "asyncio.Task[R]":
         """Return the task of the current activation; once its result was returned, start the next one."""
-        if self._returned and self._task.done() and not self._task.cancelled() and self._task.exception() is None:
+        task = self._task
+        if self._returned and task.done() and not task.cancelled() and task.exception() is None:
             self._task = self._pool.task_of(self._job)
             self._returned = False
         return self._task
