@@ -21,7 +21,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str]]:
 
 
 async def test_each_event_of_a_run_is_one_line(store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Start, pause, decision, resume and end, with the consumption of the run; a call without a decision has no line."""
+    """Start, pause, decision, resume and end, with the consumption of the run; other calls have no line."""
     caplog.set_level(INFO, "planner_ext.runs")
     planner, kernel = world(tmp_path / "effects", [call("shop-label", {"order": 1}), PAY, say("Done.")])
     async with open_runs(store) as runs:
