@@ -34,7 +34,8 @@ from planner_ext.core.fold import CUT_SHORT
 from planner_ext.core.limits import Budget, is_count
 from planner_ext.engine.concurrency import StopHandle, streams
 from planner_ext.service import FunctionInvokingChatCompletion
-from planner_ext.sk.chat.history import find_problems, given_arguments, one_result_each, render
+from planner_ext.sk.chat.history import find_problems, one_result_each, render
+from planner_ext.sk.chat.reply import accepted_reply, given_arguments
 from planner_ext.sk.chat.transport import select_service
 from planner_ext.sk.checkpoint import Checkpoint, SigningKey
 from planner_ext.sk.checks import instance_of, least
@@ -48,7 +49,7 @@ from planner_ext.sk.errors import (
 )
 from planner_ext.sk.functions.conversion import InvalidArguments, parse_object
 from planner_ext.sk.functions.execution import ToolExecution, result_text
-from planner_ext.sk.messages import calls_of, merge_reply, requested_calls, text_of, with_items
+from planner_ext.sk.messages import calls_of, requested_calls, text_of, with_items
 from planner_ext.sk.run.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.run.context import checked_messages
 from planner_ext.sk.run.options import RunOptions, takes_run_options
@@ -199,7 +200,7 @@ def _as_reply(messages: Sequence[ChatMessageContent]) -> list[ChatMessageContent
     """
     if not messages:
         return []
-    reply = merge_reply(messages)
+    reply, _ = accepted_reply(messages)
     if calls_of(reply) and reply.finish_reason is not None and reply.finish_reason.value in CUT_SHORT:
         items: list[Any] = [item for item in reply.items if not isinstance(item, FunctionCallContent)]
         return [with_items(reply, items, reply.metadata)] if text_of(reply) else []

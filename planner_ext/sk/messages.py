@@ -1,4 +1,4 @@
-"""Semantic Kernel's messages: the calls of a reply, a streamed reply put together, and the usage that it reports.
+"""Semantic Kernel's messages: their texts, their calls, and the usage that a reply reports.
 
 Nothing that a caller or a connector owns is changed; a message that must differ is copied.
 """
@@ -8,7 +8,6 @@ import re
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
 from typing import Any, Final, NamedTuple, TypeVar, cast
@@ -22,7 +21,6 @@ from semantic_kernel.contents import (
     ChatMessageContent,
     FunctionCallContent,
     FunctionResultContent,
-    StreamingChatMessageContent,
     TextContent,
 )
 
@@ -85,6 +83,15 @@ def text_of(message: ChatMessageContent) -> str:
     return "".join(item.text for item in message.items if isinstance(item, TextContent))
 
 
+def with_one_text(items: list[Any], separator: str = "") -> list[Any]:
+    """Join the texts among the items of a message into one, which comes first; fewer than two stay as they are."""
+    texts = [item for item in items if isinstance(item, TextContent)]
+    if len(texts) < 2:
+        return items
+    whole = texts[0].model_copy(update={"text": separator.join(item.text for item in texts)})
+    return [whole, *(item for item in items if not isinstance(item, TextContent))]
+
+
 def calls_of(message: ChatMessageContent) -> list[FunctionCallContent]:
     """List the function calls of a message."""
     return [item for item in message.items if isinstance(item, FunctionCallContent)]
@@ -132,181 +139,42 @@ def name_of(call: FunctionCallContent | FunctionResultContent) -> str:
     return call.name or call.function_name
 
 
-def _as_json(arguments: Mapping[str, Any]) -> str:
-    """Write arguments that a connector parsed as JSON text again."""
-    return json.dumps(to_jsonable_python(dict(arguments), bytes_mode="base64", fallback=str), ensure_ascii=False)
+def requested_call(call: FunctionCallContent, used: set[str] | None = None) -> RequestedCall:
+    """Read one call of a reply: its name as the kernel has it, its arguments as JSON text.
+
+    Args:
+        call: As a connector returned it; some parse the arguments.
+        used: The ids of the calls before it, to which its own is added. An id that is missing, used or refused by
+            servers is replaced. None keeps the id.
+    """
+    own = call.id or ""
+    if used is not None:
+        if own in used or not ACCEPTED_ID.fullmatch(own):
+            own = f"call_{uuid.uuid4().hex[:24]}"
+        used.add(own)
+    arguments = call.arguments or ""
+    if isinstance(call.arguments, Mapping):
+        plain = to_jsonable_python(dict(call.arguments), bytes_mode="base64", fallback=str)
+        arguments = json.dumps(plain, ensure_ascii=False)
+    return RequestedCall(id=own, name=name_of(call), arguments=str(arguments))
 
 
 def requested_calls(message: ChatMessageContent) -> tuple[RequestedCall, ...]:
-    """List a reply's calls as the core knows them."""
-    return tuple(
-        RequestedCall(
-            id=call.id or "",
-            name=name_of(call),
-            arguments=_as_json(call.arguments) if isinstance(call.arguments, Mapping) else call.arguments or "",
-        )
-        for call in message.items
-        if isinstance(call, FunctionCallContent)
-    )
+    """List a message's calls as the core knows them."""
+    return tuple(map(requested_call, calls_of(message)))
 
 
-def with_own_ids(items: Iterable[Any]) -> list[Any]:
-    """Give each call a unique id, and write arguments that a connector parsed as JSON text again."""
-    seen: set[str] = set()
-    kept: list[Any] = []
-    for item in items:
-        own = item
+def with_own_ids(message: ChatMessageContent) -> ChatMessageContent:
+    """Give each call of a reply a unique id; one without calls is returned itself."""
+    used: set[str] = set()
+    items: list[Any] = []
+    for item in message.items:
         if isinstance(item, FunctionCallContent):
-            fits = ACCEPTED_ID.fullmatch(item.id or "") and item.id not in seen
-            update: dict[str, Any] = {} if fits else {"id": f"call_{uuid.uuid4().hex[:24]}"}
-            if isinstance(item.arguments, Mapping):
-                update["arguments"] = _as_json(item.arguments)
-            own = item.model_copy(update=update) if update else item
-            seen.add(own.id or "")
-        kept.append(own)
-    return kept
-
-
-def merge_reply(messages: Sequence[ChatMessageContent]) -> ChatMessageContent:
-    """Merge the messages of a reply into one, whose calls are one ordered batch.
-
-    Ids that are missing, given twice within the reply, or refused by servers are reissued; everything else is kept as
-    received.
-    """
-    first = messages[0]
-    if len(messages) == 1 and not calls_of(first):
-        return first
-    metadata = {key: value for message in messages for key, value in message.metadata.items()}
-    return with_items(first, with_own_ids(item for message in messages for item in message.items), metadata)
-
-
-# A streamed reply.
-
-_OPEN_CALLS = 256
-"""How far back a piece looks for its call: keeps a reply of very many calls linear. Providers send calls in order."""
-
-
-@dataclass(slots=True)
-class _StreamedCall:
-    id: str | None
-    index: int | None
-    call_id: str | None = None
-    metadata: dict[str, Any] = field(default_factory=dict[str, Any])
-    names: list[str] = field(default_factory=list[str])
-    arguments: list[Any] = field(default_factory=list[Any])
-
-    def add(self, piece: FunctionCallContent, name: str) -> None:
-        self.id = self.id or piece.id or None
-        self.call_id = self.call_id or piece.call_id
-        self.metadata |= piece.metadata
-        if name and not self.arguments:
-            repeated = bool(piece.id or piece.arguments) and "".join(self.names) == name  # as some servers do
-            self.names += [] if repeated else [name]
-        if piece.arguments is not None and piece.arguments != "":
-            self.arguments.append(piece.arguments)
-
-    def content(self) -> FunctionCallContent:
-        texts = [piece for piece in self.arguments if isinstance(piece, str)]
-        return FunctionCallContent(
-            id=self.id,
-            call_id=self.call_id,
-            index=self.index,
-            name="".join(self.names),
-            arguments="".join(texts) if texts or not self.arguments else self.arguments[0],
-            metadata=self.metadata,
-        )
-
-
-class ReplyAssembly:
-    """Puts the chunks of one streamed reply together: in linear time, keeping no chunk and losing no delta.
-
-    Semantic Kernel's own addition of chunks drops an argument delta equal to ``{}``, mixes the fragments of calls that
-    share an index, and loses a function name that comes in pieces.
-    """
-
-    def __init__(self) -> None:
-        self._first: StreamingChatMessageContent | None = None
-        self._text: list[str] = []
-        self._calls: list[_StreamedCall] = []
-        self._others: list[Any] = []
-        self._metadata: dict[str, Any] = {}
-        self._finish_reason: Any = None
-
-    def add(self, chunk: StreamingChatMessageContent) -> str:
-        """Take one chunk; return the text in it."""
-        if chunk.role == AuthorRole.TOOL:  # the service ran the calls so far itself, and begins another reply
-            self._text = []
-            self._calls = []
-            self._others = []
-            return ""
-        if self._first is None:
-            self._first = chunk
-        if chunk.finish_reason is not None:
-            self._finish_reason = chunk.finish_reason
-        self._add_metadata(chunk.metadata)
-        start = len(self._text)
-        for item in chunk.items:
-            if isinstance(item, FunctionCallContent):
-                self._add_call(item)
-            elif isinstance(item, TextContent):
-                self._text.append(item.text)
-            else:
-                self._others.append(item)
-        return "".join(self._text[start:])
-
-    @property
-    def is_reply(self) -> bool:
-        """Whether the chunks make a reply: they hold content, or a finish reason."""
-        return bool(self._text or self._calls or self._others or self._finish_reason is not None)
-
-    def message(self) -> ChatMessageContent:
-        """Return the whole message: its calls in the order of their indexes, then other items, then its text."""
-        first = self._first
-        assert first is not None
-        calls = sorted(self._calls, key=lambda call: call.index or 0)
-        items: list[Any] = [*(call.content() for call in calls), *self._others]
-        if text := "".join(self._text):
-            items.append(TextContent(text=text))
-        return AssistantMessage(
-            role=first.role,
-            items=items,
-            name=first.name,
-            ai_model_id=first.ai_model_id,
-            metadata=self._metadata,
-            finish_reason=self._finish_reason,
-        )
-
-    def _add_metadata(self, metadata: dict[str, Any]) -> None:
-        """Merge the metadata of all chunks; usage that is reported more than once is cumulative."""
-        usage = merge_reported(self._metadata.get("usage"), metadata.get("usage"))
-        for key, value in metadata.items():
-            if value is not None or key not in self._metadata:
-                self._metadata[key] = value
-        if usage is not None:
-            self._metadata["usage"] = usage
-
-    def _add_call(self, piece: FunctionCallContent) -> None:
-        name = piece.name or piece.custom_fully_qualified_name("-")
-        call = self._continued(piece, name)
-        if call is None:
-            call = _StreamedCall(id=piece.id or None, index=piece.index)
-            self._calls.append(call)
-        call.add(piece, name)
-
-    def _continued(self, piece: FunctionCallContent, name: str) -> _StreamedCall | None:
-        """Find the call that a piece continues; None if it opens a new one.
-
-        A new call is opened by arguments that are whole, by another id, and, where no ids are sent, by a name after
-        arguments have begun.
-        """
-        same = [call for call in self._calls[-_OPEN_CALLS:] if call.index == piece.index]
-        if not same or isinstance(piece.arguments, Mapping):
-            return None
-        call = same[-1]
-        if piece.id and call.id:
-            return next((known for known in reversed(same) if known.id == piece.id), None)
-        opens = call.names if piece.id else name and call.arguments and not call.id
-        return None if opens else call
+            call = requested_call(item, used)
+            items.append(item.model_copy(update={"id": call.id, "arguments": call.arguments}))
+        else:
+            items.append(item)
+    return with_items(message, items, message.metadata) if used else message
 
 
 # The usage that a reply reports. Each connector names tokens in its own way, and some omit part of their SDK's report:

@@ -47,10 +47,10 @@ from planner_ext.core.state import Batch, State
 from planner_ext.core.values import RequestedCall, ResolvedCall
 from planner_ext.engine.document import dump_message
 from planner_ext.engine.ports import Clock, Finished, Ports, RunInfo
-from planner_ext.sk.chat.connectors import received
-from planner_ext.sk.chat.transport import kernel_with_services, received_groups
+from planner_ext.sk.chat.reply import ReplyAssembly, corrected, corrected_chunks
+from planner_ext.sk.chat.transport import kernel_with_services
 from planner_ext.sk.errors import InvalidOptionError
-from planner_ext.sk.messages import ReplyAssembly, load_message, loaded, merge_reply, text_of
+from planner_ext.sk.messages import load_message, loaded, text_of, with_own_ids
 from planner_ext.sk.run.options import CheckedOptions
 from planner_ext.sk.run.tools import KernelFunctions
 from planner_ext.testing.cassette import (
@@ -247,7 +247,7 @@ class _Recorder(_Tape):
     ) -> list[ChatMessageContent]:
         with self._exchange(service, history, settings) as (inner, kept):
             replies = await inner._inner_get_chat_message_contents(history, settings)  # pyright: ignore[reportPrivateUsage]  (what a connector overrides)
-            messages = [merge_reply([received(message)]) for message in replies]
+            messages = [with_own_ids(corrected(message)) for message in replies]
             self._keep(kept, messages)
             return messages
 
@@ -258,14 +258,14 @@ class _Recorder(_Tape):
         with self._exchange(service, history, settings) as (inner, kept):
             stream = inner._inner_get_streaming_chat_message_contents(history, settings, attempt)  # pyright: ignore[reportPrivateUsage]  (what a connector overrides)
             try:
-                async with aclosing(received_groups(stream)) as groups:
+                async with aclosing(corrected_chunks(stream)) as groups:
                     async for group in groups:
                         for chunk in group:
                             if chunk is not None and chunk.choice_index == 0:  # pyright: ignore[reportUnnecessaryComparison]
                                 assembly.add(chunk)
                         yield group
             finally:  # what had arrived is a reply, too
-                self._keep(kept, [merge_reply([assembly.message()])] if assembly.is_reply else [])
+                self._keep(kept, [with_own_ids(assembly.message())] if assembly.is_reply else [])
 
 
 class _Player(_Tape):
@@ -445,7 +445,7 @@ def _message(written: dict[str, Any]) -> ChatMessageContent:
     message = load_message(written)
     if "usage" in message.metadata:
         message.metadata["usage"] = loaded(message.metadata["usage"])
-    return merge_reply([message])
+    return with_own_ids(message)
 
 
 _PIECE = 16

@@ -27,7 +27,8 @@ from planner_ext.core.values import CallResult
 from planner_ext.errors import InvalidHistoryError
 from planner_ext.hitl_manager import Checkpoint, Defer, Supply
 from planner_ext.session import AutomaticToolUseConfig, ToolUseSession
-from planner_ext.sk.chat.history import accepted_name, accepted_reply, find_problems, given_arguments, repair_history
+from planner_ext.sk.chat.history import find_problems, repair_history
+from planner_ext.sk.chat.reply import accepted_name, accepted_reply, given_arguments
 from planner_ext.sk.functions.conversion import quoted
 from planner_ext.sk.messages import calls_of
 from planner_ext.testing import ScriptedCall, ScriptedChatCompletion, ScriptedFault, ScriptedReply, call, calls, say
@@ -181,7 +182,7 @@ async def test_arguments_in_a_history_are_always_one_json_object(
 async def test_a_reply_is_the_assistants_whatever_it_says(kernel: Kernel) -> None:
     """Role and speaker that a server would refuse do not enter the history; a lone surrogate in its text neither."""
     message = ChatMessageContent(role=AuthorRole.USER, name="a b", items=[TextContent(text="so\ud800")])
-    written, _ = accepted_reply(message)
+    written, _ = accepted_reply([message])
     assert (written.role, written.name, written.content) == (AuthorRole.ASSISTANT, None, "so\N{REPLACEMENT CHARACTER}")
 
 
@@ -211,7 +212,7 @@ def test_what_is_accepted_is_returned_itself() -> None:
     """A reply that servers accept is not written anew."""
     item = FunctionCallContent(id="c", name="t-add", arguments='{ "a":1 }')
     message = ChatMessageContent(role=AuthorRole.ASSISTANT, items=[item])
-    assert accepted_reply(message)[0] is message
+    assert accepted_reply([message])[0].items[0] is item
 
 
 @EVERY_NAME
@@ -247,24 +248,6 @@ async def test_a_callers_history_is_refused_unsent(ask: Ask, serve: Serve, histo
     (sent,) = sent_calls(served)
     assert sent["function"] == {"name": "unknown_functions_t-add", "arguments": '{"invalid_json": "{"}'}
     assert served.server.refused == []
-
-
-async def test_a_checkpoint_with_the_models_own_name_is_resumed(serve: Serve, kernel: Kernel) -> None:
-    """A checkpoint that was written with the model's own name is sent so that it is accepted."""
-    served = serve([calls(call("functions.t-add"), call("t-add")), say("Stopped."), say("Resumed.")])
-    kernel.add_service(served.connector)
-    options = FunctionCallingStepwisePlannerOptions(plan=False, budget=Budget(max_iterations=2))
-    planner = FunctionCallingStepwisePlanner(options=options)
-    data = json.loads((await planner.invoke(kernel, "Go.")).checkpoint.to_json())
-    replied = next(fact for fact in data["facts"] if fact["type"] == "ModelReplied")
-    item = replied["message"]["items"][0]
-    assert item["name"] == "unknown_functions_t-add"
-    item |= {"name": "functions.t-add", "plugin_name": "functions.t", "function_name": "add"}
-    for each in replied["calls"]:
-        each.pop("sent_name", None)  # a default is not written
-    result = await planner.resume(kernel, Checkpoint.from_json(json.dumps(data)), budget=Budget(max_iterations=5))
-    assert (result.final_answer, served.server.refused) == ("Resumed.", [])
-    assert sent_calls(served)[0]["function"]["name"] == "unknown_functions_t-add"
 
 
 async def test_a_paused_batch_with_such_a_name_is_resumed(serve: Serve, kernel: Kernel) -> None:
@@ -304,7 +287,7 @@ async def test_in_open_loop_the_caller_sees_what_the_model_sent(serve: Serve, st
 def test_arguments_as_the_model_gave_them_are_read_back(text: str) -> None:
     """What the model sent is found again in what the history holds."""
     item = FunctionCallContent(id="c", name="t-add", arguments=text)
-    written, _ = accepted_reply(ChatMessageContent(role=AuthorRole.ASSISTANT, items=[item]))
+    written, _ = accepted_reply([ChatMessageContent(role=AuthorRole.ASSISTANT, items=[item])])
     (held,) = calls_of(written)
     assert given_arguments(str(held.arguments)) == ("{}" if text.isspace() else text)
 

@@ -22,7 +22,7 @@ from semantic_kernel.contents import (
     TextContent,
 )
 
-from planner_ext.sk.messages import ReplyAssembly
+from planner_ext.sk.chat.reply import ReplyAssembly
 
 
 def chunk(*items: Any, finish_reason: FinishReason | None = None, **metadata: Any) -> StreamingChatMessageContent:

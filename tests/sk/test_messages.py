@@ -1,6 +1,7 @@
 """Semantic Kernel's messages in and out: nothing of a reply is lost, and nothing that is not ours is changed."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -18,11 +19,11 @@ from semantic_kernel.contents import (
 from planner_ext.core.values import CallResult, EditedReply
 from planner_ext.engine.document import dump_message
 from planner_ext.sk.chat.history import render
+from planner_ext.sk.chat.reply import accepted_reply
 from planner_ext.sk.messages import (
     AssistantMessage,
     assistant_text,
     load_message,
-    merge_reply,
     requested_calls,
     text_of,
 )
@@ -37,6 +38,11 @@ def reply(*items: Any, **more: Any) -> ChatMessageContent:
     return ChatMessageContent(role=AuthorRole.ASSISTANT, items=[*items], **more)
 
 
+def accepted(messages: Sequence[ChatMessageContent]) -> ChatMessageContent:
+    message, _ = accepted_reply(messages)
+    return message
+
+
 def ids(message: ChatMessageContent) -> list[str | None]:
     return [item.id for item in message.items if isinstance(item, FunctionCallContent)]
 
@@ -45,13 +51,13 @@ def test_text_beside_calls_is_sent_with_them() -> None:
     """A message of ours is sent with text and calls; Semantic Kernel's own leaves the text out."""
     items = [TextContent(text="Let "), call("a"), TextContent(text="me see.")]
     assert "content" not in reply(*items).to_dict()
-    sent = merge_reply([reply(*items)]).to_dict()
+    sent = accepted([reply(*items)]).to_dict()
     assert (sent["content"], [one["id"] for one in sent["tool_calls"]]) == ("Let me see.", ["a"])
 
 
 def test_calls_without_text_are_sent_without_content() -> None:
     """No text: no content, as before."""
-    assert "content" not in merge_reply([reply(call("a"))]).to_dict()
+    assert "content" not in accepted([reply(call("a"))]).to_dict()
 
 
 @pytest.mark.parametrize(
@@ -60,7 +66,7 @@ def test_calls_without_text_are_sent_without_content() -> None:
 def test_missing_and_repeated_ids_are_reissued(given: list[str | None]) -> None:
     """Afterwards each call has an id of its own, which OpenAI takes; ids that were good stay."""
     received = reply(*(call(id) for id in given))
-    got = ids(merge_reply([received]))
+    got = ids(accepted([received]))
     assert len(set(got)) == len(got)
     assert all(id and len(id) <= 40 for id in got)
     assert [id for n, id in enumerate(given) if id and id not in given[:n]] == [id for id in got if id in given]
@@ -70,7 +76,7 @@ def test_missing_and_repeated_ids_are_reissued(given: list[str | None]) -> None:
 def test_a_reply_without_calls_is_passed_on_as_it_is() -> None:
     """The very same message, where there is nothing to do."""
     received = reply(TextContent(text="Hi."))
-    assert merge_reply([received]) is received
+    assert accepted([received]) is received
 
 
 def test_everything_else_of_a_reply_is_kept() -> None:
@@ -78,7 +84,7 @@ def test_everything_else_of_a_reply_is_kept() -> None:
     noted = call(None, metadata={"thought_signature": b"\xff"}, inner_content="raw")
     image = ImageContent(uri="https://example.org/cat.png")
     more = {"ai_model_id": "m", "metadata": {"id": "x"}, "name": "n", "inner_content": "whole"}
-    merged = merge_reply([reply(noted, image, finish_reason=FinishReason.TOOL_CALLS, **more)])
+    merged = accepted([reply(noted, image, finish_reason=FinishReason.TOOL_CALLS, **more)])
     assert (merged.finish_reason, merged.ai_model_id, merged.metadata) == ("tool_calls", "m", {"id": "x"})
     assert (merged.name, merged.inner_content, merged.items[1]) == ("n", "whole", image)
     assert (merged.items[0].metadata, merged.items[0].inner_content) == ({"thought_signature": b"\xff"}, "raw")
@@ -86,13 +92,13 @@ def test_everything_else_of_a_reply_is_kept() -> None:
 
 def test_several_messages_become_one() -> None:
     """Texts and calls of several messages stand in one, in order, with the metadata of all."""
-    merged = merge_reply(
+    merged = accepted(
         [
             reply(TextContent(text="One. "), call("a"), metadata={"id": "x", "n": 1}),
             reply(TextContent(text="Two."), call("a"), metadata={"id": "y"}),
         ]
     )
-    assert text_of(merged) == "One. Two."
+    assert merged.content == text_of(merged) == "One. Two."
     assert (ids(merged)[0], len(set(ids(merged)))) == ("a", 2)
     assert merged.metadata == {"id": "y", "n": 1}
 
@@ -182,7 +188,7 @@ def test_an_empty_assistant_message_is_sent_as_text() -> None:
 
 def test_a_history_with_our_messages_is_a_history() -> None:
     """Our message is Semantic Kernel's to every reader: it dumps, prints and compares as one."""
-    ours = merge_reply([reply(call("a"), TextContent(text="See:"))])
+    ours = accepted([reply(call("a"), TextContent(text="See:"))])
     history = ChatHistory(messages=[ours])
     loaded = ChatHistory.model_validate_json(history.model_dump_json())
     assert loaded.messages[0].items == ours.items

@@ -22,11 +22,15 @@ from semantic_kernel.contents import (
 from semantic_kernel.functions import kernel_function
 from tiktoken import registry
 
-from planner_ext import BoundedFunctionChoiceBehavior
+from planner_ext import (
+    BoundedFunctionChoiceBehavior,
+    FunctionCallingStepwisePlanner,
+    FunctionCallingStepwisePlannerOptions,
+)
 from planner_ext.errors import PromptTooLargeError
 from planner_ext.sk.chat.prices import RequestMeter, estimated_tokens
 from planner_ext.sk.functions.toolset import ToolSet
-from planner_ext.testing import ScriptedChatCompletion
+from planner_ext.testing import ScriptedChatCompletion, say
 
 
 def message(role: str, *items: Any) -> ChatMessageContent:
@@ -145,11 +149,6 @@ def test_the_limit_itself_is_allowed() -> None:
     assert f"{tokens} tokens (an estimate), and max_prompt_tokens is {tokens - 1}" in str(caught.value)
 
 
-def test_no_limit_counts_nothing() -> None:
-    """With 0 nothing is even looked at."""
-    sizer(0).check([None], None)  # pyright: ignore[reportArgumentType]  # what would fail if it were read
-
-
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """List the texts that are counted."""
@@ -161,6 +160,14 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr("planner_ext.sk.chat.prices.estimated_tokens", count)
     return seen
+
+
+async def test_no_limit_counts_nothing(counted: list[str]) -> None:
+    """A run without a limit, a price or an estimate does not look at the size of its requests."""
+    kernel = Kernel(services=ScriptedChatCompletion([say("Hello.")]))
+    planner = FunctionCallingStepwisePlanner(options=FunctionCallingStepwisePlannerOptions(plan=False))
+    assert (await planner.invoke(kernel, "Hello?")).final_answer == "Hello."
+    assert counted == []
 
 
 def test_what_was_counted_is_not_counted_again(counted: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Semantic Kernel's connectors: what each refuses or loses of a conversation, and what is sent and read because of it.
+"""Semantic Kernel's connectors: what each refuses or loses of a conversation, and what is sent because of it.
 
 One table, by the module of a connector's class, so that no SDK need be installed. The messages of a run stay as they
 are: only the copy that is sent differs. Whatever the table does not name is sent as it is.
@@ -9,24 +9,20 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import is_
-from typing import Any, Final, Literal, TypeVar, cast
+from typing import Any, Final, Literal
 
 from semantic_kernel.contents import (
     AuthorRole,
     ChatMessageContent,
-    FinishReason,
     FunctionCallContent,
     FunctionResultContent,
     ImageContent,
-    StreamingTextContent,
     TextContent,
 )
 from semantic_kernel.functions import KernelFunctionMetadata
 from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
-from planner_ext.sk.messages import calls_of, part_of, text_of, usage_in, with_usage
-
-M = TypeVar("M", bound=ChatMessageContent)
+from planner_ext.sk.messages import calls_of, text_of, with_one_text
 
 NO_FUNCTION = KernelFunctionMetadata(
     name="no_function_is_left",
@@ -89,6 +85,9 @@ class Connector:
     says_calls: bool = True
 
 
+_UNKNOWN: Final = Connector()
+_OPENAI: Final = Connector(provider="openai")
+
 _PACKAGE = "semantic_kernel.connectors.ai."
 
 _KNOWN = {
@@ -134,7 +133,7 @@ _KNOWN = {
         between={(_TOOL, _USER): _NOTED, (_ASSISTANT, None): _CONTINUE},
     ),
     "ollama": Connector(takes_none=False, instructions="system", separator="-", first_text="always", says_calls=False),
-    "open_ai": Connector(provider="openai"),
+    "open_ai": _OPENAI,
 }
 
 
@@ -144,7 +143,7 @@ def connector_of(service: AIServiceClientBase) -> Connector:
         service = inner
     modules = (kind.__module__ for kind in type(service).__mro__)
     known = next((module for module in modules if module.startswith(_PACKAGE)), "")
-    return _KNOWN.get(known.removeprefix(_PACKAGE).partition(".")[0], Connector())
+    return _KNOWN.get(known.removeprefix(_PACKAGE).partition(".")[0], _UNKNOWN)
 
 
 def has_calls(messages: Iterable[ChatMessageContent]) -> bool:
@@ -155,11 +154,13 @@ def has_calls(messages: Iterable[ChatMessageContent]) -> bool:
 # What is sent.
 
 
-def sent(messages: Sequence[ChatMessageContent], connector: Connector) -> list[ChatMessageContent]:
-    """Write messages as a connector and its provider take them, in a new list; see `Connector`.
+def sent(messages: list[ChatMessageContent], connector: Connector) -> list[ChatMessageContent]:
+    """Write messages as a connector and its provider take them; see `Connector`.
 
     What needs no change is not copied. A message is written alike in every request, so that prompt caches keep it.
     """
+    if connector is _OPENAI or connector is _UNKNOWN:
+        return messages
     written = messages
     if connector.instructions != "differ":
         written = [_as_system(message) if message.role == AuthorRole.DEVELOPER else message for message in written]
@@ -242,113 +243,9 @@ def _ordered(messages: Iterable[ChatMessageContent], connector: Connector) -> li
 
 def _one_text(message: ChatMessageContent, connector: Connector) -> ChatMessageContent:
     """Join the texts of a message, of which the connector would send the first only."""
-    texts = [item for item in message.items if isinstance(item, TextContent)]
-    if len(texts) < 2 or not connector.first_text:
+    if not connector.first_text:
         return message
     if connector.first_text == "without_images" and any(isinstance(item, ImageContent) for item in message.items):
         return message
-    return _with_one_text(message, texts, "" if message.role == _ASSISTANT else "\n")
-
-
-def _with_one_text(message: M, texts: Sequence[TextContent], separator: str) -> M:
-    whole = texts[0].model_copy(update={"text": separator.join(item.text for item in texts)})
-    return message.model_copy(
-        update={"items": [whole, *(item for item in message.items if not isinstance(item, TextContent))]}
-    )
-
-
-# What is read.
-
-_REASONS = {
-    "stop": FinishReason.STOP,
-    "length": FinishReason.LENGTH,
-    "model_context_window_exceeded": FinishReason.LENGTH,
-    "guardrail_intervened": FinishReason.CONTENT_FILTER,
-    "recitation": FinishReason.CONTENT_FILTER,
-    "blocklist": FinishReason.CONTENT_FILTER,
-    "prohibited_content": FinishReason.CONTENT_FILTER,
-    "spii": FinishReason.CONTENT_FILTER,
-}
-"""Finish reasons of Ollama, Bedrock and Google that Semantic Kernel does not read; all but "stop" mean a cut reply."""
-
-
-_REFUSED = "refusal"
-"""The key in the metadata of a refusal of the model, and what such a reply counts as having ended by."""
-
-
-def has_form(settings: object) -> bool:
-    """Return whether the settings of a request ask for an answer in a form."""
-    return getattr(settings, "response_format", None) is not None
-
-
-def reply_ended_by(message: ChatMessageContent, *, in_form: bool) -> str | None:
-    """Return the finish reason of a whole reply as `planner_ext.core.fold.CUT_SHORT` has it.
-
-    Args:
-        message: The reply.
-        in_form: Whether the answer must have a form. Then a refusal of the model is no answer, and ends by ``refusal``;
-            elsewhere its text is the answer.
-    """
-    if in_form and message.metadata.get(_REFUSED):
-        return _REFUSED
-    return None if message.finish_reason is None else message.finish_reason.value
-
-
-def with_refusal(message: M) -> M:
-    """Mark a refusal of the model, as OpenAI's response has it, in the metadata of a reply or of a part of it.
-
-    Semantic Kernel's connector writes the refusal of a plain reply as its text, and drops that of a streamed one, which
-    is added here.
-    """
-    place = getattr(message, "choice_index", None)
-    for choice in _sequence(part_of(message.inner_content, "choices")):
-        refusal = part_of(part_of(choice, "message"), _REFUSED) or part_of(part_of(choice, "delta"), _REFUSED)
-        if not isinstance(refusal, str) or not refusal:
-            continue
-        marked = {**message.metadata, _REFUSED: True}
-        if place is None and text_of(message) == refusal:
-            return message.model_copy(update={"metadata": marked})
-        if place is not None and part_of(choice, "index") == place:
-            items = [*message.items, StreamingTextContent(choice_index=place, text=refusal)]
-            return message.model_copy(update={"metadata": marked, "items": items})
-    return message
-
-
-def received(message: M) -> M:
-    """Correct a reply, or a part of it, by its SDK's response: usage, finish reason, refusal, and Google's thoughts.
-
-    Connectors omit the first two, and write thoughts as text. A correct message is returned itself.
-    """
-    message = with_refusal(message)
-    candidate = _candidate(message.inner_content)
-    if message.finish_reason is None and (reason := _finish_reason(message.inner_content, candidate)) is not None:
-        message = message.model_copy(update={"finish_reason": reason})
-    parts = part_of(part_of(candidate, "content"), "parts")
-    if any(part_of(part, "thought") for part in _sequence(parts)):
-        texts = iter([bool(part_of(part, "thought")) for part in _sequence(parts) if part_of(part, "text")])
-        items = [item for item in message.items if not (isinstance(item, TextContent) and next(texts, False))]
-        message = message.model_copy(update={"items": items})
-    return with_usage(message, usage_in(message))
-
-
-def whole_text(message: M) -> M:
-    """Copy a reply with all its text in one item: Semantic Kernel's callers read the first one only."""
-    texts = [item for item in message.items if isinstance(item, TextContent)]
-    return message if len(texts) < 2 else _with_one_text(message, texts, "")
-
-
-def _candidate(response: object) -> object:
-    """Return the first candidate of a response of Google's, else None."""
-    return next(iter(_sequence(part_of(response, "candidates"))), None)
-
-
-def _sequence(value: object) -> Sequence[object]:
-    return cast("Sequence[object]", value) if isinstance(value, list | tuple) else ()
-
-
-def _finish_reason(response: object, candidate: object) -> FinishReason | None:
-    """Read the finish reason from a response of Ollama, Bedrock (plain or an event of a stream) or Google."""
-    stop = part_of(response, "messageStop") or response
-    reasons = (part_of(stop, "done_reason"), part_of(stop, "stopReason"), part_of(candidate, "finish_reason"))
-    texts = (str(getattr(reason, "value", reason)).lower() for reason in reasons)  # some are of an SDK's enumeration
-    return next((_REASONS[text] for text in texts if text in _REASONS), None)
+    items = with_one_text(message.items, "" if message.role == _ASSISTANT else "\n")
+    return message if items is message.items else message.model_copy(update={"items": items})

@@ -1,15 +1,12 @@
-"""The history that a request sends: converts a transcript to messages, and checks that servers accept them.
+"""The history that a request sends: a transcript as messages, and a caller's history, checked or repaired.
 
-A model may call a function by a name that servers refuse (``functions.t-a``, ``t-a<|channel|>commentary``, ""). If such
-a call stayed in the history, servers would refuse every later request of the conversation. So each reply is normalised
-before it enters a history; an acceptable reply stays as it is, byte by byte. The caller's history is checked, or
-repaired, by the same rules. The history of a resumed run is brought up to date, or refused and not changed.
+A caller's history is checked by the rules by which replies are normalised; see `planner_ext.sk.chat.reply`. The history
+of a resumed run is brought up to date, or refused and not changed.
 """
 
 import json
-import re
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import takewhile
 from operator import is_
 from typing import Any, Final
@@ -26,11 +23,10 @@ from semantic_kernel.contents import (
 from planner_ext.core.facts import Fact, ModelReplied
 from planner_ext.core.state import State
 from planner_ext.core.values import CallResult, EditedReply, Message, RequestedCall, TextMessage, TranscriptItem
+from planner_ext.sk.chat.reply import accepted_items, accepted_name
 from planner_ext.sk.errors import InvalidHistoryError
-from planner_ext.sk.functions.conversion import InvalidArguments, parse_object, quoted
-from planner_ext.sk.functions.execution import sendable
+from planner_ext.sk.functions.conversion import quoted
 from planner_ext.sk.messages import (
-    ACCEPTED_ID,
     INSIDE,
     AssistantMessage,
     calls_of,
@@ -39,125 +35,16 @@ from planner_ext.sk.messages import (
     requested_calls,
     text_of,
     with_items,
-    with_own_ids,
 )
-
-INVALID_JSON: Final = "invalid_json"
-"""The key under which a history holds arguments that are not one JSON object."""
 
 NO_RESULT: Final = "No result was recorded for this call."
 """The result that `repair_history` gives a call without one."""
 
-_NAME = re.compile("[a-zA-Z0-9_-]+")
-_NOT_IN_A_NAME = re.compile("[^a-zA-Z0-9_-]+")
-_LONGEST_NAME: Final = 64
-_SPEAKER = re.compile(r"[^\s<|\\/>]+")
-
-
-# Normalising a reply for servers: the names and arguments of its calls, its role and its text.
-
-
-def accepted_name(name: str, offered: Container[str] | None = ()) -> str:
-    """Return a function name that servers accept: ``[a-zA-Z0-9_-]``, 1 to 64 characters.
-
-    Args:
-        name: The name that the model used.
-        offered: Names that the server has accepted in the request, of any length; None accepts every length.
-
-    Returns:
-        The name itself if it is acceptable; else a similar one with the prefix ``unknown_``, which no function has.
-    """
-    if _NAME.fullmatch(name) and (len(name) <= _LONGEST_NAME or offered is None or name in offered):
-        return name
-    resembling = _NOT_IN_A_NAME.sub("_", name[:_LONGEST_NAME])
-    return f"unknown_{resembling or 'function'}"[:_LONGEST_NAME]
-
-
-def _accepted_arguments(given: str | Mapping[str, Any] | None) -> str | Mapping[str, Any]:
-    """Return arguments as one JSON object, which some servers require; other text is put under `INVALID_JSON`."""
-    if not isinstance(given, str) or not given or given.isspace():
-        return given if isinstance(given, Mapping) else "{}"
-    if isinstance(parse_object(given), InvalidArguments):
-        return json.dumps({INVALID_JSON: sendable(given)}, ensure_ascii=False)
-    return given
-
-
-def given_arguments(written: str) -> str:
-    """Recover the model's own arguments from those in a history."""
-    if not written.startswith(f'{{"{INVALID_JSON}": '):
-        return written
-    parsed = parse_object(written)
-    given = parsed.get(INVALID_JSON) if isinstance(parsed, dict) and len(parsed) == 1 else None
-    return given if isinstance(given, str) and isinstance(parse_object(given), InvalidArguments) else written
-
-
-def _accepted_item(item: Any, offered: Container[str] | None) -> Any:
-    """Normalise a call or a text for servers; an item that needs no change is returned itself."""
-    if isinstance(item, TextContent):
-        text = sendable(item.text)
-        return item if text == item.text else item.model_copy(update={"text": text})
-    if not isinstance(item, FunctionCallContent):
-        return item
-    name = name_of(item)
-    arguments = _accepted_arguments(item.arguments)
-    own = accepted_name(name, offered)
-    update: dict[str, Any] = {} if arguments == item.arguments else {"arguments": arguments}
-    if own != name or not item.name:
-        plugin, function = own.split("-", 1) if "-" in own else (None, own)
-        update |= {"name": own, "plugin_name": plugin, "function_name": function}
-    return item.model_copy(update=update) if update else item
-
-
-def _accepted_message(message: ChatMessageContent, offered: Container[str] | None) -> ChatMessageContent:
-    """Normalise an assistant message for servers; one that needs no change is returned itself."""
-    if message.role != AuthorRole.ASSISTANT:
-        return message
-    items = [_accepted_item(item, offered) for item in message.items]
-    return message if all(map(is_, items, message.items)) else with_items(message, items, message.metadata)
-
-
-def accepted_reply(
-    message: ChatMessageContent, offered: Container[str] = ()
-) -> tuple[ChatMessageContent, tuple[RequestedCall, ...]]:
-    """Normalise a reply for the history, and list its calls as the model made them.
-
-    Args:
-        message: The reply; each of its calls has an id.
-        offered: The names of the functions that the request offered.
-    """
-    calls = requested_calls(message)
-    name = message.name if message.name is None or _SPEAKER.fullmatch(message.name) else None
-    if message.role is not AuthorRole.ASSISTANT or name != message.name:
-        message = message.model_copy(update={"role": AuthorRole.ASSISTANT, "name": name})
-    written = _accepted_message(message, offered)
-    if written is message:
-        return message, calls
-    sent = zip(calls, map(name_of, calls_of(written)), strict=True)
-    return written, tuple(call if name == call.name else replace(call, sent_name=name) for call, name in sent)
-
-
-def is_written_as(message: ChatMessageContent, calls: Sequence[RequestedCall]) -> bool:
-    """Whether the calls in a message equal the given ones, either normalised or as the model made them."""
-    written = requested_calls(message)
-    return len(written) == len(calls) and all(
-        own.id == call.id
-        and own.name == (call.sent_name or call.name)
-        and call.sent_name in ("", accepted_name(call.name))
-        and own.arguments in (call.arguments, _accepted_arguments(call.arguments))
-        for own, call in zip(written, calls, strict=True)
-    )
-
-
 # Converting a transcript to messages.
 
 
-def render(entries: Iterable[TranscriptItem], offered: Container[str] | None = None) -> list[ChatMessageContent]:
-    """Convert transcript entries to Semantic Kernel's messages.
-
-    Args:
-        entries: The transcript, or a part of it.
-        offered: Names of the offered functions; see `accepted_name`.
-    """
+def render(entries: Iterable[TranscriptItem]) -> list[ChatMessageContent]:
+    """Convert transcript entries to Semantic Kernel's messages."""
     messages: list[ChatMessageContent] = []
     for entry in entries:
         match entry:
@@ -167,11 +54,11 @@ def render(entries: Iterable[TranscriptItem], offered: Container[str] | None = N
                     content.metadata[INSIDE] = list(entry.inside)
                 message = ChatMessageContent(role=AuthorRole.TOOL, items=[content])
             case EditedReply():
-                message = _edited(_load(entry.message, offered), set(entry.kept), dict(entry.edited))
+                message = _edited(_load(entry.message), set(entry.kept), dict(entry.edited))
             case TextMessage():
                 message = ChatMessageContent(role=AuthorRole(entry.role), content=entry.text)
             case _:
-                message = _load(entry, offered)
+                message = _load(entry)
         messages.append(message)
     return messages
 
@@ -188,12 +75,9 @@ def _edited(message: ChatMessageContent, kept: set[str], edited: Mapping[str, st
     return with_items(message, items, message.metadata)
 
 
-def _load(message: Message, offered: Container[str] | None) -> ChatMessageContent:
-    """Load a message for a request: text stays beside the calls, and an empty message gets a text.
-
-    Journals may hold replies that were stored before they were normalised with `accepted_reply`.
-    """
-    loaded = message if isinstance(message, ChatMessageContent) else _accepted_message(load_message(message), offered)
+def _load(message: Message) -> ChatMessageContent:
+    """Load a message for a request: text stays beside the calls, and an empty message gets a text."""
+    loaded = load_message(message)
     if not loaded.items:
         return loaded.model_copy(update={"items": [TextContent(text="")]})
     if loaded.role != AuthorRole.ASSISTANT or isinstance(loaded, AssistantMessage) or not calls_of(loaded):
@@ -278,7 +162,7 @@ def repair_history(
         if message.role == AuthorRole.TOOL:
             repaired += _answering(message, owed)
             continue
-        own = _with_own_calls(message, offered)
+        own = _accepted(message, offered)
         repaired += [*map(_missing_result, owed), own]
         owed = [*zip(_calls(message), _calls(own), strict=True)]
     return [*repaired, *map(_missing_result, owed)]
@@ -288,12 +172,12 @@ _OwedCall = tuple[FunctionCallContent, FunctionCallContent]
 """A call without a result: as the history has it, whose id its result names, and as it is repaired."""
 
 
-def _with_own_calls(message: ChatMessageContent, offered: Container[str] | None) -> ChatMessageContent:
-    calls = _calls(message)
-    ids = {call.id or "" for call in calls}
-    if len(ids) < len(calls) or not all(map(ACCEPTED_ID.fullmatch, ids)):
-        message = with_items(message, with_own_ids(message.items), message.metadata)
-    return _accepted_message(message, offered)
+def _accepted(message: ChatMessageContent, offered: Container[str] | None) -> ChatMessageContent:
+    """Normalise an assistant message for servers; one that needs no change is returned itself."""
+    if message.role != AuthorRole.ASSISTANT:
+        return message
+    items, _ = accepted_items(message.items, offered)
+    return message if all(map(is_, items, message.items)) else with_items(message, items, message.metadata)
 
 
 def _answering(message: ChatMessageContent, owed: list[_OwedCall]) -> list[ChatMessageContent]:

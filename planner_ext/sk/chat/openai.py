@@ -37,7 +37,7 @@ from semantic_kernel.contents import AuthorRole, ChatMessageContent, StreamingCh
 from semantic_kernel.exceptions import ServiceInvalidResponseError, ServiceResponseException
 from semantic_kernel.utils.telemetry.model_diagnostics import decorators as diagnostics
 
-from planner_ext.sk.chat.connectors import with_refusal
+from planner_ext.sk.chat.reply import with_refusal
 from planner_ext.sk.chat.transport import ChatRequest, GenericTransport
 
 logger = logging.getLogger(__name__)

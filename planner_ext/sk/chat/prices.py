@@ -187,7 +187,7 @@ class RequestMeter:
         settings: The settings of the requests.
         price: The application's price function, see `price_of`.
         max_cost: The limit that needs a price.
-        max_prompt_tokens: Maximum tokens of a request; 0 means no limit, and nothing is counted.
+        max_prompt_tokens: Maximum tokens of a request, for `check`; 0 means no limit.
         estimates: Whether tokens that a reply does not report are estimated; with a price they always are.
 
     Raises:
@@ -220,7 +220,7 @@ class RequestMeter:
         Raises:
             PromptTooLargeError: If the request exceeds the limit; names count and limit. Nothing was sent.
         """
-        if self.max_prompt_tokens and (tokens := self._prompt_tokens(messages, tools)) > self.max_prompt_tokens:
+        if (tokens := self._prompt_tokens(messages, tools)) > self.max_prompt_tokens:
             name = None if self._encoding is None else self._encoding.name
             how = "an estimate" if name is None else f"counted in the encoding {name}"
             raise PromptTooLargeError(

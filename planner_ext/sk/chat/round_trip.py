@@ -22,9 +22,10 @@ from planner_ext.core.limits import Price, RemainingLimit
 from planner_ext.core.machine import AskModel
 from planner_ext.core.values import Reply, TranscriptItem, Usage
 from planner_ext.engine.ports import Clarification, Emit, TextDelta
-from planner_ext.sk.chat.connectors import connector_of, has_form, reply_ended_by
-from planner_ext.sk.chat.history import accepted_reply, render
+from planner_ext.sk.chat.connectors import connector_of
+from planner_ext.sk.chat.history import render
 from planner_ext.sk.chat.prices import RequestMeter
+from planner_ext.sk.chat.reply import ReplyAssembly, accepted_reply, has_form, reply_ended_by
 from planner_ext.sk.chat.transport import (
     ChatRequest,
     GenericTransport,
@@ -40,7 +41,7 @@ from planner_ext.sk.errors import (
 )
 from planner_ext.sk.functions.questions import Question
 from planner_ext.sk.functions.toolset import ToolSet
-from planner_ext.sk.messages import ReplyAssembly, merge_reply, read_iterations, read_usage, text_of, with_usage
+from planner_ext.sk.messages import read_iterations, read_usage, text_of, with_usage
 
 if TYPE_CHECKING:
     from planner_ext.sk.chat.openai import OpenAITransport
@@ -85,6 +86,7 @@ class KernelChat:
 
     def __post_init__(self) -> None:
         self._connector = connector_of(self.service)
+        self._in_form = bool(self.answer_settings) or has_form(self.settings)
         generic = GenericTransport(self.service, kernel=self.kernel, arguments=self.arguments)
         self._transport = generic
         if type(self.service).__module__.startswith("semantic_kernel.connectors.ai.open_ai."):
@@ -106,7 +108,7 @@ class KernelChat:
             if self._entries != transcript[:known]:
                 self._rendered = []
                 known = 0
-            self._rendered += render(transcript[known:], self.tools.functions)
+            self._rendered += render(transcript[known:])
             self._entries = transcript
         return self._rendered
 
@@ -121,14 +123,18 @@ class KernelChat:
         self.tools.reads = request.reads
         self.tools.refresh()
         sent = self._request(transcript, request)
-        messages = sent.sent
         tools = self.tools if request.tool_choice else None
-        self.meter.check(messages, tools)
+        meter = self.meter
+        if meter.max_prompt_tokens:
+            meter.check(sent.sent, tools)
         with named_errors(self.service):
-            message = await self._send(sent, request.iteration, emit)
-        usage = self.meter.used(read_usage(message.metadata.get("usage")), messages, tools, message)
-        message, calls = accepted_reply(with_usage(message, usage), self.tools.functions)
-        reason = reply_ended_by(message, in_form=bool(self.answer_settings) or has_form(self.settings))
+            messages = await self._send(sent, request.iteration, emit)
+        message, calls = accepted_reply(messages, self.tools.functions)
+        usage = read_usage(message.metadata.get("usage"))
+        if meter.estimates:
+            usage = meter.used(usage, sent.sent, tools, message)
+        message = with_usage(message, usage)
+        reason = reply_ended_by(message, in_form=self._in_form)
         if self.strict_finish_reason and self._connector.says_calls and (reason == "tool_calls") != bool(calls):
             raise InvalidReplyError(
                 f"Expected finish_reason tool_calls exactly where there are calls; got {reason!r} with {len(calls)} "
@@ -176,7 +182,7 @@ class KernelChat:
             update |= {key: None for key in _TOOL_SETTINGS if hasattr(self.settings, key)}
         return ChatRequest(
             messages=messages,
-            last=with_budget_note(messages, request.left),
+            last=with_budget_note(messages, request.left) if request.left else None,
             settings=self.settings.model_copy(update=update),
             choice=choice if functions else None,
             functions=functions,
@@ -189,12 +195,12 @@ class KernelChat:
             return True
         return any("json" in text_of(message).lower() for message in messages)
 
-    async def _send(self, request: ChatRequest, iteration: int, emit: Emit | None) -> ChatMessageContent:
+    async def _send(self, request: ChatRequest, iteration: int, emit: Emit | None) -> list[ChatMessageContent]:
         if not self.streaming:
             messages = await self._transport.ask(request)
             if not messages:
                 raise no_reply("a response without choices")
-            return merge_reply(messages)
+            return messages
         assembly = ReplyAssembly()
         async with aclosing(self._transport.stream(request)) as chunks:
             async for chunk in chunks:
@@ -203,7 +209,7 @@ class KernelChat:
                     await emit(TextDelta(text=text, iteration=iteration, chunk=chunk))
         if not assembly.is_reply:
             raise no_reply("a stream without any choice")
-        return merge_reply([assembly.message()])
+        return [assembly.message()]
 
 
 # The errors of a request.

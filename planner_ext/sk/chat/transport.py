@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from copy import copy
 from dataclasses import KW_ONLY, dataclass
-from operator import is_
 from typing import Any, Literal, cast
 
 from pydantic import ValidationError
@@ -23,7 +22,8 @@ from semantic_kernel.exceptions import KernelServiceNotFoundError
 from semantic_kernel.functions import KernelArguments, KernelFunctionMetadata
 from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
-from planner_ext.sk.chat.connectors import NO_FUNCTION, connector_of, has_calls, received, sent, whole_text
+from planner_ext.sk.chat.connectors import NO_FUNCTION, connector_of, has_calls, sent
+from planner_ext.sk.chat.reply import corrected, corrected_chunks
 from planner_ext.sk.checks import instance_of
 from planner_ext.sk.errors import InvalidSettingsError, ServiceNotFoundError
 from planner_ext.sk.functions.conversion import validation_details
@@ -171,12 +171,12 @@ class GenericTransport:
     async def ask(self, request: ChatRequest) -> list[ChatMessageContent]:
         """Send a request; return a message for each choice of the response."""
         messages = await self.service.get_chat_message_contents(**self._given(request))
-        return [whole_text(received(message)) for message in messages]
+        return [corrected(message) for message in messages]
 
     async def stream(self, request: ChatRequest) -> AsyncGenerator[StreamingChatMessageContent, Any]:
         """Send a request; yield the chunks of the response's first choice."""
         stream = self.service.get_streaming_chat_message_contents(**self._given(request))
-        async with aclosing(received_groups(stream)) as groups:
+        async with aclosing(corrected_chunks(stream)) as groups:
             async for group in groups:
                 for chunk in group:
                     if chunk is not None and chunk.choice_index == 0:  # pyright: ignore[reportUnnecessaryComparison]
@@ -214,7 +214,7 @@ def request_arguments(
     if behavior is not None and connector.needs_description and kernel is not None:
         behavior = _described(behavior, kernel)
     settings = connector_settings(service, settings).model_copy(update={"function_choice_behavior": behavior})
-    if len(messages) != len(history) or not all(map(is_, messages, history.messages)):
+    if messages is not history.messages and messages != history.messages:
         history = ChatHistory.model_construct(messages=messages)
     return {"chat_history": history, "settings": settings, "kernel": kernel}
 
@@ -227,21 +227,3 @@ def _described(behavior: FunctionChoiceBehavior, kernel: Kernel) -> FunctionChoi
     ]
     choice = behavior.type_.value if behavior.type_ is not None else "auto"
     return RequestBehavior.of(offered, choice, schemas=getattr(behavior, "schemas", ()))
-
-
-async def received_groups(
-    stream: AsyncGenerator[list[StreamingChatMessageContent], Any],
-) -> AsyncGenerator[list[StreamingChatMessageContent], Any]:
-    """Correct the chunks of a connector's stream; see `received`.
-
-    Google's connector raises TypeError on a last chunk that has the usage alone. The reply before it is whole.
-    """
-    ended = False
-    try:
-        async with aclosing(stream) as groups:
-            async for chunks in groups:  # some connectors yield None among them
-                ended = ended or any(chunk and chunk.finish_reason for chunk in chunks)
-                yield [chunk and received(chunk) for chunk in chunks]
-    except TypeError:
-        if not ended:
-            raise

@@ -44,7 +44,7 @@ from planner_ext.engine.effects import Effect, NoEffect, Probe, TookEffect, idem
 from planner_ext.engine.journal import cancellation_reason, lost_request, stopping_facts
 from planner_ext.engine.log import log_facts
 from planner_ext.engine.ports import Functions, Reviewed
-from planner_ext.sk.chat.history import is_written_as
+from planner_ext.sk.chat.reply import is_written_as
 from planner_ext.sk.checkpoint import Checkpoint
 from planner_ext.sk.errors import DecisionRefusedError, InvalidCheckpointError, RunEndedError
 from planner_ext.sk.functions.conversion import InvalidArguments, parse_object, quoted

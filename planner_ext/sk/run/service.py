@@ -37,13 +37,13 @@ from planner_ext.engine.concurrency import StopHandle
 from planner_ext.engine.engine import Engine, watch
 from planner_ext.engine.ports import Emit, Event, TextDelta
 from planner_ext.sk.charging.nested import Charge
-from planner_ext.sk.chat.connectors import has_form, received, reply_ended_by, whole_text
-from planner_ext.sk.chat.history import ResumedHistory, accepted_reply, resumed_history
+from planner_ext.sk.chat.history import ResumedHistory, resumed_history
+from planner_ext.sk.chat.reply import ReplyAssembly, accepted_reply, corrected_chunks, has_form, reply_ended_by, whole
 from planner_ext.sk.chat.round_trip import named_errors, no_reply
-from planner_ext.sk.chat.transport import connector_settings, received_groups, request_arguments
+from planner_ext.sk.chat.transport import connector_settings, request_arguments
 from planner_ext.sk.checks import instance_of, one_of
 from planner_ext.sk.functions.toolset import ToolSet
-from planner_ext.sk.messages import ReplyAssembly, calls_of, merge_reply, read_iterations, text_of, without_usage
+from planner_ext.sk.messages import calls_of, read_iterations, text_of, without_usage
 from planner_ext.sk.run.approval import Taking
 from planner_ext.sk.run.context import FunctionNames, RunContext, check_service
 from planner_ext.sk.run.outcome import PAUSED_TEXT, final_message, raise_at_limit, returned_message
@@ -294,7 +294,7 @@ async def pass_through(
         charge(messages[0] if messages else None)
     if not messages:
         raise no_reply("a response without choices")
-    messages = [whole_text(received(message)) for message in messages]
+    messages = [whole(message) for message in messages]
     if stored:
         messages = [_accepted(message, kwargs.get("kernel")) for message in messages]
         for message in messages:
@@ -349,7 +349,7 @@ async def pass_through_streaming(
             try:
                 given = request_arguments(inner, chat_history, settings, kwargs.get("kernel"))
                 stream = inner.get_streaming_chat_message_contents(**{**kwargs, **given})
-                async with aclosing(received_groups(stream)) as groups:
+                async with aclosing(corrected_chunks(stream)) as groups:
                     async for chunks in groups:
                         if passed := [each for chunk in chunks if (each := passing.passed_on(chunk)) is not None]:
                             yield passed
@@ -362,7 +362,7 @@ async def pass_through_streaming(
 
 def _accepted(message: ChatMessageContent, kernel: Kernel | None) -> ChatMessageContent:
     """Normalise a reply for the history, with which every later request sends it."""
-    return accepted_reply(merge_reply([message]), () if kernel is None else FunctionNames(kernel))[0]
+    return accepted_reply([message], () if kernel is None else FunctionNames(kernel))[0]
 
 
 def _request_settings(
