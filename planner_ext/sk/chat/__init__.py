@@ -13,8 +13,7 @@ Never runs a function, never repeats a request, and knows no budget.
     round_trip   one request, plain or streamed, and its reply
     reply        what a connector returned, whole or in chunks, as one message and its calls
     history      a transcript as messages; a caller's history, checked or repaired by the rules of servers
-    connectors   what each connector of Semantic Kernel loses or refuses, as a table
-    transport    which service, and how a request is sent to it
+    transport    which service, what its connector refuses or loses, as a table, and how a request is sent to it
     openai       the fast way to OpenAI and Azure OpenAI
     prices       tokens, counted or estimated, and their price
 """

@@ -22,13 +22,13 @@ from planner_ext.core.limits import Price, RemainingLimit
 from planner_ext.core.machine import AskModel
 from planner_ext.core.values import Reply, TranscriptItem, Usage
 from planner_ext.engine.ports import Clarification, Emit, TextDelta
-from planner_ext.sk.chat.connectors import connector_of
 from planner_ext.sk.chat.history import render
 from planner_ext.sk.chat.prices import RequestMeter
 from planner_ext.sk.chat.reply import ReplyAssembly, accepted_reply, has_form, reply_ended_by
 from planner_ext.sk.chat.transport import (
     ChatRequest,
     GenericTransport,
+    connector_of,
     connector_settings,
     select_service,
 )

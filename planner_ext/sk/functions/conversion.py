@@ -1,9 +1,9 @@
 """One value for every reader: arguments are parsed, and converted to their parameters' types, before any decision.
 
-Promises that the result is JSON again, that Semantic Kernel's own conversion of it (``_parse_parameter``) does not
-change its meaning, that converting it again changes nothing, and that the spellings of one value have one digest. A
-number stays as the model wrote it where its type takes it: 7.0 and 7 are equal to a condition and to a digest. It runs
-no code of the application but its pydantic models and dataclasses. Must not know the call or the function.
+The result is JSON; Semantic Kernel's conversion of it (``_parse_parameter``) does not change its meaning, another
+conversion changes nothing, and the spellings of one value have one digest. A number that its type takes stays as
+written: 7.0 and 7 are equal to a condition and to a digest. Of the application, only pydantic models and dataclasses
+run. Must not know the call or the function.
 """
 
 import inspect
@@ -28,10 +28,10 @@ from semantic_kernel.functions import KernelParameterMetadata
 from planner_ext.approval.decisions import with_plain_numbers
 
 MAX_DEPTH: Final = 100
-"""Levels of nesting accepted: far more than any function takes, far fewer than exhaust the stack when written again."""
+"""Levels of nesting accepted: far fewer than exhaust the stack."""
 
 MAX_EXPONENT: Final = 4_300
-"""Of a number that becomes exact: as Python bounds the digits of a whole one. A fraction writes them all out."""
+"""Of an exact number: as many digits as Python accepts for an integer. A fraction writes them all out."""
 
 _PROBLEMS_SHOWN: Final = 10
 _VALUES_SHOWN: Final = 50
@@ -162,8 +162,8 @@ def _to_dict(convert: Convert, value: Any) -> Any:
 def _to_model(model: type[BaseModel], value: Any) -> Any:
     """Convert to what a pydantic model reads: near types converted, extra keys dropped, its defaults filled in.
 
-    A default that differs each time is not part of the value. What a model writes and does not read again as the
-    same, as one with its own serializer may, stays as it was sent: then a condition sees the model's own spelling.
+    A default that differs each time is not part of the value. A value that the model does not read back from its own
+    output, as with a custom serializer, stays as it was sent.
     """
 
     def reading(data: Any) -> BaseModel:
@@ -377,8 +377,8 @@ class Parameter:
         values: The values that an enumeration allows, or None.
         nullable: Whether null is accepted.
         drops_null: Whether null must be passed by omitting the argument, as Semantic Kernel makes ``"None"`` of it.
-        kind: The type that the function's signature names; None if only a schema is known. A near miss of the model
-            is converted to a kind, never to a schema's type: Semantic Kernel converts nothing there.
+        kind: The type that the function's signature names; None if only a schema is known, to whose types near misses
+            are not converted.
         exact: A value of exactly this Python type needs no conversion; None if each has to be checked.
         to: Converts a value that passed the check.
     """

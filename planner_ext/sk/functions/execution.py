@@ -1,8 +1,6 @@
 """How one function runs: the options, a copy that Semantic Kernel can run, a guard behind the filters, and its result.
 
-Promises that a synchronous function does not block the event loop (where ``threads`` is on); that the kernel's own
-function objects are not changed; that a call which filters surround runs as it was decided, and once for each start
-that was recorded; and that every result becomes a text that can be sent. Must not know the run, nor who decided.
+The kernel's own function objects are not changed. Must not know the run, nor who decided.
 """
 
 import asyncio
@@ -31,13 +29,13 @@ from planner_ext.sk.errors import InvalidOptionError, PlannerException
 from planner_ext.sk.functions.toolset import Tool, unconverted_parameter
 
 NOT_WRITABLE = "The function returned a result that could not be written as JSON."
-"""The model reads this of a result that has no text: one that contains itself, for instance."""
+"""The model reads this for a result that has no text, such as one that contains itself."""
 
 _ABSENT: Final = object()
 _ATTACHED: Final = "_planner_ext_guard"
 
 _WRITTEN: Final = (str, int, float, dict, list, tuple, BaseModel)
-"""Types that are compared by value; to write an object of the application, such as a generator, may use it up."""
+"""Types that are compared by value; writing another object, such as a generator, may use it up."""
 
 _T = TypeVar("_T")
 
@@ -56,33 +54,31 @@ class ToolExecution:
     """How the functions of a run are executed. Each option is checked when it is given.
 
     Attributes:
-        max_concurrency: Counts the functions of one batch that run at the same time. Checked before each function of
-            the batch is started; over it, a function waits for another one of its batch to end. 1 runs them one after
-            the other in call order, None all at once.
-        timeout: Counts seconds of one call, for every function or by fully qualified name (a function that is not
-            named has no timeout; a name that the kernel does not have is refused when a run begins): the function,
-            and the application's function-invocation filters around it. Its auto-function-invocation filters are not
-            counted, since they may wait for a person. Checked while the function runs; then it is cancelled, the
-            model reads that it did not answer in time and that its effect is not known, and the run continues. One that
-            does not end within a second of its cancellation is left behind. None leaves only the run's own
-            (``deadline``, ``max_active_seconds``).
-        on_error: What becomes of a function that raises: ``"report"`` tells the model that it failed and the run
-            continues, ``"raise"`` ends the run with ``ToolExecutionError``. Checked when all calls of the batch ended.
-            ``SystemExit`` is such a failure, and so is whatever a synchronous function raises in its thread. An
-            interrupt (``KeyboardInterrupt``) or a close on the event loop itself passes, and leaves the call in doubt.
-        include_error_detail: Whether the model also reads type and message of a function's exception. Off by default:
-            they are written for developers, and may hold paths, hosts or keys.
+        max_concurrency: Counts the functions of one batch that run at the same time. Checked before each start; over
+            it, a function waits for another one to end. 1 runs them in call order, None all at once.
+        timeout: Counts seconds of one call, for every function or by fully qualified name (others have none; an unknown
+            name is refused when a run begins): the function, and the function-invocation filters around it, but not the
+            auto-function-invocation filters, which may wait for a person. Checked while the function runs; then it is
+            cancelled, the model reads that it did not answer in time and that its effect is not known, and the run
+            continues. One that does not end within a second of its cancellation is left behind. None leaves only the
+            run's own (``deadline``, ``max_active_seconds``).
+        on_error: What follows when a function raises: ``"report"`` tells the model and the run continues, ``"raise"``
+            ends the run with ``ToolExecutionError`` when all calls of the batch have ended. ``SystemExit`` and any
+            exception in a thread count. An interrupt (``KeyboardInterrupt``) or a close on the event loop itself
+            passes, and leaves the call in doubt.
+        include_error_detail: Whether the model also reads type and message of a function's exception, which may hold
+            paths, hosts or keys.
         stop_on_unknown_function: Whether a call of a function that was not offered ends the run, once its batch is
-            answered. Off by default: the model reads which functions there are, and may correct itself.
-        threads: Whether synchronous functions run in a thread of their own, so that they do not block the event loop.
-            On cancellation or timeout the thread is abandoned, not stopped: whether its function took effect is not
-            known. Off, they run on the event loop: a timeout cannot interrupt them, nor can cancellation.
+            answered. Otherwise the model reads which functions there are.
+        threads: Whether synchronous functions run in threads, so that they do not block the event loop. On cancellation
+            or timeout the thread is abandoned, not stopped, and its effect is not known. Without threads, a timeout or
+            cancellation cannot interrupt them.
         max_threads: Counts the synchronous functions of one run that run in threads at the same time. Checked before
-            each is started; over it, a function waits for another one to end, and does not count as started. One
-            whose thread was abandoned does not count. None means no limit.
+            each start; over it, a function waits for another one to end. Abandoned threads do not count. None means no
+            limit.
 
     Raises:
-        InvalidOptionError: An invalid value; names the field, what it takes and what it got.
+        InvalidOptionError: On an invalid value.
     """
 
     max_concurrency: int | None = None
@@ -123,19 +119,18 @@ def _require(field: str, fits: bool, expected: str, seen: object) -> None:
 
 
 def runnable(function: KernelFunction, tool: Tool, *, threads: bool) -> KernelFunction:
-    """Return the function to invoke in place of a kernel's own: the same one, unless that cannot be run as it should.
+    """Return the function to invoke for a kernel's own: the same one, or a copy of the same class, name and metadata.
 
-    Semantic Kernel runs a synchronous method on the event loop. It cannot convert an argument of a parameter annotated
-    ``Annotated[Optional[X], ...]`` or ``Literal["x"]``, and calls a method without its parameter ``p: X | None`` where
-    the model sent none, though the signature asks for one. A shallow copy whose method and parameters are replaced
-    has none of this, and is still what filters expect to see: a function of the same class, name and metadata.
+    The copy is needed where Semantic Kernel would
 
-    It fills in the kernel, the service and the application's arguments by the names of parameters, also of those that
-    come from a schema; and a method that takes these as keywords, as an MCP tool's, cannot take one that is named as a
-    parameter of its own. To such parameters the copy passes what was given.
+    - run a synchronous method on the event loop,
+    - fail to convert an argument annotated ``Annotated[Optional[X], ...]`` or ``Literal["x"]``,
+    - omit an argument ``p: X | None`` that the model omitted and Python requires,
+    - fill in the kernel, the service or the application's arguments for a parameter that only a schema names so,
+    - or fail to pass a keyword that has the name of a bound parameter, as for an MCP tool's.
 
     Args:
-        function: One of the kernel's functions; it is not changed.
+        function: One of the kernel's functions.
         tool: Its description.
         threads: Whether synchronous methods run in a thread.
     """
@@ -157,10 +152,7 @@ def runnable(function: KernelFunction, tool: Tool, *, threads: bool) -> KernelFu
 
 
 def _passing(function: KernelFunctionFromMethod, tool: Tool) -> KernelFunction:
-    """Copy a function so that it takes what it did not ask for from its arguments, not from Semantic Kernel.
-
-    Filters see all of its parameters; Semantic Kernel, when it gathers the arguments, only the others.
-    """
+    """Copy a function that takes `Tool.unasked` from its arguments; Semantic Kernel gathers only the others."""
     names = tool.unasked & tool.parameters.keys()
     others = [one for one in function.parameters if one.name not in tool.unasked]
     gathering = function.model_copy(update={"metadata": function.metadata.model_copy(update={"parameters": others})})
@@ -218,15 +210,11 @@ async def _run_in_thread(method: Callable[..., Any], absent: Mapping[str, None],
 
 
 def result_text(value: Any) -> str:
-    """Write a function's result for the model; raises nothing.
+    """Write a function's result for the model, as text that UTF-8 can encode; `NOT_WRITABLE` if there is none.
 
     A string is itself and None is "". Messages and contents are their text, a list of them one below the other.
-    Everything else is compact JSON, non-ASCII characters kept: models, dataclasses, dates, decimals, enumerations and
-    sets as pydantic writes them, not-a-number and the infinities as null, bytes as text or base64, objects unknown to
-    it as the string that ``str`` gives.
-
-    Returns:
-        Text that can be encoded as UTF-8; `NOT_WRITABLE` if the value has no such text.
+    Everything else is compact JSON as pydantic writes it: not-a-number and the infinities are null, bytes are text or
+    base64, and an object unknown to pydantic is its ``str``.
     """
     try:
         return sendable(_text(value))
@@ -304,10 +292,9 @@ class NotRunAgainError(PlannerException):
 class CallGuard:
     """Lets the function of one call run: once, and again only where ``restart`` allows it.
 
-    A filter of Semantic Kernel may change the context that it is shown, and call ``next`` several times, at once or
-    when the call has long ended. The function is therefore guarded behind the last filter. A further ``next`` that may
-    not run the function gives the outcome of the last run once more: its result, or its exception. After `end` nothing
-    runs.
+    A filter of Semantic Kernel may change its context, and call ``next`` several times, even after the call has ended.
+    So the guard stands behind the last filter. A further ``next`` that may not run the function gets the outcome of the
+    last run, a result or an exception. After `end` nothing runs.
 
     Attributes:
         name: The function, for messages.
@@ -337,12 +324,7 @@ class CallGuard:
         self._ended = True
 
     def guarding(self, function: KernelFunction) -> KernelFunction:
-        """Copy a function so that it runs through this guard, behind all filters.
-
-        ``_invoke_internal`` is what Semantic Kernel calls behind the last filter, and what each kind of function
-        overrides; an attribute of the instance overrides it for this call, and leaves class and metadata as filters
-        expect them.
-        """
+        """Copy a function so that it runs through this guard: Semantic Kernel calls ``_invoke_internal`` last."""
         guarded = function.model_copy()
 
         async def invoke_internal(context: FunctionInvocationContext) -> None:
@@ -374,8 +356,7 @@ class CallGuard:
         """Run the work, which invokes this function, on a context, or put the last outcome in it.
 
         Raises:
-            ApprovedArgumentsChangedError: If it is the context of another function, or the arguments are no longer
-                those that were approved.
+            ApprovedArgumentsChangedError: If the context is another function's, or the approved arguments changed.
             NotRunAgainError: If the call has ended, or was cancelled while it ran.
             BaseException: What the work raises.
         """
@@ -407,7 +388,7 @@ class CallGuard:
 
     @property
     def _once(self) -> str:
-        """Why a further ``next`` runs nothing, for a log; with the way out."""
+        """Why a further ``next`` runs nothing, for the log."""
         if self.restart is None:
             return (
                 "A filter called next again for %s, and the function was not run again: one decision is one start. The "

@@ -1,8 +1,7 @@
 """The kernel functions that a request offers, the description of each, and the arguments that a model may pass to it.
 
-Promises that no other function can be called, since the offer is read from the kernel before each request; that
-accepted arguments are a dict of the function's own, visible parameters, and JSON; and that all others are answered by a
-message a model can act on, the same one each time. Must not know the application's arguments.
+Accepted arguments are JSON values of the function's visible parameters; others are answered by a message that a model
+can act on. Must not know the application's arguments.
 """
 
 import inspect
@@ -108,13 +107,13 @@ class ToolSet:
     """The functions of one run, as the kernel has them now.
 
     Attributes:
-        functions: By fully qualified name, those that the last request offered or the next one will.
-        metadata: What is offered, for a request: one and the same tuple for as long as the functions are the same.
-            Without the parameters that Semantic Kernel or `planner_ext.durable.effect` fills in.
+        functions: By fully qualified name, as of the last `refresh`.
+        metadata: For a request: the same tuple while the functions are the same, without the parameters that Semantic
+            Kernel or `planner_ext.durable.effect` fills in.
         schema_only: Names in the settings' own tool schemas for which the kernel has no function.
         schemas: Those schemas.
         available: Whether there is anything to call.
-        reads: Whether the function that reads on in a result is offered, beside the planner's own.
+        reads: Whether the function that reads on in a result is offered.
     """
 
     def __init__(
@@ -129,9 +128,9 @@ class ToolSet:
         """Bind the offer to a kernel.
 
         Args:
-            kernel: Where the functions are; read again at each `refresh`.
-            behavior: What narrows them; None offers only ``own``.
-            settings: Whose tool schemas name functions that the caller runs itself.
+            kernel: Its functions are offered; read again at each `refresh`.
+            behavior: Narrows them; None offers only ``own``.
+            settings: Their tool schemas name functions that the caller runs itself.
             own: The planner's own functions, offered beside the kernel's.
             select: Narrows the kernel's functions further.
         """
@@ -232,29 +231,29 @@ class Tool:
     Attributes:
         name: Its fully qualified name.
         parameters: Those that the model may give, by name.
+        required: Those that it must give.
         injected: Those that the run fills, of a function marked with `effect`.
-        hidden: Those that the model does not fill: injected ones, and what Semantic Kernel fills in for a method whose
-            own signature asks for it: the kernel, the service, the application's arguments.
-        unasked: Those of these names that the signature does not ask for: they come from a schema, or are the name of
-            its ``**kwargs``. Semantic Kernel would fill them in, too; see ``execution.runnable``.
-        loose: Those of ``parameters`` that come from a schema, not from the signature: what the application's arguments
-            have under such a name is not theirs.
+        hidden: Those that the model does not fill: injected ones, and what Semantic Kernel fills in by name where the
+            signature asks for it (`INJECTED`).
+        unasked: Those with a name in `INJECTED` that only a schema or ``**kwargs`` names. Semantic Kernel would fill
+            them in, too; see ``execution.runnable``.
+        loose: Those of ``parameters`` that a schema names and the signature does not; the application's arguments of
+            such a name are not meant for them.
         refusal: Why the function cannot be called, for the model; "" for one that can.
         absent: None for each parameter that the model may omit and Python requires.
         kinds: The type of each declared parameter that Semantic Kernel can convert to.
-        signature: ``name=digest`` of each declared parameter, joined by commas; of type, schema and default, without
-            descriptions. A function of the same name that takes something else is another function.
+        signature: ``name=digest`` of each declared parameter, joined by commas: of type, schema and default, not of
+            descriptions.
         schema: JSON text of the schema of its parameters, as the model has it; "" if that is not JSON.
-        blocks: Whether it would block the event loop: it is neither a coroutine function nor an async generator
-            function, nor an object whose ``__call__`` is one, nor wraps one.
+        blocks: Whether it is synchronous, so that it would block the event loop.
         restarts: Whether it is declared ``@effect("idempotent")`` or ``"keyed"``, so that its call may start again.
-        asks_model: Whether it may make requests to a model: a prompt, a function that takes the kernel or a service, or
-            an agent.
+        asks_model: Whether it may ask a model: a prompt, an agent, or a function that takes the kernel or a service.
         defaults: JSON text of the default of each parameter that has one which can be written.
     """
 
     name: str
     parameters: Mapping[str, Parameter]
+    required: frozenset[str]
     injected: frozenset[str]
     hidden: frozenset[str]
     unasked: frozenset[str]
@@ -277,10 +276,7 @@ class Tool:
         return None if len(rest) == len(values) else rest
 
     def put(self, given: Mapping[str, Any], arguments: MutableMapping[str, Any]) -> None:
-        """Put converted values among a function's arguments, as items; omit each null that is passed by omission.
-
-        What comes from a schema and was not given is not taken from the application's arguments either.
-        """
+        """Put converted values among a function's arguments; omit nulls that are passed by omission; see ``loose``."""
         for name in self.loose.difference(given):
             arguments.pop(name, None)
         for name, value in given.items():
@@ -300,9 +296,7 @@ class _KnownTool:
 
 
 _KNOWN: dict[int, _KnownTool] = {}
-"""By the id of the target; weak, so that kernels are freed when their applications drop them."""
-
-_MOST_KNOWN: Final = 1000
+"""By the id of the target; an entry goes with its target, so that kernels are freed when applications drop them."""
 
 
 def tool_of(function: KernelFunction) -> Tool:
@@ -328,8 +322,6 @@ def tool_of(function: KernelFunction) -> Tool:
         return known.tool
     tool = _described(function, method)
     with suppress(TypeError):  # of a target that has no weak references
-        if len(_KNOWN) >= _MOST_KNOWN:
-            _KNOWN.clear()
         _KNOWN[key] = _KnownTool(ref(target, lambda _: _KNOWN.pop(key, None)), declaration, tool)
     return tool
 
@@ -350,6 +342,7 @@ def _described(function: KernelFunction, method: Any) -> Tool:
     return Tool(
         name=function.fully_qualified_name,
         parameters=parameters,
+        required=frozenset(name for name, one in parameters.items() if one.required),
         defaults={
             str(one.name): text
             for one in function.parameters
@@ -371,11 +364,7 @@ def _described(function: KernelFunction, method: Any) -> Tool:
 
 
 def agent_of(method: Any) -> Any:
-    """Find the agent of Semantic Kernel that a function is of; None for any other function.
-
-    The function that every agent makes for a kernel holds its agent as a closure; one that a class of agents declares
-    itself is a bound method. Where no agent was imported, there is none.
-    """
+    """Find the agent of Semantic Kernel behind a function: in the closure that agents make, or bound; else None."""
     agents = sys.modules.get("semantic_kernel.agents.agent")
     if agents is None:
         return None
@@ -394,10 +383,7 @@ def contents_of(cell: CellType) -> Any:
 
 
 def _signature_of(method: Any) -> tuple[frozenset[str], frozenset[str]]:
-    """Name the parameters that a method's own signature has: those that it takes by name, and the others.
-
-    Semantic Kernel declares a parameter for ``**kwargs``, too.
-    """
+    """Name the parameters of a method's signature: those that it takes by name, and the others, as ``**kwargs``."""
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = inspect.signature(method).parameters
     own = frozenset(name for name, one in parameters.items() if one.kind in by_name)
@@ -405,11 +391,10 @@ def _signature_of(method: Any) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def _refusal(function: KernelFunction) -> str:
-    """Say which of a function's parameters cannot be told apart; "" if all can.
+    """Say which parameters of a function share a name; "" if none do.
 
-    An OpenAPI document may name two parameters so that Semantic Kernel makes one name of both: it would send the one
-    value in both places. Parameters that the document itself gives one name, such as an ``id`` in the path and in the
-    body, are one.
+    Semantic Kernel may make one name of two in an OpenAPI document, and would send one value in both places. Parameters
+    to which the document itself gives one name, such as an ``id`` in path and body, are one.
     """
     counted = Counter(one.name for one in function.parameters)
     twice = sorted(str(name) for name, times in counted.items() if times > 1)
@@ -430,7 +415,7 @@ def _refusal(function: KernelFunction) -> str:
 
 
 def _document_names(operation: Any) -> Iterator[str]:
-    """List the names of an OpenAPI operation's parameters and payload: the document's, and those of a whole payload."""
+    """List the names of an OpenAPI operation's parameters and payload."""
     yield from (str(one.name) for one in getattr(operation, "parameters", None) or ())
     if (body := getattr(operation, "request_body", None)) is not None:
         yield from (operation.PAYLOAD_ARGUMENT_NAME, operation.CONTENT_TYPE_ARGUMENT_NAME)
@@ -438,7 +423,7 @@ def _document_names(operation: Any) -> Iterator[str]:
 
 
 def _payload_names(properties: Iterable[Any], prefix: str) -> Iterator[str]:
-    """List the names of properties, each alone and below those that it is in: a setting of the plugin says which."""
+    """List the names of properties, alone and with the path to them: a setting of the plugin selects one form."""
     for one in properties:
         if one.properties:
             yield from _payload_names(one.properties, f"{prefix}{one.name}.")
@@ -520,18 +505,40 @@ def convert_arguments(given: dict[str, Any] | InvalidArguments, tool: Tool) -> d
         tool: The function.
 
     Returns:
-        The arguments as the function gets them, in the order given: the same dict where nothing had to be converted.
-        Or what is wrong with them. A null stays a null, also where `Parameter.drops_null` says how to pass it.
+        The arguments in the order given: the same dict where nothing had to be converted. Or what is wrong with them. A
+        null stays a null, also where `Parameter.drops_null` says how to pass it.
     """
     if tool.refusal:
         return InvalidArguments(message=tool.refusal)
     if isinstance(given, InvalidArguments):
         return InvalidArguments(message=f"The arguments of {tool.name} {given.message}")
+    unfit: list[str] = []
+    changed: dict[str, Any] = {}
+    for name, value in given.items():
+        parameter = tool.parameters.get(name)
+        if parameter is None or type(value) is parameter.exact:
+            continue
+        try:
+            converted = parameter.convert(value)
+        except UnfitError as error:
+            unfit.append(f"{quoted(name)}{error.place} {error.problem}")
+            continue
+        if converted is not value and json_text(converted) != json_text(value):
+            changed[name] = converted
+    if unfit or not tool.required <= given.keys() <= tool.parameters.keys():
+        return _invalid(given, tool, unfit)
+    return {**given, **changed} if changed else given
+
+
+def _invalid(given: Mapping[str, Any], tool: Tool, unfit: Sequence[str]) -> InvalidArguments:
+    """Describe to the model what is wrong with its arguments, and which ones the function takes."""
     by_name = tool.parameters
-    problems = _name_problems(given, by_name)
-    changed = _converted(given, by_name, problems)
-    if not problems:
-        return {**given, **changed} if changed else given
+    unknown = [name for name in given if name not in by_name]
+    problems = [f"{quoted(name)} is missing" for name in by_name if name in tool.required and name not in given]
+    problems += [f"{quoted(name)} is not a parameter" for name in unknown[:_NAMES_SHOWN]]
+    if len(unknown) > _NAMES_SHOWN:
+        problems.append(f"{len(unknown) - _NAMES_SHOWN} more are not parameters")
+    problems += unfit
     items = (f"{one.name} ({one.expected()}{', required' if one.required else ''})" for one in by_name.values())
     taken = f"Its parameters: {', '.join(items)}." if by_name else "It takes no parameters."
     return InvalidArguments(
@@ -540,44 +547,13 @@ def convert_arguments(given: dict[str, Any] | InvalidArguments, tool: Tool) -> d
     )
 
 
-def _converted(given: Mapping[str, Any], by_name: Mapping[str, Parameter], problems: list[str]) -> dict[str, Any]:
-    """Return the arguments that conversion changes; add what does not fit to the problems."""
-    changed: dict[str, Any] = {}
-    for name, value in given.items():
-        parameter = by_name.get(name)
-        if parameter is None or type(value) is parameter.exact:
-            continue
-        try:
-            converted = parameter.convert(value)
-        except UnfitError as unfit:
-            problems.append(f"{quoted(name)}{unfit.place} {unfit.problem}")
-        else:
-            if converted is not value and json_text(converted) != json_text(value):
-                changed[name] = converted
-    return changed
-
-
-def _name_problems(given: Mapping[str, Any], by_name: Mapping[str, Parameter]) -> list[str]:
-    unknown = [name for name in given if name not in by_name]
-    problems = [f"{quoted(name)} is missing" for name, one in by_name.items() if one.required and name not in given]
-    problems += [f"{quoted(name)} is not a parameter" for name in unknown[:_NAMES_SHOWN]]
-    if len(unknown) > _NAMES_SHOWN:
-        problems.append(f"{len(unknown) - _NAMES_SHOWN} more are not parameters")
-    return problems
-
-
 def conversion_problem(error: BaseException, tool: Tool, given: Mapping[str, Any]) -> str | None:
-    """Tell the model which of its arguments Semantic Kernel could not convert, if that is what an error says.
-
-    The error is recognised by the place it was raised at: its class is used for everything, and its text may change.
+    """Describe to the model which of its arguments Semantic Kernel could not convert; None for another error.
 
     Args:
         error: What the call raised.
         tool: The function.
-        given: The arguments that the model gave; it reads nothing of the application's.
-
-    Returns:
-        What the model may read; None if the error is another one, or not about an argument of the model.
+        given: The arguments that the model gave; an error about another argument is not shown.
     """
     declared = unconverted_parameter(error)
     if declared is None or declared.name not in given:
@@ -591,7 +567,7 @@ def conversion_problem(error: BaseException, tool: Tool, given: Mapping[str, Any
 
 
 def unconverted_parameter(error: BaseException) -> KernelParameterMetadata | None:
-    """Find the parameter that Semantic Kernel could not convert, so that the function did not run; None otherwise."""
+    """Find the parameter that Semantic Kernel could not convert, by where the error was raised; None for others."""
     place = error.__traceback__ if isinstance(error, FunctionExecutionException) else None
     while place is not None and place.tb_next is not None:
         place = place.tb_next
