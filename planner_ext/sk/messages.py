@@ -201,10 +201,13 @@ class EstimatedUsage(CompletionUsage):
 
 
 class _Names(NamedTuple):
-    """The names that one API has for tokens: sent, received, read from the prompt cache, and both together.
+    """The names of one API for tokens; a dot leads into a nested field.
 
-    Tokens sent and received are sums over several names; cached ones have the first name that exists. A dot separates
-    the names of nested fields.
+    Attributes:
+        prompt: Tokens sent: the sum of these.
+        completion: Tokens received: the sum of these.
+        cached: Tokens read from the prompt cache: the first of these that exists.
+        total: Tokens sent and received.
     """
 
     prompt: tuple[str, ...]
@@ -319,7 +322,7 @@ def as_reported(usage: Usage) -> CompletionUsage | None:
 
 
 def loaded(usage: Any) -> Any:
-    """Read Semantic Kernel's own usage from its JSON; other types cannot be told from JSON and are returned as is."""
+    """Read Semantic Kernel's own usage from its JSON; anything else is returned as is."""
     usage = _unwrapped(usage)
     for kind in (CompletionUsage, EstimatedUsage):
         if isinstance(usage, dict) and cast("dict[str, Any]", usage).keys() <= kind.model_fields.keys():
@@ -329,10 +332,7 @@ def loaded(usage: Any) -> Any:
 
 
 def add_reported(first: Any, second: Any) -> Any:
-    """Sum the usage objects of two requests, in the connector's own type; None counts as nothing.
-
-    Objects of two connectors, which name tokens differently, are summed as Semantic Kernel's own.
-    """
+    """Sum the usage objects of two requests: in the connector's own type, for two connectors in Semantic Kernel's."""
     first = _unwrapped(first)
     second = _unwrapped(second)
     if first is None or second is None:
@@ -346,7 +346,7 @@ def add_reported(first: Any, second: Any) -> Any:
 
 
 def merge_reported(first: Any, second: Any) -> Any:
-    """Merge two usage reports of one streamed reply: the larger of each number, since later reports are cumulative."""
+    """Merge two usage reports of one streamed reply: the larger of each number, since reports are cumulative."""
     if first is None or second is None:
         return second if first is None else first
     return _combine(_unwrapped(first), _unwrapped(second), max)

@@ -18,6 +18,7 @@ from planner_ext.core.state import State
 from planner_ext.core.values import RequestedCall, ResolvedCall, Usage
 from planner_ext.engine.ports import Finished
 from planner_ext.sk.functions.execution import ToolExecution
+from planner_ext.sk.functions.toolset import Tool, tool_of
 from planner_ext.sk.run.tools import KernelFunctions
 from support.stock import add_filter
 
@@ -105,6 +106,14 @@ def send_final_answer(answer: str) -> str:
     return answer
 
 
+class _Offer(SimpleNamespace):
+    """The part of a `ToolSet` that calls read; a test may put other functions in it."""
+
+    @property
+    def tools(self) -> dict[str, Tool]:
+        return {name: tool_of(function) for name, function in self.functions.items()}
+
+
 class Bench:
     """A kernel with the plugin, and the functions under test over it."""
 
@@ -122,7 +131,7 @@ class Bench:
             for plugin in self.kernel.plugins.values()
             for function in plugin.functions.values()
         }
-        self.tools = SimpleNamespace(functions=functions, schema_only=frozenset({"remote-call"}), reads=False)
+        self.tools = _Offer(functions=functions, schema_only=frozenset({"remote-call"}), reads=False)
         self.history = ChatHistory()
         given: dict[str, Any] = {
             "tools": self.tools,

@@ -153,8 +153,8 @@ def repair_history(
 ) -> list[ChatMessageContent]:
     """Repair a history: answer unanswered calls, and remove orphan and second results.
 
-    Calls without a unique id get one, and calls are normalised; see `accepted_reply`. Results keep their order.
-    Idempotent. A valid history, and every message that needs no change, is returned unchanged.
+    Calls are normalised as those of a reply; see `accepted_items`. Results keep their order. Idempotent. A message that
+    needs no change is returned itself.
     """
     repaired: list[ChatMessageContent] = []
     owed: list[_OwedCall] = []
@@ -274,10 +274,7 @@ class ResumedHistory:
 
     @property
     def later_turn(self) -> str | None:
-        """The first message with which the conversation went on: a user's, or one with calls or results; or None.
-
-        Notes of the application, an assistant's or a system message, are none.
-        """
+        """The first message that continues the conversation: a user's, or one with calls or results; or None."""
         for message in self.later:
             called = any(isinstance(item, FunctionCallContent | FunctionResultContent) for item in message.items)
             if called or message.role == AuthorRole.USER:

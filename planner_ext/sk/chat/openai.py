@@ -1,15 +1,12 @@
 """Incremental request encoding for OpenAI and Azure OpenAI: only new messages of a conversation are converted.
 
-The encoded beginning of the conversation is kept. Everything else stays with the connector and the client: settings,
-structured outputs, retries, headers, responses, usage and errors.
+Settings, structured outputs, retries, headers, responses, usage and errors stay with the connector and the client.
 
-This module replaces some methods of Semantic Kernel's OpenAI connectors and calls others, most of them private. Before
-each request it checks the source of each of them, not a version number. If one was changed, patched or wrapped, the
-request uses the connector's public methods, which is slower and always correct.
+This module replaces some methods of Semantic Kernel's OpenAI connectors and calls others, most of them private. If the
+source of one was changed, patched or wrapped, the request uses the connector's public methods: slower, always correct.
 
-The client accepts any response and builds its types field by field, which costs more than all other work on a streamed
-chunk. If a response matches the types, pydantic reads it into an equal object, five to ten times faster. Any other
-response is left to the client, so that this module refuses nothing that the client accepts.
+The client builds the types of a response field by field. If a response matches its type, pydantic reads it into an
+equal object, five to ten times faster; any other response is left to the client.
 """
 
 import hashlib
@@ -287,10 +284,7 @@ class OpenAITransport:
     def _encoded_messages(
         self, messages: list[ChatMessageContent], last: ChatMessageContent | None
     ) -> bytes | bytearray:
-        """Encode messages without the surrounding brackets, converting only new ones.
-
-        The encoding of ``last``, which is sent instead of the newest message, is not cached.
-        """
+        """Encode messages without the surrounding brackets, converting only new ones; ``last`` is not cached."""
         lasting = len(messages) - (last is not None)
         if messages is not self._source or lasting < self._known:
             self._source, self._known, self._messages = messages, 0, bytearray()

@@ -57,10 +57,7 @@ def price_of(
 def _checked(price: Price, model: str) -> Price:
     """Try a price function before the first request; return one that raises `InvalidPriceError` on invalid results.
 
-    Args:
-        price: The application's function, or the list's. It is called for 0 tokens; if that raises, for one token sent
-            and one received.
-        model: The model whose requests it prices.
+    It is called for 0 tokens; if that raises, for one token sent and one received.
 
     Raises:
         PlannerInvalidConfigurationError: If it cannot price these tokens. Nothing was sent.
@@ -171,16 +168,11 @@ def _piece_tokens(piece: str) -> int:
 class RequestMeter:
     """Counts and prices the requests to one model, and refuses those that are too large.
 
-    With ``tiktoken`` (extra ``tokens``) texts are counted with the encoding of the model, if tiktoken knows the model
-    and the encoding is available locally: loaded by the application, or in its cache folder. It is never downloaded
-    for this. Otherwise they are estimated; see `estimated_tokens`. The provider's overhead around the texts is
-    estimated in both cases. Each message and function is counted when it is first sent.
-
-    The overhead was fitted to the prompt tokens that OpenAI's API reported for nine short requests of 42 to 129 tokens
-    (gpt-4o, gpt-4o-mini and gpt-4.1-mini, eight of them with functions). For these the estimate is within -3 % to +7 %.
-    The error for long prompts and for other languages was not measured.
-
-    Images, audio, files and the response format are not counted.
+    With ``tiktoken`` (extra ``tokens``) texts are counted with the encoding of the model, if it is loaded or in
+    tiktoken's cache folder; nothing is downloaded. Otherwise they are estimated; see `estimated_tokens`. The provider's
+    overhead around the texts is always estimated: it was fitted to nine short requests of 42 to 129 tokens to OpenAI's
+    gpt-4o, gpt-4o-mini and gpt-4.1-mini, with an error of -3 % to +7 %; long prompts and other languages were not
+    measured. Images, audio, files and the response format are not counted. A message or function is counted once.
 
     Attributes:
         service: The connector; its model is used if the settings name no model.

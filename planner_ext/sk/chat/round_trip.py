@@ -231,7 +231,7 @@ _NOT_CONNECTED = frozenset(
         "gaierror",
     }
 )
-"""The errors of the clients below the connectors that mean that no connection was made, by their classes' names."""
+"""Errors of the clients below the connectors, by class name, that mean that no connection was made."""
 
 _NO_REPLY = (TypeError, ValueError, IndexError, AttributeError, KeyError, AssertionError)
 """The errors that connectors raise on an unexpected response."""
@@ -338,16 +338,10 @@ _UNITS = {
 def with_budget_note(
     messages: Sequence[ChatMessageContent], left: Sequence[RemainingLimit]
 ) -> ChatMessageContent | None:
-    """Copy the newest message with what is left added to it; None if there is nothing to add.
+    """Copy the newest message with what is left of each limit at its end; None if there is nothing to add.
 
-    The note is added to the end of that message's text. A separate message would be refused: after a tool message some
-    providers accept an assistant's turn only, and results must follow their calls. The messages before it stay the same
-    from request to request, so a prompt cache keeps them. An assistant's message, which the model continues, gets no
-    note.
-
-    Args:
-        messages: The messages to send; not changed.
-        left: What is left of each limit.
+    After a tool message some providers accept an assistant's turn only, so it is not a message of its own. Those before
+    it stay the same, for prompt caches. An assistant's message, which the model continues, gets no note.
     """
     if not left or not messages or messages[-1].role == AuthorRole.ASSISTANT:
         return None
@@ -387,10 +381,9 @@ default_clarifier_instructions = (
 class ModelClarifier:
     """Answers questions with a model. A `planner_ext.hitl_manager.Clarifier`.
 
-    Each question is one request without functions. It is charged to the run as a further round trip, with its time and
-    its tokens, estimated where the service reports none; the run's ``max_iterations`` holds for it, too. Where no trip
-    is left beside the one that uses the answer, nothing is sent, and the question stays open. A reply of the single
-    word PASS leaves it open, too; its request counts.
+    Each question is one request without functions, charged to the run as a round trip with its time and its tokens,
+    which are estimated where the service reports none. It counts towards ``max_iterations``: where no trip is left
+    beside the one that uses the answer, nothing is sent. Then, and after the reply PASS, the question stays open.
     """
 
     is_model = True
@@ -407,8 +400,8 @@ class ModelClarifier:
         """Choose the model.
 
         Args:
-            kernel: Where its service is; its functions are not offered.
-            service_id: The chat completion service; None leaves it to the kernel's own selection.
+            kernel: Has the service; its functions are not offered.
+            service_id: The chat completion service; None uses the kernel's selector.
             instructions: The system message of each request.
             settings: Of each request; None is the service's defaults.
             price: The price of a request in US dollars, from the model's name and the `Usage`; None leaves its cost

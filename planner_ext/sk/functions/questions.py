@@ -47,11 +47,11 @@ class Question:
 class Clarifier(Protocol):
     """Answers the model's questions for the user. A plain function, sync or async, satisfies the protocol.
 
-    A text, or a `Clarification` with its cost, answers the question and the run continues. After None or a blank text a
-    call of ``UserInteraction-AskUser`` waits for a person, and a plain reply counts as it would without a clarifier.
+    A text, or a `Clarification` with its cost, answers the question. After None or a blank text a call of
+    ``UserInteraction-AskUser`` waits for a person, and a plain reply counts as it would without a clarifier.
 
-    A sync function runs in a thread. Only the run's ``deadline`` limits its time. A stop takes effect after its answer;
-    a cancelled run cancels it. Its exception ends the run as a fault.
+    A sync function runs in a thread. Only the run's ``deadline`` limits its time. A stop takes effect after the answer,
+    a cancellation at once. An exception ends the run as a fault.
     """
 
     def __call__(self, question: Question, /) -> str | Clarification | Awaitable[str | Clarification | None] | None:

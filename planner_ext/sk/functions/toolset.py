@@ -108,6 +108,7 @@ class ToolSet:
 
     Attributes:
         functions: By fully qualified name, as of the last `refresh`.
+        tools: Their descriptions.
         metadata: For a request: the same tuple while the functions are the same, without the parameters that Semantic
             Kernel or `planner_ext.durable.effect` fills in.
         schema_only: Names in the settings' own tool schemas for which the kernel has no function.
@@ -145,7 +146,8 @@ class ToolSet:
             function: Any = tool.get("function") if isinstance(tool, Mapping) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
             if isinstance(function, Mapping) and isinstance(name := function.get("name"), str):  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
                 self._schemas[name] = tool
-        self._offered: tuple[KernelFunctionMetadata, ...] = ()
+        self._offered: list[Any] = []
+        self.tools: Mapping[str, Tool] = {}
         self.metadata: tuple[KernelFunctionMetadata, ...] = ()
         self.refresh()
 
@@ -162,10 +164,11 @@ class ToolSet:
                 )
             functions[name] = self._kernel.get_function(metadata.plugin_name, metadata.name)
         self.functions: Mapping[str, KernelFunction] = functions
-        offered = tuple(function.metadata for function in functions.values())
+        offered = [each for function in functions.values() for each in (function, function.metadata)]
         if len(offered) != len(self._offered) or any(map(is_not, offered, self._offered)):
             self._offered = offered
-            self.metadata = tuple(_without(tool_of(one).hidden, one.metadata) for one in functions.values())
+            self.tools = {name: tool_of(function) for name, function in functions.items()}
+            self.metadata = tuple(_without(self.tools[name].hidden, one.metadata) for name, one in functions.items())
         self.schema_only = frozenset(self._schemas.keys() - functions.keys())
         self.schemas = tuple(schema for name, schema in self._schemas.items() if name in self.schema_only)
         self.available = bool(functions or self.schema_only)

@@ -1,9 +1,8 @@
 """Calling the kernel's functions: one call resolved and checked, one call run through the application's filters.
 
-Promises that only a function that was offered runs, under the name that was decided on, with arguments it declares to
-the model; that what the application gave (kernel, functions, arguments) is not changed; and that every outcome
-except cancellation is returned as a value that says what the model reads. Must not know the loop, nor decide whether a
-call may run.
+Only an offered function runs, with arguments that it declares to the model. The application's kernel, functions and
+arguments are not changed. Every outcome but cancellation is a value. Must not know the loop, nor decide whether a call
+may run.
 """
 
 import json
@@ -44,7 +43,7 @@ from planner_ext.sk.functions.execution import (
     sendable,
     watch,
 )
-from planner_ext.sk.functions.toolset import Tool, ToolSet, conversion_problem, convert_arguments, read_result, tool_of
+from planner_ext.sk.functions.toolset import Tool, ToolSet, conversion_problem, convert_arguments, read_result
 from planner_ext.sk.messages import names_in
 
 NOT_RUN_BY_FILTER: Final = "Not executed: a filter of the application did not run this function."
@@ -64,7 +63,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """A function of this run; ``runnable`` is invoked instead. It is kept alive: no other one gets its id."""
+    """A function of this run, kept alive so that no other one gets its id; ``runnable`` is invoked for it."""
 
     function: KernelFunction
     tool: Tool
@@ -73,7 +72,7 @@ class _Prepared:
 
 @dataclass(slots=True)
 class _Run:
-    """One call that is about to run; ``target`` is what is invoked: guarded where there are filters around it."""
+    """One call that is about to run; ``target`` is invoked, with a guard where there are filters."""
 
     call: RequestedCall
     checked: ResolvedCall
@@ -88,17 +87,17 @@ class KernelFunctions:
     """The functions of a kernel, as the loop calls them; implements `planner_ext.engine.ports.Functions`.
 
     Attributes:
-        kernel: Whose filters and services the functions get.
-        tools: The functions of the last request; read again for each call.
-        arguments: The application's arguments; each call gets a shallow copy, into which the model's are put.
+        kernel: Its filters surround the functions, which find its services.
+        tools: The functions of the last request.
+        arguments: The application's; each call gets a shallow copy, with the model's.
         execution: How functions are run.
         final_answer: The planner's own final-answer function, recognised by identity; never run.
-        ask_user: The function that asks the user, also recognised by identity; never run.
+        ask_user: The function that asks the user, recognised by identity; never run.
         settings: The request's settings, for filters.
-        history: Gives the messages up to this batch, for filters; called only where there are filters.
+        history: Returns the messages up to this batch, for filters.
         streaming: Whether requests are streamed, for filters.
         decided_by: Lists the approval filters that decided a call before it ran.
-        parent: Gives what a function learns of this run, from the tab of its call and ``stop``.
+        parent: Makes what runs inside a function know of this run, from the tab of its call and ``stop``.
         wrap: Wraps the services that functions find, so that their requests are charged to the run.
     """
 
@@ -125,7 +124,7 @@ class KernelFunctions:
             edited: JSON text of arguments that replace the model's.
 
         Returns:
-            The resolved call; for ``unknown`` and ``invalid`` with an answer that the model can act on.
+            The call; for ``unknown`` and ``invalid`` with an answer that the model can act on.
         """
         name = call.name
         if name in self.tools.schema_only:
@@ -135,7 +134,7 @@ class KernelFunctions:
             reads = name == READ_RESULT  # as a note in the history of an earlier run says
             answer = _NOTHING_CUT if reads else self._unknown(name)
             return ResolvedCall(kind="invalid" if reads else "unknown", function=name, arguments={}, answer=answer)
-        tool = self._prepare(function).tool
+        tool = self._prepare(name, function).tool
         given = parse_object(call.arguments if edited is None else edited)
         parsed = convert_arguments(given, tool)
         if isinstance(parsed, InvalidArguments):
@@ -166,19 +165,13 @@ class KernelFunctions:
         )
 
     async def run(self, call: RequestedCall, checked: ResolvedCall, *, index: int, state: State) -> Finished:
-        """Run a function through the application's filters.
+        """Run a function through the application's filters; see `planner_ext.engine.ports.Functions`.
 
         Args:
-            call: The call, for its id.
-            checked: What `check` made of it.
-            index: Its place in the state's open batch.
-            state: The run, with the batch open.
-
-        Returns:
-            How it ended, and what the model reads.
-
-        Raises:
-            asyncio.CancelledError: The run was cancelled.
+            call: As the model asked for it.
+            checked: The same call, resolved by `check`.
+            index: Its place in the open batch.
+            state: The run.
         """
         if (tab := current_tab()) is not None:
             tab.around = self.parent
@@ -187,7 +180,7 @@ class KernelFunctions:
         if function is None:
             text = self._unknown(checked.function)
             return Finished(outcome="failed", text=text, error=f"{checked.function} is no longer offered.")
-        run = self._start(call, checked, self._prepare(function), state, index)
+        run = self._start(call, checked, self._prepare(checked.function, function), state, index)
         if tab is not None and self.wrap is not None and run.prepared.tool.asks_model:
             agents = with_own_view(function, tab, self.wrap)
             if agents is not function:
@@ -218,10 +211,10 @@ class KernelFunctions:
             f"{', '.join(names[:_NAMES_SHOWN])}{more}."
         )
 
-    def _prepare(self, function: KernelFunction) -> _Prepared:
+    def _prepare(self, name: str, function: KernelFunction) -> _Prepared:
         prepared = self._prepared.get(id(function))
         if prepared is None:
-            tool = tool_of(function)
+            tool = self.tools.tools[name]
             target = runnable(function, tool, threads=self.execution.threads)
             prepared = self._prepared[id(function)] = _Prepared(function, tool, target)
         return prepared
