@@ -62,9 +62,7 @@ class FailedRequest:
     """A request without a reply.
 
     Attributes:
-        started: When it was sent.
         ended: When it failed; for a lost request, when the loss was noticed.
-        reason: Why it failed.
         charged: The round trips charged for it.
         lost: Whether its process ended before the reply was recorded.
     """
@@ -83,12 +81,10 @@ class ModelRequest:
     Attributes:
         started: When the latest attempt was sent.
         ended: When the reply arrived; None without a reply.
-        charged: Round trips, without those of failed attempts.
-        usage: Tokens and cost, without those of failed attempts.
+        charged, usage: Round trips, tokens and cost, without those of failed attempts.
         model: The model's name in the reply; "" without one.
-        finish_reason: Why the model stopped, or None.
         withheld: The limit for which no functions were offered, or None.
-        failed: The failed attempts before the latest one.
+        failed: The attempts before the latest one.
     """
 
     started: float
@@ -136,24 +132,19 @@ class TimelineCall:
     """One call of an iteration.
 
     Attributes:
-        index: Its position among the calls of the reply.
-        id: Unique among the calls of the reply.
+        index, id: Its position, and its name, among the calls of the reply.
         function: Fully qualified name of the function; before resolution, the name that the model used.
         requested: JSON text of the arguments as the model sent them.
         arguments: JSON text of the arguments that the function received, or would receive.
-        outcome: How it ended, or its present state.
         asked: When a person was first asked to decide it, or None.
         prompt: The text shown to that person.
         roles: Who may decide it; empty for anyone.
         expires: When it stops waiting, or None.
-        decisions: The decisions on it, with author and time.
-        attempts: Each execution of the function.
         ended: When its result was recorded, or None.
-        result: The result that the model reads.
-        cut: Where the result was cut for the model; None if it read all of it at once.
+        result: The result that the model reads; ``cut`` says of how much it read the beginning.
         error: Type and message of the function's exception, or the reason why it did not run; "" without one.
         nested: Whether the function is a nested run.
-        spent: The consumption of its function: requests and nested calls; or None.
+        spent: What its function charged: requests and nested calls; or None.
     """
 
     index: int
@@ -236,10 +227,7 @@ class TimelineIteration:
         number: From 0; -1 is the plan request.
         messages: The messages added to the transcript since the previous request, except replies and results.
         replaced: Whether ``messages`` replaced the whole transcript: after a plan, and if a callback compacted it.
-        request: The request.
-        reply: The reply as a message; None before it arrives.
-        calls: The calls of the reply, in order.
-        events: Its events, in order.
+        reply: None before it arrives.
         gaps: Its idle periods.
         ended: The time of its last fact.
     """
@@ -275,9 +263,7 @@ class Timeline:
         spent: The total charged.
         spending: The consumption of each limit that is set.
         lives: The number of processes or activations that drove it, as far as its facts show.
-        plan: The plan, "" without one.
-        answer: The answer, "" without one.
-        iterations: In order.
+        plan, answer: "" without one.
     """
 
     run_id: str = ""
@@ -393,8 +379,8 @@ class TimelineReader:
         return not self._iterations or self._iterations[-1].reply is not None
 
     @property
-    def _requests(self) -> bool:
-        """Whether the next request is the run's own; elsewhere it is a clarifier's."""
+    def _is_own_request(self) -> bool:
+        """Whether a request that is made now is the run's own, and not a clarifier's."""
         return self.state.phase in (Phase.PLANNING, Phase.ASKING, Phase.COMPLETING)
 
     @property
@@ -405,7 +391,7 @@ class TimelineReader:
         yield from self._iterations[:-1]
         for newest in self._iterations[-1:]:
             yield replace(newest, calls=tuple(self.calls))
-        if self.state.ended is None and self._replied and self._requests and may_have_asked(self.state):
+        if self.state.ended is None and self._replied and self._is_own_request and may_have_asked(self.state):
             yield self._new_iteration(self._next_number, self.state.at)
 
     def _new_iteration(self, number: int, started: float) -> TimelineIteration:
@@ -418,7 +404,7 @@ class TimelineReader:
         )
 
     def _open(self, number: int, started: float) -> None:
-        """Begin an iteration with its request, unless that has begun."""
+        """Begin an iteration with its request, unless it has begun."""
         if not self._replied:
             return
         if self._iterations:
@@ -471,7 +457,7 @@ class TimelineReader:
         """Note that the process ended after the newest fact; calls that had started are in doubt."""
         before = self.state.at
         self._lives += 1
-        if isinstance(fact, facts.RequestFailed) and self._requests:
+        if isinstance(fact, facts.RequestFailed) and self._is_own_request:
             self._open(fact.iteration, before)
         for index, call in enumerate(self.calls):
             if call.outcome == "running":
@@ -487,7 +473,7 @@ class TimelineReader:
         self._messages = tuple(map(_read_message, fact.messages))
 
     def _model_asked(self, fact: facts.ModelAsked) -> None:
-        if fact.index is not None or not self._requests:
+        if fact.index is not None or not self._is_own_request:
             return
         if not self._replied and self.state.intent == "failed":
             self._add_gap("retry", self.state.at, fact.at)
@@ -495,7 +481,7 @@ class TimelineReader:
         self._change_request(started=fact.at)
 
     def _request_failed(self, fact: facts.RequestFailed) -> None:
-        if not self._requests:
+        if not self._is_own_request:
             return
         self._open(fact.iteration, self.state.at)
         request = self._iterations[-1].request
@@ -594,8 +580,11 @@ class TimelineReader:
         assert self.state.batch is not None, "calls are charged in a batch"
         before = self.calls[index].spent
         recorded = self.state.batch.calls[index].recorded
-        more = recorded if spent is None and recorded != Consumption() else spent
-        return before if more is None else more if before is None else before + more
+        if spent is None and recorded != Consumption():
+            spent = recorded
+        if before is None or spent is None:
+            return spent or before
+        return before + spent
 
     def _clarified(self, fact: facts.Clarified) -> None:
         question = fact.question if fact.denied is None else f"{fact.question} ({fact.denied or 'not answered'})"

@@ -8,10 +8,10 @@ import json
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
-from itertools import zip_longest
+from itertools import takewhile, zip_longest
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from planner_ext.approval.decisions import DecisionRecord
@@ -144,7 +144,9 @@ class _Axis:
         start = self._times[place]
         end = self._times[place + 1]
         share = min(max((time - start) / (end - start), 0.0), 1.0) if end > start else 0.0
-        return 100 * (self._places[place] + share * (self._places[place + 1] - self._places[place])) / whole
+        left = self._places[place]
+        right = self._places[place + 1]
+        return 100 * (left + share * (right - left)) / whole
 
 
 _WIDEST_GAP = 0.06
@@ -197,9 +199,18 @@ def _call_spans(call: TimelineCall, until: float) -> list[_Span]:
     bad = call.outcome in ("failed", "timed_out", "cancelled")
     for attempt in call.attempts:
         running = call.outcome == "running" and attempt is call.attempts[-1]
-        end = attempt.ended if attempt.ended is not None else until if running else attempt.started
-        spans.append(("failed" if bad or (attempt.ended is None and not running) else "ran", attempt.started, end))
+        end = attempt.ended
+        lost = end is None and not running
+        if end is None:
+            end = until if running else attempt.started
+        spans.append(("failed" if bad or lost else "ran", attempt.started, end))
     return spans
+
+
+def _rows(iteration: TimelineIteration, until: float) -> Iterator[list[_Span]]:
+    yield _request_spans(iteration, until)
+    for call in iteration.calls:
+        yield _call_spans(call, until)
 
 
 def _gaps(iteration: TimelineIteration, until: float) -> Iterator[tuple[float, float]]:
@@ -214,14 +225,14 @@ def _end_of(iteration: TimelineIteration, until: float) -> float:
     """Return when an iteration ended; ``until`` if it has unfinished work."""
     open_gap = any(gap.ended is None for gap in iteration.gaps)
     running = any(call.outcome == "running" for call in iteration.calls)
-    return until if open_gap or running or iteration.request.ended is None else iteration.ended
+    unfinished = open_gap or running or iteration.request.ended is None
+    return until if unfinished else iteration.ended
 
 
 def _tracks(iteration: TimelineIteration, until: float) -> list[list[_Bar]]:
     """Return the bars of the request, and of each call."""
     axis = _Axis(iteration.started, _end_of(iteration, until), _gaps(iteration, until))
-    rows = [_request_spans(iteration, until), *(_call_spans(call, until) for call in iteration.calls)]
-    return [[_bar(axis, span) for span in row] for row in rows]
+    return [[_bar(axis, span) for span in row] for row in _rows(iteration, until)]
 
 
 def _overview(timeline: Timeline) -> list[_Bar]:
@@ -229,12 +240,7 @@ def _overview(timeline: Timeline) -> list[_Bar]:
     until = timeline.until if timeline.ended is None else timeline.ended
     gaps = [gap for iteration in timeline.iterations for gap in _gaps(iteration, until)]
     axis = _Axis(timeline.started or 0.0, until, gaps)
-    spans = [
-        span
-        for iteration in timeline.iterations
-        for row in (_request_spans(iteration, until), *(_call_spans(call, until) for call in iteration.calls))
-        for span in row
-    ]
+    spans = [span for iteration in timeline.iterations for row in _rows(iteration, until) for span in row]
     thinnest = min(_THINNEST, 20 / len(spans)) if spans else 0.0
     return [_bar(axis, span, thinnest) for span in spans]
 
@@ -484,8 +490,8 @@ def _noted_call(call: TimelineCall) -> Iterator[tuple[str, str]]:
         word, level = _OUTCOMES[call.outcome]
         word = _IN_FULL.get(call.outcome, word)
         why = call.error or (call.prompt if call.outcome == "waiting" else "")
-        why = "" if why == call.outcome else why
-        yield level, f"{name}: {word}{f' ({_short(one_line(_prose(why)))})' if why else ''}"
+        reason = f" ({_short(one_line(_prose(why)))})" if why not in ("", call.outcome) else ""
+        yield level, f"{name}: {word}{reason}"
 
 
 def _is_noted(record: DecisionRecord, call: TimelineCall) -> bool:
@@ -498,15 +504,14 @@ def _is_noted(record: DecisionRecord, call: TimelineCall) -> bool:
 
 def _same(timelines: Sequence[Timeline]) -> int:
     """Count the common iterations at the start of a run and its fork."""
-
-    def parts(iteration: TimelineIteration | None) -> object:
-        if iteration is None:
-            return None
-        return iteration.number, iteration.messages, iteration.request, iteration.reply, iteration.calls
-
     one, other = (timeline.iterations for timeline in timelines)
-    pairs = enumerate(zip_longest(one, other))
-    return next((place for place, pair in pairs if parts(pair[0]) != parts(pair[1])), len(one))
+    pairs = zip(map(_without_times, one), map(_without_times, other), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _without_times(iteration: TimelineIteration) -> TimelineIteration:
+    """Leave out what a fork may add to its last common iteration."""
+    return replace(iteration, events=(), gaps=(), ended=0.0)
 
 
 def _own_events(timelines: Sequence[Timeline], last: int) -> list[list[TimelineEvent]]:
