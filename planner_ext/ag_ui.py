@@ -6,7 +6,8 @@ One function, `ag_ui_events`, is the body of an HTTP endpoint; ``samples/step19_
 
     @service.post("/agent")
     async def agent(run_input: RunAgentInput) -> StreamingResponse:
-        encoder, events = EventEncoder(), ag_ui_events(planner, kernel, run_input, waiting=waiting)
+        encoder = EventEncoder()
+        events = ag_ui_events(planner, kernel, run_input, waiting=waiting)
         return StreamingResponse((encoder.encode(one) async for one in events), media_type=encoder.get_content_type())
 
 **What the front end sees.** Each iteration is a step; the model's texts are messages, its calls are tool calls with
@@ -20,8 +21,7 @@ The next input on the thread answers them, and the run continues from its checkp
 
 An interrupt's ``responseSchema`` describes this, with the function's parameters, its ``metadata`` names the function,
 the arguments and the roles that may decide, and its ``id`` is the fingerprint of the call: an answer binds to the
-function and the arguments that were shown. Interrupts without an answer stay open, and
-the run ends with them again.
+function and the arguments that were shown. Interrupts without an answer stay open, and the run ends with them again.
 
 **Trust.** The checkpoint stays on the server: a browser decides the calls that wait on its thread, and cannot add a
 call, an approval or a result to a run. Give each user a separate ``waiting``, or unguessable thread ids. The browser
@@ -204,7 +204,7 @@ def _check(kernel: Kernel, roles: Collection[str]) -> None:
 
 
 class _Run:
-    """One run of the protocol: a new run of the planner, or a part of one.
+    """One run of the protocol: a run of the planner, or a part of one.
 
     Attributes:
         tools: The tools of the front end, by the names under which the model sees them.
@@ -238,7 +238,7 @@ class _Run:
     def continued(self) -> Checkpoint | None:
         """Return the checkpoint of the run that the input continues; None for a new run.
 
-        A run in which only tools of the front end wait is abandoned if the last message is the user's.
+        A user message abandons a run in which only tools of the front end wait.
         """
         messages = self._input.messages
         waits_for_tools = all(map(_is_tool, pending_calls(self._reader.state)))
@@ -263,7 +263,8 @@ class _Run:
         if not messages or not isinstance(messages[-1], UserMessage):
             raise InvalidHistoryError("Expected a message of the user as the last one; send one to begin a run.")
         before = [*_history(messages[:-1], self.tools)]
-        if context := "\n".join(f"{each.description}: {each.value}" for each in self._input.context or ()):
+        context = "\n".join(f"{each.description}: {each.value}" for each in self._input.context or ())
+        if context:
             before.append(ChatMessageContent(role=AuthorRole.USER, content=f"The application shows:\n{context}"))
         return _text(messages[-1].content), ChatHistory(messages=before) if before else None
 
@@ -278,14 +279,19 @@ class _Run:
         decisions: dict[str, Decision] = {}
         for call in pending_calls(self._reader.state):
             if _is_tool(call):
-                if result := results.get(self._call_id(call.id)):
+                result = results.get(self._call_id(call.id))
+                if result is not None:
                     decisions[call.id] = Supply(result.error or _text(result.content), by=by or None)
                     self._answered.add(result.tool_call_id)
-            elif entry := answers.pop(call.fingerprint, None):
-                if roles is not None and not _has_role(call, roles):
-                    raise DecisionRefusedError(f"{call.fully_qualified_name} is for {', '.join(call.roles)} to decide.")
-                if decision := _decision(entry, call, by or None):
-                    decisions[call.id] = decision
+                continue
+            entry = answers.pop(call.fingerprint, None)
+            if entry is None:
+                continue
+            if roles is not None and not _has_role(call, roles):
+                raise DecisionRefusedError(f"{call.fully_qualified_name} is for {', '.join(call.roles)} to decide.")
+            decision = _decision(entry, call, by or None)
+            if decision is not None:
+                decisions[call.id] = decision
         for unknown in answers:
             logger.warning("Thread %r has no interrupt %r; the answer is ignored.", self._input.thread_id, unknown)
         return decisions
@@ -417,7 +423,8 @@ class _Run:
     def _outcome(
         self, result: FunctionCallingStepwisePlannerResult
     ) -> RunFinishedSuccessOutcome | RunFinishedInterruptOutcome | RunFinishedCancelledOutcome:
-        if interrupts := [self._interrupt(call) for call in result.pending if not _is_tool(call)]:
+        interrupts = [self._interrupt(call) for call in result.pending if not _is_tool(call)]
+        if interrupts:
             return RunFinishedInterruptOutcome(interrupts=interrupts)
         if result.pending or result.final_answer or result.status == "answered":
             pending = [self._call_id(call.id) for call in result.pending]
@@ -453,7 +460,7 @@ _ANSWER_SCHEMA: dict[str, Any] = {
 
 
 def _approval_schema(call: PendingCall) -> dict[str, Any]:
-    """Describe the answer to a call that waits, as the protocol recommends for approval with edits."""
+    """Describe the answer as the protocol recommends for approval with edits."""
     edited = {**(call.parameters or {"type": "object"}), "description": "All arguments; they replace the model's."}
     properties = {"approved": {"type": "boolean"}, "editedArgs": edited, "reason": {"type": "string"}}
     return {"type": "object", "properties": properties, "required": ["approved"]}
@@ -496,7 +503,7 @@ def _is_tool(call: PendingCall) -> bool:
 
 
 def _named(tools: Iterable[Tool]) -> dict[str, Tool]:
-    """Give each tool the fully qualified name under which the model sees it; of two with one name the last counts."""
+    """Name each tool for the model; of two with one name the last counts."""
     named: dict[str, Tool] = {}
     for tool in {tool.name: tool for tool in tools}.values():
         name = plain = f"{_PLUGIN}-{re.sub(r'[^0-9A-Za-z_]', '_', tool.name)}"
@@ -532,27 +539,31 @@ def _function(name: str, tool: Tool) -> KernelFunctionFromMethod:
 
 
 def _object(schema: object) -> dict[str, Any]:
-    """Return a JSON schema as an object; the schemas true and false, and any other value, as an empty one."""
+    """Return a JSON schema as an object; anything else as an empty one."""
     return cast("dict[str, Any]", schema) if isinstance(schema, dict) else {}
 
 
 def _deferring(planner: FunctionCallingStepwisePlanner) -> FunctionCallingStepwisePlanner:
-    """Copy a planner so that calls of the front end's tools wait; the copy shares the record of taken decisions."""
-    planner, options = copy(planner), planner.options
-    planner.options = options.model_copy(update={"interceptors": (_defer_tools, *options.interceptors)})
-    return planner
+    """Let the calls of the front end's tools wait."""
+    interceptors = (_defer_tools, *planner.options.interceptors)
+    return _with(planner, interceptors=interceptors)
 
 
 def _letting_in(planner: FunctionCallingStepwisePlanner, roles: Collection[str]) -> FunctionCallingStepwisePlanner:
-    """Copy a planner so that a user with these roles may decide; the copy shares the record of taken decisions."""
+    """Let a user with these roles decide."""
 
     async def has_role(request: DecisionRequest) -> bool:
         return request.call is None or _has_role(request.call, roles)
 
-    planner, options = copy(planner), planner.options
-    approval = (options.approval or ApprovalSettings()).asking(has_role)
-    planner.options = options.model_copy(update={"approval": approval})
-    return planner
+    approval = planner.options.approval or ApprovalSettings()
+    return _with(planner, approval=approval.asking(has_role))
+
+
+def _with(planner: FunctionCallingStepwisePlanner, **options: object) -> FunctionCallingStepwisePlanner:
+    """Copy a planner with other options; the copy shares the record of taken decisions."""
+    copied = copy(planner)
+    copied.options = planner.options.model_copy(update=options)
+    return copied
 
 
 def _has_role(call: AskedCall, roles: Collection[str]) -> bool:

@@ -79,8 +79,8 @@ def _events(state: State, fact: Fact) -> Sequence[tuple[int, str]]:
             by = f" by {one_line(fact.by)}" if fact.by else ""
             return [(logging.INFO, f"question {'answered' if fact.denied is None else 'denied'}{by}")]
         case Ended():
-            limit = [] if fact.limit is None else [(logging.WARNING, f"limit {one_line(fact.limit)} reached")]
-            return [*limit, (logging.INFO, _ended_text(state, fact))]
+            end = (logging.INFO, _ended_text(state, fact))
+            return [end] if fact.limit is None else [(logging.WARNING, f"limit {one_line(fact.limit)} reached"), end]
         case _:
             return ()
 

@@ -106,11 +106,14 @@ def _event_of(fact: facts.Fact, *, sensitive: bool) -> tuple[str, _Attributes] |
                 "planner_ext.decision.person": not fact.iterations,
                 "planner_ext.decision.by": fact.by,
             }
-        case facts.CallsWithheld(iteration=iteration, indexes=indexes, limit=limit):
-            attributes = {"planner_ext.iteration": iteration, "planner_ext.calls": len(indexes)}
-            return "planner_ext.withheld", {**attributes, "planner_ext.limit": limit}
-        case facts.StopRequested(reason=reason):
-            return "planner_ext.stop", {"planner_ext.stop.reason": reason if sensitive else None}
+        case facts.CallsWithheld():
+            return "planner_ext.withheld", {
+                "planner_ext.iteration": fact.iteration,
+                "planner_ext.calls": len(fact.indexes),
+                "planner_ext.limit": fact.limit,
+            }
+        case facts.StopRequested():
+            return "planner_ext.stop", {"planner_ext.stop.reason": fact.reason if sensitive else None}
         case _:
             return None
 
@@ -149,7 +152,8 @@ class Invocation:
         self._asked: dict[int | None, float] = {}
         self._limit: str | None = None
         self._error = ""
-        self._performs = self._records = False
+        self._performs = False
+        self._records = False
 
     def stamped(self, first: Sequence[facts.Fact]) -> Sequence[facts.Fact]:
         """Write the span into the fact that begins an activation."""
@@ -197,9 +201,12 @@ class Invocation:
 
         async def performed(action: machine.Action) -> None:
             asks = isinstance(action, machine.AskPlan | machine.AskModel)
-            if asks or (self._iteration is None and isinstance(action, machine.ReviewCalls | machine.RunCalls)):
+            handles_calls = isinstance(action, machine.ReviewCalls | machine.RunCalls)
+            if asks or (handles_calls and self._iteration is None):
                 self._begin_iteration(action)
-            span, self._error, began = self._iteration or self._span, "", perf_counter()
+            span = self._iteration or self._span
+            self._error = ""
+            began = perf_counter()
             try:
                 with use_span(span, record_exception=False, set_status_on_exception=False):
                     await perform(action)
@@ -246,9 +253,12 @@ class Invocation:
             case facts.RequestFailed():
                 self._span.add_event("planner_ext.crash", {"planner_ext.iteration": fact.iteration})
             case facts.ModelReplied() if self._iteration is not None:
-                finish = [fact.finish_reason] if fact.finish_reason else None
-                reply = {"gen_ai.response.finish_reasons": finish, "planner_ext.calls": len(fact.calls)}
-                self._iteration.set_attributes(_given({**_tokens(fact.usage), **reply}))
+                reply = {
+                    **_tokens(fact.usage),
+                    "gen_ai.response.finish_reasons": [fact.finish_reason] if fact.finish_reason else None,
+                    "planner_ext.calls": len(fact.calls),
+                }
+                self._iteration.set_attributes(_given(reply))
             case facts.Paused():
                 self._span.add_event("planner_ext.pause", {"planner_ext.calls": len(waiting_calls(state))})
             case _:
@@ -261,12 +271,14 @@ class Invocation:
             self._span.add_event("planner_ext.limit", {"planner_ext.limit": limit})
 
     def _add_event(self, fact: facts.Fact) -> None:
-        if (event := _event_of(fact, sensitive=self._sensitive)) is None:
+        event = _event_of(fact, sensitive=self._sensitive)
+        if event is None:
             return
         name, attributes = event
         asked = self._asked.pop(fact.index, None) if isinstance(fact, facts.CallDecided | facts.Clarified) else None
         if asked is not None and attributes["planner_ext.decision.person"]:
-            attributes["planner_ext.decision.wait"] = waited = max(fact.at - asked, 0.0)
+            waited = max(fact.at - asked, 0.0)
+            attributes["planner_ext.decision.wait"] = waited
             verdict = {"planner_ext.decision.verdict": attributes["planner_ext.decision.verdict"]}
             _record("planner_ext.decision.wait", waited, verdict)
         self._span.add_event(name, _given(attributes))
@@ -302,7 +314,9 @@ class Invocation:
         ledger = state.ledger
         earlier = before.ledger
         agent = self._agent
-        answer = state.ended.answer if state.ended is not None and self._sensitive else ""
+        answer = ""
+        if state.ended is not None and self._sensitive:
+            answer = state.ended.answer
         error = {"error.type": None if failure is None else type(failure).__qualname__}
         ended = {"planner_ext.run.status": "failed" if isinstance(failure, Exception) else present_status(state)}
         attributes = {
