@@ -128,12 +128,15 @@ class Progress:
 
     def _close_reply(self, fact: facts.Fact) -> None:
         """End a reply's text; one that was not streamed is printed whole."""
-        if isinstance(fact, facts.Planned | facts.ModelReplied):
-            flow = self._reply(plan=isinstance(fact, facts.Planned))
-            if flow.empty:
-                flow.write(fact.plan if isinstance(fact, facts.Planned) else fact.text)
-            flow.close()
-            self._flow = None
+        match fact:
+            case facts.Planned(plan=text) | facts.ModelReplied(text=text):
+                flow = self._reply(plan=isinstance(fact, facts.Planned))
+                if flow.empty:
+                    flow.write(text)
+                flow.close()
+                self._flow = None
+            case _:
+                pass
 
     def _print(self, fact: facts.Fact) -> None:
         """Print the lines of a fact; some have none."""
@@ -148,16 +151,17 @@ class Progress:
                 self._line(f"{self._console.signs.good} {one_line(fact.by) or 'answered'}: {one_line(answer)}")
             case facts.StopRequested() | facts.BudgetChanged() | facts.SharedBudgetsChecked() | facts.MessageAdded():
                 self._line(_remark(fact), "dim")
-            case facts.CallDecided(person=True, index=index):
-                self._print_decision(self._reader.calls[index], fact)
+            case facts.CallDecided(person=True):
+                self._print_decision(fact, self._reader.calls[fact.index])
             case _:
                 pass
 
-    def _print_decision(self, call: TimelineCall, fact: facts.CallDecided) -> None:
+    def _print_decision(self, fact: facts.CallDecided, call: TimelineCall) -> None:
         """Print what a person decided."""
-        kinds = [record.kind for record in call.decisions[-1:]]
-        edited = f" in place of {_arguments_text(call.requested)}" if fact.edited else ""
-        self._line(f"{one_line(fact.by) or 'a person'}: {''.join(kinds)} {_call_text(call)}{edited}")
+        if call.decisions:
+            kind = call.decisions[-1].kind
+            edited = f" in place of {_arguments_text(call.requested)}" if fact.edited else ""
+            self._line(f"{one_line(fact.by) or 'a person'}: {kind} {_call_text(call)}{edited}")
 
     def _print_call(self, call: TimelineCall) -> None:
         """Print the line of a call that has changed; some changes have none."""

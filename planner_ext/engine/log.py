@@ -1,12 +1,15 @@
 """Formats the events of runs as lines for Python's logging, on the logger ``planner_ext.runs``; asks who traces them.
 
-A line has the run's name and one event, and no text of a model, argument or result.
-``INFO``: a run's start, resumption, pause, the decisions on its calls, and its end, also at a limit or,
-without a store, by an error, of which the class is named. ``DEBUG``: an
-interceptor's or an approver's approval. ``WARNING``, of kept runs alone: a limit that ended it, a fault, and a takeover
-from a dead worker. ``ERROR``: a kept run that failed, or was quarantined. A call that nobody decided is not logged. A
-line follows the fact: in the journal of a run that no store keeps, otherwise in the store, so that several workers
-write it once. Texts of persons and errors are cut, and their control characters escaped.
+A line has the run's name and one event, and no text of a model, argument or result. Texts of persons and errors are
+cut, and their control characters escaped.
+
+    INFO      start, resumption, pause, decisions on calls, and the end, also at a limit; without a store, the class of
+              an error that ended the run
+    DEBUG     approvals by an interceptor or an approver; a call without a decision has no line
+    WARNING   of kept runs: a limit that ended the run, a fault, a takeover from a dead worker
+    ERROR     of kept runs: the run failed, or is in quarantine
+
+A line is written after its fact: in the journal, or for a kept run in the store, so that several workers write it once.
 """
 
 import json

@@ -31,13 +31,7 @@ _LONGEST_IN_LIST = 4_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """A time.
-
-    Attributes:
-        iso: As in an HTML ``time`` element.
-        text: For a person, in UTC.
-        distance: The time from now, such as "3 minutes ago" or "in 2 hours".
-    """
+    """A time: for an HTML ``time`` element, for a person in UTC, and from now, such as "3 minutes ago"."""
 
     iso: str
     text: str
@@ -46,25 +40,15 @@ class Moment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """A call or question in a list.
+    """A call or question in a list; addresses are relative to the application's root.
 
     Attributes:
         item: Its fingerprint and its id, as the list's form returns them; see `item_of`.
-        shown_id: Its id, fully visible.
-        href: Its page, relative to the application's root.
-        run_id: The run, fully visible.
-        run_href: The run's page, relative to the application's root.
-        kind: The kind of decision.
-        function: The function's fully qualified name.
         arguments: Each argument's name and value, as JSON; empty for a question.
         arguments_json: All arguments as one line of JSON.
         question: The model's question, or the call's prompt; "" without one.
-        goal: The goal of the run.
-        asked_at: When it began to wait.
-        expires_at: When it expires; None for never.
         roles: Who may decide; empty for anyone.
         problem: Why the last decision was refused; "" if it was not.
-        fingerprint: The function and arguments that a decision binds to, as a digest.
         selectable: Whether it may be decided together with others: a call that the list shows in full.
     """
 
@@ -93,8 +77,6 @@ class Decided:
 
     Attributes:
         kind: ``approve``, ``deny``, ``supply`` or ``expire``.
-        by: Who decided.
-        at: When.
         details: Its other parts by name: edited arguments, a reason, a result, a duration.
         refused: Why it does not count; "" if it counts.
     """
@@ -113,7 +95,6 @@ class Turn:
     Attributes:
         role: ``system``, ``user``, ``assistant``, ``tool``, or ``person``.
         speaker: Its author, such as a function's name.
-        text: Its text; "" if it has only calls.
         calls: The calls of a reply, each on one line.
         at: When; None for messages from the start.
     """
@@ -130,13 +111,10 @@ class ApprovalPage:
     """A call or question with everything that its approver must see.
 
     Attributes:
-        call: The call or question.
         status: ``open``; ``decided``, until a worker takes the decision; ``closed``.
         is_open: Whether it may be decided now.
-        decision: The decision, or None.
         refused: Decisions that were refused, the oldest first.
         plan: The run's plan, "" without one.
-        conversation: The turns up to now.
         unreadable: Why the plan and the conversation cannot be shown; "" if they can.
         fields: The form with the arguments; empty if they cannot be edited.
         problem: Why this visitor's decision was refused; "" if it was not.
@@ -158,12 +136,7 @@ class ApprovalPage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The outcome of one of many decisions.
-
-    Attributes:
-        taken: Whether the decision counts.
-        text: The decision, or why it does not count.
-    """
+    """The outcome of one of many decisions: whether it counts, and its text or why it does not."""
 
     shown_id: str
     href: str
@@ -307,7 +280,7 @@ def approval_page(
     Args:
         call: The call or question.
         timeline: The run's timeline; empty if its journal cannot be read.
-        now: The time.
+        now: Seconds since the epoch.
         unreadable: Why the journal cannot be read.
         fields: The form with the person's input; None draws it from the call.
         problem: Why the person's decision was refused.
