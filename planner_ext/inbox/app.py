@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias, cast
-from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -134,6 +133,12 @@ class _Inbox:
             trim_blocks=True,
             lstrip_blocks=True,
         )
+        self._templates.filters |= {  # pyright: ignore[reportUnknownMemberType]  (partially unknown in jinja2)
+            "exact": exact,
+            "line": views.visible_line,
+            "moment": views.moment_of,
+            "run_href": views.run_href,
+        }
 
     def routes(self) -> list[Route]:
         """List the routes; all but the sign-in and the static files are for visitors who are signed in."""
@@ -385,7 +390,8 @@ class _Inbox:
         return self._page(
             request,
             "runs",
-            runs=[views.run_line(record, now) for record in records],
+            runs=records,
+            now=now,
             paging=views.paging_of(request, size=PAGE, offset=offset, shown=len(records), total=total),
             statuses=STATUSES,
             chosen=statuses,
@@ -411,7 +417,7 @@ class _Inbox:
             problem = str(error)
         if problem:
             return await self._run_page(request, status=409, problem=problem, reason=reason)
-        return redirect(request, f"runs/{quote(run_id, safe='')}")
+        return redirect(request, views.run_href(run_id))
 
     async def _show_run(self, request: Request) -> Response:
         return await self._run_page(request)
@@ -428,7 +434,7 @@ class _Inbox:
             may_cancel=stored.record.status in _MAY_CANCEL,
             problem=visible(problem),
             reason=reason,
-            run=views.run_line(stored.record, now),
+            run=stored.record,
             calls=[views.waiting_of(call, now) for call in calls],
             timeline=Markup(timeline),  # noqa: S704  (escaped by its own templates)
         )

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from planner_ext.approval.decisions import DecisionRecord
 from planner_ext.core.state import ASK_USER
 from planner_ext.core.text import exact, exact_json, one_line, visible
-from planner_ext.durable.records import PendingApproval, RunRecord
+from planner_ext.durable.records import PendingApproval
 from planner_ext.engine.timeline import Timeline, TimelineMessage
 from planner_ext.inbox.forms import Field, drawn_form
 
@@ -145,25 +145,6 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunLine:
-    """A run in a list."""
-
-    run_id: str
-    href: str
-    goal: str
-    status: str
-    waits_for: str
-    problem: str
-    worker: str
-    iterations: int
-    tool_calls: int
-    tokens: int
-    cost: str
-    created_at: Moment
-    updated_at: Moment
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Paging:
     """The shown part of a list.
 
@@ -244,7 +225,7 @@ def waiting_of(call: PendingApproval, now: float) -> Waiting:
         shown_id=exact(call.id),
         href=approval_href(call.id),
         run_id=exact(call.run_id),
-        run_href=f"runs/{quote(call.run_id, safe='')}",
+        run_href=run_href(call.run_id),
         kind=kind,
         function=exact(call.fully_qualified_name),
         arguments=() if asks else tuple((exact(name), _value(value)) for name, value in call.arguments.items()),
@@ -302,23 +283,14 @@ def approval_page(
     )
 
 
-def run_line(record: RunRecord, now: float) -> RunLine:
-    """Show a run in a list."""
-    return RunLine(
-        run_id=exact(record.run_id),
-        href=f"runs/{quote(record.run_id, safe='')}",
-        goal=visible(one_line(record.goal)),
-        status=record.status,
-        waits_for=visible(one_line(record.waits_for)),
-        problem=visible(one_line(record.problem)),
-        worker=exact((record.owner or "").partition("/")[0]),
-        iterations=record.iterations,
-        tool_calls=record.tool_calls,
-        tokens=record.tokens,
-        cost="" if record.cost is None else f"{record.cost:.4g}",
-        created_at=moment_of(record.created_at, now),
-        updated_at=moment_of(record.updated_at, now),
-    )
+def run_href(run_id: str) -> str:
+    """Return the address of a run's page, relative to the application's root."""
+    return f"runs/{quote(run_id, safe='')}"
+
+
+def visible_line(text: str) -> str:
+    """Make a text visible on one line."""
+    return visible(one_line(text))
 
 
 def conversation_of(timeline: Timeline, now: float) -> Iterator[Turn]:
