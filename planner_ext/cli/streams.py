@@ -1,4 +1,4 @@
-"""The command's streams and signals: nobody has to read its output, and it ends in order when it is asked to."""
+"""The command's streams and signals: it outlives the readers of its output, and ends in order at a signal."""
 
 import asyncio
 import io

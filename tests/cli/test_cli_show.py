@@ -1,4 +1,4 @@
-"""How a run is shown: every fact that matters, in whatever console there is."""
+"""How a run is shown: every fact that matters, in any console."""
 
 import re
 import time
@@ -299,7 +299,7 @@ WORDS = st.text(alphabet="ab 日\n\t.", max_size=80)
 
 @given(WORDS, st.lists(st.integers(0, 80)))
 def test_text_looks_the_same_however_it_arrives(text: str, cuts: list[int]) -> None:
-    """Cut into whatever pieces, a text is printed as if it came at once, within its width, and no word is lost."""
+    """A text in pieces is printed as if it came at once, within its width, and no word is lost."""
     places = [0, *sorted(cuts), len(text)]
     pieces = [text[start:end] for start, end in pairwise(places)]
 

@@ -1,4 +1,4 @@
-"""The timeline of a run: what a person asks of it is computed from its facts, whatever happened."""
+"""The timeline of a run is computed from its facts alone."""
 
 import asyncio
 from collections.abc import Sequence
@@ -131,7 +131,7 @@ def test_a_paused_run_shows_what_waits() -> None:
 
 
 def test_calls_that_did_not_run_say_why() -> None:
-    """Denied, unknown, invalid, withheld and answered calls are told apart, as is the final answer."""
+    """Denied, unknown, invalid, withheld and answered calls have different outcomes, as has the final answer."""
     timeline = drawn(
         run_started(),
         replied(calls("f", "unknown", "bad", "g", "ask", "h")),

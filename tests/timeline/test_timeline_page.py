@@ -132,7 +132,7 @@ def test_hostile_text_is_shown_and_does_nothing() -> None:
 
 
 def test_arguments_may_be_as_deep_as_a_model_likes() -> None:
-    """What the run refused for its depth is shown all the same, and so is the rest of the run."""
+    """A call that the run refused for its depth is shown, and so is the rest of the run."""
     for depth in (*range(900, 1000, 2), 100_000):
         run = Journal()
         run.start("Go.")
