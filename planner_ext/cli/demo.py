@@ -36,7 +36,7 @@ from planner_ext import (
     FunctionInvokingChatCompletion,
 )
 from planner_ext.cli import demo_shop as shop
-from planner_ext.cli.options import ExitCode
+from planner_ext.cli.command import ExitCode
 from planner_ext.cli.show import Progress, print_answer
 from planner_ext.cli.text import Terminal, TextFlow
 from planner_ext.compare import run_comparison

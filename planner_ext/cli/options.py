@@ -1,36 +1,19 @@
-"""Shared parts of the commands: the decorator of commands, the options, the exit codes. Imports nothing heavy."""
+"""The options of the commands, each declared once. Imports nothing heavy."""
 
-import asyncio
 import getpass
+import json
 import os
 import re
-import sys
-from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
-from enum import IntEnum
-from functools import wraps
-from inspect import Parameter, Signature, getdoc, signature
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 import typer
-from typer.models import ParameterInfo
 
-from planner_ext.cli.text import Terminal
-from planner_ext.core.errors import PlannerExtError
-
-
-class ExitCode(IntEnum):
-    """How a command ended; the help of each command says what it means there."""
-
-    ANSWERED = 0
-    NO_ANSWER = 1
-    UNUSABLE = 2
-    FAULT = 3
-    PAUSED = 4
-    INTERRUPTED = 130
-
+from planner_ext.approval.decisions import ApprovalSettings, Authorize
+from planner_ext.core.errors import InvalidLimitError
 
 STORE_VARIABLE = "PLANNER_EXT_STORE"
 """The environment variable in place of ``--store``: other users of the machine can read a command line."""
@@ -38,83 +21,18 @@ STORE_VARIABLE = "PLANNER_EXT_STORE"
 _KEY_VARIABLES = ("PLANNER_EXT_CHECKPOINT_KEY", "PLANNER_EXT_KEY")
 """The environment variables with the key that signs exported runs: the first one that is set and not empty."""
 
-Exit = int | Coroutine[None, None, int]
-"""What a command's function returns: its exit code, or a coroutine that returns it."""
-
-
-def command(
-    group: typer.Typer, *, exit_codes: str = "", name: str | None = None
-) -> Callable[[Callable[..., Exit]], Callable[..., Exit]]:
-    """Register a function as a command, with its docstring as help.
-
-    A parameter whose type is a dataclass becomes one option, or argument, for each of its fields. A parameter's help
-    may be in the docstring's ``Options:``, a field's in the dataclass's ``Attributes:``. The docstring may end with
-    ``Exit codes:``. An error of this package is printed as a paragraph on stderr, with exit code 2.
-
-    Args:
-        group: The group of the command.
-        exit_codes: Exit codes that several commands share.
-        name: The command's name; None takes the function's.
-    """
-
-    def register(function: Callable[..., Exit]) -> Callable[..., Exit]:
-        doc, _, codes = (getdoc(function) or "").partition("\n\nExit codes:\n")
-        doc, _, own = doc.partition("\n\nOptions:\n")
-        bundles: dict[str, type[Any]] = {}
-        options: list[Parameter] = []
-        for parameter in signature(function).parameters.values():
-            if isinstance(kind := parameter.annotation, type) and is_dataclass(kind):
-                bundles[parameter.name] = kind
-                attributes = (getdoc(each) or "" for each in reversed(kind.__mro__))
-                texts = "\n".join(text.partition("Attributes:\n")[2] for text in attributes)
-                options += _with_help(signature(kind).parameters.values(), texts)
-            else:
-                options += _with_help([parameter.replace(kind=Parameter.KEYWORD_ONLY)], own)
-
-        @wraps(function)
-        def run(**given: Any) -> None:
-            for each, bundle in bundles.items():
-                given[each] = bundle(**{item.name: given.pop(item.name) for item in fields(bundle)})
-            raise typer.Exit(_exit_code(lambda: function(**given)))
-
-        run.__signature__ = Signature(options)  # pyright: ignore[reportAttributeAccessIssue]  (PEP 362)
-        run.__annotations__ = {option.name: option.annotation for option in options}
-        text = re.sub(r"^Examples:", "\b\nExamples:", doc, flags=re.MULTILINE)  # \b: do not join its lines
-        group.command(name, help=text, epilog=f"\b\nExit codes:\n{codes or exit_codes}")(run)
-        return function
-
-    return register
-
-
-_TEXT = re.compile(r"^    (\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)
-"""A name and its text in a section of a docstring."""
-
-
-def _with_help(options: Iterable[Parameter], section: str) -> Iterable[Parameter]:
-    """Read the options' help from a section of a docstring, unless their annotation has it."""
-    texts: dict[str, str] = dict(_TEXT.findall(section))
-    for option in options:
-        for info in get_args(option.annotation):
-            if isinstance(info, ParameterInfo) and info.help is None and option.name in texts:
-                info.help = " ".join(texts[option.name].split())
-        yield option
-
-
-def _exit_code(call: Callable[[], Exit]) -> int:
-    try:
-        code = call()
-        return code if isinstance(code, int) else asyncio.run(code)
-    except PlannerExtError as error:
-        Terminal(sys.stderr).complain(str(error))
-        return ExitCode.UNUSABLE
-    except KeyboardInterrupt:
-        Terminal(sys.stderr).print("Interrupted.", style="red")
-        return ExitCode.INTERRUPTED
-
 
 def signing_key() -> bytes | None:
     """Return the key that signs exported runs; None without one."""
     return next((os.fsencode(key) for key in map(os.environ.get, _KEY_VARIABLES) if key), None)
+
+
+def value_of(written: str) -> object:
+    """Read a value as JSON, or else as text."""
+    try:
+        return json.loads(written)
+    except (ValueError, RecursionError):
+        return written
 
 
 def _login_name() -> str | None:
@@ -140,6 +58,17 @@ CallId = Annotated[
     str, typer.Argument(metavar="ID", help="The id in the list: run/iteration/call.", show_default=False)
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+File = Annotated[Path | None, typer.Option(metavar="FILE")]
+Number = Annotated[int | None, typer.Option(metavar="N")]
+Positive = Annotated[int, typer.Option(metavar="N", min=1)]
+Name = Annotated[str | None, typer.Option(metavar="NAME")]
+Words = Annotated[str | None, typer.Option(metavar="TEXT")]
+Address = Annotated[str | None, typer.Option(metavar="URL")]
+Factory = Annotated[str | None, typer.Option(metavar="MODULE:FACTORY")]
+Goal = Annotated[str, typer.Argument(metavar="GOAL", show_default=False)]
+InFile = Annotated[Path, typer.Argument(metavar="FILE", show_default=False)]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="The run's name.", show_default=False)]
+Moment = Annotated[datetime | None, typer.Option(metavar="TIME")]
 
 
 def _read_age(text: str) -> timedelta:
@@ -151,6 +80,7 @@ def _read_age(text: str) -> timedelta:
 
 
 Age = Annotated[timedelta, typer.Option(parser=_read_age, metavar="AGE")]
+Since = Annotated[timedelta | None, typer.Option(parser=_read_age, metavar="AGE")]
 MoreIterations = Annotated[
     int | None, typer.Option(metavar="N", help="A new limit of round trips, for a run that reached its own.")
 ]
@@ -165,8 +95,79 @@ class ApprovalArgs:
         ask_all: Every call waits for a decision.
     """
 
-    policy: Annotated[Path | None, typer.Option(metavar="FILE")] = None
-    ask_all: Annotated[bool, typer.Option("--ask-all")] = False
+    policy: File = None
+    ask_all: bool = False
+
+    def planner_options(self) -> dict[str, Any]:
+        """Return the planner's options for them; empty without one.
+
+        Raises:
+            PlannerInvalidConfigurationError: If the two contradict each other, or the file cannot be read.
+            InvalidPolicyError: If the file's policy is invalid.
+        """
+        if self.policy is None:
+            return {"approval": ApprovalSettings(unmatched="defer")} if self.ask_all else {}
+        if self.ask_all:
+            raise InvalidLimitError(
+                "--ask-all and --policy contradict each other: a policy decides every call. Leave one of them out; a "
+                "policy with only `default: ask` is --ask-all."
+            )
+        from planner_ext.approval.policy import ApprovalPolicy  # noqa: PLC0415  (slow, and only for a policy)
+
+        try:
+            return {"interceptors": (ApprovalPolicy.from_yaml(self.policy),)}
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not text"
+            raise InvalidLimitError(f"--policy {self.policy} cannot be read: {reason}.") from None
+
+
+Hooks = Callable[[], Awaitable[tuple[Authorize, ...]]]
+"""Returns the ``authorize`` hooks of an application."""
+
+
+async def no_hooks() -> tuple[Authorize, ...]:
+    """Return no hook."""
+    return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class AppArgs:
+    """The application that may refuse an action.
+
+    Its factory is called here, before an event loop runs, so that it may run its own.
+
+    Raises:
+        PlannerInvalidConfigurationError: If it cannot be used.
+    """
+
+    app: App = None
+    hooks: Hooks = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "hooks", _hooks_of(self.app))
+
+
+def _hooks_of(app: str | None) -> Hooks:
+    if app is None:
+        return no_hooks
+    from planner_ext.cli.kernels import started_hook  # noqa: PLC0415  (imports Semantic Kernel)
+
+    return started_hook(app)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorArgs(AppArgs):
+    """Who does something to a run, and the application that may refuse it."""
+
+    by: By
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)  # a store's address may hold a password
+class DecisionArgs(ActorArgs):
+    """A call or question that waits in a store, and who decides it."""
+
+    id: CallId
+    store: Store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,9 +184,9 @@ class RunOptions(ApprovalArgs):
         stream: Show text while it arrives.
     """
 
-    kernel: Annotated[str | None, typer.Option(metavar="MODULE:FACTORY")] = None
-    base_url: Annotated[str | None, typer.Option(metavar="URL")] = None
-    model: Annotated[str | None, typer.Option(metavar="NAME")] = None
+    kernel: Factory = None
+    base_url: Address = None
+    model: Name = None
     as_json: Json = False
     stream: Annotated[bool, typer.Option("--stream/--no-stream")] = True
 
@@ -208,14 +209,14 @@ class GoalArgs:
             result. Default: a new name.
     """
 
-    goal: Annotated[str, typer.Argument(metavar="GOAL", show_default=False)]
+    goal: Goal
     max_iterations: Annotated[int, typer.Option(metavar="N")] = 15
-    max_tool_calls: Annotated[int | None, typer.Option(metavar="N")] = None
-    questions: Annotated[int | None, typer.Option(metavar="N")] = None
+    max_tool_calls: Number = None
+    questions: Number = None
     plan: Annotated[bool | None, typer.Option("--plan/--no-plan")] = None
     timeout: Annotated[float | None, typer.Option(metavar="SECONDS")] = None
     store: Annotated[str | None, typer.Option(envvar=STORE_VARIABLE, metavar="FILE|URL")] = None
-    run_id: Annotated[str | None, typer.Option(metavar="NAME")] = None
+    run_id: Name = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,14 +230,18 @@ class LimitArgs:
         max_cost: Most US dollars; checked before each request.
     """
 
-    max_iterations: Annotated[int | None, typer.Option(metavar="N")] = None
-    max_tool_calls: Annotated[int | None, typer.Option(metavar="N")] = None
-    max_total_tokens: Annotated[int | None, typer.Option(metavar="N")] = None
+    max_iterations: Number = None
+    max_tool_calls: Number = None
+    max_total_tokens: Number = None
     max_cost: Annotated[float | None, typer.Option(metavar="USD")] = None
+
+    def given(self) -> dict[str, Any]:
+        """Return those that are given."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)  # a store's address may hold a password
-class SubmitArgs(ApprovalArgs):
+class SubmitArgs(ApprovalArgs, AppArgs):
     """A run for the workers of a store, and what its worker must have; any other worker refuses it.
 
     Attributes:
@@ -247,11 +252,10 @@ class SubmitArgs(ApprovalArgs):
             sets itself is not replaced.
     """
 
-    goal: Annotated[str, typer.Argument(metavar="GOAL", show_default=False)]
+    goal: Goal
     store: Store
-    run_id: Annotated[str | None, typer.Option(metavar="NAME")] = None
+    run_id: Name = None
     argument: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE")] = None
-    app: App = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,14 +270,14 @@ class ReplayArgs:
             and planners are always called.
     """
 
-    file: Annotated[Path, typer.Argument(metavar="FILE", show_default=False)]
-    kernel: Annotated[str | None, typer.Option(metavar="MODULE:FACTORY")] = None
+    file: InFile
+    kernel: Factory = None
     functions: Annotated[str | None, typer.Option(metavar="live|recorded")] = None
     as_json: Json = False
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)  # a store's address may hold a password
-class ForkArgs:
+class ForkArgs(ActorArgs):
     """The run's iteration to fork after, and the options of the fork.
 
     Attributes:
@@ -285,12 +289,10 @@ class ForkArgs:
 
     store: Store
     at: Annotated[int, typer.Option(metavar="K", min=-1)]
-    run_id: Annotated[str | None, typer.Option(metavar="NAME")] = None
+    run_id: Name = None
     instruction: Annotated[str, typer.Option(metavar="TEXT")] = ""
     max_iterations: MoreIterations = None
-    by: By
-    app: App = None
-    html: Annotated[Path | None, typer.Option(metavar="FILE")] = None
+    html: File = None
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)  # a store's address may hold a password
@@ -303,7 +305,7 @@ class ListArgs:
     """
 
     store: Store
-    limit: Annotated[int, typer.Option(metavar="N", min=1)] = 50
+    limit: Positive = 50
     offset: Annotated[int, typer.Option(metavar="N", min=0)] = 0
     as_json: Json = False
 
@@ -322,11 +324,11 @@ class BudgetArgs:
     """
 
     store: Store
-    budget: Annotated[str | None, typer.Option(metavar="NAME")] = None
+    budget: Name = None
     key: Annotated[str | None, typer.Option(metavar="KEY")] = None
     period: Annotated[str | None, typer.Option(metavar="PERIOD")] = None
-    limit: Annotated[int, typer.Option(metavar="N", min=1)] = 50
-    reset: Annotated[bool, typer.Option("--reset")] = False
+    limit: Positive = 50
+    reset: bool = False
     as_json: Json = False
 
 
@@ -346,12 +348,12 @@ class RunListArgs(ListArgs):
     """
 
     status: Annotated[list[str] | None, typer.Option(metavar="STATUS")] = None
-    goal: Annotated[str | None, typer.Option(metavar="TEXT")] = None
-    worker: Annotated[str | None, typer.Option(metavar="NAME")] = None
-    older_than: Annotated[timedelta | None, typer.Option(parser=_read_age, metavar="AGE")] = None
-    newer_than: Annotated[timedelta | None, typer.Option(parser=_read_age, metavar="AGE")] = None
-    created_after: Annotated[datetime | None, typer.Option(metavar="TIME")] = None
-    created_before: Annotated[datetime | None, typer.Option(metavar="TIME")] = None
+    goal: Words = None
+    worker: Name = None
+    older_than: Since = None
+    newer_than: Since = None
+    created_after: Moment = None
+    created_before: Moment = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -370,7 +372,6 @@ class CompareArgs:
             all of them, or your own adapter file. Each has a separate environment, made at first use.
         cost: Measure the processor time of a round trip, too, at 1, 10, 50 and 200 round trips.
         details: Print a table for each script, too, with all figures.
-        as_json: Print everything as one JSON document on stdout.
         html: Write a page with charts, tables and every message.
         markdown: Write the tables into this document, between the lines <!-- table: planner-ext compare --> and
             <!-- /table -->.
@@ -381,36 +382,20 @@ class CompareArgs:
         goal: The goal for your own kernel.
     """
 
-    max_iterations: Annotated[int, typer.Option(metavar="N", min=1)] = 5
+    max_iterations: Positive = 5
     only: Annotated[list[str] | None, typer.Option(metavar="KEY")] = None
     option: Annotated[list[str] | None, typer.Option(metavar="MODULE:FUNCTION")] = None
     script: Annotated[list[str] | None, typer.Option(metavar="MODULE:NAME")] = None
     peer: Annotated[list[str] | None, typer.Option(metavar="NAME")] = None
-    cost: Annotated[bool, typer.Option("--cost")] = False
-    details: Annotated[bool, typer.Option("--details")] = False
-    as_json: Annotated[bool, typer.Option("--json")] = False
-    html: Annotated[Path | None, typer.Option(metavar="FILE")] = None
-    markdown: Annotated[Path | None, typer.Option(metavar="FILE")] = None
-    base_url: Annotated[str | None, typer.Option(metavar="URL")] = None
-    model: Annotated[str | None, typer.Option(metavar="NAME")] = None
-    kernel: Annotated[str | None, typer.Option(metavar="MODULE:FACTORY")] = None
-    goal: Annotated[str | None, typer.Option(metavar="TEXT")] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ActorArgs:
-    """Who does something to a run, and the application that may refuse it."""
-
-    by: By
-    app: App = None
-
-
-@dataclass(frozen=True, kw_only=True, repr=False)  # a store's address may hold a password
-class DecisionArgs(ActorArgs):
-    """A call or question that waits in a store, and who decides it."""
-
-    id: CallId
-    store: Store
+    cost: bool = False
+    details: bool = False
+    as_json: Json = False
+    html: File = None
+    markdown: File = None
+    base_url: Address = None
+    model: Name = None
+    kernel: Factory = None
+    goal: Words = None
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)  # a store's address may hold a password
@@ -435,18 +420,18 @@ class WorkerArgs(ApprovalArgs):
 
     store: Store
     app: Annotated[str, typer.Option(metavar="MODULE:FACTORY")]
-    once: Annotated[bool, typer.Option("--once")] = False
-    worker_id: Annotated[str | None, typer.Option(metavar="NAME")] = None
-    max_concurrency: Annotated[int, typer.Option(metavar="N", min=1)] = 100
+    once: bool = False
+    worker_id: Name = None
+    max_concurrency: Positive = 100
     retries: Annotated[int, typer.Option(metavar="N", min=0)] = 4
     notify: Annotated[str | None, typer.Option(envvar="PLANNER_EXT_NOTIFY", metavar="URL")] = None
-    max_deaths: Annotated[int, typer.Option(metavar="N", min=1)] = 3
+    max_deaths: Positive = 3
     lease: Annotated[float, typer.Option(metavar="SECONDS", min=0.1)] = 30.0
     grace: Annotated[float, typer.Option(metavar="SECONDS", min=0)] = 30.0
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)  # a store's address may hold a password
-class ServeArgs:
+class ServeArgs(AppArgs):
     """The store and the address of an inbox.
 
     Attributes:
@@ -459,6 +444,5 @@ class ServeArgs:
     store: Store
     host: Annotated[str, typer.Option(metavar="ADDRESS")] = "127.0.0.1"
     port: Annotated[int, typer.Option(metavar="N", min=0, max=65535)] = 8321
-    user: Annotated[str | None, typer.Option(metavar="NAME")] = None
+    user: Name = None
     allow_host: Annotated[list[str] | None, typer.Option(metavar="NAME")] = None
-    app: App = None

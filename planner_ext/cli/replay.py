@@ -14,8 +14,9 @@ from semantic_kernel.functions.kernel_parameter_metadata import KernelParameterM
 
 from planner_ext import FunctionCallingStepwisePlanner, FunctionCallingStepwisePlannerOptions
 from planner_ext.approval.decisions import approval_required
+from planner_ext.cli.command import ExitCode
 from planner_ext.cli.kernels import kernel_of, start_factory
-from planner_ext.cli.options import ExitCode, ReplayArgs, RunOptions
+from planner_ext.cli.options import ReplayArgs, RunOptions
 from planner_ext.cli.run import CliRun, Result, document, print_result
 from planner_ext.core.facts import CallDecided, CallFinished, Clarified, RunStarted
 from planner_ext.core.results import READ_RESULT

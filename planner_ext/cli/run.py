@@ -31,9 +31,9 @@ from planner_ext import (
 )
 from planner_ext.approval.decisions import waiting_calls
 from planner_ext.cli.ask import ApprovalPrompt, is_terminal
+from planner_ext.cli.command import ExitCode
 from planner_ext.cli.kernels import SERVICE_ID, kernel_of, openai_service, start_factory, with_service
-from planner_ext.cli.options import ExitCode, GoalArgs, RunOptions
-from planner_ext.cli.policies import approval_options
+from planner_ext.cli.options import GoalArgs, RunOptions
 from planner_ext.cli.show import Progress, print_answer, print_pending
 from planner_ext.cli.text import Terminal, spent_line
 from planner_ext.core.errors import described
@@ -126,7 +126,7 @@ class CliRun:
         """
         given = self.options
         service_id = None
-        approval = approval_options(given)
+        approval = given.planner_options()
         made = Kernel() if given.kernel is None else start_factory(given.kernel)
         self.kernel = self._runner.run(kernel_of(made, given.kernel or ""))
         if given.kernel is None or given.base_url is not None or given.model is not None:

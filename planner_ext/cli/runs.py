@@ -16,25 +16,26 @@ from typing import Any
 from rich.text import Text
 
 from planner_ext import ApprovalPolicy, Budget, FunctionCallingStepwisePlanner
-from planner_ext.cli.application import Application, started_application
+from planner_ext.cli.approvals import decision_text
+from planner_ext.cli.command import ExitCode
+from planner_ext.cli.kernels import Application, started_application
 from planner_ext.cli.options import (
     STORE_VARIABLE,
-    ExitCode,
+    ActorArgs,
     ForkArgs,
     GoalArgs,
+    Hooks,
     RunOptions,
     WorkerArgs,
+    no_hooks,
 )
-from planner_ext.cli.policies import approval_options
 from planner_ext.cli.run import CliRun, Result, document, goal_options, new_limits, print_result
 from planner_ext.cli.show import Progress, print_pending
-from planner_ext.cli.store import Hooks, command_on, decision_text, hooks_of_app, opened_client, opened_runs, store_name
+from planner_ext.cli.store import command_on, opened_client, opened_runs, result_code, store_name
 from planner_ext.cli.streams import on_signals
-from planner_ext.cli.submit import result_code
 from planner_ext.cli.text import Terminal, moment_text, spent_line, worker_lines_shown
 from planner_ext.core.text import exact, one_line, printable
 from planner_ext.durable import (
-    Approvals,
     RetryPolicy,
     RunFencedError,
     RunHandle,
@@ -74,12 +75,12 @@ class StoreRun(CliRun):
         *,
         by: str | None,
         facts: Sequence[Fact] = (),
-        hooks: Hooks | None = None,
+        hooks: Hooks = no_hooks,
     ) -> None:
         """Prepare a new run, or one with the facts of its journal, under the hooks of an application."""
         super().__init__(options, by=by, facts=facts)
         self.store = store
-        self._hooks = hooks or hooks_of_app(None)
+        self._hooks = hooks
 
     def drive_in_store(self, begin: Callable[[Runs], Awaitable[RunHandle[Result]]]) -> Result:
         """Start or resume the open run in its store, and drive it."""
@@ -146,28 +147,19 @@ def start_run(goal: GoalArgs, store: str, options: RunOptions, *, by: str | None
     return run.execute(first)
 
 
-def resume_run(
-    run_id: str,
-    store: str,
-    options: RunOptions,
-    *,
-    max_iterations: int | None,
-    by: str | None,
-    app: str | None,
-) -> int:
+def resume_run(run_id: str, store: str, options: RunOptions, who: ActorArgs, *, max_iterations: int | None) -> int:
     """Resume a run of a store; return the exit code."""
-    hooks = hooks_of_app(app)
     facts = asyncio.run(_stored(run_id, store)).facts
     state = fold_journal(run_id, facts)
-    return _resumed(run_id, store, options, facts, new_limits(state, max_iterations), hooks=hooks, by=by)
+    run = StoreRun(store, options, by=who.by, facts=facts, hooks=who.hooks)
+    return _resumed(run, run_id, new_limits(state, max_iterations))
 
 
 def fork_run(run_id: str, args: ForkArgs, options: RunOptions) -> int:
     """Fork a run of a store, and resume the fork if there is something to resume it with; return the exit code."""
     store = args.store
     console = Terminal(sys.stderr)
-    hooks = hooks_of_app(args.app)
-    name = asyncio.run(_forked(run_id, args, hooks))
+    name = asyncio.run(_forked(run_id, args))
     code: int = ExitCode.ANSWERED
     console.say(f"Forked after iteration {args.at}: {exact(name)}")
     if options.kernel is None and options.model is None and options.base_url is None:
@@ -178,7 +170,8 @@ def fork_run(run_id: str, args: ForkArgs, options: RunOptions) -> int:
         limits = fold_journal(name, facts).rules.limits
         if args.max_iterations is not None:
             limits = replace(limits, max_iterations=args.max_iterations)
-        code = _resumed(name, store, options, facts, limits, hooks=hooks, by=args.by)
+        run = StoreRun(store, options, by=args.by, facts=facts, hooks=args.hooks)
+        code = _resumed(run, name, limits)
     if args.html is not None:
         both = [asyncio.run(_stored(one, store)).timeline(now=time.time()) for one in (run_id, name)]
         _write_page(args.html, page_of(both))
@@ -186,29 +179,19 @@ def fork_run(run_id: str, args: ForkArgs, options: RunOptions) -> int:
     return code
 
 
-async def _forked(run_id: str, args: ForkArgs, hooks: Hooks) -> str:
-    async with opened_client(args.store, hooks) as client:
+async def _forked(run_id: str, args: ForkArgs) -> str:
+    async with opened_client(args.store, args.hooks) as client:
         return await client.fork(
             run_id, at=args.at, new_run_id=args.run_id, instruction=args.instruction, by=args.by or ""
         )
 
 
-def _resumed(
-    run_id: str,
-    store: str,
-    options: RunOptions,
-    facts: tuple[Fact, ...],
-    budget: Budget | None,
-    *,
-    hooks: Hooks,
-    by: str | None,
-) -> int:
+def _resumed(run: StoreRun, run_id: str, budget: Budget | None) -> int:
     """Resume a run in this process, with other limits if they are given; return the exit code."""
-    run = StoreRun(store, options, by=by, facts=facts, hooks=hooks)
 
     def first() -> Result:
-        if facts:
-            run.reopen(fold_journal(run_id, facts))
+        if run.facts:
+            run.reopen(fold_journal(run_id, run.facts))
         else:
             run.open()
         return run.resume_in_store(run_id, budget=budget)
@@ -281,8 +264,8 @@ async def _print_run(record: RunRecord, facts: tuple[Fact, ...], store: str, *, 
     run_id = record.run_id
     console = Terminal(sys.stderr)
     result = result_of(fold_journal(run_id, facts), facts)
-    async with Approvals.connect(store) as approvals:
-        refused = await approvals.refused(run_id)
+    async with opened_client(store) as client:
+        refused = await client.approvals().refused(run_id)
     if as_json:
         shown = {"run_id": run_id, "goal": record.goal, **document(result)}
         shown |= {"status": record.status, "problem": record.problem}
@@ -302,8 +285,8 @@ async def _print_run(record: RunRecord, facts: tuple[Fact, ...], store: str, *, 
 
 
 async def _stored(run_id: str, store: str) -> StoredRun:
-    async with opened_store(store, create=False) as opened:
-        return await opened.load(run_id)
+    async with opened_client(store) as client:
+        return await client.load(run_id)
 
 
 async def _print_waiting(run_id: str, result: Result, store: str, *, is_seen: bool = False) -> None:
@@ -313,8 +296,8 @@ async def _print_waiting(run_id: str, result: Result, store: str, *, is_seen: bo
         print_pending(console, call)
     if not result.pending:
         return
-    async with Approvals.connect(store) as approvals:
-        waiting = await approvals.pending(run_id, limit=len(result.pending))
+    async with opened_client(store) as client:
+        waiting = await client.approvals().pending(run_id, limit=len(result.pending))
     if waiting:
         console.say("Decided from this or any other process; a call also with deny, edit or supply:")
     for item in waiting:
@@ -363,7 +346,7 @@ def _with_options(planner: FunctionCallingStepwisePlanner, args: WorkerArgs) -> 
         PlannerInvalidConfigurationError: If ``--ask-all`` contradicts a policy, or the file cannot be read.
         InvalidPolicyError: If the file holds no policy.
     """
-    if not (given := approval_options(args)):
+    if not (given := args.planner_options()):
         return planner
     options = planner.options
     settings = planner.options.approval or ApprovalSettings()

@@ -2,19 +2,14 @@
 
 import asyncio
 import socket
-import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import cast
 
-from planner_ext.cli.options import ExitCode, ServeArgs
-from planner_ext.cli.store import Hooks, store_name, under_hooks
+from planner_ext.cli.options import ServeArgs
+from planner_ext.cli.store import opened_client, say, store_name
 from planner_ext.cli.streams import on_signals
-from planner_ext.cli.text import Terminal
 from planner_ext.core.errors import PlannerExtError
-from planner_ext.durable.authorization import Doorkeeper
-from planner_ext.durable.runs import RunsClient
-from planner_ext.durable.store import opened_store
 
 try:
     import uvicorn
@@ -39,13 +34,11 @@ class _Server(uvicorn.Server):
         yield
 
 
-@under_hooks
-async def serve_inbox(hooks: Hooks, args: ServeArgs) -> int:
+async def serve_inbox(args: ServeArgs) -> None:
     """Serve until SIGTERM or Ctrl-C, and print the address with its token.
 
     Raises:
-        PlannerExtError: If the address is not this machine's own and no name is allowed for it, or cannot be used; or
-            if ``--app`` cannot.
+        PlannerExtError: If the address is not this machine's own and no name is allowed for it, or cannot be used.
     """
     if args.host not in LOOPBACK and not args.allow_host:
         raise PlannerExtError(
@@ -53,9 +46,8 @@ async def serve_inbox(hooks: Hooks, args: ServeArgs) -> int:
             "is intended, put a TLS proxy in front of it, and name it for browsers: --allow-host inbox.example.com."
         )
     token = Token(user=args.user, hosts=(*LOOPBACK, *(args.allow_host or ())))
-    authorize = await hooks()
-    async with opened_store(args.store, create=False) as store:
-        application = app(RunsClient(store, doorkeeper=Doorkeeper(authorize=authorize)), sign_in=token)
+    async with opened_client(args.store, args.hooks) as client:
+        application = app(client, sign_in=token)
         config = uvicorn.Config(application, log_level="warning", access_log=False, server_header=False, ws="none")
         config.load()
         config.http_protocol_class = cast("type[asyncio.Protocol]", limited(config.http_protocol_class))
@@ -69,11 +61,9 @@ async def serve_inbox(hooks: Hooks, args: ServeArgs) -> int:
         with _listening(args) as listener:
             name = (args.allow_host or [args.host])[0]
             place = f"[{name}]" if ":" in name else name
-            console = Terminal(sys.stderr)
-            console.say(f"The inbox of {store_name(args.store)}. Anyone with this address may decide:")
+            say(f"The inbox of {store_name(args.store)}. Anyone with this address may decide:")
             print(f"http://{place}:{listener.getsockname()[1]}/sign-in?token={token.value}", flush=True)
             await server.serve(sockets=[listener])
-    return ExitCode.ANSWERED
 
 
 @contextmanager

@@ -1,44 +1,41 @@
-"""Commands on a store that need no kernel and do not import Semantic Kernel: they list, show, decide and cancel."""
+"""A store on the command line: how it is opened and named, and the commands on its runs that need no kernel.
 
-import json
+Imports no Semantic Kernel.
+"""
+
 import os
 import shlex
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+import time
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
-from functools import wraps
-from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Unpack
+from typing import Annotated, Any, Unpack
 
+import typer
 from rich.cells import cell_len
 from rich.text import Text
 
-from planner_ext.approval.decisions import Approve, Authorize, Decision, Supply
-from planner_ext.cli.options import STORE_VARIABLE, DecisionArgs, ExitCode, ListArgs, RunListArgs, signing_key
-from planner_ext.cli.text import Terminal, json_document, moment_text, shortened, warnings_shown
-from planner_ext.core.errors import InvalidJournalError, counted, shown
-from planner_ext.core.text import exact, exact_json, one_line, printable, visible
-from planner_ext.durable import (
-    ApprovalRefusedError,
-    Approvals,
-    DecisionRecord,
-    PendingApproval,
-    RunRecord,
-    Runs,
-    RunsClient,
-    WorkerOptions,
-    archive,
-    heartbeat,
-)
+from planner_ext.budgets import BudgetStore, BudgetUsage
+from planner_ext.cli import options as cli
+from planner_ext.cli.command import DONE, ExitCode, app, command
+from planner_ext.cli.text import Terminal, json_document, moment_text, shortened, spent_line, warnings_shown
+from planner_ext.core.errors import InvalidJournalError, InvalidLimitError, counted, shown
+from planner_ext.core.limits import Budget
+from planner_ext.core.text import exact, one_line, printable
+from planner_ext.durable import RunRecord, RunResult, Runs, RunsClient, WorkerOptions, archive
 from planner_ext.durable.authorization import Doorkeeper
 from planner_ext.durable.errors import is_address, redacted
 from planner_ext.durable.listing import RunFilters
+from planner_ext.durable.records import fold_journal
 from planner_ext.durable.sqlite import new_file
 from planner_ext.durable.store import opened_store
-from planner_ext.engine.concurrency import SystemClock
 from planner_ext.engine.document import read_file
+
+runs = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="List, show, resume, fork, cancel, delete, move and back up runs."
+)
 
 
 @asynccontextmanager
@@ -58,6 +55,20 @@ async def opened_runs(where: str, **options: Unpack[WorkerOptions]) -> AsyncGene
         yield opened
 
 
+@asynccontextmanager
+async def opened_client(
+    where: str, hooks: cli.Hooks = cli.no_hooks, *, create: bool = False
+) -> AsyncGenerator[RunsClient]:
+    """Open a store to read its runs, or to act on them under the hooks of an application.
+
+    Raises:
+        StoreError: If it does not exist, and is not to be created, or cannot be used.
+    """
+    doorkeeper = Doorkeeper(authorize=await hooks())  # a name given as --by is only typed
+    async with opened_store(where, create=create) as store:
+        yield RunsClient(store, doorkeeper=doorkeeper)
+
+
 def store_name(where: str) -> str:
     """Return a store's name, without the password in its address."""
     return printable(redacted(where))
@@ -65,311 +76,208 @@ def store_name(where: str) -> str:
 
 def command_on(where: str, *words: str) -> str:
     """Build a shell command of this program on a store, without the password in its address."""
-    known = os.environ.get(STORE_VARIABLE) == where
+    known = os.environ.get(cli.STORE_VARIABLE) == where
     option = [] if known else ["--store", store_name(where)]
     return shlex.join(["planner-ext", *words, *option])
 
 
-Hooks = Callable[[], Awaitable[tuple[Authorize, ...]]]
-"""Gives the ``authorize`` hooks of an application."""
+def say(text: str) -> None:
+    """Print a sentence on stderr."""
+    Terminal(sys.stderr).say(text)
 
 
-def hooks_of_app(app: str | None) -> Hooks:
-    """Start the application that ``--app`` names, before an event loop runs; without one there is no hook.
-
-    Raises:
-        PlannerInvalidConfigurationError: If it cannot be used.
-    """
-    if app is not None:
-        from planner_ext.cli.application import started_hook  # noqa: PLC0415  (imports Semantic Kernel)
-
-        return started_hook(app)
-
-    async def none() -> tuple[Authorize, ...]:
-        return ()
-
-    return none
-
-
-_P = ParamSpec("_P")
-_Action = Coroutine[None, None, int]
-
-
-def under_hooks(action: Callable[Concatenate[Hooks, _P], _Action]) -> Callable[Concatenate[str | None, _P], _Action]:
-    """Let an action take what ``--app`` names in place of its hooks; see `hooks_of_app`."""
-
-    @wraps(action)
-    def begun(app: str | None, *args: _P.args, **kwargs: _P.kwargs) -> _Action:
-        return action(hooks_of_app(app), *args, **kwargs)
-
-    return begun
-
-
-@asynccontextmanager
-async def opened_client(where: str, hooks: Hooks, *, create: bool = False) -> AsyncGenerator[RunsClient]:
-    """Open a store to act on its runs under the hooks of an application; a name given as ``--by`` is only typed."""
-    doorkeeper = Doorkeeper(authorize=await hooks())
-    async with opened_store(where, create=create) as store:
-        yield RunsClient(store, doorkeeper=doorkeeper)
-
-
-async def list_runs(args: RunListArgs) -> int:
-    """Print the runs of a store; a damaged row is reported as an error."""
-    now = SystemClock().now()
-    filters: RunFilters = {
-        "goal": args.goal,
-        "worker": args.worker,
-        "created_after": None if args.created_after is None else args.created_after.timestamp(),
-        "created_before": None if args.created_before is None else args.created_before.timestamp(),
-        "updated_after": None if args.newer_than is None else now - args.newer_than.total_seconds(),
-        "updated_before": None if args.older_than is None else now - args.older_than.total_seconds(),
-    }
-    async with opened_store(args.store, create=False) as store:
-        with warnings_shown("planner_ext.durable"):
-            records = await store.runs(
-                now=now, limit=args.limit, offset=args.offset, status=args.status or None, **filters
-            )
-        total = await store.count_runs(status=args.status or None, **filters)
-    status = f" is {' or '.join(args.status)}" if args.status else ""
-    others = any(given is not None for given in filters.values())
-    none = f"No {'such ' if others else ''}run{status} in {store_name(args.store)}."
-    return _print_list(args, map(_run_row, records), _run_lines(records, Terminal()), total=total, none=none)
-
-
-async def print_stats(store: str, *, as_json: bool) -> int:
-    """Print the numbers of a store."""
-    async with opened_store(store, create=False) as opened:
-        stats = await opened.stats(SystemClock().now())
+def print_rows(rows: Sequence[object], lines: Iterable[Text], *, as_json: bool, none: str) -> None:
+    """Print a list as JSON or as lines; of an empty one, say on stderr that there is none."""
     if as_json:
-        print(json_document(asdict(stats)))
-        return ExitCode.ANSWERED
-    waits = stats.oldest_approval_seconds
-    since = "" if waits is None else f"since {moment_text(datetime.now(UTC) - timedelta(seconds=waits))}"
-    lines = {
-        "runs": stats.total,
-        **stats.by_status,
-        "waiting for a retry": stats.retrying,
-        "oldest approval": since or "none",
-    }
-    for name, value in lines.items():
-        Terminal().print_line((f"{name:<20}", "dim"), f"{value:,}" if isinstance(value, int) else value)
-    return ExitCode.ANSWERED
-
-
-async def list_workers(store: str, *, as_json: bool) -> int:
-    """Print the workers of a store."""
-    async with opened_store(store, create=False) as opened:
-        found = await heartbeat.list_workers(opened)
-    if as_json:
-        times = ("started_at", "seen_at")
-        print(
-            json_document([{**asdict(one), **{name: _moment(getattr(one, name)) for name in times}} for one in found])
-        )
-    elif not found:
-        Terminal(sys.stderr).say(f"No worker is in {store_name(store)}.")
-    names = max((len(exact(one.name)) for one in found), default=0)
-    for one in () if as_json else found:
-        place = f"  {one_line(one.host)}, process {one.pid}, seen {moment_text(_moment(one.seen_at))}"
-        limit = "" if one.concurrency is None else f" of {one.concurrency}"
-        state = (f"  {one.status if one.alive else 'dead':<7}", "" if one.alive else "red")
-        driven = f"  drives {len(one.runs)}{limit} {', '.join(map(exact, one.runs))}".rstrip()
-        Terminal().print_line((f"{exact(one.name):<{names}}", "bold"), state, driven, (place, "dim"))
-    return ExitCode.ANSWERED
-
-
-async def list_pending(args: ListArgs) -> int:
-    """Print the calls and questions that wait in a store; a damaged row is reported as an error."""
-    async with Approvals.connect(args.store) as store:
-        with warnings_shown("planner_ext.durable"):
-            waiting = await store.pending(limit=args.limit, offset=args.offset)
-        total = await store.count()
-    none = f"Nothing waits in {store_name(args.store)}."
-    lines = (line for call in waiting for line in _call_lines(call))
-    return _print_list(args, map(asdict, waiting), lines, total=total, none=none)
-
-
-async def show_pending(id: str, store: str, *, as_json: bool) -> int:
-    """Print one call or question in full."""
-    async with Approvals.connect(store) as opened:
-        call = await opened.show(id)
-    if as_json:
-        print(json_document(asdict(call)))
+        print(json_document(rows))
+    elif not rows:
+        say(none)
     else:
-        _print_whole(Terminal(), call)
-    return ExitCode.ANSWERED
+        for line in lines:
+            Terminal().print_line(line)
 
 
-@under_hooks
-async def decide(hooks: Hooks, args: DecisionArgs, decision_on: Callable[[PendingApproval], Decision]) -> int:
-    """Store a decision on a call or question, and print what follows from it.
-
-    Args:
-        hooks: Say who may decide.
-        args: The call, its store, and who decides.
-        decision_on: Makes the decision for the call as it is stored.
-
-    Raises:
-        ApprovalRefusedError: If the decision does not fit the call, or there is no such call.
-        NotAuthorizedError: If the application's hook refuses, or is missing.
-    """
-    async with opened_client(args.store, hooks) as client:
-        store = client.approvals()
-        call = await store.show(args.id)
-        decision = decision_on(call)
-        if call.kind == "question" and isinstance(decision, Approve):
-            raise ApprovalRefusedError(
-                f"{args.id} is a question of the model: there is nothing in it to approve. Answer it with supply, or "
-                "deny it if it gets no answer."
-            )
-        counts = await store.decide(args.id, decision)
-    if not counts:
-        Terminal(sys.stderr).say(f"{exact(args.id)} was decided already; nothing changed.")
-        return ExitCode.NO_ANSWER
-    Terminal().say(f"{exact(args.id)} {_effect(call, decision)}")
-    return ExitCode.ANSWERED
-
-
-@under_hooks
-async def cancel_run(hooks: Hooks, run_id: str, store: str, *, by: str | None, reason: str) -> int:
-    """End a run of a store."""
-    async with opened_client(store, hooks) as client:
-        ended = await client.cancel(run_id, by=by or "", reason=reason)
-    Terminal(sys.stderr).say(f"{exact(run_id)} {'is cancelled.' if ended else 'had ended before; nothing changed.'}")
-    return ExitCode.ANSWERED if ended else ExitCode.NO_ANSWER
-
-
-@under_hooks
-async def delete_run(hooks: Hooks, run_id: str, store: str, *, force: bool, by: str | None) -> int:
-    """Delete a run of a store."""
-    async with opened_client(store, hooks) as client:
-        await client.delete(run_id, force=force, by=by or "")
-    Terminal(sys.stderr).say(f"{exact(run_id)} is deleted.")
-    return ExitCode.ANSWERED
-
-
-@under_hooks
-async def prune_runs(
-    hooks: Hooks, store: str, *, older_than: timedelta, status: str, dry_run: bool, by: str | None
-) -> int:
-    """Delete the old runs of a store, and print their number."""
-    async with opened_client(store, hooks) as client:
-        count = await client.prune(older_than=older_than, status=status, dry_run=dry_run, by=by or "")
-    print(f"{counted(count, 'run')} {'would be deleted' if dry_run else 'deleted'}.")
-    return ExitCode.ANSWERED
-
-
-async def export_run(run_id: str, store: str, output: Path | None) -> int:
-    """Print a run as JSON, or write it into a new file; signed if there is a key."""
-    async with opened_store(store, create=False) as opened:
-        text = await archive.export_run(opened, run_id, key=signing_key())
-    if output is None:
-        print(text)
-        return ExitCode.ANSWERED
-    with new_file(output), output.open("w", encoding="ascii") as file:
-        file.write(text)
-    return ExitCode.ANSWERED
-
-
-@under_hooks
-async def import_run(hooks: Hooks, file: Path, store: str, *, by: str | None) -> int:
-    """Add an exported run to a store; checked if there is a key.
-
-    Raises:
-        InvalidJournalError: If the file cannot be read, or holds no run.
-        NotAuthorizedError: If the application's hook refuses, or is missing.
-    """
-    text = _archive_in(file)
-    doorkeeper = Doorkeeper(authorize=await hooks())
-    async with opened_store(store) as opened:
-        name = await archive.import_run(opened, text, key=signing_key(), doorkeeper=doorkeeper, by=by or "")
-    Terminal(sys.stderr).say(f"{exact(name)} is in {store_name(store)}.")
-    return ExitCode.ANSWERED
-
-
-def _archive_in(file: Path) -> str:
-    try:
-        return read_file(file, "run")
-    except OSError as error:
-        raise InvalidJournalError(f"{file} cannot be read as an exported run: {error}.") from error
-
-
-async def back_up(file: Path, store: str) -> int:
-    """Copy a store into a new file."""
-    async with opened_store(store, create=False) as opened:
-        await opened.database.backup(file)
-    Terminal(sys.stderr).say(f"{store_name(store)} is copied into {printable(str(file))}.")
-    return ExitCode.ANSWERED
-
-
-def edited(arguments: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
-    """Apply ``NAME=VALUE`` to arguments, or replace them all by one JSON object.
-
-    An argument that is text stays text, so that an order named 7 does not become a number; other values are read as
-    JSON, or else as text.
-
-    Raises:
-        ApprovalRefusedError: If a change is neither ``NAME=VALUE`` nor a JSON object.
-    """
-    if len(changes) == 1 and changes[0].lstrip().startswith("{"):
-        try:
-            return json.loads(changes[0])
-        except (ValueError, RecursionError) as error:
-            problem = f"Expected the arguments as one JSON object: {error}. Quote it for the shell."
-            raise ApprovalRefusedError(problem) from None
-    changed = dict(arguments)
-    for change in changes:
-        name, sign, written = change.partition("=")
-        if not sign or not name:
-            raise ApprovalRefusedError(
-                f"Expected NAME=VALUE, such as amount=20, or one JSON object with all arguments; got {shown(change)}."
-            )
-        changed[name] = written if isinstance(arguments.get(name), str) else value_of(written)
-    return changed
-
-
-def value_of(written: str) -> object:
-    """Read a value as JSON, or else as text."""
-    try:
-        return json.loads(written)
-    except (ValueError, RecursionError):
-        return written
-
-
-def decision_text(record: DecisionRecord) -> str:
-    """Describe a decision: author, time, arguments, and the reason if it was refused."""
-    said = f"{record.kind} by {exact(record.by) or 'an unnamed person'}, {moment_text(record.at)}"
-    if record.arguments is not None and record.arguments != record.requested:
-        before = "" if record.requested is None else f" in place of {exact_json(dict(record.requested))}"
-        said += f", with {exact_json(dict(record.arguments))}{before}"
-    if record.reason:
-        said += f", because: {exact(record.reason)}"
-    if record.kind == "supply":
-        said += f", with {exact_json(record.result)}"
-    if record.always is not None:
-        said += f", for the rest of the run: {record.always}"
-    return f"{said}; refused: {one_line(record.refused)}" if record.refused else said
-
-
-def _print_list(
-    args: ListArgs, rows: Iterable[Mapping[str, object]], lines: Iterable[Text], *, total: int, none: str
-) -> int:
-    """Print a part of a list as JSON or as lines, and on stderr which part it is, unless it is the whole list."""
-    documents = list(rows)
-    errors = Terminal(sys.stderr)
-    if len(documents) != total:
+def print_page(args: cli.ListArgs, rows: Sequence[object], lines: Iterable[Text], *, total: int, none: str) -> None:
+    """Print a part of a list, and on stderr which part it is, unless it is the whole list."""
+    if len(rows) != total:
         after = f", after the first {args.offset}" if args.offset else ""
         rest = args.offset + args.limit
         more = f"; --offset {rest} shows the next" if rest < total else ""
-        errors.say(f"{len(documents)} of {total}{after}{more}.")
-    if args.as_json:
-        print(json_document(documents))
-    elif not total:
-        errors.say(none)
+        none = f"{len(rows)} of {total}{after}{more}."
+        if rows or args.as_json:
+            say(none)
+    print_rows(rows, lines, as_json=args.as_json, none=none)
+
+
+@command(runs, exit_codes=DONE, name="submit")
+async def submit_run(args: cli.SubmitArgs, limits: cli.LimitArgs) -> None:
+    """Queue a run for the workers of a store, and print its name; this needs neither kernel nor model.
+
+    Limits replace those of the worker's planner; without one, its own hold. --policy, --ask-all and the hook of --app
+    bind the run before anybody drives it: a worker that lacks them refuses it.
+
+    Examples:
+      planner-ext runs submit "Refund order 7." --store runs.db --run-id order-7
+      planner-ext runs submit "Refund order 7." --store runs.db --argument tenant=acme --max-tool-calls 5
+      planner-ext runs submit "Refund order 7." --store runs.db --policy policy.yaml
+    """
+    given = limits.given()
+    budget = Budget(**given) if given else None
+    async with opened_client(args.store, args.hooks, create=True) as client:
+        submitted = await client.submit(
+            args.goal,
+            run_id=args.run_id,
+            arguments=_arguments(args.argument or ()),
+            budget=budget,
+            **args.planner_options(),
+        )
+    print(submitted.run_id)
+    say(f"Queued in {store_name(args.store)}, for a planner-ext worker. Its result:")
+    Terminal(sys.stderr).print_command(command_on(args.store, "runs", "result", submitted.run_id, "--wait"))
+
+
+def _arguments(given: Sequence[str]) -> dict[str, object]:
+    """Read ``NAME=VALUE``; a value is JSON, or else text.
+
+    Raises:
+        InvalidLimitError: If the name is missing.
+    """
+    arguments: dict[str, object] = {}
+    for item in given:
+        name, sign, written = item.partition("=")
+        if not sign or not name:
+            raise InvalidLimitError(f"Expected --argument NAME=VALUE, such as tenant=acme; got {shown(item)}.")
+        arguments[name] = cli.value_of(written)
+    return arguments
+
+
+RESULT_EXIT_CODES = """\
+  0    answered
+  1    ended without an answer, or has not ended
+  2    the store or the run cannot be used
+  3    failed, or in quarantine
+  4    paused: calls wait for a decision, or questions for an answer
+"""
+
+
+@command(runs, exit_codes=RESULT_EXIT_CODES, name="result")
+async def show_result(run: cli.RunName, store: cli.Store, wait: bool = False, as_json: cli.Json = False) -> int:
+    """Print a run's answer; the rest of its result goes to stderr.
+
+    Examples:
+      planner-ext runs result order-7 --store runs.db --wait
+
+    Options:
+        wait: Wait until the run ends, or waits for a decision.
+    """
+    async with opened_client(store) as client:
+        if wait:
+            await client.wait(run)
+        result = await client.result(run)
+    if as_json:
+        usage = {**asdict(result.usage), "total_tokens": result.usage.total_tokens}
+        print(json_document({**asdict(result), "usage": usage}))
     else:
-        console = Terminal()
-        for line in lines:
-            console.print_line(line)
-    return ExitCode.ANSWERED
+        _print_result(result, store)
+    return result_code(result.status)
+
+
+def result_code(status: str) -> ExitCode:
+    """Return the exit code for the status of a kept run."""
+    match status:
+        case "answered":
+            return ExitCode.ANSWERED
+        case "paused":
+            return ExitCode.PAUSED
+        case "failed" | "quarantined":
+            return ExitCode.FAULT
+        case _:
+            return ExitCode.NO_ANSWER
+
+
+def _print_result(result: RunResult, store: str) -> None:
+    """Print the answer on stdout; the rest, and the commands that decide what waits, on stderr."""
+    console = Terminal(sys.stderr)
+    if result.final_answer:
+        print(printable(result.final_answer) if sys.stdout.isatty() else result.final_answer, flush=True)
+    for text in filter(None, (result.reason, result.problem)):
+        console.say(printable(text))
+    for call in result.pending:
+        console.print_command(command_on(store, "approvals", "show", call.id))
+    console.say(spent_line(result), "dim")
+
+
+@command(runs, exit_codes=DONE, name="budget")
+async def set_budget(run: cli.RunName, store: cli.Store, limits: cli.LimitArgs, who: cli.ActorArgs) -> None:
+    """Change limits of a run that has not ended, also while a worker drives it.
+
+    Its other limits stay; a queued run keeps those that it was submitted with. A run submitted without limits then has
+    only these, and no longer those of the worker's planner: give all that it needs. Its consumption still counts: a
+    limit that is used up ends it before its next step.
+
+    Examples:
+      planner-ext runs budget order-7 --store runs.db --max-iterations 30
+    """
+    if not (given := limits.given()):
+        raise InvalidLimitError("Expected at least one limit, such as --max-iterations 30; got none.")
+    doorkeeper = Doorkeeper(authorize=await who.hooks())
+    async with opened_store(store, create=False) as opened:
+        stored, new, _ = await opened.load_driven(run)
+        if new is not None:
+            limits_before = new.limits
+        elif stored.facts:
+            limits_before = fold_journal(run, stored.facts).rules.limits
+        else:
+            limits_before = stored.inputs.budget or Budget()
+        client = RunsClient(opened, doorkeeper=doorkeeper)
+        await client.set_budget(run, replace(limits_before, **given), by=who.by or "")
+    say(f"{exact(run)} has another budget. A worker takes it before the run's next step.")
+
+
+RUNS_EXIT_CODES = """\
+  0    done
+  1    the run had ended before; nothing changed
+  2    the store or the run cannot be used
+"""
+
+
+@command(runs, exit_codes=RUNS_EXIT_CODES, name="list")
+async def list_runs(args: cli.RunListArgs) -> None:
+    """List runs, the latest change first, with their consumption and what they wait for.
+
+    Examples:
+      planner-ext runs list --store runs.db --status paused
+      planner-ext runs list --store runs.db --status failed --status quarantined --newer-than 1d
+    """
+    now = time.time()
+    filters: RunFilters = {
+        "goal": args.goal,
+        "worker": args.worker,
+        "created_after": args.created_after and args.created_after.timestamp(),
+        "created_before": args.created_before and args.created_before.timestamp(),
+        "updated_after": None if args.newer_than is None else now - args.newer_than.total_seconds(),
+        "updated_before": None if args.older_than is None else now - args.older_than.total_seconds(),
+    }
+    status = args.status or None
+    async with opened_client(args.store) as client:
+        with warnings_shown("planner_ext.durable"):
+            records = await client.list(status=status, limit=args.limit, offset=args.offset, **filters)
+        total = await client.count(status=status, **filters)
+    such = "such " if any(given is not None for given in filters.values()) else ""
+    named = f" is {' or '.join(status)}" if status else ""
+    none = f"No {such}run{named} in {store_name(args.store)}."
+    rows = [_with_moments(record, "wake_at", "created_at", "updated_at") for record in records]
+    print_page(args, rows, _run_lines(records, Terminal()), total=total, none=none)
+
+
+def _with_moments(record: Any, *names: str) -> Mapping[str, object]:
+    """Return the fields of a record, with these times as dates."""
+    values = asdict(record)
+    return values | {name: None if values[name] is None else _moment(values[name]) for name in names}
+
+
+def _moment(at: float) -> datetime:
+    return datetime.fromtimestamp(at, UTC)
 
 
 _RUN_HEAD = ("run", "status", "iterations", "calls", "tokens", "cost", "changed")
@@ -418,82 +326,212 @@ def _run_cells(record: RunRecord, *, short: bool) -> tuple[str, ...]:
     )
 
 
-def _run_row(record: RunRecord) -> dict[str, object]:
-    times = {name: getattr(record, name) for name in ("wake_at", "created_at", "updated_at")}
-    return {**asdict(record), **{name: None if at is None else _moment(at) for name, at in times.items()}}
+@command(runs, exit_codes=DONE, name="stats")
+async def print_stats(store: cli.Store, as_json: cli.Json = False) -> None:
+    """Count the runs by status, those that wait for a retry, and show how long the oldest approval waits.
+
+    Examples:
+      planner-ext runs stats --store runs.db --json
+    """
+    async with opened_client(store) as client:
+        stats = await client.stats()
+    if as_json:
+        print(json_document(asdict(stats)))
+        return
+    waits = stats.oldest_approval_seconds
+    since = "none" if waits is None else f"since {moment_text(datetime.now(UTC) - timedelta(seconds=waits))}"
+    numbers = {"runs": stats.total, **stats.by_status, "waiting for a retry": stats.retrying}
+    for name, number in numbers.items():
+        Terminal().print_line((f"{name:<20}", "dim"), f"{number:,}")
+    Terminal().print_line((f"{'oldest approval':<20}", "dim"), since)
 
 
-def _moment(at: float) -> datetime:
-    return datetime.fromtimestamp(at, UTC)
+@command(runs, exit_codes=RUNS_EXIT_CODES, name="cancel")
+async def cancel_run(
+    run: cli.RunName,
+    store: cli.Store,
+    who: cli.ActorArgs,
+    reason: Annotated[str, typer.Option(metavar="TEXT")] = "",
+) -> int:
+    """End a run for good, in whichever process; no waiting call runs.
+
+    Examples:
+      planner-ext runs cancel order-7 --store runs.db --reason 'too late'
+
+    Options:
+        reason: Why, for the record.
+    """
+    async with opened_client(store, who.hooks) as client:
+        ended = await client.cancel(run, by=who.by or "", reason=reason)
+    say(f"{exact(run)} {'is cancelled.' if ended else 'had ended before; nothing changed.'}")
+    return ExitCode.ANSWERED if ended else ExitCode.NO_ANSWER
 
 
-def _effect(call: PendingApproval, decision: Decision) -> str:
-    name = exact(call.fully_qualified_name)
-    match decision:
-        case Supply(result=answer) if call.kind == "question":
-            return f"is answered: {visible(answer)}"
-        case _ if call.kind == "question":
-            return "is left without an answer"
-        case Approve(arguments=None):
-            return f"is approved with the arguments shown: {name} will run with {exact_json(dict(call.arguments))}"
-        case Approve(arguments=arguments):
-            return (
-                f"is edited, and not checked yet: {name} will run with {exact_json(arguments)} if a worker finds that "
-                "they fit it, and wait again if not"
-            )
-        case Supply(result=result):
-            return f"is answered: {name} will not run, its result is {exact_json(result)}"
-        case _:
-            return f"is denied: {name} will not run"
+@command(runs, exit_codes=DONE, name="delete")
+async def delete_run(run: cli.RunName, store: cli.Store, who: cli.ActorArgs, force: bool = False) -> None:
+    """Delete a run that has ended, failed or is in quarantine, with all its rows in the store.
+
+    Examples:
+      planner-ext runs delete order-7 --store runs.db
+
+    Options:
+        force: Delete a paused run, too; its waiting calls are never decided.
+    """
+    async with opened_client(store, who.hooks) as client:
+        await client.delete(run, force=force, by=who.by or "")
+    say(f"{exact(run)} is deleted.")
 
 
-def _call_lines(call: PendingApproval) -> Iterable[Text]:
-    """Format a call in a few lines; its arguments are never cut."""
-    doubt = "  IN DOUBT: it may have run already" if call.in_doubt else ""
-    until = "" if call.expires_at is None else f"; open until {moment_text(call.expires_at)}"
-    called = f"{exact(call.fully_qualified_name)} {exact_json(dict(call.arguments))}"
-    lines = [
-        Text.assemble((exact(call.id), "bold"), (doubt, "bold red")),
-        Text(f"    {_question(call) or called}"),
-        Text(f"    {visible(call.prompt)}" if call.kind == "function" and call.prompt else ""),
-        Text(f"    for {', '.join(map(exact, call.roles))} to decide" if call.roles else ""),
-        Text(f"    not taken: {one_line(call.problem)}" if call.problem else "", "red"),
-        Text(f"    waits since {moment_text(call.asked_at)}{until}", "dim"),
-    ]
-    return filter(None, lines)
+@command(runs, exit_codes=DONE, name="prune")
+async def prune_runs(
+    store: cli.Store,
+    older_than: cli.Age,
+    status: Annotated[str, typer.Option(metavar="STATUS")],
+    who: cli.ActorArgs,
+    dry_run: bool = False,
+) -> None:
+    """Delete all runs with a status that have not changed for some time.
+
+    Workers continue meanwhile. An SQLite file does not shrink, its space is used again; VACUUM of the sqlite3 tool
+    shrinks it, while no worker runs.
+
+    Examples:
+      planner-ext runs prune --older-than 30d --status answered --store runs.db --dry-run
+
+    Options:
+        older_than: The time since a run last changed (updated_at in the list): 30d, 12h, 90m or 45s.
+        status: Runs that are answered, incomplete, limit_reached, stopped, failed or quarantined.
+        dry_run: Only say how many there are.
+    """
+    async with opened_client(store, who.hooks) as client:
+        count = await client.prune(older_than=older_than, status=status, dry_run=dry_run, by=who.by or "")
+    print(f"{counted(count, 'run')} {'would be deleted' if dry_run else 'deleted'}.")
 
 
-def _question(call: PendingApproval) -> str:
-    """Return the model's question, as the fingerprint covers it; "" for a call."""
-    if call.kind == "function":
-        return ""
-    question = call.arguments.get("question")
-    return f"The model asks: {visible(question) if isinstance(question, str) else exact_json(question)}"
+@command(runs, exit_codes=DONE, name="export")
+async def export_run(run: cli.RunName, store: cli.Store, output: cli.File = None) -> None:
+    """Write a run as one JSON document: its journal, and the decisions on its calls. It stays in the store.
+
+    If PLANNER_EXT_CHECKPOINT_KEY (or PLANNER_EXT_KEY) is set, the document is signed with it.
+
+    Examples:
+      planner-ext runs export order-7 --store runs.db --output order-7.json
+
+    Options:
+        output: A new file. Default: stdout.
+    """
+    async with opened_store(store, create=False) as opened:
+        text = await archive.export_run(opened, run, key=cli.signing_key())
+    if output is None:
+        print(text)
+        return
+    with new_file(output), output.open("w", encoding="ascii") as file:
+        file.write(text)
 
 
-def _print_whole(console: Terminal, call: PendingApproval) -> None:
-    if question := _question(call):
-        console.print_line((question, "bold"))
-    called = {
-        "question": visible(call.prompt),
-        "arguments": exact_json(dict(call.arguments), indent=2),
-        "function": exact(call.fully_qualified_name),
-    }
-    rows = {
-        "run": exact(call.run_id),
-        "goal": printable(call.goal),
-        **({} if question else called),
-        "call": exact(call.id),
-        "roles": ", ".join(map(exact, call.roles)),
-        "in doubt": "it had started when its process died, and may have taken effect" if call.in_doubt else "",
-        "not taken": printable(call.problem),
-        "status": call.status + (f", decided {moment_text(call.decided_at)}" if call.decided_at else ""),
-        "decided": "" if call.decision is None else decision_text(call.decision),
-        "refused": "\n".join(map(decision_text, call.refused)),
-        "waits since": moment_text(call.asked_at),
-        "open until": moment_text(call.expires_at) if call.expires_at else "",
-        "fingerprint": exact(call.fingerprint),
-    }
-    for name, value in rows.items():
-        if value:
-            console.print_line((f"{name:<13}", "dim"), value, indent=13)
+@command(runs, exit_codes=DONE, name="import")
+async def import_run(file: cli.InFile, store: cli.Store, who: cli.ActorArgs) -> None:
+    """Add an exported run to a store, under its name.
+
+    An unfinished run continues in this store. Delete or cancel it in its first store, else both stores continue it, and
+    its functions run twice. If PLANNER_EXT_CHECKPOINT_KEY (or PLANNER_EXT_KEY) is set, a file without this signature is
+    refused. Without a key, anyone who can write the file can put an approval in it.
+
+    Examples:
+      planner-ext runs import order-7.json --store other.db
+
+    Options:
+        file: What runs export wrote.
+    """
+    try:
+        text = read_file(file, "run")
+    except OSError as error:
+        raise InvalidJournalError(f"{file} cannot be read as an exported run: {error}.") from error
+    doorkeeper = Doorkeeper(authorize=await who.hooks())
+    async with opened_store(store) as opened:
+        key = cli.signing_key()
+        name = await archive.import_run(opened, text, key=key, doorkeeper=doorkeeper, by=who.by or "")
+    say(f"{exact(name)} is in {store_name(store)}.")
+
+
+@command(runs, exit_codes=DONE, name="backup")
+async def back_up(file: cli.InFile, store: cli.Store) -> None:
+    """Copy an SQLite store into a new FILE, while workers write; a PostgreSQL database is copied by pg_dump.
+
+    A copy is one moment of the store. What its unfinished runs did afterwards is not in it, and a worker of the copy
+    does that again: before one starts, cancel or check the runs that were unfinished.
+
+    Examples:
+      planner-ext runs backup runs-2026-11-22.db --store runs.db
+
+    Options:
+        file: The copy, which is a store, too.
+    """
+    async with opened_store(store, create=False) as opened:
+        await opened.database.backup(file)
+    say(f"{store_name(store)} is copied into {printable(str(file))}.")
+
+
+@command(app, exit_codes=DONE, name="workers")
+async def list_workers(store: cli.Store, as_json: cli.Json = False) -> None:
+    """List the workers of a store: which of them live, where, and which runs each drives.
+
+    A worker lives if its process holds its lock and showed itself within its lease. One that died is listed for a day.
+
+    Examples:
+      planner-ext workers --store runs.db
+    """
+    async with opened_client(store) as client:
+        found = await client.workers()
+    names = max((len(exact(one.name)) for one in found), default=0)
+    lines: list[Text] = []
+    for one in found:
+        limit = "" if one.concurrency is None else f" of {one.concurrency}"
+        driven = f"  drives {len(one.runs)}{limit} {', '.join(map(exact, one.runs))}".rstrip()
+        place = f"  {one_line(one.host)}, process {one.pid}, seen {moment_text(_moment(one.seen_at))}"
+        state = (f"  {one.status:<7}", "") if one.alive else ("  dead   ", "red")
+        lines.append(Text.assemble((f"{exact(one.name):<{names}}", "bold"), state, driven, (place, "dim")))
+    rows = [_with_moments(one, "started_at", "seen_at") for one in found]
+    print_rows(rows, lines, as_json=as_json, none=f"No worker is in {store_name(store)}.")
+
+
+@command(app, exit_codes=DONE, name="budgets")
+async def show_budgets(args: cli.BudgetArgs) -> None:
+    """List what was used of the budgets that runs share, the newest periods first, or reset one of them.
+
+    Examples:
+      planner-ext budgets --store runs.db --budget 'per user'
+      planner-ext budgets --store runs.db --budget 'per user' --key alice --reset
+    """
+    async with BudgetStore(args.store, create=False) as store:
+        if args.reset:
+            if args.budget is None:
+                raise typer.BadParameter("it resets one budget; give --budget, too.", param_hint="--reset")
+            if not await store.reset(args.budget, key=args.key or "", period=args.period):
+                problem = f"nothing was used of {exact(args.budget)} by {exact(args.key or '') or 'no key'}."
+                raise typer.BadParameter(f"{problem} List the budgets to see their keys.", param_hint="--reset")
+        found = await store.usage(args.budget, key=args.key, period=args.period, limit=args.limit)
+    lines = (line for row in found for line in _budget_lines(row))
+    none = f"Nothing was used of a shared budget in {store_name(args.store)}."
+    print_rows([asdict(row) for row in found], lines, as_json=args.as_json, none=none)
+
+
+_PARTS: Mapping[str, tuple[str, str]] = {
+    "max_iterations": ("iterations", "round trips {:,}"),
+    "max_tool_calls": ("tool_calls", "calls {:,}"),
+    "max_total_tokens": ("tokens", "tokens {:,}"),
+    "max_cost": ("cost", "cost ${:,.4f}"),
+}
+"""Each limit, the part of what is used that it bounds, and how that is written."""
+
+
+def _budget_lines(row: BudgetUsage) -> Iterable[Text]:
+    """Format a row; names and keys come from users, so that all that is invisible in them is escaped."""
+    key = f"  {exact(row.key)}" if row.key else ""
+    reached = "" if row.reached is None else f"  {exact(row.reached)} reached"
+    yield Text.assemble((exact(row.period), "dim"), "  ", (exact(row.budget), "bold"), key, (reached, "yellow"))
+    used: list[str] = []
+    for name, (part, text) in _PARTS.items():
+        limit = row.limits.get(name)
+        used.append(text.format(getattr(row, part)) + ("" if limit is None else f" of {limit:,}"))
+    yield Text(f"    {', '.join(used)}")

@@ -1,0 +1,276 @@
+"""``planner-ext approvals``: the calls and questions that wait in a store are listed, shown and decided.
+
+Imports no Semantic Kernel.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Annotated, Any, Literal, cast
+
+import typer
+from rich.text import Text
+
+from planner_ext.approval.decisions import Approve, Decision, Deny, Supply
+from planner_ext.cli import options as cli
+from planner_ext.cli.command import ExitCode, command
+from planner_ext.cli.store import opened_client, print_page, say, store_name
+from planner_ext.cli.text import Terminal, json_document, moment_text, warnings_shown
+from planner_ext.core.errors import shown
+from planner_ext.core.text import exact, exact_json, one_line, printable, visible
+from planner_ext.durable import ApprovalRefusedError, DecisionRecord, PendingApproval
+
+approvals = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="List, show and decide the calls and questions that wait in a store; needs no kernel and no functions.",
+)
+
+EXIT_CODES = """\
+  0    done
+  1    the call was decided before; nothing changed
+  2    the store, the id or the decision cannot be used
+"""
+
+
+@command(approvals, exit_codes=EXIT_CODES, name="list")
+async def list_pending(args: cli.ListArgs) -> None:
+    """List the calls and questions that wait, the oldest first.
+
+    Examples:
+      planner-ext approvals list --store runs.db
+    """
+    async with opened_client(args.store) as client:
+        store = client.approvals()
+        with warnings_shown("planner_ext.durable"):
+            waiting = await store.pending(limit=args.limit, offset=args.offset)
+        total = await store.count()
+    lines = (line for call in waiting for line in _call_lines(call))
+    rows = [asdict(call) for call in waiting]
+    print_page(args, rows, lines, total=total, none=f"Nothing waits in {store_name(args.store)}.")
+
+
+@command(approvals, exit_codes=EXIT_CODES, name="show")
+async def show_pending(id: cli.CallId, store: cli.Store, as_json: cli.Json = False) -> None:
+    """Show one call in full: its function and arguments or its question, and its decision.
+
+    Examples:
+      planner-ext approvals show order-7/1/call_2 --store runs.db
+    """
+    async with opened_client(store) as client:
+        call = await client.approvals().show(id)
+    if as_json:
+        print(json_document(asdict(call)))
+    else:
+        _print_whole(Terminal(), call)
+
+
+@command(approvals, exit_codes=EXIT_CODES)
+async def approve(
+    args: cli.DecisionArgs, always: Annotated[str | None, typer.Option(metavar="function|arguments")] = None
+) -> int:
+    """Approve a call with the arguments shown; a worker continues the run.
+
+    Examples:
+      planner-ext approvals approve order-7/1/call_2 --store runs.db
+      planner-ext approvals approve order-7/1/call_2 --store runs.db --always function
+
+    Options:
+        always: For the rest of the run, approve this function, or this function with these arguments, without asking.
+    """
+    kind = cast('Literal["function", "arguments"] | None', always)  # the store refuses any other value
+    return await _decide(args, lambda call: Approve(always=kind, by=args.by, fingerprint=call.fingerprint))
+
+
+@command(approvals, exit_codes=EXIT_CODES)
+async def deny(args: cli.DecisionArgs, reason: Annotated[str, typer.Option(metavar="TEXT")] = "") -> int:
+    """Do not let a call run, or leave a question without an answer.
+
+    Examples:
+      planner-ext approvals deny order-7/1/call_2 --store runs.db --reason 'too much'
+
+    Options:
+        reason: Why; the model reads it.
+    """
+    return await _decide(args, lambda _: Deny(reason, by=args.by))
+
+
+@command(approvals, exit_codes=EXIT_CODES)
+async def edit(
+    args: cli.DecisionArgs, changes: Annotated[list[str], typer.Argument(metavar="NAME=VALUE", show_default=False)]
+) -> int:
+    """Approve a call with edited arguments.
+
+    Arguments that do not fit the function's parameters are refused. A worker, which has the function, validates them
+    again: if they are not valid, the call waits again and shows the problem.
+
+    Examples:
+      planner-ext approvals edit order-7/1/call_2 amount=24.5 --store runs.db
+      planner-ext approvals edit order-7/1/call_2 '{"order": "A-7", "amount": 24.5}' --store runs.db
+
+    Options:
+        changes: What to change; the value is JSON, or text. Or one JSON object in place of all arguments.
+    """
+
+    def edited(call: PendingApproval) -> Approve:
+        return Approve(arguments=_edited(call.arguments, changes), by=args.by, fingerprint=call.fingerprint)
+
+    return await _decide(args, edited)
+
+
+@command(approvals, exit_codes=EXIT_CODES)
+async def supply(
+    args: cli.DecisionArgs, result: Annotated[str, typer.Argument(metavar="RESULT", show_default=False)]
+) -> int:
+    """Answer a question of the model, or give the model this result in place of running a call.
+
+    A result is useful, for instance, for a call in doubt that did take effect.
+
+    Examples:
+      planner-ext approvals supply order-7/1/call_2 'paid by hand' --store runs.db
+
+    Options:
+        result: JSON, or text; for a question, text.
+    """
+
+    def supplied(call: PendingApproval) -> Supply:
+        return Supply(result if call.kind == "question" else cli.value_of(result), by=args.by)
+
+    return await _decide(args, supplied)
+
+
+async def _decide(args: cli.DecisionArgs, decision_on: Callable[[PendingApproval], Decision]) -> int:
+    """Store the decision that a function makes for the call as it is stored, and print what follows from it.
+
+    Raises:
+        ApprovalRefusedError: If the decision does not fit the call, or there is no such call.
+        NotAuthorizedError: If the application's hook refuses, or is missing.
+    """
+    async with opened_client(args.store, args.hooks) as client:
+        store = client.approvals()
+        call = await store.show(args.id)
+        decision = decision_on(call)
+        if call.kind == "question" and isinstance(decision, Approve):
+            raise ApprovalRefusedError(
+                f"{args.id} is a question of the model: there is nothing in it to approve. Answer it with supply, or "
+                "deny it if it gets no answer."
+            )
+        counts = await store.decide(args.id, decision)
+    if not counts:
+        say(f"{exact(args.id)} was decided already; nothing changed.")
+        return ExitCode.NO_ANSWER
+    Terminal().say(f"{exact(args.id)} {_effect(call, decision)}")
+    return ExitCode.ANSWERED
+
+
+def _edited(arguments: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
+    """Apply ``NAME=VALUE`` to arguments, or replace them all by one JSON object.
+
+    An argument that is text stays text, so that an order named 7 does not become a number; other values are read as
+    JSON, or else as text.
+
+    Raises:
+        ApprovalRefusedError: If a change is neither ``NAME=VALUE`` nor a JSON object.
+    """
+    if len(changes) == 1 and changes[0].lstrip().startswith("{"):
+        try:
+            return json.loads(changes[0])
+        except (ValueError, RecursionError) as error:
+            problem = f"Expected the arguments as one JSON object: {error}. Quote it for the shell."
+            raise ApprovalRefusedError(problem) from None
+    changed = dict(arguments)
+    for change in changes:
+        name, sign, written = change.partition("=")
+        if not sign or not name:
+            raise ApprovalRefusedError(
+                f"Expected NAME=VALUE, such as amount=20, or one JSON object with all arguments; got {shown(change)}."
+            )
+        changed[name] = written if isinstance(arguments.get(name), str) else cli.value_of(written)
+    return changed
+
+
+def _effect(call: PendingApproval, decision: Decision) -> str:
+    name = exact(call.fully_qualified_name)
+    match decision:
+        case Supply(result=answer) if call.kind == "question":
+            return f"is answered: {visible(answer)}"
+        case _ if call.kind == "question":
+            return "is left without an answer"
+        case Approve(arguments=None):
+            return f"is approved with the arguments shown: {name} will run with {exact_json(dict(call.arguments))}"
+        case Approve(arguments=arguments):
+            return (
+                f"is edited, and not checked yet: {name} will run with {exact_json(arguments)} if a worker finds that "
+                "they fit it, and wait again if not"
+            )
+        case Supply(result=result):
+            return f"is answered: {name} will not run, its result is {exact_json(result)}"
+        case _:
+            return f"is denied: {name} will not run"
+
+
+def decision_text(record: DecisionRecord) -> str:
+    """Describe a decision: author, time, arguments, and the reason if it was refused."""
+    said = f"{record.kind} by {exact(record.by) or 'an unnamed person'}, {moment_text(record.at)}"
+    if record.arguments is not None and record.arguments != record.requested:
+        before = "" if record.requested is None else f" in place of {exact_json(dict(record.requested))}"
+        said += f", with {exact_json(dict(record.arguments))}{before}"
+    if record.reason:
+        said += f", because: {exact(record.reason)}"
+    if record.kind == "supply":
+        said += f", with {exact_json(record.result)}"
+    if record.always is not None:
+        said += f", for the rest of the run: {record.always}"
+    return f"{said}; refused: {one_line(record.refused)}" if record.refused else said
+
+
+def _call_lines(call: PendingApproval) -> Iterable[Text]:
+    """Format a call in a few lines; its arguments are never cut."""
+    doubt = "  IN DOUBT: it may have run already" if call.in_doubt else ""
+    until = "" if call.expires_at is None else f"; open until {moment_text(call.expires_at)}"
+    called = f"{exact(call.fully_qualified_name)} {exact_json(dict(call.arguments))}"
+    lines = [
+        Text.assemble((exact(call.id), "bold"), (doubt, "bold red")),
+        Text(f"    {_question(call) or called}"),
+        Text(f"    {visible(call.prompt)}" if call.kind == "function" and call.prompt else ""),
+        Text(f"    for {', '.join(map(exact, call.roles))} to decide" if call.roles else ""),
+        Text(f"    not taken: {one_line(call.problem)}" if call.problem else "", "red"),
+        Text(f"    waits since {moment_text(call.asked_at)}{until}", "dim"),
+    ]
+    return filter(None, lines)
+
+
+def _question(call: PendingApproval) -> str:
+    """Return the model's question, as the fingerprint covers it; "" for a call."""
+    if call.kind == "function":
+        return ""
+    question = call.arguments.get("question")
+    return f"The model asks: {visible(question) if isinstance(question, str) else exact_json(question)}"
+
+
+def _print_whole(console: Terminal, call: PendingApproval) -> None:
+    if question := _question(call):
+        console.print_line((question, "bold"))
+    called = {
+        "question": visible(call.prompt),
+        "arguments": exact_json(dict(call.arguments), indent=2),
+        "function": exact(call.fully_qualified_name),
+    }
+    rows = {
+        "run": exact(call.run_id),
+        "goal": printable(call.goal),
+        **({} if question else called),
+        "call": exact(call.id),
+        "roles": ", ".join(map(exact, call.roles)),
+        "in doubt": "it had started when its process died, and may have taken effect" if call.in_doubt else "",
+        "not taken": printable(call.problem),
+        "status": call.status + (f", decided {moment_text(call.decided_at)}" if call.decided_at else ""),
+        "decided": "" if call.decision is None else decision_text(call.decision),
+        "refused": "\n".join(map(decision_text, call.refused)),
+        "waits since": moment_text(call.asked_at),
+        "open until": moment_text(call.expires_at) if call.expires_at else "",
+        "fingerprint": exact(call.fingerprint),
+    }
+    for name, value in rows.items():
+        if value:
+            console.print_line((f"{name:<13}", "dim"), value, indent=13)
