@@ -1,6 +1,6 @@
-"""The commands that drive runs; each imports its implementation when it is called: Semantic Kernel is slow to import.
+"""The commands, and the groups of commands; each imports its implementation when it is called.
 
-The others stand in `planner_ext.cli.store` and `planner_ext.cli.approvals`.
+Importing Semantic Kernel takes seconds, and importing the stores as long as all that this module does.
 """
 
 from typing import Annotated
@@ -9,13 +9,8 @@ import typer
 
 import planner_ext
 from planner_ext.cli import options as cli
-from planner_ext.cli.approvals import approvals
-from planner_ext.cli.command import RUN, Exit, app, command
-from planner_ext.cli.store import runs
+from planner_ext.cli.command import DONE, RUN, Exit, add_group, app, command
 from planner_ext.cli.text import Terminal
-
-app.add_typer(runs, name="runs")
-app.add_typer(approvals, name="approvals")
 
 
 def _print_version(wanted: bool) -> None:
@@ -162,72 +157,36 @@ def serve(args: cli.ServeArgs) -> Exit:
     return serve_inbox(args)
 
 
-@command(runs, name="show")
-def show_run(
-    run: cli.RunName,
-    store: cli.Store,
-    follow: bool = False,
-    html: cli.File = None,
-    as_json: cli.Json = False,
-) -> Exit:
-    """Show a run's events, its waiting calls, and its answer.
+@command(app, exit_codes=DONE)
+def workers(store: cli.Store, as_json: cli.Json = False) -> Exit:
+    """List the workers of a store: which of them live, where, and which runs each drives.
+
+    A worker lives if its process holds its lock and showed itself within its lease. One that died is listed for a day.
 
     Examples:
-      planner-ext runs show order-7 --store runs.db
-      planner-ext runs show order-7 --store runs.db --follow
-      planner-ext runs show order-7 --store runs.db --html order-7.html
-
-    Options:
-        follow: Also print new events, whichever process drives the run, until it ends or waits for a decision. Ctrl-C
-            ends only the view.
-        html: Also write a page with the run's timeline: requests, calls, decisions, and every message.
-
-    Exit codes:
-      0    done; with --follow: answered
-      1    with --follow: ended without an answer
-      2    the store or the run cannot be used
-      3    with --follow: failed, or in quarantine
-      4    with --follow: paused: calls wait for a decision, or questions for an answer
-      130  interrupted with Ctrl-C; the run continues
+      planner-ext workers --store runs.db
     """
-    from planner_ext.cli import runs as kept  # noqa: PLC0415  (see above)
+    from planner_ext.cli.store import list_workers  # noqa: PLC0415  (see above)
 
-    return kept.show_run(run, store, follow=follow, html=html, as_json=as_json)
+    return list_workers(store, as_json=as_json)
 
 
-@command(runs, exit_codes=RUN, name="resume")
-def resume_run(
-    run: cli.RunName,
-    store: cli.Store,
-    options: cli.RunOptions,
-    who: cli.ActorArgs,
-    max_iterations: cli.MoreIterations = None,
-) -> Exit:
-    """Continue a run in this process, with the decisions made meanwhile.
-
-    Give it the kernel and the --policy or --ask-all that it began with: without these it is refused, and nothing runs.
+@command(app, exit_codes=DONE)
+def budgets(args: cli.BudgetArgs) -> Exit:
+    """List what was used of the budgets that runs share, the newest periods first, or reset one of them.
 
     Examples:
-      planner-ext runs resume order-7 --store runs.db --kernel shop:make_kernel
-      planner-ext runs resume order-7 --store runs.db --kernel shop:make_kernel --max-iterations 30
+      planner-ext budgets --store runs.db --budget 'per user'
+      planner-ext budgets --store runs.db --budget 'per user' --key alice --reset
     """
-    from planner_ext.cli import runs as kept  # noqa: PLC0415  (see above)
+    from planner_ext.cli.store import show_budgets  # noqa: PLC0415  (see above)
 
-    return kept.resume_run(run, store, options, who, max_iterations=max_iterations)
+    return show_budgets(args)
 
 
-@command(runs, exit_codes=RUN, name="fork")
-def fork_run(run: cli.RunName, args: cli.ForkArgs, options: cli.RunOptions) -> Exit:
-    """Continue from an iteration of a run as a new run, with another model, instruction, budget or policy.
-
-    The fork keeps the results and the consumption of RUN up to that iteration. Functions of later iterations run again
-    and take effect again; later decisions are not kept. Give the kernel and the --policy or --ask-all that RUN began
-    with. Without --kernel, --model and --base-url the fork is only stored, and waits to be resumed.
-
-    Examples:
-      planner-ext runs fork order-7 --at 1 --store runs.db --kernel shop:make_kernel --instruction 'Refund half of it.'
-      planner-ext runs fork order-7 --at 1 --store runs.db --kernel shop:make_kernel --model gpt-5 --html fork.html
-    """
-    from planner_ext.cli import runs as kept  # noqa: PLC0415  (see above)
-
-    return kept.fork_run(run, args, options)
+add_group("runs", "planner_ext.cli.store", "List, show, resume, fork, cancel, delete, move and back up runs.")
+add_group(
+    "approvals",
+    "planner_ext.cli.approvals",
+    "List, show and decide the calls and questions that wait in a store; needs no kernel and no functions.",
+)

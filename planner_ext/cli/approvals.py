@@ -20,11 +20,7 @@ from planner_ext.core.errors import shown
 from planner_ext.core.text import exact, exact_json, one_line, printable, visible
 from planner_ext.durable import ApprovalRefusedError, DecisionRecord, PendingApproval
 
-approvals = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    help="List, show and decide the calls and questions that wait in a store; needs no kernel and no functions.",
-)
+group = typer.Typer(rich_markup_mode=None)
 
 EXIT_CODES = """\
   0    done
@@ -33,7 +29,7 @@ EXIT_CODES = """\
 """
 
 
-@command(approvals, exit_codes=EXIT_CODES, name="list")
+@command(group, exit_codes=EXIT_CODES, name="list")
 async def list_pending(args: cli.ListArgs) -> None:
     """List the calls and questions that wait, the oldest first.
 
@@ -50,7 +46,7 @@ async def list_pending(args: cli.ListArgs) -> None:
     print_page(args, rows, lines, total=total, none=f"Nothing waits in {store_name(args.store)}.")
 
 
-@command(approvals, exit_codes=EXIT_CODES, name="show")
+@command(group, exit_codes=EXIT_CODES, name="show")
 async def show_pending(id: cli.CallId, store: cli.Store, as_json: cli.Json = False) -> None:
     """Show one call in full: its function and arguments or its question, and its decision.
 
@@ -65,7 +61,7 @@ async def show_pending(id: cli.CallId, store: cli.Store, as_json: cli.Json = Fal
         _print_whole(Terminal(), call)
 
 
-@command(approvals, exit_codes=EXIT_CODES)
+@command(group, exit_codes=EXIT_CODES)
 async def approve(
     args: cli.DecisionArgs, always: Annotated[str | None, typer.Option(metavar="function|arguments")] = None
 ) -> int:
@@ -82,7 +78,7 @@ async def approve(
     return await _decide(args, lambda call: Approve(always=kind, by=args.by, fingerprint=call.fingerprint))
 
 
-@command(approvals, exit_codes=EXIT_CODES)
+@command(group, exit_codes=EXIT_CODES)
 async def deny(args: cli.DecisionArgs, reason: Annotated[str, typer.Option(metavar="TEXT")] = "") -> int:
     """Do not let a call run, or leave a question without an answer.
 
@@ -95,7 +91,7 @@ async def deny(args: cli.DecisionArgs, reason: Annotated[str, typer.Option(metav
     return await _decide(args, lambda _: Deny(reason, by=args.by))
 
 
-@command(approvals, exit_codes=EXIT_CODES)
+@command(group, exit_codes=EXIT_CODES)
 async def edit(
     args: cli.DecisionArgs, changes: Annotated[list[str], typer.Argument(metavar="NAME=VALUE", show_default=False)]
 ) -> int:
@@ -118,7 +114,7 @@ async def edit(
     return await _decide(args, edited)
 
 
-@command(approvals, exit_codes=EXIT_CODES)
+@command(group, exit_codes=EXIT_CODES)
 async def supply(
     args: cli.DecisionArgs, result: Annotated[str, typer.Argument(metavar="RESULT", show_default=False)]
 ) -> int:

@@ -7,11 +7,14 @@ from collections.abc import Callable, Coroutine, Iterable
 from copy import copy
 from dataclasses import is_dataclass
 from enum import IntEnum
-from functools import wraps
+from functools import cache, wraps
+from importlib import import_module
 from inspect import Parameter, Signature, getdoc, signature
 from typing import Annotated, Any, TypeVar, get_args
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_group
 
 from planner_ext.cli.text import Terminal
 from planner_ext.core.errors import PlannerExtError
@@ -23,6 +26,19 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="A bounded, interruptible, auditable agent loop for Semantic Kernel.",
 )
+
+
+def add_group(name: str, module: str, help: str) -> None:
+    """Add a group of commands: those of a module's ``group``, which is imported when one of them is asked for."""
+
+    @cache
+    def loaded() -> Any:
+        return get_group(import_module(module).group).commands
+
+    class Group(TyperGroup):
+        commands: Any = property(lambda _: loaded(), lambda _, __: None)  # set to none by the base class
+
+    app.add_typer(typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None, help=help), name=name)
 
 
 class ExitCode(IntEnum):

@@ -19,10 +19,9 @@ from planner_ext.cli.kernels import imported_object, kernel_of, openai_service, 
 from planner_ext.cli.options import CompareArgs
 from planner_ext.cli.text import Terminal
 from planner_ext.compare import Comparison, Live, OptionInfo, Run, Scenario, ScriptInfo, run_comparison
-from planner_ext.compare.cost import measure_costs
-from planner_ext.compare.markdown import markdown_of, with_table
-from planner_ext.compare.page import page_of
+from planner_ext.compare.page import markdown_of, page_of, with_table
 from planner_ext.compare.peers import peer_options
+from planner_ext.compare.process import measure_costs
 from planner_ext.compare.scenarios import SCRIPTS
 from planner_ext.compare.strategies import OPTIONS
 from planner_ext.compare.trial import option_of

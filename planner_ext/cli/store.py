@@ -19,7 +19,7 @@ from rich.text import Text
 
 from planner_ext.budgets import BudgetStore, BudgetUsage
 from planner_ext.cli import options as cli
-from planner_ext.cli.command import DONE, ExitCode, app, command
+from planner_ext.cli.command import DONE, RUN, Exit, ExitCode, command
 from planner_ext.cli.text import Terminal, json_document, moment_text, shortened, spent_line, warnings_shown
 from planner_ext.core.errors import InvalidJournalError, InvalidLimitError, counted, shown
 from planner_ext.core.limits import Budget
@@ -33,9 +33,7 @@ from planner_ext.durable.sqlite import new_file
 from planner_ext.durable.store import opened_store
 from planner_ext.engine.document import read_file
 
-runs = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="List, show, resume, fork, cancel, delete, move and back up runs."
-)
+group = typer.Typer(rich_markup_mode=None)
 
 
 @asynccontextmanager
@@ -109,7 +107,7 @@ def print_page(args: cli.ListArgs, rows: Sequence[object], lines: Iterable[Text]
     print_rows(rows, lines, as_json=args.as_json, none=none)
 
 
-@command(runs, exit_codes=DONE, name="submit")
+@command(group, exit_codes=DONE, name="submit")
 async def submit_run(args: cli.SubmitArgs, limits: cli.LimitArgs) -> None:
     """Queue a run for the workers of a store, and print its name; this needs neither kernel nor model.
 
@@ -160,7 +158,7 @@ RESULT_EXIT_CODES = """\
 """
 
 
-@command(runs, exit_codes=RESULT_EXIT_CODES, name="result")
+@command(group, exit_codes=RESULT_EXIT_CODES, name="result")
 async def show_result(run: cli.RunName, store: cli.Store, wait: bool = False, as_json: cli.Json = False) -> int:
     """Print a run's answer; the rest of its result goes to stderr.
 
@@ -207,7 +205,7 @@ def _print_result(result: RunResult, store: str) -> None:
     console.say(spent_line(result), "dim")
 
 
-@command(runs, exit_codes=DONE, name="budget")
+@command(group, exit_codes=DONE, name="budget")
 async def set_budget(run: cli.RunName, store: cli.Store, limits: cli.LimitArgs, who: cli.ActorArgs) -> None:
     """Change limits of a run that has not ended, also while a worker drives it.
 
@@ -241,7 +239,7 @@ RUNS_EXIT_CODES = """\
 """
 
 
-@command(runs, exit_codes=RUNS_EXIT_CODES, name="list")
+@command(group, exit_codes=RUNS_EXIT_CODES, name="list")
 async def list_runs(args: cli.RunListArgs) -> None:
     """List runs, the latest change first, with their consumption and what they wait for.
 
@@ -326,7 +324,7 @@ def _run_cells(record: RunRecord, *, short: bool) -> tuple[str, ...]:
     )
 
 
-@command(runs, exit_codes=DONE, name="stats")
+@command(group, exit_codes=DONE, name="stats")
 async def print_stats(store: cli.Store, as_json: cli.Json = False) -> None:
     """Count the runs by status, those that wait for a retry, and show how long the oldest approval waits.
 
@@ -346,7 +344,7 @@ async def print_stats(store: cli.Store, as_json: cli.Json = False) -> None:
     Terminal().print_line((f"{'oldest approval':<20}", "dim"), since)
 
 
-@command(runs, exit_codes=RUNS_EXIT_CODES, name="cancel")
+@command(group, exit_codes=RUNS_EXIT_CODES, name="cancel")
 async def cancel_run(
     run: cli.RunName,
     store: cli.Store,
@@ -367,7 +365,7 @@ async def cancel_run(
     return ExitCode.ANSWERED if ended else ExitCode.NO_ANSWER
 
 
-@command(runs, exit_codes=DONE, name="delete")
+@command(group, exit_codes=DONE, name="delete")
 async def delete_run(run: cli.RunName, store: cli.Store, who: cli.ActorArgs, force: bool = False) -> None:
     """Delete a run that has ended, failed or is in quarantine, with all its rows in the store.
 
@@ -382,7 +380,7 @@ async def delete_run(run: cli.RunName, store: cli.Store, who: cli.ActorArgs, for
     say(f"{exact(run)} is deleted.")
 
 
-@command(runs, exit_codes=DONE, name="prune")
+@command(group, exit_codes=DONE, name="prune")
 async def prune_runs(
     store: cli.Store,
     older_than: cli.Age,
@@ -408,7 +406,7 @@ async def prune_runs(
     print(f"{counted(count, 'run')} {'would be deleted' if dry_run else 'deleted'}.")
 
 
-@command(runs, exit_codes=DONE, name="export")
+@command(group, exit_codes=DONE, name="export")
 async def export_run(run: cli.RunName, store: cli.Store, output: cli.File = None) -> None:
     """Write a run as one JSON document: its journal, and the decisions on its calls. It stays in the store.
 
@@ -429,7 +427,7 @@ async def export_run(run: cli.RunName, store: cli.Store, output: cli.File = None
         file.write(text)
 
 
-@command(runs, exit_codes=DONE, name="import")
+@command(group, exit_codes=DONE, name="import")
 async def import_run(file: cli.InFile, store: cli.Store, who: cli.ActorArgs) -> None:
     """Add an exported run to a store, under its name.
 
@@ -454,7 +452,7 @@ async def import_run(file: cli.InFile, store: cli.Store, who: cli.ActorArgs) -> 
     say(f"{exact(name)} is in {store_name(store)}.")
 
 
-@command(runs, exit_codes=DONE, name="backup")
+@command(group, exit_codes=DONE, name="backup")
 async def back_up(file: cli.InFile, store: cli.Store) -> None:
     """Copy an SQLite store into a new FILE, while workers write; a PostgreSQL database is copied by pg_dump.
 
@@ -472,15 +470,79 @@ async def back_up(file: cli.InFile, store: cli.Store) -> None:
     say(f"{store_name(store)} is copied into {printable(str(file))}.")
 
 
-@command(app, exit_codes=DONE, name="workers")
-async def list_workers(store: cli.Store, as_json: cli.Json = False) -> None:
-    """List the workers of a store: which of them live, where, and which runs each drives.
-
-    A worker lives if its process holds its lock and showed itself within its lease. One that died is listed for a day.
+@command(group, name="show")
+def show_run(
+    run: cli.RunName,
+    store: cli.Store,
+    follow: bool = False,
+    html: cli.File = None,
+    as_json: cli.Json = False,
+) -> Exit:
+    """Show a run's events, its waiting calls, and its answer.
 
     Examples:
-      planner-ext workers --store runs.db
+      planner-ext runs show order-7 --store runs.db
+      planner-ext runs show order-7 --store runs.db --follow
+      planner-ext runs show order-7 --store runs.db --html order-7.html
+
+    Options:
+        follow: Also print new events, whichever process drives the run, until it ends or waits for a decision. Ctrl-C
+            ends only the view.
+        html: Also write a page with the run's timeline: requests, calls, decisions, and every message.
+
+    Exit codes:
+      0    done; with --follow: answered
+      1    with --follow: ended without an answer
+      2    the store or the run cannot be used
+      3    with --follow: failed, or in quarantine
+      4    with --follow: paused: calls wait for a decision, or questions for an answer
+      130  interrupted with Ctrl-C; the run continues
     """
+    from planner_ext.cli import runs as kept  # noqa: PLC0415  (imports Semantic Kernel)
+
+    return kept.show_run(run, store, follow=follow, html=html, as_json=as_json)
+
+
+@command(group, exit_codes=RUN, name="resume")
+def resume_run(
+    run: cli.RunName,
+    store: cli.Store,
+    options: cli.RunOptions,
+    who: cli.ActorArgs,
+    max_iterations: cli.MoreIterations = None,
+) -> Exit:
+    """Continue a run in this process, with the decisions made meanwhile.
+
+    Give it the kernel and the --policy or --ask-all that it began with: without these it is refused, and nothing runs.
+
+    Examples:
+      planner-ext runs resume order-7 --store runs.db --kernel shop:make_kernel
+      planner-ext runs resume order-7 --store runs.db --kernel shop:make_kernel --max-iterations 30
+    """
+    from planner_ext.cli import runs as kept  # noqa: PLC0415  (imports Semantic Kernel)
+
+    return kept.resume_run(run, store, options, who, max_iterations=max_iterations)
+
+
+@command(group, exit_codes=RUN, name="fork")
+def fork_run(run: cli.RunName, args: cli.ForkArgs, options: cli.RunOptions) -> Exit:
+    """Continue from an iteration of a run as a new run, with another model, instruction, budget or policy.
+
+    The fork keeps the results and the consumption of RUN up to that iteration. Functions of later iterations run again
+    and take effect again; later decisions are not kept. Give the kernel and the --policy or --ask-all that RUN began
+    with. Without --kernel, --model and --base-url the fork is only stored, and waits to be resumed.
+
+    Examples:
+      planner-ext runs fork order-7 --at 1 --store runs.db --kernel shop:make_kernel --instruction 'Refund half of it.'
+      planner-ext runs fork order-7 --at 1 --store runs.db --kernel shop:make_kernel --model gpt-5 --html fork.html
+    """
+    from planner_ext.cli import runs as kept  # noqa: PLC0415  (imports Semantic Kernel)
+
+    return kept.fork_run(run, args, options)
+
+
+async def list_workers(store: cli.Store, as_json: cli.Json = False) -> None:
+    """Print the workers of a store."""
     async with opened_client(store) as client:
         found = await client.workers()
     names = max((len(exact(one.name)) for one in found), default=0)
@@ -495,14 +557,8 @@ async def list_workers(store: cli.Store, as_json: cli.Json = False) -> None:
     print_rows(rows, lines, as_json=as_json, none=f"No worker is in {store_name(store)}.")
 
 
-@command(app, exit_codes=DONE, name="budgets")
 async def show_budgets(args: cli.BudgetArgs) -> None:
-    """List what was used of the budgets that runs share, the newest periods first, or reset one of them.
-
-    Examples:
-      planner-ext budgets --store runs.db --budget 'per user'
-      planner-ext budgets --store runs.db --budget 'per user' --key alice --reset
-    """
+    """Print what was used of shared budgets; with ``reset`` forget it first."""
     async with BudgetStore(args.store, create=False) as store:
         if args.reset:
             if args.budget is None:

@@ -7,14 +7,15 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from inspect import Parameter, Signature
 from time import monotonic
 from typing import Annotated, Any, NamedTuple, Self, TypeAlias
 
 import httpx
 from semantic_kernel import Kernel
-from semantic_kernel.functions import KernelPlugin, kernel_function
+from semantic_kernel.functions import KernelFunction, KernelFunctionFromMethod, KernelPlugin, kernel_function
 
 from planner_ext.testing.server import HttpRequest, HttpResponse, LoopbackServer
 
@@ -111,93 +112,86 @@ class Desk:
         if observed.stops_at == f"desk-{name}":
             observed.stop()
         try:
-            answer: dict[str, object] = {"result": self._run(name, json.loads(arguments))}
+            if name == "audit":
+                self._closing.wait(_SLOW_SECONDS)
+            answer: dict[str, object] = {"result": _FUNCTIONS[name].answer(*json.loads(arguments).values())}
         except LookupError as error:
             answer = {"error": str(error)}
         answer["kill"] = observed.kills_at == f"desk-{name}" and observed.life == 1
         return HttpResponse(status=200, content_type="application/json", parts=(json.dumps(answer).encode(),))
 
-    def _run(self, name: str, given: Mapping[str, str]) -> object:
-        """Run a function; each always gives the same answer.
 
-        Raises:
-            LookupError: If there is no such order.
-        """
-        match name:
-            case "export_status":
-                return f"{given['export']} is still running."  # none of them ever finishes
-            case "stock":
-                return _STOCK.get(given["site"], 0)
-            case "customer":
-                return f"C-{len(given['name'])}"
-            case "order":
-                return f"A-{given['customer'].removeprefix('C-')}007"
-            case "parcel" if given["order"] != "A-3007":
-                raise LookupError(f"There is no order {given['order']}.")
-            case "parcel":
-                return "Lyon"
-            case "audit":
-                self._closing.wait(_SLOW_SECONDS)
-                return f"{given['order']} is in order."
-            case _:
-                return f"{name} of {given['order']}: done."
+@dataclass(frozen=True, slots=True)
+class _Function:
+    """A function at the desk; it always gives the same answer.
+
+    Attributes:
+        about: What the model reads.
+        parameter: The name of its one parameter.
+        meaning: What the model reads of it.
+        answer: Returns the result for an argument.
+    """
+
+    about: str
+    parameter: str
+    meaning: str
+    answer: Callable[[str], object]
 
 
-class _DeskFunctions:
-    """The functions as those of a kernel."""
+def _parcel(order: str) -> str:
+    if order != "A-3007":
+        raise LookupError(f"There is no order {order}.")
+    return "Lyon"
 
-    def __init__(self, url: str, client: httpx.AsyncClient) -> None:
-        self._url = url
-        self._client = client
 
-    async def _at_desk(self, function: str, /, **arguments: str) -> Any:
-        answer: dict[str, Any] = (await self._client.post(f"{self._url}/{function}", json=arguments)).json()
+_NUMBER: tuple[str, str] = ("order", "The order's number")
+_FUNCTIONS: dict[str, _Function] = {
+    "export_status": _Function(
+        "Tell how far an export is.", "export", "The export's name", lambda export: f"{export} is still running."
+    ),
+    "stock": _Function(
+        "Count the lamps in a warehouse.", "site", "Where the warehouse is", lambda site: _STOCK.get(site, 0)
+    ),
+    "customer": _Function("Find a customer's number by name.", "name", "First name", lambda name: f"C-{len(name)}"),
+    "order": _Function(
+        "Find the newest order of a customer.",
+        "customer",
+        "The customer's number",
+        lambda customer: f"A-{customer.removeprefix('C-')}007",
+    ),
+    "parcel": _Function("Tell where the parcel of an order is.", *_NUMBER, _parcel),
+    "audit": _Function("Audit an order; takes seconds.", *_NUMBER, lambda order: f"{order} is in order."),
+    "refund": _Function("Refund an order.", *_NUMBER, lambda order: f"refund of {order}: done."),
+    "delete": _Function("Delete an order for good.", *_NUMBER, lambda order: f"delete of {order}: done."),
+    "opinion": _Function("Let another model judge an order.", *_NUMBER, lambda order: f"opinion of {order}: done."),
+}
+
+
+def desk_plugin(url: str, names: Collection[str], client: httpx.AsyncClient) -> KernelPlugin:
+    """Make the plugin ``desk`` with these functions, which run at the desk with this address; "": they cost nothing."""
+    return KernelPlugin("desk", functions=[_at_desk(url, name, client) for name in names])
+
+
+def _at_desk(url: str, name: str, client: httpx.AsyncClient) -> KernelFunction:
+    """Make a function of a kernel that calls one at the desk; ``opinion`` then requests the model, as prompts do."""
+    function = _FUNCTIONS[name]
+
+    async def run(kernel: Kernel, **arguments: str) -> Any:
+        if not url:
+            return function.answer(*arguments.values())
+        answer: dict[str, Any] = (await client.post(f"{url}/{name}", json=arguments)).json()
         if answer["kill"]:
             os.kill(os.getpid(), signal.SIGKILL)
         if "error" in answer:
             raise LookupError(answer["error"])
+        if name == "opinion":
+            return str(await kernel.invoke_prompt(f"Judge {arguments['order']} in one word."))
         return answer["result"]
 
-    @kernel_function(description="Tell how far an export is.")
-    async def export_status(self, export: Annotated[str, "The export's name"]) -> str:
-        return await self._at_desk("export_status", export=export)
-
-    @kernel_function(description="Count the lamps in a warehouse.")
-    async def stock(self, site: Annotated[str, "Where the warehouse is"]) -> int:
-        return await self._at_desk("stock", site=site)
-
-    @kernel_function(description="Find a customer's number by name.")
-    async def customer(self, name: Annotated[str, "First name"]) -> str:
-        return await self._at_desk("customer", name=name)
-
-    @kernel_function(description="Find the newest order of a customer.")
-    async def order(self, customer: Annotated[str, "The customer's number"]) -> str:
-        return await self._at_desk("order", customer=customer)
-
-    @kernel_function(description="Tell where the parcel of an order is.")
-    async def parcel(self, order: Annotated[str, "The order's number"]) -> str:
-        return await self._at_desk("parcel", order=order)
-
-    @kernel_function(description="Audit an order; takes seconds.")
-    async def audit(self, order: Annotated[str, "The order's number"]) -> str:
-        return await self._at_desk("audit", order=order)
-
-    @kernel_function(description="Refund an order.")
-    async def refund(self, order: Annotated[str, "The order's number"]) -> str:
-        return await self._at_desk("refund", order=order)
-
-    @kernel_function(description="Delete an order for good.")
-    async def delete(self, order: Annotated[str, "The order's number"]) -> str:
-        return await self._at_desk("delete", order=order)
-
-    @kernel_function(description="Let another model judge an order.")
-    async def opinion(self, order: Annotated[str, "The order's number"], kernel: HiddenKernel) -> str:
-        """Request the model, as a prompt function does."""
-        await self._at_desk("opinion", order=order)
-        return str(await kernel.invoke_prompt(f"Judge {order} in one word."))
-
-
-def desk_plugin(url: str, names: Collection[str], client: httpx.AsyncClient) -> KernelPlugin:
-    """Make the plugin ``desk`` with these functions, which run at the desk with this address."""
-    whole = KernelPlugin.from_object("desk", _DeskFunctions(url, client))
-    return KernelPlugin("desk", functions=[whole[name] for name in names])
+    described = Annotated[str, function.meaning]
+    parameters = [
+        Parameter(function.parameter, Parameter.KEYWORD_ONLY, annotation=described),
+        Parameter("kernel", Parameter.KEYWORD_ONLY, annotation=HiddenKernel),
+    ]
+    vars(run)["__signature__"] = Signature(parameters, return_annotation=str)  # which Semantic Kernel describes
+    return KernelFunctionFromMethod(kernel_function(name=name, description=function.about)(run), "desk")

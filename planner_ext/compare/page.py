@@ -1,6 +1,6 @@
-"""A comparison as one self-contained page: nothing to fetch, no script; light and dark, wide and narrow.
+"""A comparison as a document: a page that stands alone, and the tables as Markdown, which is the same each time.
 
-The template is ``page.html.jinja``, which escapes all text of models and functions.
+The templates are ``page.html.jinja``, which escapes all text of models and functions, and ``table.md.jinja``.
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ from planner_ext.core.errors import counted, seconds
 from planner_ext.timeline import ModelRequest, Timeline, TimelineCall, TimelineEvent, TimelineIteration, TimelineMessage
 from planner_ext.timeline.page import steps_of
 
-TEMPLATES = Environment(
+_TEMPLATES = Environment(
     loader=PackageLoader("planner_ext", ""),
     autoescape=select_autoescape(("html.jinja",)),
     undefined=StrictUndefined,
 )
-"""The templates of the package; those of pages escape the text of models and functions."""
+
 
 _WIDTH = 360
 _LABELS = (142, 190)
@@ -31,7 +31,7 @@ _CHARACTER = 7.6
 
 def page_of(comparison: Comparison) -> str:
     """Write the page."""
-    template = TEMPLATES.get_template("compare/page.html.jinja")
+    template = _TEMPLATES.get_template("compare/page.html.jinja")
     least, most = _LABELS
     left = min(max(least, round(_CHARACTER * max(len(option.name) for option in comparison.options))), most)
     functions = {"scale": partial(_scale, left), "steps": _steps, "counted": counted, "seconds": seconds}
@@ -96,3 +96,25 @@ def _with_result(iteration: TimelineIteration, result: ShownResult) -> TimelineI
     if (index := next(open_calls, None)) is not None:
         calls[index] = replace(calls[index], outcome="ok", result=result.text)
     return replace(iteration, calls=tuple(calls))
+
+
+TABLE_BEGINS = "<!-- table: planner-ext compare -->"
+TABLE_ENDS = "<!-- /table -->"
+
+
+def markdown_of(comparison: Comparison) -> str:
+    """Write the tables, without wall times."""
+    return _TEMPLATES.get_template("compare/table.md.jinja").render(comparison=comparison)
+
+
+def with_table(document: str, table: str) -> str:
+    """Put a table between the markers of a document.
+
+    Raises:
+        ValueError: If the document does not have both markers, in order.
+    """
+    head, begins, rest = document.partition(TABLE_BEGINS)
+    _, ends, tail = rest.partition(TABLE_ENDS)
+    if not begins or not ends:
+        raise ValueError(f"expected a document with the lines {TABLE_BEGINS} and {TABLE_ENDS}, in this order")
+    return f"{head}{begins}\n\n{table}\n\n{ends}{tail}"

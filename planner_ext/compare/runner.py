@@ -3,11 +3,10 @@
 import asyncio
 import json
 import platform
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.metadata import version
 from itertools import product
 from tempfile import TemporaryDirectory
@@ -15,17 +14,16 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 
 from httpx import AsyncClient
 from openai import AsyncOpenAI
-from pydantic import TypeAdapter, ValidationError
 from semantic_kernel.contents import AuthorRole, ChatHistory
 from semantic_kernel.functions import KernelArguments, KernelPlugin, kernel_function
 
 from planner_ext.compare.backend import Backend, Live, Place
 from planner_ext.compare.desk import Desk, Event, HiddenKernel, Observed
+from planner_ext.compare.process import Given, Outcome, run_program
 from planner_ext.compare.report import (
     Comparison,
     Run,
     ScriptInfo,
-    ShownMessage,
     Violation,
     find_violation,
     shown_messages,
@@ -42,9 +40,6 @@ from planner_ext.testing import say
 
 Progress: TypeAlias = Callable[[int, int, str], None]
 """Called before each run with the number of runs done, the number of all, and the name of the next one."""
-
-_PATIENCE_SECONDS = 600.0
-"""How long a run in another process may take, on a machine that has other work."""
 
 
 async def run_comparison(
@@ -120,32 +115,6 @@ def _chosen(
         if key in known or times > 1:
             raise PlannerInvalidConfigurationError(f"There is another {kind} {key!r}; give your own another name.")
     return (*built_in, *added)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What a run reports: of itself, or as JSON if it took place in another process.
-
-    Attributes:
-        status: How it ended, as in `Run`.
-        answer: The text that the caller gets, or "".
-        charged: Round trips that the option itself counted.
-        tokens: The tokens that it reports to its caller; None if it reports nothing.
-        messages: The final history.
-        error: Why it failed, or "".
-        cpu_seconds: Processor time of a round trip, where that is what is measured; see `planner_ext.compare.cost`.
-    """
-
-    status: str
-    answer: str = ""
-    charged: int = 0
-    tokens: int | None = None
-    messages: tuple[ShownMessage, ...] = ()
-    error: str = ""
-    cpu_seconds: tuple[float, ...] = ()
-
-
-_OUTCOME = TypeAdapter(Outcome)
 
 
 def _silent(done: int, total: int, name: str) -> None: ...
@@ -335,50 +304,26 @@ class _Helper:
 
 async def _elsewhere(option: Option, scenario: Scenario, place: Place, observed: Observed, budget: int) -> Outcome:
     """Run an option in a separate process; in some situations a second process continues."""
-    command = option.command or (sys.executable, "-m", "planner_ext.compare.life", option.info.key)
     outcome = Outcome(status="failed", error="it did not start")
     with TemporaryDirectory() as folder:
+        given = Given(
+            goal=scenario.info.goal,
+            model_url=place.model_url,
+            desk_url=place.desk_url,
+            functions=scenario.functions,
+            limits={"max_iterations": budget, **scenario.limits},
+            streaming=scenario.streaming,
+            vetoed=scenario.vetoed,
+            gated=scenario.gated,
+            stops_at=scenario.stops_at,
+            delegates=scenario.delegates,
+            folder=folder if scenario.lives > 1 else None,
+        )
         for observed.life in range(1, scenario.lives + 1):
-            given = {
-                "goal": scenario.info.goal,
-                "model_url": place.model_url,
-                "desk_url": place.desk_url,
-                "functions": scenario.functions,
-                "limits": {"max_iterations": budget, **scenario.limits},
-                "streaming": scenario.streaming,
-                "vetoed": scenario.vetoed,
-                "gated": scenario.gated,
-                "stops_at": scenario.stops_at,
-                "delegates": scenario.delegates,
-                "life": observed.life,
-                "folder": folder if scenario.lives > 1 else None,
-            }
-            outcome = await run_program(command, json.dumps(given))
+            outcome = await run_program(option, replace(given, life=observed.life))
             if outcome.status in ("failed", "not offered") and not (scenario.kills_at and observed.life == 1):
                 break
     return outcome
-
-
-async def run_program(command: Sequence[str], given: str, *, patience: float = _PATIENCE_SECONDS) -> Outcome:
-    """Run a program that reads a trial from its input, and prints an `Outcome` as the last line of its output.
-
-    After ``patience`` seconds it is killed.
-    """
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
-    try:
-        out, err = await asyncio.wait_for(process.communicate(given.encode()), patience)
-    except TimeoutError:
-        return Outcome(status="failed", error=f"no outcome within {patience:g} seconds")
-    finally:  # also when the comparison is interrupted
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    try:
-        return _OUTCOME.validate_json(out.decode().strip().rpartition("\n")[2])
-    except ValidationError:
-        last = err.decode(errors="replace").strip().rpartition("\n")[2]
-        return Outcome(status="failed", error=f"exit code {process.returncode}: {last}")
 
 
 def _breaches(scenario: Scenario, observed: Observed, outcome: Outcome, seconds: float) -> Iterator[str]:

@@ -7,8 +7,8 @@ Pure; knows neither HTTP nor scripts.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple, TypeGuard, cast
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, TypeGuard, cast
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _SPEAKER = re.compile(r"[^\s<|\\/>]{1,64}")
@@ -57,32 +57,6 @@ def tool_names(body: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(name for tool in _array(body.get("tools")) if isinstance(name := _function_of(tool).get("name"), str))
 
 
-class _CallPairing:
-    """Pairs the calls and results of a history.
-
-    OpenAI's rule: each call has one result, right after the message that makes the call.
-    """
-
-    def __init__(self) -> None:
-        self._calls: list[str] = []
-        self._answered: set[str] = set()
-
-    def begin(self, calls: Iterable[str] = ()) -> list[str]:
-        """Take the ids of the calls of a message that is not a result; return the earlier calls without a result."""
-        unanswered = [call for call in self._calls if call not in self._answered]
-        self._calls, self._answered = list(dict.fromkeys(calls)), set()
-        return unanswered
-
-    def answer(self, call_id: object) -> Literal["uncalled", "repeated"] | None:
-        """Match a result to its call; return the problem if the call is unknown, or already has a result."""
-        if call_id not in self._calls:
-            return "uncalled"
-        if call_id in self._answered:
-            return "repeated"
-        self._answered.add(str(call_id))
-        return None
-
-
 # Each check below yields violations in the order of the request. Only the first violation is used, so a check may rely
 # on everything that earlier checks have validated.
 
@@ -103,7 +77,7 @@ def _violations(body: Mapping[str, Any]) -> Iterator[Violation]:
 
 def _in_messages(messages: list[Any]) -> Iterator[Violation]:
     caller = 0
-    pairing = _CallPairing()
+    answered: dict[str, bool] = {}  # of each call of the message ``caller``: whether its result came right after it
     for index, message in enumerate(map(object_of, messages)):
         path = f"messages[{index}]"
         role = message.get("role")
@@ -113,15 +87,15 @@ def _in_messages(messages: list[Any]) -> Iterator[Violation]:
         if not _SPEAKER.fullmatch(str(name := message.get("name") or "_")):
             yield Violation(f"{path}.name", f"Invalid '{path}.name': {name!r} does not match ^[^\\s<|\\\\/>]+$.")
         if role == "tool":
-            yield from _in_answer(path, message.get("tool_call_id"), pairing)
+            yield from _in_answer(path, message.get("tool_call_id"), answered)
             continue
         calls = message.get("tool_calls") if role == "assistant" else None
         if calls is not None:
             yield from _in_calls(f"{path}.tool_calls", calls)
-        unanswered = pairing.begin(call["id"] for call in _array(calls))
-        yield from _unanswered(caller, unanswered, f"{path} (role {role!r})")
+        yield from _unanswered(caller, answered, f"{path} (role {role!r})")
+        answered = dict.fromkeys((call["id"] for call in _array(calls)), False)
         caller = index
-    yield from _unanswered(caller, pairing.begin(), "the end of the messages")
+    yield from _unanswered(caller, answered, "the end of the messages")
 
 
 def _in_content(path: str, message: Mapping[str, Any]) -> Iterator[Violation]:
@@ -155,18 +129,20 @@ def _in_name(path: str, name: object) -> Iterator[Violation]:
         yield Violation(path, f"Invalid '{path}': {name!r} does not match the pattern ^[a-zA-Z0-9_-]{{1,64}}$.")
 
 
-def _in_answer(path: str, call_id: object, pairing: _CallPairing) -> Iterator[Violation]:
-    rule = "messages with role 'tool' must be a response to a preceding message with 'tool_calls', and no call"
-    problems = {
-        "repeated": f"tool_call_id {call_id!r} is already answered.",
-        "uncalled": f"{rule} {call_id!r} is waiting.",
-    }
-    if (problem := pairing.answer(call_id)) is not None:
-        yield Violation(f"{path}.tool_call_id", f"{path}: {problems[problem]}")
+def _in_answer(path: str, call_id: object, answered: dict[str, bool]) -> Iterator[Violation]:
+    """Match a result to its call, and note it."""
+    where = f"{path}.tool_call_id"
+    if not isinstance(call_id, str) or call_id not in answered:
+        rule = "messages with role 'tool' must be a response to a preceding message with 'tool_calls', and no call"
+        yield Violation(where, f"{path}: {rule} {call_id!r} is waiting.")
+    elif answered[call_id]:
+        yield Violation(where, f"{path}: tool_call_id {call_id!r} is already answered.")
+    else:
+        answered[call_id] = True
 
 
-def _unanswered(caller: int, waiting: list[str], before: str) -> Iterator[Violation]:
-    if waiting:
+def _unanswered(caller: int, answered: Mapping[str, bool], before: str) -> Iterator[Violation]:
+    if waiting := [call for call, is_answered in answered.items() if not is_answered]:
         yield Violation(
             f"messages[{caller}].tool_calls",
             f"messages[{caller}]: an assistant message with 'tool_calls' must be followed by tool messages responding "

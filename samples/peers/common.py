@@ -161,7 +161,7 @@ Adapter = Callable[[Trial, Report], Awaitable[None]]
 def main(adapter: Adapter) -> None:
     """Run an adapter on the trial that is given, and print what it reports."""
     given = json.load(sys.stdin)
-    print(json.dumps(asyncio.run(_cost(adapter, given) if "round_trips" in given else _run(adapter, given))))
+    print(json.dumps(asyncio.run(_cost(adapter, given) if given["round_trips"] else _run(adapter, given))))
 
 
 async def _follow_up(trial: Trial, report: Report) -> None:

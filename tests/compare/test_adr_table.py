@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from planner_ext.compare import Comparison
-from planner_ext.compare.markdown import TABLE_BEGINS, TABLE_ENDS, markdown_of, with_table
+from planner_ext.compare.page import TABLE_BEGINS, TABLE_ENDS, markdown_of, with_table
 
 ADR = Path(__file__).parents[2] / "adr" / "0005-automatic-tool-calling-controls.md"
 REFRESH = f"planner-ext compare --markdown adr/{ADR.name}"

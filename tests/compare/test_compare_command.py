@@ -15,7 +15,7 @@ import planner_ext
 from planner_ext.cli import compare as command
 from planner_ext.cli.app import app
 from planner_ext.compare import Comparison
-from planner_ext.compare.markdown import TABLE_BEGINS, TABLE_ENDS
+from planner_ext.compare.page import TABLE_BEGINS, TABLE_ENDS
 from planner_ext.compare.scenarios import SCRIPTS
 from planner_ext.testing import ScriptedOpenAIServer
 

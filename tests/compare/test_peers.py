@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from planner_ext.compare import Option, OptionInfo, run_comparison
-from planner_ext.compare.cost import ROUND_TRIPS, measure_costs
 from planner_ext.compare.peers import adapters, metadata_of, peer_options
-from planner_ext.compare.runner import run_program
+from planner_ext.compare.process import ROUND_TRIPS, Given, measure_costs, run_program
 from planner_ext.compare.strategies import OPTIONS
 from planner_ext.errors import PlannerInvalidConfigurationError
 
@@ -83,7 +82,9 @@ time.sleep(60)
 async def test_an_interrupted_comparison_leaves_no_process(tmp_path: Path) -> None:
     """A program that still runs is killed: what it held open is closed."""
     os.mkfifo(tmp_path / "pipe")
-    task = asyncio.ensure_future(run_program((sys.executable, "-c", WAITS, str(tmp_path / "pipe")), ""))
+    command = (sys.executable, "-c", WAITS, str(tmp_path / "pipe"))
+    waiting = Option(OPTIONS["option-1"].info, None, command)
+    task = asyncio.ensure_future(run_program(waiting, Given(goal="", model_url="", functions=())))
     with await asyncio.to_thread(open, tmp_path / "pipe") as pipe:
         assert await asyncio.to_thread(pipe.readline) == "here\n"
         task.cancel()

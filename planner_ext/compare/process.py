@@ -1,0 +1,131 @@
+"""A trial in a process of its own: what the program reads, what it reports, and what its processor time is.
+
+The program of this package's options is `planner_ext.compare.life`.
+"""
+
+import asyncio
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from planner_ext.compare.report import Cost, ShownMessage
+from planner_ext.compare.scenarios import finish
+from planner_ext.compare.trial import Option
+from planner_ext.testing import ScriptedOpenAIServer, ScriptedReply, ScriptedRequest, call
+
+ROUND_TRIPS = (1, 10, 50, 200)
+"""The lengths of the runs whose processor time is measured."""
+_PATIENCE_SECONDS = 600.0
+"""How long a process may take, on a machine that has other work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What the program reads, as JSON.
+
+    Attributes:
+        goal: The goal; where processor time is measured, with ``{}`` for the number of round trips.
+        model_url: The base URL of the scripted model.
+        desk_url: The address of the desk; "" where functions cost nothing.
+        functions: The functions offered, by their names at the desk.
+        limits: The limits of the run: fields of a `Budget`.
+        streaming: See `Trial`; so are ``vetoed``, ``gated`` and ``life``.
+        stops_at: See `Scenario`; so is ``delegates``.
+        folder: Where a run is kept that another process continues; None in a situation of one process.
+        round_trips: The lengths of the runs whose processor time is measured; empty is one run.
+    """
+
+    goal: str
+    model_url: str
+    desk_url: str = ""
+    functions: tuple[str, ...]
+    limits: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    streaming: bool = False
+    vetoed: str = ""
+    gated: str = ""
+    stops_at: str = ""
+    delegates: bool = False
+    life: int = 1
+    folder: str | None = None
+    round_trips: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a run reports: of itself, or as JSON if it took place in another process.
+
+    Attributes:
+        status: How it ended, as in `Run`.
+        answer: The text that the caller gets, or "".
+        charged: Round trips that the option itself counted.
+        tokens: The tokens that it reports to its caller; None if it reports nothing.
+        messages: The final history.
+        error: Why it failed, or "".
+        cpu_seconds: Processor time of a round trip, for each of the lengths that are measured.
+    """
+
+    status: str
+    answer: str = ""
+    charged: int = 0
+    tokens: int | None = None
+    messages: tuple[ShownMessage, ...] = ()
+    error: str = ""
+    cpu_seconds: tuple[float, ...] = ()
+
+
+GIVEN = TypeAdapter(Given)
+OUTCOME = TypeAdapter(Outcome)
+
+
+async def run_program(option: Option, given: Given, *, patience: float = _PATIENCE_SECONDS) -> Outcome:
+    """Run one process of a trial: it prints an `Outcome` as the last line of its output.
+
+    After ``patience`` seconds it is killed.
+    """
+    command = option.command or (sys.executable, "-m", "planner_ext.compare.life", option.info.key)
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
+    try:
+        out, err = await asyncio.wait_for(process.communicate(GIVEN.dump_json(given)), patience)
+    except TimeoutError:
+        return Outcome(status="failed", error=f"no outcome within {patience:g} seconds")
+    finally:  # also when the comparison is interrupted
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    try:
+        return OUTCOME.validate_json(out.decode().strip().rpartition("\n")[2])
+    except ValidationError:
+        last = err.decode(errors="replace").strip().rpartition("\n")[2]
+        return Outcome(status="failed", error=f"exit code {process.returncode}: {last}")
+
+
+async def measure_costs(options: Sequence[Option]) -> tuple[Cost, ...]:
+    """Measure what a round trip costs the client, for each option: processor time for the same work.
+
+    A model asks for one function in each reply, and then answers; functions cost nothing. The endpoint is the same for
+    all. A first run of each is not counted.
+    """
+    return tuple([await _cost_of(option) for option in options])
+
+
+async def _cost_of(option: Option) -> Cost:
+    goal = "Look {} times how far the export E-7 is."
+    with ScriptedOpenAIServer(_looking) as server:
+        given = Given(goal=goal, model_url=server.url, functions=("export_status",), round_trips=ROUND_TRIPS)
+        outcome = await run_program(option, given)
+    milliseconds = tuple(1000 * seconds for seconds in outcome.cpu_seconds)
+    return Cost(option=option.info.key, round_trips=ROUND_TRIPS, milliseconds=milliseconds, error=outcome.error)
+
+
+def _looking(request: ScriptedRequest) -> ScriptedReply:
+    """Call a function until it was called as often as the goal says; the round trip of the answer comes on top."""
+    goal = next(str(message["content"]) for message in request.messages if "Look " in str(message.get("content")))
+    wanted = int(goal.partition("Look ")[2].partition(" ")[0])
+    made = sum(message["role"] == "tool" for message in request.messages)
+    if made < wanted and request.tools:
+        return call("desk-export_status", {"export": "E-7"})
+    return finish(request, "It runs.")
