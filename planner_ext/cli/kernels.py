@@ -209,8 +209,7 @@ class Application:
     """What the factory of ``--app`` gives.
 
     Attributes:
-        planner: Drives runs; None where the factory gives a kernel alone.
-        kernel: Its functions may be called.
+        planner: None where the factory gives a kernel alone.
         arguments_for: Returns the application's arguments for a run, by its name.
         authorize: Says who may act on a run.
     """

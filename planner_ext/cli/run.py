@@ -77,15 +77,11 @@ class CliRun:
     """One run on the user's kernel, with its progress; what waits in it is decided at the terminal.
 
     Attributes:
-        options: The options from the command line.
         by: Who decides, for the record.
-        console: Shows the progress.
         facts: The journal so far.
-        progress: Prints the run.
-        prompt: Asks a person about the pending calls; None where nobody sees it.
+        prompt: Asks a person about the pending calls; None where there is no terminal.
         run_id: The run's name, if it is in a store.
-        planner: Set by `open`.
-        kernel: Set by `open`.
+        planner: Set by `open`, as the kernel is.
     """
 
     planner: FunctionCallingStepwisePlanner
@@ -149,11 +145,7 @@ class CliRun:
         self._warn(approval.get("interceptors", ()))
 
     def reopen(self, state: State) -> None:
-        """Make kernel, service and planner for a run that is resumed, with the options in its rules.
-
-        Raises:
-            Exception: As `open`.
-        """
+        """Make kernel, service and planner for a run that is resumed, with the options in its rules."""
         rules = state.rules
         self.open(
             plan=rules.plan,
@@ -162,11 +154,7 @@ class CliRun:
         )
 
     def begin(self, goal: str) -> Result:
-        """Drive a new run to its first pause, or its end.
-
-        Raises:
-            Exception: As `drive`.
-        """
+        """Drive a new run to its first pause, or its end."""
         if self.options.stream:
             return self.drive(self.progress.watch(self.planner.invoke_stream(self.kernel, goal)))
         return self.drive(self.planner.invoke(self.kernel, goal))
@@ -176,7 +164,6 @@ class CliRun:
 
         Raises:
             DecisionRefusedError: If a decision is invalid; then no decision is taken, and nothing runs.
-            Exception: As `drive`.
         """
         if self.options.stream:
             return self.drive(

@@ -36,7 +36,7 @@ def peer_options(names: list[str], *, tell: Callable[[str], object]) -> list[Opt
     """Make options of adapters, with an environment for each.
 
     Args:
-        names: Names of peers among the adapters in ``samples/peers``, ``all`` of them, or files of your own.
+        names: Adapters in ``samples/peers`` by name, ``all`` of them, or files of your own.
         tell: Called with what is done, since an environment takes a while to make.
 
     Raises:

@@ -124,13 +124,7 @@ _GRAVE: tuple[FindingKind, ...] = ("over budget", "tools past budget", "breach",
 
 
 class Finding(NamedTuple):
-    """A fault of a run.
-
-    Attributes:
-        kind: The kind of fault.
-        text: A short description.
-        grave: Whether the budget was exceeded, or the history cannot be continued.
-    """
+    """A fault of a run; a grave one exceeds the budget, or leaves a history that cannot be continued."""
 
     kind: FindingKind
     text: str
@@ -150,9 +144,7 @@ class OptionInfo:
 
     Attributes:
         key: Its name on the command line.
-        name: Its name in tables.
-        short: Its name in narrow tables.
-        about: What it does, in a sentence or two.
+        name: Its name in tables; ``short`` in narrow ones.
         corrected: Whether it is one of this package's own, which may neither exceed the budget nor break a history.
         offers: What it offers beyond a budget of round trips.
         code: The source of its strategy, "" if that cannot be read.
@@ -173,10 +165,8 @@ class ScriptInfo:
 
     Attributes:
         key: Its name on the command line.
-        name: Its name in tables.
         short: The head of a narrow column, in one or two lines.
         about: The behaviour of the model.
-        goal: The goal given to the model.
         entitled: What a user is entitled to in it.
         source: The promise's source, or "".
         answers: Whether that is an answer, too.
@@ -197,9 +187,6 @@ class Run:
     """The result of one option in one situation.
 
     Attributes:
-        option: The option's key.
-        script: The script's key.
-        budget: Round trips allowed.
         trips: Round trips made, counted where the requests arrive.
         charged: Round trips that the option itself counted.
         tools_run: Functions started, counted in the kernel.
@@ -304,7 +291,7 @@ class Run:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Convert it to JSON values: the counted figures and the computed ones."""
+        """Convert it to JSON values."""
         values = asdict(self)
         last = {name: values.pop(name) for name in ("violation", "messages")}
         return {
@@ -343,14 +330,9 @@ class Comparison:
     """All runs, in the order in which they were made: script by script, and in each option by option.
 
     Attributes:
-        max_iterations: Round trips that each run was allowed.
         endpoint: Who answered, in words.
         live: Whether a real model answered, so that the numbers differ each time.
         versions: The versions of the measured packages, by name.
-        options: The options compared.
-        scripts: The situations in which they ran.
-        runs: One for each option and script.
-        wall_seconds: Duration of the whole comparison.
         costs: The processor time of the options, if that was measured.
     """
 

@@ -64,10 +64,7 @@ class Difference:
 
     Attributes:
         request: The 0-based number of the recorded request, in the cassette's order.
-        what: What differs, in words.
         function: The function whose result or schema differs; "" for anything else.
-        expected: The recorded text.
-        got: The text in the replay.
     """
 
     request: int

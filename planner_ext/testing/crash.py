@@ -56,13 +56,10 @@ def kill() -> None:
 
 @dataclass(eq=False)
 class CrashingStore:
-    """Wraps the store of one run, and ends the process at the point.
+    """Wraps the store of one run, and ends the process at one of `CRASH_POINTS`.
 
     Attributes:
-        store: Takes the facts.
-        point: One of `CRASH_POINTS`.
         once: The file that records that the process was ended.
-        end: Ends the process.
 
     Raises:
         ValueError: If the point is unknown.

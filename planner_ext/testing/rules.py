@@ -41,14 +41,7 @@ def object_of(value: object) -> dict[str, Any]:
 
 
 def find_violation(body: Mapping[str, Any]) -> Violation | None:
-    """Find the first rule that a request breaks.
-
-    Args:
-        body: The parsed JSON of a request to ``/v1/chat/completions``.
-
-    Returns:
-        The violation, or None if OpenAI would accept the request.
-    """
+    """Find the first rule that the JSON of a request to ``/v1/chat/completions`` breaks; None if OpenAI accepts it."""
     return next(_violations(body), None)
 
 

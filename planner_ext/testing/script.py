@@ -153,40 +153,19 @@ def say(text: str) -> ScriptedReply:
 
 
 def call(name: str, arguments: Mapping[str, object] | str | None = None, *, id: str | None = None) -> ScriptedReply:
-    """Make a reply of one function call.
-
-    Args:
-        name: The fully qualified name, ``"plugin-function"``.
-        arguments: See ``ScriptedCall``; None means ``{}``.
-        id: See ``ScriptedCall``.
-
-    Returns:
-        A reply with one call and no text.
-    """
+    """Make a reply of one function call and no text; for the parameters see ``ScriptedCall``."""
     return ScriptedReply(calls=(ScriptedCall(name=name, arguments={} if arguments is None else arguments, id=id),))
 
 
 def calls(*replies: ScriptedReply, text: str | None = None) -> ScriptedReply:
-    """Make a reply with the calls of several, in order: ``calls(call("a-f"), call("a-g"), text="Both at once.")``.
-
-    Args:
-        replies: Replies whose calls are taken, and nothing else.
-        text: The text of the reply, in addition to the calls.
-
-    Returns:
-        One reply with all calls.
-    """
+    """Make a reply with the calls of several, in order: ``calls(call("a-f"), call("a-g"), text="Both at once.")``."""
     return ScriptedReply(text=text, calls=tuple(item for reply in replies for item in reply.calls))
 
 
 class ScriptReader:
     """Returns the answers of a script in order, and gives an id to calls without one.
 
-    A script is read lazily, so it may be endless. Not thread-safe: a server reads under its own lock.
-
-    Args:
-        script: The script.
-        chunk_size: Characters per streamed piece of a reply, at least 1.
+    A script is read lazily, so it may be endless. Not thread-safe.
 
     Raises:
         TypeError: If the script is neither iterable nor a function.
@@ -206,13 +185,7 @@ class ScriptReader:
         self._calls_given = 0
 
     def answer(self, request: ScriptedRequest) -> ScriptedAnswer:
-        """Return the script's next answer, for this request.
-
-        Args:
-            request: The request; passed to the item if it is callable.
-
-        Returns:
-            The answer; every call of a reply has an id, unless the script says ``""``.
+        """Return the script's next answer; every call of a reply has an id, unless the script says ``""``.
 
         Raises:
             ScriptExhaustedError: If the script has no item left.
@@ -255,13 +228,7 @@ def reply_metadata(index: int) -> dict[str, object]:
 
 
 def count_tokens(reply: ScriptedReply, *, messages: Iterable[object], tools: Iterable[object] | None) -> Usage:
-    """Count the tokens that a reply reports: its own figures, or the estimate that ``ScriptedReply`` describes.
-
-    Args:
-        reply: The reply.
-        messages: The request's messages as OpenAI's JSON.
-        tools: The request's tools as OpenAI's JSON, None when none are offered.
-    """
+    """Count the tokens that a reply reports: its own figures, or the estimate that ``ScriptedReply`` describes."""
     prompt = reply.prompt_tokens
     completion = reply.completion_tokens
     if prompt is None:
@@ -276,12 +243,7 @@ def count_tokens(reply: ScriptedReply, *, messages: Iterable[object], tools: Ite
 def deltas(reply: ScriptedReply, *, chunk_size: int) -> Iterator[tuple[dict[str, Any], str | None]]:
     """Cut a reply as OpenAI streams it: role, text, refusal, then each call, then the finish reason.
 
-    Args:
-        reply: The reply.
-        chunk_size: Characters per piece of text, refusal or arguments.
-
-    Yields:
-        Each piece as JSON, and the finish reason, which only the last piece has.
+    Yields each piece as JSON, and the finish reason, which only the last piece has.
     """
 
     def pieces(text: str) -> list[str]:
@@ -317,12 +279,7 @@ def completion_chunks(
 ) -> Iterator[dict[str, object]]:
     """Build the JSON of each event of a streamed answer, without the closing ``[DONE]``.
 
-    Args:
-        reply: The reply.
-        index: 0-based index of the request.
-        model: The model's name.
-        usage: Sent in a last chunk without choices; None if the request did not ask for it.
-        chunk_size: Characters per piece.
+    The usage is sent in a last chunk without choices; None if the request did not ask for it.
     """
     head = {**reply_metadata(index), "object": "chat.completion.chunk", "model": model}
     # OpenAI sends a null usage in every other chunk of a stream that asked for it.

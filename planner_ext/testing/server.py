@@ -47,10 +47,7 @@ class HttpResponse:
     """A response to write.
 
     Attributes:
-        status: The status code.
-        content_type: The content type.
         parts: The body; a streamed response writes each part separately.
-        headers: Further headers.
         streamed: Use chunked transfer encoding instead of a content length.
         dropped: Announce one byte more than the body has, then close the connection. Not together with ``streamed``.
     """

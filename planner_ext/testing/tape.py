@@ -114,7 +114,7 @@ class Tape(ABC):
 
 
 class _Tape(Tape):
-    """The tape's interface for runs and services; see also `planner_ext.sk.run.context.Tape`."""
+    """What runs and services call; see `planner_ext.sk.run.context.Tape`."""
 
     def __init__(self, scrub: Scrub = ()) -> None:
         super().__init__()
@@ -172,12 +172,7 @@ def _functions() -> Iterator[str]:
 
 
 class _TapedChatCompletion(OuterConnector):
-    """A connector on a tape, which answers its requests.
-
-    Attributes:
-        inner: The connector; None for a service that the replayed kernel lacks.
-        tape: The tape.
-    """
+    """A connector on a tape, which answers its requests; ``inner`` is None where the replayed kernel lacks it."""
 
     tape: _Tape
 
@@ -508,7 +503,7 @@ filter may delay, and for the end of a request that was abandoned."""
 
 
 class _TapedFunctions:
-    """The functions of a replayed run, in the recorded order; see `planner_ext.engine.ports.Functions`."""
+    """The functions of a replayed run, in the recorded order."""
 
     def __init__(self, inner: KernelFunctions, tape: _Player, max_concurrency: int | None) -> None:
         self._inner = inner
