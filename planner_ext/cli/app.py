@@ -60,7 +60,7 @@ def run(goal: cli.GoalArgs, options: cli.RunOptions, by: cli.By) -> Exit:
       planner-ext run "Refund order 7." --kernel shop:make_kernel --ask-all --store runs.db
     """
     if goal.store is not None:
-        from planner_ext.cli.runs import start_run  # noqa: PLC0415  (see above)
+        from planner_ext.cli.drive import start_run  # noqa: PLC0415  (see above)
 
         return start_run(goal, goal.store, options, by=by)
     if goal.run_id is not None:
@@ -133,7 +133,7 @@ def worker(args: cli.WorkerArgs) -> Exit:
            policy, --ask-all or interceptors that this worker lacks, and is left as it is
       3    with --once: a fault interrupted a run, which is kept; a later worker tries it again
     """
-    from planner_ext.cli.runs import work  # noqa: PLC0415  (see above)
+    from planner_ext.cli.drive import work  # noqa: PLC0415  (see above)
 
     return work(args)
 
@@ -166,7 +166,7 @@ def workers(store: cli.Store, as_json: cli.Json = False) -> Exit:
     Examples:
       planner-ext workers --store runs.db
     """
-    from planner_ext.cli.store import list_workers  # noqa: PLC0415  (see above)
+    from planner_ext.cli.runs import list_workers  # noqa: PLC0415  (see above)
 
     return list_workers(store, as_json=as_json)
 
@@ -179,12 +179,12 @@ def budgets(args: cli.BudgetArgs) -> Exit:
       planner-ext budgets --store runs.db --budget 'per user'
       planner-ext budgets --store runs.db --budget 'per user' --key alice --reset
     """
-    from planner_ext.cli.store import show_budgets  # noqa: PLC0415  (see above)
+    from planner_ext.cli.runs import show_budgets  # noqa: PLC0415  (see above)
 
     return show_budgets(args)
 
 
-add_group("runs", "planner_ext.cli.store", "List, show, resume, fork, cancel, delete, move and back up runs.")
+add_group("runs", "planner_ext.cli.runs", "List, show, resume, fork, cancel, delete, move and back up runs.")
 add_group(
     "approvals",
     "planner_ext.cli.approvals",

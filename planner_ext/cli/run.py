@@ -1,8 +1,8 @@
 """One run on the user's kernel, from the command line: begun, decided at the terminal, and printed.
 
-The planner drives it, and nothing of it is kept; `runs` keeps one in a store. Progress goes to stderr. Stdout gets only
-the answer, or with ``--json`` one JSON document; the output of the kernel's own code goes to stderr, too. No event loop
-runs while a run is paused, so a person may take any time to decide, and Ctrl-C works as in any program.
+Nothing of it is kept; `drive` keeps one in a store. Progress goes to stderr. Stdout gets only the answer, or with
+``--json`` one JSON document; the output of the kernel's own code goes to stderr, too. No event loop runs while a run is
+paused, so a person may take any time to decide, and Ctrl-C works as in any program.
 """
 
 import asyncio

@@ -1,391 +1,506 @@
-"""Runs of a store that this process drives: started, resumed and shown by name, or taken by a worker."""
+"""``planner-ext runs``, ``workers`` and ``budgets``: commands on a store.
 
-import asyncio
-import json
-import os
+Those that drive no run import no Semantic Kernel.
+"""
+
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import redirect_stdout, suppress
-from copy import copy
-from dataclasses import replace
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any
 
+import typer
+from rich.cells import cell_len
 from rich.text import Text
 
-from planner_ext import ApprovalPolicy, Budget, FunctionCallingStepwisePlanner
-from planner_ext.cli.approvals import decision_text
-from planner_ext.cli.command import ExitCode
-from planner_ext.cli.kernels import Application, started_application
-from planner_ext.cli.options import (
-    STORE_VARIABLE,
-    ActorArgs,
-    ForkArgs,
-    GoalArgs,
-    Hooks,
-    RunOptions,
-    WorkerArgs,
-    no_hooks,
-)
-from planner_ext.cli.run import CliRun, Result, document, goal_options, new_limits, print_result
-from planner_ext.cli.show import Progress, print_pending
-from planner_ext.cli.store import command_on, opened_client, opened_runs, result_code, store_name
-from planner_ext.cli.streams import on_signals
-from planner_ext.cli.text import Terminal, moment_text, spent_line, worker_lines_shown
+from planner_ext.budgets import BudgetStore, BudgetUsage
+from planner_ext.cli import options as cli
+from planner_ext.cli.command import DONE, RUN, Exit, ExitCode, command
+from planner_ext.cli.store import command_on, opened_client, print_page, print_rows, result_code, say, store_name
+from planner_ext.cli.text import Terminal, json_document, moment_text, shortened, spent_line, warnings_shown
+from planner_ext.core.errors import InvalidJournalError, InvalidLimitError, counted, shown
+from planner_ext.core.limits import Budget
 from planner_ext.core.text import exact, one_line, printable
-from planner_ext.durable import (
-    RetryPolicy,
-    RunFencedError,
-    RunHandle,
-    RunRefusedError,
-    Runs,
-    StoredRun,
-    StoreError,
-    UnknownRunError,
-    WorkerOptions,
-)
-from planner_ext.durable.listing import PARKED
-from planner_ext.durable.records import RunRecord, fold_journal
+from planner_ext.durable import RunRecord, RunResult, RunsClient, archive
+from planner_ext.durable.authorization import Doorkeeper
+from planner_ext.durable.listing import RunFilters
+from planner_ext.durable.records import fold_journal
+from planner_ext.durable.sqlite import new_file
 from planner_ext.durable.store import opened_store
-from planner_ext.errors import PlannerInvalidConfigurationError
-from planner_ext.events import Fact
-from planner_ext.hitl_manager import ApprovalSettings, Decision
-from planner_ext.planner.run import result_of
-from planner_ext.timeline import page_of
+from planner_ext.engine.document import read_file
 
-_POLL_SECONDS = 0.25
-"""How often a run that is followed is looked at."""
-_SIGNALS = 2
-"""How many signals a worker takes: the first drains it, the second cancels what is in flight."""
+group = typer.Typer(rich_markup_mode=None)
 
 
-class StoreRun(CliRun):
-    """A run that is kept in a store, and driven here to its next pause, or its end.
+@command(group, exit_codes=DONE, name="submit")
+async def submit_run(args: cli.SubmitArgs, limits: cli.LimitArgs) -> None:
+    """Queue a run for the workers of a store, and print its name; this needs neither kernel nor model.
 
-    Attributes:
-        store: The store's path or address.
+    Limits replace those of the worker's planner; without one, its own hold. --policy, --ask-all and the hook of --app
+    bind the run before anybody drives it: a worker that lacks them refuses it.
+
+    Examples:
+      planner-ext runs submit "Refund order 7." --store runs.db --run-id order-7
+      planner-ext runs submit "Refund order 7." --store runs.db --argument tenant=acme --max-tool-calls 5
+      planner-ext runs submit "Refund order 7." --store runs.db --policy policy.yaml
     """
-
-    def __init__(
-        self,
-        store: str,
-        options: RunOptions,
-        *,
-        by: str | None,
-        facts: Sequence[Fact] = (),
-        hooks: Hooks = no_hooks,
-    ) -> None:
-        """Prepare a new run, or one with the facts of its journal, under the hooks of an application."""
-        super().__init__(options, by=by, facts=facts)
-        self.store = store
-        self._hooks = hooks
-
-    def drive_in_store(self, begin: Callable[[Runs], Awaitable[RunHandle[Result]]]) -> Result:
-        """Start or resume the open run in its store, and drive it."""
-        return self.drive(self._driven(begin))
-
-    def resume(self, result: Result, decisions: Mapping[str, Decision]) -> Result:  # noqa: ARG002  (it is in the store)
-        """Resume the run with decisions, besides those that others have made; see `CliRun.resume`."""
-        return self.resume_in_store(self.run_id, decisions=decisions or None)
-
-    def resume_in_store(self, run_id: str, **more: Any) -> Result:
-        """Resume a run of the store; for further options see `Runs.resume`."""
-        return self.drive_in_store(
-            lambda runs: runs.resume(
-                run_id, self.planner, self.kernel, by=self.by or "", streaming=self.options.stream, **more
-            )
+    given = limits.given()
+    budget = Budget(**given) if given else None
+    async with opened_client(args.store, args.hooks, create=True) as client:
+        submitted = await client.submit(
+            args.goal,
+            run_id=args.run_id,
+            arguments=_arguments(args.argument or ()),
+            budget=budget,
+            **args.planner_options(),
         )
-
-    def interrupted(self) -> None:
-        """Leave the run in the store, and print the command that resumes it."""
-        self.explain_fault()
-
-    def explain_fault(self) -> None:
-        """Print the command that resumes the run, if it is already in the store."""
-        if self.run_id:
-            status = asyncio.run(_stored(self.run_id, self.store)).record.status
-            who = "This resumes it" if status in PARKED else "A planner-ext worker resumes it, or"
-            self.console.say(f"The run is kept. {who}:")
-            self.console.print_command(command_on(self.store, "runs", "resume", self.run_id, *self.resume_words()))
-
-    def explain_pause(self, result: Result) -> None:
-        """Print the pending calls, unless a person has just seen them, and the commands that continue the run."""
-        asyncio.run(_print_waiting(self.run_id, result, self.store, is_seen=self.prompt is not None))
-        self.explain_fault()
-
-    async def _driven(self, begin: Callable[[Runs], Awaitable[RunHandle[Result]]]) -> Result:
-        hooks = await self._hooks() or None
-        async with opened_runs(self.store, grace_seconds=0, authorize=hooks) as runs:  # an interrupt does not wait
-            handle = await begin(runs)
-            if not self.run_id:
-                self.console.say(f"Run {exact(handle.run_id)}, kept in {store_name(self.store)}", "dim")
-            self.run_id = handle.run_id
-            return await self.progress.watch(handle.events(after=self.progress.followed))
+    print(submitted.run_id)
+    say(f"Queued in {store_name(args.store)}, for a planner-ext worker. Its result:")
+    Terminal(sys.stderr).print_command(command_on(args.store, "runs", "result", submitted.run_id, "--wait"))
 
 
-def start_run(goal: GoalArgs, store: str, options: RunOptions, *, by: str | None) -> int:
-    """Start a run in a store, or continue the one of this name; return the exit code."""
-    if goal.timeout is not None:
-        raise PlannerInvalidConfigurationError(
-            "--timeout and --store contradict each other: a kept run is not cut short. Leave one of them out; "
-            f"{STORE_VARIABLE} in the environment counts as --store."
-        )
-    facts = ()
-    if goal.run_id is not None:
-        with suppress(StoreError, UnknownRunError):  # an unusable store raises when it is opened
-            facts = asyncio.run(_stored(goal.run_id, store)).facts
-    run = StoreRun(store, options, by=by, facts=facts)
-
-    def first() -> Result:
-        run.open(**goal_options(goal))
-        return run.drive_in_store(
-            lambda runs: runs.start(run.planner, run.kernel, goal.goal, run_id=goal.run_id, streaming=options.stream)
-        )
-
-    return run.execute(first)
-
-
-def resume_run(run_id: str, store: str, options: RunOptions, who: ActorArgs, *, max_iterations: int | None) -> int:
-    """Resume a run of a store; return the exit code."""
-    facts = asyncio.run(_stored(run_id, store)).facts
-    state = fold_journal(run_id, facts)
-    run = StoreRun(store, options, by=who.by, facts=facts, hooks=who.hooks)
-    return _resumed(run, run_id, new_limits(state, max_iterations))
-
-
-def fork_run(run_id: str, args: ForkArgs, options: RunOptions) -> int:
-    """Fork a run of a store, and resume the fork if there is something to resume it with; return the exit code."""
-    store = args.store
-    console = Terminal(sys.stderr)
-    name = asyncio.run(_forked(run_id, args))
-    code: int = ExitCode.ANSWERED
-    console.say(f"Forked after iteration {args.at}: {exact(name)}")
-    if options.kernel is None and options.model is None and options.base_url is None:
-        most = ("--max-iterations", str(args.max_iterations or 15))
-        console.print_command(command_on(store, "runs", "resume", name, "--kernel", "MODULE:FACTORY", *most))
-    else:
-        facts = asyncio.run(_stored(name, store)).facts
-        limits = fold_journal(name, facts).rules.limits
-        if args.max_iterations is not None:
-            limits = replace(limits, max_iterations=args.max_iterations)
-        run = StoreRun(store, options, by=args.by, facts=facts, hooks=args.hooks)
-        code = _resumed(run, name, limits)
-    if args.html is not None:
-        both = [asyncio.run(_stored(one, store)).timeline(now=time.time()) for one in (run_id, name)]
-        _write_page(args.html, page_of(both))
-        console.say(f"Written: {printable(str(args.html))}", "dim")
-    return code
-
-
-async def _forked(run_id: str, args: ForkArgs) -> str:
-    async with opened_client(args.store, args.hooks) as client:
-        return await client.fork(
-            run_id, at=args.at, new_run_id=args.run_id, instruction=args.instruction, by=args.by or ""
-        )
-
-
-def _resumed(run: StoreRun, run_id: str, budget: Budget | None) -> int:
-    """Resume a run in this process, with other limits if they are given; return the exit code."""
-
-    def first() -> Result:
-        if run.facts:
-            run.reopen(fold_journal(run_id, run.facts))
-        else:
-            run.open()
-        return run.resume_in_store(run_id, budget=budget)
-
-    return run.execute(first)
-
-
-async def show_run(run_id: str, store: str, *, follow: bool, html: Path | None, as_json: bool) -> int:
-    """Print a run from its journal, without resuming it; if it is followed, return the exit code for its status.
+def _arguments(given: Sequence[str]) -> dict[str, object]:
+    """Read ``NAME=VALUE``; a value is JSON, or else text.
 
     Raises:
-        PlannerInvalidConfigurationError: If the page cannot be written.
+        InvalidLimitError: If the name is missing.
     """
-    console = Terminal(sys.stderr)
-    stored = await _stored(run_id, store)
-    record = stored.record
-    facts = stored.facts
-    fold_journal(run_id, facts)  # a damaged journal is refused before anything of it is printed
-    if follow or not as_json:
-        console.say(Text.assemble((exact(run_id), "bold"), f": {one_line(record.goal)}"))
-        with Progress(console) as progress:
-            for fact in facts:
-                progress.show(fact)
-            if follow:
-                record, facts = await _followed(stored, store, progress)
-    await _print_run(record, facts, store, as_json=as_json)
-    if html is not None:
-        _write_page(html, page_of([replace(stored, record=record, facts=facts).timeline(now=time.time())]))
-        console.say(f"Written: {printable(str(html))}", "dim")
-    return result_code(record.status) if follow else ExitCode.ANSWERED
+    arguments: dict[str, object] = {}
+    for item in given:
+        name, sign, written = item.partition("=")
+        if not sign or not name:
+            raise InvalidLimitError(f"Expected --argument NAME=VALUE, such as tenant=acme; got {shown(item)}.")
+        arguments[name] = cli.value_of(written)
+    return arguments
 
 
-def _write_page(file: Path, page: str) -> None:
-    try:
-        file.write_text(page, "utf-8")
-    except OSError as error:
-        raise PlannerInvalidConfigurationError(f"--html {file} cannot be written: {error}.") from error
+RESULT_EXIT_CODES = """\
+  0    answered
+  1    ended without an answer, or has not ended
+  2    the store or the run cannot be used
+  3    failed, or in quarantine
+  4    paused: calls wait for a decision, or questions for an answer
+"""
 
 
-async def _followed(stored: StoredRun, store: str, progress: Progress) -> tuple[RunRecord, tuple[Fact, ...]]:
-    """Show the new facts of a run until it ends, or waits for a decision; return the run with its whole journal."""
-    record = stored.record
-    facts = stored.facts
-    continues = True
-    problem = ""
-    if record.status == "queued":
-        progress.note("queued, waits for a worker")
-    async with opened_store(store, create=False) as opened:
-        while continues:
-            record, continues, news = await opened.load_since(record.run_id, len(facts), now=time.time())
-            facts += news
-            for fact in news:
-                progress.show(fact)
-            if continues:
-                if record.problem not in ("", problem):
-                    progress.note(_fault_text(record))
-                problem = record.problem
-                await asyncio.sleep(_POLL_SECONDS)
-    return record, facts
+@command(group, exit_codes=RESULT_EXIT_CODES, name="result")
+async def show_result(run: cli.RunName, store: cli.Store, wait: bool = False, as_json: cli.Json = False) -> int:
+    """Print a run's answer; the rest of its result goes to stderr.
 
+    Examples:
+      planner-ext runs result order-7 --store runs.db --wait
 
-def _fault_text(record: RunRecord) -> str:
-    """Describe the fault that a run is retried after."""
-    at = "" if record.wake_at is None else f"next try {moment_text(datetime.fromtimestamp(record.wake_at, UTC))}: "
-    return f"a fault; {at}{one_line(record.problem)}"
-
-
-async def _print_run(record: RunRecord, facts: tuple[Fact, ...], store: str, *, as_json: bool) -> None:
-    """Print what is to be said of a run beside its progress: decisions, problems, what waits, and the result."""
-    run_id = record.run_id
-    console = Terminal(sys.stderr)
-    result = result_of(fold_journal(run_id, facts), facts)
+    Options:
+        wait: Wait until the run ends, or waits for a decision.
+    """
     async with opened_client(store) as client:
-        refused = await client.approvals().refused(run_id)
+        if wait:
+            await client.wait(run)
+        result = await client.result(run)
     if as_json:
-        shown = {"run_id": run_id, "goal": record.goal, **document(result)}
-        shown |= {"status": record.status, "problem": record.problem}
-        print(json.dumps({**shown, "refused": [one.as_dict() for one in refused]}, indent=2))
-        return
-    for one in (*result.decisions, *refused):
-        state = "Not taken" if one.refused else "Decided"
-        what = " ".join(filter(None, (exact(one.call), exact(one.fully_qualified_name))))
-        console.say(f"{state}, of {what}: {decision_text(one)}")
-    if record.problem:
-        console.say(f"Problem: {printable(record.problem)}", "red")
-    if record.unfinished or record.status in PARKED:
-        await _print_waiting(run_id, result, store)
-        console.say(spent_line(result, ended=record.status), "dim")
+        usage = {**asdict(result.usage), "total_tokens": result.usage.total_tokens}
+        print(json_document({**asdict(result), "usage": usage}))
     else:
-        print_result(result, sys.stdout, console, as_json=False)
+        _print_result(result, store)
+    return result_code(result.status)
 
 
-async def _stored(run_id: str, store: str) -> StoredRun:
-    async with opened_client(store) as client:
-        return await client.load(run_id)
-
-
-async def _print_waiting(run_id: str, result: Result, store: str, *, is_seen: bool = False) -> None:
-    """Print the pending calls and questions, unless a person has seen them, and the command that decides each."""
+def _print_result(result: RunResult, store: str) -> None:
+    """Print the answer on stdout; the rest, and the commands that decide what waits, on stderr."""
     console = Terminal(sys.stderr)
-    for call in () if is_seen else result.pending:
-        print_pending(console, call)
-    if not result.pending:
-        return
-    async with opened_client(store) as client:
-        waiting = await client.approvals().pending(run_id, limit=len(result.pending))
-    if waiting:
-        console.say("Decided from this or any other process; a call also with deny, edit or supply:")
-    for item in waiting:
-        words = ("supply", item.id, "ANSWER") if item.kind == "question" else ("approve", item.id)
-        console.print_command(command_on(store, "approvals", *words))
+    if result.final_answer:
+        print(printable(result.final_answer) if sys.stdout.isatty() else result.final_answer, flush=True)
+    for text in filter(None, (result.reason, result.problem)):
+        console.say(printable(text))
+    for call in result.pending:
+        console.print_command(command_on(store, "approvals", "show", call.id))
+    console.say(spent_line(result), "dim")
 
 
-def work(args: WorkerArgs) -> int:
-    """Work until a signal ends the process, or with ``--once`` until no run is due; return the exit code.
+@command(group, exit_codes=DONE, name="budget")
+async def set_budget(run: cli.RunName, store: cli.Store, limits: cli.LimitArgs, who: cli.ActorArgs) -> None:
+    """Change limits of a run that has not ended, also while a worker drives it.
 
-    Raises:
-        PlannerInvalidConfigurationError: If the application, ``--policy`` or ``--ask-all`` cannot be used.
-        InvalidPolicyError: If the file holds no policy.
+    Its other limits stay; a queued run keeps those that it was submitted with. A run submitted without limits then has
+    only these, and no longer those of the worker's planner: give all that it needs. Its consumption still counts: a
+    limit that is used up ends it before its next step.
+
+    Examples:
+      planner-ext runs budget order-7 --store runs.db --max-iterations 30
     """
-    with redirect_stdout(sys.stderr), worker_lines_shown(Terminal(sys.stderr)):  # functions' output is not a result
-        application = started_application(args.app)
-        return asyncio.run(_worked(args, application))
+    if not (given := limits.given()):
+        raise InvalidLimitError("Expected at least one limit, such as --max-iterations 30; got none.")
+    doorkeeper = Doorkeeper(authorize=await who.hooks())
+    async with opened_store(store, create=False) as opened:
+        stored, new, _ = await opened.load_driven(run)
+        if new is not None:
+            limits_before = new.limits
+        elif stored.facts:
+            limits_before = fold_journal(run, stored.facts).rules.limits
+        else:
+            limits_before = stored.inputs.budget or Budget()
+        client = RunsClient(opened, doorkeeper=doorkeeper)
+        await client.set_budget(run, replace(limits_before, **given), by=who.by or "")
+    say(f"{exact(run)} has another budget. A worker takes it before the run's next step.")
 
 
-async def _worked(args: WorkerArgs, made: Callable[[], Awaitable[Application]]) -> int:
-    console = Terminal(sys.stderr)
-    application = await made()
-    planner = application.planner
-    if planner is None:
-        console.say(f"--app {args.app} gives a kernel alone: its runs have a planner with default options.", "dim")
-        planner = FunctionCallingStepwisePlanner()
-    working = asyncio.create_task(_drive(args, _with_options(planner, args), application))
-
-    def end() -> None:
-        if not working.cancelling():
-            console.say(f"Calls in flight have {args.grace:g} s to end; a second signal ends them at once.", "dim")
-        if working.cancelling() < _SIGNALS:
-            working.cancel()
-
-    on_signals(end)
-    try:
-        return await working
-    except asyncio.CancelledError:
-        return ExitCode.ANSWERED
+RUNS_EXIT_CODES = """\
+  0    done
+  1    the run had ended before; nothing changed
+  2    the store or the run cannot be used
+"""
 
 
-def _with_options(planner: FunctionCallingStepwisePlanner, args: WorkerArgs) -> FunctionCallingStepwisePlanner:
-    """Add ``--policy`` and ``--ask-all`` to a copy of a planner, whose own interceptors are asked first.
+@command(group, exit_codes=RUNS_EXIT_CODES, name="list")
+async def list_runs(args: cli.RunListArgs) -> None:
+    """List runs, the latest change first, with their consumption and what they wait for.
 
-    Raises:
-        PlannerInvalidConfigurationError: If ``--ask-all`` contradicts a policy, or the file cannot be read.
-        InvalidPolicyError: If the file holds no policy.
+    Examples:
+      planner-ext runs list --store runs.db --status paused
+      planner-ext runs list --store runs.db --status failed --status quarantined --newer-than 1d
     """
-    if not (given := args.planner_options()):
-        return planner
-    options = planner.options
-    settings = planner.options.approval or ApprovalSettings()
-    if args.ask_all and any(isinstance(one, ApprovalPolicy) for one in options.interceptors):
-        raise PlannerInvalidConfigurationError(
-            f"--ask-all and the policy of {args.app} contradict each other: a policy decides every call. Leave "
-            "--ask-all out."
-        )
-    update: dict[str, Any] = {"interceptors": (*options.interceptors, *given.get("interceptors", ()))}
-    if args.ask_all and settings.unmatched == "approve":
-        update["approval"] = replace(settings, unmatched="defer")
-    planner = copy(planner)
-    planner.options = options.model_copy(update=update)
-    return planner
-
-
-async def _drive(args: WorkerArgs, planner: FunctionCallingStepwisePlanner, application: Application) -> int:
-    """Drive runs until cancelled, or with ``--once`` until no run is due."""
-    kernel = application.kernel
-    arguments_for = application.arguments_for
-    options: WorkerOptions = {
-        "worker_id": args.worker_id,
-        "retry": RetryPolicy(attempts=args.retries + 1),
-        "max_deaths": args.max_deaths,
-        "lease_seconds": args.lease,
-        "grace_seconds": args.grace,
-        "authorize": application.authorize,
-        "notify": args.notify,
-        "notify_key": os.environ.get("PLANNER_EXT_NOTIFY_KEY") or None,
+    now = time.time()
+    filters: RunFilters = {
+        "goal": args.goal,
+        "worker": args.worker,
+        "created_after": args.created_after and args.created_after.timestamp(),
+        "created_before": args.created_before and args.created_before.timestamp(),
+        "updated_after": None if args.newer_than is None else now - args.newer_than.total_seconds(),
+        "updated_before": None if args.older_than is None else now - args.older_than.total_seconds(),
     }
-    async with opened_runs(args.store, **options) as runs:
-        Terminal(sys.stderr).say(f"Worker {runs.worker_id} of {store_name(args.store)}", "dim")
-        if (text := planner.unguarded(kernel)) is not None:
-            Terminal(sys.stderr).say(text, "yellow")
-        if not args.once:
-            await runs.work(planner, kernel, arguments_for=arguments_for, max_concurrency=args.max_concurrency)
-        codes = {ExitCode.ANSWERED}
-        while taken := await runs.recover(planner, kernel, arguments_for=arguments_for):
-            results = await asyncio.gather(*(handle.result() for handle in taken), return_exceptions=True)
-            faults = [one for one in results if isinstance(one, BaseException) and not isinstance(one, RunFencedError)]
-            codes |= {ExitCode.UNUSABLE if isinstance(fault, RunRefusedError) else ExitCode.FAULT for fault in faults}
-        return max(codes)
+    status = args.status or None
+    async with opened_client(args.store) as client:
+        with warnings_shown("planner_ext.durable"):
+            records = await client.list(status=status, limit=args.limit, offset=args.offset, **filters)
+        total = await client.count(status=status, **filters)
+    such = "such " if any(given is not None for given in filters.values()) else ""
+    named = f" is {' or '.join(status)}" if status else ""
+    none = f"No {such}run{named} in {store_name(args.store)}."
+    rows = [_with_moments(record, "wake_at", "created_at", "updated_at") for record in records]
+    print_page(args, rows, _run_lines(records, Terminal()), total=total, none=none)
+
+
+def _with_moments(record: Any, *names: str) -> Mapping[str, object]:
+    """Return the fields of a record, with these times as dates."""
+    values = asdict(record)
+    return values | {name: None if values[name] is None else _moment(values[name]) for name in names}
+
+
+def _moment(at: float) -> datetime:
+    return datetime.fromtimestamp(at, UTC)
+
+
+_RUN_HEAD = ("run", "status", "iterations", "calls", "tokens", "cost", "changed")
+_NUMBERS = range(2, 6)
+"""The columns that are aligned to the right."""
+
+
+def _run_lines(records: Sequence[RunRecord], console: Terminal) -> Iterable[Text]:
+    """Lay out runs: for a terminal a table with what each waits for and its goal below, else a line for each."""
+    rows = [_run_cells(record, short=console.is_terminal) for record in records]
+    head = [_RUN_HEAD] if console.is_terminal and rows else []
+    widths = [max(map(cell_len, column)) for column in zip(*head, *rows, strict=True)]
+    for words in head:
+        yield Text(_aligned(words, widths), "dim")
+    for record, cells in zip(records, rows, strict=True):
+        line = _aligned(cells, widths)
+        waits = one_line(record.waits_for or record.problem)
+        goal = one_line(record.goal)
+        name = len(cells[0])
+        if not console.is_terminal:
+            yield Text.assemble((line[:name], "bold"), line[name:], f"  {waits or '-'}  {goal}")
+            continue
+        yield Text.assemble((line[:name], "bold"), line[name:].rstrip())
+        lead = "    waits for " if record.waits_for else "    "
+        for text in filter(None, (lead + waits if waits else "", f"    {goal}")):
+            yield Text(shortened(text, console.width, console.signs.more), "dim")
+
+
+def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
+    padding = [" " * (width - cell_len(cell)) for cell, width in zip(cells, widths, strict=True)]
+    return "  ".join(
+        padding[place] + cell if place in _NUMBERS else cell + padding[place] for place, cell in enumerate(cells)
+    )
+
+
+def _run_cells(record: RunRecord, *, short: bool) -> tuple[str, ...]:
+    changed = moment_text(_moment(record.updated_at))
+    return (
+        exact(record.run_id),
+        record.status,
+        f"{record.iterations:,}",
+        f"{record.tool_calls:,}",
+        f"{record.tokens:,}",
+        "-" if record.cost is None else f"{record.cost:.4g}",
+        changed.partition(", ")[2] if short else changed,
+    )
+
+
+@command(group, exit_codes=DONE, name="stats")
+async def print_stats(store: cli.Store, as_json: cli.Json = False) -> None:
+    """Count the runs by status, those that wait for a retry, and show how long the oldest approval waits.
+
+    Examples:
+      planner-ext runs stats --store runs.db --json
+    """
+    async with opened_client(store) as client:
+        stats = await client.stats()
+    if as_json:
+        print(json_document(asdict(stats)))
+        return
+    waits = stats.oldest_approval_seconds
+    since = "none" if waits is None else f"since {moment_text(datetime.now(UTC) - timedelta(seconds=waits))}"
+    numbers = {"runs": stats.total, **stats.by_status, "waiting for a retry": stats.retrying}
+    for name, number in numbers.items():
+        Terminal().print_line((f"{name:<20}", "dim"), f"{number:,}")
+    Terminal().print_line((f"{'oldest approval':<20}", "dim"), since)
+
+
+@command(group, exit_codes=RUNS_EXIT_CODES, name="cancel")
+async def cancel_run(
+    run: cli.RunName,
+    store: cli.Store,
+    who: cli.ActorArgs,
+    reason: Annotated[str, typer.Option(metavar="TEXT")] = "",
+) -> int:
+    """End a run for good, in whichever process; no waiting call runs.
+
+    Examples:
+      planner-ext runs cancel order-7 --store runs.db --reason 'too late'
+
+    Options:
+        reason: Why, for the record.
+    """
+    async with opened_client(store, who.hooks) as client:
+        ended = await client.cancel(run, by=who.by or "", reason=reason)
+    say(f"{exact(run)} {'is cancelled.' if ended else 'had ended before; nothing changed.'}")
+    return ExitCode.ANSWERED if ended else ExitCode.NO_ANSWER
+
+
+@command(group, exit_codes=DONE, name="delete")
+async def delete_run(run: cli.RunName, store: cli.Store, who: cli.ActorArgs, force: bool = False) -> None:
+    """Delete a run that has ended, failed or is in quarantine, with all its rows in the store.
+
+    Examples:
+      planner-ext runs delete order-7 --store runs.db
+
+    Options:
+        force: Delete a paused run, too; its waiting calls are never decided.
+    """
+    async with opened_client(store, who.hooks) as client:
+        await client.delete(run, force=force, by=who.by or "")
+    say(f"{exact(run)} is deleted.")
+
+
+@command(group, exit_codes=DONE, name="prune")
+async def prune_runs(
+    store: cli.Store,
+    older_than: cli.Age,
+    status: Annotated[str, typer.Option(metavar="STATUS")],
+    who: cli.ActorArgs,
+    dry_run: bool = False,
+) -> None:
+    """Delete all runs with a status that have not changed for some time.
+
+    Workers continue meanwhile. An SQLite file does not shrink, its space is used again; VACUUM of the sqlite3 tool
+    shrinks it, while no worker runs.
+
+    Examples:
+      planner-ext runs prune --older-than 30d --status answered --store runs.db --dry-run
+
+    Options:
+        older_than: The time since a run last changed (updated_at in the list): 30d, 12h, 90m or 45s.
+        status: Runs that are answered, incomplete, limit_reached, stopped, failed or quarantined.
+        dry_run: Only say how many there are.
+    """
+    async with opened_client(store, who.hooks) as client:
+        count = await client.prune(older_than=older_than, status=status, dry_run=dry_run, by=who.by or "")
+    print(f"{counted(count, 'run')} {'would be deleted' if dry_run else 'deleted'}.")
+
+
+@command(group, exit_codes=DONE, name="export")
+async def export_run(run: cli.RunName, store: cli.Store, output: cli.File = None) -> None:
+    """Write a run as one JSON document: its journal, and the decisions on its calls. It stays in the store.
+
+    If PLANNER_EXT_CHECKPOINT_KEY (or PLANNER_EXT_KEY) is set, the document is signed with it.
+
+    Examples:
+      planner-ext runs export order-7 --store runs.db --output order-7.json
+
+    Options:
+        output: A new file. Default: stdout.
+    """
+    async with opened_store(store, create=False) as opened:
+        text = await archive.export_run(opened, run, key=cli.signing_key())
+    if output is None:
+        print(text)
+        return
+    with new_file(output), output.open("w", encoding="ascii") as file:
+        file.write(text)
+
+
+@command(group, exit_codes=DONE, name="import")
+async def import_run(file: cli.InFile, store: cli.Store, who: cli.ActorArgs) -> None:
+    """Add an exported run to a store, under its name.
+
+    An unfinished run continues in this store. Delete or cancel it in its first store, else both stores continue it, and
+    its functions run twice. If PLANNER_EXT_CHECKPOINT_KEY (or PLANNER_EXT_KEY) is set, a file without this signature is
+    refused. Without a key, anyone who can write the file can put an approval in it.
+
+    Examples:
+      planner-ext runs import order-7.json --store other.db
+
+    Options:
+        file: What runs export wrote.
+    """
+    try:
+        text = read_file(file, "run")
+    except OSError as error:
+        raise InvalidJournalError(f"{file} cannot be read as an exported run: {error}.") from error
+    doorkeeper = Doorkeeper(authorize=await who.hooks())
+    async with opened_store(store) as opened:
+        key = cli.signing_key()
+        name = await archive.import_run(opened, text, key=key, doorkeeper=doorkeeper, by=who.by or "")
+    say(f"{exact(name)} is in {store_name(store)}.")
+
+
+@command(group, exit_codes=DONE, name="backup")
+async def back_up(file: cli.InFile, store: cli.Store) -> None:
+    """Copy an SQLite store into a new FILE, while workers write; a PostgreSQL database is copied by pg_dump.
+
+    A copy is one moment of the store. What its unfinished runs did afterwards is not in it, and a worker of the copy
+    does that again: before one starts, cancel or check the runs that were unfinished.
+
+    Examples:
+      planner-ext runs backup runs-2026-11-22.db --store runs.db
+
+    Options:
+        file: The copy, which is a store, too.
+    """
+    async with opened_store(store, create=False) as opened:
+        await opened.database.backup(file)
+    say(f"{store_name(store)} is copied into {printable(str(file))}.")
+
+
+@command(group, name="show")
+def show_run(
+    run: cli.RunName,
+    store: cli.Store,
+    follow: bool = False,
+    html: cli.File = None,
+    as_json: cli.Json = False,
+) -> Exit:
+    """Show a run's events, its waiting calls, and its answer.
+
+    Examples:
+      planner-ext runs show order-7 --store runs.db
+      planner-ext runs show order-7 --store runs.db --follow
+      planner-ext runs show order-7 --store runs.db --html order-7.html
+
+    Options:
+        follow: Also print new events, whichever process drives the run, until it ends or waits for a decision. Ctrl-C
+            ends only the view.
+        html: Also write a page with the run's timeline: requests, calls, decisions, and every message.
+
+    Exit codes:
+      0    done; with --follow: answered
+      1    with --follow: ended without an answer
+      2    the store or the run cannot be used
+      3    with --follow: failed, or in quarantine
+      4    with --follow: paused: calls wait for a decision, or questions for an answer
+      130  interrupted with Ctrl-C; the run continues
+    """
+    from planner_ext.cli import drive  # noqa: PLC0415  (imports Semantic Kernel)
+
+    return drive.show_run(run, store, follow=follow, html=html, as_json=as_json)
+
+
+@command(group, exit_codes=RUN, name="resume")
+def resume_run(
+    run: cli.RunName,
+    store: cli.Store,
+    options: cli.RunOptions,
+    who: cli.ActorArgs,
+    max_iterations: cli.MoreIterations = None,
+) -> Exit:
+    """Continue a run in this process, with the decisions made meanwhile.
+
+    Give it the kernel and the --policy or --ask-all that it began with: without these it is refused, and nothing runs.
+
+    Examples:
+      planner-ext runs resume order-7 --store runs.db --kernel shop:make_kernel
+      planner-ext runs resume order-7 --store runs.db --kernel shop:make_kernel --max-iterations 30
+    """
+    from planner_ext.cli import drive  # noqa: PLC0415  (imports Semantic Kernel)
+
+    return drive.resume_run(run, store, options, who, max_iterations=max_iterations)
+
+
+@command(group, exit_codes=RUN, name="fork")
+def fork_run(run: cli.RunName, args: cli.ForkArgs, options: cli.RunOptions) -> Exit:
+    """Continue from an iteration of a run as a new run, with another model, instruction, budget or policy.
+
+    The fork keeps the results and the consumption of RUN up to that iteration. Functions of later iterations run again
+    and take effect again; later decisions are not kept. Give the kernel and the --policy or --ask-all that RUN began
+    with. Without --kernel, --model and --base-url the fork is only stored, and waits to be resumed.
+
+    Examples:
+      planner-ext runs fork order-7 --at 1 --store runs.db --kernel shop:make_kernel --instruction 'Refund half of it.'
+      planner-ext runs fork order-7 --at 1 --store runs.db --kernel shop:make_kernel --model gpt-5 --html fork.html
+    """
+    from planner_ext.cli import drive  # noqa: PLC0415  (imports Semantic Kernel)
+
+    return drive.fork_run(run, args, options)
+
+
+async def list_workers(store: cli.Store, as_json: cli.Json = False) -> None:
+    """Print the workers of a store."""
+    async with opened_client(store) as client:
+        found = await client.workers()
+    names = max((len(exact(one.name)) for one in found), default=0)
+    lines: list[Text] = []
+    for one in found:
+        limit = "" if one.concurrency is None else f" of {one.concurrency}"
+        driven = f"  drives {len(one.runs)}{limit} {', '.join(map(exact, one.runs))}".rstrip()
+        place = f"  {one_line(one.host)}, process {one.pid}, seen {moment_text(_moment(one.seen_at))}"
+        state = (f"  {one.status:<7}", "") if one.alive else ("  dead   ", "red")
+        lines.append(Text.assemble((f"{exact(one.name):<{names}}", "bold"), state, driven, (place, "dim")))
+    rows = [_with_moments(one, "started_at", "seen_at") for one in found]
+    print_rows(rows, lines, as_json=as_json, none=f"No worker is in {store_name(store)}.")
+
+
+async def show_budgets(args: cli.BudgetArgs) -> None:
+    """Print what was used of shared budgets; with ``reset`` forget it first."""
+    async with BudgetStore(args.store, create=False) as store:
+        if args.reset:
+            if args.budget is None:
+                raise typer.BadParameter("it resets one budget; give --budget, too.", param_hint="--reset")
+            if not await store.reset(args.budget, key=args.key or "", period=args.period):
+                problem = f"nothing was used of {exact(args.budget)} by {exact(args.key or '') or 'no key'}."
+                raise typer.BadParameter(f"{problem} List the budgets to see their keys.", param_hint="--reset")
+        found = await store.usage(args.budget, key=args.key, period=args.period, limit=args.limit)
+    lines = (line for row in found for line in _budget_lines(row))
+    none = f"Nothing was used of a shared budget in {store_name(args.store)}."
+    print_rows([asdict(row) for row in found], lines, as_json=args.as_json, none=none)
+
+
+_PARTS: Mapping[str, tuple[str, str]] = {
+    "max_iterations": ("iterations", "round trips {:,}"),
+    "max_tool_calls": ("tool_calls", "calls {:,}"),
+    "max_total_tokens": ("tokens", "tokens {:,}"),
+    "max_cost": ("cost", "cost ${:,.4f}"),
+}
+"""Each limit, the part of what is used that it bounds, and how that is written."""
+
+
+def _budget_lines(row: BudgetUsage) -> Iterable[Text]:
+    """Format a row; names and keys come from users, so that all that is invisible in them is escaped."""
+    key = f"  {exact(row.key)}" if row.key else ""
+    reached = "" if row.reached is None else f"  {exact(row.reached)} reached"
+    yield Text.assemble((exact(row.period), "dim"), "  ", (exact(row.budget), "bold"), key, (reached, "yellow"))
+    used: list[str] = []
+    for name, (part, text) in _PARTS.items():
+        limit = row.limits.get(name)
+        used.append(text.format(getattr(row, part)) + ("" if limit is None else f" of {limit:,}"))
+    yield Text(f"    {', '.join(used)}")
