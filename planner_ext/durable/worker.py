@@ -67,12 +67,9 @@ _REFUSALS = (RunRefusedError, NewerSchemaError)
 
 @dataclass(slots=True, kw_only=True)
 class Job(Generic[R]):
-    """A run, and the planner, kernel and options with which a worker drives it.
+    """A run, and what a worker drives it with.
 
     Attributes:
-        run_id: The run's name.
-        planner: Drives it.
-        kernel: Its functions may be called.
         arguments_for: Called before each activation; an exception is a fault of this run alone.
         decisions: Decisions by call id for the first activation, besides those made through `Approvals`.
         budget: Replaces the run's limits in the first activation, also of a run that a limit has ended.
@@ -134,7 +131,7 @@ class _Decided(NamedTuple):
 class Runner:
     """Drives the activations of runs in one store.
 
-    Safe in two processes at once: the one whose write to the journal conflicts stops with `RunFencedError`.
+    Two processes may drive the same run: the one whose write to the journal conflicts stops with `RunFencedError`.
     """
 
     store: JournalStore
@@ -272,7 +269,6 @@ class Claimable:
     """A run that a worker may take.
 
     Attributes:
-        record: The run.
         deaths: Deaths since its last reply or result.
         progress: The replies and results in its journal.
         alone: Whether it may have ended its worker's process, so that it is driven alone.
@@ -289,9 +285,6 @@ class Claims:
     """The claims of one worker.
 
     Attributes:
-        store: The runs.
-        workers: Knows which workers live.
-        clock: The time source.
         gate: Lets a run be driven alone.
         retry: When any worker drives a run again after a fault.
         max_deaths: The number of deaths at which a run is quarantined.
@@ -443,7 +436,6 @@ class WorkerPool:
     """The runs that this worker drives, each in a task.
 
     Attributes:
-        runner: Drives activations.
         claims: Which runs this worker may drive.
         workers: Which workers live.
         poll_seconds: How often to poll the store for changes by other workers and approvers.

@@ -98,7 +98,7 @@ class StoredBudgetHandle(BudgetHandle):
 
     Attributes:
         taken: The last one that the run took, as the store holds it.
-        leaves: Whether the run may do nothing more here: a worker may have begun to drain while it waited.
+        leaves: Whether the run may do nothing more here, since the worker drains.
     """
 
     def __init__(self) -> None:
@@ -149,10 +149,9 @@ class Claim:
 class JournalWriter:
     """Records the facts of one run; implements `planner_ext.engine.ports.RunStore`.
 
-    A fact that can be computed again is written together with the next one: an approval without a person's decision,
-    and the end of a batch. That saves two of five waits for the disk in an iteration. A decision that ends a batch in
-    which no call ran is written at once: it is the intent of the next request, see
-    `planner_ext.core.machine.may_have_asked`.
+    A fact that can be computed again is written with the next one: an approval without a person's decision, and the end
+    of a batch. That saves two of five waits for the disk in an iteration. A decision that ends a batch in which no call
+    ran is written at once: it is the intent of the next request, see `planner_ext.core.machine.may_have_asked`.
 
     Attributes:
         run_id: The run.
@@ -291,9 +290,7 @@ class JournalWriter:
 
 
 async def cancel_run(store: JournalStore, run_id: str, *, by: str, reason: str, clock: Clock) -> bool:
-    """Answer every open call of a run, and end the run; False if it had ended before.
-
-    The new rows of the journal fence the worker that drives the run.
+    """Answer every open call of a run, and end the run; False if it had ended. The new rows fence its worker.
 
     Raises:
         UnknownRunError: If the store has no such run.
@@ -395,9 +392,9 @@ _compact = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def _start_name(fact: CallStarted, seq: int) -> str:
-    """Name the start of a call so that no model can foresee it: by its moment, which the journal alone has.
+    """Name the start of a call by its moment, which the journal alone has.
 
-    A model that could, would give another call the id under which this one asks again.
+    A model that could foresee the name would give another call the id under which this one asks again.
     """
     return sha256(f"{fact.call_id}/{seq}/{fact.at!r}".encode()).hexdigest()[:24]
 
