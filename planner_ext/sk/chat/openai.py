@@ -287,7 +287,9 @@ class OpenAITransport:
         """Encode messages without the surrounding brackets, converting only new ones; ``last`` is not cached."""
         lasting = len(messages) - (last is not None)
         if messages is not self._source or lasting < self._known:
-            self._source, self._known, self._messages = messages, 0, bytearray()
+            self._source = messages
+            self._known = 0
+            self._messages = bytearray()
         if new := messages[self._known : lasting]:
             added = self._written(new)
             self._messages += b"," + added if self._known else added

@@ -188,8 +188,8 @@ def reply_ended_by(message: ChatMessageContent, *, in_form: bool) -> str | None:
 
     Args:
         message: The reply.
-        in_form: Whether the answer must have a form. Then a refusal of the model is no answer, and ends by ``refusal``;
-            elsewhere its text is the answer.
+        in_form: Whether the answer must have a form. Then a refusal of the model ends by ``refusal``; otherwise its
+            text is the answer.
     """
     if in_form and message.metadata.get(_REFUSED):
         return _REFUSED

@@ -408,7 +408,7 @@ class ModelClarifier:
                 unknown, so that ``max_cost`` does not limit it.
 
         Raises:
-            PlannerInvalidConfigurationError: If there is no such service, or an option cannot be used.
+            PlannerInvalidConfigurationError: If the service does not exist, or an option is invalid.
         """
         if not isinstance(instructions, str) or not instructions.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidOptionError(f"instructions must be a text; got {shown(instructions)}.")

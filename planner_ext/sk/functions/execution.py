@@ -210,7 +210,7 @@ async def _run_in_thread(method: Callable[..., Any], absent: Mapping[str, None],
 
 
 def result_text(value: Any) -> str:
-    """Write a function's result for the model, as text that UTF-8 can encode; `NOT_WRITABLE` if there is none.
+    """Write a function's result for the model, as text that UTF-8 can encode, or `NOT_WRITABLE`.
 
     A string is itself and None is "". Messages and contents are their text, a list of them one below the other.
     Everything else is compact JSON as pydantic writes it: not-a-number and the infinities are null, bytes are text or
@@ -413,7 +413,7 @@ class CallGuard:
 
 
 def guard_of(value: object) -> CallGuard | None:
-    """Find the guard of a function, or of the call of a filter's context; None if there is no guard."""
+    """Find the guard of a function, or of the call of a filter's context; None without a guard."""
     return vars(value).get(_ATTACHED)
 
 
