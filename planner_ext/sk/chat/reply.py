@@ -149,13 +149,13 @@ def _accepted_call(
 
 
 def is_written_as(message: ChatMessageContent, calls: Sequence[RequestedCall]) -> bool:
-    """Whether the calls in a message equal the given ones, either normalised or as the model made them."""
+    """Whether the calls in a message are the given ones, normalised."""
     written = requested_calls(message)
     return len(written) == len(calls) and all(
         own.id == call.id
         and own.name == (call.sent_name or call.name)
         and call.sent_name in ("", accepted_name(call.name))
-        and own.arguments in (call.arguments, _accepted_arguments(call.arguments))
+        and own.arguments == _accepted_arguments(call.arguments)
         for own, call in zip(written, calls, strict=True)
     )
 
