@@ -226,7 +226,7 @@ class _Run:
         self._reader = TimelineReader()
         for fact in journal:
             self._reader.read(fact)
-        self._used = self._reader.state.ledger.usage
+        self._used = self._reader.state.usage
 
     def close(self) -> None:
         """Return the checkpoint of the resumed run to ``waiting``, unless the run has made progress."""
@@ -416,7 +416,7 @@ class _Run:
             run_id=self._input.run_id,
             outcome=self._outcome(result),
             result=result.final_answer or None,
-            usage=[_usage(result.usage + -self._used)],
+            usage=[_usage(result.usage - self._used)],
             metadata={"planner_ext": {"status": result.status, "limit": result.limit, "reason": result.reason}},
         )
 

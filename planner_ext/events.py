@@ -35,7 +35,6 @@ from planner_ext.core.facts import (
     StopRequested,
 )
 from planner_ext.core.limits import Budget as Limits
-from planner_ext.core.limits import Consumption
 from planner_ext.core.results import Cut
 from planner_ext.core.values import RequestedCall, Status
 from planner_ext.engine.ports import Observer, ResultReady, RunInfo, TextDelta
@@ -49,7 +48,6 @@ __all__ = [
     "CallStarted",
     "CallsWithheld",
     "Clarified",
-    "Consumption",
     "Cut",
     "Ended",
     "Fact",

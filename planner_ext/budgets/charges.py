@@ -20,25 +20,14 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
 from typing import Any, TypeAlias
 from uuid import uuid4
 
 from planner_ext.budgets.budget import LIMITS, SharedBudget
 from planner_ext.budgets.store import SELECT_USAGE, BudgetStore, BudgetUsage, read_usage
 from planner_ext.core.accounts import SharedBudgets
-from planner_ext.core.facts import (
-    CallFinished,
-    CallStarted,
-    Clarified,
-    Fact,
-    ModelReplied,
-    Planned,
-    RequestFailed,
-    RunStarted,
-    SharedBudgetsChecked,
-)
-from planner_ext.core.limits import Consumption
+from planner_ext.core.facts import Fact, RunStarted, SharedBudgetsChecked, cost_of
+from planner_ext.core.values import Usage
 from planner_ext.durable.database import Step, Value
 from planner_ext.durable.errors import DuplicateRowError, RunFencedError, StoreError
 from planner_ext.engine.concurrency import Raised, caught
@@ -166,7 +155,7 @@ class _Refusal:
 class _Attempt:
     """A reservation; ``granted`` once the store has it, ``cancelled`` if its caller has left."""
 
-    wanted: Consumption
+    wanted: Usage
     kept: int
     granted: bool = False
     cancelled: bool = False
@@ -199,7 +188,7 @@ class _Charges:
         self._arguments = arguments
         self._now = now
         self._turn = asyncio.Lock()
-        self._pending = deque[tuple[Consumption, int] | _Attempt]()
+        self._pending = deque[tuple[Usage, int] | _Attempt]()
         self._lines: list[_Line] = []
         self._run = uuid4().hex
         self._activation = 0
@@ -217,13 +206,13 @@ class _Charges:
             case _:
                 pass
         self._lines = self._new_lines()
-        self._known = _parts(reduce(lambda sum_, fact: sum_ + _spent(fact), facts, Consumption()))
+        self._known = _parts(sum(map(cost_of, facts), Usage()))
 
     async def reserve(
         self, *, requests: int = 0, calls: int = 0, kept: int = 0, forced: bool = False
     ) -> SharedBudgetsChecked | None:
         """Reserve all of it in all of the budgets, or nothing."""
-        wanted = Consumption(iterations=requests, tool_calls=calls)
+        wanted = Usage(iterations=requests, tool_calls=calls)
         due = {"tokens": True, "cost": True, "iterations": requests > 0 or kept > 0, "tool_calls": calls > 0}
         checked = set[str]() if forced else {part for part, is_due in due.items() if is_due}
         refused = None
@@ -243,10 +232,10 @@ class _Charges:
             granted = above is None
         finally:
             if not granted:
-                self._pending.append((Consumption() - wanted, -kept))
+                self._pending.append((Usage() - wanted, -kept))
         return above
 
-    def charge(self, spent: Consumption) -> None:
+    def charge(self, spent: Usage) -> None:
         """Add what was spent beside the reservations."""
         self._pending.append((spent, 0))
         if self.outer is not None:
@@ -254,7 +243,7 @@ class _Charges:
 
     async def settle(self, *, kept: int) -> None:
         """Store what was charged; release requests that were kept for an answer."""
-        self._pending.append((Consumption(), kept))
+        self._pending.append((Usage(), kept))
         try:
             if self._used:
                 await self._store.perform(self._settle())
@@ -339,7 +328,7 @@ class _Charges:
         while self._pending:
             match self._pending.popleft():
                 case _Attempt() as attempt:
-                    spent = Consumption() - attempt.wanted
+                    spent = Usage() - attempt.wanted
                     kept = -attempt.kept
                     if not attempt.granted:
                         continue
@@ -419,7 +408,7 @@ class _Charges:
                 line.period = line.period if self._kept else None
 
 
-def _parts(spent: Consumption) -> dict[str, float]:
+def _parts(spent: Usage) -> dict[str, float]:
     parts = spent.by_part
     return {part: parts[part] for part in LIMITS}
 
@@ -431,19 +420,6 @@ def _plus(one: _Parts, other: _Parts) -> dict[str, float]:
 def _columns(parts: _Parts) -> dict[str, Value]:
     """Write totals as the values of columns: all but the cost are whole numbers."""
     return {part: float(value) if part == "cost" else int(value) for part, value in parts.items()}
-
-
-def _spent(fact: Fact) -> Consumption:
-    """Return what a fact shows to be spent; of a call that was cut short, nothing is known."""
-    match fact:
-        case Planned() | ModelReplied() | RequestFailed() | Clarified():
-            return Consumption(iterations=fact.iterations, usage=fact.usage)
-        case CallStarted():
-            return Consumption(tool_calls=1)
-        case CallFinished(spent=Consumption() as spent):
-            return spent
-        case _:
-            return Consumption()
 
 
 def _fact(refused: _Refusal) -> SharedBudgetsChecked:

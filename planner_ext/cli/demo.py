@@ -238,8 +238,8 @@ async def _print_refund(console: Terminal, folder: Path, server: ScriptedOpenAIS
     _print(console, f'answer: "{answer}"; refunds in the shop\'s own file: {amounts}', style="bold", after=False)
     agrees = _print_ledger(
         console,
-        ("round trips", state.ledger.iterations, "the server", len(server.requests)),
-        ("tokens", state.ledger.usage.total_tokens, "the server", server.total_tokens),
+        ("round trips", state.usage.iterations, "the server", len(server.requests)),
+        ("tokens", state.usage.total_tokens, "the server", server.total_tokens),
         ("refunds", len(paid), "the shop", len(lines)),
     )
     return agrees and len(lines) == 1 and stored.record.status == "answered"

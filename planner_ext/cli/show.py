@@ -117,7 +117,7 @@ class Progress:
         if self._flow is None:
             state = self._reader.state
             rules = state.rules
-            what = f"Round trip {state.ledger.iterations + 1}" if rules.charge_plan or not plan else "Plan"
+            what = f"Round trip {state.usage.iterations + 1}" if rules.charge_plan or not plan else "Plan"
             if rules.limits.max_iterations is not None and what != "Plan":
                 what += f" of {rules.limits.max_iterations}"
             said = ": the plan" if plan and what != "Plan" else ""
@@ -243,7 +243,7 @@ class Progress:
         """
         state = self._reader.state
         limits = replace(state.rules.limits, tell_budget=True)
-        left = {item.name: item.left for item in remaining_limits(limits, state.ledger, at)}
+        left = {item.name: item.left for item in remaining_limits(limits, state.usage, at)}
         times = [left.pop("deadline")] if "deadline" in left else []
         if "max_active_seconds" in left:
             times.append(left.pop("max_active_seconds") - elapsed)

@@ -42,7 +42,7 @@ from planner_ext import (
 )
 from planner_ext.compare.scenarios import FINAL_ANSWER
 from planner_ext.compare.trial import Ability, Option, Trial, option, option_of
-from planner_ext.core.limits import Ledger
+from planner_ext.core.values import Usage
 from planner_ext.durable import Approvals, Runs
 from planner_ext.events import ResultReady
 from planner_ext.sk.errors import PlannerException
@@ -279,9 +279,9 @@ async def _planner(
     except (PlannerException, CancelledError) as error:
         checkpoint = getattr(error, "checkpoint", None)
         history = getattr(error, "chat_history", None)
-        ledger = checkpoint.state().ledger if checkpoint is not None else Ledger()
-        trial.charged = ledger.iterations
-        trial.usage = ledger.usage
+        used = checkpoint.state().usage if checkpoint is not None else Usage()
+        trial.charged = used.iterations
+        trial.usage = used
         trial.history = history or trial.history
         raise
     trial.status = result.status

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, Protocol, Self
 
 from planner_ext.core.facts import Fact, SharedBudgetsChecked
-from planner_ext.core.limits import Consumption, Ledger, Left
+from planner_ext.core.limits import Left
 from planner_ext.core.machine import Action, AskModel, AskPerson, AskPlan, RunCalls, next_action
 from planner_ext.core.state import State
 from planner_ext.core.values import Message, Usage, updated
@@ -64,7 +64,7 @@ class SharedBudgets(Protocol):
         """
         ...
 
-    def charge(self, spent: Consumption) -> None:
+    def charge(self, spent: Usage) -> None:
         """Add what was spent beside the reservations; stored with the next reservation."""
         ...
 
@@ -108,7 +108,7 @@ class Tab:
         self.around: Callable[..., Any] | None = None
         self.names_in: Callable[[Sequence[Message]], Set[str]] = lambda _: frozenset[str]()
         self._read: Set[str] = frozenset[str]()
-        self._taken: Consumption | None = None
+        self._taken: Usage | None = None
         self._expected: dict[object, Usage] = {}
         self.runs: list[Account] = []
 
@@ -124,17 +124,17 @@ class Tab:
             self.closed = True
 
     @property
-    def spent(self) -> Consumption | None:
+    def spent(self) -> Usage | None:
         """What the call has spent, as `CallFinished` records it; None for nothing."""
         return None if self._taken is None and not self.runs else self.taken
 
     @property
-    def taken(self) -> Consumption:
+    def taken(self) -> Usage:
         """What was taken so far, including requests that are under way."""
         with self.account.lock:
-            taken = self._taken or Consumption()
+            taken = self._taken or Usage()
             for usage in self._expected.values():
-                taken += Consumption(usage=usage)
+                taken += usage
             for run in self.runs:
                 taken += run.total()
             return taken
@@ -161,7 +161,7 @@ class Tab:
             run: A run in this call that asks; its own calls are left out.
         """
         with self.account.lock:
-            names = set((self._taken or Consumption()).calls_by_function)
+            names = set((self._taken or Usage()).calls_by_function)
             others = [one for one in self.runs if one is not run]
             return names.union(self.account.earlier(), self._brought(others), *(one.started() for one in others))
 
@@ -192,7 +192,7 @@ class Tab:
         """Take one round trip for a request that is about to be sent; or name the limit that forbids it."""
         with self.account.lock:
             if (limit := self.left().used_up()) is None:
-                self.charge(Consumption(iterations=1))
+                self.charge(Usage(iterations=1))
             return limit
 
     async def record_request(self) -> None:
@@ -213,7 +213,7 @@ class Tab:
         """Take the start of a function; or name the limit that forbids it."""
         with self.account.lock:
             if (limit := self.left().forbids_start(function)) is None:
-                self.charge(Consumption(tool_calls=1, calls_by_function={function: 1}))
+                self.charge(Usage(tool_calls=1, calls_by_function={function: 1}))
             return limit
 
     def expect(self, request: object, usage: Usage) -> None:
@@ -221,8 +221,8 @@ class Tab:
         with self.account.lock:
             self._expected[request] = usage
 
-    def charge(self, spent: Consumption, *, instead_of: object = None) -> None:
-        """Add the consumption of a request, in place of what was expected of it."""
+    def charge(self, spent: Usage, *, instead_of: object = None) -> None:
+        """Add the usage of a request, in place of what was expected of it."""
         with self.account.lock:
             self._expected.pop(instead_of, None)
             self._taken = spent if self._taken is None else self._taken + spent
@@ -261,12 +261,12 @@ class Account:
         self.held = 0
         self._state = state
         self.within = within
-        self._before = Ledger()
+        self._before = Usage()
         self.tabs: dict[int, Tab] = {}
         self._starting: tuple[int, ...] = ()
         self._under_way = 0
         self._charged = 0
-        self._restarting = Consumption()
+        self._restarting = Usage()
 
     @property
     def state(self) -> State:
@@ -279,7 +279,7 @@ class Account:
             return None
         with self.lock:
             if (limit := self.within.left().used_up()) is None:
-                self._before = self.state.ledger
+                self._before = self.state.usage
                 self.held = self.state.rules.limits.iterations_kept
                 self.within.runs.append(self)
             return limit
@@ -296,7 +296,7 @@ class Account:
             return next_action(state)
         with self.lock:
             self._under_way = 0
-            self._charged = self.state.ledger.iterations
+            self._charged = self.state.usage.iterations
             action = next_action(self._shown(state, within))
             match action:
                 case AskPlan() | AskModel():
@@ -320,15 +320,15 @@ class Account:
         """Take one more start of a running call; or name the limit that forbids it."""
         with self.lock:
             if (limit := self.left().forbids_start(function)) is None:
-                self._restarting = Consumption(tool_calls=1, calls_by_function={function: 1})
+                self._restarting = Usage(tool_calls=1, calls_by_function={function: 1})
             return limit
 
     def restarted(self) -> None:
         """Forget a start that is in the ledger now, or does not happen."""
         with self.lock:
-            self._restarting = Consumption()
+            self._restarting = Usage()
 
-    def unrecorded(self) -> dict[int, Consumption]:
+    def unrecorded(self) -> dict[int, Usage]:
         """Return what the running calls have spent, by index; without calls that have spent nothing."""
         spent = {index: tab.spent for index, tab in self.tabs.items()}
         return {index: one for index, one in spent.items() if one is not None}
@@ -344,8 +344,8 @@ class Account:
             state = self.state
             limits = state.rules.limits
             taken, held = self._open(state)
-            kept = Consumption(iterations=held + limits.iterations_kept)
-            left = Left.of(limits, state.ledger + taken + kept, state.at)
+            kept = Usage(iterations=held + limits.iterations_kept)
+            left = Left.of(limits, state.usage + taken + kept, state.at)
             return left if self.within is None else left.least(self.within.left())
 
     def earlier(self) -> Set[str]:
@@ -357,21 +357,21 @@ class Account:
         """Name the functions that were started in the run so far, also inside other functions."""
         with self.lock:
             taken = (tab.taken.calls_by_function for tab in self.tabs.values())
-            return set(self.state.ledger.calls_by_function).union(*taken)
+            return set(self.state.usage.calls_by_function).union(*taken)
 
-    def total(self) -> Consumption:
+    def total(self) -> Usage:
         """Compute what the run has spent since it was opened, with what is under way in it."""
         state = self.state
-        spent = Consumption() + state.ledger - self._before + self._open(state)[0]
-        spent = updated(spent, usage=replace(spent.usage, active_seconds=0.0))  # the run around measures it
-        waits = self._under_way and state.ledger.iterations == self._charged  # a reply that came is in the ledger
-        return spent + Consumption(iterations=self._under_way) if waits else spent
+        spent = Usage() + state.usage - self._before + self._open(state)[0]
+        spent = updated(spent, active_seconds=0.0)  # the run around measures it
+        waits = self._under_way and state.usage.iterations == self._charged  # a reply that came is in the ledger
+        return spent + Usage(iterations=self._under_way) if waits else spent
 
-    def _open(self, state: State) -> tuple[Consumption, int]:
+    def _open(self, state: State) -> tuple[Usage, int]:
         """Sum what is taken and not in the ledger: by the open tabs, and by the calls that are about to start."""
         batch = state.batch
         if batch is None:
-            return Consumption(), 0
+            return Usage(), 0
         calls = batch.calls
         taken = self._restarting
         held = 0
@@ -384,7 +384,7 @@ class Account:
         for index in self._starting:
             decided = calls[index].decided
             assert decided is not None, "a call that is about to start was decided"
-            taken += Consumption(tool_calls=1, calls_by_function={decided.function: 1})
+            taken += Usage(tool_calls=1, calls_by_function={decided.function: 1})
         return taken, held
 
     def _shown(self, state: State, within: Tab) -> State:

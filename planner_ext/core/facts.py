@@ -8,9 +8,9 @@ iteration of the loop. A plan request is made before iteration 0.
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeAlias
 
-from planner_ext.core.limits import Budget, Consumption
+from planner_ext.core.limits import Budget
 from planner_ext.core.results import Cut
-from planner_ext.core.values import CallKind, Message, RequestedCall, Status, Usage
+from planner_ext.core.values import CallKind, Message, RequestedCall, Status, Usage, updated
 
 Verdict: TypeAlias = Literal["run", "answer", "deny", "defer", "final_answer", "external"]
 """What was decided about a call: run it; answer it without running it (unknown, invalid, supplied); deny it; ask a
@@ -153,13 +153,11 @@ class Planned(EventLine):
     Attributes:
         plan: The text of the plan.
         messages: The transcript as it now is.
-        iterations: As in `ModelReplied`.
         usage: As in `ModelReplied`.
     """
 
     plan: str
     messages: tuple[Message, ...]
-    iterations: int
     usage: Usage
     at: float
     seconds: float
@@ -206,13 +204,12 @@ class RequestFailed(EventLine):
     Attributes:
         iteration: As in `ModelAsked`.
         reason: Why, for the record.
-        iterations: Round trips charged to the ledger: 1, or 0 if the request did not reach the server.
-        usage: Tokens, estimated, and their cost; charged to the ledger.
+        usage: Charged to the run: 1 round trip, or 0 if the request did not reach the server; estimated tokens and
+            their cost.
     """
 
     iteration: int
     reason: str
-    iterations: int
     usage: Usage = Usage()
     at: float
     seconds: float
@@ -228,8 +225,8 @@ class ModelReplied(EventLine):
         text: Its text, "" without one.
         calls: The function calls in it, in order.
         finish_reason: The reason that the service gave, or None.
-        usage: Tokens and their cost, reported or estimated; charged to the ledger.
-        iterations: The round trips that the reply's metadata reports, 1 without them; charged to the ledger.
+        usage: Charged to the run: the round trips that the reply's metadata reports, 1 without them; tokens and their
+            cost, reported or estimated.
         offered: Whether functions were offered in the request.
         withheld: The limit because of which functions that exist were not offered, or None.
         final_answer: The answer that the final-answer function was called with although it was not offered, or None.
@@ -241,7 +238,6 @@ class ModelReplied(EventLine):
     calls: tuple[RequestedCall, ...]
     finish_reason: str | None
     usage: Usage
-    iterations: int
     offered: bool
     withheld: str | None
     final_answer: str | None = None
@@ -421,8 +417,8 @@ class CallFinished(CallFact):
         cut: Where the result was cut for the model; None if it was not.
         error: Type and message of the exception, "" without one; for the record, never sent to the model.
         terminate: Whether a filter asked to end the run after this batch.
-        spent: The consumption of the function: its requests and nested calls. None means that it is not known: what
-            the call recorded before it happened is charged.
+        spent: The usage of the function: its requests and nested calls. None means that it is not known: what the call
+            recorded before it happened is charged.
         brought: The functions whose calls or results were in the histories of the runs and requests inside it.
     """
 
@@ -430,7 +426,7 @@ class CallFinished(CallFact):
     result: str
     error: str = ""
     terminate: bool = False
-    spent: Consumption | None = None
+    spent: Usage | None = None
     brought: tuple[str, ...] = ()
     cut: Cut | None = None
     at: float
@@ -449,8 +445,7 @@ class Clarified(EventLine):
         index: The index of the call that asks; None for a plain reply.
         by: Who answered, "" if that is not known.
         denied: Why a person did not answer, "" without a reason; None if the question was answered.
-        iterations: Round trips that the answer took; charged to the ledger.
-        usage: Tokens and cost of these round trips; charged to the ledger.
+        usage: Charged to the run: the round trips that the answer took, their tokens and cost; 0 of a person's.
         seconds: Active time; waiting for a person is not in it.
     """
 
@@ -460,7 +455,6 @@ class Clarified(EventLine):
     index: int | None
     by: str = ""
     denied: str | None = None
-    iterations: int = 0
     usage: Usage = Usage()
     at: float
     seconds: float
@@ -626,3 +620,33 @@ Fact: TypeAlias = (
     | Ended
 )
 """Everything that can happen in a run."""
+
+
+def cost_of(fact: Fact, rules: Rules | None = None) -> Usage:
+    """Return what a fact charges to its run.
+
+    What a call recorded before it happened is not in it: the state knows that, see
+    `planner_ext.core.state.Call.recorded`.
+
+    Args:
+        fact: Any fact.
+        rules: Of the run, since ``charge_plan`` frees the round trip of the plan request. None counts it, as shared
+            budgets do.
+    """
+    match fact:
+        case Planned() | ModelReplied() | RequestFailed() | Clarified():
+            free = rules is not None and not rules.charge_plan and _is_plan_request(fact)
+            iterations = 0 if free else fact.usage.iterations
+            return updated(fact.usage, iterations=iterations, active_seconds=fact.seconds)
+        case CallStarted(function=function):
+            return Usage(tool_calls=1, calls_by_function={function: 1})
+        case CallFinished(spent=Usage() as spent):
+            return spent
+        case IterationCompleted() | BudgetChanged() | Paused() | Ended():
+            return Usage(active_seconds=fact.seconds)
+        case _:
+            return Usage()
+
+
+def _is_plan_request(fact: Planned | ModelReplied | RequestFailed | Clarified) -> bool:
+    return isinstance(fact, Planned) or (isinstance(fact, RequestFailed) and fact.iteration < 0)

@@ -4,13 +4,12 @@ Pure, and total over legal transitions: a fact that `planner_ext.core.state.TRAN
 kind of fact has a function that returns the fields of the state which it changes.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
 from planner_ext.core import facts
 from planner_ext.core.errors import IllegalTransitionError
-from planner_ext.core.limits import Consumption, Ledger
 from planner_ext.core.results import Cut, cut_text, name_of_result
 from planner_ext.core.state import TRANSITIONS, Batch, Call, Phase, State
 from planner_ext.core.values import (
@@ -92,9 +91,7 @@ def _run_started(_: State, fact: facts.RunStarted) -> _Changes:
 
 
 def _planned(state: State, fact: facts.Planned) -> _Changes:
-    iterations = fact.iterations if state.rules.charge_plan else 0
-    ledger = _charged(state, fact.seconds, iterations, fact.usage)
-    return {"phase": Phase.ASKING, "planned": True, "transcript": fact.messages, "ledger": ledger}
+    return {"phase": Phase.ASKING, "planned": True, "transcript": fact.messages, "usage": _charged(state, fact)}
 
 
 def _message_added(state: State, fact: facts.MessageAdded) -> _Changes:
@@ -111,33 +108,36 @@ def _message_added(state: State, fact: facts.MessageAdded) -> _Changes:
 def _model_asked(state: State, fact: facts.ModelAsked) -> _Changes:
     if fact.index is None:
         return {"intent": "recorded"}
-    return _recorded(state, fact, fact.index, Consumption(iterations=1))
+    return _recorded(state, fact, fact.index, Usage(iterations=1))
 
 
 def _nested_call_started(state: State, fact: facts.NestedCallStarted) -> _Changes:
-    nested = Consumption(tool_calls=1, calls_by_function={fact.function: 1})
+    nested = Usage(tool_calls=1, calls_by_function={fact.function: 1})
     return _recorded(state, fact, fact.index, nested)
 
 
-def _recorded(
-    state: State, fact: facts.ModelAsked | facts.NestedCallStarted, index: int, more: Consumption
-) -> _Changes:
-    """Note what a running call is about to consume; its end, or another decision on it, charges that."""
+def _recorded(state: State, fact: facts.ModelAsked | facts.NestedCallStarted, index: int, more: Usage) -> _Changes:
+    """Note what a running call is about to use; its end, or another decision on it, charges that."""
     batch, call = _named_call(state.batch, fact, index)
     _require(call.started and call.answer is None, fact, "it is not running")
     inside = call.inside.union(more.calls_by_function)
-    recorded = updated(call.recorded + more, usage=fact.usage)
+    counted = call.recorded + more
+    recorded = updated(
+        fact.usage,
+        iterations=counted.iterations,
+        tool_calls=counted.tool_calls,
+        calls_by_function=counted.calls_by_function,
+    )
     return {"batch": _with_call(batch, index, updated(call, recorded=recorded, inside=inside))}
 
 
 def _request_failed(state: State, fact: facts.RequestFailed) -> _Changes:
-    iterations = 0 if fact.iteration < 0 and not state.rules.charge_plan else fact.iterations
-    return {"intent": "failed", "ledger": _charged(state, fact.seconds, iterations, fact.usage)}
+    return {"intent": "failed", "usage": _charged(state, fact)}
 
 
 def _model_replied(state: State, fact: facts.ModelReplied) -> _Changes:
-    ledger = _charged(state, fact.seconds, fact.iterations, fact.usage)
-    common = {"ledger": ledger, "iteration": fact.iteration + 1, "reask": False, "asked": False, "checked": None}
+    usage = _charged(state, fact)
+    common = {"usage": usage, "iteration": fact.iteration + 1, "reask": False, "asked": False, "checked": None}
     if fact.calls and fact.offered and fact.finish_reason not in CUT_SHORT:
         calls = row_of(Call(request=call) for call in fact.calls)
         n = len(calls)
@@ -163,18 +163,19 @@ def _call_decided(state: State, fact: facts.CallDecided) -> _Changes:
     batch, call = _named_call(state.batch, fact, fact.index)
     deferred = call.decided is not None and call.decided.verdict == "defer"
     _require(call.answer is None and (call.decided is None or deferred or call.started), fact, "it is decided already")
-    ledger = state.ledger + call.recorded
-    if call.started and fact.verdict == "run":
-        ledger = _recounted(ledger, call, -1)  # charged once, however often its process died
+    usage = state.usage + call.recorded
+    changes = _Changes()
+    if call.started and call.decided is not None and fact.verdict == "run":
+        usage -= _start_of(call.decided)  # charged once, however often its process died
+        changes["calls_by_digest"] = state.calls_by_digest.plus(call.decided.counted_as, -1)
     returned = fact.verdict == "deny" and state.rules.on_denial == "return_calls"
     answered = fact.verdict in ("answer", "deny", "final_answer") and not returned
     answer = fact.answer if answered else None
     erred = fact.kind in ("unknown", "invalid")
-    changes = _Changes()
     if fact.cut is not None:
-        answer, changes = _cut(state, fact.iteration, fact.index, fact.answer, fact.cut)
-    call = updated(call, decided=fact, starts=0, recorded=Consumption(), answer=answer, erred=erred)
-    changes.update(_settled(state, _with_call(batch, fact.index, call), ledger))
+        answer, changes["cut"] = _cut(state, fact.iteration, fact.index, fact.answer, fact.cut)
+    call = updated(call, decided=fact, starts=0, recorded=Usage(), answer=answer, erred=erred)
+    changes.update(_settled(state, _with_call(batch, fact.index, call), usage))
     if state.final_answer is None:
         changes["final_answer"] = fact.final_answer
     if fact.sticky is not None:
@@ -195,14 +196,14 @@ def sticky_keys(function: str, digest: str, signature: str, *, source: str, role
 
 def _calls_withheld(state: State, fact: facts.CallsWithheld) -> _Changes:
     batch = state.batch
-    ledger = state.ledger
+    usage = state.usage
     for index in fact.indexes:
         batch, call = _named_call(batch, fact, index)
         _require(call.answer is None, fact, "it has its result")
-        ledger += call.recorded
+        usage += call.recorded
         batch = _with_call(batch, index, updated(call, answer=fact.answer))
     assert batch is not None, "a journal that withholds calls has a batch open"
-    return {"limit": state.limit or fact.limit, **_settled(state, batch, ledger)}
+    return {"limit": state.limit or fact.limit, **_settled(state, batch, usage)}
 
 
 def _call_started(state: State, fact: facts.CallStarted) -> _Changes:
@@ -210,60 +211,53 @@ def _call_started(state: State, fact: facts.CallStarted) -> _Changes:
     batch, call = _named_call(state.batch, fact, fact.index)
     _require(call.answer is None and fact.attempt == call.starts + 1, fact, "it has started already")
     _require(call.decided is not None and call.decided.verdict == "run", fact, "it was not decided to run")
-    started = updated(call, starts=fact.attempt)
-    return {"ledger": _recounted(state.ledger, call, 1), "batch": _with_call(batch, fact.index, started)}
-
-
-def _recounted(ledger: Ledger, call: Call, more: int) -> Ledger:
-    """Add to, or take from, the starts of a decided call."""
-    assert call.decided is not None
-    return updated(
-        ledger,
-        tool_calls=ledger.tool_calls + more,
-        calls_by_function=ledger.calls_by_function.plus(call.decided.function, more),
-        calls_by_digest=ledger.calls_by_digest.plus(call.decided.counted_as, more),
-    )
+    assert call.decided is not None, "a call that was decided"
+    return {
+        "usage": _charged(state, fact),
+        "calls_by_digest": state.calls_by_digest.plus(call.decided.counted_as, 1),
+        "batch": _with_call(batch, fact.index, updated(call, starts=fact.attempt)),
+    }
 
 
 def _call_finished(state: State, fact: facts.CallFinished) -> _Changes:
     batch, call = _named_call(state.batch, fact, fact.index)
     _require(call.started and call.answer is None, fact, "it is not running")
-    ledger = state.ledger + (call.recorded if fact.spent is None else fact.spent)
+    usage = state.usage + call.recorded if fact.spent is None else _charged(state, fact)
     answer = fact.result
     changes = _Changes()
     if fact.cut is not None:
-        answer, changes = _cut(state, fact.iteration, fact.index, fact.result, fact.cut)
+        answer, changes["cut"] = _cut(state, fact.iteration, fact.index, fact.result, fact.cut)
     started = () if fact.spent is None else fact.spent.calls_by_function
     inside = call.inside.union(started, fact.brought)
     call = updated(call, answer=answer, erred=fact.outcome != "ok", inside=inside)
     ending = state.ending
     if fact.terminate and ending is None:
         ending = f"A filter asked to end the run after {fact.function}."
-    changes.update(_settled(state, _with_call(batch, fact.index, call), ledger, ending))
+    changes.update(_settled(state, _with_call(batch, fact.index, call), usage, ending))
     return changes
 
 
-def _cut(state: State, iteration: int, index: int, result: str, cut: Cut) -> tuple[str, _Changes]:
-    """Return what the model reads of a result that was cut, and keep the whole."""
+def _cut(state: State, iteration: int, index: int, result: str, cut: Cut) -> tuple[str, Mapping[str, str]]:
+    """Return what the model reads of a result that was cut, and all whole results."""
     kept = {**state.cut, name_of_result(result, iteration, index): result}
-    return cut_text(result, cut, iteration, index), {"cut": kept}
+    return cut_text(result, cut, iteration, index), kept
 
 
 def _clarified(state: State, fact: facts.Clarified) -> _Changes:
     """Take in an answer: as the result of the call that asks, or as the user's next message."""
-    ledger = _charged(state, fact.seconds, fact.iterations, fact.usage)
+    usage = _charged(state, fact)
     answered = {"clarifications": state.clarifications + (fact.answer is not None)}
     if fact.index is not None:
         batch, call = _named_call(state.batch, fact, fact.index)
         question = call.decided is not None and call.decided.kind == "question"
         _require(question and call.answer is None, fact, "it asks nothing")
         batch = _with_call(batch, fact.index, updated(call, asked=True, answer=fact.answer))
-        return {**answered, **_settled(state, batch, ledger)}
+        return {**answered, **_settled(state, batch, usage)}
     if fact.answer is None:
-        return {"ledger": ledger, "asked": True}
+        return {"usage": usage, "asked": True}
     transcript = (*state.transcript, TextMessage(role="user", text=fact.answer))
     asking = {"phase": Phase.ASKING, "reply": None, "transcript": transcript}
-    return {**answered, **asking, "ledger": ledger}
+    return {**answered, **asking, "usage": usage}
 
 
 _NamesCalls: TypeAlias = (
@@ -296,31 +290,29 @@ def _with_call(batch: Batch, index: int, call: Call) -> Batch:
     )
 
 
-def _settled(state: State, batch: Batch, ledger: Ledger, ending: str | None = None) -> _Changes:
+def _settled(state: State, batch: Batch, usage: Usage, ending: str | None = None) -> _Changes:
     """Move a batch into the transcript once every call has its result, results in call order."""
     ending = ending or state.ending
     if batch.unanswered:
         decided = state.phase is Phase.REVIEWING and batch.undecided == 0
         phase = Phase.CALLING if decided else state.phase
-        return {"phase": phase, "batch": batch, "ledger": ledger, "ending": ending}
+        return {"phase": phase, "batch": batch, "usage": usage, "ending": ending}
     denied = [call for call in batch.calls if call.decided is not None and call.decided.verdict == "deny"]
     removed = {call.request.id for call in denied} if state.rules.on_denial == "reask" else set[str]()
-    ledger = updated(
-        ledger,
-        errors_in_row=ledger.errors_in_row + 1 if any(call.erred for call in batch.calls) else 0,
-        denials_in_row=ledger.denials_in_row + 1 if len(denied) == len(batch.calls) else 0,
-    )
+    erred = any(call.erred for call in batch.calls)
     return {
         "phase": Phase.COMPLETING,
         "batch": None,
         "called": any(call.started for call in batch.calls),
-        "earlier": ledger.calls_by_function,
+        "earlier": usage.calls_by_function,
         "inside": state.inside.union(*(call.inside for call in batch.calls if call.inside)),
         "transcript": (*state.transcript, *_items(batch, removed)),
         "stopping": state.stopping or ending,
         "ending": None,
         "reask": bool(removed or (denied and state.rules.close_on_denial)),
-        "ledger": ledger,
+        "usage": usage,
+        "errors_in_row": state.errors_in_row + 1 if erred else 0,
+        "denials_in_row": state.denials_in_row + 1 if len(denied) == len(batch.calls) else 0,
     }
 
 
@@ -350,7 +342,7 @@ def _iteration_completed(state: State, fact: facts.IterationCompleted) -> _Chang
     return {
         "phase": Phase.ASKING,
         "transcript": state.transcript if fact.messages is None else fact.messages,
-        "ledger": _charged(state, fact.seconds),
+        "usage": _charged(state, fact),
         "rounds": state.rounds + 1,
         "step_rounds": state.step_rounds + 1,
         "stopping": stopping,
@@ -368,7 +360,7 @@ def _stop_requested(state: State, fact: facts.StopRequested) -> _Changes:
 def _budget_changed(state: State, fact: facts.BudgetChanged) -> _Changes:
     """Replace the limits, and clear the reached one: it is set again if the new limits are reached, too."""
     rules = replace(state.rules, limits=fact.limits)
-    return {"rules": rules, "limit": None, "refused": None, "ledger": _charged(state, fact.seconds)}
+    return {"rules": rules, "limit": None, "refused": None, "usage": _charged(state, fact)}
 
 
 def _shared_budgets_checked(state: State, fact: facts.SharedBudgetsChecked) -> _Changes:
@@ -381,7 +373,7 @@ def _own_limit(state: State) -> str | None:
 
 
 def _paused(state: State, fact: facts.Paused) -> _Changes:
-    return {"phase": Phase.PAUSED, "ledger": _charged(state, fact.seconds)}
+    return {"phase": Phase.PAUSED, "usage": _charged(state, fact)}
 
 
 def _resumed(state: State, fact: facts.Resumed) -> _Changes:
@@ -413,7 +405,8 @@ def _reopened(state: State) -> _Changes:
         "ending": None,
         "rounds": 0,
         "structuring": min(state.structuring, 1),
-        "ledger": updated(state.ledger, errors_in_row=0, denials_in_row=0),
+        "errors_in_row": 0,
+        "denials_in_row": 0,
     }
     if state.batch is not None:
         return {**common, "phase": Phase.REVIEWING, "batch": _undecided(state.batch)}
@@ -432,7 +425,7 @@ def _undecided(batch: Batch) -> Batch:
 
 
 def _ended(state: State, fact: facts.Ended) -> _Changes:
-    return {"phase": Phase.ENDED, "ended": fact, "ledger": _charged(state, fact.seconds)}
+    return {"phase": Phase.ENDED, "ended": fact, "usage": _charged(state, fact)}
 
 
 _APPLY: dict[str, Callable[[State, Any], _Changes]] = {
@@ -459,7 +452,9 @@ _APPLY: dict[str, Callable[[State, Any], _Changes]] = {
 }
 
 
-def _charged(state: State, seconds: float, iterations: int = 0, usage: Usage = Usage()) -> Ledger:
-    ledger = state.ledger
-    usage = ledger.usage + usage + Usage(active_seconds=seconds)
-    return updated(ledger, iterations=ledger.iterations + iterations, usage=usage)
+def _charged(state: State, fact: facts.Fact) -> Usage:
+    return state.usage + facts.cost_of(fact, state.rules)
+
+
+def _start_of(decided: facts.CallDecided) -> Usage:
+    return Usage(tool_calls=1, calls_by_function={decided.function: 1})

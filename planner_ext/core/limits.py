@@ -9,11 +9,11 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
-from functools import partial, reduce
-from typing import Any, Literal, Self, TypeGuard, cast
+from functools import partial
+from typing import Any, Literal, TypeGuard, cast
 
 from planner_ext.core.errors import InvalidLimitError, shown, suggests_names
-from planner_ext.core.values import Tally, Usage, updated
+from planner_ext.core.values import Usage
 
 Price = Callable[[str, Usage], float]
 """Gives the price of one request in US dollars, from the model's name and the tokens used."""
@@ -194,93 +194,22 @@ def _problem(name: str, value: object) -> str:
     return ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Consumption:
-    """What was spent on requests and functions: by one call and the runs inside it, or by a run so far.
-
-    A call's consumption leaves out its active time, which the run around it measures.
-
-    Attributes:
-        iterations: Round trips charged: what each reply's metadata reports, at least 1 a request.
-        tool_calls: Functions started, failures included.
-        usage: Tokens, cost and active time of all requests.
-        calls_by_function: Functions started, by fully qualified name.
-    """
-
-    iterations: int = 0
-    tool_calls: int = 0
-    usage: Usage = Usage()
-    calls_by_function: Mapping[str, int] = field(default_factory=dict[str, int])
-
-    def __add__(self, other: "Consumption") -> Self:
-        return updated(
-            self,
-            iterations=self.iterations + other.iterations,
-            tool_calls=self.tool_calls + other.tool_calls,
-            usage=self.usage + other.usage,
-            calls_by_function=_summed(self.calls_by_function, other.calls_by_function),
-        )
-
-    def __sub__(self, other: "Consumption") -> Self:
-        calls = {name: -count for name, count in other.calls_by_function.items()}
-        return self + Consumption(
-            iterations=-other.iterations, tool_calls=-other.tool_calls, usage=-other.usage, calls_by_function=calls
-        )
-
-    @property
-    def by_part(self) -> dict[str, float]:
-        """@private What counts against each limit of `LIMIT_OF_PART`."""
-        usage = self.usage
-        return {
-            "iterations": self.iterations,
-            "tool_calls": self.tool_calls,
-            "tokens": usage.total_tokens,
-            "cost": usage.cost or 0.0,
-            "seconds": usage.active_seconds,
-        }
-
-
-def _summed(one: Mapping[str, int], other: Mapping[str, int]) -> Mapping[str, int]:
-    if isinstance(one, Tally):
-        return reduce(lambda tally, item: tally.plus(*item), other.items(), one)
-    sums = {name: one.get(name, 0) + other.get(name, 0) for name in (*one, *other)}
-    return {name: count for name, count in sums.items() if count}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ledger(Consumption):
-    """What a run has spent so far; survives pause, process and resume.
-
-    Attributes:
-        calls_by_digest: Functions started, by digest of function and arguments.
-        errors_in_row: Batches in a row with a failed, unknown or invalid call.
-        denials_in_row: Batches in a row in which every call was denied.
-    """
-
-    calls_by_function: Tally = field(default_factory=Tally)
-    calls_by_digest: Tally = field(default_factory=Tally)
-    errors_in_row: int = 0
-    denials_in_row: int = 0
-
-
-def spent_limit(limits: Budget, ledger: Ledger, at: float, *, of_time: bool = False) -> str | None:
-    """Name the first limit on tokens, cost, time, errors or denials that is used up, or None.
+def spent_limit(limits: Budget, usage: Usage, at: float, *, of_time: bool = False) -> str | None:
+    """Name the first limit on tokens, cost or time that is used up, or None.
 
     Args:
-        limits: What may be spent.
-        ledger: What was spent.
+        limits: What may be used.
+        usage: What was used.
         at: The time of the newest fact, in seconds since the epoch.
         of_time: Look at active time and deadline only: unlike the other limits they leave no request for an answer.
     """
     spent: tuple[tuple[str, float | None, float], ...] = (
-        ("max_total_tokens", limits.max_total_tokens, ledger.usage.total_tokens),
-        ("max_cost", limits.max_cost, ledger.usage.cost or 0.0),
-        ("max_active_seconds", limits.max_active_seconds, ledger.usage.active_seconds),
+        ("max_total_tokens", limits.max_total_tokens, usage.total_tokens),
+        ("max_cost", limits.max_cost, usage.cost or 0.0),
+        ("max_active_seconds", limits.max_active_seconds, usage.active_seconds),
         ("deadline", limits.deadline.timestamp() if limits.deadline else None, at),
-        ("max_consecutive_errors", limits.max_consecutive_errors, ledger.errors_in_row),
-        ("max_repeated_denials", limits.max_repeated_denials, ledger.denials_in_row),
     )
-    looked_at = spent[2:4] if of_time else spent
+    looked_at = spent[2:] if of_time else spent
     return next((name for name, limit, used in looked_at if limit is not None and used >= limit), None)
 
 
@@ -314,9 +243,9 @@ class Left:
     starts: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @classmethod
-    def of(cls, limits: Budget, spent: Consumption, at: float) -> "Left":
-        """@private Subtract what was spent from what a run may spend, given the time in seconds since the epoch."""
-        used = spent.by_part
+    def of(cls, limits: Budget, usage: Usage, at: float) -> "Left":
+        """@private Subtract what was used from what a run may use, given the time in seconds since the epoch."""
+        used = usage.by_part
         amounts = dict[str, float]()
         for part, name in LIMIT_OF_PART.items():
             limit = getattr(limits, name)
@@ -324,7 +253,7 @@ class Left:
                 amounts[name] = limit - used[part]
         if limits.deadline is not None:
             amounts["deadline"] = limits.deadline.timestamp() - at
-        counted = spent.calls_by_function
+        counted = usage.calls_by_function
         starts = {name: limit - counted.get(name, 0) for name, limit in limits.max_calls_per_function.items()}
         return cls(amounts=amounts, starts=starts)
 
@@ -350,23 +279,22 @@ def _smaller(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, 
     return {**one, **other, **{name: min(one[name], other[name]) for name in both}}
 
 
-def remaining_limits(
-    limits: Budget, ledger: Ledger, at: float, around: Left | None = None
-) -> tuple[RemainingLimit, ...]:
+def remaining_limits(limits: Budget, usage: Usage, at: float, around: Left | None = None) -> tuple[RemainingLimit, ...]:
     """List what is left of round trips, calls, tokens, cost and time, as far as ``tell_budget`` shows it to the model.
 
     Args:
-        limits: What may be spent.
-        ledger: What was spent.
+        limits: What may be used.
+        usage: What was used.
         at: The time of the newest fact, in seconds since the epoch.
         around: What is left of the runs around.
     """
     if limits.tell_budget is False:
         return ()
-    own = Left.of(limits, ledger, at)
+    own = Left.of(limits, usage, at)
     left = own if around is None else own.least(around)
-    used = {name: ledger.by_part[part] for part, name in LIMIT_OF_PART.items()}
-    used["deadline"] = ledger.usage.active_seconds
+    parts = usage.by_part
+    used = {name: parts[part] for part, name in LIMIT_OF_PART.items()}
+    used["deadline"] = usage.active_seconds
     items = list[RemainingLimit]()
     for name, amount in left.amounts.items():
         rest = max(amount, 0)
@@ -382,4 +310,4 @@ LIMIT_OF_PART = {
     "cost": "max_cost",
     "seconds": "max_active_seconds",
 }
-"""The limit on each part of a consumption."""
+"""The limit on each part of a usage."""

@@ -191,15 +191,27 @@ def iterations_left(state: State) -> float:
     last request, or a smaller budget replaced the limits.
     """
     allowed = state.rules.limits.max_iterations
-    left = math.inf if allowed is None else allowed - state.ledger.iterations
+    left = math.inf if allowed is None else allowed - state.usage.iterations
     return left if state.around is None else min(left, state.around.amounts.get("max_iterations", math.inf))
 
 
 def _spent(state: State, *, of_time: bool = False) -> str | None:
     """Name the limit that is used up, the run's, that of a run around, or of a shared budget; None without one."""
-    limit = spent_limit(state.rules.limits, state.ledger, state.at, of_time=of_time)
+    limit = spent_limit(state.rules.limits, state.usage, state.at, of_time=of_time)
     limit = limit or _spent_around(state, _TIMES if of_time else (*_AMOUNTS, *_TIMES))
-    return limit if limit is not None or of_time or state.refused is None else state.refused.limit
+    if limit is not None or of_time:
+        return limit
+    return _spent_in_row(state) or (None if state.refused is None else state.refused.limit)
+
+
+def _spent_in_row(state: State) -> str | None:
+    """Name the limit on errors or denials in a row that is used up, or None."""
+    limits = state.rules.limits
+    if limits.max_consecutive_errors is not None and state.errors_in_row >= limits.max_consecutive_errors:
+        return "max_consecutive_errors"
+    if limits.max_repeated_denials is not None and state.denials_in_row >= limits.max_repeated_denials:
+        return "max_repeated_denials"
+    return None
 
 
 _AMOUNTS = ("max_total_tokens", "max_cost")
@@ -270,7 +282,7 @@ def _request(state: State, limit: str | None) -> AskModel:
         tool_choice=rules.tool_choice if offer else keep_schema,
         withheld=withheld,
         structured=rules.structured and (withheld is not None or not closing),
-        left=remaining_limits(rules.limits, state.ledger, state.at, state.around),
+        left=remaining_limits(rules.limits, state.usage, state.at, state.around),
         reads=bool(state.cut),
     )
 
@@ -450,7 +462,7 @@ def limit_of_restart(state: State, index: int, at: float) -> str | None:
     running = state.batch.calls[index].decided
     assert running is not None
     limits = state.rules.limits
-    if (limit := spent_limit(limits, state.ledger, at)) is not None:
+    if (limit := spent_limit(limits, state.usage, at) or _spent_in_row(state)) is not None:
         return limit
     over, limit = _over_limit(state, {**_ready(state.batch), index: running})
     return limit if index in over else None
@@ -471,14 +483,14 @@ def _over_limit(state: State, ready: Mapping[int, CallDecided]) -> tuple[tuple[i
     if limits.max_repeated_calls is None:
         return (), ""
     digests = {i: decided.counted_as for i, decided in ready.items()}
-    used = state.ledger.calls_by_digest
+    used = state.calls_by_digest
     repeats = {digest: limits.max_repeated_calls - used.get(digest, 0) for digest in digests.values()}
     return _beyond(digests, repeats), "max_repeated_calls"
 
 
 def _left(state: State) -> Left:
     """Compute what is left of the run's own limits and of those around it."""
-    own = Left.of(state.rules.limits, state.ledger, state.at)
+    own = Left.of(state.rules.limits, state.usage, state.at)
     return own if state.around is None else own.least(state.around)
 
 
@@ -550,7 +562,7 @@ def _limit_text(state: State, limit: str) -> str:
         return f"The limit {limit}={state.rules.use_attempts} was reached."
     if state.refused is not None and limit == state.refused.limit:
         return state.refused.reason
-    own = Left.of(state.rules.limits, state.ledger, state.at).amounts.get(limit, math.inf)
+    own = Left.of(state.rules.limits, state.usage, state.at).amounts.get(limit, math.inf)
     if state.around is not None and state.around.amounts.get(limit, math.inf) < own:
         return f"The limit {limit} of the run around was reached."
     value = getattr(state.rules.limits, limit, None)  # without one, it is that of a shared budget

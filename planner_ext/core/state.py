@@ -14,8 +14,8 @@ from enum import StrEnum
 from typing import Literal
 
 from planner_ext.core.facts import AnswerChecked, CallDecided, Ended, ModelReplied, Rules, SharedBudgetsChecked
-from planner_ext.core.limits import Consumption, Ledger, Left
-from planner_ext.core.values import Message, RequestedCall, Tally, TranscriptItem
+from planner_ext.core.limits import Left
+from planner_ext.core.values import Message, RequestedCall, Tally, TranscriptItem, Usage
 
 
 class Phase(StrEnum):
@@ -55,7 +55,7 @@ class Call:
     answer: str | None = None
     erred: bool = False
     asked: bool = False
-    recorded: Consumption = field(default_factory=Consumption)
+    recorded: Usage = Usage()
     inside: frozenset[str] = frozenset()
 
     @property
@@ -87,6 +87,10 @@ class State:
 
     Attributes:
         transcript: The messages so far, with completed batches only: always valid to be sent.
+        usage: What the run has used so far; it survives pause, process and resume.
+        calls_by_digest: Functions started, by digest of function and arguments.
+        errors_in_row: Batches in a row with a failed, unknown or invalid call.
+        denials_in_row: Batches in a row in which every call was denied.
         iteration: The 0-based number of the next iteration.
         rounds: Tool rounds so far, from the run's start or from when it was reopened; ``use_attempts`` limits them.
         step_rounds: Tool rounds of this step so far.
@@ -124,7 +128,10 @@ class State:
     goal: str = ""
     rules: Rules = Rules()
     transcript: tuple[TranscriptItem, ...] = ()
-    ledger: Ledger = Ledger()
+    usage: Usage = Usage()
+    calls_by_digest: Tally = field(default_factory=Tally)
+    errors_in_row: int = 0
+    denials_in_row: int = 0
     iteration: int = 0
     rounds: int = 0
     step_rounds: int = 0
@@ -145,7 +152,7 @@ class State:
     sticky: frozenset[str] = frozenset()
     given: tuple[Message, ...] = ()
     cut: Mapping[str, str] = field(default_factory=dict[str, str])
-    earlier: Tally = field(default_factory=Tally)
+    earlier: Mapping[str, int] = field(default_factory=dict[str, int])
     inside: frozenset[str] = frozenset()
     intent: Literal["implied", "recorded", "failed"] = "implied"
     around: Left | None = None

@@ -5,7 +5,7 @@ finish reason, is next to the message in `Reply`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
 
@@ -120,11 +120,15 @@ CallKind: TypeAlias = Literal["function", "unknown", "invalid", "final_answer", 
 """The kind of a resolved call: see `ResolvedCall`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Usage:
-    """Tokens, cost and time of a run, or of one request.
+    """What was used: by one request, by one call and the runs inside it, or by a run so far.
+
+    A call's usage leaves out its active time, which the run around it measures.
 
     Attributes:
+        iterations: Round trips charged: what each reply's metadata reports, at least 1 a request.
+        tool_calls: Functions started, failures included.
         prompt_tokens: Tokens sent, as the service reported them. Without a report: an estimate in a run whose tokens or
             cost are limited, else 0.
         completion_tokens: Tokens received, reported or estimated as above.
@@ -132,14 +136,18 @@ class Usage:
         cost: Price in US dollars; None if it is not known. It is known under ``max_cost`` or ``price`` only.
         active_seconds: Time in which the run worked, without the time that it waited for a person while paused.
         estimated_tokens: Those of the tokens sent and received that were estimated, not reported.
+        calls_by_function: The functions started, by fully qualified name.
     """
 
+    iterations: int = 0
+    tool_calls: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
     cost: float | None = None
     active_seconds: float = 0.0
     estimated_tokens: int = 0
+    calls_by_function: Mapping[str, int] = field(default_factory=dict[str, int], hash=False, repr=False)
 
     @property
     def total_tokens(self) -> int:
@@ -147,20 +155,41 @@ class Usage:
         return self.prompt_tokens + self.completion_tokens
 
     def __add__(self, other: "Usage") -> "Usage":
-        known = [cost for cost in (self.cost, other.cost) if cost is not None]
+        return self._plus(other, 1)
+
+    def __sub__(self, other: "Usage") -> "Usage":
+        return self._plus(other, -1)
+
+    def _plus(self, other: "Usage", times: int) -> "Usage":
+        cost = self.cost
+        if other.cost is not None:
+            cost = (cost or 0.0) + times * other.cost
+        calls = self.calls_by_function
+        if other.calls_by_function:
+            sums = {name: calls.get(name, 0) + times * count for name, count in other.calls_by_function.items()}
+            calls = {name: count for name, count in {**calls, **sums}.items() if count}
         return Usage(
-            prompt_tokens=self.prompt_tokens + other.prompt_tokens,
-            completion_tokens=self.completion_tokens + other.completion_tokens,
-            cached_tokens=self.cached_tokens + other.cached_tokens,
-            cost=sum(known) if known else None,
-            active_seconds=self.active_seconds + other.active_seconds,
-            estimated_tokens=self.estimated_tokens + other.estimated_tokens,
+            iterations=self.iterations + times * other.iterations,
+            tool_calls=self.tool_calls + times * other.tool_calls,
+            prompt_tokens=self.prompt_tokens + times * other.prompt_tokens,
+            completion_tokens=self.completion_tokens + times * other.completion_tokens,
+            cached_tokens=self.cached_tokens + times * other.cached_tokens,
+            cost=cost,
+            active_seconds=self.active_seconds + times * other.active_seconds,
+            estimated_tokens=self.estimated_tokens + times * other.estimated_tokens,
+            calls_by_function=calls,
         )
 
-    def __neg__(self) -> "Usage":
-        values: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)}
-        negated: dict[str, Any] = {name: None if value is None else -value for name, value in values.items()}
-        return Usage(**negated)
+    @property
+    def by_part(self) -> dict[str, float]:
+        """@private What counts against each limit of `planner_ext.core.limits.LIMIT_OF_PART`."""
+        return {
+            "iterations": self.iterations,
+            "tool_calls": self.tool_calls,
+            "tokens": self.total_tokens,
+            "cost": self.cost or 0.0,
+            "seconds": self.active_seconds,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,8 +218,7 @@ class Reply:
         text: All text of the message, "" without any.
         calls: The function calls in it, in order; several messages of one reply make one ordered batch.
         finish_reason: Why the model stopped, as the connector reports it; None without a report.
-        usage: Tokens of this request.
-        iterations: Round trips that the connector reports for this request, at least 1.
+        usage: Tokens of this request, and the round trips that the connector reports for it, at least 1.
         functions_available: Whether there was any function that could have been offered.
     """
 
@@ -198,8 +226,7 @@ class Reply:
     text: str = ""
     calls: tuple[RequestedCall, ...] = ()
     finish_reason: str | None = None
-    usage: Usage = Usage()
-    iterations: int = 1
+    usage: Usage = Usage(iterations=1)
     functions_available: bool = True
 
 

@@ -354,14 +354,14 @@ def _open_step(state: State, id_: str, call: WaitingCall) -> Step:
 
 
 def _run_update(state: State, last: Fact, waiting: Sequence[WaitingCall], *, is_queued: bool) -> list[Step]:
-    spent = state.ledger
+    spent = state.usage
     values: dict[str, Value] = {
         "run_id": state.run_id,
         "at": state.at,
         "iterations": spent.iterations,
         "tool_calls": spent.tool_calls,
-        "tokens": spent.usage.total_tokens,
-        "cost": spent.usage.cost,
+        "tokens": spent.total_tokens,
+        "cost": spent.cost,
     }
     match last:
         case Planned() | ModelReplied() | RequestFailed():

@@ -410,7 +410,8 @@ class Calls:
                 await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(recorded, loop))
         elif not tab.closed:  # the end of a call charges what it took
             at = self._journal.now()
-            taken: dict[str, Any] = {"iteration": iteration, "index": tab.index, "usage": tab.taken.usage, "at": at}
+            usage = replace(tab.taken, iterations=0, tool_calls=0, calls_by_function={})  # the fold counts these
+            taken: dict[str, Any] = {"iteration": iteration, "index": tab.index, "usage": usage, "at": at}
             asked = function is None
             await self._journal.record(ModelAsked(**taken) if asked else NestedCallStarted(function=function, **taken))
 

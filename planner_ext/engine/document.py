@@ -21,8 +21,7 @@ from pydantic_core import to_jsonable_python
 
 from planner_ext.core import facts
 from planner_ext.core.errors import InvalidJournalError, InvalidLimitError, NewerSchemaError, reading, shown
-from planner_ext.core.limits import Consumption
-from planner_ext.core.values import EditedReply, Message
+from planner_ext.core.values import EditedReply, Message, Usage
 
 SCHEMA = 1
 """The schema number of facts and documents; a newer one is refused. One line per number. 1: the first."""
@@ -221,17 +220,15 @@ def _validated(data: object) -> tuple[facts.Fact, ...]:
         raise InvalidJournalError(f"The journal is damaged at {place or 'its top'}: {first['msg']}.") from error
 
 
-_NOTHING: Final = Consumption()
+_NOTHING: Final = Usage()
 
 
 def _check_amounts(place: int, fact: facts.Fact) -> None:
     """Refuse amounts that would give back what a run has spent, and those that no store can hold."""
-    spent: Consumption = getattr(fact, "spent", None) or _NOTHING
-    amounts: list[float] = [getattr(fact, "iterations", 0), getattr(fact, "seconds", 0.0)]
-    amounts += spent.iterations, spent.tool_calls, *spent.calls_by_function.values()
-    for usage in (getattr(fact, "usage", _NOTHING.usage), spent.usage):
-        amounts += usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, usage.estimated_tokens
-        amounts += usage.active_seconds, usage.cost or 0.0
+    amounts: list[float] = [getattr(fact, "seconds", 0.0)]
+    for usage in (getattr(fact, "usage", _NOTHING), getattr(fact, "spent", None) or _NOTHING):
+        amounts += usage.calls_by_function.values()
+        amounts += (value for value in vars(usage).values() if isinstance(value, int | float))
     if not (min(amounts) >= 0 and max(amounts) < 2**63):
         raise InvalidJournalError(
             f"The journal is damaged at {place}.{fact.type}: an amount is negative, or too large."

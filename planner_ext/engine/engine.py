@@ -226,11 +226,8 @@ class Engine:
         try:
             messages = await prompts.opening(reply.text)
         finally:  # a template that fails does not take back the request, nor what it cost
-            plan = reply.text
-            iterations = reply.iterations
-            usage = reply.usage
             await self.record(
-                facts.Planned(plan=plan, messages=messages, iterations=iterations, usage=usage, at=at, seconds=seconds)
+                facts.Planned(plan=reply.text, messages=messages, usage=reply.usage, at=at, seconds=seconds)
             )
 
     async def _requested(self, transcript: Sequence[TranscriptItem], request: machine.AskModel) -> Reply | OutOfTime:
@@ -249,7 +246,7 @@ class Engine:
             interrupted = True
             await self.record(self._failed(self._journal.interruption, sent=True))
         elif self._shared is not None:
-            self._shared.answered(reply.iterations, reply.usage)
+            self._shared.answered(reply.usage)
         return reply
 
     async def _announce(
@@ -278,28 +275,26 @@ class Engine:
     def _failed(self, reason: str, *, sent: bool) -> facts.RequestFailed:
         """Write a request without a reply; it is charged if it was under way, and may have been sent."""
         iteration = self.state.iteration
-        iterations = 0
         usage = Usage()
         if self._under_way is not None and self._under_way[0] == len(self.facts):
             _, transcript, request = self._under_way
             iteration = request.iteration
             if sent:
-                iterations = 1
                 usage = self._estimated(transcript, request)
         if self._shared is not None:
-            self._shared.failed(iterations, usage)
+            self._shared.failed(usage)
         at = self._journal.now()
         seconds = self._journal.lap()
-        return facts.RequestFailed(
-            iteration=iteration, reason=reason, iterations=iterations, usage=usage, at=at, seconds=seconds
-        )
+        return facts.RequestFailed(iteration=iteration, reason=reason, usage=usage, at=at, seconds=seconds)
 
     def _estimated(self, transcript: Sequence[TranscriptItem], request: machine.AskModel) -> Usage:
+        """Estimate what a request without a reply has used: one round trip, and tokens where these are limited."""
         try:
-            return self._ports.chat.estimated(transcript, request)
+            estimated = self._ports.chat.estimated(transcript, request)
         except Exception:
             logger.exception("The tokens of a failed request cannot be estimated; they are not charged.")
-            return Usage()
+            estimated = Usage()
+        return replace(estimated, iterations=1)
 
     async def _ask_model(self, action: machine.AskModel) -> None:
         reply = await self._requested(self._journal.state.transcript, action)
@@ -317,7 +312,6 @@ class Engine:
                 calls=reply.calls,
                 finish_reason=reply.finish_reason,
                 usage=reply.usage,
-                iterations=reply.iterations,
                 offered=action.offer and reply.functions_available,
                 withheld=action.withheld if reply.functions_available else None,
                 final_answer=final_answer,
@@ -342,8 +336,9 @@ class Engine:
                 given = interrupted if isinstance(answered, OutOfTime) else answered
         finally:
             waited = self._journal.lap()
+        usage = replace(given.usage, iterations=given.iterations, active_seconds=0.0)
         if self._shared is not None:
-            self._shared.answered(given.iterations, given.usage)
+            self._shared.answered(usage)
         await self.record(
             facts.Clarified(
                 question=action.question,
@@ -351,8 +346,7 @@ class Engine:
                 iteration=action.iteration,
                 index=action.index,
                 by=given.by,
-                iterations=given.iterations,
-                usage=replace(given.usage, active_seconds=0.0),
+                usage=usage,
                 at=self._journal.now(),
                 seconds=seconds + waited if given.iterations else seconds,
             )

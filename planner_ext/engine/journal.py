@@ -16,7 +16,6 @@ from typing import Any, Final, TypeVar
 
 from planner_ext.core import facts
 from planner_ext.core.fold import apply, fold
-from planner_ext.core.limits import Consumption
 from planner_ext.core.machine import (
     IN_DOUBT,
     AskPlan,
@@ -29,7 +28,7 @@ from planner_ext.core.machine import (
 )
 from planner_ext.core.results import cut_of
 from planner_ext.core.state import State
-from planner_ext.core.values import updated
+from planner_ext.core.values import Usage, updated
 from planner_ext.engine.concurrency import GRACE, STEP, OutOfTime, Raised, StopHandle, SystemClock, caught, in_time
 from planner_ext.engine.log import log_facts
 from planner_ext.engine.ports import Emit, Ports, RunInfo
@@ -69,11 +68,13 @@ def lost_request(state: State, *, at: float) -> tuple[facts.RequestFailed, ...]:
     if not may_have_asked(state):
         return ()
     iteration = -1 if isinstance(next_action(state), AskPlan) else state.iteration
-    return (facts.RequestFailed(iteration=iteration, reason=REQUEST_LOST, iterations=1, at=at, seconds=0.0),)
+    return (
+        facts.RequestFailed(iteration=iteration, reason=REQUEST_LOST, usage=Usage(iterations=1), at=at, seconds=0.0),
+    )
 
 
 def stopping_facts(
-    state: State, *, reason: str, at: float, seconds: float = 0.0, spent: Mapping[int, Consumption] | None = None
+    state: State, *, reason: str, at: float, seconds: float = 0.0, spent: Mapping[int, Usage] | None = None
 ) -> tuple[facts.Fact, ...]:
     """List the facts that end a run now: started calls as cancelled, the others as not executed, then the end. Pure.
 
@@ -175,15 +176,14 @@ class Recorder:
         if limits.deadline is None and limits.max_active_seconds is None:
             return state
         now = self._ports.clock.monotonic()
-        usage = state.ledger.usage
+        usage = state.usage
         active = usage.active_seconds + self._worked + now - self._mark
         if limits.max_active_seconds is not None:
             self._active_until = now + limits.max_active_seconds - active
             active = limits.max_active_seconds if abs(self._active_until - now) < _INSTANT else active
         else:
             self._active_until = math.inf
-        ledger = updated(state.ledger, usage=replace(usage, active_seconds=active))
-        return updated(state, at=self.now(), ledger=ledger)
+        return updated(state, at=self.now(), usage=updated(usage, active_seconds=active))
 
     def left(self) -> float:
         """Return the seconds until the first time limit, counted from when the current action was chosen."""
@@ -245,7 +245,7 @@ class Recorder:
             case _:
                 return fact
 
-    async def terminate(self, reason: str, *, spent: Mapping[int, Consumption]) -> None:
+    async def terminate(self, reason: str, *, spent: Mapping[int, Usage]) -> None:
         """Answer every call of the open batch and end the run; then notify the observers, since no stream reads on."""
         ending = stopping_facts(self.state, reason=reason, at=self.now(), seconds=self.lap(), spent=spent)
         for fact in ending:

@@ -115,7 +115,7 @@ def _decided_text(fact: CallDecided) -> str | None:
 
 
 def _ended_text(state: State, fact: Ended) -> str:
-    spent = state.ledger
-    numbers = {"iteration": spent.iterations, "call": spent.tool_calls, "token": spent.usage.total_tokens}
+    spent = state.usage
+    numbers = {"iteration": spent.iterations, "call": spent.tool_calls, "token": spent.total_tokens}
     text = f"{fact.status}: {', '.join(counted(number, noun) for noun, number in numbers.items())}"
     return text if fact.status != "stopped" or not fact.reason else f"{text}; {one_line(fact.reason)}"

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from planner_ext.core.accounts import SharedBudgets
 from planner_ext.core.facts import CallStarted, SharedBudgetsChecked
-from planner_ext.core.limits import Consumption
 from planner_ext.core.machine import Action, AskModel, AskPerson, AskPlan, Finish, Pause, RunCalls
 from planner_ext.core.values import Usage
 from planner_ext.engine.journal import Recorder
@@ -58,15 +57,15 @@ class Reservations:
                 pass
         return None
 
-    def answered(self, iterations: int, usage: Usage) -> None:
+    def answered(self, usage: Usage) -> None:
         """Charge a request that was made, or failed: one round trip of it is reserved already."""
-        self._shared.charge(Consumption(iterations=iterations - self._requests, usage=usage))
+        self._shared.charge(usage - Usage(iterations=self._requests))
         self._requests = 0
 
-    def failed(self, iterations: int, usage: Usage) -> None:
+    def failed(self, usage: Usage) -> None:
         """Charge a request that has no reply, unless its reply came, and could not be recorded."""
         if self._requests:
-            self.answered(iterations, usage)
+            self.answered(usage)
 
     async def settle(self) -> None:
         """Store what was charged, and release the request that was kept for the answer."""
@@ -99,5 +98,5 @@ class Reservations:
         if self._calls:
             new = self._journal.facts[self._seen :]
             started = sum(isinstance(fact, CallStarted) and fact.attempt == 1 for fact in new)
-            self._shared.charge(Consumption(tool_calls=started - self._calls))
+            self._shared.charge(Usage(tool_calls=started - self._calls))
             self._calls = 0

@@ -103,7 +103,7 @@ def _event_of(fact: facts.Fact, *, sensitive: bool) -> tuple[str, _Attributes] |
             return "planner_ext.decision", {
                 "planner_ext.iteration": fact.iteration,
                 "planner_ext.decision.verdict": "answer" if fact.denied is None else "deny",
-                "planner_ext.decision.person": not fact.iterations,
+                "planner_ext.decision.person": not fact.usage.iterations,
                 "planner_ext.decision.by": fact.by,
             }
         case facts.CallsWithheld():
@@ -311,8 +311,8 @@ class Invocation:
 
     def _finish(self, before: State, state: State, seconds: float, failure: BaseException | None) -> None:
         """Write the end of an activation, its consumption, and that of the whole run."""
-        ledger = state.ledger
-        earlier = before.ledger
+        used = state.usage
+        earlier = before.usage
         agent = self._agent
         answer = ""
         if state.ended is not None and self._sensitive:
@@ -322,16 +322,16 @@ class Invocation:
         attributes = {
             **ended,
             **error,
-            **_tokens(ledger.usage + -earlier.usage),
+            **_tokens(used - earlier),
             "planner_ext.limit": self._limit,
-            "planner_ext.run.iterations": ledger.iterations,
-            "planner_ext.run.tool_calls": ledger.tool_calls,
-            "planner_ext.run.cost": ledger.usage.cost,
+            "planner_ext.run.iterations": used.iterations,
+            "planner_ext.run.tool_calls": used.tool_calls,
+            "planner_ext.run.cost": used.cost,
             "gen_ai.output.messages": answer and _message("assistant", answer),
         }
         self._span.set_attributes(_given(attributes))
         _record("gen_ai.invoke_agent.duration", seconds, {**agent, **ended, **error})
-        _record("gen_ai.invoke_agent.inference_calls", ledger.iterations - earlier.iterations, agent)
-        _record("gen_ai.invoke_agent.tool_calls", ledger.tool_calls - earlier.tool_calls, agent)
+        _record("gen_ai.invoke_agent.inference_calls", used.iterations - earlier.iterations, agent)
+        _record("gen_ai.invoke_agent.tool_calls", used.tool_calls - earlier.tool_calls, agent)
         if state.ended is not None:
-            _record("planner_ext.run.iterations", ledger.iterations, {**agent, **ended})
+            _record("planner_ext.run.iterations", used.iterations, {**agent, **ended})

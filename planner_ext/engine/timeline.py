@@ -8,13 +8,13 @@ not escaped; escape them before you show them, see `planner_ext.core.text`.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, TypeAlias, cast
 
 from planner_ext.approval.decisions import DecisionRecord, present_status, record_of
 from planner_ext.core import facts
 from planner_ext.core.fold import apply
-from planner_ext.core.limits import LIMIT_OF_PART, Budget, Consumption
+from planner_ext.core.limits import LIMIT_OF_PART, Budget
 from planner_ext.core.machine import IN_DOUBT, may_have_asked
 from planner_ext.core.results import Cut
 from planner_ext.core.state import Phase, State
@@ -164,7 +164,7 @@ class TimelineCall:
     cut: Cut | None = None
     error: str = ""
     nested: bool = False
-    spent: Consumption | None = None
+    spent: Usage | None = None
 
     @property
     def started(self) -> float | None:
@@ -274,7 +274,7 @@ class Timeline:
     started: float | None = None
     ended: float | None = None
     until: float = 0.0
-    spent: Consumption = field(default_factory=Consumption)
+    spent: Usage = Usage()
     spending: tuple[Spending, ...] = ()
     lives: int = 0
     plan: str = ""
@@ -363,7 +363,7 @@ class TimelineReader:
             started=self._started,
             ended=None if end is None else end.at,
             until=until,
-            spent=state.ledger,
+            spent=state.usage,
             spending=tuple(_spending(state, iterations, self._started, until if end is None else end.at)),
             lives=self._lives,
             plan=self._plan,
@@ -489,7 +489,7 @@ class TimelineReader:
             started=request.started,
             ended=fact.at,
             reason=fact.reason,
-            charged=fact.iterations,
+            charged=facts.cost_of(fact, self.state.rules).iterations,
             lost=fact.reason == REQUEST_LOST,
         )
         self._change_request(started=fact.at, failed=(*request.failed, failed))
@@ -497,7 +497,7 @@ class TimelineReader:
     def _planned(self, fact: facts.Planned) -> None:
         self._plan = fact.plan
         self._open(-1, self.state.at)
-        charged = fact.iterations if self.state.rules.charge_plan else 0
+        charged = facts.cost_of(fact, self.state.rules).iterations
         self._change_request(ended=fact.at, charged=charged, usage=fact.usage)
         self._change(reply=TimelineMessage(role="assistant", text=fact.plan))
         self._replace_messages(fact.messages)
@@ -506,7 +506,7 @@ class TimelineReader:
         self._open(fact.iteration, self.state.at)
         self._change_request(
             ended=fact.at,
-            charged=fact.iterations,
+            charged=facts.cost_of(fact, self.state.rules).iterations,
             usage=fact.usage,
             model=_field(fact.message, "ai_model_id"),
             finish_reason=fact.finish_reason,
@@ -575,12 +575,12 @@ class TimelineReader:
             spent=self._spent_by(fact.index, fact.spent),
         )
 
-    def _spent_by(self, index: int, spent: Consumption | None = None) -> Consumption | None:
+    def _spent_by(self, index: int, spent: Usage | None = None) -> Usage | None:
         """Return what a call is charged in all its lives: what it reports, or else has recorded."""
         assert self.state.batch is not None, "calls are charged in a batch"
         before = self.calls[index].spent
         recorded = self.state.batch.calls[index].recorded
-        if spent is None and recorded != Consumption():
+        if spent is None and recorded != Usage():
             spent = recorded
         if before is None or spent is None:
             return spent or before
@@ -695,22 +695,21 @@ _OUTCOME_OF_KIND: dict[str, CallOutcome] = {"unknown": "unknown", "invalid": "in
 
 def _spending(state: State, iterations: Iterable[TimelineIteration], started: float, at: float) -> Iterator[Spending]:
     limits = state.rules.limits
-    ledger = state.ledger
     calls = (call for iteration in iterations for call in iteration.calls)
-    inside = sum((call.spent for call in calls if call.spent is not None), Consumption())
+    inside = sum((call.spent for call in calls if call.spent is not None), Usage())
     for part, name in LIMIT_OF_PART.items():
         limit = getattr(limits, name)
         if limit is not None:
-            yield Spending(name=name, used=ledger.by_part[part], limit=limit, nested=inside.by_part[part])
+            yield Spending(name=name, used=state.usage.by_part[part], limit=limit, nested=inside.by_part[part])
     if limits.deadline is not None:
         yield Spending(name="deadline", used=at - started, limit=limits.deadline.timestamp() - started)
     for function, limit in limits.max_calls_per_function.items():
-        starts = ledger.calls_by_function.get(function, 0)
+        starts = state.usage.calls_by_function.get(function, 0)
         yield Spending(name="max_calls_per_function", function=function, used=starts, limit=limit)
     in_row = {
-        "max_consecutive_errors": ledger.errors_in_row,
-        "max_repeated_calls": max(ledger.calls_by_digest.values(), default=0),
-        "max_repeated_denials": ledger.denials_in_row,
+        "max_consecutive_errors": state.errors_in_row,
+        "max_repeated_calls": max(state.calls_by_digest.values(), default=0),
+        "max_repeated_denials": state.denials_in_row,
     }
     for name, count in in_row.items():
         limit = getattr(limits, name)

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from planner_ext.approval.decisions import DecisionRecord
 from planner_ext.core.errors import PlannerExtError, counted
-from planner_ext.core.limits import Consumption
 from planner_ext.core.text import exact, exact_json, one_line, visible
 from planner_ext.core.values import Usage
 from planner_ext.engine.timeline import CallOutcome, Spending, Timeline, TimelineCall, TimelineEvent, TimelineIteration
@@ -315,9 +314,9 @@ def _tokens(usage: Usage) -> str:
     return f"{counted(usage.total_tokens, 'token')}{cost}"
 
 
-def _consumed(spent: Consumption) -> str:
+def _consumed(spent: Usage) -> str:
     """Write a consumption in words."""
-    words = [counted(spent.iterations, "round trip"), counted(spent.tool_calls, "function call"), _tokens(spent.usage)]
+    words = [counted(spent.iterations, "round trip"), counted(spent.tool_calls, "function call"), _tokens(spent)]
     return ", ".join(words)
 
 

@@ -103,7 +103,7 @@ async def test_tokens_and_time_go_on_and_waiting_is_free(streamed: bool) -> None
     clock.seconds += 86_400
     planner = planner_with(clock=clock, **ASK)
     result = await planner.resume(second.kernel, Checkpoint.from_json(paused.checkpoint), {"call_1": Approve()})
-    before = Checkpoint.from_json(paused.checkpoint).state().ledger.usage
+    before = Checkpoint.from_json(paused.checkpoint).state().usage
     assert result.usage.active_seconds == 0
     assert result.usage.total_tokens > before.total_tokens > 0
 

@@ -18,7 +18,6 @@ from planner_ext.budgets import BudgetStore, BudgetUsage, SharedBudget
 from planner_ext.budgets.charges import charges_of
 from planner_ext.core.accounts import SharedBudgets
 from planner_ext.core.facts import Rules, RunStarted, SharedBudgetsChecked
-from planner_ext.core.limits import Consumption
 from planner_ext.core.values import Usage
 from planner_ext.errors import RunFencedError, StoreError
 from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, say
@@ -198,7 +197,7 @@ async def test_an_activation_that_was_frozen_changes_nothing(store: BudgetStore,
     before = await store.usage()
     with pytest.raises(RunFencedError):
         await frozen.reserve(requests=1)
-    frozen.charge(Consumption(usage=Usage(completion_tokens=50)))
+    frozen.charge(Usage(completion_tokens=50))
     await frozen.settle(kept=-1)
     assert await store.usage() == before
     await later.settle(kept=-1)

@@ -12,7 +12,6 @@ from planner_ext.budgets import BudgetStore, SharedBudget
 from planner_ext.budgets.charges import charges_of
 from planner_ext.core.accounts import SharedBudgets
 from planner_ext.core.facts import CallStarted, Fact, ModelReplied, Rules, RunStarted, SharedBudgetsChecked
-from planner_ext.core.limits import Consumption
 from planner_ext.core.values import Usage
 from support.budgets import noon, shared
 
@@ -35,8 +34,8 @@ class Model:
 def replied(tokens: int) -> ModelReplied:
     """Write the fact of a reply."""
     return ModelReplied(
-        iteration=0, message={}, text="", calls=(), finish_reason="stop", usage=Usage(completion_tokens=tokens),
-        iterations=1, offered=False, withheld=None, at=0.0, seconds=0.0,
+        iteration=0, message={}, text="", calls=(), finish_reason="stop",
+        usage=Usage(iterations=1, completion_tokens=tokens), offered=False, withheld=None, at=0.0, seconds=0.0,
     )  # fmt: skip
 
 
@@ -102,7 +101,7 @@ async def take_step(
                 held.pop(run.name, None)
                 held |= {run.name: period} if run.kept else {}
         case "reply" if run.under_way:
-            run.charges.charge(Consumption(usage=Usage(completion_tokens=5)))
+            run.charges.charge(Usage(completion_tokens=5))
             run.facts.append(replied(5))
             run.under_way = 0
         case "pause" if not run.under_way:

@@ -461,7 +461,7 @@ async def test_a_request_without_a_connection_is_not_charged(connect: Callable[.
     assert caught.value.checkpoint is not None
     *_, failed = caught.value.checkpoint.facts
     assert isinstance(failed, RequestFailed)
-    assert failed.iterations == 0
+    assert failed.usage.iterations == 0
 
 
 async def test_a_reply_that_was_cut_is_no_answer(connect: Callable[..., World], streamed: bool) -> None:

@@ -10,7 +10,7 @@ import pytest
 from planner_ext.core.accounts import Account, SharedBudgets, Tab, current_tab
 from planner_ext.core.facts import CallFinished, CallStarted, Fact
 from planner_ext.core.fold import fold
-from planner_ext.core.limits import Budget, Consumption, Left
+from planner_ext.core.limits import Budget, Left
 from planner_ext.core.machine import AskModel, AskPerson, Finish, RunCalls, WithholdCalls
 from planner_ext.core.state import State
 from planner_ext.core.values import Usage
@@ -76,21 +76,19 @@ def test_what_a_call_takes_is_taken_from_the_run_at_once() -> None:
     assert tab.take_call("g") is None
     tab.expect("request", Usage(prompt_tokens=30))
     assert run.left == {"max_iterations": 7, "max_tool_calls": 3, "max_total_tokens": 70}
-    tab.charge(Consumption(usage=Usage(prompt_tokens=20)), instead_of="request")
+    tab.charge(Usage(prompt_tokens=20), instead_of="request")
     assert run.left == {"max_iterations": 7, "max_tool_calls": 3, "max_total_tokens": 80}
     assert tab.left() == run.account.left()
-    assert tab.spent == Consumption(
-        iterations=1, tool_calls=1, usage=Usage(prompt_tokens=20), calls_by_function={"g": 1}
-    )
+    assert tab.spent == Usage(iterations=1, tool_calls=1, prompt_tokens=20, calls_by_function={"g": 1})
 
 
 def test_a_call_that_has_its_result_is_in_the_ledger_alone() -> None:
     """Its tab counts no more, although it is still open; the tab of a call of an earlier batch never does."""
     run = calling("f", "g", max_iterations=9)
-    run.tab(0).charge(Consumption(iterations=2))
-    run.tab(2).charge(Consumption(iterations=3))
+    run.tab(0).charge(Usage(iterations=2))
+    run.tab(2).charge(Usage(iterations=3))
     assert run.left["max_iterations"] == 9 - 1 - 2
-    done = finished(0, spent=Consumption(iterations=2))
+    done = finished(0, spent=Usage(iterations=2))
     assert isinstance(done, CallFinished)
     run.facts.append(done)
     assert run.left["max_iterations"] == 9 - 1 - 2
@@ -134,7 +132,7 @@ def test_a_second_start_is_limited_by_the_run_around() -> None:
     run.facts.append(CallStarted(iteration=0, index=0, call_id="c0", function="g", attempt=2, at=0.0))
     run.account.restarted()
     assert run.left["max_tool_calls"] == 1
-    tab.charge(Consumption(tool_calls=1))
+    tab.charge(Usage(tool_calls=1))
     assert run.account.restart("g") == "max_tool_calls"
 
 
@@ -175,7 +173,7 @@ def test_a_request_under_way_inside_is_taken_outside_until_its_reply_is_charged(
     assert inner.account.total().iterations == 1
     assert outer.left["max_iterations"] == 9 - 1 - 1 - 1
     inner.facts.append(replied(says("done")))
-    assert inner.account.total() == Consumption(iterations=1)
+    assert inner.account.total() == Usage(iterations=1)
     assert outer.left["max_iterations"] == 9 - 1 - 1 - 1
 
 
@@ -205,7 +203,7 @@ def test_a_run_inside_sees_what_is_left_around_it() -> None:
     tab = outer.tab()
     inner = asking(tab, limits=Budget(on_limit="stop"))
     assert isinstance(inner.account.decide(fold(inner.facts)), AskModel)
-    tab.charge(Consumption(iterations=2))
+    tab.charge(Usage(iterations=2))
     action = inner.account.decide(fold(inner.facts))
     assert isinstance(action, Finish)
     assert (action.status, action.limit) == ("limit_reached", "max_iterations")
@@ -224,9 +222,9 @@ def test_a_run_inside_a_call_that_has_ended_stops() -> None:
 def test_what_running_calls_have_spent_is_known_by_index() -> None:
     """A run that breaks off records it; a call that spent nothing is not named."""
     run = calling("f", "g", "h")
-    run.tab(0).charge(Consumption(iterations=1))
+    run.tab(0).charge(Usage(iterations=1))
     run.tab(1)
-    assert run.account.unrecorded() == {0: Consumption(iterations=1)}
+    assert run.account.unrecorded() == {0: Usage(iterations=1)}
 
 
 async def test_what_happens_in_a_call_is_recorded_in_every_journal_around_it() -> None:
@@ -267,9 +265,9 @@ def test_a_run_with_a_trip_to_spare_keeps_the_one_for_its_answer() -> None:
 def test_a_run_that_is_not_opened_holds_and_spends_nothing() -> None:
     """A run without one around decides by its own limits alone."""
     run = Run(run_started(limits=Budget(max_iterations=2)))
-    assert (run.account.held, run.account.total()) == (0, Consumption())
+    assert (run.account.held, run.account.total()) == (0, Usage())
     assert isinstance(run.account.decide(fold(run.facts)), AskModel)
-    assert run.account.total() == Consumption()
+    assert run.account.total() == Usage()
 
 
 def test_only_what_a_resumed_run_spends_from_now_on_is_taken_around_it() -> None:
@@ -277,9 +275,9 @@ def test_only_what_a_resumed_run_spends_from_now_on_is_taken_around_it() -> None
     before = [run_started(), replied(calls("g")), decided(0, "g"), began(0, "g"), finished(0, "g"), completed()]
     inner = Run(*before, within=calling("f").tab())
     assert inner.account.open() is None
-    assert inner.account.total() == Consumption()
+    assert inner.account.total() == Usage()
     inner.facts += [replied(calls("h"), iteration=1), decided(0, "h", iteration=1), began(0, "h", iteration=1)]
-    assert inner.account.total() == Consumption(iterations=1, tool_calls=1, calls_by_function={"h": 1})
+    assert inner.account.total() == Usage(iterations=1, tool_calls=1, calls_by_function={"h": 1})
 
 
 def test_a_second_start_is_taken_by_name_until_it_is_in_the_ledger() -> None:
@@ -294,7 +292,7 @@ def test_functions_start_without_a_round_trip_but_not_without_tokens_or_time() -
     """A function needs no request; a limit that is used up forbids it all the same."""
     assert calling("f", max_iterations=1).tab().take_call("g") is None
     spent = calling("f", max_total_tokens=10).tab()
-    spent.charge(Consumption(usage=Usage(prompt_tokens=10)))
+    spent.charge(Usage(prompt_tokens=10))
     assert spent.take_call("g") == "max_total_tokens"
 
 
@@ -313,15 +311,13 @@ def test_a_run_inside_is_limited_by_name_around_it() -> None:
 @pytest.mark.parametrize(
     ("limits", "spent", "limit"),
     [
-        ({"max_total_tokens": 10}, Consumption(usage=Usage(prompt_tokens=10)), "max_total_tokens"),
-        ({"max_cost": 1.0}, Consumption(usage=Usage(cost=1.0)), "max_cost"),
-        ({"max_total_tokens": 10}, Consumption(usage=Usage(prompt_tokens=9)), None),
-        ({"max_cost": 1.0}, Consumption(usage=Usage(cost=0.5)), None),
+        ({"max_total_tokens": 10}, Usage(prompt_tokens=10), "max_total_tokens"),
+        ({"max_cost": 1.0}, Usage(cost=1.0), "max_cost"),
+        ({"max_total_tokens": 10}, Usage(prompt_tokens=9), None),
+        ({"max_cost": 1.0}, Usage(cost=0.5), None),
     ],
 )
-def test_a_run_inside_ends_at_any_limit_around_it(
-    limits: dict[str, Any], spent: Consumption, limit: str | None
-) -> None:
+def test_a_run_inside_ends_at_any_limit_around_it(limits: dict[str, Any], spent: Usage, limit: str | None) -> None:
     """What other functions of the call spent counts, whether or not the run has such a limit itself."""
     for own in ({}, {"max_total_tokens": 1000, "max_cost": 100.0}):
         tab = calling("f", **limits).tab()
@@ -338,10 +334,10 @@ def test_the_names_of_functions_that_were_started_before_are_known_inside() -> N
     outer.facts += [finished(0), completed(), replied(calls("p"), iteration=1)]
     outer.facts += [decided(0, "p", iteration=1), began(0, "p", iteration=1)]
     tab = outer.tab()
-    tab.charge(Consumption(tool_calls=1, calls_by_function={"lookup": 1}))
+    tab.charge(Usage(tool_calls=1, calls_by_function={"lookup": 1}))
     first, second = asking(tab), asking(tab)
     first.facts += [replied(calls("g")), decided(0, "g"), began(0, "g")]
-    first.tab().charge(Consumption(calls_by_function={"deep": 1}))
+    first.tab().charge(Usage(calls_by_function={"deep": 1}))
     assert outer.account.earlier() == {"f"}
     assert second.account.earlier() == {"f", "lookup", "g", "deep"}
     assert first.account.earlier() == {"f", "lookup"}
@@ -362,7 +358,7 @@ def test_a_function_that_was_used_up_around_a_run_starts_no_more_in_it() -> None
     """Not even once."""
     outer = calling("f", max_calls_per_function={"g": 1})
     tab = outer.tab()
-    tab.charge(Consumption(tool_calls=1, calls_by_function={"g": 1}))
+    tab.charge(Usage(tool_calls=1, calls_by_function={"g": 1}))
     inner = asking(tab, limits=Budget(on_limit="stop"))
     inner.facts += [replied(calls("g")), decided(0, "g")]
     assert isinstance(inner.account.decide(fold(inner.facts)), WithholdCalls)
@@ -416,11 +412,11 @@ def test_what_a_running_call_has_spent_is_known_before_it_is_recorded() -> None:
     """Requests under way count as expected, and as they were once their usage is known."""
     run = calling("f")
     tab = run.tab()
-    tab.charge(Consumption(iterations=1))
+    tab.charge(Usage(iterations=1))
     tab.expect("request", Usage(prompt_tokens=7))
-    assert run.account.unrecorded() == {0: Consumption(iterations=1, usage=Usage(prompt_tokens=7))}
-    tab.charge(Consumption(usage=Usage(prompt_tokens=9)), instead_of="request")
-    assert run.account.unrecorded() == {0: Consumption(iterations=1, usage=Usage(prompt_tokens=9))}
+    assert run.account.unrecorded() == {0: Usage(iterations=1, prompt_tokens=7)}
+    tab.charge(Usage(prompt_tokens=9), instead_of="request")
+    assert run.account.unrecorded() == {0: Usage(iterations=1, prompt_tokens=9)}
 
 
 @pytest.mark.parametrize("limits", [{"max_total_tokens": 10}, {"max_cost": 1.0}])
@@ -428,7 +424,7 @@ def test_only_the_outermost_run_asks_for_an_answer_beyond_tokens_and_cost(limits
     """A run inside ends without one request more, which each level would make, and says whose limit it was."""
     tab = calling("f", **limits).tab()
     inner = asking(tab, limits=Budget(max_total_tokens=10_000, max_cost=100.0))
-    tab.charge(Consumption(usage=Usage(prompt_tokens=10, cost=1.0)))
+    tab.charge(Usage(prompt_tokens=10, cost=1.0))
     action = inner.account.decide(fold(inner.facts))
     (limit,) = limits
     assert isinstance(action, Finish)

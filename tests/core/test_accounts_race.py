@@ -131,7 +131,7 @@ def test_runs_beside_each_other_never_take_more_than_is_left(
     assert limits.max_iterations is not None
     requests = sum(node.requests for node in nodes)
     starts = sum(node.starts for node in nodes)
-    ledger = root.state.ledger
+    ledger = root.state.usage
     assert (ledger.iterations, ledger.tool_calls) == (requests, starts)
     assert requests <= limits.max_iterations
     assert limits.max_tool_calls is None or starts <= limits.max_tool_calls

@@ -42,7 +42,13 @@ def steps(facts: Sequence[Fact]) -> list[tuple[State, Fact]]:
 
 def spent(state: State) -> str | None:
     """Name the limit that is used up in a state, of those that are checked before each request and batch."""
-    return spent_limit(state.rules.limits, state.ledger, state.at)
+    limits = state.rules.limits
+    in_row = {
+        "max_consecutive_errors": (limits.max_consecutive_errors, state.errors_in_row),
+        "max_repeated_denials": (limits.max_repeated_denials, state.denials_in_row),
+    }
+    reached = (name for name, (limit, count) in in_row.items() if limit is not None and count >= limit)
+    return spent_limit(limits, state.usage, state.at) or next(reached, None)
 
 
 @tried(120)
@@ -91,11 +97,9 @@ def test_a_ledger_outlives_its_process(plan: Plan) -> None:
     for facts, state in prefixes(finished(World(plan))):
         if isinstance(facts[-1], Paused | Ended):
             read = through_json(facts)
-            assert fold(read).ledger == state.ledger
-            resumed = fold([*read, Resumed(limits=UNLIMITED, at=state.at + 1e6)]).ledger
-            assert replace(resumed, errors_in_row=0, denials_in_row=0) == replace(
-                state.ledger, errors_in_row=0, denials_in_row=0
-            )
+            assert fold(read).usage == state.usage
+            resumed = fold([*read, Resumed(limits=UNLIMITED, at=state.at + 1e6)]).usage
+            assert resumed == state.usage
 
 
 def willing(plan: Plan) -> Plan:
@@ -128,11 +132,11 @@ def test_a_limited_run_goes_on_with_a_larger_budget(plan: Plan, unlimited: bool)
     if end.status != "limit_reached":
         return
     larger = UNLIMITED if unlimited else _larger(plan.rules.limits, fold(facts))
-    spent_before = fold(facts).ledger
+    spent_before = fold(facts).usage
     again = asyncio.run(world.finish(through_json([*facts, Resumed(limits=larger, at=world.time)])))
     assert isinstance(again[-1], Ended)
     assert again[-1].status == "answered"
-    assert fold(again).ledger.iterations > spent_before.iterations
+    assert fold(again).usage.iterations > spent_before.iterations
     done = [(fact.iteration, fact.call_id) for fact in again if isinstance(fact, CallFinished)]
     assert len(done) == len(set(done))
     assert world.problems == []
@@ -159,12 +163,12 @@ def test_the_model_is_told_what_is_really_left(plan: Plan, tell: bool | float) -
         if not isinstance(action, AskModel):
             continue
         left = action.left
-        assert left == remaining_limits(state.rules.limits, state.ledger, state.at)
+        assert left == remaining_limits(state.rules.limits, state.usage, state.at)
         assert all(0 <= item.left <= item.limit * (tell or 0) for item in left)
         told = {item.name: item.left for item in left}
         most = state.rules.limits.max_iterations
         if most is not None and tell is True:
-            assert told["max_iterations"] == max(most - state.ledger.iterations, 0)
+            assert told["max_iterations"] == max(most - state.usage.iterations, 0)
         assert tell is not False or left == ()
 
 

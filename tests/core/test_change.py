@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from planner_ext.core import facts, limits, state, values
-from planner_ext.core.limits import Ledger
 from planner_ext.core.state import Batch, Call, State
-from planner_ext.core.values import RequestedCall, updated
+from planner_ext.core.values import RequestedCall, Usage, updated
 
 CALL = Call(request=RequestedCall(id="c1", name="math-add", arguments="{}"))
 BATCH = Batch(iteration=0, message=None, text="", calls=(CALL,), undecided=1, unanswered=1)
@@ -20,7 +19,7 @@ BATCH = Batch(iteration=0, message=None, text="", calls=(CALL,), undecided=1, un
         (State(), {"goal": "g", "at": 2.0}),
         (CALL, {"answer": "3"}),
         (BATCH, {"text": "t"}),
-        (Ledger(), {"tool_calls": 1}),
+        (Usage(), {"tool_calls": 1}),
     ],
 )
 def test_a_copy_is_what_the_standard_librarys_would_be(value: Any, changes: dict[str, Any]) -> None:

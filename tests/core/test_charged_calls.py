@@ -1,13 +1,14 @@
 """What a call is charged: what it reports at its end, or else what it recorded before that."""
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 
 from planner_ext.core.facts import CallFinished, CallOutcome, CallsWithheld, Fact, ModelAsked, NestedCallStarted
 from planner_ext.core.fold import apply, fold
-from planner_ext.core.limits import Budget, Consumption, Ledger, Left
+from planner_ext.core.limits import Budget, Left
 from planner_ext.core.values import Usage
 from planner_ext.engine.document import dump_facts, load_facts
 from planner_ext.engine.journal import stopping_facts
@@ -26,7 +27,7 @@ def calling(*more: Fact) -> list[Fact]:
     return [run_started(), replied(calls("f")), decided(0), began(0), *more]
 
 
-def ended(spent: Consumption | None, outcome: CallOutcome = "ok") -> CallFinished:
+def ended(spent: Usage | None, outcome: CallOutcome = "ok") -> CallFinished:
     """The end of that call."""
     fact = finished(0, outcome=outcome, spent=spent)
     assert isinstance(fact, CallFinished)
@@ -35,10 +36,9 @@ def ended(spent: Consumption | None, outcome: CallOutcome = "ok") -> CallFinishe
 
 def test_a_call_is_charged_what_it_reports() -> None:
     """Whatever was recorded before: its end knows more. The time is measured by the run around."""
-    spent = Consumption(iterations=2, tool_calls=1, usage=USED)
-    ledger = fold(calling(*RECORDED, ended(spent))).ledger
-    assert (ledger.iterations, ledger.tool_calls) == (1 + 2, 1 + 1)
-    assert ledger.usage == USED + Usage(active_seconds=1.0)
+    spent = replace(USED, iterations=2, tool_calls=1)
+    ledger = fold(calling(*RECORDED, ended(spent))).usage
+    assert ledger == USED + Usage(iterations=1 + 2, tool_calls=1 + 1, active_seconds=1.0, calls_by_function={"f": 1})
 
 
 @pytest.mark.parametrize(
@@ -48,31 +48,31 @@ def test_a_call_is_charged_what_it_reports() -> None:
 )
 def test_a_call_that_does_not_report_is_charged_what_it_recorded(end: Fact) -> None:
     """Its requests, its functions by name, and the tokens that it had used by the newest record."""
-    ledger = fold(calling(*RECORDED, end)).ledger
-    assert (ledger.iterations, ledger.tool_calls) == (1 + 1, 1 + 1)
-    assert ledger.calls_by_function == {"f": 1, "g": 1}
-    assert ledger.usage == USED + Usage(active_seconds=1.0)
+    ledger = fold(calling(*RECORDED, end)).usage
+    counted = Usage(iterations=1 + 1, tool_calls=1 + 1, calls_by_function={"f": 1, "g": 1})
+    assert ledger == USED + counted + Usage(active_seconds=1.0)
 
 
 def test_the_newest_record_says_what_was_used_so_far() -> None:
     """Not what came to it since the record before."""
     later = ModelAsked(iteration=0, index=0, usage=USED + USED, at=0.0)
-    assert fold(calling(*RECORDED, later, ended(None))).ledger.usage == USED + USED + Usage(active_seconds=1.0)
+    counted = Usage(iterations=1 + 2, tool_calls=1 + 1, calls_by_function={"f": 1, "g": 1})
+    assert fold(calling(*RECORDED, later, ended(None))).usage == USED + USED + counted + Usage(active_seconds=1.0)
 
 
 def test_a_call_in_doubt_that_runs_again_is_charged_both_lives_and_one_start() -> None:
     """What the first life recorded stays spent, beside what the second one reports."""
-    facts = calling(*RECORDED, decided(0), began(0), ended(Consumption(iterations=1)))
-    ledger = fold(facts).ledger
-    assert (ledger.iterations, ledger.tool_calls, ledger.usage.total_tokens) == (1 + 1 + 1, 1 + 1, 42)
+    facts = calling(*RECORDED, decided(0), began(0), ended(Usage(iterations=1)))
+    ledger = fold(facts).usage
+    assert (ledger.iterations, ledger.tool_calls, ledger.total_tokens) == (1 + 1 + 1, 1 + 1, 42)
 
 
 def test_a_call_in_doubt_that_is_decided_twice_is_charged_once() -> None:
     """First it waits for a person, and then it is denied."""
     deferred = calling(*RECORDED, decided(0, verdict="defer"))
-    assert fold(deferred).ledger.iterations == 2
-    denied = fold([*deferred, decided(0, verdict="deny")]).ledger
-    assert (denied.iterations, denied.usage) == (2, fold(deferred).ledger.usage)
+    assert fold(deferred).usage.iterations == 2
+    denied = fold([*deferred, decided(0, verdict="deny")]).usage
+    assert denied == fold(deferred).usage
 
 
 def test_a_run_that_is_ended_with_a_call_under_way_keeps_the_charge() -> None:
@@ -80,12 +80,12 @@ def test_a_run_that_is_ended_with_a_call_under_way_keeps_the_charge() -> None:
     state = fold(calling(*RECORDED))
     for fact in stopping_facts(state, reason="enough", at=0.0):
         state = apply(state, fact)
-    assert (state.ledger.iterations, state.ledger.tool_calls) == (2, 2)
+    assert (state.usage.iterations, state.usage.tool_calls) == (2, 2)
 
 
 def test_what_was_spent_and_recorded_survives_json() -> None:
     """It is written and read again."""
-    facts = [*RECORDED, ended(Consumption(iterations=2, usage=USED))]
+    facts = [*RECORDED, ended(replace(USED, iterations=2))]
     assert list(load_facts(json.loads(json.dumps(dump_facts(facts))))) == facts
 
 
@@ -95,8 +95,8 @@ LIMITS = Budget(max_iterations=9, max_total_tokens=50, deadline=NOON, max_calls_
 
 def test_what_is_left_names_only_limits_that_are_set() -> None:
     """Less what was spent, also below 0; of a deadline the seconds."""
-    spent = Ledger(iterations=2, usage=Usage(prompt_tokens=60))
-    left = Left.of(LIMITS, spent + Consumption(calls_by_function={"f": 1}), NOON.timestamp() - 5)
+    spent = Usage(iterations=2, prompt_tokens=60)
+    left = Left.of(LIMITS, spent + Usage(calls_by_function={"f": 1}), NOON.timestamp() - 5)
     assert left.amounts == {"max_iterations": 7, "max_total_tokens": -10, "deadline": 5.0}
     assert left.starts == {"f": 1, "g": 1}
     assert Left.of(Budget(), spent, 0.0) == Left()

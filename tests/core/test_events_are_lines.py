@@ -34,8 +34,8 @@ def test_every_event_of_a_stream_is_a_line(kind: type) -> None:
 
 def test_a_line_has_what_was_said_and_nothing_else() -> None:
     """Times, defaults and what is no text or number are omitted."""
-    failed = RequestFailed(iteration=2, reason="lost", iterations=0, usage=Usage(prompt_tokens=1), at=5.0, seconds=6.0)
-    assert str(failed) == "RequestFailed iteration=2 reason='lost' iterations=0"
+    failed = RequestFailed(iteration=2, reason="lost", usage=Usage(prompt_tokens=1), at=5.0, seconds=6.0)
+    assert str(failed) == "RequestFailed iteration=2 reason='lost'"
 
 
 @pytest.mark.parametrize(("more", "whole"), [(0, True), (1, False)])

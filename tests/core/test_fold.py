@@ -8,7 +8,6 @@ import pytest
 from planner_ext.core.errors import IllegalTransitionError
 from planner_ext.core.facts import AnswerChecked, Fact, ModelAsked, NestedCallStarted
 from planner_ext.core.fold import apply, fold
-from planner_ext.core.limits import Consumption
 from planner_ext.core.state import TRANSITIONS, Phase, State
 from planner_ext.core.values import CallResult, EditedReply, Usage
 from support.core import (
@@ -116,8 +115,8 @@ def test_a_run_starts_with_its_plan_or_its_first_request() -> None:
 def test_the_plan_request_is_charged_as_the_rules_say(charge: bool, charged: int) -> None:
     """Its round trips count unless the rules leave it free; its time always does; its messages open the transcript."""
     state = fold([run_started(plan=True, charge_plan=charge), planned(iterations=2)])
-    assert state.ledger.iterations == charged
-    assert state.ledger.usage.active_seconds == 1.0
+    assert state.usage.iterations == charged
+    assert state.usage.active_seconds == 1.0
     assert state.transcript == (GOAL, "plan")
 
 
@@ -125,8 +124,7 @@ def test_a_reply_is_charged_what_it_reports() -> None:
     """Round trips, tokens and seconds of a reply are added to the ledger, and the next trip has the next number."""
     usage = Usage(prompt_tokens=3, completion_tokens=4, cost=0.5)
     state = fold([run_started(), replied(says("hello", iterations=3, usage=usage))])
-    assert state.ledger.iterations == 3
-    assert state.ledger.usage == replace(usage, active_seconds=1.0)
+    assert state.usage == replace(usage, iterations=3, active_seconds=1.0)
     assert state.iteration == 1
 
 
@@ -166,7 +164,7 @@ def test_a_reply_without_text_leaves_no_empty_message() -> None:
         (decided(0), (2, 1, 1)),
         (withheld(0), (2, 1, 2)),
         (finished(0, outcome="cancelled"), (2, 1, 2)),
-        (finished(0, spent=Consumption(iterations=3)), (3, 0, 1)),
+        (finished(0, spent=Usage(iterations=3)), (3, 0, 1)),
     ],
     ids=["runs again", "withheld", "cancelled", "reported"],
 )
@@ -176,7 +174,7 @@ def test_what_a_function_has_recorded_is_charged_if_it_does_not_report(fact: Fac
         ModelAsked(iteration=0, index=0, at=0.0),
         NestedCallStarted(iteration=0, index=0, function="g", at=0),
     )
-    ledger = fold((run_started(), replied(calls("f")), decided(0), began(0), asked, nested, asked, fact)).ledger
+    ledger = fold((run_started(), replied(calls("f")), decided(0), began(0), asked, nested, asked, fact)).usage
     assert (ledger.iterations - 1, ledger.calls_by_function.get("g", 0), ledger.tool_calls) == charged
 
 
@@ -190,10 +188,10 @@ def test_a_request_of_a_function_that_does_not_run_cannot_be_recorded() -> None:
 def test_a_plan_request_that_failed_is_charged_as_the_rules_say(charge: bool, charged: int) -> None:
     """Like one that was answered; a request of the loop is charged whatever they say."""
     lost = request_failed(iteration=-1, usage=Usage(prompt_tokens=7))
-    ledger = fold([run_started(plan=True, charge_plan=charge), lost]).ledger
-    assert (ledger.iterations, ledger.usage.prompt_tokens, ledger.usage.active_seconds) == (charged, 7, 1.0)
-    assert fold([run_started(charge_plan=charge), request_failed(2)]).ledger.iterations == 2
-    assert fold([run_started(charge_plan=False), request_failed(iteration=0)]).ledger.iterations == 1
+    ledger = fold([run_started(plan=True, charge_plan=charge), lost]).usage
+    assert (ledger.iterations, ledger.prompt_tokens, ledger.active_seconds) == (charged, 7, 1.0)
+    assert fold([run_started(charge_plan=charge), request_failed(2)]).usage.iterations == 2
+    assert fold([run_started(charge_plan=False), request_failed(iteration=0)]).usage.iterations == 1
 
 
 def test_a_reply_is_judged_by_itself() -> None:
@@ -214,14 +212,14 @@ def test_a_clarifier_is_charged_whether_or_not_it_answered() -> None:
     for answer, clarifications in (("Oslo", 1), (None, 0)):
         facts = [run_started(), replied(says("where?")), clarified(answer, None, **spent)]
         state = fold(facts)
-        assert (state.ledger.iterations, state.ledger.usage.prompt_tokens) == (3, 5)
+        assert (state.usage.iterations, state.usage.prompt_tokens) == (3, 5)
         assert state.clarifications == clarifications
 
 
 def test_the_active_time_before_a_pause_and_a_new_budget_is_charged() -> None:
     """One second each, in addition to the reply's."""
-    paused = fold(SAMPLES[Phase.PAUSED]).ledger.usage.active_seconds
-    changed = fold([run_started(), replied(says("hm")), budget_changed()]).ledger.usage.active_seconds
+    paused = fold(SAMPLES[Phase.PAUSED]).usage.active_seconds
+    changed = fold([run_started(), replied(says("hm")), budget_changed()]).usage.active_seconds
     assert (paused, changed) == (2.0, 2.0)
 
 
@@ -244,7 +242,7 @@ def inside(state: State) -> list[tuple[str, ...]]:
 
 def test_a_result_says_what_ran_inside_its_call() -> None:
     """What its function started, and what came with the runs inside it; a call without either says nothing."""
-    spent = Consumption(tool_calls=1, calls_by_function={"g": 1})
+    spent = Usage(tool_calls=1, calls_by_function={"g": 1})
     ended = finished(0, spent=spent, brought=("web-fetch",))
     state = fold([*BATCH, decided(0), decided(1, "g"), began(0), began(1, "g"), ended, finished(1, "g")])
     assert inside(state) == [("g", "web-fetch"), ()]

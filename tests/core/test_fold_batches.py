@@ -45,18 +45,18 @@ def test_the_results_enter_in_call_order_whatever_ended_first() -> None:
 def test_started_functions_are_counted_once_each() -> None:
     """The ledger counts starts: in all, by function, and by function with arguments where repeats are limited."""
     facts = [run_started(limits=Budget(max_repeated_calls=2)), *CALLED[1:], began(0), finished(0, outcome="failed")]
-    ledger = fold(facts).ledger
-    assert ledger.tool_calls == 1
-    assert ledger.calls_by_function == {"f": 1}
-    assert ledger.calls_by_digest == {"digest of f": 1}
+    state = fold(facts)
+    assert state.usage.tool_calls == 1
+    assert state.usage.calls_by_function == {"f": 1}
+    assert state.calls_by_digest == {"digest of f": 1}
 
 
 def test_a_call_in_doubt_that_runs_again_is_charged_once() -> None:
     """However often its process died, it is one call; where it is answered instead, it stays charged as started."""
-    again = fold([*CALLED, began(0), decided(0), began(0), finished(0)]).ledger
-    answered = fold([*CALLED, began(0), decided(0, verdict="answer")]).ledger
-    for ledger in (again, answered):
-        assert (ledger.tool_calls, ledger.calls_by_function, ledger.calls_by_digest) == (
+    again = fold([*CALLED, began(0), decided(0), began(0), finished(0)])
+    answered = fold([*CALLED, began(0), decided(0, verdict="answer")])
+    for state in (again, answered):
+        assert (state.usage.tool_calls, state.usage.calls_by_function, state.calls_by_digest) == (
             1,
             {"f": 1},
             {"digest of f": 1},
@@ -67,7 +67,7 @@ def test_repeats_are_counted_before_they_are_limited() -> None:
     """What was spent stays spent: a repeat limit set on resume counts the calls that were made before it."""
     facts = [*CALLED, began(0), finished(0), withheld(1), completed(), ended()]
     state = fold([*facts, Resumed(limits=Budget(max_repeated_calls=1), at=0.0)])
-    assert state.ledger.calls_by_digest == {"digest of f": 1}
+    assert state.calls_by_digest == {"digest of f": 1}
 
 
 @pytest.mark.parametrize("name", ["unknown", "bad"])
@@ -77,14 +77,14 @@ def test_a_batch_of_answered_calls_settles_in_review(name: str) -> None:
     assert state.phase is Phase.COMPLETING
     assert as_type(CallResult, state.transcript[-1]).text == f"answer to {name}"
     assert not state.called
-    assert state.ledger.errors_in_row == 1
-    assert state.ledger.tool_calls == 0
+    assert state.errors_in_row == 1
+    assert state.usage.tool_calls == 0
 
 
 def test_one_error_makes_a_batch_an_error_and_one_start_a_batch_that_called() -> None:
     """Of a mixed batch each counts: that a function was called, and that something in it failed."""
     mixed = [run_started(), replied(calls("f", "unknown")), decided(0), decided(1, "unknown"), began(0), finished(0)]
-    assert fold(mixed).ledger.errors_in_row == 1
+    assert fold(mixed).errors_in_row == 1
     assert fold(mixed).called
 
 
@@ -100,17 +100,17 @@ def test_a_clean_batch_resets_the_errors_in_a_row() -> None:
             finished(0, outcome=outcome, iteration=trip),
             completed(trip),
         ]
-    assert fold([run_started(), *trips[:5]]).ledger.errors_in_row == 1
-    assert fold([run_started(), *trips[:10]]).ledger.errors_in_row == 2
-    assert fold([run_started(), *trips]).ledger.errors_in_row == 0
+    assert fold([run_started(), *trips[:5]]).errors_in_row == 1
+    assert fold([run_started(), *trips[:10]]).errors_in_row == 2
+    assert fold([run_started(), *trips]).errors_in_row == 0
 
 
 def test_only_a_batch_that_was_denied_whole_counts_as_a_denial() -> None:
     """Denials in a row are batches in which nothing was let through."""
     whole = [*BATCH, decided(0, verdict="deny"), decided(1, "g", "deny")]
     part = [*BATCH, decided(0, verdict="deny"), decided(1, "g"), began(1, "g"), finished(1, "g")]
-    assert fold(whole).ledger.denials_in_row == 1
-    assert fold(part).ledger.denials_in_row == 0
+    assert fold(whole).denials_in_row == 1
+    assert fold(part).denials_in_row == 0
 
 
 def test_a_deferred_call_is_decided_a_second_time() -> None:

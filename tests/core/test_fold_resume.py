@@ -1,7 +1,5 @@
 """A run in the fold that goes on: after an iteration, a pause, a stop or its end."""
 
-from dataclasses import replace
-
 import pytest
 
 from planner_ext.core.facts import Fact, Resumed
@@ -82,7 +80,7 @@ def test_a_resumed_pause_keeps_what_was_spent_and_decided() -> None:
     limits = Budget(max_iterations=9)
     state = apply(paused, Resumed(limits=limits, at=1.0))
     assert state.rules.limits == limits
-    assert (state.ledger, state.batch, state.transcript) == (paused.ledger, paused.batch, paused.transcript)
+    assert (state.usage, state.batch, state.transcript) == (paused.usage, paused.batch, paused.transcript)
 
 
 def test_a_pause_does_not_forget_a_limit_that_was_reached() -> None:
@@ -98,7 +96,7 @@ def test_resuming_an_ended_run_starts_its_counts_in_a_row_again() -> None:
     facts = [run_started(), replied(calls("unknown")), decided(0, "unknown"), completed(), ended()]
     before, state = fold(facts), fold([*facts, RESUMED])
     assert (state.phase, state.ended, state.rounds) == (Phase.ASKING, None, 0)
-    assert state.ledger == replace(before.ledger, errors_in_row=0, denials_in_row=0)
+    assert state.usage == before.usage
 
 
 def test_resuming_forgets_the_wish_to_stop() -> None:
@@ -216,10 +214,10 @@ def test_what_counts_in_a_row_starts_again_with_a_resumed_run() -> None:
     """Errors and denials of the run before do not end it at once."""
     failed = [run_started(), replied(calls("bad")), decided(0, "bad"), completed()]
     denied = [run_started(), replied(calls("f")), decided(0, verdict="deny"), completed()]
-    assert (fold(failed).ledger.errors_in_row, fold(denied).ledger.denials_in_row) == (1, 1)
+    assert (fold(failed).errors_in_row, fold(denied).denials_in_row) == (1, 1)
     for facts in (failed, denied):
-        ledger = fold([*facts, ended(), RESUMED]).ledger
-        assert (ledger.errors_in_row, ledger.denials_in_row) == (0, 0)
+        resumed = fold([*facts, ended(), RESUMED])
+        assert (resumed.errors_in_row, resumed.denials_in_row) == (0, 0)
 
 
 def test_a_run_that_ended_before_its_plan_plans_when_it_is_resumed() -> None:
@@ -237,4 +235,4 @@ def test_a_run_that_ends_again_before_its_next_reply_keeps_what_it_had() -> None
 
 def test_the_end_charges_what_it_says() -> None:
     """The time since the last fact."""
-    assert fold([run_started(), ended()]).ledger.usage.active_seconds == 1.0
+    assert fold([run_started(), ended()]).usage.active_seconds == 1.0

@@ -8,15 +8,7 @@ from typing import Any
 import pytest
 
 from planner_ext.core.errors import InvalidLimitError, PlannerExtError
-from planner_ext.core.limits import (
-    Budget,
-    Consumption,
-    Ledger,
-    is_positive_number,
-    remaining_limits,
-    spent_limit,
-    tightest,
-)
+from planner_ext.core.limits import Budget, is_positive_number, remaining_limits, spent_limit, tightest
 from planner_ext.core.values import Usage
 
 COUNTS = [
@@ -132,20 +124,18 @@ def test_limits_refuse_by_an_error_of_this_package() -> None:
     assert not issubclass(InvalidLimitError, ValueError)
 
 
-SPENT: dict[str, tuple[Budget, Ledger, Ledger]] = {
+SPENT: dict[str, tuple[Budget, Usage, Usage]] = {
     "max_total_tokens": (
         Budget(max_total_tokens=10),
-        Ledger(usage=Usage(prompt_tokens=5, completion_tokens=4)),
-        Ledger(usage=Usage(prompt_tokens=5, completion_tokens=5)),
+        Usage(prompt_tokens=5, completion_tokens=4),
+        Usage(prompt_tokens=5, completion_tokens=5),
     ),
-    "max_cost": (Budget(max_cost=0.5), Ledger(usage=Usage(cost=0.49)), Ledger(usage=Usage(cost=0.5))),
+    "max_cost": (Budget(max_cost=0.5), Usage(cost=0.49), Usage(cost=0.5)),
     "max_active_seconds": (
         Budget(max_active_seconds=2),
-        Ledger(usage=Usage(active_seconds=1.9)),
-        Ledger(usage=Usage(active_seconds=2.0)),
+        Usage(active_seconds=1.9),
+        Usage(active_seconds=2.0),
     ),
-    "max_consecutive_errors": (Budget(max_consecutive_errors=2), Ledger(errors_in_row=1), Ledger(errors_in_row=2)),
-    "max_repeated_denials": (Budget(max_repeated_denials=2), Ledger(denials_in_row=1), Ledger(denials_in_row=2)),
 }
 
 
@@ -160,19 +150,19 @@ def test_a_limit_is_spent_when_it_is_reached(name: str) -> None:
 def test_a_deadline_is_spent_from_its_moment_on() -> None:
     """A deadline is compared with the time of the newest fact."""
     limits = Budget(deadline=NOON)
-    assert spent_limit(limits, Ledger(), NOON.timestamp() - 1) is None
-    assert spent_limit(limits, Ledger(), NOON.timestamp()) == "deadline"
+    assert spent_limit(limits, Usage(), NOON.timestamp() - 1) is None
+    assert spent_limit(limits, Usage(), NOON.timestamp()) == "deadline"
 
 
 def test_a_deadline_means_its_moment_in_any_time_zone() -> None:
     """The same moment, written in another time zone, is the same deadline."""
     far = datetime.fromisoformat("2030-01-01T22:00:00+10:00")
-    assert spent_limit(Budget(deadline=far), Ledger(), NOON.timestamp()) == "deadline"
+    assert spent_limit(Budget(deadline=far), Usage(), NOON.timestamp()) == "deadline"
 
 
 def test_an_unknown_price_costs_nothing_yet() -> None:
     """Where no cost was reported, the cost limit is not reached."""
-    assert spent_limit(Budget(max_cost=0.01), Ledger(usage=Usage(prompt_tokens=10**9)), 0.0) is None
+    assert spent_limit(Budget(max_cost=0.01), Usage(prompt_tokens=10**9), 0.0) is None
 
 
 def test_the_first_of_several_spent_limits_is_named() -> None:
@@ -184,8 +174,7 @@ def test_the_first_of_several_spent_limits_is_named() -> None:
         if field.name in SPENT and getattr(limits, field.name) is not None
     }
     usage = Usage(prompt_tokens=99, cost=99.0, active_seconds=99.0)
-    ledger = Ledger(usage=usage, errors_in_row=9, denials_in_row=9)
-    assert spent_limit(Budget(**everything), ledger, 0.0) == "max_total_tokens"
+    assert spent_limit(Budget(**everything), usage, 0.0) == "max_total_tokens"
 
 
 def test_usage_adds_up_and_keeps_an_unknown_cost_unknown() -> None:
@@ -231,7 +220,7 @@ ALL = Budget(
     deadline=NOON,
     tell_budget=True,
 )
-USED = Ledger(iterations=4, tool_calls=5, usage=Usage(prompt_tokens=900, cost=1.5, active_seconds=30.0))
+USED = Usage(iterations=4, tool_calls=5, prompt_tokens=900, cost=1.5, active_seconds=30.0)
 
 
 def test_the_model_is_told_what_is_left_of_each_limit() -> None:
@@ -251,7 +240,7 @@ def test_the_model_is_told_what_is_left_of_each_limit() -> None:
 
 def test_nothing_told_is_below_zero() -> None:
     """What in-flight requests took beyond a limit, and a deadline that has passed, is 0 left."""
-    over = Ledger(iterations=11, usage=Usage(prompt_tokens=2000, active_seconds=1.0))
+    over = Usage(iterations=11, prompt_tokens=2000, active_seconds=1.0)
     told = remaining_limits(ALL, over, NOON.timestamp() + 60)
     left = {item.name: (item.left, item.limit) for item in told}
     assert (left["max_iterations"], left["max_total_tokens"], left["deadline"]) == ((0, 10), (0, 1000), (0.0, 1.0))
@@ -260,7 +249,7 @@ def test_nothing_told_is_below_zero() -> None:
 def test_a_limit_is_told_once_its_share_is_reached() -> None:
     """A share of one half mentions what is half used up exactly, and nothing before."""
     half = Budget(max_iterations=10, max_tool_calls=10, tell_budget=0.5)
-    told = remaining_limits(half, Ledger(iterations=5, tool_calls=4), 0.0)
+    told = remaining_limits(half, Usage(iterations=5, tool_calls=4), 0.0)
     assert [item.name for item in told] == ["max_iterations"]
 
 
@@ -296,6 +285,6 @@ def test_of_two_budgets_the_tighter_limit_holds() -> None:
 
 def test_what_was_taken_back_is_gone() -> None:
     """A consumption less itself is none: no function is left with a count of 0."""
-    spent = Consumption(iterations=2, tool_calls=3, usage=Usage(prompt_tokens=4), calls_by_function={"f": 2, "g": 1})
-    assert spent - spent == Consumption()
-    assert (spent - Consumption(calls_by_function={"f": 1})).calls_by_function == {"f": 1, "g": 1}
+    spent = Usage(iterations=2, tool_calls=3, prompt_tokens=4, calls_by_function={"f": 2, "g": 1})
+    assert spent - spent == Usage()
+    assert (spent - Usage(calls_by_function={"f": 1})).calls_by_function == {"f": 1, "g": 1}

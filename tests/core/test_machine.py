@@ -70,7 +70,7 @@ def test_the_plan_is_asked_for_once_before_the_first_trip() -> None:
     play = Play(says("done"), plan=True).go()
     assert [type(action) for action in play.actions] == [AskPlan, AskModel, Finish]
     assert play.requests[0].iteration == 0
-    assert play.state.ledger.iterations == 2
+    assert play.state.usage.iterations == 2
 
 
 def test_no_plan_request_unless_two_charged_trips_remain() -> None:
@@ -101,7 +101,7 @@ def test_the_last_trip_is_reserved_for_an_answer(limit: int) -> None:
     assert [request.offer for request in play.requests] == [True] * (limit - 1) + [False]
     assert play.requests[-1].withheld == "max_iterations"
     assert (play.end.status, play.end.limit, play.end.answer) == ("limit_reached", "max_iterations", "forced")
-    assert play.state.ledger.iterations == limit
+    assert play.state.usage.iterations == limit
 
 
 def test_an_answer_before_the_last_trip_is_no_limit() -> None:
@@ -124,7 +124,7 @@ def test_without_a_forced_answer_the_last_calls_are_answered_not_executed(on_lim
     assert [request.offer for request in play.requests] == [True, True]
     assert play.results == ["result of f", "Not executed: The limit max_iterations=2 was reached."]
     assert (play.end.status, play.end.limit, play.end.answer) == ("limit_reached", "max_iterations", "")
-    assert play.state.ledger.tool_calls == 1
+    assert play.state.usage.tool_calls == 1
     assert violations(play.state.transcript) == []
 
 
@@ -158,8 +158,8 @@ def test_a_service_that_overcharges_with_calls_ends_the_run(on_limit: Any) -> No
     """A foreign service that spends more than is left gets no function run and no further request."""
     play = Play(calls("f", iterations=9), limits=Budget(max_iterations=3, on_limit=on_limit)).go()
     assert (play.end.status, play.end.limit) == ("limit_reached", "max_iterations")
-    assert play.state.ledger.iterations == 9
-    assert play.state.ledger.tool_calls == 0
+    assert play.state.usage.iterations == 9
+    assert play.state.usage.tool_calls == 0
     assert violations(play.state.transcript) == []
 
 

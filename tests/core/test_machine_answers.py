@@ -82,7 +82,7 @@ def test_a_final_answer_beside_other_calls_is_taken() -> None:
     read = ["Not executed", "answer to final", "answer to unknown", "Not executed"]
     assert [text.split(":")[0] for text in play.results] == read
     assert (play.end.status, play.end.answer, len(play.requests)) == ("answered", "42", 1)
-    assert play.state.ledger.tool_calls == 0
+    assert play.state.usage.tool_calls == 0
     assert violations(play.state.transcript) == []
 
 
@@ -93,7 +93,7 @@ def test_a_reply_cut_short_is_no_answer(turn: Any, reason: str) -> None:
     play = Play(replace(turn, finish_reason=reason)).go()
     assert (play.end.status, play.end.answer) == ("incomplete", "")
     assert reason in play.end.reason
-    assert play.state.ledger.tool_calls == 0
+    assert play.state.usage.tool_calls == 0
     assert violations(play.state.transcript) == []
 
 
@@ -108,7 +108,7 @@ def test_calls_to_a_request_without_functions_are_not_run() -> None:
     stubborn = calls("f", text="anyway", stubborn=True)
     play = Play(calls("f"), limits=Budget(max_iterations=2)).go(stubborn)
     assert (play.end.status, play.end.answer) == ("limit_reached", "anyway")
-    assert play.state.ledger.tool_calls == 1
+    assert play.state.usage.tool_calls == 1
     assert violations(play.state.transcript) == []
 
 

@@ -56,7 +56,7 @@ def test_a_denied_call_can_send_its_batch_back(names: tuple[str, ...]) -> None:
     play = Play(calls(*names), says("x"), verdicts={"f": "deny"}, on_denial="return_calls").go()
     assert play.end.returned
     assert (play.end.status, play.end.limit) == ("stopped", None)
-    assert play.state.ledger.tool_calls == 0
+    assert play.state.usage.tool_calls == 0
     assert len(play.requests) == 1
 
 
@@ -65,14 +65,14 @@ def test_a_call_of_the_callers_own_function_goes_back() -> None:
     play = Play(calls("f", "mine")).go()
     assert play.end.returned
     assert (play.end.status, play.end.limit) == ("stopped", None)
-    assert play.state.ledger.tool_calls == 0
+    assert play.state.usage.tool_calls == 0
 
 
 def test_a_deferred_call_holds_its_batch() -> None:
     """Under ``hold_all`` nothing of a batch runs while one of its calls waits; then all of it runs together."""
     play = Play(calls("f", "g"), verdicts={"g": "defer"}).go()
     assert isinstance(play.actions[-1], Pause)
-    assert play.state.ledger.tool_calls == 0
+    assert play.state.usage.tool_calls == 0
     play.add(RESUMED, decided(1, "g")).go(says("done"))
     assert RunCalls(iteration=0, indexes=(0, 1)) in play.actions
     assert play.end.status == "answered"
@@ -84,7 +84,7 @@ def test_safe_calls_can_run_before_the_pause() -> None:
     assert play.actions[-2:] == [RunCalls(iteration=0, indexes=(0,)), Pause()]
     play.add(RESUMED, decided(1, "g")).go(says("done"))
     assert play.results == ["result of f", "result of g"]
-    assert play.state.ledger.tool_calls == 2
+    assert play.state.usage.tool_calls == 2
 
 
 def test_a_partly_decided_batch_pauses_again() -> None:
@@ -128,11 +128,11 @@ def test_a_run_that_a_fault_interrupted_goes_on(phase: Phase) -> None:
 def test_a_limited_run_goes_on_with_a_larger_budget(on_limit: Any) -> None:
     """Resumed with more trips, a run goes on where it ended; what was spent counts, the forced answer is gone."""
     play = Play(*LOOP, limits=Budget(max_iterations=2, on_limit=on_limit)).go()
-    spent = play.state.ledger.iterations
+    spent = play.state.usage.iterations
     play.turns = [calls("g"), says("done")]
     play.add(Resumed(limits=Budget(max_iterations=9, on_limit=on_limit), at=0.0)).go()
     assert (play.end.status, play.end.answer) == ("answered", "done")
-    assert play.state.ledger.iterations == spent + 2
+    assert play.state.usage.iterations == spent + 2
     assert all(entry != {"role": "assistant", "text": "forced", "calls": []} for entry in play.state.transcript)
     assert violations(play.state.transcript) == []
 
@@ -167,7 +167,7 @@ def test_nothing_finished_runs_again_on_resume() -> None:
     assert play.end.returned
     play.verdicts = {}
     play.add(Resumed(limits=Budget(), at=0.0)).go(says("done"))
-    assert play.state.ledger.calls_by_function == {"f": 1, "g": 1}
+    assert play.state.usage.calls_by_function == {"f": 1, "g": 1}
 
 
 @pytest.mark.parametrize("steps", range(4))
@@ -176,7 +176,7 @@ def test_a_stopped_run_answers_its_calls_and_asks_no_more(steps: int) -> None:
     play = Play(calls("f", "g"), verdicts={"g": "deny"}).go(steps=steps).add(stop("enough")).go(says("x"))
     assert (play.end.status, play.end.reason) == ("stopped", "enough")
     assert len(play.requests) == min(steps, 1)
-    assert play.state.ledger.tool_calls == (1 if steps == 3 else 0)
+    assert play.state.usage.tool_calls == (1 if steps == 3 else 0)
     assert violations(play.state.transcript) == []
 
 

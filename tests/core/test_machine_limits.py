@@ -41,7 +41,7 @@ def test_a_batch_over_the_call_limit(policy: Any, results: list[str]) -> None:
     limits = Budget(max_tool_calls=2, batch_over_limit=policy)
     play = Play(calls("f", "g", "h"), calls("f"), limits=limits).go()
     assert ["ran" if text.startswith("result") else "not" for text in play.results] == results
-    assert play.state.ledger.tool_calls == results.count("ran")
+    assert play.state.usage.tool_calls == results.count("ran")
     assert play.requests[-1] == AskModel(iteration=1, offer=False, tool_choice=None, withheld="max_tool_calls")
     assert (play.end.status, play.end.limit, play.end.answer) == ("limit_reached", "max_tool_calls", "forced")
     assert violations(play.state.transcript) == []
@@ -50,7 +50,7 @@ def test_a_batch_over_the_call_limit(policy: Any, results: list[str]) -> None:
 def test_the_call_limit_counts_batches_as_they_are() -> None:
     """Two batches of two fill a limit of four; the fifth call is one too many."""
     play = Play(calls("f", "g"), calls("f", "g"), calls("f"), limits=Budget(max_tool_calls=4)).go(says("x"))
-    assert play.state.ledger.tool_calls == 4
+    assert play.state.usage.tool_calls == 4
     assert [request.offer for request in play.requests] == [True, True, True, False]
 
 
@@ -58,7 +58,7 @@ def test_calls_that_do_not_run_are_free() -> None:
     """Denied, unknown, invalid and final-answer calls do not count as tool calls."""
     play = Play(calls("f", "unknown", "bad"), says("done"), verdicts={"f": "deny"}, limits=Budget(max_tool_calls=0))
     assert play.go().end.status == "answered"
-    assert play.state.ledger.tool_calls == 0
+    assert play.state.usage.tool_calls == 0
 
 
 @pytest.mark.parametrize("on_limit", ["stop", "raise"])
@@ -77,7 +77,7 @@ def test_another_limit_returns_the_whole_batch(policy: Any) -> None:
     limits = Budget(max_tool_calls=1, on_limit="return_calls", batch_over_limit=policy)
     play = Play(calls("f", "g"), limits=limits).go()
     assert play.end.returned
-    assert play.state.ledger.tool_calls == 0
+    assert play.state.usage.tool_calls == 0
 
 
 def test_a_function_has_its_own_limit() -> None:
@@ -85,7 +85,7 @@ def test_a_function_has_its_own_limit() -> None:
     limits = Budget(max_calls_per_function={"f": 1})
     play = Play(calls("f", "f", "g"), limits=limits).go(says("sorry"))
     assert [text.split(":")[0] for text in play.results] == ["result of f", "Not executed", "result of g"]
-    assert play.state.ledger.calls_by_function == {"f": 1, "g": 1}
+    assert play.state.usage.calls_by_function == {"f": 1, "g": 1}
     assert (play.end.status, play.end.limit, play.end.answer) == ("limit_reached", "max_calls_per_function", "sorry")
 
 
@@ -93,14 +93,14 @@ def test_a_function_is_limited_by_the_name_it_was_resolved_to() -> None:
     """What counts is the function that would run, whatever name the model used for it."""
     play = Play(calls("f"), limits=Budget(max_calls_per_function={"plugin-f": 0})).go(steps=1)
     play.add(replace(decided(0), function="plugin-f")).go(says("sorry"))
-    assert play.state.ledger.tool_calls == 0
+    assert play.state.usage.tool_calls == 0
     assert play.end.limit == "max_calls_per_function"
 
 
 def test_the_same_call_may_be_repeated_so_often() -> None:
     """``max_repeated_calls=2`` lets the same call run twice, wherever; another call is not the same."""
     play = Play(calls("f", "g"), calls("f"), calls("f"), limits=Budget(max_repeated_calls=2)).go(says("sorry"))
-    assert play.state.ledger.calls_by_function == {"f": 2, "g": 1}
+    assert play.state.usage.calls_by_function == {"f": 2, "g": 1}
     assert play.end.limit == "max_repeated_calls"
     twice = Play(calls("f", "f", "f"), limits=Budget(max_repeated_calls=2)).go(says("sorry"))
     assert [text.split(":")[0] for text in twice.results] == ["result of f", "result of f", "Not executed"]
@@ -140,7 +140,7 @@ def test_a_spent_limit_is_checked_before_a_batch() -> None:
 def test_a_spent_limit_is_checked_before_a_request() -> None:
     """What a batch spent is seen before the next request, which a limit on time leaves none of."""
     play = Play(calls("f"), limits=Budget(max_active_seconds=2)).go(says("sorry"))
-    assert play.state.ledger.tool_calls == 1
+    assert play.state.usage.tool_calls == 1
     assert [request.withheld for request in play.requests] == [None]
     assert (play.end.status, play.end.limit, play.end.answer) == ("limit_reached", "max_active_seconds", "")
 
@@ -161,7 +161,7 @@ def test_a_call_limit_that_is_passed_already_leaves_no_call() -> None:
     play.add(Resumed(limits=lower, at=0.0), clarified(index=2, iteration=1)).go(says("sorry"))
     assert [fact.indexes for fact in play.facts if isinstance(fact, CallsWithheld)] == [(0, 1)]
     assert play.results[3:5] == ["Not executed: The limit max_tool_calls=2 was reached."] * 2
-    assert play.state.ledger.tool_calls == 3
+    assert play.state.usage.tool_calls == 3
 
 
 def test_a_budget_that_grows_while_a_run_is_driven_lets_it_continue() -> None:
@@ -170,7 +170,7 @@ def test_a_budget_that_grows_while_a_run_is_driven_lets_it_continue() -> None:
     assert play.state.limit == "max_tool_calls"
     play.add(budget_changed(Budget(max_tool_calls=1, max_iterations=3), by="ann")).go(calls("f"), says("done"))
     assert [request.offer for request in play.requests] == [True, True, False]
-    assert (play.end.status, play.state.ledger.tool_calls, play.state.ledger.iterations) == ("limit_reached", 1, 3)
+    assert (play.end.status, play.state.usage.tool_calls, play.state.usage.iterations) == ("limit_reached", 1, 3)
 
 
 def test_a_budget_that_shrinks_while_a_run_is_driven_ends_it() -> None:

@@ -88,7 +88,7 @@ def test_functions_started_never_exceed_their_limits(plan: Plan) -> None:
     assert allowed.max_tool_calls is None or world.begun.total() <= allowed.max_tool_calls
     assert all(world.begun[name] <= count for name, count in allowed.max_calls_per_function.items())
     if allowed.max_repeated_calls is not None:
-        assert all(count <= allowed.max_repeated_calls for count in fold(facts).ledger.calls_by_digest.values())
+        assert all(count <= allowed.max_repeated_calls for count in fold(facts).calls_by_digest.values())
     assert starts(facts) == world.begun
 
 
@@ -122,12 +122,12 @@ def test_the_ledger_is_what_the_facts_say(plan: Plan) -> None:
     """After every fact: trips are the sum of those reported, tool calls the starts, tokens and cost those used."""
     world = World(plan)
     for facts, state in prefixes(finished(world)):
-        assert state.ledger.iterations == charged(facts, world.plan.rules)
-        assert state.ledger.tool_calls == starts(facts).total()
-        assert Counter(state.ledger.calls_by_function) == starts(facts)
+        assert state.usage.iterations == charged(facts, world.plan.rules)
+        assert state.usage.tool_calls == starts(facts).total()
+        assert Counter(state.usage.calls_by_function) == starts(facts)
         replies = [fact for fact in facts if isinstance(fact, ModelReplied | Clarified)]
-        assert state.ledger.usage.total_tokens == sum(reply.usage.total_tokens for reply in replies)
-        assert (state.ledger.usage.cost or 0.0) == sum(reply.usage.cost or 0.0 for reply in replies)
+        assert state.usage.total_tokens == sum(reply.usage.total_tokens for reply in replies)
+        assert (state.usage.cost or 0.0) == sum(reply.usage.cost or 0.0 for reply in replies)
 
 
 @tried(40)
@@ -192,8 +192,8 @@ def _withheld_by(name: str) -> Callable[[State, Sequence[Fact]], bool]:
 def _iterations(state: State, facts: Sequence[Fact]) -> bool:
     """Every trip is spent; a service that reports less than one for a request has still made it."""
     allowed = state.rules.limits.max_iterations
-    silent = sum(fact.iterations < 1 for fact in facts if isinstance(fact, ModelReplied))
-    return allowed is not None and state.ledger.iterations + silent >= allowed
+    silent = sum(fact.usage.iterations < 1 for fact in facts if isinstance(fact, ModelReplied))
+    return allowed is not None and state.usage.iterations + silent >= allowed
 
 
 REACHED: dict[str, Callable[[State, Sequence[Fact]], bool]] = {
@@ -201,12 +201,12 @@ REACHED: dict[str, Callable[[State, Sequence[Fact]], bool]] = {
     "max_tool_calls": _withheld_by("max_tool_calls"),
     "max_calls_per_function": _withheld_by("max_calls_per_function"),
     "max_repeated_calls": _withheld_by("max_repeated_calls"),
-    "max_total_tokens": lambda s, _: s.ledger.usage.total_tokens >= (s.rules.limits.max_total_tokens or 1e9),
-    "max_cost": lambda s, _: (s.ledger.usage.cost or 0) >= (s.rules.limits.max_cost or 1e9),
-    "max_active_seconds": lambda s, _: s.ledger.usage.active_seconds >= (s.rules.limits.max_active_seconds or 1e9),
+    "max_total_tokens": lambda s, _: s.usage.total_tokens >= (s.rules.limits.max_total_tokens or 1e9),
+    "max_cost": lambda s, _: (s.usage.cost or 0) >= (s.rules.limits.max_cost or 1e9),
+    "max_active_seconds": lambda s, _: s.usage.active_seconds >= (s.rules.limits.max_active_seconds or 1e9),
     "deadline": lambda s, _: s.rules.limits.deadline is not None and s.at >= s.rules.limits.deadline.timestamp(),
-    "max_consecutive_errors": lambda s, _: s.ledger.errors_in_row >= (s.rules.limits.max_consecutive_errors or 99),
-    "max_repeated_denials": lambda s, _: s.ledger.denials_in_row >= (s.rules.limits.max_repeated_denials or 99),
+    "max_consecutive_errors": lambda s, _: s.errors_in_row >= (s.rules.limits.max_consecutive_errors or 99),
+    "max_repeated_denials": lambda s, _: s.denials_in_row >= (s.rules.limits.max_repeated_denials or 99),
     "maximum_use_attempts": lambda s, _: s.rounds >= (s.rules.use_attempts or 99),
 }
 
@@ -222,7 +222,7 @@ def test_a_run_can_be_ended_after_every_fact(plan: Plan) -> None:
         assert after.batch is None
         assert violations(after.transcript) == []
         begun = sum(isinstance(fact, CallStarted) for fact in head)
-        assert after.ledger.tool_calls == begun
+        assert after.usage.tool_calls == begun
 
 
 @tried(50)

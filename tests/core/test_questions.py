@@ -54,7 +54,7 @@ def test_a_question_is_put_to_the_clarifier_before_its_batch_runs() -> None:
 def test_safe_calls_run_before_a_question_where_that_is_wanted() -> None:
     """Under ``run_safe_first`` the other calls do not wait for it."""
     play = Play(calls("f", "ask"), on_deferred="run_safe_first").go()
-    assert (play.state.phase, play.state.ledger.tool_calls, only_asks(play.state)) == (Phase.PAUSED, 1, True)
+    assert (play.state.phase, play.state.usage.tool_calls, only_asks(play.state)) == (Phase.PAUSED, 1, True)
 
 
 def test_a_call_that_waits_beside_a_question_makes_it_a_pause() -> None:

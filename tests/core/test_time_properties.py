@@ -95,7 +95,7 @@ def test_no_run_passes_its_time(plan: Plan, drawn: Budget, durations: tuple[floa
     assert isinstance(end, Ended)
     event(f"{end.status} {end.limit}")
     if drawn.max_active_seconds is not None:
-        assert fold(facts).ledger.usage.active_seconds <= drawn.max_active_seconds + over
+        assert fold(facts).usage.active_seconds <= drawn.max_active_seconds + over
     if drawn.deadline is not None:
         late = [fact for fact in facts if fact.at > drawn.deadline.timestamp() + over]
         assert [fact for fact in late if isinstance(fact, CallStarted | ModelReplied | Planned)] == []
@@ -103,7 +103,7 @@ def test_no_run_passes_its_time(plan: Plan, drawn: Budget, durations: tuple[floa
     assert sorted(started) == sorted((fact.iteration, fact.index) for fact in facts if isinstance(fact, CallFinished))
     requests = world.requests + world.plan_requests * rules.charge_plan
     assert drawn.max_iterations is None or requests <= drawn.max_iterations
-    assert charged(facts, rules) == fold(facts).ledger.iterations
+    assert charged(facts, rules) == fold(facts).usage.iterations
 
 
 def _finished(world: SlowWorld) -> list[Fact]:

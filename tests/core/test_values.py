@@ -21,7 +21,7 @@ VALUES: list[Any] = sorted(
 )
 
 
-COPIED = {"Batch", "Call", "Consumption", "Ledger", "State"}
+COPIED = {"Batch", "Call", "Usage", "State"}
 """What the fold copies for each fact, which goes by a dict of fields."""
 
 

@@ -182,7 +182,7 @@ async def test_a_paused_run_goes_on_in_another_process_as_if_it_had_never_paused
     resumed = engine_of("done", facts=[*again(engine), Resumed(at=1000.0), approved])
     state = await resumed.run()
     assert state.transcript == whole.transcript
-    assert state.ledger == whole.ledger
+    assert state.usage == whole.usage
     assert state.ended == whole.ended
 
 

@@ -34,7 +34,7 @@ async def test_a_second_start_is_recorded_before_it_happens() -> None:
 
     engine = engine_of(["f"], "done", functions=FakeFunctions(does={"f": again}))
     state = await engine.run()
-    assert (seen, state.ledger.tool_calls) == ([[1, 2]], 2)
+    assert (seen, state.usage.tool_calls) == ([[1, 2]], 2)
 
 
 async def test_a_second_start_that_does_not_happen_is_not_counted() -> None:
@@ -98,7 +98,7 @@ async def test_nothing_starts_again_once_the_run_is_to_stop() -> None:
     state = await engine.run()
     assert started == [False]
     assert state.ended is not None
-    assert (state.ended.status, state.ledger.tool_calls) == ("stopped", 1)
+    assert (state.ended.status, state.usage.tool_calls) == ("stopped", 1)
 
 
 async def test_a_request_of_a_function_is_kept_before_it_is_sent() -> None:

@@ -11,7 +11,7 @@ from planner_ext.core.facts import (
     Resumed,
 )
 from planner_ext.core.fold import fold
-from planner_ext.core.limits import Budget, Consumption
+from planner_ext.core.limits import Budget
 from planner_ext.core.state import Phase
 from planner_ext.core.values import CallResult, Usage
 from planner_ext.engine.batch import BudgetHandle, CallFailedError
@@ -140,7 +140,7 @@ async def test_a_filter_that_terminates_keeps_the_calls_that_wait_for_a_slot_fro
     state = await engine_of(chat, functions=functions, max_concurrency=cap).run()
     refused = "Not executed: the run was stopped. A filter asked to end the run after f."
     assert results_of(state) == ["slow()"] * (cap - 1) + ["last", refused, refused]
-    assert (state.ledger.tool_calls, len(chat.requests)) == (cap, 1)
+    assert (state.usage.tool_calls, len(chat.requests)) == (cap, 1)
     assert state.ended is not None
     assert (state.ended.status, state.iteration) == ("stopped", 1)
 
@@ -214,7 +214,7 @@ class SharedSum:
 
     def begin(self, facts: object) -> None: ...
 
-    def charge(self, spent: Consumption) -> None:
+    def charge(self, spent: Usage) -> None:
         self.iterations += spent.iterations
 
     async def reserve(self, *, requests: int = 0, **_: object) -> None:
@@ -274,11 +274,15 @@ async def test_cancelling_a_request_charges_it_and_leaves_the_run_resumable() ->
         await task
     assert engine.state.phase is Phase.ASKING
     (failed,) = [fact for fact in engine.facts if isinstance(fact, RequestFailed)]
-    assert (failed.reason, failed.iterations, failed.usage.estimated_tokens) == ("The request was cancelled.", 1, 7)
+    assert (failed.reason, failed.usage.iterations, failed.usage.estimated_tokens) == (
+        "The request was cancelled.",
+        1,
+        7,
+    )
     resumed = engine_of("done", facts=again(engine))
     await resumed.run()
     assert types_of(resumed.facts) == ["RequestFailed", "ModelAsked", "ModelReplied", "Ended"]
-    assert resumed.state.ledger.iterations == 2
+    assert resumed.state.usage.iterations == 2
 
 
 async def test_a_failing_request_raises_and_leaves_the_run_resumable() -> None:
@@ -393,15 +397,15 @@ async def test_a_request_that_did_not_reach_the_server_is_not_charged() -> None:
     engine = engine_of(ConnectionRefusedError("no"))
     await refused_with(engine, ConnectionRefusedError)
     (failed,) = [fact for fact in engine.facts if isinstance(fact, RequestFailed)]
-    assert (failed.reason, failed.iterations, failed.usage) == ("ConnectionRefusedError: no", 0, Usage())
+    assert (failed.reason, failed.usage.iterations, failed.usage) == ("ConnectionRefusedError: no", 0, Usage())
 
 
 async def test_a_fault_before_a_request_charges_none() -> None:
     """The callback fails after a batch: the request that was due was not made, and is recorded as such."""
     engine = engine_of(["f"], hook=FakeHook(error=ValueError("bad")))
     await refused_with(engine, ValueError)
-    assert [fact.iterations for fact in engine.facts if isinstance(fact, RequestFailed)] == [0]
-    assert engine.state.ledger.iterations == 1
+    assert [fact.usage.iterations for fact in engine.facts if isinstance(fact, RequestFailed)] == [0]
+    assert engine.state.usage.iterations == 1
 
 
 async def test_a_journal_that_ends_before_a_request_is_charged_for_it() -> None:
@@ -410,7 +414,7 @@ async def test_a_journal_that_ends_before_a_request_is_charged_for_it() -> None:
     await engine.begin([])
     await engine.run()
     assert types_of(engine.facts) == ["RequestFailed", "ModelAsked", "ModelReplied", "Ended"]
-    assert (engine.state.ledger.iterations, engine.state.ledger.usage.estimated_tokens) == (2, 7)
+    assert (engine.state.usage.iterations, engine.state.usage.estimated_tokens) == (2, 7)
 
 
 @pytest.mark.parametrize("phase", [Phase.PAUSED, Phase.ENDED, Phase.REVIEWING, Phase.CALLING, Phase.ANSWERING])
@@ -438,5 +442,5 @@ async def test_an_estimate_that_fails_does_not_hide_why_the_request_failed(caplo
     engine = engine_of(Chat([ConnectionResetError("gone")]))
     await refused_with(engine, ConnectionResetError)
     (failed,) = [fact for fact in engine.facts if isinstance(fact, RequestFailed)]
-    assert (failed.iterations, failed.usage) == (1, Usage())
+    assert failed.usage == Usage(iterations=1)
     assert "cannot be estimated" in caplog.text

@@ -170,7 +170,7 @@ async def test_a_deadline_that_passes_while_a_request_waits_is_kept() -> None:
     state = await engine.run()
     assert state.ended is not None
     assert (state.ended.status, state.ended.limit, clock.slept) == ("limit_reached", "deadline", [5])
-    assert (len(chat.requests), state.ledger.iterations) == (1, 1)
+    assert (len(chat.requests), state.usage.iterations) == (1, 1)
 
 
 async def test_active_seconds_are_what_the_run_worked() -> None:
@@ -181,12 +181,12 @@ async def test_active_seconds_are_what_the_run_worked() -> None:
     engine = engine_of(chat, functions=functions, clock=clock, gate=FakeGate({"g": Defer()}))
     state = await engine.run()
     assert state.phase is Phase.PAUSED
-    assert state.ledger.usage.active_seconds == 7
+    assert state.usage.active_seconds == 7
     clock.time += 500
     facts = [*again(engine), Resumed(at=clock.now()), replace(decision_of(engine), verdict="run", at=clock.now())]
     chat = FakeChat(["done"], on_ask=lambda: setattr(clock, "time", clock.time + 1))
     state = await engine_of(chat, facts=facts, functions=functions, clock=clock).run()
-    assert state.ledger.usage.active_seconds == 8
+    assert state.usage.active_seconds == 8
 
 
 async def test_a_deadline_that_passes_in_review_lets_nothing_start() -> None:
@@ -259,6 +259,6 @@ async def test_a_question_without_a_clarifier_is_left_open() -> None:
     engine = engine_of("where?", rules={"clarifier": True})
     state = await engine.run()
     (clarified,) = [fact for fact in engine.facts if isinstance(fact, Clarified)]
-    assert (clarified.answer, clarified.by, clarified.iterations) == (None, "", 0)
+    assert (clarified.answer, clarified.by, clarified.usage.iterations) == (None, "", 0)
     assert state.ended is not None
     assert (state.ended.status, state.ended.answer) == ("answered", "where?")

@@ -23,8 +23,8 @@ from planner_ext.core.facts import (
     RunStarted,
 )
 from planner_ext.core.fold import fold
-from planner_ext.core.limits import Budget, Consumption
-from planner_ext.core.values import EditedReply
+from planner_ext.core.limits import Budget
+from planner_ext.core.values import EditedReply, Usage
 from planner_ext.engine.document import SCHEMA, check_schema, dump_facts, dump_message, load_facts, messages_of
 from support.journal import CALL, FACTS, LIMITS, RULES, altered, read, refusal, text_of, through_json
 
@@ -272,8 +272,8 @@ def test_an_amount_that_gives_back_what_was_spent_is_refused(name: str, amount: 
         load_facts([fact])
 
 
-@pytest.mark.parametrize("spent", [Consumption(iterations=-1), Consumption(tool_calls=-1)])
-def test_a_call_gives_nothing_back(spent: Consumption) -> None:
+@pytest.mark.parametrize("spent", [Usage(iterations=-1), Usage(tool_calls=-1)])
+def test_a_call_gives_nothing_back(spent: Usage) -> None:
     """What the runs inside a function spent is not negative either."""
     finished = next(one for one in FACTS if isinstance(one, CallFinished))
     (fact,) = dump_facts([replace(finished, spent=spent)])

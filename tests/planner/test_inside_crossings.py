@@ -114,8 +114,8 @@ def test_requests_and_calls_of_all_levels_never_pass_the_budget(
     assert levels.started <= result.tool_calls
     assert most is None or result.tool_calls <= most
     checkpoint = Checkpoint.from_json(result.checkpoint.to_json())
-    assert checkpoint.state().ledger.calls_by_function.get("levels-plain", 0) <= (100 if plain is None else plain)
-    assert (checkpoint.state().ledger.iterations, checkpoint.state().ledger.tool_calls) == (
+    assert checkpoint.state().usage.calls_by_function.get("levels-plain", 0) <= (100 if plain is None else plain)
+    assert (checkpoint.state().usage.iterations, checkpoint.state().usage.tool_calls) == (
         result.iterations,
         result.tool_calls,
     )
@@ -140,7 +140,7 @@ async def test_a_text_completion_is_a_round_trip(streamed: bool) -> None:
     result = await invoke(planner_with("chat", plan=False, max_iterations=6), kernel, streamed=streamed)
     assert result.iterations == len(chat.requests) + len(text.asked) == 6
     spent = [fact.spent for fact in result.facts if isinstance(fact, CallFinished) and fact.spent is not None]
-    assert {(one.iterations, one.usage.total_tokens) for one in spent} == {(1, 5)}
+    assert {(one.iterations, one.total_tokens) for one in spent} == {(1, 5)}
 
 
 async def test_tokens_and_cost_inside_are_charged_and_bounded() -> None:

@@ -114,7 +114,7 @@ async def test_a_request_that_reaches_no_server_is_not_charged(streamed: bool) -
     caught = run_of(raised.value)
     assert caught.checkpoint is not None
     (failed,) = [fact for fact in caught.checkpoint.facts if isinstance(fact, RequestFailed)]
-    assert failed.iterations == 0
+    assert failed.usage.iterations == 0
 
     async with openai_kernel([ADD, say("It is 3.")]) as (kernel, server):
         result = await resume(planner_with(plan=False), kernel, caught.checkpoint, streamed=streamed)
@@ -142,7 +142,7 @@ async def test_a_request_that_a_server_has_seen_is_charged(kind: int | str, stre
     caught = run_of(raised.value)
     assert caught.checkpoint is not None
     (failed,) = [fact for fact in caught.checkpoint.facts if isinstance(fact, RequestFailed)]
-    assert failed.iterations == caught.checkpoint.state().ledger.iterations == 1
+    assert failed.usage.iterations == caught.checkpoint.state().usage.iterations == 1
 
 
 async def test_the_tokens_of_a_failed_request_are_estimated_where_they_are_limited() -> None:
@@ -152,7 +152,7 @@ async def test_the_tokens_of_a_failed_request_are_estimated_where_they_are_limit
         await planner_with(plan=False, budget=Budget(max_total_tokens=9000)).invoke(kernel, "Add.")
     caught = run_of(raised.value)
     assert caught.checkpoint is not None
-    usage = caught.checkpoint.state().ledger.usage
+    usage = caught.checkpoint.state().usage
     assert usage.prompt_tokens == usage.estimated_tokens > 0
 
 

@@ -139,7 +139,7 @@ def test_the_ledger_is_the_sum_of_all_requests(chat: Mind, expert: Mind, helper:
 
 def _in_flight(result: FunctionCallingStepwisePlannerResult) -> int:
     """Sum what may pass a token limit: the last batch and its nested runs, and the one forced answer."""
-    nested = [fact.spent.usage.total_tokens for fact in result.facts if isinstance(fact, CallFinished) and fact.spent]
+    nested = [fact.spent.total_tokens for fact in result.facts if isinstance(fact, CallFinished) and fact.spent]
     own = [fact.usage.total_tokens for fact in result.facts if isinstance(fact, ModelReplied | Planned)]
     return sum(sorted(nested)[-3:]) + sum(own[-2:])
 

@@ -11,7 +11,7 @@ from semantic_kernel.contents import (
     TextContent,
 )
 
-from planner_ext.core.limits import Budget, Ledger, RemainingLimit, remaining_limits
+from planner_ext.core.limits import Budget, RemainingLimit, remaining_limits
 from planner_ext.core.values import Usage
 from planner_ext.sk.chat.round_trip import with_budget_note
 from support.narrow import as_type, present
@@ -89,10 +89,13 @@ def test_each_limit_is_named_in_words() -> None:
             deadline=datetime.fromtimestamp(1_000_030, UTC),
             tell_budget=True,
         ),
-        Ledger(
+        Usage(
             iterations=3,
             tool_calls=4,
-            usage=Usage(prompt_tokens=5200, completion_tokens=1, cost=0.123456, active_seconds=12.3456),
+            prompt_tokens=5200,
+            completion_tokens=1,
+            cost=0.123456,
+            active_seconds=12.3456,
         ),
         1_000_000.0,
     )
@@ -107,14 +110,14 @@ def test_each_limit_is_named_in_words() -> None:
 def test_a_share_is_told_of_once_it_is_left(spent: int, heard: bool) -> None:
     """With tell_budget=0.25 a limit is told of from the request on at which a quarter of it or less is left."""
     limits = Budget(max_iterations=10, max_tool_calls=100, tell_budget=0.25)
-    left = remaining_limits(limits, Ledger(iterations=spent), 0.0)
+    left = remaining_limits(limits, Usage(iterations=spent), 0.0)
     assert [item.name for item in left] == (["max_iterations"] if heard else [])
 
 
 def test_a_deadline_is_near_by_the_time_worked() -> None:
     """Of a deadline the whole is the time worked so far and the time left: after 30 s, 10 s are a quarter."""
     limits = Budget(deadline=datetime.fromtimestamp(100, UTC), tell_budget=0.25)
-    worked = Ledger(usage=Usage(active_seconds=30))
+    worked = Usage(active_seconds=30)
     assert remaining_limits(limits, worked, 89.0) == ()
     assert remaining_limits(limits, worked, 90.0) == (RemainingLimit(name="deadline", left=10.0, limit=40.0),)
     assert remaining_limits(limits, worked, 200.0)[0].left == 0
@@ -122,5 +125,5 @@ def test_a_deadline_is_near_by_the_time_worked() -> None:
 
 def test_nothing_is_told_unless_it_is_asked_for() -> None:
     """Without tell_budget the model hears nothing of the budget; what is not limited is never told of."""
-    assert remaining_limits(Budget(max_iterations=1), Ledger(iterations=1), 0.0) == ()
-    assert remaining_limits(Budget(max_calls_per_function={"f": 1}, tell_budget=True), Ledger(), 0.0) == ()
+    assert remaining_limits(Budget(max_iterations=1), Usage(iterations=1), 0.0) == ()
+    assert remaining_limits(Budget(max_calls_per_function={"f": 1}, tell_budget=True), Usage(), 0.0) == ()

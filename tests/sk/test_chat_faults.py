@@ -135,7 +135,7 @@ async def test_a_fault_carries_the_run(ask: Ask, serve: Serve, history: ChatHist
     assert error.chat_history is not None
     assert [m.role for m in error.chat_history.messages] == [m.role for m in history.messages]
     assert error.checkpoint is not None
-    assert error.checkpoint.state().ledger.tool_calls == 1
+    assert error.checkpoint.state().usage.tool_calls == 1
 
 
 async def test_retries_of_the_sdk_are_not_counted(ask: Ask, serve: Serve) -> None:

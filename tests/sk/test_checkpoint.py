@@ -58,7 +58,7 @@ async def test_a_checkpoint_comes_back_as_it_was(text: str) -> None:
     checkpoint = Checkpoint.from_json(text)
     assert checkpoint.to_json() == text
     state = checkpoint.state()
-    assert (state.ledger.iterations, state.ledger.tool_calls) == (2, 2)
+    assert (state.usage.iterations, state.usage.tool_calls) == (2, 2)
     assert state.rules.limits == BUDGET
     assert checkpoint.run_id == state.run_id
     assert fold(checkpoint.facts) == state
@@ -252,7 +252,7 @@ async def test_a_limited_run_of_gemini_can_be_kept(ask: Ask) -> None:
     inner = ScriptedChatCompletion([ADD, say("Enough.")], metadata={"thought_signature": b"\xff\x00"})
     answer = await ask(FunctionInvokingChatCompletion(inner, budget=Budget(max_iterations=2)))
     assert (answer.text, answer.metadata["status"]) == ("Enough.", "limit_reached")
-    assert Checkpoint.from_json(answer.metadata["checkpoint"]).state().ledger.iterations == 2
+    assert Checkpoint.from_json(answer.metadata["checkpoint"]).state().usage.iterations == 2
 
 
 async def test_the_returned_metadata_survives_json(ask: Ask, history: ChatHistory) -> None:

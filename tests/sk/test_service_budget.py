@@ -142,7 +142,7 @@ async def test_under_raise_the_error_has_everything(ask: Ask, tools: Tools, rese
     assert isinstance(error, KernelException)
     assert (error.status, error.limit, error.iterations, error.tool_calls) == ("limit_reached", "max_iterations", 2, 1)
     assert error.usage is not None and error.usage.prompt_tokens > 0
-    assert error.checkpoint is not None and error.checkpoint.state().ledger.iterations == 2
+    assert error.checkpoint is not None and error.checkpoint.state().usage.iterations == 2
     assert error.chat_history is not None
     assert [m.role for m in error.chat_history.messages] == [m.role for m in history.messages]
     await resend(history)

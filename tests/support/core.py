@@ -1,7 +1,7 @@
 """Short ways to write facts, and `Play`: the machine with a scripted model, without an engine."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self, cast
 
 from planner_ext.core.facts import (
@@ -92,7 +92,7 @@ def run_started(**rules: Any) -> RunStarted:
 
 def planned(*, iterations: int = 1, at: float = 0.0) -> Planned:
     """Answer the plan request."""
-    return Planned(plan="plan", messages=(GOAL, "plan"), iterations=iterations, usage=Usage(), at=at, seconds=1.0)
+    return Planned(plan="plan", messages=(GOAL, "plan"), usage=Usage(iterations=iterations), at=at, seconds=1.0)
 
 
 def requested(names: Sequence[str]) -> tuple[RequestedCall, ...]:
@@ -112,8 +112,7 @@ def replied(turn: Turn, *, iteration: int = 0, offered: bool = True, withheld: s
         text=text,
         calls=asked,
         finish_reason=turn.finish_reason,
-        usage=turn.usage,
-        iterations=turn.iterations,
+        usage=replace(turn.usage, iterations=turn.iterations),
         offered=offered and turn.available,
         withheld=withheld if turn.available else None,
         at=0.0,
@@ -161,8 +160,11 @@ def finished(index: int, name: str = "f", outcome: CallOutcome = "ok", *, iterat
     )
 
 
-def clarified(answer: str | None = "Oslo", index: int | None = 0, *, iteration: int = 0, **more: Any) -> Clarified:
+def clarified(
+    answer: str | None = "Oslo", index: int | None = 0, *, iteration: int = 0, iterations: int = 0, **more: Any
+) -> Clarified:
     """Put a question to somebody; by default to a person, who answers."""
+    more["usage"] = replace(more.pop("usage", Usage()), iterations=iterations)
     return Clarified(question="where?", answer=answer, index=index, iteration=iteration, at=0.0, seconds=0.0, **more)
 
 
@@ -173,7 +175,8 @@ def model_asked(iteration: int = 0) -> ModelAsked:
 
 def request_failed(iterations: int = 1, *, iteration: int = 0, **more: Any) -> RequestFailed:
     """Leave a request without a reply."""
-    return RequestFailed(iteration=iteration, reason="lost", iterations=iterations, at=0.0, seconds=1.0, **more)
+    usage = replace(more.pop("usage", Usage()), iterations=iterations)
+    return RequestFailed(iteration=iteration, reason="lost", usage=usage, at=0.0, seconds=1.0, **more)
 
 
 def withheld(*indexes: int, iteration: int = 0, limit: str | None = None) -> CallsWithheld:

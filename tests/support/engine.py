@@ -79,7 +79,7 @@ def _reply(turn: str | Sequence[str]) -> Reply:
         return Reply(message={"role": "assistant", "text": turn}, text=turn, finish_reason="stop")
     calls = tuple(RequestedCall(id=f"c{index}", name=name, arguments="{}") for index, name in enumerate(turn))
     message = {"role": "assistant", "text": "", "calls": [call.id for call in calls]}
-    return Reply(message=message, calls=calls, finish_reason="tool_calls", usage=Usage(prompt_tokens=1))
+    return Reply(message=message, calls=calls, finish_reason="tool_calls", usage=Usage(iterations=1, prompt_tokens=1))
 
 
 @dataclass

@@ -35,7 +35,7 @@ from planner_ext.core.facts import (
     SharedBudgetsChecked,
     StopRequested,
 )
-from planner_ext.core.limits import Budget, Consumption
+from planner_ext.core.limits import Budget
 from planner_ext.core.results import Cut
 from planner_ext.core.values import RequestedCall, Usage
 from planner_ext.engine.document import SCHEMA, check_schema, dump_facts, load_facts
@@ -78,7 +78,7 @@ RULES = Rules(
 )
 
 
-USAGE = Usage(prompt_tokens=1, completion_tokens=2, cost=0.1, active_seconds=0.30000000000000004)
+USAGE = Usage(iterations=2, prompt_tokens=1, completion_tokens=2, cost=0.1, active_seconds=0.30000000000000004)
 
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -95,7 +95,7 @@ FACTS: tuple[Fact, ...] = (
         trace=TRACE,
         at=1e9 + 0.1,
     ),
-    Planned(plan="p", messages=({"a": [1, {"b": None}]},), iterations=2, usage=USAGE, at=1.0, seconds=0.1),
+    Planned(plan="p", messages=({"a": [1, {"b": None}]},), usage=USAGE, at=1.0, seconds=0.1),
     MessageAdded(message={"role": "user"}, purpose="insist", at=2.0),
     ModelReplied(
         iteration=0,
@@ -104,7 +104,6 @@ FACTS: tuple[Fact, ...] = (
         calls=(CALL, replace(CALL, id="c1", arguments="")),
         finish_reason="tool_calls",
         usage=USAGE,
-        iterations=3,
         offered=True,
         withheld="max_cost",
         final_answer="42",
@@ -159,7 +158,7 @@ FACTS: tuple[Fact, ...] = (
         result="text",
         error="TimeoutError: late",
         terminate=True,
-        spent=Consumption(iterations=2, tool_calls=1, usage=USAGE),
+        spent=replace(USAGE, tool_calls=1, calls_by_function={"plugin-g": 1}),
         brought=("web-fetch",),
         cut=Cut(shown=2, left_out=1),
         at=7.0,
@@ -189,14 +188,13 @@ FACTS: tuple[Fact, ...] = (
         index=1,
         by="ann",
         denied="no time",
-        iterations=1,
         usage=USAGE,
         at=7.5,
         seconds=0.2,
     ),
     ModelAsked(iteration=1, index=0, usage=USAGE, at=7.0),
     NestedCallStarted(iteration=1, index=1, function="plugin-f", usage=USAGE, at=7.0),
-    RequestFailed(iteration=1, reason="it broke", iterations=1, usage=USAGE, at=8.0, seconds=0.2),
+    RequestFailed(iteration=1, reason="it broke", usage=USAGE, at=8.0, seconds=0.2),
     BudgetChanged(limits=LIMITS, by="ann", at=9.5, seconds=0.4),
     SharedBudgetsChecked(limit="per user: max_cost", reason="It was reached.", answer=True, at=9.6),
 )

@@ -246,8 +246,7 @@ class World:
             text=turn.text,
             calls=calls,
             finish_reason=turn.finish_reason,
-            usage=Usage(prompt_tokens=turn.tokens, completion_tokens=1, cost=turn.cost),
-            iterations=turn.iterations,
+            usage=Usage(iterations=turn.iterations, prompt_tokens=turn.tokens, completion_tokens=1, cost=turn.cost),
             functions_available=turn.available,
         )
 
@@ -425,9 +424,11 @@ def of_a_person(fact: Fact) -> bool:
 
 def charged(facts: Sequence[Fact], rules: Rules) -> int:
     """Sum the round trips that replies reported, and the requests without a reply."""
-    plans = [fact.iterations for fact in facts if isinstance(fact, Planned) and rules.charge_plan]
-    failed = [f.iterations for f in facts if isinstance(f, RequestFailed) and (f.iteration >= 0 or rules.charge_plan)]
-    replies = [fact.iterations for fact in facts if isinstance(fact, ModelReplied | Clarified)]
+    plans = [fact.usage.iterations for fact in facts if isinstance(fact, Planned) and rules.charge_plan]
+    failed = [
+        f.usage.iterations for f in facts if isinstance(f, RequestFailed) and (f.iteration >= 0 or rules.charge_plan)
+    ]
+    replies = [fact.usage.iterations for fact in facts if isinstance(fact, ModelReplied | Clarified)]
     return sum(plans) + sum(failed) + sum(replies)
 
 

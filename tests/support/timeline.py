@@ -20,7 +20,7 @@ from planner_ext.core.facts import (
     Rules,
     RunStarted,
 )
-from planner_ext.core.limits import Budget, Consumption
+from planner_ext.core.limits import Budget
 from planner_ext.core.values import RequestedCall, Usage
 from planner_ext.engine.journal import REQUEST_LOST
 
@@ -57,8 +57,7 @@ class Journal:
             text=text,
             calls=requested,
             finish_reason="tool_calls" if calls else "stop",
-            usage=Usage(prompt_tokens=tokens, completion_tokens=40, cost=tokens / 1e6),
-            iterations=1,
+            usage=Usage(iterations=1, prompt_tokens=tokens, completion_tokens=40, cost=tokens / 1e6),
             offered=True,
             withheld=None,
         )
@@ -102,8 +101,8 @@ def _searched() -> Journal:
     run = Journal()
     run.start(_GOAL, limits=_LIMITS, plan=True)
     opening = (message("system", "A plan was made: follow it."), message("user", _GOAL))
-    used = Usage(prompt_tokens=420, completion_tokens=61, cost=0.0002)
-    run.add(2.1, Planned, plan="1. Look it up.\n2. Refund it.", messages=opening, iterations=1, usage=used)
+    used = Usage(iterations=1, prompt_tokens=420, completion_tokens=61, cost=0.0002)
+    run.add(2.1, Planned, plan="1. Look it up.\n2. Refund it.", messages=opening, usage=used)
     batch: dict[str, object] = {
         "shop-order": {"id": 7},
         "post-track": {"parcel": "CH-1182-77", "events": True},
@@ -118,7 +117,7 @@ def _searched() -> Journal:
     run.finish(0.21, 0, 2, "crm-customer", '{"name": "Léa Morel"}')
     run.finish(1.6, 0, 1, "post-track", "The function failed.", outcome="failed", error="TimeoutError: no answer")
     run.complete(0)
-    run.add(8, RequestFailed, iteration=1, reason="APIStatusError: 503, the server is overloaded", iterations=0)
+    run.add(8, RequestFailed, iteration=1, reason="APIStatusError: 503, the server is overloaded")
     run.add(4, ModelAsked, iteration=1)
     run.reply(1.9, 1, "", ("post-track", {"parcel": "CH-1182-77"}))
     run.decide(1, 0, "post-track")
@@ -147,10 +146,10 @@ def eventful(*, paused: bool = False) -> list[Fact]:
     run.begin(2, 0, "shop-refund")
     run.begin(2, 1, "write-letter")
     run.finish(0.9, 2, 0, "shop-refund", "refunded 120.00 CHF")
-    spent = Consumption(iterations=3, tool_calls=1, usage=Usage(prompt_tokens=2410, completion_tokens=350))
+    spent = Usage(iterations=3, tool_calls=1, prompt_tokens=2410, completion_tokens=350)
     run.finish(5.2, 2, 1, "write-letter", "Bonjour Madame Morel,\n\n    votre colis est perdu.", spent=spent)
     run.complete(2)
-    run.add(310, RequestFailed, iteration=3, reason=REQUEST_LOST, iterations=1, seconds=0.0)
+    run.add(310, RequestFailed, iteration=3, reason=REQUEST_LOST, usage=Usage(iterations=1), seconds=0.0)
     run.add(0.2, ModelAsked, iteration=3)
     run.reply(2.2, 3, "Order 7 is refunded with 120.00 CHF.")
     run.add(0.001, Ended, status="answered", answer="Order 7 is refunded with 120.00 CHF.")

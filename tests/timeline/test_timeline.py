@@ -11,7 +11,7 @@ from hypothesis import given
 from planner_ext.core.errors import IllegalTransitionError
 from planner_ext.core.facts import Ended, Fact, ModelAsked, ModelReplied, NestedCallStarted, RunStarted
 from planner_ext.core.fold import fold
-from planner_ext.core.limits import Budget, Consumption
+from planner_ext.core.limits import Budget
 from planner_ext.core.machine import IN_DOUBT
 from planner_ext.core.values import Usage
 from planner_ext.engine.document import dump_facts, load_facts
@@ -59,7 +59,7 @@ def test_every_journal_has_a_timeline_up_to_each_of_its_facts(plan: Plan) -> Non
     facts = asyncio.run(world.finish(world.start()))
     for place in range(1, len(facts) + 1):
         timeline, state = timeline_of(facts[:place]), fold(facts[:place])
-        assert timeline.spent == state.ledger
+        assert timeline.spent == state.usage
         assert (timeline.ended is None) == (state.ended is None)
         assert all(call.ended is None for call in timeline.calls if call.outcome in ("requested", "ready", "running"))
     whole = timeline_of(facts)
@@ -262,7 +262,7 @@ def test_spending_is_shown_against_each_limit_that_is_set() -> None:
         max_repeated_calls=3,
         max_calls_per_reply=None,
     )
-    spent = Consumption(iterations=2, tool_calls=1, calls_by_function={"g": 1})
+    spent = Usage(iterations=2, tool_calls=1, calls_by_function={"g": 1})
     timeline = drawn(
         run_started(limits=limits),
         replied(calls("f")),
@@ -286,9 +286,9 @@ def test_a_call_shows_what_it_spent_in_all_its_lives() -> None:
     """What it had recorded when its process ended was charged, and its end reports what it took in the last life."""
     asked = ModelAsked(iteration=0, index=0, at=0.0)
     life = [decided(0), began(0), asked, NestedCallStarted(iteration=0, index=0, function="g", at=0.0)]
-    spent = Consumption(iterations=1, tool_calls=1, calls_by_function={"g": 1})
+    spent = Usage(iterations=1, tool_calls=1, calls_by_function={"g": 1})
     (call,) = drawn(run_started(), replied(calls("f")), *life, *life, finished(0, spent=spent)).calls
-    assert call.spent == Consumption(iterations=2, tool_calls=2, calls_by_function={"g": 2})
+    assert call.spent == Usage(iterations=2, tool_calls=2, calls_by_function={"g": 2})
 
 
 def test_a_run_under_way_is_shown_up_to_now() -> None:

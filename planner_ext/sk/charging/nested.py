@@ -37,7 +37,7 @@ from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 from planner_ext.approval.decisions import Approve, Defer, Deny, Supply, ToolCall, approval_required
 from planner_ext.core.accounts import SharedBudgets, Tab, current_tab
 from planner_ext.core.facts import CallDecided
-from planner_ext.core.limits import Budget, Consumption, Left, Price
+from planner_ext.core.limits import Budget, Left, Price
 from planner_ext.core.state import State
 from planner_ext.core.values import Usage, updated
 from planner_ext.engine.concurrency import StopHandle, contained
@@ -165,12 +165,12 @@ async def charged(
     def charge(reply: ChatMessageContent | None) -> None:
         if reply is not None:
             usage = meter.used(usage_in(reply), sent, None, reply)
-            payer.charge(Consumption(iterations=read_iterations(reply.metadata) - 1, usage=usage))
+            payer.charge(replace(usage, iterations=read_iterations(reply.metadata) - 1))
 
     try:
         yield charge
     except Exception:
-        payer.charge(Consumption())
+        payer.charge(Usage())
         raise
     finally:
         payer.close()
@@ -184,7 +184,7 @@ class _Payer:
     def __init__(self, tab: Tab | None, shared: SharedBudgets | None) -> None:
         self.tab = tab
         self._shared = shared
-        self._spent = Consumption()
+        self._spent = Usage()
         self._expected = Usage()
 
     async def take_request(self, *, expected: Usage) -> None:
@@ -192,15 +192,15 @@ class _Payer:
         tab = self.tab
         self._expected = expected
         if tab is None:
-            await _take_shared(self._shared, Consumption(iterations=1))
+            await _take_shared(self._shared, Usage(iterations=1))
             return
         if (limit := tab.take_request()) is not None:
             raise nothing_left(limit)
-        await _take_shared(self._shared, Consumption(iterations=1), tab)
+        await _take_shared(self._shared, Usage(iterations=1), tab)
         tab.expect(self, expected)
         await tab.record_request()
 
-    def charge(self, spent: Consumption) -> None:
+    def charge(self, spent: Usage) -> None:
         """Replace what was expected by what was spent, beside the one round trip; add what is charged later."""
         self._spent += spent
         self._expected = Usage()
@@ -210,7 +210,7 @@ class _Payer:
     def close(self) -> None:
         """Charge the shared budgets."""
         if self._shared is not None:
-            self._shared.charge(self._spent + Consumption(usage=self._expected))
+            self._shared.charge(self._spent + self._expected)
 
 
 def request_meter(
@@ -243,14 +243,14 @@ def request_meter(
     )
 
 
-async def _take_shared(shared: SharedBudgets | None, taken: Consumption, tab: Tab | None = None) -> None:
+async def _take_shared(shared: SharedBudgets | None, taken: Usage, tab: Tab | None = None) -> None:
     """Reserve one request or start in the shared budgets; what they refuse goes back to the call's tab."""
     if shared is None:
         return
     refused = await shared.reserve(requests=taken.iterations, calls=taken.tool_calls)
     if refused is not None:
         if tab is not None:
-            tab.charge(Consumption() - taken)
+            tab.charge(Usage() - taken)
             raise nothing_left(str(refused.limit))
         raise _limit_reached(str(refused.limit), f"{refused.reason} The request was not sent.")
 
@@ -505,7 +505,7 @@ async def _decide_and_run(context: FunctionInvocationContext, next: Next, parent
     tab = parent.tab
     if (limit := tab.take_call(tool.name)) is not None:
         raise nothing_left(limit)
-    await _take_shared(tab.account.shared, Consumption(tool_calls=1, calls_by_function={tool.name: 1}), tab)
+    await _take_shared(tab.account.shared, Usage(tool_calls=1, calls_by_function={tool.name: 1}), tab)
     await tab.record_call(tool.name)
     target = with_own_view(function, tab, wrap)
     if tool.unasked or tool.loose:

@@ -6,7 +6,7 @@ This is the seam between a transcript and a request: the history is rendered her
 import logging
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -145,8 +145,7 @@ class KernelChat:
             text=text_of(message),
             calls=calls,
             finish_reason=reason,
-            usage=usage,
-            iterations=read_iterations(message.metadata),
+            usage=replace(usage, iterations=read_iterations(message.metadata)),
             functions_available=self.tools.available,
         )
 
@@ -440,7 +439,7 @@ class ModelClarifier:
         return Clarification(
             text=None if text.strip("\"'.` ").upper() == _NOTHING else text,
             by=self._service.ai_model_id,
-            iterations=reply.iterations,
+            iterations=reply.usage.iterations,
             usage=reply.usage,
         )
 

@@ -66,7 +66,7 @@ class IterationCompletedHook:
         shown = self._copies(before)
         context = FunctionInvocationIterationContext(
             iteration=state.iteration - 1,
-            total_usage=state.ledger.usage,
+            total_usage=state.usage,
             messages=list(shown),
             response=next((m for m in reversed(shown) if m.role == AuthorRole.ASSISTANT), None),
             is_streaming=self.streaming,

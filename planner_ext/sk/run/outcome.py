@@ -18,9 +18,8 @@ from planner_ext.core.facts import (
     RequestFailed,
 )
 from planner_ext.core.fold import fold
-from planner_ext.core.limits import Consumption
 from planner_ext.core.state import Phase, State
-from planner_ext.core.values import CallResult, Message, Status
+from planner_ext.core.values import CallResult, Message, Status, Usage
 from planner_ext.sk.chat.history import last_reply, render
 from planner_ext.sk.checkpoint import Checkpoint, SigningKey
 from planner_ext.sk.errors import InvalidHistoryError
@@ -84,9 +83,9 @@ def final_message(state: State, facts: Sequence[Fact], key: SigningKey | None) -
     status = status_of(state)
     metadata = {
         **({} if reply is None else load_message(reply.message).metadata),
-        "iterations": state.ledger.iterations,
+        "iterations": state.usage.iterations,
         "usage": _reported_usage(facts),
-        "tool_calls": state.ledger.tool_calls,
+        "tool_calls": state.usage.tool_calls,
         "status": status,
         "limit": state.ended.limit if state.ended is not None else None,
     }
@@ -148,7 +147,7 @@ def _reported_usage(facts: Sequence[Fact]) -> Any:
                 Planned(usage=usage)
                 | Clarified(usage=usage)
                 | RequestFailed(usage=usage)
-                | CallFinished(spent=Consumption(usage=usage))
+                | CallFinished(spent=Usage() as usage)
             ):
                 total = add_reported(total, as_reported(usage))
             case _:
@@ -167,7 +166,7 @@ def raise_at_limit(state: State, facts: Sequence[Fact], key: SigningKey | None) 
     """Raise for a run that a limit ended, if its budget says ``on_limit="raise"``.
 
     Raises:
-        LimitReachedError: With the history and the ledger.
+        LimitReachedError: With the history and the usage.
     """
     ended = state.ended
     if state.rules.limits.on_limit == "raise" and ended is not None and ended.status == "limit_reached":
@@ -175,14 +174,14 @@ def raise_at_limit(state: State, facts: Sequence[Fact], key: SigningKey | None) 
 
 
 def run_not_answered(state: State, checkpoint: Checkpoint, reason: str) -> UnansweredRunError:
-    """Make the error for a run that has no answer, with its history and its ledger."""
+    """Make the error for a run that has no answer, with its history and its usage."""
     return not_answered(
         status=status_of(state),
         reason=reason,
         limit=state.ended.limit if state.ended is not None else None,
-        iterations=state.ledger.iterations,
-        tool_calls=state.ledger.tool_calls,
-        usage=state.ledger.usage,
+        iterations=state.usage.iterations,
+        tool_calls=state.usage.tool_calls,
+        usage=state.usage,
         chat_history=chat_history(state),
         checkpoint=checkpoint,
     )
