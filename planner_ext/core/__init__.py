@@ -41,6 +41,8 @@ Glossary
     round        An iteration with a batch that was completed. ``use_attempts`` counts rounds.
     step         The rounds of the planner between two step messages; `Rules.rounds_per_step` limits them.
     batch        The calls of one reply, until each has its result. At most one batch is open.
+    usage        The one amount: round trips, calls, tokens, cost and seconds. `cost_of` in ``core/facts.py`` is what a
+                 fact charges; `State.usage` is the sum.
     fact         Something that happened, as a frozen value. Facts are never changed or removed.
     journal      The facts of a run, in order. The state is the fold of the journal, so the journal is the only truth.
     activation   The work on a run in one process, from its start or resumption to its next pause or end. A process that

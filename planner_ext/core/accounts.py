@@ -1,9 +1,9 @@
 """What a run may still spend at this moment, including what its running functions take.
 
-The ledger is charged with what a function spends when its call ends, see `planner_ext.core.facts.CallFinished`. Until
-then the call's `Tab` holds it. What is left of a budget is its limits, less the ledger, less all open tabs, less the
-round trip that is kept for the answer; and no more than what is left to the call in which the run itself is made.
-Nothing here is stored: a journal alone gives the same ledger.
+The state's usage is charged with what a function uses when its call ends, see `planner_ext.core.facts.CallFinished`.
+Until then the call's `Tab` holds it. What is left of a budget is its limits, less that usage and all open tabs, less
+the round trip that is kept for the answer; and no more than what is left to the call in which the run itself is made.
+Nothing here is stored: a journal alone gives the same usage.
 """
 
 import math
@@ -285,7 +285,7 @@ class Account:
             return limit
 
     def close(self) -> None:
-        """Release what is held; the ledger has by now what was under way."""
+        """Release what is held; the state has by now what was under way."""
         with self.lock:
             self.held = self._under_way = 0
 
@@ -324,7 +324,7 @@ class Account:
             return limit
 
     def restarted(self) -> None:
-        """Forget a start that is in the ledger now, or does not happen."""
+        """Forget a start that is in the state now, or does not happen."""
         with self.lock:
             self._restarting = Usage()
 
@@ -364,11 +364,11 @@ class Account:
         state = self.state
         spent = Usage() + state.usage - self._before + self._open(state)[0]
         spent = updated(spent, active_seconds=0.0)  # the run around measures it
-        waits = self._under_way and state.usage.iterations == self._charged  # a reply that came is in the ledger
+        waits = self._under_way and state.usage.iterations == self._charged  # a reply that came is in the state
         return spent + Usage(iterations=self._under_way) if waits else spent
 
     def _open(self, state: State) -> tuple[Usage, int]:
-        """Sum what is taken and not in the ledger: by the open tabs, and by the calls that are about to start."""
+        """Sum what is taken and not in the state: by the open tabs, and by the calls that are about to start."""
         batch = state.batch
         if batch is None:
             return Usage(), 0

@@ -22,7 +22,7 @@ Price = Callable[[str, Usage], float]
 @suggests_names
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """The limits of a run. They apply per run: a new goal starts a new ledger, resuming a run does not.
+    """The limits of a run. They apply per run: a new goal starts at 0, resuming a run does not.
 
     The limits on round trips and calls are exact and never exceeded. Tokens and cost are checked before each request
     and each batch of calls, so only the request or batch then in flight, and the one forced answer, may exceed them.
