@@ -247,7 +247,9 @@ async def run_trial(trial: Trial, strategy: Strategy, observed: Observed | None 
         trial.status = "cancelled"
         trial.answer = ""
     elif (raised := task.exception()) is not None:  # any fault that an endpoint causes is a finding about the option
-        trial.status, trial.answer, error = "failed", "", _cause(raised)
+        trial.status = "failed"
+        trial.answer = ""
+        error = _cause(raised)
     replies = [message for message in trial.history.messages if message.role == AuthorRole.ASSISTANT]
     usage = trial.usage or read_usage(replies[-1].metadata.get("usage") if replies else None)
     return Outcome(

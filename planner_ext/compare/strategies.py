@@ -130,7 +130,8 @@ async def _removed_planner(trial: Trial) -> None:
         calls = calls_of(message)
         if final := next((call for call in calls if call.name == FINAL_ANSWER), None):
             # The answer is taken, and all calls of the message are left without results.
-            trial.status, trial.answer = "answered", str((final.parse_arguments() or {}).get("answer", ""))
+            trial.status = "answered"
+            trial.answer = str((final.parse_arguments() or {}).get("answer", ""))
             return
         if not calls:
             trial.history.add_user_message(_NO_CALL)
@@ -210,7 +211,7 @@ async def _take_steps(trial: Trial, step: Callable[[int], Awaitable[_StepReply]]
         trial.history.add_user_message(_NEXT_STEP)
         message, free = await step(trial.max_iterations - trial.charged)
         if message is None:
-            trial.charged = trial.charged + 1
+            trial.charged += 1
             trial.answer = ""
             continue
         trial.history.add_message(message)
