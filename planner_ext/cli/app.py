@@ -53,7 +53,7 @@ def run(goal: cli.GoalArgs, options: cli.RunOptions, by: cli.By) -> Exit:
 
     Progress goes to stderr, the answer to stdout; without an answer, stdout stays empty. When calls wait for a
     decision, the terminal asks: approve, deny, edit, always or quit. The terminal asks the model's questions, too. What
-    nobody decides here, a run with --store leaves in its store, with exit code 4.
+    is left undecided, a run with --store leaves in its store, with exit code 4.
 
     Examples:
       planner-ext run "What does a lamp cost?" --kernel shop:make_kernel --model gpt-4o

@@ -139,7 +139,7 @@ async def _decide(args: cli.DecisionArgs, decision_on: Callable[[PendingApproval
     """Store the decision that a function makes for the call as it is stored, and print what follows from it.
 
     Raises:
-        ApprovalRefusedError: If the decision does not fit the call, or there is no such call.
+        ApprovalRefusedError: If the decision does not fit the call, or the call is unknown.
         NotAuthorizedError: If the application's hook refuses, or is missing.
     """
     async with opened_client(args.store, args.hooks) as client:

@@ -46,7 +46,7 @@ def start_factory(path: str, *, option: str = "--kernel") -> object:
         The factory's result, which may be awaitable; see `kernel_of` and `awaited`.
 
     Raises:
-        PlannerInvalidConfigurationError: If there is no such module or name, or either fails.
+        PlannerInvalidConfigurationError: If the module or name is unknown, or either fails.
     """
     found = imported_object(path, option=option)
     if isinstance(found, Kernel) or not callable(found):
@@ -63,7 +63,7 @@ def imported_object(path: str, *, option: str) -> object:
         option: The option's name, for errors.
 
     Raises:
-        PlannerInvalidConfigurationError: If there is no such module or name, or the module fails.
+        PlannerInvalidConfigurationError: If the module or name is unknown, or the module fails.
     """
     module_name, _, name = path.partition(":")
     if not module_name or not name or module_name.startswith(".") or "/" in module_name:
@@ -229,7 +229,7 @@ def started_application(path: str) -> Callable[[], Awaitable[Application]]:
     """Start the factory that ``--app`` names, before an event loop runs; the result awaits and reads what it gives.
 
     Raises:
-        PlannerInvalidConfigurationError: If there is no such factory, it fails, or what it gives is of another shape.
+        PlannerInvalidConfigurationError: If the factory is unknown or fails, or what it gives is of another shape.
     """
     made = start_factory(path, option="--app")
 

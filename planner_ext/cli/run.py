@@ -79,7 +79,7 @@ class CliRun:
     Attributes:
         by: Who decides, for the record.
         facts: The journal so far.
-        prompt: Asks a person about the pending calls; None where there is no terminal.
+        prompt: Asks a person about the pending calls; None without a terminal.
         run_id: The run's name, if it is in a store.
         planner: Set by `open`, as the kernel is.
     """
@@ -386,5 +386,5 @@ def goal_options(goal: GoalArgs) -> dict[str, Any]:
 
 
 def new_limits(state: State, max_iterations: int | None) -> Budget | None:
-    """Return a run's limits with a new limit of round trips; None if there is no new one, which keeps all limits."""
+    """Return a run's limits with a new limit of round trips; None without one, which keeps all limits."""
     return None if max_iterations is None else replace(state.rules.limits, max_iterations=max_iterations)

@@ -71,7 +71,7 @@ def say(text: str) -> None:
 
 
 def print_rows(rows: Sequence[object], lines: Iterable[Text], *, as_json: bool, none: str) -> None:
-    """Print a list as JSON or as lines; of an empty one, say on stderr that there is none."""
+    """Print a list as JSON or as lines; for an empty one, print a sentence on stderr."""
     if as_json:
         print(json_document(rows))
     elif not rows:

@@ -40,7 +40,7 @@ def peer_options(names: list[str], *, tell: Callable[[str], object]) -> list[Opt
         tell: Called with what is done, since an environment takes a while to make.
 
     Raises:
-        PlannerInvalidConfigurationError: If there is no such adapter, or its environment cannot be made.
+        PlannerInvalidConfigurationError: If an adapter is unknown, or its environment cannot be made.
     """
     known = adapters()
     files: list[Path] = []

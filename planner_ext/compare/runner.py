@@ -55,13 +55,13 @@ async def run_comparison(
     Args:
         max_iterations: Round trips allowed per run, 1 or more.
         options: Keys of the options to compare; without a key, all. Options of your own run beside them.
-        scripts: Keys of the situations, likewise; situations of your own come after them. With a real model, only those
-            that need no more than a budget of round trips.
+        scripts: Keys of the situations; without a key, all. Situations of your own come after them. With a real model,
+            only those that need no more than a budget of round trips.
         live: A real model; None uses a scripted one, behind real HTTP on this machine.
         progress: Called before each run.
 
     Raises:
-        PlannerInvalidConfigurationError: If there is no such option or script, ``max_iterations`` is not 1 or more, the
+        PlannerInvalidConfigurationError: If an option or script is unknown, ``max_iterations`` is not 1 or more, the
             kernel has no service, or a real model does not answer the first request.
     """
     Budget(max_iterations=max_iterations)

@@ -82,7 +82,7 @@ class ScriptedReply:
 class ScriptedFault:
     """An HTTP error for ``ScriptedOpenAIServer``; to script a fault of a service, put an exception in its script.
 
-    It takes the place of one request: OpenAI's client repeats a request after 408, 409, 429, 5xx and a lost connection
+    It answers one request: OpenAI's client repeats a request after 408, 409, 429, 5xx and a lost connection
     (twice by default), and each repetition takes the next item of the script.
 
     Attributes:
