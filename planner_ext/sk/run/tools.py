@@ -61,22 +61,14 @@ _JSON: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    """A function of this run, kept alive so that no other one gets its id; ``runnable`` is invoked for it."""
-
-    function: KernelFunction
-    tool: Tool
-    runnable: KernelFunction
-
-
 @dataclass(slots=True)
 class _Run:
     """One call that is about to run; ``target`` is invoked, with a guard where there are filters."""
 
     call: RequestedCall
     checked: ResolvedCall
-    prepared: _Prepared
+    function: KernelFunction
+    tool: Tool
     decided: CallDecided | None
     arguments: KernelArguments
     target: KernelFunction
@@ -114,7 +106,9 @@ class KernelFunctions:
     decided_by: Callable[[CallDecided | None], Sequence[object]] = lambda _: ()
     parent: Callable[..., ParentRun] | None = None
     wrap: Wrap | None = None
-    _prepared: dict[int, _Prepared] = field(default_factory=dict[int, _Prepared], init=False)
+    _runnable: dict[str, tuple[KernelFunction, KernelFunction]] = field(
+        default_factory=dict[str, tuple[KernelFunction, KernelFunction]], init=False
+    )
 
     def check(self, call: RequestedCall, edited: str | None = None) -> ResolvedCall:
         """Resolve a call by the exact name of a function that was offered, and validate its arguments.
@@ -134,7 +128,7 @@ class KernelFunctions:
             reads = name == READ_RESULT  # as a note in the history of an earlier run says
             answer = _NOTHING_CUT if reads else self._unknown(name)
             return ResolvedCall(kind="invalid" if reads else "unknown", function=name, arguments={}, answer=answer)
-        tool = self._prepare(name, function).tool
+        tool = self.tools.tools[name]
         given = parse_object(call.arguments if edited is None else edited)
         parsed = convert_arguments(given, tool)
         if isinstance(parsed, InvalidArguments):
@@ -180,11 +174,11 @@ class KernelFunctions:
         if function is None:
             text = self._unknown(checked.function)
             return Finished(outcome="failed", text=text, error=f"{checked.function} is no longer offered.")
-        run = self._start(call, checked, self._prepare(checked.function, function), state, index)
-        if tab is not None and self.wrap is not None and run.prepared.tool.asks_model:
+        run = self._start(call, checked, function, state, index)
+        if tab is not None and self.wrap is not None and run.tool.asks_model:
             agents = with_own_view(function, tab, self.wrap)
             if agents is not function:
-                run.target = runnable(agents, run.prepared.tool, threads=self.execution.threads)
+                run.target = runnable(agents, run.tool, threads=self.execution.threads)
         kernel: Any = self.kernel  # its lists of filters are typed in part only
         if not (kernel.auto_function_invocation_filters or kernel.function_invocation_filters):
             return _unfiltered(await self._invoke(run, function, run.arguments))
@@ -211,33 +205,32 @@ class KernelFunctions:
             f"{', '.join(names[:_NAMES_SHOWN])}{more}."
         )
 
-    def _prepare(self, name: str, function: KernelFunction) -> _Prepared:
-        prepared = self._prepared.get(id(function))
-        if prepared is None:
-            tool = self.tools.tools[name]
+    def _start(
+        self, call: RequestedCall, checked: ResolvedCall, function: KernelFunction, state: State, index: int
+    ) -> _Run:
+        tool = self.tools.tools[checked.function]
+        known, target = self._runnable.get(checked.function, (None, function))
+        if known is not function:
             target = runnable(function, tool, threads=self.execution.threads)
-            prepared = self._prepared[id(function)] = _Prepared(function, tool, target)
-        return prepared
-
-    def _start(self, call: RequestedCall, checked: ResolvedCall, prepared: _Prepared, state: State, index: int) -> _Run:
+            self._runnable[checked.function] = (function, target)
         batch = state.batch
         assert batch is not None, "a call is run while its batch is open"
         arguments = KernelArguments() if self.arguments is None else copy(self.arguments)
         values = cast("dict[str, Any]", arguments)
-        prepared.tool.put(checked.arguments, values)
-        if KEY_PARAMETER in prepared.tool.injected:
+        tool.put(checked.arguments, values)
+        if KEY_PARAMETER in tool.injected:
             values[KEY_PARAMETER] = idempotency_key(state.run_id, batch.iteration, call.id)
         decided = batch.calls[index].decided
         if decided is not None and decided.edited is not None:
             call = replace(call, arguments=decided.edited)
-        return _Run(call, checked, prepared, decided, arguments, prepared.runnable)
+        return _Run(call, checked, function, tool, decided, arguments, target)
 
     def _guard(self, run: _Run) -> CallGuard:
         """Bind filters to what was decided: nothing else of an approved call, and no second run unless it is safe."""
         binds = run.decided is not None and run.decided.binds
         filters = self.decided_by(run.decided)
-        tab = current_tab() if run.prepared.tool.restarts else None
-        bound = {KEY_PARAMETER, *run.checked.arguments, *run.prepared.tool.parameters}
+        tab = current_tab() if run.tool.restarts else None
+        bound = {KEY_PARAMETER, *run.checked.arguments, *run.tool.parameters}
         return CallGuard(
             run.checked.function,
             unchanged=watch(run.arguments, bound) if binds or filters else None,
@@ -247,7 +240,7 @@ class KernelFunctions:
         )
 
     async def _run_filtered(self, run: _Run, guard: CallGuard, state: State, index: int) -> Finished:
-        function = run.prepared.function
+        function = run.function
         batch = state.batch
         assert batch is not None, "a call is run while its batch is open"
         context = _context_class()(
@@ -297,8 +290,8 @@ class KernelFunctions:
     ) -> FunctionResult | Finished | None:
         """Run a function through its function-invocation filters; None if they neither ran it nor set a result."""
         name = run.checked.function
-        tool = run.prepared.tool
-        if function is not run.prepared.function:
+        tool = run.tool
+        if function is not run.function:
             return self._failed(run, ApprovedArgumentsChangedError(name))
         seconds = self.execution.timeout_of(name)
         if TIME_PARAMETER in tool.injected:
@@ -328,7 +321,7 @@ class KernelFunctions:
             return failed(outcome="timed_out", text=f"The function {name} did not answer within {after}")
         if isinstance(error, ApprovedArgumentsChangedError | NotRunAgainError):
             return failed(text=str(error))
-        if (problem := conversion_problem(error, run.prepared.tool, run.checked.arguments)) is not None:
+        if (problem := conversion_problem(error, run.tool, run.checked.arguments)) is not None:
             return failed(text=problem)
         if (refusal := refusal_in(error)) is not None:
             return failed(text=f"The function {name} could not do all of its work: {refusal}")
