@@ -92,7 +92,6 @@ from semantic_kernel.functions.kernel_parameter_metadata import KernelParameterM
 from planner_ext.approval.decisions import (
     ApprovalSettings,
     Approve,
-    AskedCall,
     Decision,
     DecisionRequest,
     Defer,
@@ -100,9 +99,9 @@ from planner_ext.approval.decisions import (
     Supply,
     ToolCall,
 )
+from planner_ext.approval.waiting import pending_calls
 from planner_ext.core import facts
 from planner_ext.core.results import cut_text
-from planner_ext.core.state import ASK_USER
 from planner_ext.core.values import Usage
 from planner_ext.engine.concurrency import StopHandle
 from planner_ext.engine.ports import ResultReady, TextDelta
@@ -117,7 +116,6 @@ from planner_ext.sk.errors import (
     PlannerInvalidConfigurationError,
 )
 from planner_ext.sk.functions.questions import OWN_PLUGIN
-from planner_ext.sk.run.approval import PendingCall, pending_calls
 
 __all__ = ["ag_ui_events"]
 
@@ -431,8 +429,8 @@ class _Run:
             return RunFinishedSuccessOutcome(pending_tool_call_ids=pending or None)
         return RunFinishedCancelledOutcome()
 
-    def _interrupt(self, call: PendingCall) -> Interrupt:
-        asks = call.fully_qualified_name == ASK_USER
+    def _interrupt(self, call: ToolCall) -> Interrupt:
+        asks = call.kind == "question"
         return Interrupt(
             id=call.fingerprint,
             reason="input_required" if asks else "tool_call",
@@ -444,7 +442,7 @@ class _Run:
         )
 
 
-def _described(call: PendingCall) -> dict[str, Any]:
+def _described(call: ToolCall) -> dict[str, Any]:
     """Describe a call that waits; ``roles`` exists only if somebody in particular has to decide."""
     described = {"function": call.fully_qualified_name, "arguments": dict(call.arguments)}
     return {**described, "roles": [*call.roles]} if call.roles else described
@@ -459,14 +457,14 @@ _ANSWER_SCHEMA: dict[str, Any] = {
 }
 
 
-def _approval_schema(call: PendingCall) -> dict[str, Any]:
+def _approval_schema(call: ToolCall) -> dict[str, Any]:
     """Describe the answer as the protocol recommends for approval with edits."""
     edited = {**(call.parameters or {"type": "object"}), "description": "All arguments; they replace the model's."}
     properties = {"approved": {"type": "boolean"}, "editedArgs": edited, "reason": {"type": "string"}}
     return {"type": "object", "properties": properties, "required": ["approved"]}
 
 
-def _decision(entry: ResumeEntry, call: PendingCall, by: str | None) -> Decision | None:
+def _decision(entry: ResumeEntry, call: ToolCall, by: str | None) -> Decision | None:
     """Read one answer; None if it abandons a question that has expired, which the run records itself.
 
     Raises:
@@ -478,11 +476,11 @@ def _decision(entry: ResumeEntry, call: PendingCall, by: str | None) -> Decision
     payload: object = entry.payload
     given = cast("dict[object, object]", payload) if isinstance(payload, dict) else {}
     match given:
-        case {"answer": str() as answer} if call.fully_qualified_name == ASK_USER:
+        case {"answer": str() as answer} if call.kind == "question":
             return Supply(answer, by=by)
-        case {"approved": False} if call.fully_qualified_name != ASK_USER:
+        case {"approved": False} if call.kind == "function":
             return Deny(str(given.get("reason") or ""), by=by)
-        case {"approved": True} if call.fully_qualified_name != ASK_USER:
+        case {"approved": True} if call.kind == "function":
             edited = given.get("editedArgs")
             if edited is None or isinstance(edited, dict):
                 arguments = None if edited is None else cast("dict[str, Any]", edited)
@@ -494,7 +492,7 @@ def _decision(entry: ResumeEntry, call: PendingCall, by: str | None) -> Decision
     )
 
 
-def _is_tool(call: PendingCall) -> bool:
+def _is_tool(call: ToolCall) -> bool:
     """Whether a waiting call is for a tool of the front end."""
     return call.fully_qualified_name.startswith(f"{_PLUGIN}-")
 
@@ -566,7 +564,7 @@ def _with(planner: FunctionCallingStepwisePlanner, **options: object) -> Functio
     return copied
 
 
-def _has_role(call: AskedCall, roles: Collection[str]) -> bool:
+def _has_role(call: ToolCall, roles: Collection[str]) -> bool:
     return not call.roles or bool({*call.roles} & {*roles})
 
 

@@ -5,7 +5,6 @@ import logging
 from planner_ext.approval.decisions import (
     ApprovalSettings,
     Approve,
-    AskedCall,
     Authorize,
     Decision,
     DecisionRequest,
@@ -22,7 +21,6 @@ from planner_ext.sk.chat.round_trip import ModelClarifier
 from planner_ext.sk.checkpoint import Checkpoint, SigningKey
 from planner_ext.sk.errors import DecisionRefusedError
 from planner_ext.sk.functions.questions import Clarifier, Question
-from planner_ext.sk.run.approval import PendingCall
 
 __all__ = [
     "ApprovalRule",
@@ -30,7 +28,6 @@ __all__ = [
     "Approve",
     "Approver",
     "ArgumentPredicate",
-    "AskedCall",
     "Authorize",
     "CheckForIntervention",
     "Checkpoint",
@@ -51,6 +48,9 @@ __all__ = [
     "ToolCall",
     "check_for_intervention",
 ]
+
+PendingCall = ToolCall
+"""A call that waits for a person, as a result and the metadata of a service show it."""
 
 _logger = logging.getLogger(__name__)
 

@@ -24,12 +24,11 @@ from planner_ext.core.fold import apply
 from planner_ext.core.limits import Budget
 from planner_ext.engine.concurrency import StopHandle, streams
 from planner_ext.sk.charging.nested import Charge, ChargedTextCompletion, charged, current_parent_run
-from planner_ext.sk.checkpoint import Checkpoint
+from planner_ext.sk.checkpoint import Checkpoint, DecisionsTaken, Taking
 from planner_ext.sk.checks import instance_of
 from planner_ext.sk.errors import InvalidOptionError, InvalidSettingsError
 from planner_ext.sk.functions.questions import own_function
 from planner_ext.sk.functions.toolset import ToolSet
-from planner_ext.sk.run.approval import DecisionsTaken, Taking
 from planner_ext.sk.run.context import RunContext, checked_messages, unwrapped
 from planner_ext.sk.run.options import CheckedOptions, RunOptions, takes_run_options
 from planner_ext.sk.run.outcome import refuse_waiting

@@ -137,8 +137,8 @@ def ToolExecution(
 ): ...
 def PendingCall(*, id, fully_qualified_name, arguments, fingerprint, expires_at=None): ...
 def ToolCall(
-    *, id, plugin_name, function_name, fully_qualified_name, arguments, raw_arguments, iteration, index, batch_size,
-    fingerprint,
+    *, id, path="", plugin_name="", function_name="", fully_qualified_name, arguments, raw_arguments="", iteration=0,
+    index=0, batch_size=1, fingerprint, prompt="", roles=(), expires_at=None, in_doubt=False,
 ): ...
 def FunctionCallingStepwisePlannerOptions(
     *,

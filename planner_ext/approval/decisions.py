@@ -1,4 +1,4 @@
-"""Decisions on calls: their types, the digests that bind them, the record of those made, and the calls that wait."""
+"""Decisions: their types, the call that is decided, the digests that bind them, and the record of those made."""
 
 import hashlib
 import json
@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar, assert_never, cas
 from planner_ext.core.errors import InvalidLimitError, PlannerExtError, shown, suggests_names
 from planner_ext.core.facts import CallDecided, Clarified, Fact, ModelReplied
 from planner_ext.core.marks import mark_on, markable, put_mark
-from planner_ext.core.state import ASK_USER, Phase, State
+from planner_ext.core.state import ASK_USER
 from planner_ext.core.values import RequestedCall
 
 
@@ -197,40 +197,96 @@ class ReadByKey:
         return tuple(field.name for field in fields(cast("Any", self)))
 
 
+_OF_THE_REVIEW = frozenset(
+    {
+        "plugin_name",
+        "function_name",
+        "raw_arguments",
+        "iteration",
+        "index",
+        "batch_size",
+        "signature",
+        "after",
+    }
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall(ReadByKey):
-    """A call as interceptors see it: the function that will really run, with the arguments it will really get.
+    """A call as everybody outside of the loop sees it: the function that will run, with the arguments it will get.
+
+    Interceptors see it before it runs; persons, while it waits for them. A question of the model that waits is one,
+    too: a call of ``UserInteraction-AskUser`` with ``{"question": text}``. It is answered with `Supply`, or with `Deny`
+    if there is no answer. A plain reply that asks is shown as such a call, with an id of its own.
 
     Attributes:
-        id: The call's id, unique within its batch.
+        id: The call's id, unique within its batch; decisions go by it.
+        path: The ids of the calls that lead to it, from the outermost run in, joined by ``/``; ``%``, ``/`` and ``#``
+            in an id are escaped as in an URL. Of a run that no other one surrounds, the escaped id.
+        kind: ``function``, or ``question``.
         arguments: The arguments from the model as JSON values, each converted to its parameter's type: "7" for an int
             is 7. An argument that the model did not give is missing, even if the function has a default or the
             application a value. Do not change it, return ``Approve(arguments=...)`` instead.
         raw_arguments: The JSON text that the model sent.
         iteration: The 0-based iteration of the loop.
         index: The call's index in its batch, from 0.
-        fingerprint: Digest of run, iteration, id, function and arguments.
-        prompt: What a person is asked, if an approver is shown the call; "" for nothing in particular.
+        fingerprint: Digest of run, iteration, id, function and arguments; an `Approve` may name it. A further question
+            about a call that somebody approved has another one.
         signature: The function's parameters, ``name=digest`` of each; "" if they are not known.
-        roles: Who may decide, if an approver is shown the call; empty for anyone.
         after: The functions after whose calls this one comes, by name: see `ApprovalRule.after`. None if that is not
-            known.
+            known, and while the call waits.
+        goal: The goal of the run, while the call waits.
+        prompt: What the person is asked; "" asks for a plain approval.
+        roles: Who may decide, by the function's mark or the rule that asks; empty for anyone.
+        expires_at: When the question expires, or None.
+        in_doubt: Whether it had started when its process ended, and may have taken effect: `Approve` runs it again,
+            `Supply` tells the model its result, `Deny` leaves the model with the doubt.
+        decision: The newest decision on a call that waits: who let a call in doubt run, who edited its arguments, or
+            who approved a call about which others are still asked. None for another call.
+        parameters: JSON schema of the parameters of a function whose call waits, as the model has it, to draw a form
+            from; None if it is not known.
     """
 
     id: str
-    plugin_name: str
-    function_name: str
+    path: str = ""
+    kind: Literal["function", "question"] = "function"
+    plugin_name: str = ""
+    function_name: str = ""
     fully_qualified_name: str
     arguments: Mapping[str, Any]
-    raw_arguments: str
-    iteration: int
-    index: int
-    batch_size: int
+    raw_arguments: str = ""
+    iteration: int = 0
+    index: int = 0
+    batch_size: int = 1
     fingerprint: str
-    prompt: str = ""
     signature: str = ""
-    roles: Sequence[str] = ()
     after: Set[str] | None = None
+    goal: str = ""
+    prompt: str = ""
+    roles: Sequence[str] = ()
+    expires_at: datetime | None = None
+    in_doubt: bool = False
+    decision: "DecisionRecord | None" = None
+    parameters: Mapping[str, Any] | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Convert the call to JSON values, times in ISO format, without what only its review needs."""
+        written = {name: self[name] for name in self if name not in _OF_THE_REVIEW}
+        return json.loads(json.dumps(written, default=_plain))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return value.as_dict() if isinstance(value, DecisionRecord) else dict(value)
+
+
+_ESCAPES = str.maketrans({character: f"%{ord(character):02X}" for character in "%/#"})
+
+
+def path_of(call_id: str) -> str:
+    """Write a call's id as a part of a path: see `ToolCall.path`."""
+    return call_id.translate(_ESCAPES)
 
 
 class Interceptor(Protocol):
@@ -245,44 +301,6 @@ RunAction: TypeAlias = Literal[
     "decide", "cancel", "set_budget", "resume", "retry", "say", "fork", "delete", "import", "grant", "revoke"
 ]
 """What somebody does to a run; each is asked of the ``authorize`` hook."""
-
-
-class AskedCall(Protocol):
-    """A call or question that waits, as whoever authorizes a decision on it reads it.
-
-    It is a `PendingCall`, of a kept run a `planner_ext.durable.PendingApproval`, and for an ``approver`` the `ToolCall`
-    that it was shown.
-    """
-
-    @property
-    def id(self) -> str:
-        """Its id, by which it is decided."""
-        ...
-
-    @property
-    def fully_qualified_name(self) -> str:
-        """The function that will run."""
-        ...
-
-    @property
-    def arguments(self) -> Mapping[str, Any]:
-        """What it will get from the model."""
-        ...
-
-    @property
-    def fingerprint(self) -> str:
-        """Digest of run, iteration, call, function and arguments."""
-        ...
-
-    @property
-    def prompt(self) -> str:
-        """The question to the person."""
-        ...
-
-    @property
-    def roles(self) -> Sequence[str]:
-        """Who may decide, by the function's mark or the rule that asks; empty for anyone."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,7 +319,7 @@ class DecisionRequest:
     action: RunAction
     by: str
     run_id: str
-    call: AskedCall | None = None
+    call: ToolCall | None = None
     decision: Decision | None = None
     verified: bool = False
 
@@ -605,12 +623,17 @@ def record_of(fact: CallDecided, request: RequestedCall) -> DecisionRecord | Non
         kind=kind,
         by=fact.by,
         at=datetime.fromtimestamp(fact.at, UTC),
-        requested=_object(replace(fact, edited=None).arguments_of(request)),
-        arguments=_object(fact.arguments_of(request)) if kind in ("approve", "edit") else None,
+        requested=json_object(replace(fact, edited=None).arguments_of(request)),
+        arguments=json_object(fact.arguments_of(request)) if kind in ("approve", "edit") else None,
         reason=fact.reason if kind == "deny" else "",
         result=fact.answer if kind == "supply" else None,
         always=fact.sticky,
     )
+
+
+def question_id(iteration: int) -> str:
+    """Return the id under which the plain reply of an iteration is shown as a call."""
+    return f"question_{iteration}"
 
 
 def _answer(fact: Clarified, answer: str, calls: tuple[RequestedCall, ...]) -> DecisionRecord:
@@ -626,113 +649,10 @@ def _answer(fact: Clarified, answer: str, calls: tuple[RequestedCall, ...]) -> D
     )
 
 
-def _object(text: str) -> Mapping[str, Any] | None:
+def json_object(text: str) -> Mapping[str, Any] | None:
+    """Read a JSON object, such as a call's arguments; None if the text is something else."""
     try:
         value = json.loads(text or "{}")
     except (ValueError, RecursionError):
         return None
     return cast("Mapping[str, Any]", value) if isinstance(value, dict) else None
-
-
-InDoubt: TypeAlias = Literal["person", "model"]
-"""Who is asked about a call in doubt: a person decides it, or the model reads that its effect is unknown."""
-
-IN_DOUBT_PROMPT = (
-    "This call is in doubt: it had started when its process ended, and may have taken effect. "
-    "Approve runs it again, Supply tells the model its result, Deny leaves the model with the doubt."
-)
-"""The prompt for a call that started and did not finish."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WaitingCall:
-    """A call that waits for a person; a plain reply that asks is shown as a call of the function that asks the user.
-
-    Attributes:
-        index: Its place in the batch; None for a plain reply.
-        request: As the model asked for it.
-        decided: What was decided so far; for a call in doubt, with the question that is open now and does not expire.
-        fingerprint: Digest of run, iteration, call, function and the arguments that will be used.
-        in_doubt: Whether it had started.
-    """
-
-    index: int | None
-    request: RequestedCall
-    decided: CallDecided
-    fingerprint: str
-    in_doubt: bool
-
-    @property
-    def arguments(self) -> Mapping[str, Any]:
-        """The function's arguments, from the model or the person who edited them; empty if they are not JSON."""
-        return _object(self.decided.arguments_of(self.request)) or {}
-
-    @property
-    def parameters(self) -> Mapping[str, Any] | None:
-        """JSON schema of the function's parameters; None if it is not known."""
-        return _object(self.decided.parameters) if self.decided.parameters else None
-
-
-def waiting_calls(state: State) -> tuple[WaitingCall, ...]:
-    """List the calls of a run that wait for a person, in call order; empty if the run has ended."""
-    batch = state.batch
-    if batch is None and state.reply is not None and state.phase is Phase.PAUSED:
-        return (_plain_question(state, state.reply),)
-    if batch is None or state.ended is not None:
-        return ()
-    found: list[WaitingCall] = []
-    for index, call in enumerate(batch.calls):
-        fact = call.decided
-        in_doubt = call.started and state.phase is Phase.PAUSED
-        if fact is None or call.answer is not None or not (in_doubt or fact.verdict == "defer"):
-            continue
-        fingerprint = fact.fingerprint
-        if in_doubt:
-            fact = replace(fact, expires_at=None, prompt=IN_DOUBT_PROMPT)
-            fingerprint = fingerprint_of(state.run_id, fact.iteration, call.request.id, fact.digest, fact.signature)
-        found.append(
-            WaitingCall(index=index, request=call.request, decided=fact, fingerprint=fingerprint, in_doubt=in_doubt)
-        )
-    return tuple(found)
-
-
-def only_asks(state: State) -> bool:
-    """Return whether a run waits for answers alone, and for no decision on a call."""
-    return state.phase is Phase.PAUSED and all(call.decided.kind == "question" for call in waiting_calls(state))
-
-
-def present_status(state: State) -> str:
-    """Return the status of a run as its journal shows it: as in a result, or ``running`` while it is neither.
-
-    A run whose process ended is ``running``, too: its journal stays open for another life.
-    """
-    if state.ended is not None:
-        return state.ended.status
-    return "asked" if only_asks(state) else "paused" if state.phase is Phase.PAUSED else "running"
-
-
-def question_id(iteration: int) -> str:
-    """Return the id under which the plain reply of an iteration is shown as a call."""
-    return f"question_{iteration}"
-
-
-def _plain_question(state: State, reply: ModelReplied) -> WaitingCall:
-    """Show a plain reply that asks as a call with a separate id."""
-    name = question_id(reply.iteration)
-    arguments = {"question": reply.text}
-    digest = digest_of(ASK_USER, arguments)
-    fingerprint = fingerprint_of(state.run_id, reply.iteration, name, digest)
-    decided = CallDecided(
-        iteration=reply.iteration,
-        index=0,
-        call_id=name,
-        function=ASK_USER,
-        kind="question",
-        verdict="defer",
-        digest=digest,
-        fingerprint=fingerprint,
-        prompt=reply.text,
-        at=reply.at,
-    )
-    request = RequestedCall(id=name, name=ASK_USER, arguments=json.dumps(arguments))
-    return WaitingCall(index=None, request=request, decided=decided, fingerprint=fingerprint, in_doubt=False)

@@ -5,7 +5,6 @@ Imports no Semantic Kernel.
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Annotated, Any, Literal, cast
 
 import typer
@@ -42,7 +41,7 @@ async def list_pending(args: cli.ListArgs) -> None:
             waiting = await store.pending(limit=args.limit, offset=args.offset)
         total = await store.count()
     lines = (line for call in waiting for line in _call_lines(call))
-    rows = [asdict(call) for call in waiting]
+    rows = [call.as_dict() for call in waiting]
     print_page(args, rows, lines, total=total, none=f"Nothing waits in {store_name(args.store)}.")
 
 
@@ -56,7 +55,7 @@ async def show_pending(id: cli.CallId, store: cli.Store, as_json: cli.Json = Fal
     async with opened_client(store) as client:
         call = await client.approvals().show(id)
     if as_json:
-        print(json_document(asdict(call)))
+        print(json_document(call.as_dict()))
     else:
         _print_whole(Terminal(), call)
 

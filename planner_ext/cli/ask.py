@@ -8,7 +8,7 @@ from planner_ext.cli.show import print_pending
 from planner_ext.cli.text import Terminal
 from planner_ext.core.state import ASK_USER
 from planner_ext.core.text import exact, exact_json
-from planner_ext.hitl_manager import Approve, Decision, Deny, PendingCall, Supply
+from planner_ext.hitl_manager import Approve, Decision, Deny, Supply, ToolCall
 from planner_ext.sk.functions.conversion import InvalidArguments, parse_object
 
 _CHOICES = {"a": "approve", "d": "deny", "e": "edit", "w": "always", "s": "show all", "q": "quit"}
@@ -34,7 +34,7 @@ class ApprovalPrompt:
         self._refused: tuple[str, Decision] | None = None
         self._cut = False
 
-    def decide(self, call: PendingCall, *, more: int) -> Decision | None:
+    def decide(self, call: ToolCall, *, more: int) -> Decision | None:
         """Show a call and ask until there is a decision, or None if the person quits.
 
         Args:
@@ -59,17 +59,17 @@ class ApprovalPrompt:
             self._console.print()
             return None
 
-    def refuse(self, call: PendingCall, decision: Decision, reason: str) -> None:
+    def refuse(self, call: ToolCall, decision: Decision, reason: str) -> None:
         """Print why a decision was refused; the person is asked again about the same call."""
         self._complain(reason)
         self._refused = call.id, decision
 
-    def remembered(self, call: PendingCall) -> Decision:
+    def remembered(self, call: ToolCall) -> Decision:
         """Approve a call that an earlier "always" covers, and print that."""
         self._say(f"{exact(call.fully_qualified_name)}: approved, as you said always.")
         return Approve(by=self._by, fingerprint=call.fingerprint)
 
-    def _asked(self, call: PendingCall) -> Decision | None:
+    def _asked(self, call: ToolCall) -> Decision | None:
         choices = {key: name for key, name in _CHOICES.items() if self._cut or key != "s"}
         question = ", ".join(f"{name} ({key})" for key, name in choices.items()) + "? "
         while True:
@@ -90,7 +90,7 @@ class ApprovalPrompt:
             if decision is not None:
                 return decision
 
-    def _edited(self, call: PendingCall) -> Decision | None:
+    def _edited(self, call: ToolCall) -> Decision | None:
         """Ask for other arguments; None goes back to the question."""
         self._say("Now: " + exact_json(call.arguments))
         while answer := self._answer("New arguments, as one line of JSON (empty: back): "):
@@ -100,7 +100,7 @@ class ApprovalPrompt:
             self._complain(f"The arguments {edited.message}")
         return None
 
-    def _approved_always(self, call: PendingCall) -> Decision | None:
+    def _approved_always(self, call: ToolCall) -> Decision | None:
         question = "For the rest of this run: this function (f), or these arguments only (a)? "
         match self._choice(question, _STICKY):
             case "function" | "arguments" as always:
@@ -134,7 +134,7 @@ def is_terminal() -> bool:
     return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()  # pyright: ignore[reportUnnecessaryComparison]  (None without a console)
 
 
-def _short_name(console: Terminal, call: PendingCall) -> str:
+def _short_name(console: Terminal, call: ToolCall) -> str:
     """Return a call's name, cut to half a line."""
     half = _LONGEST_NAME // 2
     mark = console.signs.more

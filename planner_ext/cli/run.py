@@ -29,7 +29,7 @@ from planner_ext import (
     FunctionCallingStepwisePlannerOptions,
     FunctionCallingStepwisePlannerResult,
 )
-from planner_ext.approval.decisions import waiting_calls
+from planner_ext.approval.waiting import waiting_calls
 from planner_ext.cli.ask import ApprovalPrompt, is_terminal
 from planner_ext.cli.command import ExitCode
 from planner_ext.cli.kernels import SERVICE_ID, kernel_of, openai_service, start_factory, with_service
@@ -48,7 +48,7 @@ from planner_ext.errors import (
     PlannerInvalidConfigurationError,
 )
 from planner_ext.events import Fact
-from planner_ext.hitl_manager import Decision, PendingCall
+from planner_ext.hitl_manager import Decision, ToolCall
 from planner_ext.planner.run import result_of
 
 Result = FunctionCallingStepwisePlannerResult
@@ -324,10 +324,10 @@ class CliRun:
         return text if self._service is None else f"{text} The endpoint is {self._service.client.base_url}"
 
 
-def _is_approved_already(call: PendingCall, result: Result) -> bool:
+def _is_approved_already(call: ToolCall, result: Result) -> bool:
     """Whether an approval for the rest of the run covers this call, which waited before the approval was given."""
     state = result.checkpoint.state()
-    fact = next(one.decided for one in waiting_calls(state) if one.request.id == call.id)
+    fact = next(one.decision for one in waiting_calls(state).values() if one.request.id == call.id)
     keys = sticky_keys(fact.function, fact.digest, fact.signature, source=fact.source, roles=fact.roles)
     return not state.sticky.isdisjoint(keys.values())
 

@@ -100,7 +100,8 @@ async def show_result(run: cli.RunName, store: cli.Store, wait: bool = False, as
         result = await client.result(run)
     if as_json:
         usage = {**asdict(result.usage), "total_tokens": result.usage.total_tokens}
-        print(json_document({**asdict(result), "usage": usage}))
+        pending = [call.as_dict() for call in result.pending]
+        print(json_document({**asdict(result), "usage": usage, "pending": pending}))
     else:
         _print_result(result, store)
     return result_code(result.status)

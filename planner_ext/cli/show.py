@@ -29,7 +29,7 @@ from planner_ext.core.state import ASK_USER
 from planner_ext.core.text import exact, exact_json, one_line, printable, visible
 from planner_ext.engine.timeline import TimelineCall, TimelineReader
 from planner_ext.events import PlannerEvent, ResultReady, TextDelta
-from planner_ext.hitl_manager import PendingCall
+from planner_ext.hitl_manager import ToolCall
 from planner_ext.planner.run import FunctionCallingStepwisePlannerResult
 
 _RAN = ("ok", "failed", "timed_out", "cancelled")
@@ -287,7 +287,7 @@ def _remark(
             return "asks for the next step" if purpose == "step" else "asks for a final answer"
 
 
-def print_pending(console: Terminal, call: PendingCall, *, more: int = 0, lines: int | None = None) -> bool:
+def print_pending(console: Terminal, call: ToolCall, *, more: int = 0, lines: int | None = None) -> bool:
     """Print a pending call: invisible characters are escaped, function and id come last.
 
     Args:
@@ -303,7 +303,7 @@ def print_pending(console: Terminal, call: PendingCall, *, more: int = 0, lines:
     rows = Table.grid(padding=(0, 2))
     rows.add_column(style="dim", no_wrap=True)
     rows.add_column(overflow="fold")
-    asks = call.fully_qualified_name == ASK_USER
+    asks = call.kind == "question"
     texts = {"question": visible(call.prompt)} if call.prompt else {}
     if not asks:
         texts["arguments"] = exact_json(call.arguments, indent=2) if call.arguments else "none"

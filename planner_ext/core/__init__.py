@@ -11,8 +11,11 @@ Where is what
     stand the doors and the other modules of the root, then ``compare``, ``cli`` and ``inbox``. ``testing`` scripts
     models. Paths below are relative to ``planner_ext``.
 
-    a deferred call       `Call.decided` in ``core/state.py``, with the verdict ``defer``: a `CallDecided` of the
-                          journal. `waiting_calls` in ``approval/decisions.py`` lists those of a state.
+    a call                asked by the model: `RequestedCall` in ``core/values.py``; in the state: `Call` in
+                          ``core/state.py``; as everybody outside sees it, waiting or not: `ToolCall` in
+                          ``approval/decisions.py``, in a store its `PendingApproval`
+    a deferred call       `Call.decided` with the verdict ``defer``: a `CallDecided` of the journal. `waiting_calls` in
+                          ``approval/waiting.py`` finds those of a state, `pending_calls` shows them.
       ... without a store in the journal that a checkpoint holds: ``sk/checkpoint.py``
       ... of an agent     the last message of its thread says so; ``agent.py`` resumes or cancels the turn
       ... in a store      also a row of ``planner_approvals``: ``durable/writer.py`` opens it when the run pauses,

@@ -63,6 +63,12 @@ class Call:
         """Whether it was started since it was decided."""
         return self.starts > 0
 
+    @property
+    def decision(self) -> CallDecided:
+        """The newest decision on a call that was reviewed."""
+        assert self.decided is not None, "the call was reviewed"
+        return self.decided
+
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:

@@ -7,7 +7,7 @@ such a run that `planner_ext.approval.decisions.RunAction` lists.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner_ext.approval.decisions import AskedCall, Authorize, Decision, DecisionRequest, RunAction, hooks_of
+from planner_ext.approval.decisions import Authorize, Decision, DecisionRequest, RunAction, ToolCall, hooks_of
 from planner_ext.durable.errors import NotAuthorizedError
 from planner_ext.durable.store import JournalStore
 from planner_ext.engine.authorization import phrase_of, refusal_of
@@ -32,7 +32,7 @@ class Doorkeeper:
         run_id: str,
         *,
         by: object = "",
-        call: AskedCall | None = None,
+        call: ToolCall | None = None,
         decision: Decision | None = None,
     ) -> None:
         """Ask whether a person may act on a run.
@@ -52,7 +52,7 @@ class Doorkeeper:
         run_id: str,
         *,
         by: object = "",
-        call: AskedCall | None = None,
+        call: ToolCall | None = None,
         decision: Decision | None = None,
     ) -> None:
         """Ask as `check` does, about a run that began under the hooks of these names."""

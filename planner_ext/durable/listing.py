@@ -187,7 +187,7 @@ def _name_of(call: Value) -> str:
     try:
         data: Any = json.loads(str(call))
         roles = ", ".join(map(str, data.get("roles", ())))[:_LONGEST_NAME]
-        name = "an answer" if data.get("kind") == "question" else str(data["function"])[:_LONGEST_NAME]
+        name = "an answer" if data.get("kind") == "question" else str(data["fully_qualified_name"])[:_LONGEST_NAME]
         return f"{name} ({roles})" if roles else name
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return "a call whose row is damaged"

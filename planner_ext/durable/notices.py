@@ -100,7 +100,7 @@ class RunNotice:
 
     def as_dict(self) -> dict[str, Any]:
         """Convert the notice to JSON values; times are in ISO format."""
-        return json.loads(json.dumps(asdict(self), default=datetime.isoformat))
+        return {**asdict(self), "at": self.at.isoformat(), "pending": [call.as_dict() for call in self.pending]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,8 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, TypedDict, TypeVar
 
-from planner_ext.approval.decisions import Authorize, InDoubt, check_authorize, is_duration
+from planner_ext.approval.decisions import Authorize, check_authorize, is_duration
+from planner_ext.approval.waiting import InDoubt
 from planner_ext.core.errors import InvalidLimitError, PlannerExtError, shown
 from planner_ext.core.limits import is_count, is_positive_number
 from planner_ext.durable.errors import StoreError

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from hashlib import sha256
-from typing import Any, Literal, Self, cast
+from typing import Any, Self, cast
 
 from planner_ext.approval.decisions import (
     Approve,
@@ -17,17 +17,18 @@ from planner_ext.approval.decisions import (
     DecisionKind,
     DecisionRecord,
     Deny,
-    ReadByKey,
     Supply,
+    ToolCall,
     digest_of,
     fingerprint_of,
     further_digest,
     problem_of,
 )
+from planner_ext.approval.waiting import shown_call
 from planner_ext.core.errors import InvalidJournalError, described, reading, shown
 from planner_ext.core.facts import CallDecided, Clarified, Fact
 from planner_ext.core.fold import fold
-from planner_ext.core.state import ASK_USER, State
+from planner_ext.core.state import ASK_USER, Call, State
 from planner_ext.durable.database import Row, Value
 from planner_ext.durable.errors import ApprovalRefusedError, reading_row
 from planner_ext.durable.inputs import RunInputs
@@ -148,8 +149,8 @@ class StoredRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PendingApproval(ReadByKey):
-    """A call that waits for a person's decision, or did; a question of the model is one, too.
+class PendingApproval(ToolCall):
+    """A call or question of a kept run that waits for a person's decision, or did.
 
     Attributes:
         id: ``{run_id}/{iteration}/{call_id}``; a long call id is cut and ends in a digest. Decisions refer to it. A
@@ -157,45 +158,52 @@ class PendingApproval(ReadByKey):
             and the name of its start appended.
         run_id: The run that waits.
         call_id: The call's id within its batch.
-        kind: ``function``: a call, which `Approve` runs; ``question``: the model asks, and `Supply` answers it.
-        fully_qualified_name: The function that will run; for a question ``UserInteraction-AskUser``, which never runs.
-        arguments: Exactly the model's arguments that it will get; for a question ``{"question"}``.
-        goal: The goal of the run.
-        prompt: The question to the person, "" if there is no particular one.
-        fingerprint: Digest of run, iteration, call, function and arguments; decisions bind to it.
-        in_doubt: Whether the call had started when its process died, so that it may have taken effect. `Approve` runs
-            it again, `Supply` gives the model its result, and after `Deny` the model reads that its effect is unknown.
         asked_at: When it started to wait.
-        expires_at: When the question expires, or None.
         status: ``open``; ``decided``, until a worker takes the decision; ``closed``.
         decided_at: When a person decided, or None.
         problem: Why a worker could not take the last decision; "" if there was no problem.
         decision: The decision with its author, time and arguments; None while it is open.
         refused: The refused decisions on it, the oldest first: late, second, made for another call, or invalid.
-        roles: Who may decide, by the function's mark or the rule that asks; empty for anyone.
-        parameters: JSON schema of the function's parameters, as the model has it, to draw a form from; None if it is
-            not known, and for a question.
     """
 
-    id: str
     run_id: str
     call_id: str
-    kind: Literal["function", "question"]
-    fully_qualified_name: str
-    arguments: Mapping[str, Any]
-    goal: str
-    prompt: str
-    fingerprint: str
-    in_doubt: bool
     asked_at: datetime
-    expires_at: datetime | None
-    status: str
-    decided_at: datetime | None
-    problem: str
-    decision: DecisionRecord | None = None
+    status: str = "open"
+    decided_at: datetime | None = None
+    problem: str = ""
     refused: tuple[DecisionRecord, ...] = ()
-    roles: tuple[str, ...] = ()
-    parameters: Mapping[str, Any] | None = None
+
+
+_TEXTS = ("id", "path", "fully_qualified_name", "goal", "prompt", "signature")
+_STORED = (*_TEXTS, "kind", "arguments", "iteration", "roles", "in_doubt", "parameters")
+"""What a row holds of a call as JSON."""
+
+
+def call_values(state: State, call: Call) -> dict[str, Any]:
+    """Convert a call that waits to the JSON values of its row, from which `read_approval` reads it.
+
+    Args:
+        state: The run's state.
+        call: One of its `planner_ext.approval.waiting.waiting_calls`.
+    """
+    shown = shown_call(state, call)
+    values = {name: shown[name] for name in _STORED}
+    if call.decision.approved and not call.started:
+        values["further"] = call.decision.source  # others have approved it
+    return values
+
+
+def asked_call(call: ToolCall, id_: str, state: State) -> PendingApproval:
+    """Show a call that waits as its row will, once the run has paused."""
+    values: dict[str, Any] = {name: call[name] for name in call}
+    values["id"] = id_
+    return PendingApproval(
+        **values,
+        run_id=state.run_id,
+        call_id=call.id,
+        asked_at=datetime.fromtimestamp(state.at, UTC),
+    )
 
 
 def approval_id(run_id: str, iteration: int, call_id: str) -> str:
@@ -255,25 +263,28 @@ def read_approval(row: Row, refused: Sequence[Row] = ()) -> PendingApproval:
     key, run_id, status, fingerprint, text, asked_at, expires_at, decision, decided_at, problem = row
     with reading_row(f"The row of approval {key!r} is", ApprovalRefusedError):
         call = json.loads(str(text))
-        function = call["function"]
+        for name in _TEXTS:
+            _text(call[name])
+        function = call["fully_qualified_name"]
         arguments = call["arguments"]
-        roles = tuple(map(str, call.get("roles", ())))
+        roles = tuple(map(str, call["roles"]))
         digest = digest_of(function, arguments)
-        if "further" in call:  # others have approved it
-            digest = further_digest(digest, call["further"], roles)
-        asked = fingerprint_of(str(run_id), call["iteration"], call["call_id"], digest, call["signature"])
+        if "further" in call:
+            digest = further_digest(digest, call.pop("further"), roles)
+        asked = fingerprint_of(str(run_id), call["iteration"], call["id"], digest, call["signature"])
+        # only the fingerprint is proof, so a question must have the function name of a question, too
+        is_question = call.get("kind") == "question" and function == ASK_USER
+        read: dict[str, Any] = {
+            "id": str(key),
+            "call_id": call["id"],
+            "kind": "question" if is_question else "function",
+            "in_doubt": call["in_doubt"] is True,
+            "roles": roles,
+        }
         approval = PendingApproval(
-            id=str(key),
+            **{**call, **read},
             run_id=str(run_id),
-            call_id=call["call_id"],
-            # only the fingerprint is proof, so a question must have the function name of a question, too
-            kind="question" if call.get("kind") == "question" and function == ASK_USER else "function",
-            fully_qualified_name=function,
-            arguments=arguments,
-            goal=_text(call["goal"]),
-            prompt=_text(call["prompt"]),
             fingerprint=str(fingerprint),
-            in_doubt=call["in_doubt"] is True,
             asked_at=datetime.fromtimestamp(float(asked_at or 0), UTC),
             expires_at=read_moment(expires_at),
             status=str(status),
@@ -281,8 +292,6 @@ def read_approval(row: Row, refused: Sequence[Row] = ()) -> PendingApproval:
             problem=str(json.loads(str(problem))) if problem else "",
             decision=_decision_record(key, decision, decided_at, function, arguments),
             refused=tuple(read_refusal(one, function, arguments) for one in refused),
-            roles=roles,
-            parameters=call.get("parameters"),
         )
     if fingerprint != asked:
         raise ApprovalRefusedError(

@@ -11,16 +11,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn, Self, TypeVar, Unpack
 
-from planner_ext.approval.decisions import (
-    ApprovalSettings,
-    Authorize,
-    Decision,
-    Interceptor,
-    RunAction,
-    hooks_of,
-    waiting_calls,
-)
+from planner_ext.approval.decisions import ApprovalSettings, Authorize, Decision, Interceptor, RunAction, hooks_of
 from planner_ext.approval.guards import guard_name, hook_names
+from planner_ext.approval.waiting import waiting_calls
 from planner_ext.core.errors import EndedRunError, not_answered, shown, way_out
 from planner_ext.core.facts import Guards
 from planner_ext.core.limits import Budget

@@ -26,7 +26,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
-from planner_ext.approval.decisions import Approve, Authorize, Decision, InDoubt, InvalidDecisionError
+from planner_ext.approval.decisions import Approve, Authorize, Decision, InvalidDecisionError
+from planner_ext.approval.waiting import InDoubt
 from planner_ext.core.errors import (
     InvalidJournalError,
     NewerSchemaError,

@@ -2,13 +2,14 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
 from hashlib import sha256
 
-from planner_ext.approval.decisions import WaitingCall, question_id, waiting_calls
+from planner_ext.approval.decisions import ToolCall, question_id
+from planner_ext.approval.waiting import waiting_calls
 from planner_ext.core.facts import (
     BudgetChanged,
     CallDecided,
@@ -27,16 +28,17 @@ from planner_ext.core.facts import (
 )
 from planner_ext.core.fold import apply
 from planner_ext.core.limits import Budget
-from planner_ext.core.state import Phase, State
+from planner_ext.core.state import Call, Phase, State
 from planner_ext.durable.database import Step, Value
 from planner_ext.durable.errors import RunFencedError
 from planner_ext.durable.inputs import NewBudget
 from planner_ext.durable.records import (
     PendingApproval,
     approval_id,
+    asked_call,
+    call_values,
     decided_text,
     fold_journal,
-    read_approval,
 )
 from planner_ext.durable.store import JournalStore, notice_step
 from planner_ext.engine.batch import BudgetHandle
@@ -216,17 +218,17 @@ class JournalWriter:
             if isinstance(fact, CallStarted):
                 self._started[fact.iteration, fact.index] = _start_name(fact, place)
         closed = [id_ for id_, index in self._questions.items() if not _is_open(state, index)]
-        waiting = waiting_calls(state) if isinstance(facts[-1], Paused) else ()
-        opened = {_question_id(state, call.index, self._started): call for call in waiting}
+        waiting = waiting_calls(state) if isinstance(facts[-1], Paused) else dict[int | None, Call]()
+        opened = {_question_id(state, index, self._started): index for index in waiting}
         steps = [*self._buffered, *self._fact_steps(seq, facts)]
         held = [*self._held, *facts]
         if closed or state.phase is Phase.COMPLETING or not all(_can_be_computed_again(fact) for fact in facts):
             steps += self._close_steps(closed, facts)
-            steps += [step for id_, call in opened.items() for step in _open_steps(state, id_, call)]
+            steps += [step for id_, index in opened.items() for step in _open_steps(state, id_, waiting[index])]
             if any(isinstance(fact, BudgetChanged) for fact in facts):
                 steps.append((_DROP_BUDGET, {"run_id": self.run_id, "text": self.budget.taken}))
             await self._store.append(
-                self.run_id, *steps, *_run_update(state, facts[-1], waiting, is_queued=self._is_queued)
+                self.run_id, *steps, *_run_update(state, facts[-1], waiting.values(), is_queued=self._is_queued)
             )
             log_facts(state, facts, kept=True)
             self.facts += held
@@ -236,7 +238,7 @@ class JournalWriter:
         self._buffered = steps
         self.state = state
         self._questions = {id_: index for id_, index in self._questions.items() if id_ not in closed}
-        self._questions |= {id_: call.index for id_, call in opened.items()}
+        self._questions |= opened
         if self._claim is not None:  # what follows may be a request, and nothing is written before it
             self._claim.check(self.run_id)
 
@@ -254,15 +256,15 @@ class JournalWriter:
 
     def question_id_of(self, call_id: str) -> str:
         """Return the id of the open question about a call, or of the call if no question is open."""
-        waiting = waiting_calls(self.state)
-        asked = {call.request.id: _question_id(self.state, call.index, self._started) for call in waiting}
-        return asked.get(call_id, call_id)
+        for index, call in waiting_calls(self.state).items():
+            if call.request.id == call_id:
+                return _question_id(self.state, index, self._started)
+        return call_id
 
-    def approval_of(self, call: WaitingCall) -> PendingApproval:
-        """Show a call that waits as an approver sees it, from the journal alone."""
-        _, row = _open_step(self.state, _question_id(self.state, call.index, self._started), call)
-        columns = ("fingerprint", "call", "asked_at", "expires_at")
-        return read_approval((row["id"], self.run_id, "open", *(row[name] for name in columns), None, None, None))
+    def approval_of(self, call: ToolCall) -> PendingApproval:
+        """Show a call that waits as the store lists it, from the journal alone."""
+        index = None if self.state.batch is None else call.index
+        return asked_call(call, _question_id(self.state, index, self._started), self.state)
 
     def _fact_steps(self, seq: int, facts: Sequence[Fact]) -> list[Step]:
         statement = ADD_FACT
@@ -318,42 +320,23 @@ async def cancel_run(store: JournalStore, run_id: str, *, by: str, reason: str, 
         state = reduce(apply, new, state)
 
 
-def _open_steps(state: State, id_: str, call: WaitingCall) -> list[Step]:
-    opens = _open_step(state, id_, call)
-    _, values = opens
-    if values["problem"] is None:
-        return [opens]
-    return [(_KEEP_EDIT, {name: values[name] for name in ("id", "fingerprint", "problem")}), opens]
-
-
-def _open_step(state: State, id_: str, call: WaitingCall) -> Step:
-    decided = call.decided
-    shown = {
-        "iteration": decided.iteration,
-        "call_id": call.request.id,
-        "function": decided.function,
-        "kind": decided.kind,
-        "arguments": call.arguments,
-        "prompt": decided.prompt,
-        "goal": state.goal,
-        "in_doubt": call.in_doubt,
-        "signature": decided.signature,
-        **({"roles": decided.roles} if decided.roles else {}),
-        **({"further": decided.source} if decided.approved and not call.in_doubt else {}),
-        **({"parameters": call.parameters} if call.parameters else {}),
-    }
-    return _OPEN_APPROVAL, {
+def _open_steps(state: State, id_: str, call: Call) -> list[Step]:
+    fact = call.decision
+    problem = _compact(fact.reason) if fact.reason else None
+    opens: dict[str, Value] = {
         "id": id_,
         "run_id": state.run_id,
-        "fingerprint": call.fingerprint,
-        "call": _compact(shown),
+        "fingerprint": fact.fingerprint,
+        "call": _compact(call_values(state, call)),
         "asked_at": state.at,
-        "expires_at": decided.expires_at,
-        "problem": _compact(decided.reason) if decided.reason else None,
+        "expires_at": fact.expires_at,
+        "problem": problem,
     }
+    keeps = {"id": id_, "fingerprint": fact.fingerprint, "problem": problem}
+    return [(_OPEN_APPROVAL, opens)] if problem is None else [(_KEEP_EDIT, keeps), (_OPEN_APPROVAL, opens)]
 
 
-def _run_update(state: State, last: Fact, waiting: Sequence[WaitingCall], *, is_queued: bool) -> list[Step]:
+def _run_update(state: State, last: Fact, waiting: Iterable[Call], *, is_queued: bool) -> list[Step]:
     spent = state.usage
     values: dict[str, Value] = {
         "run_id": state.run_id,
@@ -376,7 +359,7 @@ def _run_update(state: State, last: Fact, waiting: Sequence[WaitingCall], *, is_
             status = last.status
         case _:
             return []
-    expiries = [call.decided.expires_at for call in waiting if call.decided.expires_at is not None]
+    expiries = [call.decision.expires_at for call in waiting if call.decision.expires_at is not None]
     moved = (_MOVE_RUN, {**values, "status": status, "wake_at": min(expiries, default=None)})
     problem = last.reason if isinstance(last, Ended) else ""
     told = [] if status == "running" else [notice_step(state.run_id, status, at=state.at, problem=problem)]

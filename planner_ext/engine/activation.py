@@ -12,7 +12,8 @@ from fnmatch import fnmatchcase
 from itertools import zip_longest
 from typing import Any, Protocol, TypeVar
 
-from planner_ext.approval.decisions import AskedCall, Authorize, Decision, InDoubt, WaitingCall
+from planner_ext.approval.decisions import Authorize, Decision, ToolCall
+from planner_ext.approval.waiting import InDoubt
 from planner_ext.core.facts import Fact, Guards
 from planner_ext.core.limits import Budget
 from planner_ext.engine.batch import BudgetHandle
@@ -42,7 +43,7 @@ class Activation:
         in_doubt: Who handles calls in doubt.
         new_budget: Changes the run's limits while it is driven.
         authorize: Says who may decide, besides the planner's own hook; see `ApprovalSettings`.
-        described: Shows a call that is decided to that hook, as the store lists it; None shows the planner's own.
+        described: Shows a call that is decided to that hook, as the store lists it; None shows it as the planner does.
         verified: The ids of the calls whose author the application vouches for.
         guards: What a run that was submitted demands of whoever begins it; None demands nothing.
         emit: Takes the text of replies as it arrives, and each fact; its requests are streamed. None sends plain ones.
@@ -59,7 +60,7 @@ class Activation:
     in_doubt: InDoubt = "person"
     new_budget: BudgetHandle | None = None
     authorize: Authorize | tuple[Authorize, ...] | None = None
-    described: Callable[[WaitingCall], AskedCall] | None = None
+    described: Callable[[ToolCall], ToolCall] | None = None
     verified: Set[str] = frozenset()
     guards: Guards | None = None
     emit: Emit | None = None

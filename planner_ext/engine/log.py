@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from opentelemetry.metrics import get_meter_provider
 from opentelemetry.trace import get_tracer_provider
 
-from planner_ext.approval.decisions import waiting_calls
+from planner_ext.approval.waiting import waiting_calls
 from planner_ext.core.errors import counted, text_of
 from planner_ext.core.facts import CallDecided, Clarified, Ended, Fact, Paused, Resumed, RunStarted
 from planner_ext.core.state import State
@@ -90,7 +90,7 @@ def _events(state: State, fact: Fact) -> Sequence[tuple[int, str]]:
 
 def _waiting_text(state: State) -> str:
     waiting = waiting_calls(state)
-    questions = sum(call.decided.kind == "question" for call in waiting)
+    questions = sum(call.decision.kind == "question" for call in waiting.values())
     numbers = {"call": len(waiting) - questions, "question": questions}
     verb = "waits" if len(waiting) == 1 else "wait"
     return f"{' and '.join(counted(number, noun) for noun, number in numbers.items() if number)} {verb}"

@@ -18,7 +18,7 @@ from opentelemetry.metrics import get_meter, get_meter_provider
 from opentelemetry.trace import Link, Span, StatusCode, get_current_span, get_tracer, use_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from planner_ext.approval.decisions import present_status, waiting_calls
+from planner_ext.approval.waiting import present_status, waiting_calls
 from planner_ext.core import facts, machine
 from planner_ext.core.state import State
 from planner_ext.core.values import Usage
@@ -165,7 +165,9 @@ class Invocation:
         """Surround an activation with its span, and measure it."""
         before = engine.state
         began = perf_counter()
-        self._asked = {c.index: before.at if c.in_doubt else c.decided.at for c in waiting_calls(before)}
+        self._asked = {
+            index: before.at if call.started else call.decision.at for index, call in waiting_calls(before).items()
+        }
         self._span = self._start("invoke_agent", self._model, _links_to(engine.facts))
         self._records = self._span.is_recording() or is_set(get_meter_provider())
         failure: BaseException | None = None

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, TypeAlias, cast
 
-from planner_ext.approval.decisions import DecisionRecord, present_status, record_of
+from planner_ext.approval.decisions import DecisionRecord, record_of
+from planner_ext.approval.waiting import present_status
 from planner_ext.core import facts
 from planner_ext.core.fold import apply
 from planner_ext.core.limits import LIMIT_OF_PART, Budget

@@ -24,12 +24,11 @@ from planner_ext.core.errors import nearest, shown
 from planner_ext.core.limits import Budget, Price
 from planner_ext.engine.gate import Approver, CheckForIntervention, PreInvoke
 from planner_ext.engine.ports import Clock, Observer
-from planner_ext.sk.checkpoint import SigningKey
+from planner_ext.sk.checkpoint import DecisionsTaken, SigningKey
 from planner_ext.sk.checks import callable_with, least, non_negative
 from planner_ext.sk.errors import InvalidOptionError, PlannerInvalidConfigurationError
 from planner_ext.sk.functions.execution import ToolExecution
 from planner_ext.sk.functions.questions import Clarifier
-from planner_ext.sk.run.approval import DecisionsTaken
 from planner_ext.sk.run.iteration import IterationCallback
 from planner_ext.sk.run.options import DEFAULTS, CheckedOptions, RunOptions
 from planner_ext.sk.run.prompts import response_form

@@ -35,11 +35,10 @@ from planner_ext.planner.run import (
 )
 from planner_ext.sk.charging.nested import current_parent_run, planner_of, tab_in
 from planner_ext.sk.chat.transport import select_service
-from planner_ext.sk.checkpoint import Checkpoint
+from planner_ext.sk.checkpoint import Checkpoint, DecisionsTaken, Taking
 from planner_ext.sk.checks import instance_of
 from planner_ext.sk.errors import DecisionRefusedError, InvalidOptionError, RunEndedError
 from planner_ext.sk.functions.questions import OWN_PLUGIN, own_function
-from planner_ext.sk.run.approval import DecisionsTaken, Taking
 from planner_ext.sk.run.context import (
     RunContext,
     checked_messages,

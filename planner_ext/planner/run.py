@@ -9,7 +9,8 @@ from pydantic import Field, PrivateAttr
 from semantic_kernel.contents import AuthorRole, ChatHistory, ChatMessageContent
 from semantic_kernel.kernel_pydantic import KernelBaseModel
 
-from planner_ext.approval.decisions import DecisionRecord, decisions_of
+from planner_ext.approval.decisions import DecisionRecord, ToolCall, decisions_of
+from planner_ext.approval.waiting import pending_calls
 from planner_ext.core.errors import RunRefusedError, not_answered
 from planner_ext.core.facts import Fact, Guards, Planned, Rules, RunStarted
 from planner_ext.core.state import Phase, State
@@ -20,9 +21,8 @@ from planner_ext.engine.effects import Effect, effect_of
 from planner_ext.engine.engine import watch
 from planner_ext.engine.ports import Emit, Event, ResultReady, TextDelta
 from planner_ext.planner.options import FunctionCallingStepwisePlannerOptions
-from planner_ext.sk.checkpoint import Checkpoint, SigningKey, journal_signature
+from planner_ext.sk.checkpoint import Checkpoint, SigningKey, Taking, journal_signature
 from planner_ext.sk.errors import RunEndedError
-from planner_ext.sk.run.approval import PendingCall, Taking, pending_call, pending_calls
 from planner_ext.sk.run.context import RunContext
 from planner_ext.sk.run.outcome import chat_history, raise_at_limit, status_of
 from planner_ext.sk.run.prompts import ResponseForm
@@ -60,7 +60,7 @@ class FunctionCallingStepwisePlannerResult(KernelBaseModel):
     tool_calls: int = 0
     usage: Usage = Usage()
     limit: str | None = None
-    pending: tuple[PendingCall, ...] = ()
+    pending: tuple[ToolCall, ...] = ()
     reason: str = ""
     plan: str = ""
     facts: tuple[Any, ...] = Field(default=(), exclude=True, repr=False)
@@ -315,7 +315,7 @@ class KeptRun(PlannerRun):
             budget=budget,
             decided_at=activation.decided_at,
             verified=activation.verified,
-            described=activation.described or pending_call,
+            described=activation.described,
         )
         facts = await self.context.resumed(given)
         return facts if len(facts) > 1 or activation.budget is not None else ()

@@ -1,10 +1,16 @@
-"""Checkpoints: a run's journal as JSON text, signed on request, from which the run is resumed."""
+"""Checkpoints: a run's journal as JSON text, signed on request, from which the run is resumed.
+
+A checkpoint does not know that it was resumed before; the planner, service or handler object that resumes it remembers
+its decisions. Other objects and processes do not: a run store does.
+"""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from planner_ext.approval.decisions import InvalidDecisionError
 from planner_ext.core.errors import (
     InvalidJournalError,
     InvalidLimitError,
@@ -13,7 +19,7 @@ from planner_ext.core.errors import (
     shown,
     way_out,
 )
-from planner_ext.core.facts import Fact, RunStarted
+from planner_ext.core.facts import CallStarted, Fact, RunStarted
 from planner_ext.core.fold import fold
 from planner_ext.core.state import Phase, State
 from planner_ext.engine.document import (
@@ -24,6 +30,7 @@ from planner_ext.engine.document import (
     messages_of,
     read_document,
 )
+from planner_ext.engine.engine import Engine
 from planner_ext.sk.messages import load_message
 
 
@@ -219,3 +226,76 @@ def journal_signature(facts: Sequence[Fact], key: SigningKey | None) -> str | No
 def _document(facts: Sequence[Fact], key: SigningKey | None = None) -> dict[str, object]:
     signing = None if key is None else key.checked()
     return document_of("checkpoint", signing, facts=dump_facts(facts))
+
+
+_REMEMBERED = 100_000
+"""Decisions that one object remembers, the newest; some 15 MB."""
+
+
+class DecisionsTaken(SharedByCopies):
+    """The decisions that one object took. Copies of the object share it; a pickled object begins with none."""
+
+    def __init__(self) -> None:
+        self._takings: dict[bytes, object] = {}
+
+    def take(self, name: bytes, by: object) -> bool:
+        """Take one decision atomically; False if another resume has taken it."""
+        while len(self._takings) >= _REMEMBERED:
+            self._takings.pop(next(iter(self._takings)), None)
+        return self._takings.setdefault(name, by) is by
+
+    def give_back(self, name: bytes, by: object) -> None:
+        """Forget a decision that this resume has taken."""
+        if self._takings.get(name) is by:
+            self._takings.pop(name, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Taking:
+    """The decisions of one resume, remembered by each object that is resumed, once they are taken.
+
+    Attributes:
+        calls: Call ids, by the name under which the decision on the call is remembered.
+    """
+
+    taken: Sequence[DecisionsTaken]
+    calls: Mapping[bytes, str]
+    _resume: object = field(default_factory=object, init=False)
+
+    def take(self) -> None:
+        """Take all decisions, or none.
+
+        Raises:
+            InvalidDecisionError: If one was taken before; nothing was recorded.
+        """
+        for memory in self.taken:
+            for name, call_id in self.calls.items():
+                if not memory.take(name, self._resume):
+                    self._give_back()
+                    raise InvalidDecisionError(
+                        f"The call {call_id!r} was decided before: this object has taken a decision on it already, in "
+                        "an earlier resume of this checkpoint or one that still runs. Nothing was run again. Resume "
+                        "the checkpoint of that resume's result or error.",
+                        call_id=call_id,
+                    )
+
+    @contextmanager
+    def reserve(self, engine: Engine) -> Generator[None]:
+        """Take all decisions, or none; release them if the block fails before it starts a function.
+
+        Raises:
+            InvalidDecisionError: If one was taken before; nothing was recorded.
+        """
+        known = len(engine.facts)
+        self.take()
+        try:
+            yield
+        except BaseException:
+            if not any(isinstance(fact, CallStarted) for fact in engine.facts[known:]):
+                self._give_back()
+            raise
+
+    def _give_back(self) -> None:
+        for memory in self.taken:
+            for name in self.calls:
+                memory.give_back(name, self._resume)

@@ -64,12 +64,17 @@ async def test_what_waits_is_shown_exactly_and_as_json(door: Door) -> None:
     assert json.loads(json.dumps(outcome.pending)) == [
         {
             "id": "call_2",
+            "path": "call_2",
+            "kind": "function",
+            "goal": outcome.pending[0]["goal"],
             "fully_qualified_name": "shop-refund",
             "arguments": {"order": "7", "amount": 50},
             "fingerprint": fingerprint,
             "expires_at": "1970-01-01T00:01:00+00:00",
             "prompt": "Sure?",
             "in_doubt": False,
+            "roles": [],
+            "decision": None,
             "parameters": {
                 "type": "object",
                 "properties": {"order": {"type": "string"}, "amount": {"type": "number"}, "note": {"type": "string"}},

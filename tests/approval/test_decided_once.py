@@ -22,7 +22,7 @@ from planner_ext import (
 from planner_ext.approval.policy import ApprovalPolicy
 from planner_ext.errors import DecisionRefusedError, ServiceCallError
 from planner_ext.hitl_manager import ApprovalSettings, Checkpoint, Defer, Supply
-from planner_ext.sk.run import approval as taken
+from planner_ext.sk import checkpoint as taken
 from planner_ext.testing import Script, call, calls, say
 from support.approval import ASKING_REFUND, DONE, LOOK, REFUND, REFUNDED, Shop, World, asked, settings_with, world
 from support.narrow import present

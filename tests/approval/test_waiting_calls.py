@@ -17,7 +17,7 @@ from planner_ext import (
     Runs,
     ToolUseSession,
 )
-from planner_ext.approval.decisions import IN_DOUBT_PROMPT, waiting_calls
+from planner_ext.approval.waiting import IN_DOUBT_PROMPT, waiting_calls
 from planner_ext.core.fold import fold
 from planner_ext.durable import Approvals
 from planner_ext.hitl_manager import Defer, ToolCall
@@ -31,8 +31,8 @@ def test_a_question_about_a_call_in_doubt_does_not_expire() -> None:
     deferred = decided(0, verdict="defer", expires_at=5.0)
     approved = replace(deferred, verdict="run", person=True)
     facts = [run_started(), replied(calls("f")), deferred, PAUSED, RESUMED, approved, began(0), PAUSED]
-    (waiting,) = waiting_calls(fold(facts))
-    assert (waiting.in_doubt, waiting.decided.expires_at, waiting.decided.prompt) == (True, None, IN_DOUBT_PROMPT)
+    (waiting,) = waiting_calls(fold(facts)).values()
+    assert (waiting.started, waiting.decision.expires_at, waiting.decision.prompt) == (True, None, IN_DOUBT_PROMPT)
 
 
 async def deferring(call: ToolCall) -> Defer:

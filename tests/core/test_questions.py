@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from planner_ext.approval.decisions import only_asks
+from planner_ext.approval.waiting import only_asks
 from planner_ext.core.errors import IllegalTransitionError
 from planner_ext.core.facts import Fact, RunStarted
 from planner_ext.core.fold import fold

@@ -132,9 +132,9 @@ async def test_a_late_decision_is_recorded(store: str, tmp_path: Path) -> None:
 
 async def test_a_call_in_doubt_says_who_had_approved_it(tmp_path: Path) -> None:
     """What waits again names the person who let it start, and the arguments that were edited."""
+    from planner_ext.approval.waiting import pending_calls
     from planner_ext.core.facts import CallStarted, Paused
     from planner_ext.core.fold import fold
-    from planner_ext.sk.run.approval import pending_calls
 
     planner, kernel = world(tmp_path / "effects", pays)
     result = await planner.invoke(kernel, GOAL)

@@ -30,11 +30,11 @@ from planner_ext import (
 )
 from planner_ext.ag_ui import ag_ui_events
 from planner_ext.agent import resume_agent, resume_agent_stream
+from planner_ext.approval.waiting import pending_calls
 from planner_ext.durable import Approvals, Runs
 from planner_ext.errors import ApprovalRefusedError, InvalidHistoryError, PlannerExtError, RunNotAnsweredError
 from planner_ext.events import ResultReady
 from planner_ext.session import AutomaticToolUseConfig
-from planner_ext.sk.run.approval import pending_calls
 from support.inbox import inbox, visitor_at
 from support.stock import add_filter
 

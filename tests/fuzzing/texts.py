@@ -10,8 +10,9 @@ import yaml
 
 from fuzzing.mutation import Fuzzed
 from planner_ext import Approve, Budget
-from planner_ext.approval.decisions import ToolCall, WaitingCall, digest_of, waiting_calls
+from planner_ext.approval.decisions import ToolCall, digest_of
 from planner_ext.approval.policy import ApprovalPolicy, InvalidPolicyError
+from planner_ext.approval.waiting import pending_calls
 from planner_ext.core.errors import PlannerExtError
 from planner_ext.core.state import State
 from planner_ext.core.text import one_line
@@ -68,7 +69,7 @@ async def checkpoints() -> list[Checkpoint]:
 async def checkpoint(_: Path) -> AsyncGenerator[Fuzzed]:
     """A checkpoint is read and written unchanged, or refused; altered, it neither verifies nor runs what was shown."""
     made = await checkpoints()
-    shown = {one.fingerprint: _does(one.request.name, one.request.arguments) for c in made for one in _waiting(c)}
+    shown = {one.fingerprint: _does(one.fully_qualified_name, one.raw_arguments) for c in made for one in _waiting(c)}
     signed = [one.to_json(KEY) for one in made]
     genuine = set(map(canonical, signed))
 
@@ -90,8 +91,8 @@ async def checkpoint(_: Path) -> AsyncGenerator[Fuzzed]:
     )
 
 
-def _waiting(checkpoint: Checkpoint) -> tuple[WaitingCall, ...]:
-    return waiting_calls(checkpoint.state())
+def _waiting(checkpoint: Checkpoint) -> tuple[ToolCall, ...]:
+    return pending_calls(checkpoint.state())
 
 
 def _does(name: str, arguments: str) -> tuple[Any, ...]:
@@ -107,12 +108,11 @@ def _does(name: str, arguments: str) -> tuple[Any, ...]:
 async def _resumed(read: Checkpoint, shown: Mapping[str, tuple[Any, ...]]) -> str:
     """Approve what waits, bound to what was shown, and resume."""
     here, state = world(lambda _: DONE), read.state()
-    waiting = waiting_calls(state)
+    waiting = pending_calls(state)
     decisions: dict[str, Any] = {
-        one.request.id: Supply("7") if one.decided.kind == "question" else Approve(fingerprint=one.fingerprint)
-        for one in waiting
+        one.id: Supply("7") if one.kind == "question" else Approve(fingerprint=one.fingerprint) for one in waiting
     }
-    pins = [one.fingerprint for one in waiting if one.decided.kind != "question"]
+    pins = [one.fingerprint for one in waiting if one.kind != "question"]
     try:
         result = await planner_with(**ASK).resume(here.kernel, read, decisions, budget=Budget(max_iterations=20))
         outcome = f"read {result.status} {len(here.ran)}"

@@ -66,7 +66,6 @@ from planner_ext.sk.functions.execution import (
     watch,
 )
 from planner_ext.sk.functions.toolset import tool_of
-from planner_ext.sk.run.approval import PendingCall
 from planner_ext.sk.run.resume import as_given, let_in
 
 _logger = logging.getLogger(__name__)
@@ -104,7 +103,7 @@ class ApprovalFilter(CallFilter):
     function is declared ``@effect("idempotent")`` or ``"keyed"``. Where a policy is silent nothing is bound.
 
     On a kernel that a planner, service or handler of this package works on, it decides with the interceptors of the
-    run, before any call of a batch runs; without an approver the call waits as the run's own (`PendingCall`, decided by
+    run, before any call of a batch runs; without an approver the call waits as the run's own (`ToolCall`, decided by
     the run's ``resume``). What a person decided there it does not ask about again.
 
     For rules with ``after`` a call of the stock loop comes after the calls in its chat history, without those of its
@@ -233,7 +232,7 @@ class ApprovalFilter(CallFilter):
         _answer(context, *waits)
         context.terminate = True
 
-    def pending(self, history: ChatHistory) -> tuple[PendingCall, ...]:
+    def pending(self, history: ChatHistory) -> tuple[ToolCall, ...]:
         """List the calls of a history that wait for a person, as they will run."""
         return tuple(waiting.pending for waiting in waiting_results(history))
 
@@ -244,7 +243,7 @@ class ApprovalFilter(CallFilter):
         decisions: Mapping[str, Decision],
         *,
         arguments: KernelArguments | None = None,
-    ) -> tuple[PendingCall, ...]:
+    ) -> tuple[ToolCall, ...]:
         """Carry out decisions on calls that wait, and put their results in place in the history.
 
         From the start of a function until its end, its result in the history says that it is in doubt: so neither a

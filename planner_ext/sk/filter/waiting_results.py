@@ -43,7 +43,6 @@ from planner_ext.sk.functions.conversion import InvalidArguments, parse_object
 from planner_ext.sk.functions.execution import result_text
 from planner_ext.sk.functions.toolset import parse_edited, tool_of
 from planner_ext.sk.messages import calls_of, text_of
-from planner_ext.sk.run.approval import PendingCall
 
 _WAITING: Final = "This call waits for a person's approval and has not run: "
 """The model reads this of a call that waits; its function, fingerprint and question follow."""
@@ -63,7 +62,7 @@ class WaitingResult:
     """
 
     item: FunctionResultContent
-    pending: PendingCall
+    pending: ToolCall
     signature: str
     call: FunctionCallContent
     place: str
@@ -222,7 +221,7 @@ def _waiting_result(item: FunctionResultContent, content: FunctionCallContent, p
             fits = _names(content, function) and fingerprint == _fingerprint(own, call_id, place)
             if not fits or isinstance(arguments, InvalidArguments):
                 return None
-            pending = PendingCall(
+            pending = ToolCall(
                 id=call_id,
                 fully_qualified_name=function,
                 arguments=arguments,

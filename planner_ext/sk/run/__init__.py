@@ -13,7 +13,6 @@ Never loops: the only loop is `planner_ext.engine.engine`.
     context     kernel, connector, options and functions of one run, put together
     tools       a call is resolved, checked and run, for the engine
     behavior    `BoundedFunctionChoiceBehavior`
-    approval    what waits for a person, and which decisions were taken
     resume      a journal goes on: its checks, and what was decided of its calls, as facts
     iteration   the callback after each batch
     prompts     what the planner writes to the model

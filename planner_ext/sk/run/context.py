@@ -39,6 +39,7 @@ from planner_ext.sk.chat.history import check_history, one_result_each, render, 
 from planner_ext.sk.chat.prices import RequestMeter
 from planner_ext.sk.chat.round_trip import KernelChat
 from planner_ext.sk.chat.transport import connector_settings
+from planner_ext.sk.checkpoint import DecisionsTaken
 from planner_ext.sk.errors import (
     InvalidOptionError,
     InvalidSettingsError,
@@ -46,7 +47,6 @@ from planner_ext.sk.errors import (
 )
 from planner_ext.sk.functions.questions import OWN_FUNCTIONS, OWN_PLUGIN, AskedClarifier
 from planner_ext.sk.functions.toolset import ToolSet
-from planner_ext.sk.run.approval import DecisionsTaken
 from planner_ext.sk.run.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.run.iteration import IterationCompletedHook
 from planner_ext.sk.run.options import CheckedOptions

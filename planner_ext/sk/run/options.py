@@ -26,12 +26,11 @@ from planner_ext.engine.gate import Approver, CheckForIntervention, PreInvoke
 from planner_ext.engine.journal import takes_run
 from planner_ext.engine.ports import Clock, Observer
 from planner_ext.sk.charging.nested import ParentRun, nothing_left
-from planner_ext.sk.checkpoint import SigningKey
+from planner_ext.sk.checkpoint import DecisionsTaken, SigningKey
 from planner_ext.sk.checks import callable_with, check_returns, instance_of, least, non_negative, one_of
 from planner_ext.sk.errors import InvalidOptionError
 from planner_ext.sk.functions.execution import ToolExecution
 from planner_ext.sk.functions.questions import Clarifier
-from planner_ext.sk.run.approval import DecisionsTaken
 from planner_ext.sk.run.iteration import IterationCallback
 
 if TYPE_CHECKING:

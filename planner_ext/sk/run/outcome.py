@@ -6,7 +6,7 @@ from typing import Any
 
 from semantic_kernel.contents import AuthorRole, ChatHistory, ChatMessageContent
 
-from planner_ext.approval.decisions import only_asks
+from planner_ext.approval.waiting import only_asks, pending_calls
 from planner_ext.core.errors import UnansweredRunError, not_answered, waiting_text
 from planner_ext.core.facts import (
     CallFinished,
@@ -24,7 +24,6 @@ from planner_ext.sk.chat.history import last_reply, render
 from planner_ext.sk.checkpoint import Checkpoint, SigningKey
 from planner_ext.sk.errors import InvalidHistoryError
 from planner_ext.sk.messages import add_reported, as_reported, assistant_text, load_message, loaded, text_of
-from planner_ext.sk.run.approval import pending_calls
 
 PAUSED_TEXT = "This run waits for a decision."
 """The text of the message that a service returns for a paused run; one that only asks returns its questions."""

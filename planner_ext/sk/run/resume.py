@@ -13,23 +13,20 @@ from typing import Final, Literal, TypeAlias
 
 from planner_ext.approval.decisions import (
     Approve,
-    AskedCall,
     Authorize,
     Decision,
     DecisionRequest,
     Defer,
     Deny,
-    InDoubt,
     Supply,
     ToolCall,
-    WaitingCall,
     digest_of,
     edited_text,
     fingerprint_of,
     further_digest,
     problem_of,
-    waiting_calls,
 )
+from planner_ext.approval.waiting import InDoubt, pending_calls, waiting_calls
 from planner_ext.core.errors import shown, way_out
 from planner_ext.core.facts import CallDecided, CallFinished, CallOutcome, CallStarted, Clarified, Ended, Fact, Resumed
 from planner_ext.core.fold import apply, fold
@@ -45,11 +42,10 @@ from planner_ext.engine.journal import cancellation_reason, lost_request, stoppi
 from planner_ext.engine.log import log_facts
 from planner_ext.engine.ports import Functions, Reviewed
 from planner_ext.sk.chat.reply import is_written_as
-from planner_ext.sk.checkpoint import Checkpoint
+from planner_ext.sk.checkpoint import Checkpoint, DecisionsTaken, Taking
 from planner_ext.sk.errors import DecisionRefusedError, InvalidCheckpointError, RunEndedError
 from planner_ext.sk.functions.conversion import InvalidArguments, parse_object, quoted
 from planner_ext.sk.messages import load_message
-from planner_ext.sk.run.approval import DecisionsTaken, Taking, pending_call, pending_calls
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +110,7 @@ def _further_fingerprint(run_id: str, fact: CallDecided) -> str:
 
 async def let_in(
     run_id: str,
-    calls: Iterable[tuple[AskedCall, str, Decision]],
+    calls: Iterable[tuple[ToolCall, str, Decision]],
     authorize: Authorize | Sequence[Authorize] | None,
     *,
     verified: Container[str] = (),
@@ -170,20 +166,20 @@ class _DecisionFacts:
     review_edit: ReviewEdit
     now: float
 
-    def leave(self, call: WaitingCall, at: float) -> CallDecided | None:
+    def leave(self, call: Call, at: float) -> CallDecided | None:
         """Expire a question that was not answered, or ask it again; None if it waits as before."""
-        if not _is_late(call.decided, at):
+        if not _is_late(call.decision, at):
             return self._refreshed(call, at)
         answer = "The call did not run: it needed a person's approval, and nobody decided in time."
-        nobody = replace(call.decided, by="", person=False, approved=False, further=())
+        nobody = replace(call.decision, by="", person=False, approved=False, further=())
         return replace(nobody, verdict="answer", answer=answer, reason="expired", at=at)
 
-    async def take(self, call: WaitingCall, decision: Decision, at: float) -> CallDecided | Clarified:
+    async def take(self, call: Call, decision: Decision, at: float) -> CallDecided | Clarified:
         """Take a decision on a call, or the answer to a question."""
-        if call.decided.kind == "question":
+        if call.decision.kind == "question":
             return self._answered(call, decision, at)
-        approved = call.in_doubt and call.decided.approved
-        fact = replace(call.decided, at=at, approved=approved, further=())
+        approved = call.started and call.decision.approved
+        fact = replace(call.decision, at=at, approved=approved, further=())
         call_id = call.request.id
         name = f"{call_id!r} ({fact.function})"
         if (problem := self._problem(call, fact, decision, name)) is not None:
@@ -198,15 +194,15 @@ class _DecisionFacts:
             raise DecisionRefusedError(problem, call_id=call_id)
         if isinstance(reviewed.decision, Defer):
             decided = _asked_anew(self.state.run_id, decided, decision, is_edit=reviewed.arguments is not None)
-        if isinstance(decision, Deny) and call.in_doubt:
+        if isinstance(decision, Deny) and call.started:
             answer = f"{IN_DOUBT} It was not run again. {decision.reason}".rstrip()
             decided = replace(decided, verdict="answer", answer=answer)
         return replace(decided, person=True)
 
-    async def _reviewed_decision(self, call: WaitingCall, decision: Decision) -> Reviewed:
+    async def _reviewed_decision(self, call: Call, decision: Decision) -> Reviewed:
         """Review an edit, and put the next question about a call that was approved as it is."""
         reviewed = Reviewed(decision=decision)
-        further = call.decided.further
+        further = call.decision.further
         if isinstance(decision, Approve) and decision.arguments is not None:
             reviewed = await self._reviewed(call, decision)
         if not further or not isinstance(reviewed.decision, Approve) or reviewed.arguments is not None:
@@ -214,17 +210,17 @@ class _DecisionFacts:
         question, *others = (Defer(one.prompt or None, one.expires_in, one.roles, source=one.source) for one in further)
         return Reviewed(decision=question, question=question, further=others)
 
-    async def _reviewed(self, call: WaitingCall, approval: Approve) -> Reviewed:
+    async def _reviewed(self, call: Call, approval: Approve) -> Reviewed:
         """Review the edit of an approval, as if the model had made the call with it."""
         batch = self.state.batch
-        fact = call.decided
+        fact = call.decision
         assert batch is not None, "a call waits in a batch"
         resolved = self.functions.check(call.request, fact.edited)
         plain = fingerprint_of(self.state.run_id, fact.iteration, call.request.id, fact.digest, fact.signature)
-        described = replace(tool_call_of(batch, fact, resolved), fingerprint=plain)
+        asked = replace(tool_call_of(batch, fact, resolved), fingerprint=plain)
         question = Defer(prompt=fact.prompt or None, roles=fact.roles, source=fact.source)
-        reviewed = await self.review_edit(described, approval, question, self.state)
-        if call.in_doubt and isinstance(reviewed.decision, Defer):
+        reviewed = await self.review_edit(asked, approval, question, self.state)
+        if call.started and isinstance(reviewed.decision, Defer):
             raise DecisionRefusedError(
                 f"The approval of {call.request.id!r} ({fact.function}) cannot be taken: the call is in doubt, and the "
                 "edited arguments raise another question. Approve it as it was, deny it, or supply its result.",
@@ -232,9 +228,9 @@ class _DecisionFacts:
             )
         return reviewed
 
-    def _answered(self, call: WaitingCall, decision: Decision, at: float) -> Clarified:
+    def _answered(self, call: Call, decision: Decision, at: float) -> Clarified:
         """Take a person's answer, which took no active time; a denial is an answer, too."""
-        question = shown(call.decided.prompt)
+        question = shown(call.decision.prompt)
         if not isinstance(decision, Supply | Deny):
             problem = (
                 f"The question {question} was answered {shown(decision)}: there is nothing in it to approve. "
@@ -250,10 +246,10 @@ class _DecisionFacts:
                 answer = self.functions.encode(decision.result)
             if answer.strip():
                 return Clarified(
-                    question=call.decided.prompt,
+                    question=call.decision.prompt,
                     answer=answer,
-                    iteration=call.decided.iteration,
-                    index=call.index,
+                    iteration=call.decision.iteration,
+                    index=None if self.state.batch is None else call.decision.index,
                     by=decision.by or "",
                     denied=denied,
                     at=at,
@@ -262,7 +258,7 @@ class _DecisionFacts:
             problem = f"The answer to the question {question} is blank. Supply a text, or Deny where nobody answers."
         raise DecisionRefusedError(problem, call_id=call.request.id)
 
-    def _problem(self, call: WaitingCall, fact: CallDecided, decision: Decision, name: str) -> str | None:
+    def _problem(self, call: Call, fact: CallDecided, decision: Decision, name: str) -> str | None:
         """Say why a decision cannot be taken, or None."""
         if not isinstance(decision, Approve | Deny | Supply):
             hint = way_out("decision", decision)
@@ -274,18 +270,18 @@ class _DecisionFacts:
             return f"The decision on {name} cannot be taken: {problem}. The call still waits."
         return self._unbound(call, decision, name) if isinstance(decision, Approve) else None
 
-    def _unbound(self, call: WaitingCall, decision: Approve, name: str) -> str | None:
+    def _unbound(self, call: Call, decision: Approve, name: str) -> str | None:
         """Say why an approval was not given for the call that would run, or None."""
-        if decision.fingerprint not in (None, call.fingerprint):
+        if decision.fingerprint not in (None, call.decision.fingerprint):
             return (
                 f"The approval of {name} was given for another call or other arguments: its fingerprint is "
-                f"{decision.fingerprint}, the call's {call.fingerprint}. Show the call again and decide again."
+                f"{decision.fingerprint}, the call's {call.decision.fingerprint}. Show the call again and decide again."
             )
-        checked = self.functions.check(call.request, call.decided.edited)
-        if is_as_decided(checked, call.decided):
+        checked = self.functions.check(call.request, call.decision.edited)
+        if is_as_decided(checked, call.decision):
             return None
         changed = f"The call {name} is no longer what was asked about: its function or parameters changed."
-        if checked.kind != "function" or call.in_doubt:
+        if checked.kind != "function" or call.started:
             way_out = "Deny it, supply its result, or resume with the kernel that it was asked for."
             return " ".join(filter(None, (changed, checked.answer, way_out)))
         return (
@@ -293,11 +289,11 @@ class _DecisionFacts:
             "as what it is now, and can be decided."
         )
 
-    def _refreshed(self, call: WaitingCall, at: float) -> CallDecided | None:
+    def _refreshed(self, call: Call, at: float) -> CallDecided | None:
         """Ask about a call as it would run now; None if it would run as asked before, or cannot run."""
-        fact = call.decided
-        checked = self.functions.check(call.request, call.decided.edited)
-        if call.in_doubt or fact.kind != "function" or checked.kind != "function" or is_as_decided(checked, fact):
+        fact = call.decision
+        checked = self.functions.check(call.request, call.decision.edited)
+        if call.started or fact.kind != "function" or checked.kind != "function" or is_as_decided(checked, fact):
             return None
         digest = digest_of(checked.function, checked.arguments)
         signature = checked.signature
@@ -370,14 +366,15 @@ def calls_taken(facts: Sequence[Fact], more: Sequence[Fact]) -> dict[bytes, str]
     one of an ended run, whose decisions were forgotten.
     """
     state = fold(facts)
-    decided = [call.request for call in waiting_calls(state) if _is_decided(call, more)]
+    waiting = waiting_calls(state)
+    decided = [call.request for index, call in waiting.items() if _is_decided(index, call, more)]
     iteration = state.batch.iteration if state.batch is not None else state.iteration
     after = reduce(apply, more, state)
     action = next_action(after)
     next_calls: list[RequestedCall] = []
     if isinstance(action, RunCalls | ReviewCalls) and after.batch is not None:
         next_calls = [after.batch.calls[index].request for index in action.indexes]
-    again = {call.request.id: _asked_again(call.decided) for call in waiting_calls(state)}
+    again = {call.request.id: _asked_again(call.decision) for call in waiting.values()}
     starts = Counter(fact.call_id for fact in facts if isinstance(fact, CallStarted) and fact.iteration == iteration)
     ends = sum(isinstance(fact, Ended) for fact in facts)
 
@@ -397,11 +394,11 @@ def _asked_again(fact: CallDecided) -> tuple[object, ...]:
     return (*edited, fact.source, sorted({*fact.roles})) if fact.verdict == "defer" and fact.approved else edited
 
 
-def _is_decided(call: WaitingCall, facts: Sequence[Fact]) -> bool:
+def _is_decided(index: int | None, call: Call, facts: Sequence[Fact]) -> bool:
     return any(
         isinstance(fact, Ended)  # a cancelled run: whatever waits is decided
-        or (isinstance(fact, CallDecided) and fact.call_id == call.request.id and _is_taken(call.decided, fact))
-        or (isinstance(fact, Clarified) and fact.index == call.index)
+        or (isinstance(fact, CallDecided) and fact.call_id == call.request.id and _is_taken(call.decision, fact))
+        or (isinstance(fact, Clarified) and fact.index == index)
         for fact in facts
     )
 
@@ -440,6 +437,10 @@ def _is_taken(before: CallDecided, fact: CallDecided) -> bool:
     return fact.verdict != "defer" or (fact.person and fact.fingerprint != before.fingerprint)
 
 
+def _as_it_is(call: ToolCall) -> ToolCall:
+    return call
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeRequest:
     """A checkpoint, the decisions on its pending calls, and the budget that replaces its own, if any.
@@ -455,7 +456,7 @@ class ResumeRequest:
     budget: Budget | None = None
     decided_at: Mapping[str, float] = field(default_factory=dict[str, float])
     verified: Container[str] = ()
-    described: Callable[[WaitingCall], AskedCall] = pending_call
+    described: Callable[[ToolCall], ToolCall] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "decisions", as_given(self.decisions))
@@ -480,9 +481,9 @@ class ResumeRequest:
         """
         state = self.checkpoint.state()
         check_record(state)
-        pending_calls(state)
+        pending = {call.id: call for call in pending_calls(state)}
         decisions = self.decisions
-        waiting = {call.request.id: call for call in waiting_calls(state)}
+        waiting = {call.request.id: call for call in waiting_calls(state).values()}
         for name in decisions:
             if name not in waiting:
                 there = ", ".join(sorted(waiting)) or "none"
@@ -492,7 +493,8 @@ class ResumeRequest:
                     call_id=name,
                 )
         decided = {name: call for name, call in waiting.items() if name in decisions}
-        asked = [(self.described(call), name, decisions[name]) for name, call in decided.items()]
+        show = self.described or _as_it_is
+        asked = [(show(pending[name]), name, decisions[name]) for name in decided]
         await let_in(state.run_id, asked, authorize, verified=self.verified)
         made = _DecisionFacts(state, functions, review_edit, at)
         facts: list[Fact | None] = [

@@ -41,10 +41,10 @@ from planner_ext.sk.chat.history import ResumedHistory, resumed_history
 from planner_ext.sk.chat.reply import ReplyAssembly, accepted_reply, corrected_chunks, has_form, reply_ended_by, whole
 from planner_ext.sk.chat.round_trip import named_errors, no_reply
 from planner_ext.sk.chat.transport import connector_settings, request_arguments
+from planner_ext.sk.checkpoint import Taking
 from planner_ext.sk.checks import instance_of, one_of
 from planner_ext.sk.functions.toolset import ToolSet
 from planner_ext.sk.messages import calls_of, read_iterations, text_of, without_usage
-from planner_ext.sk.run.approval import Taking
 from planner_ext.sk.run.context import FunctionNames, RunContext, check_service
 from planner_ext.sk.run.outcome import PAUSED_TEXT, final_message, raise_at_limit, returned_message
 from planner_ext.sk.run.resume import Late, refuse_late

@@ -1,0 +1,141 @@
+"""The calls and questions of a run that wait for a person."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Literal, TypeAlias
+
+from planner_ext.approval.decisions import (
+    ToolCall,
+    digest_of,
+    fingerprint_of,
+    json_object,
+    path_of,
+    question_id,
+    record_of,
+)
+from planner_ext.core.errors import UnusableCheckpointError, shown
+from planner_ext.core.facts import CallDecided, ModelReplied
+from planner_ext.core.state import ASK_USER, Call, Phase, State
+from planner_ext.core.values import RequestedCall, updated
+
+InDoubt: TypeAlias = Literal["person", "model"]
+"""Who is asked about a call in doubt: a person decides it, or the model reads that its effect is unknown."""
+
+IN_DOUBT_PROMPT = (
+    "This call is in doubt: it had started when its process ended, and may have taken effect. "
+    "Approve runs it again, Supply tells the model its result, Deny leaves the model with the doubt."
+)
+"""The prompt for a call that started and did not finish."""
+
+
+def waiting_calls(state: State) -> Mapping[int | None, Call]:
+    """Find the calls of a run that wait for a person, by index and in call order; none if the run has ended.
+
+    A call in doubt is decided as far as the question about the doubt, which does not expire. A plain reply that asks is
+    shown as a call of the function that asks the user, with the index None.
+    """
+    batch = state.batch
+    if batch is None:
+        if state.reply is None or state.phase is not Phase.PAUSED:
+            return {}
+        return {None: _plain_question(state, state.reply)}
+    if state.ended is not None:
+        return {}
+    found = dict[int | None, Call]()
+    for index, call in enumerate(batch.calls):
+        fact = call.decided
+        if fact is None or call.answer is not None:
+            continue
+        if call.started and state.phase is Phase.PAUSED:
+            own = fingerprint_of(state.run_id, fact.iteration, fact.call_id, fact.digest, fact.signature)
+            asked = replace(fact, expires_at=None, prompt=IN_DOUBT_PROMPT, fingerprint=own)
+            found[index] = updated(call, decided=asked)
+        elif fact.verdict == "defer":
+            found[index] = call
+    return found
+
+
+def pending_calls(state: State) -> tuple[ToolCall, ...]:
+    """List what waits for a person in a run: calls, and questions.
+
+    Raises:
+        UnusableCheckpointError: If a question expires at a time that no calendar has.
+    """
+    return tuple(shown_call(state, call) for call in waiting_calls(state).values())
+
+
+def shown_call(state: State, call: Call) -> ToolCall:
+    """Show one of a run's `waiting_calls` as a person sees it.
+
+    Raises:
+        UnusableCheckpointError: As `pending_calls`.
+    """
+    fact = call.decision
+    *plugin, function = fact.function.split("-", maxsplit=1)
+    return ToolCall(
+        id=fact.call_id,
+        path=path_of(fact.call_id),
+        kind="question" if fact.kind == "question" else "function",
+        plugin_name="".join(plugin),
+        function_name=function,
+        fully_qualified_name=fact.function,
+        arguments=json_object(fact.arguments_of(call.request)) or {},
+        raw_arguments=call.request.arguments,
+        iteration=fact.iteration,
+        index=fact.index,
+        batch_size=1 if state.batch is None else len(state.batch.calls),
+        fingerprint=fact.fingerprint,
+        signature=fact.signature,
+        goal=state.goal,
+        prompt=fact.prompt,
+        roles=fact.roles,
+        expires_at=_expiry(fact.expires_at),
+        in_doubt=call.started,
+        decision=record_of(fact, call.request),
+        parameters=json_object(fact.parameters) if fact.parameters else None,
+    )
+
+
+def _expiry(at: float | None) -> datetime | None:
+    try:
+        return None if at is None else datetime.fromtimestamp(at, UTC)
+    except (OverflowError, ValueError, OSError) as error:
+        raise UnusableCheckpointError(f"Expected a date at which the question expires; got {shown(at)}.") from error
+
+
+def only_asks(state: State) -> bool:
+    """Return whether a run waits for answers alone, and for no decision on a call."""
+    waiting = waiting_calls(state).values()
+    return state.phase is Phase.PAUSED and all(call.decision.kind == "question" for call in waiting)
+
+
+def present_status(state: State) -> str:
+    """Return the status of a run as its journal shows it: as in a result, or ``running`` while it is neither.
+
+    A run whose process ended is ``running``, too: its journal stays open for another life.
+    """
+    if state.ended is not None:
+        return state.ended.status
+    return "asked" if only_asks(state) else "paused" if state.phase is Phase.PAUSED else "running"
+
+
+def _plain_question(state: State, reply: ModelReplied) -> Call:
+    """Show a plain reply that asks as a call."""
+    call_id = question_id(reply.iteration)
+    arguments = {"question": reply.text}
+    digest = digest_of(ASK_USER, arguments)
+    decided = CallDecided(
+        iteration=reply.iteration,
+        index=0,
+        call_id=call_id,
+        function=ASK_USER,
+        kind="question",
+        verdict="defer",
+        digest=digest,
+        fingerprint=fingerprint_of(state.run_id, reply.iteration, call_id, digest),
+        prompt=reply.text,
+        at=reply.at,
+    )
+    return Call(request=RequestedCall(id=call_id, name=ASK_USER, arguments=json.dumps(arguments)), decided=decided)
