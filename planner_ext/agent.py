@@ -81,7 +81,7 @@ async def resume_agent(
         budget: Replaces the turn's limits; what was spent still counts. None keeps them.
         stop: Ends the turn from outside.
         late: Whether to ``"refuse"`` or ``"allow"`` decisions after a later turn of the thread. A message that was
-            refused because the turn waits is no later turn.
+            refused because the turn waits does not count.
 
     Returns:
         The response, as of the agent's ``get_response``; it may wait again.

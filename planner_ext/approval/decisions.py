@@ -290,7 +290,7 @@ def path_of(call_id: str) -> str:
 
 
 class Interceptor(Protocol):
-    """Decides a call before it runs. A plain function, sync or async, satisfies it; None is no opinion."""
+    """Decides a call before it runs. A plain function, sync or async, satisfies it; None abstains."""
 
     def __call__(self, call: ToolCall, /) -> Decision | Awaitable[Decision | None] | None:
         """Decide, or return None to leave the decision to the other interceptors."""
@@ -305,7 +305,7 @@ RunAction: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionRequest:
-    """What somebody wants to do to a run, for the ``authorize`` hook.
+    """What a person wants to do to a run, for the ``authorize`` hook.
 
     Attributes:
         action: What; ``retry`` resumes a run that failed or is in quarantine.
@@ -337,7 +337,7 @@ def hooks_of(authorize: "Authorize | Sequence[Authorize] | None") -> tuple[Autho
 
 
 def check_authorize(authorize: object) -> None:
-    """Refuse what is no hook.
+    """Refuse a value that is not a hook.
 
     Raises:
         InvalidLimitError: With the way out; as `ApprovalSettings`.
@@ -526,7 +526,7 @@ def source_of(*parts: object) -> str:
 
 
 def further_digest(digest: str, source: str, roles: Iterable[str]) -> str:
-    """Digest a call that somebody approved and this source asks others about: no earlier decision is for it."""
+    """Digest an approved call that this source asks others about: no earlier decision is for it."""
     return source_of(digest, source, sorted(set(roles)))
 
 

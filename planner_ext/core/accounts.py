@@ -145,7 +145,7 @@ class Tab:
         return sum(run.held + run.held_inside for run in self.runs)
 
     def left(self) -> Left:
-        """Compute what may still be taken: whoever takes first, of the calls that run together, has it."""
+        """Compute what may still be taken: of the calls that run together, the first to take has it."""
         with self.account.lock:
             return _NOTHING if self.closed else self.account.left()
 
@@ -166,7 +166,7 @@ class Tab:
             return names.union(self.account.earlier(), self._brought(others), *(one.started() for one in others))
 
     def bring(self, messages: Sequence[Message]) -> None:
-        """Note what a request of the call, which is no run, sends to a model."""
+        """Note what a request of the call sends to a model without a run."""
         with self.account.lock:
             self._read = self._read | self.names_in(messages)
 

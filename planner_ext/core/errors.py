@@ -253,7 +253,7 @@ def text_of(value: object) -> str:
 
 @contextmanager
 def reading(what: str, error: type[PlannerExtError], *, way_out: str = "") -> Generator[None]:
-    """Read what others may have written or altered: whatever is wrong with it becomes one named error.
+    """Read what others may have written or altered: every defect becomes one named error.
 
     Args:
         what: The subject of the error's message.

@@ -45,7 +45,7 @@ class Call:
         asked: Whether it is a question that the clarifier left open.
         recorded: The requests and nested calls that its function has recorded before they happened, and the tokens that
             it had used by then; charged if its process ends.
-        inside: The functions that its function has started, in whatever life of the run, and those whose results runs
+        inside: The functions that its function has started, in every life of the run, and those whose results runs
             inside it began with: their results may be part of its own.
     """
 

@@ -248,7 +248,7 @@ class ResolvedCall:
         answer: What the model reads for ``unknown`` and ``invalid``; the text of a ``final_answer`` or ``question``.
         nested: Whether the function is a planner.
         threaded: Whether the function is synchronous, and runs in a thread.
-        said: The arguments without those that are the parameters' defaults; None if there are none of these.
+        said: The arguments that differ from the parameters' defaults; None if all do.
     """
 
     kind: CallKind

@@ -48,10 +48,10 @@ class Approvals:
                 to the workers, too, which ask again: a run that begins under it is then decided only by processes that
                 have a hook. Without one a call with ``roles`` cannot be decided.
             verified: Whether the application vouches for the name in each decision's ``by``, as one that signs its
-                users in; the hook and the workers are told so.
+                users in; the hook and the workers see this.
 
         Raises:
-            PlannerInvalidConfigurationError: If ``authorize`` is no function.
+            PlannerInvalidConfigurationError: If ``authorize`` cannot be called.
             StoreError: If the store does not exist, or cannot be used.
         """
         doorkeeper = Doorkeeper(authorize=checked_hook(authorize), verified=verified)

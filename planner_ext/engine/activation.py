@@ -45,7 +45,7 @@ class Activation:
         authorize: Says who may decide, besides the planner's own hook; see `ApprovalSettings`.
         described: Shows a call that is decided to that hook, as the store lists it; None shows it as the planner does.
         verified: The ids of the calls whose author the application vouches for.
-        guards: What a run that was submitted demands of whoever begins it; None demands nothing.
+        guards: What a run that was submitted demands of the process that begins it; None demands nothing.
         emit: Takes the text of replies as it arrives, and each fact; its requests are streamed. None sends plain ones.
     """
 

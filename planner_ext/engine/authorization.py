@@ -1,4 +1,4 @@
-"""Asks the application's ``authorize`` hook whether somebody may do something to a run."""
+"""Asks the application's ``authorize`` hook whether a person may do something to a run."""
 
 import logging
 from collections.abc import Mapping, Sequence

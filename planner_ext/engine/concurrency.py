@@ -69,7 +69,7 @@ async def of_application(work: Awaitable[_T]) -> _T:
     """Await a callback of the application, whose errors are exceptions: also ``CancelledError``, if it is its own.
 
     Raises:
-        LeftByError: If it raised ``SystemExit``, or ``CancelledError`` while nobody cancelled this task.
+        LeftByError: If it raised ``SystemExit``, or ``CancelledError`` while this task was not cancelled.
         BaseException: What else it raises.
     """
 

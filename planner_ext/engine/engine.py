@@ -134,7 +134,7 @@ class Engine:
         return self.state.phase not in (Phase.NEW, Phase.PAUSED, Phase.ENDED)
 
     async def _next(self) -> machine.Action | None:
-        """Decide on the next action, and reserve what it needs; a refusal is recorded, and decides anew.
+        """Decide on the next action, and reserve what it needs; after a refusal, which is recorded, decide again.
 
         Raises:
             IllegalTransitionError: If what was refused is refused once more, although the run took that in.

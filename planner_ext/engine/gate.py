@@ -83,8 +83,8 @@ class InterceptorChain:
 
     The order: interceptors as given (of a policy, its rules), the function's own ``@requires_approval``,
     ``pre_invoke``, ``check_for_intervention``, a policy's default, and what is set for undecided calls. An interceptor
-    that raises or hangs denies; one that returns what is no decision is an error. A deferred call of a marked function
-    keeps the roles of the mark, unless the ``Defer`` names others.
+    that raises or hangs denies; one that returns anything but a decision is an error. A deferred call of a marked
+    function keeps the roles of the mark, unless the ``Defer`` names others.
 
     Attributes:
         marked: Gives a function's own mark by its fully qualified name, or None.
@@ -103,7 +103,7 @@ class InterceptorChain:
 
     @property
     def answers_alone(self) -> bool:
-        """Whether its own approver answers its questions, and nobody else."""
+        """Whether its own approver alone answers its questions."""
         return self.approver is not None and not self.waits
 
     def watches(self, function: str) -> bool:
@@ -221,7 +221,7 @@ class InterceptorChain:
 def _with_source(decision: Decision, asked: Sequence[object], place: int) -> Decision:
     """Say where a question comes from: the rule of a policy, or the interceptor, by its name, with its prompt.
 
-    Interceptors with one name, as those that one function makes, are told apart by their order.
+    Interceptors with one name, as those that one function makes, are distinguished by their order.
     """
     interceptor = asked[place]
     if not isinstance(decision, Defer) or (decision.source and isinstance(interceptor, Policy)):
@@ -276,7 +276,7 @@ class Review:
         return reviewed
 
     async def of_edit(self, call: ToolCall, approval: Approve, question: Defer, state: State) -> Reviewed:
-        """Review the edit of a person who was asked a question; nobody is asked.
+        """Review the edit of a person who was asked a question; no further question is asked.
 
         Returns:
             What came of it: the approval, if the rules have no objection and ask nothing else; a `Deny`, if the edit

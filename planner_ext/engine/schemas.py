@@ -118,7 +118,7 @@ def argument_problem(parameters: Mapping[str, Any], arguments: Mapping[str, Any]
     """Describe which argument violates the schema of a function's parameters, and how; "" if none surely does.
 
     Keywords that a function's own conversion may see otherwise are left to it: patterns, references, unique items. So
-    is what cannot be checked within the bounds, and a schema that is none.
+    is what cannot be checked within the bounds, and an invalid schema.
 
     A value that a function's own conversion may accept passes: a number as text, a number for a text, null. So does
     what Semantic Kernel's schemas say wrongly: a bare ``object`` for a type that they do not know, and each field of a

@@ -49,7 +49,7 @@ class Team:
 
 @every_door
 async def test_a_marked_function_of_an_agent_does_not_run_unasked(door: Door) -> None:
-    """The mark counts in the agent's own kernel; inside a function nobody waits, so the agent reads a refusal."""
+    """The mark counts in the agent's own kernel; a function's inner run cannot wait, so the agent reads a refusal."""
     team = Team([WIPE, say("I could not.")])
     outcome = await door.ask(team.here)
     assert (team.shop.ran, outcome.status, results(outcome.history)) == ([], "answered", ["I could not."])
@@ -114,8 +114,8 @@ async def test_an_agent_of_an_agent_is_charged_and_gated(reply: Any) -> None:
 
 
 @pytest.mark.parametrize("reply", [WIPE, LOOK], ids=["marked", "free"])
-async def test_an_agent_that_a_function_calls_is_charged_and_gated(reply: Any) -> None:
-    """``kernel.invoke`` of an agent inside a function is no way out."""
+async def test_an_agent_that_a_function_calls_is_charged_and_asks_for_approval(reply: Any) -> None:
+    """``kernel.invoke`` of an agent within a function is charged and reviewed, too."""
 
     class Outer:
         @kernel_function
@@ -161,7 +161,7 @@ async def test_a_function_that_a_class_of_agents_declares_is_charged() -> None:
 
 
 async def test_what_an_agent_remembers_stays_its_own() -> None:
-    """A class of agents that keeps its thread goes on with it from call to call."""
+    """A class of agents that keeps its thread continues it from call to call."""
 
     class Remembering(ChatCompletionAgent):
         _thread: ChatHistoryAgentThread | None = PrivateAttr(None)

@@ -64,7 +64,7 @@ CALLS = ["levels-ask", "levels-insist", "levels-plain", "levels-threaded", "expe
 
 
 def played(turns: list[list[str]]) -> Any:
-    """Play the turns over and over, whoever asks."""
+    """Play the turns over and over, for every caller."""
 
     def reply(request: ScriptedRequest) -> ScriptedReply:
         asked = [name for name in turns[request.index % len(turns)] if name in request.tools]
@@ -171,7 +171,7 @@ async def test_an_agent_with_a_service_of_its_own_is_charged() -> None:
 
 
 async def test_a_thread_without_the_context_is_charged_through_the_kernel() -> None:
-    """A view of a kernel belongs to its call in whatever thread it is used, also where context variables do not go."""
+    """A view of a kernel belongs to its call in every thread, also where context variables do not reach."""
     service = ScriptedChatCompletion(lambda r: call("t-go") if r.tools else say("done"), service_id="chat")
 
     class Threads:

@@ -1,4 +1,4 @@
-"""What a function of a run does with the run's kernel, in whatever way: charged to the run, and under its gate."""
+"""Every use that a function of a run makes of the run's kernel is charged to the run, and reviewed by its policy."""
 
 from collections.abc import Callable
 from typing import Any
@@ -65,7 +65,7 @@ async def test_no_way_passes_the_budget(way: str, trips: int, times: int, stream
 
 @every_way
 async def test_a_run_inside_is_in_the_ledger_of_calls_by_function(way: str) -> None:
-    """A limit by function holds for all calls of the run, whoever makes them."""
+    """A limit by function counts all calls of the run, nested runs included."""
     async with world(greedy(way, 3)) as seen:
         with_expert(seen)
         budget = Budget(max_iterations=12, max_calls_per_function={"bank-look": 2})
@@ -109,7 +109,7 @@ def once(way: str, inner: Callable[[ScriptedRequest], ScriptedReply] | ScriptedR
 
 @pytest.mark.parametrize("way", ["inside-prompt_plain", "inside-prompt_auto", "inside-agent", "ask-auto"])
 async def test_with_nothing_left_the_request_is_refused_and_the_run_answers(way: str) -> None:
-    """Of two trips one asks and one answers: nothing is sent between them, and the model is told why."""
+    """Of two trips one asks and one answers: nothing is sent between them, and the model reads why."""
     async with world(once(way, say("never"))) as seen:
         result, told = await outcome(seen, way, max_iterations=2)
         assert (result.iterations, len(seen.server.requests), result.final_answer) == (2, 2, "done")

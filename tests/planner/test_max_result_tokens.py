@@ -229,7 +229,7 @@ async def test_the_facts_keep_the_whole_result() -> None:
 
 
 async def test_without_the_limit_nothing_is_cut_and_nothing_written() -> None:
-    """The default is no limit: the model reads everything, and the journal has no word of it."""
+    """By default results have no limit: the model reads everything, and the journal does not mention one."""
     here = world([FETCH, DONE], web=Web())
     result = await planner_with().invoke(here.kernel, "Go.")
     assert results(result.chat_history or pytest.fail()) == [PAGE]

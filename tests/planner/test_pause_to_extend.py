@@ -1,4 +1,4 @@
-"""A run that a limit ended goes on with a larger budget, through every door, and is answered."""
+"""A run that a limit ended continues with a larger budget, through every door, and is answered."""
 
 from datetime import UTC, datetime
 from typing import Any

@@ -35,7 +35,7 @@ def check_error(error: PlannerInvalidConfigurationError, *words: str) -> None:
 
 @pytest.mark.parametrize("value", [0, -1, True, False, 1.5, "3", [3]], ids=repr)
 def test_max_iterations_takes_a_whole_number_from_one(value: Any) -> None:
-    """Whatever is no whole number of at least 1 is refused, in the options and in the budget, with what it takes."""
+    """Options and budget refuse anything but a whole number of at least 1, and say what they take."""
     for kind in (FunctionCallingStepwisePlannerOptions, Budget):
         with pytest.raises(PlannerInvalidConfigurationError) as raised:
             kind(max_iterations=value)
@@ -140,7 +140,7 @@ def test_a_limit_that_means_nothing_is_refused_by_name(name: str, value: Any) ->
 @both_ways
 @pytest.mark.parametrize("goal", ["", "\n\t", "caf\udce9", None, b"goal", ["goal"]], ids=repr)
 async def test_a_goal_is_a_text_that_is_not_empty(goal: Any, streamed: bool) -> None:
-    """An empty or blank goal, or one that is no text or has undecodable bytes, is refused with what was seen."""
+    """A goal that is empty, blank, not a string or undecodable is refused with what was seen."""
     kernel, service = scripted([PLAN, final()])
     with pytest.raises(PlannerInvalidConfigurationError) as raised:
         await invoke(planner_with(), kernel, goal, streamed=streamed)
@@ -207,7 +207,7 @@ def test_a_step_prompt_that_is_none_is_refused_when_the_planner_is_made(text: An
     ids=["list", "text", "dict", "stop"],
 )
 async def test_an_argument_of_a_wrong_type_is_refused_by_name(name: str, value: Any, streamed: bool) -> None:
-    """A history that is none, arguments that are a plain dict, a stop handle that is none: each is named."""
+    """A history, arguments or a stop handle of another type: the error names the argument."""
     kernel, service = scripted([final()])
     with pytest.raises(PlannerInvalidConfigurationError) as raised:
         await invoke(planner_with(plan=False), kernel, streamed=streamed, **{name: value})

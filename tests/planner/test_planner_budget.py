@@ -34,7 +34,7 @@ from support.stock import first_result
 async def test_a_model_that_never_stops_makes_exactly_the_requests_allowed(
     most: int, plan: bool, control: str, streamed: bool
 ) -> None:
-    """max_iterations=N is N requests at the server, N charged, and an answer, whatever the model does."""
+    """With max_iterations=N the server gets N requests, N are charged, and the run is answered."""
     math = Math()
     planner = planner_with(max_iterations=most, plan=plan, control=control, pre_invoke=lambda *_: True)
     async with openai_kernel(never_stops, math=math) as (kernel, server):
@@ -51,7 +51,7 @@ async def test_a_model_that_never_stops_makes_exactly_the_requests_allowed(
 
 @both_ways
 async def test_no_plan_is_asked_for_unless_two_trips_remain(streamed: bool) -> None:
-    """With one round trip there is no plan request, whether or not a plan would be charged; with two there is."""
+    """With one round trip no plan is requested, whether or not a plan would be charged; with two one is."""
     for most, charge, trips in [(1, True, 1), (1, False, 1), (2, True, 2)]:
         async with openai_kernel(never_stops) as (kernel, server):
             planner = planner_with(max_iterations=most, charge_plan=charge)
@@ -62,7 +62,7 @@ async def test_no_plan_is_asked_for_unless_two_trips_remain(streamed: bool) -> N
 
 @both_ways
 async def test_an_uncharged_plan_comes_on_top(streamed: bool) -> None:
-    """With charge_plan=False the plan request is no round trip of the budget, but its tokens are counted."""
+    """With charge_plan=False the plan request costs no round trip of the budget, but its tokens are counted."""
     async with openai_kernel(never_stops) as (kernel, server):
         result = await invoke(planner_with(max_iterations=3, charge_plan=False), kernel, streamed=streamed)
 
@@ -109,7 +109,7 @@ async def test_of_two_round_trip_limits_the_smaller_holds(option: int, budget: i
 async def test_trips_are_charged_from_the_metadata(
     reported: dict[str, Any], charged: int, requests: int, streamed: bool
 ) -> None:
-    """A service that loops by itself is charged what it reports; what is no whole number charges 1."""
+    """A service that loops by itself is charged what it reports; anything but a whole number charges 1."""
     kernel, service = scripted(never_stops, metadata=reported)
     result = await invoke(planner_with(plan=False, max_iterations=4), kernel, streamed=streamed)
 
@@ -225,7 +225,7 @@ async def test_a_batch_is_counted_as_it_is(batch_over_limit: Any, ran: int, stre
 
 @both_ways
 async def test_the_planners_own_calls_are_free(streamed: bool) -> None:
-    """The final-answer function is no tool call: a run that may call nothing still hands over its answer."""
+    """The final-answer function does not count as a tool call: with a limit of 0 the run still has its answer."""
     kernel, _ = scripted([PLAN, final()])
     result = await invoke(planner_with(budget=Budget(max_tool_calls=0)), kernel, streamed=streamed)
 

@@ -141,7 +141,7 @@ async def test_one_clarifier_answers_the_questions_of_several_runs_at_once() -> 
 
 
 async def test_functions_in_its_settings_are_not_offered() -> None:
-    """Its requests go without functions, whatever its settings offer."""
+    """Its requests offer no functions, even if its settings do."""
     tools = [{"type": "function", "function": {"name": "t-open", "parameters": {"type": "object", "properties": {}}}}]
     settings = OpenAIChatPromptExecutionSettings(tools=tools, tool_choice="auto")
     async with openai_kernel([say("1 and 2.")]) as (other, server):
@@ -153,7 +153,7 @@ async def test_functions_in_its_settings_are_not_offered() -> None:
 
 
 def test_a_clarifier_without_a_model_is_refused() -> None:
-    """A kernel without a service, instructions that say nothing, and a price that is none are named at once."""
+    """A kernel without a service, empty instructions and an invalid price are named at once."""
     with pytest.raises(PlannerInvalidConfigurationError, match="no service"):
         ModelClarifier(Kernel())
     with pytest.raises(PlannerInvalidConfigurationError, match="instructions"):

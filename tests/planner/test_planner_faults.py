@@ -105,7 +105,7 @@ async def test_a_failed_request_loses_nothing(
 
 @both_ways
 async def test_a_request_that_reaches_no_server_is_not_charged(streamed: bool) -> None:
-    """A refused connection costs nothing; the run goes on with its whole budget."""
+    """A refused connection costs nothing; the run continues with its whole budget."""
     with ScriptedOpenAIServer([]) as gone:
         client = AsyncOpenAI(base_url=gone.url, api_key="any", max_retries=0)
     connector = OpenAIChatCompletion(ai_model_id="scripted", async_client=client)

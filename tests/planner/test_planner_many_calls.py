@@ -38,7 +38,7 @@ def asking_for(*counts: int) -> ScriptedChatCompletion:
 
 @both_ways
 async def test_a_reply_of_too_many_calls_runs_none(streamed: bool) -> None:
-    """Each is answered with the limit's name, nobody is asked about any, and the model may make fewer."""
+    """Each call is answered with the limit's name, no question is asked, and the model may make fewer."""
     asked: list[Any] = []
     tools, service = Tools(), asking_for(4, 3)
     planner = planner_with(plan=False, budget=Budget(max_calls_per_reply=3), interceptors=[asked.append])
@@ -57,7 +57,7 @@ async def test_a_reply_of_too_many_calls_runs_none(streamed: bool) -> None:
 
 
 async def test_by_default_a_reply_has_at_most_1024_calls() -> None:
-    """1,024 run, 1,025 do not; where there is no limit they do."""
+    """1,024 run, 1,025 do not; without the limit they do."""
     for count, given, ran in [(1024, {}, 1024), (1025, {}, 0), (1025, {"max_calls_per_reply": None}, 1025)]:
         tools = Tools()
         result = await planner_with(plan=False, budget=Budget(**given)).invoke(
@@ -106,7 +106,7 @@ def test_a_limit_that_means_nothing_is_refused(value: Any) -> None:
 
 
 async def test_a_thousand_denied_calls_are_a_thousand_answers() -> None:
-    """Each in its place."""
+    """The answers are in the order of the calls."""
     service = asking_for(1000)
     planner = planner_with(plan=False, pre_invoke=lambda iteration, name, arguments: arguments["number"] % 2 == 0)
     result = await planner.invoke(kernel_of(service, t=Tools()), "go")

@@ -60,7 +60,7 @@ async def test_a_filter_whose_second_parameter_has_another_name_is_answered(kind
 
 @pytest.mark.parametrize("left", [None, "text", 7, ["text"], [None]])
 async def test_what_an_iteration_callback_leaves_is_checked(left: Any) -> None:
-    """What is no list of messages is named; the history is on the error."""
+    """Anything but a list of messages is named; the history is on the error."""
 
     def callback(context: Any) -> None:
         context.messages = left

@@ -92,7 +92,7 @@ async def test_what_a_nested_run_leaves_is_there_for_the_next() -> None:
 
 
 async def test_a_larger_budget_of_the_run_around_is_there_for_nested_runs() -> None:
-    """A run that is resumed with a new budget gives what is left of that, whatever its functions had before."""
+    """A resumed run with a new budget gives its nested runs what is left of that, not of the old one."""
     kernel, expert = around([DELEGATE, say("done"), DELEGATE, say("more")], never_ends)
     planner = planner_with("chat", plan=False, max_iterations=4)
     first = await invoke(planner, kernel, streamed=False)
@@ -124,7 +124,7 @@ async def test_a_nested_run_that_fails_is_charged_what_it_has_spent() -> None:
 
 
 async def test_each_of_more_nested_runs_than_trips_answers_or_says_that_nothing_is_left() -> None:
-    """With one trip more than the answer needs, one nested run is made; the run around goes on with what it reads."""
+    """With one trip more than the answer needs, one nested run is made; the outer run continues with what it reads."""
     kernel, expert = around([delegate(3), say("done")], lambda request: say("3"))
     result = await invoke(planner_with("chat", plan=False, max_iterations=3), kernel, streamed=False)
     assert (len(expert.requests), result.iterations, result.final_answer) == (1, 3, "done")

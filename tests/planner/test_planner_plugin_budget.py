@@ -1,4 +1,4 @@
-"""One budget for a run and all runs inside it, whatever the models do: never exceeded, at two levels, side by side."""
+"""One budget for a run and all its nested runs: never exceeded, at two levels, side by side."""
 
 import asyncio
 from collections.abc import Callable
@@ -119,7 +119,7 @@ def _calls_to_helpers(seen: World, expert: Mind) -> int:
 @settings(max_examples=20, derandomize=True, deadline=None, suppress_health_check=EVERY_HEALTH_CHECK)
 @given(chat=minds, expert=minds, helper=minds, tokens=st.integers(50, 3000))
 def test_the_ledger_is_the_sum_of_all_requests(chat: Mind, expert: Mind, helper: Mind, tokens: int) -> None:
-    """Tokens and cost of every request of every run are in the outermost ledger, whatever was set aside meanwhile."""
+    """Tokens and cost of every request of every run are in the outermost ledger, reservations or not."""
     chat, expert, helper = Mind(chat.turns), Mind(expert.turns), Mind(helper.turns)
     priced: list[float] = []
 

@@ -1,4 +1,4 @@
-"""What the model is told: the functions it may use, the templates, and a goal that stays a goal."""
+"""What the model reads: the functions it may use, the templates, and a goal that stays a goal."""
 
 from typing import Any
 
@@ -157,7 +157,7 @@ async def test_an_excluded_final_answer_cannot_be_insisted_on() -> None:
 
 
 async def test_the_question_function_can_be_excluded() -> None:
-    """AskUser is not offered where it is excluded, whatever would offer it."""
+    """AskUser is not offered where it is excluded, even if another option would offer it."""
     kernel, service = scripted([say("It is 3.")])
     planner = planner_with(plan=False, max_clarifications=2, excluded_functions={"UserInteraction-AskUser"})
     assert (await planner.invoke(kernel, GOAL)).status == "answered"
@@ -348,7 +348,7 @@ async def test_a_plan_opens_no_message_of_its_own(text: str, streamed: bool) -> 
 @both_ways
 @hostile
 async def test_a_goal_opens_no_message_in_an_old_template(text: str, streamed: bool) -> None:
-    """A template without messages, as the removed planner's step prompt was, is one message whatever the goal says."""
+    """A template without messages, as the removed planner's step prompt was, is one message for every goal."""
     kernel, service = scripted([PLAN, final()])
     planner = planner_with(get_step_prompt=lambda: OLD_STEP_PROMPT)
     await invoke(planner, kernel, text, streamed=streamed, city="Rome", password="hunter2")

@@ -1,4 +1,4 @@
-"""A model that asks, with the function for it or in plain text: somebody answers, and the run goes on."""
+"""A model asks a question, with the function for it or in plain text, gets an answer, and the run continues."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -142,7 +142,7 @@ async def test_a_plain_question_waits_where_the_final_answer_is_insisted_on(stre
 
 @both_ways
 async def test_a_plain_question_is_the_answer_where_nothing_is_insisted_on(streamed: bool) -> None:
-    """Without a clarifier and without insistence a plain reply is final, whatever it says."""
+    """Without a clarifier and without insistence every plain reply is final, a question too."""
     kernel, _ = scripted([say(WHERE)])
     result = await invoke(planner_with(plan=False, max_clarifications=3), kernel, streamed=streamed)
     assert (result.status, result.final_answer) == ("answered", WHERE)
@@ -176,7 +176,7 @@ async def test_a_clarifier_that_says_nothing_leaves_the_question_open(nothing: s
 
 @both_ways
 async def test_no_more_questions_are_answered_than_the_cap_allows(streamed: bool) -> None:
-    """A call over the cap is told to go on without, and a plain reply over it counts as final."""
+    """The answer to a call over the cap is to continue without; a plain reply over the cap is final."""
     person = Person(["One."] * 9)
     async with openai_kernel([calls(ASK, ASK), say("So?")], weather=Weather()) as (kernel, server):
         planner = planner_with(plan=False, clarifier=person, max_clarifications=1)
@@ -244,7 +244,7 @@ async def test_a_run_that_asks_can_be_cancelled(script: Any, streamed: bool) -> 
 
 @both_ways
 async def test_a_clarifier_that_fails_is_a_fault(streamed: bool) -> None:
-    """What it raises, or answers that is no answer, leaves the run with its history and a checkpoint."""
+    """An exception or an invalid answer leaves the run with its history and a checkpoint."""
 
     def broken(question: Question) -> Any:
         raise OSError("no terminal")

@@ -156,8 +156,8 @@ async def test_an_answered_run_is_not_resumed(streamed: bool) -> None:
 
 
 @both_ways
-async def test_an_incomplete_run_goes_on(streamed: bool) -> None:
-    """After a reply that was empty the run can be taken up again, and the request is made anew."""
+async def test_an_incomplete_run_can_be_resumed(streamed: bool) -> None:
+    """After an empty reply the run can be resumed, and the request is made again."""
     kernel, service = scripted([PLAN, ADD, say(""), final()])
     ended = await invoke(planner_with(), kernel, streamed=streamed)
     assert ended.status == "incomplete"

@@ -78,7 +78,7 @@ async def test_a_plain_answer_is_the_last_message_of_the_history(streamed: bool)
 
 @both_ways
 async def test_without_a_plan_the_goal_is_all_that_is_said(streamed: bool) -> None:
-    """With plan=False there is no plan request, no system message and no function of the planner's."""
+    """With plan=False the run has neither a plan request nor a system message nor functions of the planner."""
     kernel, service = scripted([ADD, say("It is 3.")])
     result = await invoke(planner_with(plan=False), kernel, streamed=streamed)
 
@@ -139,7 +139,7 @@ async def test_a_given_history_is_gone_on_with(streamed: bool) -> None:
 
 @both_ways
 async def test_no_plan_is_asked_for_where_a_history_is_given(streamed: bool) -> None:
-    """A run that goes on from a history makes no plan request; the final-answer function is offered all the same."""
+    """A run that continues a history makes no plan request; it still offers the final-answer function."""
     kernel, service = scripted([final()])
     result = await invoke(planner_with(), kernel, streamed=streamed, chat_history=earlier_conversation())
 
@@ -233,7 +233,7 @@ async def test_final_answers_that_stay_malformed_stay_within_the_budget(streamed
 
 @both_ways
 async def test_the_final_answer_function_can_be_insisted_on(streamed: bool) -> None:
-    """With require_final_answer_function a plain reply is no answer: the model is told, and hands one over."""
+    """With require_final_answer_function a plain reply does not end the run: the model is asked again, and calls it."""
     kernel, service = scripted([say("I think it is 3."), final()])
     planner = planner_with(plan=False, require_final_answer_function=True)
     result = await invoke(planner, kernel, streamed=streamed)
@@ -246,7 +246,7 @@ async def test_the_final_answer_function_can_be_insisted_on(streamed: bool) -> N
 
 @both_ways
 async def test_insisting_ends_at_the_limit(streamed: bool) -> None:
-    """A model that only talks is told so until the last trip, whose reply is the forced answer."""
+    """A model that only talks is asked again until the last trip, whose reply is the forced answer."""
     async with openai_kernel(lambda _: say("Hm.")) as (kernel, server):
         planner = planner_with(plan=False, require_final_answer_function=True, max_iterations=3)
         result = await invoke(planner, kernel, streamed=streamed)
@@ -256,7 +256,7 @@ async def test_insisting_ends_at_the_limit(streamed: bool) -> None:
 
 @both_ways
 async def test_use_attempts_takes_one_tool_round_per_step(streamed: bool) -> None:
-    """With control="use_attempts" a tool round is followed by a plain reply that closes the step and is no answer."""
+    """With control="use_attempts" the plain reply after a tool round closes the step, and does not answer the run."""
     async with openai_kernel([PLAN, ADD, say("Step 1 done."), ADD, say("Step 2 done."), final()]) as (kernel, server):
         result = await invoke(planner_with(control="use_attempts"), kernel, streamed=streamed)
 

@@ -153,7 +153,7 @@ async def test_the_kernels_own_selector_decides_where_no_service_is_named(stream
 
 
 class Embeddings(AIServiceClientBase):
-    """A service that is no chat completion."""
+    """A service without chat completion."""
 
 
 @both_ways
@@ -173,7 +173,7 @@ class Embeddings(AIServiceClientBase):
 async def test_a_service_that_is_not_there_is_named(
     service_id: Any, services: list[AIServiceClientBase], named: str, streamed: bool
 ) -> None:
-    """No service, another id, or one that is no chat completion: the error says what is there and what to do."""
+    """No service, another id, or one without chat completion: the error says what is there and what to do."""
     kernel = Kernel()
     for service in services:
         kernel.add_service(service)
@@ -252,7 +252,7 @@ async def test_a_behaviour_without_calls_is_no_limit(of: Any, streamed: bool) ->
 @both_ways
 @pytest.mark.parametrize("of", [FunctionChoiceBehavior, BoundedFunctionChoiceBehavior], ids=["stock", "bounded"])
 async def test_a_required_behaviour_forces_its_calls(of: Any, streamed: bool) -> None:
-    """``Required`` sends tool choice "required" for its one attempt; used up, it is no limit."""
+    """``Required`` sends tool choice "required" for its one attempt; using that up does not count as a limit."""
     kernel, service = scripted(lambda r: ADD if r.tool_choice == "required" else say("It is 3."))
     result = await invoke(behaving(of.Required()), kernel, streamed=streamed)
 

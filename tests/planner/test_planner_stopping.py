@@ -222,7 +222,7 @@ async def entered_then_expire(gate: Gate, scope: asyncio.Timeout) -> None:
 
 @both_ways
 async def test_observers_learn_how_a_cancelled_run_ended(streamed: bool) -> None:
-    """An audit trail made of facts does not break off: the cancelled call and the end of the run are told, too."""
+    """An audit trail made of facts is complete: observers get the cancelled call and the end of the run, too."""
     told: list[Fact] = []
     kernel, _, gate = gated([PLAN, call("gate-wait"), final()])
     run = asyncio.create_task(invoke(planner_with(observers=[told.append]), kernel, streamed=streamed))

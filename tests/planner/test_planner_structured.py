@@ -103,7 +103,7 @@ async def test_the_model_is_told_what_was_wrong() -> None:
 
 @both_ways
 async def test_settings_without_a_place_for_the_form_get_it_in_the_message(streamed: bool) -> None:
-    """A connector whose settings know no response_format is told the schema in words."""
+    """A connector whose settings have no response_format gets the schema in words."""
 
     class PlainSettings(ScriptedPromptExecutionSettings):
         response_format: None = None
@@ -121,7 +121,7 @@ async def test_settings_without_a_place_for_the_form_get_it_in_the_message(strea
 
 @both_ways
 async def test_the_reserved_trip_asks_in_the_form_at_once(streamed: bool) -> None:
-    """The request that a limit forces carries the form; the run is limited all the same, and has its value."""
+    """The request that a limit forces carries the form; the run ends at its limit and still has its value."""
     async with openai_kernel([ADD, GOOD]) as (kernel, server):
         planner = planner_with("chat", plan=False, max_iterations=2, response_format=Sum)
         result = await invoke(planner, kernel, streamed=streamed)
@@ -148,7 +148,7 @@ async def test_at_the_limit_the_text_is_kept_and_the_reason_says_what_is_wrong(s
 
 
 async def test_a_token_limit_forbids_the_request_for_the_form() -> None:
-    """Asking again is no forced answer: it is not made once the tokens are spent."""
+    """Asking again for the form does not count as a forced answer: once the tokens are spent, it is not done."""
     kernel, service = scripted([say("prose"), GOOD])
     planner = planner_with(plan=False, budget=Budget(max_total_tokens=1), response_format=Sum)
     result = await invoke(planner, kernel, streamed=False)
@@ -165,7 +165,7 @@ async def test_a_used_up_call_limit_does_not_forbid_it() -> None:
 
 
 async def test_steps_are_closed_in_prose() -> None:
-    """Under ``use_attempts`` a reply that closes a step is no answer, and not held to the form."""
+    """Under ``use_attempts`` a reply that closes a step does not answer the run, and need not have the form."""
     kernel, service = scripted([ADD, say("Added."), say("It is 3."), GOOD])
     planner = planner_with(plan=False, control="use_attempts", response_format=Sum)
     result = await invoke(planner, kernel, streamed=False)

@@ -193,7 +193,7 @@ def test_an_interrupted_run_can_be_resumed() -> None:
     class Tools:
         @kernel_function
         async def hang(self) -> str:
-            """Wait until somebody interrupts."""
+            """Wait until interrupted."""
             press_ctrl_c()
             return await asyncio.Future()
 
@@ -208,7 +208,7 @@ def test_an_interrupted_run_can_be_resumed() -> None:
 
 @pytest.mark.parametrize("door", ["invoke_sync", "resume_sync"])
 def test_the_loop_does_not_wait_for_itself(door: str) -> None:
-    """An async function of a run that began here is told to await, and may; nothing hangs."""
+    """An async function of a run that began here gets an error that says to await, and may; nothing hangs."""
     seen: list[Exception] = []
     planner = FunctionCallingStepwisePlanner()
 

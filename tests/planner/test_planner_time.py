@@ -1,4 +1,4 @@
-"""Time limits interrupt whatever is in flight, and the run ends by the limit's name with a history that can be sent."""
+"""Time limits interrupt all work in flight, and the run ends by the limit's name with a history that can be sent."""
 
 import asyncio
 import threading
@@ -159,7 +159,7 @@ async def test_an_interrupted_request_ends_the_run_whatever_is_wanted_at_a_limit
 async def test_a_function_is_cancelled_at_the_limit(
     limit: str, streamed: bool, name: str, concurrency: int | None
 ) -> None:
-    """It is recorded as timed out whatever it makes of it; what ran beside it keeps its result, and the run ends."""
+    """It is recorded as timed out, however it reacts; what ran beside it keeps its result, and the run ends."""
     clock = Clock()
     tools = Tools(clock)
     service = ScriptedChatCompletion([calls(call("tools-quick"), call(f"tools-{name}"), call("tools-quick"))])
@@ -201,7 +201,7 @@ async def test_a_function_that_swallows_its_own_timeout_is_left_behind(name: str
 
 
 async def swallowing(*_: Any) -> Any:
-    """Wait for ever, whoever cancels."""
+    """Wait for ever, and ignore cancellation."""
     while True:
         try:
             await asyncio.Future()
@@ -315,7 +315,7 @@ async def test_the_approver_of_a_filter_is_a_person_too(streamed: bool) -> None:
 
 @pytest.mark.parametrize("who", ["approver", "clarifier"])
 async def test_a_deadline_does_not_wait_for_a_person(who: str) -> None:
-    """A call that nobody decided and a question that nobody answered are answered "not executed"."""
+    """Undecided calls and unanswered questions get the answer "not executed"."""
     clock = Clock()
 
     async def person(_: Any) -> Any:

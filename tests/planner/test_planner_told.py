@@ -1,4 +1,4 @@
-"""The model is told what is left of the budget, through every door, and nothing of it is kept."""
+"""The model reads what is left of the budget, through every door, and the history does not keep it."""
 
 import json
 from collections.abc import Sequence
@@ -36,8 +36,8 @@ def check_beginnings(requests: Sequence[ScriptedRequest]) -> None:
 
 
 @both_ways
-async def test_the_model_hears_what_is_left(streamed: bool) -> None:
-    """Each request tells it anew; history, facts and checkpoint know nothing of it."""
+async def test_each_request_says_what_is_left(streamed: bool) -> None:
+    """Each request says what is left then; history, facts and checkpoint do not contain it."""
     planner = planner_with(plan=False, budget=Budget(max_iterations=3, max_tool_calls=9, tell_budget=True))
     async with openai_kernel(never_stops) as (kernel, server):
         result = await invoke(planner, kernel, streamed=streamed)
@@ -120,8 +120,8 @@ async def test_a_handler_tells_too(streamed: bool) -> None:
     assert MARK not in history.model_dump_json()
 
 
-async def test_a_wrapped_services_wish_is_heard() -> None:
-    """Where a planner takes the place of a service that tells, it tells; both budgets hold."""
+async def test_a_wrapped_services_setting_is_kept() -> None:
+    """A planner that wraps a service with ``tell_budget`` says what is left as the service would; both budgets hold."""
     inner = ScriptedChatCompletion([ADD, say("3")])
     service = FunctionInvokingChatCompletion(inner, budget=Budget(max_tool_calls=2, tell_budget=True))
     await invoke(planner_with(plan=False, max_iterations=5), kernel_of(service), streamed=False)

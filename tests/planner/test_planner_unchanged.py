@@ -1,4 +1,4 @@
-"""What the caller passed is as it was, whatever happened; and runs of one planner do not meet."""
+"""After every end of a run the caller's objects are unchanged; and runs of one planner are independent."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A planner's run that waits for a person, and what is told between its round trips."""
+"""A planner's run that waits for a person, and what is reported between its round trips."""
 
 from typing import Any
 

@@ -84,7 +84,7 @@ async def by_session(kernel: Any, streamed: bool) -> str:
 @both_ways
 @pytest.mark.parametrize("door", [by_planner, by_service, by_handler, by_session])
 async def test_start_and_end_are_one_line_each(door: Any, streamed: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """At every door, plain and streamed, with what was spent; a call that nobody decided is no event."""
+    """At every door, plain and streamed, with what was spent; an undecided call is not logged as an event."""
     run_id = await door(scripted([ADD, say(f"{SECRET}.")])[0], streamed)
     started, ended = lines(caplog)
     assert started.endswith(" started")
@@ -149,7 +149,7 @@ async def test_an_approver_at_hand_decides_in_one_line(caplog: pytest.LogCapture
 
 
 async def test_a_cancelled_pause_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    """``cancel`` drives nothing, and is logged all the same."""
+    """``cancel`` drives nothing, and is still logged."""
     planner = planner_with(plan=False, interceptors=[deferring])
     paused = await planner.invoke(scripted([ADD])[0], GOAL)
     planner.cancel(paused.checkpoint, by="ann")

@@ -150,7 +150,7 @@ async def test_a_function_under_way_is_interrupted(waits: Waits, door: Door, fun
 @both_ways
 @pytest.mark.parametrize("door", DOORS)
 async def test_a_request_under_way_is_interrupted(waits: Waits, door: Door, streamed: bool) -> None:
-    """Over real HTTP: the endpoint never answers the second request, and nobody waits for it."""
+    """Over real HTTP: the endpoint never answers the second request, and the run does not wait for it."""
 
     def script(request: Any) -> Any:
         if request.index == 0:

@@ -346,7 +346,7 @@ def with_own_view(function: KernelFunction, tab: Tab, wrap: Wrap) -> KernelFunct
 
 
 def _held_by(method: Any, agent: object, other: object) -> Any:
-    """Copy a function that an agent holds, or a method of it, so that another agent is in its place."""
+    """Copy a function that an agent holds, or a method of it, so that another agent holds it."""
     if inspect.ismethod(method):
         return MethodType(method.__func__, other)
     cells = [CellType(other) if contents_of(cell) is agent else cell for cell in method.__closure__]
@@ -358,7 +358,7 @@ def _held_by(method: Any, agent: object, other: object) -> Any:
 
 
 def view_of(kernel: Kernel, tab: Tab, wrap: Wrap, *, invokes: bool = True) -> Kernel:
-    """Make the view of a kernel for one call of a function, which itself ``invokes`` with it, if it is no agent.
+    """Make the view of a kernel for one call of a function, which itself ``invokes`` with it, unless it is an agent.
 
     What the function adds to its plugins, the kernel itself has, too; services that it adds stay in the view.
     """

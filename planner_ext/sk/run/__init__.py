@@ -2,7 +2,7 @@
 
 Promises
     - An option means the same at each door, and is merged with a wrapped service's by one rule.
-    - A decision is taken once, by somebody who may decide, on the call that was shown; all of a resume, or none.
+    - A decision is taken once, by a person who may decide, on the call that was shown; all of a resume, or none.
     - Every expected end is a value, whichever door it leaves by.
 
 Takes a kernel, options and a history or checkpoint. Returns an engine to drive, and its outcome.

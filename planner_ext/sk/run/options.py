@@ -193,8 +193,8 @@ class RunOptions(TypedDict, total=False):
         interceptors: Asked in order about every call of a batch before any of it runs; the first decision wins. An
             `ApprovalPolicy` is one of them.
         pre_invoke: Asked about each call with the 1-based round trip, the function's name and its arguments; False
-            refuses the call, True is no objection.
-        check_for_intervention: Asked about each call; True defers it to a person, False is no objection.
+            refuses the call, True does not.
+        check_for_intervention: Asked about each call; True defers it to a person, False does not.
         approver: Asks a person at once about a deferred call: a function, async or not, of the `ToolCall` with the
             question as its ``prompt``. After the question's ``expires_in``, and if it raises, the call is denied; with
             `Defer` or None the run pauses. Runs inside functions cannot pause: they use their own approver, or the

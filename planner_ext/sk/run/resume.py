@@ -1,4 +1,4 @@
-"""Resuming a run: the checks of its record, and what became of its calls as facts: decided, cancelled, or in doubt."""
+"""Resuming a run: the checks of its record, and the outcome of its calls as facts: decided, cancelled, or in doubt."""
 
 import hashlib
 import inspect
@@ -138,7 +138,7 @@ def as_given(decisions: Mapping[str, Decision]) -> dict[str, Decision]:
     """Copy decisions, with their edits: what the hook allows and the rules see is what is taken.
 
     Raises:
-        DecisionRefusedError: If they are no mapping.
+        DecisionRefusedError: If they are not a mapping.
     """
     if not isinstance(decisions, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         hint = way_out("decisions", decisions)
@@ -389,7 +389,7 @@ def calls_taken(facts: Sequence[Fact], more: Sequence[Fact]) -> dict[bytes, str]
 
 
 def _asked_again(fact: CallDecided) -> tuple[object, ...]:
-    """Tell a call that waits anew, edited or for others, from the one that was decided before."""
+    """Tell a call that waits again, edited or for others, from the one that was decided before."""
     edited = (fact.edited,) if fact.edited else ()
     return (*edited, fact.source, sorted({*fact.roles})) if fact.verdict == "defer" and fact.approved else edited
 
