@@ -6,7 +6,6 @@ from rich.text import Text
 
 from planner_ext.cli.show import print_pending
 from planner_ext.cli.text import Terminal
-from planner_ext.core.state import ASK_USER
 from planner_ext.core.text import exact, exact_json
 from planner_ext.hitl_manager import Approve, Decision, Deny, Supply, ToolCall
 from planner_ext.sk.functions.conversion import InvalidArguments, parse_object
@@ -49,7 +48,7 @@ class ApprovalPrompt:
                 self._cut = print_pending(
                     self._console, call, more=more, lines=max(self._console.height - _FRAME_LINES, 6)
                 )
-            if call.fully_qualified_name == ASK_USER:
+            if call.kind == "question":
                 answer = self._answer("Your answer (empty: leave it open): ")
                 return Supply(answer, by=self._by) if answer else None
             if isinstance(again, Approve) and again.arguments is not None and (edited := self._edited(call)):

@@ -12,7 +12,7 @@ Modules:
     runs             `Runs` and `RunsClient`: start, submit, resume, cancel and read runs
     worker           claims runs, and drives them to their next pause or end
     hosts            `DbosHost` and `TemporalHost`: an engine says when and where a run is driven
-    gate             when the calls of driven runs may start; interrupts runs when the worker leaves
+    driven           when the calls of driven runs may start; interrupts runs when the worker leaves
     heartbeat        which workers live
     approvals        `Approvals`: lists what waits for a person, and stores the decision
     authorization    asks the application's hook whether a person may decide

@@ -567,7 +567,7 @@ class Runs(RunsClient):
             store=store,
             workers=workers,
             clock=runner.clock,
-            gate=runner.gate,
+            driven=runner.driven,
             retry=settings.retry or RetryPolicy(),
             max_deaths=settings.max_deaths,
         )

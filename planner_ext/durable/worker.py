@@ -38,8 +38,8 @@ from planner_ext.core.errors import (
 from planner_ext.core.facts import CallFinished, ModelReplied, Planned
 from planner_ext.core.limits import Budget
 from planner_ext.durable.database import Row
+from planner_ext.durable.driven import ArrivingText, DrivenRuns, DrivenStore
 from planner_ext.durable.errors import ApprovalRefusedError, RunFencedError, StoreError
-from planner_ext.durable.gate import ArrivingText, CallGate, GatedStore
 from planner_ext.durable.heartbeat import LeasedWorkers
 from planner_ext.durable.listing import PARKED
 from planner_ext.durable.options import RetryPolicy
@@ -139,7 +139,7 @@ class Runner:
     in_doubt: InDoubt
     clock: Clock
     authorize: Authorize | tuple[Authorize, ...] | None = None
-    gate: CallGate = field(default_factory=CallGate)
+    driven: DrivenRuns = field(default_factory=DrivenRuns)
 
     async def drive(self, job: Job[R], *, claim: Claim | None = None) -> R:
         """Drive a run to its end, or to a pause at which no stored decision can be taken.
@@ -167,15 +167,15 @@ class Runner:
             keys = {one.key for one in decided.values()}
             is_queued = stored.record.status == "queued"
             writer = JournalWriter(self.store, run_id, stored.facts, decided=keys, claim=claim, is_queued=is_queued)
-            gated = GatedStore(writer, self.gate)
-            writer.budget.leaves = gated.leaves
+            kept = DrivenStore(writer, self.driven)
+            writer.budget.leaves = kept.leaves
             if new is not None:
                 writer.budget.offer(new)
             decisions = {**{call_id: one.decision for call_id, one in decided.items()}, **own}
             activation = Activation(
                 run_id=run_id,
                 goal=stored.record.goal,
-                store=_with_crash_points(gated),
+                store=_with_crash_points(kept),
                 facts=stored.facts,
                 decisions=decisions,
                 decided_at={call_id: one.at for call_id, one in decided.items()},
@@ -187,11 +187,11 @@ class Runner:
                 described=writer.approval_of,
                 guards=stored.inputs.guards,
                 verified={call_id for call_id, one in decided.items() if one.verified and call_id not in own},
-                emit=gated.emit if job.streaming else None,
+                emit=kept.emit if job.streaming else None,
             )
             try:
                 _refuse_second(decided, own)
-                async with gated:  # around all of it: a cancellation also ends a hook that hangs
+                async with kept:  # around all of it: a cancellation also ends a hook that hangs
                     result = await job.planner.journaled(job.kernel, activation, arguments=arguments).result()
             except InvalidDecisionError as error:
                 if not await self._reopened(error, decided, own, writer):
@@ -286,7 +286,7 @@ class Claims:
     """The claims of one worker.
 
     Attributes:
-        gate: Lets a run be driven alone.
+        driven: The runs that are driven here; lets one be driven alone.
         retry: When any worker drives a run again after a fault.
         max_deaths: The number of deaths at which a run is quarantined.
     """
@@ -294,7 +294,7 @@ class Claims:
     store: JournalStore
     workers: LeasedWorkers
     clock: Clock
-    gate: CallGate
+    driven: DrivenRuns
     retry: RetryPolicy
     max_deaths: int
 
@@ -345,7 +345,7 @@ class Claims:
         me = self.workers.worker_id
         if record.owner == me:
             return True
-        if claim.alone and not await self.gate.alone(record.run_id, _ALONE_SECONDS):
+        if claim.alone and not await self.driven.alone(record.run_id, _ALONE_SECONDS):
             later = self.clock.now() + _ALONE_SECONDS
             await self._park(claim, status="running", problem=record.problem, retries=record.retries, wake_at=later)
             return False
@@ -355,7 +355,7 @@ class Claims:
                 died = f"worker {one_line(record.owner)} is gone, death {claim.deaths} of {self.max_deaths}"
                 log_run(logging.WARNING, record.run_id, f"taken over: {died}")
             return True
-        self.gate.together(record.run_id)
+        self.driven.together(record.run_id)
         return False
 
     async def park_death(self, run_id: str, error: BaseException) -> None:
@@ -545,19 +545,19 @@ class WorkerPool:
             grace_seconds: How long they may take; the rest is cancelled then, or when this wait is cancelled. None is
                 the pool's own.
         """
-        gate = self.runner.gate
+        driven = self.runner.driven
         if self._is_leaving:
             return
-        gate.drain(self._interrupt)
+        driven.drain(self._interrupt)
         self.workers.announce("leaving")
         try:
-            for run_id in self._tasks.keys() - gate.driven.keys():  # it waits: nothing of it is in flight
+            for run_id in self._tasks.keys() - driven.stores.keys():  # it waits: nothing of it is in flight
                 self._interrupt(run_id)
             grace = self.grace_seconds if grace_seconds is None else grace_seconds
             if self._tasks and grace > 0:  # others may take each run as soon as it is interrupted
                 await asyncio.wait({*self._tasks.values()}, timeout=grace)
         finally:
-            for run_id in gate.driven:
+            for run_id in driven.stores:
                 log_run(logging.WARNING, run_id, "interrupted: what it had in flight did not end within the grace")
             self._interrupted.update(self._tasks)
             await end_tasks(*self._tasks.values(), *self._parking.values(), *filter(None, [self._watching]))
@@ -568,12 +568,12 @@ class WorkerPool:
 
     def give_up(self) -> None:
         """Cancel the work on this worker's runs: its lease has lapsed, and others may have taken them."""
-        for store in tuple(self.runner.gate.driven.values()):
+        for store in tuple(self.runner.driven.stores.values()):
             store.abandon()
 
     @property
     def _is_leaving(self) -> bool:
-        return self.runner.gate.interrupt is not None
+        return self.runner.driven.interrupt is not None
 
     def _interrupt(self, run_id: str) -> None:
         if (task := self._tasks.get(run_id)) is not None:
@@ -586,7 +586,7 @@ class WorkerPool:
             await asyncio.sleep(self.poll_seconds)
             with suppress(StoreError):
                 for run_id, ended, new in await self.runner.store.changed_elsewhere(self.workers.worker_id):
-                    if (store := self.runner.gate.driven.get(run_id)) is None:
+                    if (store := self.runner.driven.stores.get(run_id)) is None:
                         continue
                     if new is not None:
                         store.writer.budget.offer(new)
@@ -604,7 +604,7 @@ class WorkerPool:
         if self._tasks.get(run_id) is task:
             del self._tasks[run_id]
         _retrieve(task)
-        self.runner.gate.tell_readers(run_id)
+        self.runner.driven.tell_readers(run_id)
 
     async def _drive_after(self, before: "asyncio.Task[Any] | None", job: Job[R]) -> R:
         """Drive a run after the task that drives it now has ended; a cancellation cancels both."""
@@ -639,7 +639,7 @@ class WorkerPool:
                 raise
             finally:
                 self._interrupted.discard(job.run_id)
-                self.runner.gate.together(job.run_id)
+                self.runner.driven.together(job.run_id)
                 with suppress(StoreError):
                     await self.runner.store.release(job.run_id, self.workers.worker_id)
         raise asyncio.CancelledError
@@ -724,7 +724,7 @@ class WorkerPool:
     async def _take_examined(self, record: RunRecord, job: Job[Any]) -> bool:
         """Claim a run whose worker died, unless it has to be driven alone while another one is."""
         claim = await self.claims.of(record)
-        if claim is None or record.run_id in self._tasks or (claim.alone and self.runner.gate.is_taken):
+        if claim is None or record.run_id in self._tasks or (claim.alone and self.runner.driven.is_taken):
             return False
         if claim.alone:
             self._start_task(record.run_id, self._drive_or_wait(job, wait=False))
@@ -782,17 +782,17 @@ class RunHandle(Generic[R]):
         """
         task = self._continued()
         store = self._pool.runner.store
-        gate = self._pool.runner.gate
+        driven = self._pool.runner.driven
         place = _Place(after)
-        here: GatedStore | None = None
-        with gate.reading(self.run_id) as news:
+        here: DrivenStore | None = None
+        with driven.reading(self.run_id) as news:
             is_over = False
             while not is_over:
                 news.clear()
                 is_over = task.done()
                 first = place.facts
-                stored = () if self.run_id in gate.driven else await store.load_facts(self.run_id, first)
-                here = gate.driven.get(self.run_id, here)
+                stored = () if self.run_id in driven.stores else await store.load_facts(self.run_id, first)
+                here = driven.stores.get(self.run_id, here)
                 if here is not None:
                     for event in place.pass_on(here):
                         yield event
@@ -856,7 +856,7 @@ class _Place:
         self._text = ArrivingText(place=-1)
         self._pieces = 0
 
-    def pass_on(self, run: GatedStore) -> Iterator[Event]:
+    def pass_on(self, run: DrivenStore) -> Iterator[Event]:
         """Yield what is new of a run that is or was driven here; a begun text is read to its end."""
         journal = run.writer.facts
         while True:

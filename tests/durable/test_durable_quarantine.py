@@ -17,8 +17,8 @@ from semantic_kernel.functions import kernel_function
 from planner_ext import Approve
 from planner_ext.core.facts import CallFinished, CallStarted, Fact
 from planner_ext.durable import Approvals, RunFencedError, Runs, effect, worker
-from planner_ext.durable import gate as gates
-from planner_ext.durable.gate import CallGate, GatedStore
+from planner_ext.durable import driven as driven_runs
+from planner_ext.durable.driven import DrivenRuns, DrivenStore
 from planner_ext.durable.store import JournalStore, opened_store
 from planner_ext.errors import PlannerInvalidConfigurationError, RunNotAnsweredError
 from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, calls, say
@@ -100,18 +100,18 @@ class Unstored:
         """Store nothing."""
 
 
-def driving(gate: CallGate, run_id: str) -> GatedStore:
+def driving(driven: DrivenRuns, run_id: str) -> DrivenStore:
     """Drive a run whose facts are stored nowhere."""
-    return GatedStore(cast("Any", Unstored(run_id)), gate)
+    return DrivenStore(cast("Any", Unstored(run_id)), driven)
 
 
-async def started(store: GatedStore, index: int) -> None:
+async def started(store: DrivenStore, index: int) -> None:
     """Start a call of a run."""
     place: Any = {"iteration": 0, "index": index, "call_id": str(index), "function": "f"}
     await store.append("", 0, [CallStarted(**place, at=1.0)])
 
 
-async def ended(store: GatedStore, index: int) -> None:
+async def ended(store: DrivenStore, index: int) -> None:
     """End a call of a run."""
     place: Any = {"iteration": 0, "index": index, "call_id": str(index), "function": "f"}
     await store.append("", 0, [CallFinished(**place, outcome="ok", result="", at=1.0)])
@@ -222,10 +222,10 @@ async def test_a_quarantined_run_is_driven_by_none_and_can_be_resumed(store: str
 
 async def test_a_run_waits_to_be_driven_alone_and_keeps_others_from_starting_calls() -> None:
     """It is alone when the calls of others have ended, and until it has recorded a reply; its own batch is parallel."""
-    gate = CallGate()
-    async with driving(gate, "a") as a, driving(gate, "b") as b:
+    driven = DrivenRuns()
+    async with driving(driven, "a") as a, driving(driven, "b") as b:
         await started(a, 0)
-        alone = asyncio.create_task(gate.alone("b", 30))
+        alone = asyncio.create_task(driven.alone("b", 30))
         await asyncio.sleep(0)
         with pytest.raises(asyncio.CancelledError):  # of the same batch: the engine starts it again
             await started(a, 1)
@@ -237,27 +237,27 @@ async def test_a_run_waits_to_be_driven_alone_and_keeps_others_from_starting_cal
         later = asyncio.create_task(started(a, 2))
         await ended(b, 1)
         await later
-        assert (len(a.calls), len(b.calls), gate.is_taken) == (1, 1, False)
+        assert (len(a.calls), len(b.calls), driven.is_taken) == (1, 1, False)
 
 
 async def test_a_call_that_hangs_keeps_neither_side_waiting_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who wants to be alone gives up after a while, and who is alone is so for a while."""
-    monkeypatch.setattr(gates, "_LONGEST_SECONDS", 0.05)
-    gate = CallGate()
-    async with driving(gate, "a") as a, driving(gate, "b") as b:
+    monkeypatch.setattr(driven_runs, "_LONGEST_SECONDS", 0.05)
+    driven = DrivenRuns()
+    async with driving(driven, "a") as a, driving(driven, "b") as b:
         await started(a, 0)
-        assert not await gate.alone("b", 0.05)
+        assert not await driven.alone("b", 0.05)
         await started(b, 0)
         await ended(b, 0)
-        async with driving(gate, "c") as c:
-            assert not await gate.alone("c", 0.05)
+        async with driving(driven, "c") as c:
+            assert not await driven.alone("c", 0.05)
             await ended(a, 0)
-            assert await gate.alone("c", 30)
+            assert await driven.alone("c", 30)
             await started(c, 0)
             await started(a, 1)
-    assert await gate.alone("d", 30)
-    gate.together("d")
-    async with driving(gate, "e") as e:
+    assert await driven.alone("d", 30)
+    driven.together("d")
+    async with driving(driven, "e") as e:
         await started(e, 0)
 
 
@@ -269,7 +269,7 @@ async def test_a_run_that_cannot_be_driven_alone_is_put_back(
     path, effects = tmp_path / "runs.db", tmp_path / "effects"
     killed = lives.live(run_life, path, effects, "r", 0.0, PLANNER_EXT_CRASH_AT="after_intent")
     assert killed == -signal.SIGKILL
-    async with Runs.sqlite(path, poll_seconds=0.02) as runs, driving(runs._pool.runner.gate, "busy") as busy:
+    async with Runs.sqlite(path, poll_seconds=0.02) as runs, driving(runs._pool.runner.driven, "busy") as busy:
         await started(busy, 0)
         (handle,) = await runs.recover(*shop(effects))
         with pytest.raises(RunFencedError, match="left to another worker, or to later"):

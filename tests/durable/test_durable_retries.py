@@ -145,7 +145,7 @@ async def test_a_run_that_ends_here_is_not_taken_for_one_that_was_ended_elsewher
         async def append(self: JournalStore, run_id: str, *steps: Any) -> None:
             await write(self, run_id, *steps)
             if (await self.record(run_id)).status == "answered":
-                runs._pool.runner.gate.driven[run_id].abandon()
+                runs._pool.runner.driven.stores[run_id].abandon()
                 await asyncio.sleep(0)
 
         monkeypatch.setattr(JournalStore, "append", append)

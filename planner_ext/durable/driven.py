@@ -25,7 +25,7 @@ _BOOKKEEPING = (AddMessage, CheckAnswer, Finish, Pause, WithholdCalls)
 """Actions without a request, a call or the application's own code: a draining worker still performs them."""
 
 
-class CallGate:
+class DrivenRuns:
     """The runs that a worker drives, and their calls in flight.
 
     While a run is driven alone, no call of another run starts. It is alone from the end of the other runs' calls until
@@ -35,12 +35,12 @@ class CallGate:
     flight.
 
     Attributes:
-        driven: The store of each run that is driven at this moment.
+        stores: The store of each run that is driven at this moment.
         interrupt: Cancels the task of the run of this name; None unless the worker drains.
     """
 
     def __init__(self) -> None:
-        self.driven: dict[str, GatedStore] = {}
+        self.stores: dict[str, DrivenStore] = {}
         self.interrupt: Callable[[str], object] | None = None
         self._alone: str | None = None
         self._limit: asyncio.TimerHandle | None = None
@@ -63,7 +63,7 @@ class CallGate:
             async with asyncio.timeout(seconds):
                 await self._until(lambda: self._alone in (None, run_id))
                 self._alone = run_id
-                await self._until(lambda: not any(s.calls for name, s in self.driven.items() if name != run_id))
+                await self._until(lambda: not any(s.calls for name, s in self.stores.items() if name != run_id))
         except BaseException as error:
             self.together(run_id)
             if isinstance(error, TimeoutError):
@@ -128,8 +128,8 @@ class ArrivingText:
     pieces: list[TextDelta] = field(default_factory=list[TextDelta])
 
 
-class GatedStore:
-    """Records a driven run's facts while the gate permits; implements `planner_ext.engine.ports.RunStore`.
+class DrivenStore:
+    """Records a driven run's facts while its calls may start; implements `planner_ext.engine.ports.RunStore`.
 
     Its block drives the run.
 
@@ -142,26 +142,26 @@ class GatedStore:
         RunFencedError: At the end of the block, if it was interrupted by `abandon`.
     """
 
-    def __init__(self, writer: JournalWriter, gate: CallGate) -> None:
+    def __init__(self, writer: JournalWriter, driven: DrivenRuns) -> None:
         self.writer = writer
         self.calls: set[tuple[int, int]] = set()
         self.text = ArrivingText(place=-1)
-        self._gate = gate
+        self._driven = driven
         self._ends = False
         self._limit = asyncio.timeout(None)
 
     async def __aenter__(self) -> Self:
         await self._limit.__aenter__()
-        self._gate.driven[self.writer.run_id] = self
-        self._gate.tell_readers(self.writer.run_id)
+        self._driven.stores[self.writer.run_id] = self
+        self._driven.tell_readers(self.writer.run_id)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         run_id = self.writer.run_id
-        del self._gate.driven[run_id]
-        self._gate.together(run_id)
+        del self._driven.stores[run_id]
+        self._driven.together(run_id)
         try:
             await self._limit.__aexit__(kind, error, trace)
         except TimeoutError:
@@ -180,14 +180,14 @@ class GatedStore:
         self._ends = isinstance(facts[-1], Ended)
         try:
             await self.writer.append(run_id, seq, facts)
-            self._gate.tell_readers(run_id)
+            self._driven.tell_readers(run_id)
         except BaseException:
             self.calls -= new
             raise
         finally:
             self.calls -= {(fact.iteration, fact.index) for fact in facts if isinstance(fact, CallFinished)}
             if any(isinstance(fact, ModelReplied | Planned | CallFinished) for fact in facts):
-                self._gate.together(self.writer.run_id)
+                self._driven.together(self.writer.run_id)
         if self.leaves():
             unsent = lost_request(self.writer.state, at=facts[-1].at)  # else the next life would charge it
             if unsent:
@@ -205,11 +205,11 @@ class GatedStore:
         if self.text.place != place:
             self.text = ArrivingText(place)
         self.text.pieces.append(event)
-        self._gate.tell_readers(self.writer.run_id)
+        self._driven.tell_readers(self.writer.run_id)
 
     def leaves(self) -> bool:
         """Whether the worker drains, and the run is about to start new work with none in flight."""
-        if self._gate.interrupt is None or self.calls:
+        if self._driven.interrupt is None or self.calls:
             return False
         action = next_action(self.writer.state)
         return action is not None and not isinstance(action, _BOOKKEEPING)
@@ -225,13 +225,13 @@ class GatedStore:
         The engine records nothing else of the run meanwhile. So where other calls of the batch are in flight, only the
         task of this call is cancelled; the engine starts the call again once they have ended.
         """
-        if self.calls and not self._gate.is_open(self.writer.run_id):
+        if self.calls and not self._driven.is_open(self.writer.run_id):
             raise asyncio.CancelledError
-        await self._gate.until_decided(self.writer.run_id)
+        await self._driven.until_decided(self.writer.run_id)
         await self._interrupt()
 
     async def _interrupt(self) -> None:
         """If the worker drains, interrupt the run, and wait for the cancellation, so that it does nothing more."""
-        if self._gate.interrupt is not None:
-            self._gate.interrupt(self.writer.run_id)
+        if self._driven.interrupt is not None:
+            self._driven.interrupt(self.writer.run_id)
             await asyncio.Event().wait()
