@@ -123,7 +123,7 @@ async def test_a_name_that_servers_refuse_is_no_end_of_a_handler_planner_or_sess
 
 
 async def test_a_name_that_resembles_a_functions_runs_nothing(ask: Ask, serve: Serve, tools: Tools) -> None:
-    """However a name is written for the history, no function has it, so nobody who reads the history calls one."""
+    """The name written into the history is never that of a function, so no reader of the history calls one."""
     served = serve([calls(call("t_add", {"a": 1}), call("t.add", {"a": 1})), say("Nothing.")])
     await ask(FunctionInvokingChatCompletion(served.connector))
     assert [each["function"]["name"] for each in sent_calls(served)] == ["t_add", "unknown_t_add"]
@@ -209,7 +209,7 @@ async def test_a_long_name_that_was_offered_is_kept(kernel: Kernel) -> None:
 
 
 def test_what_is_accepted_is_returned_itself() -> None:
-    """A reply that servers accept is not written anew."""
+    """A reply that servers accept is returned as it is, not as a copy."""
     item = FunctionCallContent(id="c", name="t-add", arguments='{ "a":1 }')
     message = ChatMessageContent(role=AuthorRole.ASSISTANT, items=[item])
     assert accepted_reply([message])[0].items[0] is item
@@ -217,7 +217,7 @@ def test_what_is_accepted_is_returned_itself() -> None:
 
 @EVERY_NAME
 def test_a_history_with_such_a_name_is_refused_or_repaired(name: str) -> None:
-    """A caller's history is refused by name; mended on request, call and result alike, and once for all."""
+    """A caller's history is refused by name; on request it is repaired, call and result alike, once for all."""
     history = ChatHistory()
     history.add_user_message("Go.")
     call_item = FunctionCallContent(id="c", name=name, function_name=name, arguments="{}")

@@ -1,4 +1,4 @@
-"""Arguments as a model writes them: what is accepted, and what the model is told of the rest."""
+"""Arguments as a model writes them: what is accepted, and what the model reads about the rest."""
 
 import json
 from typing import Annotated, Any
@@ -33,7 +33,7 @@ def test_what_is_no_object_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["{'a': 1}", '{"a": 1', '{"a": 1}}', '{"a": 1,}', "a=1", '{"a": "\n"}', "\ufeff{}"])
 def test_text_that_is_not_json_is_refused_and_not_repaired(text: str) -> None:
-    """Single quotes, cut texts, trailing commas: the model is told where, and nothing is guessed."""
+    """Single quotes, cut texts, trailing commas: the model reads where the error is, and nothing is guessed."""
     assert message_of(ADD, text).startswith("The arguments of p-f are not valid JSON, see character ")
 
 
@@ -65,8 +65,8 @@ def test_nesting_without_end_is_refused(levels: int) -> None:
     )
 
 
-def test_nesting_within_reason_is_accepted() -> None:
-    """The bound itself is fine, and brackets in a text are no nesting."""
+def test_nesting_up_to_the_bound_is_accepted() -> None:
+    """The bound itself is allowed, and brackets in a string do not count."""
     levels = MAX_DEPTH - 1
     assert isinstance(parse(taking(Any), f'{{"p": {"[" * levels}{"]" * levels}}}'), dict)
     assert isinstance(parse(taking(Any), json.dumps({"p": "[{" * 1000})), dict)

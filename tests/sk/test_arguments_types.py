@@ -55,7 +55,7 @@ from support.arguments import ADD, Colour, Item, accepts, declaring, function_of
 def test_each_type_accepts_what_semantic_kernel_converts_as_meant(
     annotation: Any, good: list[Any], bad: list[Any]
 ) -> None:
-    """A string of digits is an integer, "false" is no boolean, and types that have no schema of their own are open."""
+    """A string of digits is an integer, "false" is not a boolean, and types without a schema of their own are open."""
     function = taking(annotation)
     assert [value for value in good if not accepts(function, value)] == []
     assert [value for value in bad if accepts(function, value)] == []
@@ -75,7 +75,7 @@ def test_each_type_accepts_what_semantic_kernel_converts_as_meant(
     ],
 )
 def test_optional_parameters_accept_null(annotation: Any, value: Any) -> None:
-    """Semantic Kernel's schema of an optional says nothing of null; it is accepted all the same."""
+    """Semantic Kernel's schema of an optional does not mention null; it is still accepted."""
     function = taking(annotation, None)
     assert parse(function, "{}") == {}
     assert accepts(function, None)

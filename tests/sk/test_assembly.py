@@ -1,4 +1,4 @@
-"""A streamed reply put together again: exactly, whatever the cuts, and in linear time."""
+"""A streamed reply is put together exactly, wherever it was cut, and in linear time."""
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -244,7 +244,7 @@ def many_calls(count: int) -> list[StreamingChatMessageContent]:
 
 @pytest.mark.parametrize(("made", "few", "many"), [(texts, 2000, 20000), (arguments, 2000, 20000)])
 def test_a_long_reply_takes_linear_work(made: Callable[[int], Any], few: int, many: int) -> None:
-    """Ten times the chunks are ten times the work: 20,000 chunks are no burden."""
+    """Ten times the chunks are ten times the work, up to 20,000 chunks."""
     short, long = made(few), made(many)
     assert lines_run(lambda: assembled(*long)) < 1.2 * (many / few) * lines_run(lambda: assembled(*short))
 

@@ -1,4 +1,4 @@
-"""What the model is told of the budget: at the end of the newest message, and nowhere else."""
+"""The note on the budget is at the end of the newest message, and nowhere else."""
 
 from datetime import UTC, datetime
 
@@ -78,7 +78,7 @@ def test_nothing_left_to_tell_is_nothing_said() -> None:
 
 
 def test_each_limit_is_named_in_words() -> None:
-    """Trips, calls, tokens, dollars, seconds and the deadline are told in plain words, without needless digits."""
+    """Trips, calls, tokens, dollars, seconds and the deadline are written in plain words, without needless digits."""
     left = remaining_limits(
         Budget(
             max_iterations=10,
@@ -107,8 +107,8 @@ def test_each_limit_is_named_in_words() -> None:
 
 
 @pytest.mark.parametrize(("spent", "heard"), [(0, False), (7, False), (8, True), (10, True)])
-def test_a_share_is_told_of_once_it_is_left(spent: int, heard: bool) -> None:
-    """With tell_budget=0.25 a limit is told of from the request on at which a quarter of it or less is left."""
+def test_a_limit_is_mentioned_once_its_share_is_left(spent: int, heard: bool) -> None:
+    """With tell_budget=0.25 the notes mention a limit from the request on at which a quarter of it or less is left."""
     limits = Budget(max_iterations=10, max_tool_calls=100, tell_budget=0.25)
     left = remaining_limits(limits, Usage(iterations=spent), 0.0)
     assert [item.name for item in left] == (["max_iterations"] if heard else [])

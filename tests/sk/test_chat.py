@@ -142,7 +142,7 @@ async def test_a_connector_cannot_change_the_history(ask: Ask, history: ChatHist
 
 
 class Parsing(ScriptedChatCompletion):
-    """A connector that parses arguments itself, into whatever its vendor's library has."""
+    """A connector that parses arguments itself, into the types of its vendor's library."""
 
     async def _inner_get_chat_message_contents(self, chat_history: ChatHistory, settings: Any) -> Any:
         (message,) = await super()._inner_get_chat_message_contents(chat_history, settings)
@@ -191,7 +191,7 @@ async def test_choices_beside_the_first_are_left_out(kernel: Kernel, history: Ch
     ids=["kernel", "arguments", "stop"],
 )
 async def test_a_keyword_of_another_kind_is_refused_by_name(ask: Ask, keyword: str, value: Any) -> None:
-    """A kernel, arguments or stop handle that is none is an error that names it, and nothing is sent."""
+    """An invalid kernel, arguments or stop handle is an error that names it, and nothing is sent."""
     inner = ScriptedChatCompletion([ADD, say("Never sent.")])
     with pytest.raises(PlannerInvalidConfigurationError, match=keyword):
         await ask(FunctionInvokingChatCompletion(inner), **{keyword: value})

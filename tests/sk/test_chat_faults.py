@@ -1,4 +1,4 @@
-"""Responses that are none, and odd replies, from a real server: each a named error or outcome, nothing lost."""
+"""Invalid responses and odd replies from a real server: each a named error or outcome, nothing lost."""
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
@@ -92,7 +92,7 @@ async def test_a_response_that_is_no_reply_is_named(
 async def test_a_response_to_a_request_that_passes_through_is_named_too(
     ask: Ask, serve: Serve, streamed: bool, history: ChatHistory, name: str
 ) -> None:
-    """Without a behaviour a response that is no reply is the same named error, never a bare one or a silent None."""
+    """Without a behaviour an invalid response is the same named error, never a bare one or a silent None."""
     served = serve([fault(UNREADABLE[name], streamed=streamed)])
     with pytest.raises(InvalidReplyError, match=r"^Expected "):
         await ask(FunctionInvokingChatCompletion(served.connector), settings=PromptExecutionSettings())
@@ -185,7 +185,7 @@ CUT = [ScriptedReply(text="It is"), ScriptedReply(calls=call("t-add", '{"a": 1, 
 async def test_a_cut_reply_is_incomplete(
     ask: Ask, serve: Serve, tools: Tools, history: ChatHistory, reply: ScriptedReply, reason: str, before: list[Any]
 ) -> None:
-    """A reply cut short is no answer, and no call in it runs, not even one that looks whole."""
+    """A reply cut short does not answer the run, and no call in it runs, not even one that looks whole."""
     cut = ScriptedReply(text=reply.text, calls=reply.calls, finish_reason=reason)
     served = serve([*before, cut])
     answer = await ask(FunctionInvokingChatCompletion(served.connector))

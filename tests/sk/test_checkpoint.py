@@ -137,15 +137,15 @@ async def test_with_a_key_unsigned_and_wrongly_signed_text_is_refused(text: str)
 
 
 async def test_formatting_does_not_break_a_signature(text: str) -> None:
-    """A store that writes the JSON anew, indented and sorted, keeps the checkpoint valid."""
+    """A store that formats the JSON, indented and sorted, keeps the checkpoint valid."""
     signed = Checkpoint.from_json(text).to_json(KEY)
     again = json.dumps(json.loads(signed), indent=2, sort_keys=True, ensure_ascii=False)
     assert Checkpoint.from_json(again, KEY) == Checkpoint.from_json(text)
 
 
 @pytest.mark.parametrize("key", ["text", b"", 7], ids=repr)
-async def test_a_key_that_is_none_is_refused_by_name(text: str, key: Any) -> None:
-    """A key that is no bytes, or empty ones, is an error that says so: it would protect nothing."""
+async def test_an_invalid_key_is_refused_by_name(text: str, key: Any) -> None:
+    """A key that is empty, or not of bytes, is an error that says so: it would protect nothing."""
     with pytest.raises(PlannerException, match="key"):
         Checkpoint.from_json(text).to_json(key)
     with pytest.raises(PlannerException, match="key"):
@@ -159,8 +159,8 @@ async def test_a_newer_checkpoint_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("schema", [None, "1", True, 0, 1.5])
-async def test_a_schema_that_is_none_is_refused(text: str, schema: Any) -> None:
-    """Something else than a number in its place is refused."""
+async def test_a_schema_that_is_not_a_number_is_refused(text: str, schema: Any) -> None:
+    """The schema of a checkpoint is a number; anything else is refused."""
     with pytest.raises(InvalidCheckpointError, match="schema number"):
         Checkpoint.from_json(altered(text, schema=schema))
 
@@ -182,7 +182,7 @@ def test_text_that_is_no_checkpoint_is_refused(damaged: str) -> None:
 
 
 def test_a_checkpoint_without_a_run_is_refused() -> None:
-    """A journal without facts is nobody's run."""
+    """A journal without facts does not describe a run."""
     with pytest.raises(InvalidCheckpointError):
         Checkpoint.from_json('{"schema":1,"kind":"checkpoint","facts":[]}')
 
@@ -206,7 +206,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=300)
 @given(data=st.data())
 async def test_an_altered_checkpoint_is_a_run_or_refused(text: str, data: st.DataObject) -> None:
-    """Whatever value is put in whatever place, the text is refused by name, or is a run whose messages can be read."""
+    """With any value in any place, the text is refused by name, or is a run whose messages can be read."""
     whole = json.loads(text)
     *path, last = data.draw(st.sampled_from([place for place in places(whole) if place]))
     holder = whole

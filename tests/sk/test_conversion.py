@@ -300,7 +300,7 @@ async def test_a_number_that_its_type_takes_is_not_rewritten() -> None:
 
 
 async def test_a_null_is_none_or_refused() -> None:
-    """A null that would be dropped for another default than None is refused: nobody would have seen that default."""
+    """A null that would be dropped for a default other than None is refused: that default was never shown."""
     optional = taking(Annotated[Optional[int], "described"], 3)  # noqa: UP045  (as older code writes it)
     assert isinstance(parse(optional, '{"p": null}'), InvalidArguments)
     assert isinstance(

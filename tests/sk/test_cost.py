@@ -125,7 +125,7 @@ async def test_a_model_named_in_the_settings_is_the_one_priced() -> None:
 
 @pytest.mark.parametrize("door", ["planner", "service"])
 async def test_an_unknown_model_is_refused_before_the_first_request(door: str) -> None:
-    """A cost that nobody can count is no limit: nothing is sent, and the error names model, limit and ways out."""
+    """A limit on an unknown cost cannot be kept: nothing is sent, and the error names model, limit and ways out."""
     inner = ScriptedChatCompletion(never_stops)
     with pytest.raises(
         PlannerInvalidConfigurationError, match="max_cost=1 needs a price for the model 'scripted'"

@@ -169,7 +169,7 @@ async def test_a_price_that_gives_no_amount_is_refused_before_the_first_request(
 @pytest.mark.parametrize("streamed", [False, True], ids=["plain", "streamed"])
 @pytest.mark.parametrize("price", [price for name, price in PRICES.items() if "token" not in name])
 async def test_a_price_that_fails_later_ends_the_run_by_name(price: Any, streamed: bool) -> None:
-    """A reply whose price is no amount is the last one: neither 0 nor NaN is charged, and no function starts."""
+    """A reply with an invalid price is the last one: neither 0 nor NaN is charged, and no function starts."""
     kernel, service = silent(CompletionUsage(prompt_tokens=5, completion_tokens=5))
 
     def fails_later(model: str, usage: Usage) -> float:

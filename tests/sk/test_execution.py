@@ -243,7 +243,7 @@ async def test_what_ends_the_program_is_an_error_of_its_thread() -> None:
 
 
 async def test_a_cancelled_wait_abandons_its_thread() -> None:
-    """The wait ends at once; the thread goes on by itself, and its late outcome harms nobody."""
+    """The wait ends at once; the thread continues by itself, and its late outcome is ignored."""
     started, released, ended = threading.Event(), threading.Event(), threading.Event()
 
     def work() -> None:
@@ -293,7 +293,7 @@ async def test_caught_returns_what_work_raises() -> None:
 
 
 async def test_caught_tells_a_cancellation_of_the_task_from_one_inside_it() -> None:
-    """A cancelled error that nobody asked for is a value; the cancellation of the task is raised."""
+    """A cancelled error without a cancellation is a value; the cancellation of the task is raised."""
 
     async def stray() -> None:
         raise asyncio.CancelledError

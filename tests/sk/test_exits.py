@@ -221,9 +221,9 @@ async def test_an_exit_of_a_clarifier_is_an_error_of_the_run() -> None:
 async def test_an_interrupt_on_the_loop_passes_and_leaves_the_call_in_doubt(
     door: Door, make: Callable[[], BaseException]
 ) -> None:
-    """It reaches the caller with the run, whose history says that nobody knows whether the call took effect.
+    """It reaches the caller with the run, whose history says that it is unknown whether the call took effect.
 
-    A stream's run has a task of its own, which hands an interrupt to its event loop, and with it to whoever runs that.
+    A stream's run has a task of its own, which hands an interrupt to its event loop, and so to the loop's caller.
     """
     with pytest.raises(make) as caught:  # pyright: ignore[reportArgumentType, reportCallIssue]
         await door.ask(desk("leave_async", make=make))
@@ -246,7 +246,7 @@ async def test_a_resumed_call_that_exits_has_failed(door: Door) -> None:
 @pytest.mark.parametrize("kind", ["auto_function_invocation", "function_invocation"])
 @pytest.mark.parametrize("name", ["leave", "leave_async"])
 async def test_an_exit_under_an_approval_filter_is_the_error_of_its_call(kind: Any, name: str) -> None:
-    """A stock kernel goes on, whoever approved the call; so does an approved call that is resumed."""
+    """A stock kernel continues, both after a call that its approver approved and after one that is resumed."""
 
     async def approver(_: Any) -> Approve:
         return Approve()
@@ -266,7 +266,7 @@ async def test_an_exit_under_an_approval_filter_is_the_error_of_its_call(kind: A
 
 @pytest.mark.parametrize("door", [door for door in DOORS if door.streamed], ids=str)
 async def test_a_close_in_a_streamed_run_is_an_error_with_the_run(door: Door) -> None:
-    """Handed on as it is, it would close whoever reads the stream."""
+    """Handed on as it is, it would close the reader of the stream."""
     with pytest.raises(RuntimeError, match="GeneratorExit") as caught:
         await door.ask(desk("leave_async", make=GeneratorExit))
     assert results(vars(caught.value)["chat_history"]) == [IN_DOUBT]
@@ -287,7 +287,7 @@ async def _untold(*_: Any) -> None:
 
 @three_doors
 async def test_an_exception_without_a_text_is_reported_as_any_other(door: Door) -> None:
-    """Of a function, an interceptor, an observer; Semantic Kernel's own log line may fail in its place."""
+    """Of a function, an interceptor, an observer; Semantic Kernel's own log line may fail there."""
     failed = await door.ask(desk("leave", "work", make=_UntoldError))
     assert results(failed.history) == ["The function desk-leave failed.", "worked"]
     observed = await door.ask(desk("work"), observers=[_untold])

@@ -55,7 +55,7 @@ def test_the_list_of_functions_is_bounded() -> None:
 
 
 def test_without_functions_the_answer_says_so() -> None:
-    """Nothing is offered: the model is told to answer."""
+    """With no function to offer, the result asks the model to answer."""
     bench = Bench()
     bench.tools.functions, bench.tools.schema_only = {}, frozenset()
     assert bench.check("p-f").answer == (
@@ -64,7 +64,7 @@ def test_without_functions_the_answer_says_so() -> None:
 
 
 def test_a_function_known_by_schema_only_is_external() -> None:
-    """The caller must run it; its arguments are none of ours."""
+    """The caller must run it; its arguments are not checked here."""
     assert Bench().check("remote-call", "not even JSON") == ResolvedCall(
         kind="external", function="remote-call", arguments={}
     )
@@ -95,7 +95,7 @@ def test_the_final_answer_is_taken_as_text(sent: Any, answer: str) -> None:
     "arguments", ["", '{"answer": " "}', '{"answer": null}', '{"answer": {"a": 1}}', '{"text": "done"}', "done"]
 )
 def test_a_malformed_final_answer_is_invalid(arguments: str) -> None:
-    """The model is told how to send it."""
+    """The model reads how to send it."""
     checked = Bench().check("planner-SendFinalAnswer", arguments)
     assert checked.kind == "invalid"
     assert "planner-SendFinalAnswer" in checked.answer

@@ -236,7 +236,7 @@ async def test_approved_arguments_cannot_be_changed_by_a_filter(kind: str, chang
 
 
 async def test_an_approved_function_cannot_be_exchanged_by_a_filter() -> None:
-    """Another function in its place is a change as well."""
+    """A filter that replaces the function changes the call as well."""
     bench = Bench()
 
     async def exchange(context: AutoFunctionInvocationContext, next: Callable[[Any], Awaitable[None]]) -> None:
@@ -249,7 +249,7 @@ async def test_an_approved_function_cannot_be_exchanged_by_a_filter() -> None:
 
 @FILTERED
 async def test_an_approved_call_runs_as_any_other(filters: tuple[Filter, ...]) -> None:
-    """Filters that leave the model's arguments alone are no obstacle, nor is a null, nor the application's own."""
+    """The call runs if filters keep the model's arguments, a null among them, and change only the application's own."""
 
     async def add_user(context: Any, next: Callable[[Any], Awaitable[None]]) -> None:
         context.arguments["user"] = "bob"

@@ -29,7 +29,7 @@ async def test_a_function_runs_and_its_result_is_json(filters: tuple[Filter, ...
 
 @FILTERED
 async def test_a_result_that_cannot_be_copied_is_kept(filters: tuple[Filter, ...]) -> None:
-    """The result is written, never deep-copied: what was done is told."""
+    """The result is written, never deep-copied: the model reads what was done."""
     finished = await Bench(*filters).run("lights-lock")
     assert finished.outcome == "ok"
     assert finished.text.startswith('{"lock":"<unlocked')
@@ -112,7 +112,7 @@ async def test_an_exception_without_a_text_is_still_recorded() -> None:
 
 @FILTERED
 async def test_an_argument_that_cannot_be_converted_is_explained(filters: tuple[Filter, ...]) -> None:
-    """A constructor of the application's own is left to the run: its refusal is told, whatever the options say."""
+    """A constructor of the application's own is left to the run: the model reads its refusal, under all options."""
     finished = await Bench(*filters).run("lights-aim", {"lamp": "first"})
     assert finished.outcome == "failed"
     assert finished.text == (
@@ -189,7 +189,7 @@ async def test_cancellation_reaches_the_function_and_is_raised(filters: tuple[Fi
 
 @FILTERED
 async def test_a_cancelled_error_of_a_function_is_a_failure(filters: tuple[Filter, ...]) -> None:
-    """CancelledError that nobody asked for does not end the run."""
+    """CancelledError without a cancellation does not end the run."""
     finished = await Bench(*filters).run("lights-cancelled")
     assert (finished.outcome, finished.error) == ("failed", "CancelledError")
 
@@ -202,7 +202,7 @@ async def test_an_exit_is_a_failure_of_the_function(filters: tuple[Filter, ...])
 
 
 async def test_a_function_that_is_gone_is_answered() -> None:
-    """A function that is no longer offered when its call runs does not run."""
+    """A function that was withdrawn before its call runs does not run."""
     bench = Bench()
     call = request("lights-switch", {"room": "hall"})
     checked = bench.functions.check(call)

@@ -168,7 +168,7 @@ def test_repairing_changes_no_valid_history(messages: list[ChatMessageContent]) 
 
 @given(HISTORIES)
 def test_repairing_leaves_the_callers_messages_alone(messages: list[ChatMessageContent]) -> None:
-    """The list and the messages given are not changed; whatever needed no mending is in the result as it was."""
+    """The list and the messages given are not changed; messages that need no repair are in the result as they were."""
     before = [(id(message), message.model_dump()) for message in messages]
     repaired = repair_history(messages)
     assert [(id(message), message.model_dump()) for message in messages] == before
@@ -186,6 +186,6 @@ def test_a_sound_result_keeps_its_metadata_when_another_is_mended() -> None:
 
 
 def test_checking_raises_every_problem_at_once() -> None:
-    """The error lists all that is wrong, so that it can be mended in one go."""
+    """The error lists all problems, so that they can be repaired together."""
     with pytest.raises(InvalidHistoryError, match=r"message 0: .*'z'.*message 1: the call 'a'.*call 'b'"):
         check_history([answering("z"), calling("a"), calling("b")])

@@ -251,7 +251,7 @@ async def test_a_parameter_that_meets_the_payload_is_refused(named: str, options
 
 
 async def test_a_name_that_the_document_uses_twice_is_one_parameter() -> None:
-    """An ``id`` in the path and in the body are one to Semantic Kernel and to whoever approves: both get the value."""
+    """An ``id`` in the path and in the body are one to Semantic Kernel and to the approver: both get the value."""
     body = {"content": {"application/json": {"schema": {"type": "object", "properties": {"id": TEXT, "name": TEXT}}}}}
     operation = {
         "parameters": [{"name": "id", "in": "path", "required": True, "schema": TEXT}],

@@ -118,7 +118,7 @@ def test_several_messages_become_one() -> None:
     ],
 )
 def test_a_call_is_read_as_the_kernel_would(received: FunctionCallContent, name: str, arguments: str) -> None:
-    """The name is the kernel's, whatever the separator, and the arguments are JSON text, as received."""
+    """The name is the kernel's, with any separator, and the arguments are JSON text, as received."""
     (request,) = requested_calls(reply(received))
     assert (request.id, request.name, request.arguments) == ("a", name, arguments)
 

@@ -97,7 +97,7 @@ def test_what_is_called_takes_what_it_took(name: str) -> None:
 
 
 def test_the_client_is_as_expected(service: OpenAIChatCompletion) -> None:
-    """Everything together is as expected: else nothing is gained, and nobody would notice."""
+    """All members together are as expected; otherwise the faster way would silently be off."""
     assert is_supported(service)
 
 
@@ -107,7 +107,7 @@ async def test_a_connector_as_it_is_has_its_requests_encoded(service: Any, strea
 
 
 async def test_a_method_that_an_application_overrides_is_called(endpoint: Endpoint, streamed: bool) -> None:
-    """A subclass of the connector is the application's own, whatever it overrides."""
+    """A subclass of the connector is the application's own, with each method that it overrides."""
 
     class Own(OpenAIChatCompletion):
         """An application's."""
@@ -252,7 +252,7 @@ ERRORS = {
 
 @pytest.mark.parametrize("status", ERRORS)
 async def test_errors_are_the_connectors(service: Any, endpoint: Endpoint, status: int, streamed: bool) -> None:
-    """A refusal, a fault, a filtered prompt and a reply that is none raise the same both ways, with the same cause."""
+    """A refusal, a fault, a filtered prompt and an invalid reply raise the same both ways, with the same cause."""
     written = json.dumps(ERRORS[status]).encode()
     endpoint.answer = lambda _: HttpResponse(status=status, content_type="application/json", parts=(written,))
     raised: list[BaseException] = []
@@ -274,7 +274,7 @@ async def test_errors_are_the_connectors(service: Any, endpoint: Endpoint, statu
 
 
 async def test_a_page_instead_of_a_reply_is_named(service: Any, endpoint: Endpoint) -> None:
-    """A server that is none of OpenAI's leads to the error that says so."""
+    """A server that does not speak OpenAI's protocol leads to the error that says so."""
     endpoint.answer = lambda _: HttpResponse(status=200, content_type="text/html", parts=(b"<html>",))
     own = GenericTransport(service, kernel=None, arguments=None)
     with pytest.raises(InvalidReplyError, match="base URL"), named_errors(service):

@@ -61,5 +61,5 @@ def test_a_response_is_what_the_client_makes_of_it(body: dict[str, Any]) -> None
 
 @pytest.mark.parametrize("body", [*CHUNKS, {}, {"choices": [{"delta": {"role": "robot"}}]}, {"choices": [{}]}])
 def test_a_chunk_is_what_the_client_makes_of_it(body: dict[str, Any]) -> None:
-    """Pieces of text and of calls, ends, usage, and what is no chunk at all."""
+    """Pieces of text and of calls, ends, usage, and invalid chunks."""
     assert same(ReadChunk.construct(**body), ChatCompletionChunk.construct(**body))

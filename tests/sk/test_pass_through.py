@@ -1,4 +1,4 @@
-"""A request that invokes nothing says how it ended, as every other does: whatever the behaviour, plain and streamed."""
+"""A request that invokes nothing says how it ended, as every other does: under every behaviour, plain and streamed."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any

@@ -150,7 +150,7 @@ def deep() -> list[Any]:
 
 @pytest.mark.parametrize("value", [cycle(), deep(), Broken(), {"it": Broken()}, function_result(Broken())])
 def test_a_result_without_a_text_is_said_to_have_none(value: object) -> None:
-    """Nothing that a function returns raises; the model reads that there is no text."""
+    """Every return value of a function is written without an exception; the model reads that it has no text."""
     assert result_text(value) == NOT_WRITABLE
 
 

@@ -193,7 +193,7 @@ async def test_a_cancelled_turn_is_over(serve: Serve, streamed: bool) -> None:
 
 
 async def test_a_turn_that_has_ended_cannot_be_cancelled(serve: Serve) -> None:
-    """A turn that its limit ended waits for nobody; the thread stays as it is."""
+    """A turn that its limit ended does not wait; the thread stays as it is."""
     agent = agent_at(serve([LOOK, say("So far.")]), Shop(), budget=Budget(max_iterations=2))
     limited = await ask(agent, "Pay order 7.", streamed=False)
     before = await shown(limited.thread)
@@ -342,7 +342,7 @@ async def test_a_turn_without_a_decision_still_waits(serve: Serve, streamed: boo
 
 @each_way
 async def test_a_request_that_fails_leaves_the_results(serve: Serve, streamed: bool) -> None:
-    """The payment is made and the model unreachable: the thread has the result, and waits for nobody."""
+    """The payment is made and the model unreachable: the thread has the result, and nothing waits."""
     served, shop = serve([PAY, ScriptedFault(status=500), say("It is paid.")]), Shop()
     agent = agent_at(served, shop)
     paused = await ask(agent, "Pay order 7.", streamed=streamed)
@@ -401,7 +401,7 @@ async def test_a_larger_budget_goes_on(serve: Serve, streamed: bool) -> None:
 
 
 async def test_a_thread_that_keeps_its_own_records_sees_each_message_once(serve: Serve) -> None:
-    """A thread of the application's own, which stores what it is told, is told of what came and of nothing twice."""
+    """A thread of the application's own, which stores its messages, gets each new message once."""
     told: list[str] = []
 
     class Stored(ChatHistoryAgentThread):

@@ -72,7 +72,7 @@ class OwnUsage(CompletionUsage):
 
 
 class NumberedUsage:
-    """A connector's own kind of usage that is no pydantic model."""
+    """A connector's own type of usage, not a pydantic model."""
 
     def __init__(self, prompt_tokens: int, completion_tokens: int) -> None:
         self.prompt_tokens = prompt_tokens
@@ -165,7 +165,7 @@ async def test_a_manual_behaviour_returns_the_calls(
 async def test_functions_may_be_shown_without_being_called(
     ask: Ask, serve: Serve, none: FunctionChoiceBehavior
 ) -> None:
-    """``NoneInvoke`` sends the functions with tool choice none, and is no limit."""
+    """``NoneInvoke`` sends the functions with tool choice none, and does not count as a limit."""
     served = serve([say("I would add.")])
     answer = await ask(FunctionInvokingChatCompletion(served.connector), none)
     assert (answer.text, answer.metadata.get("limit")) == ("I would add.", None)

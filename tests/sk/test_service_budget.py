@@ -87,7 +87,7 @@ async def test_an_unbounded_behaviour_is_bounded_by_the_model_alone(ask: Ask) ->
     ids=["bounded", "stock"],
 )
 async def test_required_forces_each_of_its_attempts(ask: Ask, serve: Serve, required: FunctionChoiceBehavior) -> None:
-    """``Required`` with k attempts forces a call in each of k rounds, then asks for the answer, and is no limit."""
+    """``Required`` with k attempts forces a call in each of k rounds, then asks for the answer; that is not a limit."""
     served = serve(eager)
     answer = await ask(FunctionInvokingChatCompletion(served.connector), required)
     assert [request.tool_choice for request in served.server.requests] == ["required"] * 3 + [None]
@@ -236,7 +236,7 @@ async def test_uninvited_calls_are_dropped(ask: Ask, tools: Tools, resend: Any, 
     ],
 )
 async def test_the_first_limit_that_is_reached_names_the_end(ask: Ask, budget: dict[str, Any], limit: str) -> None:
-    """Other limits withdraw functions likewise, and are named."""
+    """Other limits also withdraw the functions, and are named."""
     fails = lambda request: call("t-fail") if request.tools else say("Enough.")  # noqa: E731  (shorter than a function)
     service = FunctionInvokingChatCompletion(ScriptedChatCompletion(fails), budget=Budget(**budget))
     answer = await ask(service, BOUNDED.Auto())

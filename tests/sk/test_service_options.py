@@ -23,7 +23,7 @@ ADD = call("t-add", {"a": 1, "b": 2})
 
 
 class ManualClock:
-    """Time that only passes when somebody sleeps."""
+    """A clock whose time passes only in its own sleeps."""
 
     def __init__(self) -> None:
         self.time = 1000.0
@@ -56,7 +56,7 @@ async def test_by_default_nothing_waits(ask: Ask) -> None:
 
 
 async def test_observers_see_the_same_facts_plain_and_streamed(ask: Ask) -> None:
-    """Observers, async or not, are told each fact in order."""
+    """Observers, async or not, get each fact in order."""
     seen: list[str] = []
     other: list[str] = []
 

@@ -152,8 +152,8 @@ async def test_a_paused_stream_is_safe_to_add(ask: Ask, deferring: Any, history:
     await resend(history)
 
 
-async def test_a_checkpoint_that_is_none_is_refused(kernel: Kernel, history: ChatHistory, deferring: Any) -> None:
-    """Text that is no checkpoint ends with a named error; nothing is sent, and the history is as it was."""
+async def test_an_invalid_checkpoint_is_refused(kernel: Kernel, history: ChatHistory, deferring: Any) -> None:
+    """Text that cannot be read as a checkpoint is a named error; nothing is sent, and the history is as it was."""
     service, served = deferring(say("Never sent."))
     for text in ("", "{}", '{"schema":1,"kind":"checkpoint","facts":[]}'):
         with pytest.raises(PlannerException):
@@ -169,7 +169,7 @@ async def test_an_answered_run_has_nothing_to_resume(ask: Ask, serve: Serve) -> 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["plain", "streamed"])
 async def test_a_resumed_run_keeps_the_budget_of_a_service_that_limits_itself(streamed: bool) -> None:
-    """A handler's new budget replaces its own; that of the service which it was given holds all the same."""
+    """A handler's new budget replaces its own; that of the service which it was given still holds."""
     inner = ScriptedChatCompletion(lambda request: call("t-echo") if request.tools else say("Enough."))
     kernel = Tools().kernel()
     kernel.add_service(FunctionInvokingChatCompletion(inner, budget=Budget(max_iterations=3)))

@@ -341,7 +341,7 @@ async def test_an_answered_question_is_a_decision(recording: Recording) -> None:
 
 
 async def test_a_kept_run_links_across_workers(recording: Recording, tmp_path: Path) -> None:
-    """The journal in the store has the trace; to read a result again is no activation."""
+    """The journal in the store has the trace; reading a result again adds no span."""
     kernel, planner = bank(PAY, say("Paid.")), no_plan()
     async with Runs.sqlite(tmp_path / "runs.db") as runs:
         paused = await (await runs.start(planner, kernel, GOAL, run_id="order-7")).result()
@@ -370,7 +370,7 @@ async def test_a_lost_request_is_a_crash(recording: Recording) -> None:
 
 @pytest.mark.parametrize("written", ["nonsense", "00-" + "0" * 32 + "-" + "0" * 16 + "-01", "00-\u202e-\x00-01"])
 async def test_a_damaged_trace_is_no_link(recording: Recording, written: str) -> None:
-    """What a journal holds in place of a trace is not trusted: without a valid one there is no link."""
+    """A journal's trace is not trusted: without a valid one the span has no links."""
     kernel, planner = bank(PAY, say("Paid.")), no_plan()
     paused = await planner.invoke(kernel, GOAL)
     data = json.loads(paused.checkpoint.to_json())
@@ -387,7 +387,7 @@ SECRETS = ("goal-7f3a", "argument-7f3a", "result-7f3a", "answer-7f3a", "reason-7
 
 
 class Vault:
-    """Functions whose arguments and results are nobody's business."""
+    """Functions whose arguments and results are secret."""
 
     @kernel_function
     async def open(self, text: str) -> str:
@@ -453,7 +453,7 @@ async def test_without_a_provider_no_code_of_telemetry_is_on_the_way(monkeypatch
 
 @pytest.mark.parametrize("recording", [ALWAYS_OFF], indirect=True)
 async def test_a_run_that_is_not_sampled_has_no_spans(recording: Recording) -> None:
-    """The decision of the sampler on the run holds for everything in it; metrics are recorded all the same."""
+    """The decision of the sampler on the run holds for everything in it; metrics are still recorded."""
     async with openai_kernel([TWO, say("It is 3.")]) as (kernel, _):
         await no_plan().invoke(kernel, GOAL)
     assert tree_of(recording.spans) == []

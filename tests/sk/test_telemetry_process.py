@@ -37,7 +37,7 @@ class Collector:
     Attributes:
         url: Where it listens.
         spans: The spans that came, by the name of the process that sent them.
-        metrics: The metrics that came, likewise.
+        metrics: The metrics that came, by the same name.
     """
 
     def __init__(self) -> None:

@@ -94,7 +94,7 @@ async def test_the_history_goes_on(
 
 
 async def test_a_streamed_turn_shows_each_result_once(serve: Serve, kernel: Kernel, history: ChatHistory) -> None:
-    """The calls come first, the results last; the metadata are there, too, and the usage is told once."""
+    """The calls come first, the results last; the metadata are there, too, and the usage once."""
     served = serve(BATCH)
     service, settings = FunctionInvokingChatCompletion(served.connector), SETTINGS
     chunks = [one async for one in service.get_streaming_chat_message_content(history, settings, kernel=kernel)]

@@ -155,8 +155,8 @@ GARBAGE = [True, -1, 1.5, float("nan"), float("inf"), "7", 10**400, 2**53, [3], 
 
 @pytest.mark.parametrize("value", GARBAGE, ids=lambda value: str(value)[:9])
 @pytest.mark.parametrize("names", [("prompt_tokens", "completion_tokens"), ("input_tokens", "output_tokens")], ids=str)
-def test_what_is_no_count_counts_nothing_and_is_not_handed_on(value: Any, names: tuple[str, str]) -> None:
-    """Only a whole number above 0 that JSON can carry is a count; metadata with anything else is written anew."""
+def test_an_invalid_count_is_neither_counted_nor_handed_on(value: Any, names: tuple[str, str]) -> None:
+    """Only a whole number above 0 that JSON can carry is a count; metadata with anything else is copied without it."""
     reported = {names[0]: value, names[1]: 3}
     assert read_usage(reported) == tokens(0, 3)
     message = ChatMessageContent(role=AuthorRole.ASSISTANT, content="x", metadata={"usage": reported})
@@ -189,8 +189,8 @@ def test_whatever_is_reported_is_read_summed_and_merged_without_an_error(first: 
         assert usage.cached_tokens <= usage.prompt_tokens
 
 
-def test_a_report_nested_too_deep_is_written_anew() -> None:
-    """A mapping of a thousand levels is no report that can be handed on, and no RecursionError."""
+def test_a_report_nested_too_deep_is_not_handed_on() -> None:
+    """A mapping of a thousand levels is not handed on, and raises no RecursionError."""
     deep: dict[str, Any] = {}
     for _ in range(1000):
         deep = {"x": deep}
