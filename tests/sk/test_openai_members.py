@@ -25,7 +25,8 @@ from semantic_kernel.utils.telemetry.model_diagnostics import decorators as diag
 from planner_ext import FunctionInvokingChatCompletion
 from planner_ext.errors import InvalidReplyError, ServiceCallError
 from planner_ext.sk.chat import openai as openai_members
-from planner_ext.sk.chat.openai import CALLED, REPLACED, OpenAITransport, is_own, is_supported, source_digest
+from planner_ext.sk.chat.members import is_own, source_digest
+from planner_ext.sk.chat.openai import CALLED, REPLACED, OpenAITransport, is_supported
 from planner_ext.sk.chat.round_trip import named_errors
 from planner_ext.sk.chat.transport import ChatRequest, GenericTransport
 from planner_ext.testing.script import error_body
@@ -173,7 +174,7 @@ def test_a_method_without_a_source_is_not_known(caplog: pytest.LogCaptureFixture
     """Where sources cannot be read nothing is assumed, and the log says which method it was."""
     with caplog.at_level(logging.INFO):
         assert not is_own(len, source_digest(len))
-    assert "encoded anew" in caplog.text
+    assert "a slower way" in caplog.text
 
 
 async def test_model_diagnostics_see_the_whole_request(

@@ -7,7 +7,7 @@ from openai import BaseModel
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from planner_ext.core.values import Usage
-from planner_ext.sk.chat.openai import ReadChunk, ReadCompletion
+from planner_ext.sk.chat.prepared import ReadChunk, ReadCompletion
 from planner_ext.testing import call, calls, say
 from planner_ext.testing.script import completion_body, completion_chunks
 

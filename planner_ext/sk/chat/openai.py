@@ -9,21 +9,19 @@ The client builds the types of a response field by field. If a response matches 
 equal object, five to ten times faster; any other response is left to the client.
 """
 
-import hashlib
 import inspect
 import json
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from functools import lru_cache
 from types import FunctionType
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 from urllib.parse import quote
 
-from openai import AsyncAzureOpenAI, AsyncOpenAI, AsyncStream, BadRequestError, BaseModel
+from openai import AsyncAzureOpenAI, AsyncOpenAI, AsyncStream, BadRequestError
 from openai.resources.chat.completions import AsyncCompletions
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from pydantic import ValidationError
 from pydantic_core import to_json
 from semantic_kernel.connectors.ai.function_calling_utils import kernel_function_metadata_to_function_call_format
 from semantic_kernel.connectors.ai.open_ai import AzureChatCompletion, OpenAIChatCompletion
@@ -34,6 +32,8 @@ from semantic_kernel.contents import AuthorRole, ChatMessageContent, StreamingCh
 from semantic_kernel.exceptions import ServiceInvalidResponseError, ServiceResponseException
 from semantic_kernel.utils.telemetry.model_diagnostics import decorators as diagnostics
 
+from planner_ext.sk.chat.members import is_own
+from planner_ext.sk.chat.prepared import post
 from planner_ext.sk.chat.reply import with_refusal
 from planner_ext.sk.chat.transport import ChatRequest, GenericTransport
 
@@ -91,25 +91,6 @@ def is_supported(service: Any) -> bool:
 
 
 @lru_cache(maxsize=64)
-def is_own(method: Any, digest: str) -> bool:
-    """Whether a method is Semantic Kernel's, unwrapped, and its source has this digest."""
-    own = isinstance(method, FunctionType) and method.__globals__["__name__"].startswith("semantic_kernel.")
-    if own and source_digest(method) == digest:
-        return True
-    logger.info("Requests are encoded anew each time: %r is not what it was when our encoding was written.", method)
-    return False
-
-
-def source_digest(method: Callable[..., Any]) -> str:
-    """Digest a function's source: 16 hexadecimal digits, "" if the source cannot be read."""
-    try:
-        source = inspect.getsource(method)
-    except (OSError, TypeError):
-        return ""
-    return hashlib.sha256(source.encode()).hexdigest()[:16]
-
-
-@lru_cache(maxsize=64)
 def _takes(method: Any, taken: tuple[str, ...]) -> bool:
     """Whether a method takes exactly these positional arguments."""
     if not callable(method):
@@ -129,34 +110,6 @@ def _is_openais(create: Any) -> bool:
 @lru_cache(maxsize=8)
 def _takes_posted(post: Any) -> bool:
     return callable(post) and inspect.signature(post).parameters.keys() >= _POSTED
-
-
-M = TypeVar("M", bound=BaseModel)
-
-
-class ReadCompletion(ChatCompletion):
-    """The type that the client is asked for; constructing it returns a `ChatCompletion`."""
-
-    @classmethod
-    def construct(cls, _fields_set: set[str] | None = None, **values: Any) -> Any:
-        """Read a response: the client calls this with its JSON."""
-        return _read(ChatCompletion, values)
-
-
-class ReadChunk(ChatCompletionChunk):
-    """The type that the client is asked for; constructing it returns a `ChatCompletionChunk`."""
-
-    @classmethod
-    def construct(cls, _fields_set: set[str] | None = None, **values: Any) -> Any:
-        """Read a chunk: the client calls this with its JSON."""
-        return _read(ChatCompletionChunk, values)
-
-
-def _read(kind: type[M], values: dict[str, Any]) -> M:
-    try:
-        return kind.model_validate(values)
-    except ValidationError:
-        return kind.construct(**values)
 
 
 class OpenAITransport:
@@ -224,7 +177,7 @@ class OpenAITransport:
         """Send a body through the client's transport, with its authentication, retries and parsing."""
         service = self._service
         try:
-            response = await service.client.post(cast_to=ReadCompletion, stream_cls=AsyncStream[ReadChunk], **encoded)
+            response = await post(service.client, **encoded)
             service.store_usage(response)
         except BadRequestError as error:
             filtered = error.code == "content_filter"
