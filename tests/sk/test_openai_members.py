@@ -25,10 +25,10 @@ from semantic_kernel.utils.telemetry.model_diagnostics import decorators as diag
 from planner_ext import FunctionInvokingChatCompletion
 from planner_ext.errors import InvalidReplyError, ServiceCallError
 from planner_ext.sk.chat import openai as openai_members
-from planner_ext.sk.chat.members import is_own, source_digest
 from planner_ext.sk.chat.openai import CALLED, REPLACED, OpenAITransport, is_supported
 from planner_ext.sk.chat.round_trip import named_errors
 from planner_ext.sk.chat.transport import ChatRequest, GenericTransport
+from planner_ext.sk.members import is_own, source_digest
 from planner_ext.testing.script import error_body
 from planner_ext.testing.server import HttpResponse
 from support.openai import Endpoint, openai_service, put

@@ -32,10 +32,10 @@ from semantic_kernel.contents import AuthorRole, ChatMessageContent, StreamingCh
 from semantic_kernel.exceptions import ServiceInvalidResponseError, ServiceResponseException
 from semantic_kernel.utils.telemetry.model_diagnostics import decorators as diagnostics
 
-from planner_ext.sk.chat.members import is_own
 from planner_ext.sk.chat.prepared import post
 from planner_ext.sk.chat.reply import with_refusal
 from planner_ext.sk.chat.transport import ChatRequest, GenericTransport
+from planner_ext.sk.members import is_own
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from openai import AsyncOpenAI, AsyncStream, BaseModel
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import ValidationError
 
-from planner_ext.sk.chat.members import is_own
+from planner_ext.sk.members import is_own
 
 USED: Mapping[str, str] = {
     "request": "52506e6c8ba17cff",
