@@ -1,4 +1,4 @@
-"""An approval binds, whatever gave it: after it a filter changes neither the function nor the arguments."""
+"""An approval binds, from every source: after it a filter changes neither the function nor the arguments."""
 
 from collections.abc import Callable
 from typing import Annotated, Any

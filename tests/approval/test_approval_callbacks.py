@@ -66,8 +66,8 @@ async def test_pre_invoke_sees_the_trip_from_one(door: Door, where: str) -> None
 
 @both_places
 @three_doors
-async def test_pre_invoke_true_is_no_approval(door: Door, where: str) -> None:
-    """True is no objection: a marked function still waits."""
+async def test_pre_invoke_true_does_not_approve(door: Door, where: str) -> None:
+    """True does not approve: a marked function still waits."""
     here = world([WIPE, DONE])
     outcome = await door.ask(here, **as_option(where, lambda *_: True))
     assert (outcome.status, here.ran) == ("paused", [])
@@ -117,8 +117,8 @@ async def test_option_and_behaviour_must_both_agree(door: Door) -> None:
 
 
 @service_and_handler
-async def test_the_check_defers_or_has_no_objection(door: Door) -> None:
-    """check_for_intervention, sync or async: True defers the call, False is no objection, and no approval."""
+async def test_the_check_defers_or_abstains(door: Door) -> None:
+    """check_for_intervention, sync or async: True defers the call, False abstains, and does not approve."""
 
     async def slow(call: ToolCall) -> bool:
         return call.function_name == "refund"

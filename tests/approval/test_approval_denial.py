@@ -108,7 +108,7 @@ async def test_the_requests_of_each_way_are_exact(door: Door, on_denial: Any) ->
 
 @three_doors
 async def test_a_model_that_asks_again_is_denied_again(door: Door) -> None:
-    """After a re-ask functions are offered again, and each new call is decided anew."""
+    """After a re-ask functions are offered again, and each new call is decided by itself."""
     here = world([REFUND, REFUND, REFUND, say("I give up.")])
     outcome = await door.ask(here, interceptors=[DENY_REFUND])
     assert (here.ran, outcome.text, results(outcome.history)) == ([], "I give up.", [REFUSED] * 3)

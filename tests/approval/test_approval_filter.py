@@ -150,7 +150,7 @@ async def test_what_is_no_approval_refuses(entry: Entry, approver: str) -> None:
 
 @each_entry_under
 async def test_marks_are_honoured(entry: Entry, under: Any) -> None:
-    """A marked function is asked about, whatever the policy's default; an allow rule frees it."""
+    """A marked function is asked about under every default of the policy; an allow rule frees it."""
     for policy, expected in (
         (ApprovalPolicy.from_dict({"default": "allow"}), []),
         (lambda call: None, []),
@@ -166,7 +166,7 @@ async def test_marks_are_honoured(entry: Entry, under: Any) -> None:
 
 @each_entry_under
 async def test_policies_and_interceptors_decide_by_themselves(entry: Entry, under: Any) -> None:
-    """What the policy allows or denies asks nobody; any interceptor may stand in its place, and denies if it raises."""
+    """A policy that allows or denies a call asks no person; an interceptor may replace it, and denies if it raises."""
     asked_about: list[ToolCall] = []
 
     async def never_asked(call: ToolCall) -> Approve:
@@ -222,7 +222,7 @@ async def test_without_an_approver_function_filters_refuse(streamed: bool) -> No
 @under_each
 @pytest.mark.parametrize("entry", ENTRIES[2:], ids=str)
 async def test_application_arguments_need_not_be_json(entry: Entry, under: Any) -> None:
-    """An application argument of any type, such as a session, is in nobody's way, and shown to nobody."""
+    """An application argument may be of any type, such as a session; it is not shown to a person."""
     seen: list[ToolCall] = []
 
     def policy(call: ToolCall) -> Any:

@@ -89,7 +89,7 @@ PLACES = [(AUTO, AUTO[0]), (AUTO, FUNCTION[0]), (FUNCTION, FUNCTION[0]), (BOTH, 
 async def test_a_filter_behind_it_changes_nothing_that_was_approved(
     who: str, change: Any, under: Any, kind: str
 ) -> None:
-    """Registered under one type or both, the call is refused whatever inner filter changed it, and whoever approved."""
+    """Registered under one type or both, the call is refused for a change by any inner filter, under any approval."""
 
     async def alter(context: Any, next: Any) -> None:
         change(context)
@@ -243,7 +243,7 @@ async def test_what_waits_is_shown_and_runs_converted() -> None:
 
 @under_each
 async def test_a_null_is_none_to_the_person_and_to_the_function_or_refused(under: Any) -> None:
-    """Semantic Kernel would make the text "None" of it, which nobody was shown; where it is no value it is refused."""
+    """Semantic Kernel would make the text "None" of it, which was not shown; where null is invalid it is refused."""
     for name, ran in (("limit", [("pay", "own", None)]), ("account", [])):
         seen: list[Any] = []
         done: list[Any] = []

@@ -22,7 +22,7 @@ SMALL = ApprovalPolicy.from_dict(
 
 
 def small_only(call: ToolCall) -> Any:
-    """An application's own interceptor: it asks about whatever is not small, as far as it is shown."""
+    """An application's own interceptor: it asks about every value that is not small, as far as it is shown."""
     return Approve() if float(call.arguments.get("amount", 0)) <= 100 else Defer()
 
 
@@ -106,8 +106,8 @@ async def test_a_result_that_claims_to_wait_does_not(streamed: bool, function: s
     assert (here.ran, web.ran) == ([], 1)
 
 
-async def test_text_that_claims_to_wait_does_not() -> None:
-    """Said by the model or by the user, it is no result, and nothing is pending."""
+async def test_text_that_claims_to_wait_is_not_pending() -> None:
+    """Said by the model or by the user, it does not count as a result, and nothing is pending."""
     history, by = asked(), ApprovalFilter(POLICY)
     history.add_user_message(forged("call_1", "shop-refund", {}))
     history.add_assistant_message(forged("call_1", "shop-refund", {}))
@@ -115,7 +115,7 @@ async def test_text_that_claims_to_wait_does_not() -> None:
 
 
 async def test_a_waiting_call_whose_arguments_were_altered_is_not_pending() -> None:
-    """Altered in the stored history, the call is no longer what was asked about: it cannot be approved."""
+    """Altered in the stored history, the call differs from what was asked about: it cannot be approved."""
     history, by = asked(), ApprovalFilter(POLICY)
     here = guarded([REFUND, DONE], by=by)
     await chat(here, history)
@@ -213,8 +213,8 @@ async def test_an_application_s_own_objects_are_no_error() -> None:
 
 @pytest.mark.parametrize("order", ["lenient-first", "strict-first"])
 @pytest.mark.parametrize("under", [(AUTO, AUTO), (FUNCTION, FUNCTION), (AUTO, FUNCTION), (FUNCTION, AUTO)], ids=str)
-async def test_every_filter_has_its_say(under: Any, order: str) -> None:
-    """Of two filters with two policies the strict one refuses, whatever the other one allowed before it."""
+async def test_every_filter_decides(under: Any, order: str) -> None:
+    """Of two filters with two policies the strict one refuses, even if the other one allowed the call before it."""
     lenient = ApprovalFilter(ApprovalPolicy.from_dict({"default": "allow"}))
     strict = ApprovalFilter(ApprovalPolicy.from_dict({"default": "deny"}))
     first, second = (lenient, strict) if order == "lenient-first" else (strict, lenient)
@@ -315,7 +315,7 @@ async def test_siblings_of_a_waiting_call_may_run_before_it() -> None:
 
 
 async def test_a_policy_that_fails_refuses_with_a_clean_text() -> None:
-    """A policy that raises is no approval, and its exception is not for the model."""
+    """A policy that raises does not approve, and the model does not read its exception."""
 
     def failing(call: ToolCall) -> Any:
         raise RuntimeError("password=hunter2")

@@ -178,7 +178,7 @@ async def test_an_approval_for_good_stands_in_place_of_its_question() -> None:
 @under_each
 @two_doors
 async def test_an_approval_for_good_outlives_a_pause_for_a_sibling(door: Door, under: Any) -> None:
-    """A call that it answers waits with its batch, and runs after the sibling is decided; nobody is asked again."""
+    """A call that it answers waits with its batch, and runs after the sibling is decided, without another question."""
     by = ApprovalPolicy.from_dict({"default": "ask"})
     first = await door.ask(guarded([REFUND], ApprovalFilter(by), under))
     then = guarded([calls(REFUND, LOOK)], ApprovalFilter(by), under)

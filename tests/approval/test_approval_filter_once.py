@@ -19,7 +19,7 @@ from support.stock import add_filter
 
 
 class Slow(Shop):
-    """A shop whose refund ends when it is told to."""
+    """A shop whose refund ends when the test releases it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ async def test_a_copy_of_the_history_is_no_second_approval(streamed: bool) -> No
 
 @pytest.mark.parametrize("first", [Deny("No."), Supply("paid by hand")], ids=["deny", "supply"])
 async def test_what_was_refused_does_not_run_in_a_copy_of_the_history(first: Any) -> None:
-    """A decision is taken once, whatever it was: an approval in a copy does not come after a refusal."""
+    """A decision of any kind is taken once: an approval in a copy does not come after a refusal."""
     by = ApprovalFilter(POLICY)
     here, history = guarded([REFUND, DONE], by=by), asked()
     await chat(here, history)
@@ -200,7 +200,7 @@ async def test_a_filter_changes_nothing_of_a_resumed_call(streamed: bool) -> Non
 
 @both_ways
 async def test_a_function_with_other_parameters_is_not_what_was_approved(streamed: bool) -> None:
-    """Another type, or another default that nobody was shown: refused by name, and the call still waits."""
+    """Another type, or another default that was not shown: refused by name, and the call still waits."""
 
     class OtherDefault(Shop):
         @kernel_function(description="Pays money back.")

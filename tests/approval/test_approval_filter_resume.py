@@ -59,7 +59,7 @@ async def test_the_loop_ends_and_the_call_waits(streamed: bool, under: Any) -> N
 
 @each_under
 async def test_the_roles_of_who_asks_are_shown(under: Any) -> None:
-    """Of a rule, or of whatever else decides as a policy; altered ones make a result that is no pending call."""
+    """Of a rule, or of another source of decisions; a result with altered ones does not count as a pending call."""
     _, by, history = await waiting(under=under, policy=lambda _: Defer("Sure?", roles=["manager"]))
     (pending,) = by.pending(history)[:1]
     assert pending.roles == ("manager",)
@@ -260,7 +260,7 @@ async def test_a_name_with_hyphens_waits_too() -> None:
 
 
 async def test_a_call_whose_function_was_replaced_does_not_wait() -> None:
-    """What an outer filter put in the function's place is no call of the history that could be resumed: refused."""
+    """A call whose function an outer filter replaced is not in the history and could not be resumed: refused."""
     by, history = ApprovalFilter(lambda _: Defer()), asked()
 
     async def swap(context: Any, next: Any) -> None:
@@ -330,7 +330,7 @@ async def test_an_approval_does_not_pass_the_filters_behind_the_one_that_asked(r
 
 @pytest.mark.parametrize("order", ["clerk first", "boss first"])
 async def test_each_filter_puts_its_question_one_after_the_other(order: str) -> None:
-    """An answer to the first filter's question is none to the second's, which waits next, for its own roles."""
+    """An answer to the first filter's question does not answer the second's, which waits next, for its own roles."""
     asks = [{**OVER_10, "action": "ask", "roles": [role]} for role in ("clerk", "boss")]
     everybody: Any = {"authorize": lambda request: True}
     filters = [

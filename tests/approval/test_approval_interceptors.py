@@ -1,4 +1,4 @@
-"""Interceptors of every kind, and those that misbehave: what is no clear decision never runs a call."""
+"""Interceptors of every kind, and those that misbehave: an unclear decision never runs a call."""
 
 import asyncio
 import contextlib
@@ -64,7 +64,7 @@ KINDS: dict[str, Any] = {
 @pytest.mark.parametrize("kind", KINDS)
 @two_doors
 async def test_anything_that_can_be_called_may_decide(door: Door, kind: str) -> None:
-    """Sync or async, function or object: an interceptor is whatever can be called with the call."""
+    """Sync or async, function or object: everything that can be called with the call is an interceptor."""
     here = world()
     outcome = await door.ask(here, interceptors=[KINDS[kind]])
     assert (here.ran, outcome.status) == ([("look", "7")], "answered")
@@ -101,7 +101,7 @@ MISBEHAVING: dict[str, Any] = {
 @pytest.mark.parametrize("kind", MISBEHAVING)
 @two_doors
 async def test_an_interceptor_that_raises_denies(door: Door, kind: str) -> None:
-    """The run goes on, with a clean text; see ``test_no_decision.py`` for what is no decision."""
+    """The run continues, with a clean text; `test_no_decision.py` has the answers that are not decisions."""
     here = world()
     outcome = await door.ask(here, interceptors=[MISBEHAVING[kind], lambda call: Approve()])
     assert (here.ran, outcome.status, outcome.text) == ([], "answered", "Done.")

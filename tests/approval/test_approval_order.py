@@ -54,7 +54,7 @@ async def test_the_first_decision_wins(door: Door) -> None:
 
 @three_doors
 async def test_silence_runs_the_call(door: Door) -> None:
-    """None is no opinion: where all interceptors are silent, the calls run, as with any filter."""
+    """None abstains: where all interceptors abstain, the calls run, as with any filter."""
     here = world()
     outcome = await door.ask(here, interceptors=[lambda call: None])
     assert (outcome.status, outcome.text, outcome.iterations, outcome.tool_calls) == ("answered", "Done.", 2, 2)
@@ -136,8 +136,8 @@ async def test_an_edit_cannot_reach_hidden_parameters(door: Door) -> None:
 
 
 @three_doors
-async def test_supplied_results_take_the_place_of_the_function(door: Door) -> None:
-    """Supply gives the model a result, encoded as a function's would be, and runs nothing; it is no tool call."""
+async def test_a_supplied_result_replaces_the_functions(door: Door) -> None:
+    """Supply gives the model a result, encoded as a function's would be; nothing runs, and no tool call is counted."""
     here = world()
     outcome = await door.ask(here, interceptors=[only("refund", Supply({"paid": None, "to": "Zoë"}, by="test"))])
     assert (here.ran, outcome.tool_calls) == ([("look", "7")], 1)
@@ -146,7 +146,7 @@ async def test_supplied_results_take_the_place_of_the_function(door: Door) -> No
 
 @three_doors
 async def test_deferring_pauses_the_run_as_a_value(door: Door) -> None:
-    """Defer ends the run as paused with the call pending, before anything of its batch ran, and asks nobody more."""
+    """Defer ends the run as paused with the call pending, before anything of its batch ran, and ends the questions."""
     here = world()
     outcome = await door.ask(here, interceptors=[only("refund", Defer("Sure?"))])
     assert (outcome.status, here.ran, here.requests, outcome.tool_calls) == ("paused", [], 1, 0)
@@ -243,7 +243,7 @@ async def test_check_for_intervention_stands_between_pre_invoke_and_the_default(
 
 @three_doors
 async def test_no_default_hook_and_no_budget_callback_approves_what_a_policy_asks_about(door: Door) -> None:
-    """Beside a policy that asks, the default hook's False and a callback's True are no approval: the call waits."""
+    """Beside a policy that asks, the default hook's False and a callback's True do not approve: the call waits."""
     for policy in (ASK_REFUND, {"default": "ask"}):
         here = world([REFUND, DONE])
         options: dict[str, Any] = {"interceptors": [ApprovalPolicy.from_dict(policy)], "pre_invoke": lambda *_: True}

@@ -41,7 +41,7 @@ async def test_a_returned_batch_is_reviewed_again(door: Door) -> None:
 
 @three_doors
 async def test_a_denied_batch_that_was_returned_is_denied_again(door: Door) -> None:
-    """Resumed, a denied call does not slip through: it is decided anew, and ends the run anew."""
+    """Resumed, a denied call does not slip through: it is decided again, and ends the run again."""
     options: dict[str, Any] = {"interceptors": [only("refund", Deny("No."))], "approval": RETURN}
     ended = await door.ask(world([calls(LOOK, REFUND)]), **options)
     here = world([])
@@ -99,7 +99,7 @@ async def test_an_approval_does_not_outlive_the_return_of_its_batch(door: Door) 
 
 @planner_doors
 async def test_a_final_answer_beside_a_risky_call_ends_the_run(door: Door) -> None:
-    """The answer is taken, the risky call beside it is answered "not executed", and nobody is asked."""
+    """The answer is taken, and the risky call beside it is answered "not executed" without a question."""
     final = call("UserInteraction-SendFinalAnswer", {"answer": "Done."})
     here = world([calls(WIPE, final)])
     outcome = await door.ask(here, require_final_answer_function=True)

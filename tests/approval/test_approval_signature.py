@@ -1,4 +1,4 @@
-"""A decision is of a function as it was: another one in its place, with other parameters, is asked about again."""
+"""A decision is about a function as it was: a replacement with other parameters is asked about again."""
 
 import json
 from typing import Annotated, Any
@@ -46,7 +46,7 @@ class Described(Shop):
 @pytest.mark.parametrize("shop", [OtherDefault, OneMore, OtherType])
 @two_doors
 async def test_a_function_with_other_parameters_is_asked_about_again(door: Door, shop: Any) -> None:
-    """An approval of the old one is refused; resumed without it the call waits anew, under another fingerprint."""
+    """An approval of the old one is refused; resumed without it the call waits again, under another fingerprint."""
     paused = await door.ask(world([REFUND]), **ASK)
     here = world([DONE], shop())
     with pytest.raises(DecisionRefusedError, match="changed"):

@@ -39,7 +39,7 @@ SAME = call("shop-refund", '{"amount": 50, "order": "7"}')
 
 @three_doors
 async def test_always_this_function(door: Door) -> None:
-    """``always="function"``: later calls of the function run unasked, whatever their arguments, and say why."""
+    """``always="function"``: later calls of the function run unasked, with any arguments, and say why."""
     facts: list[Any] = []
     paused = await door.ask(world([REFUND]), **ASK)
     here = world([OTHER, calls(SAME, LOOK), DONE])
@@ -51,7 +51,7 @@ async def test_always_this_function(door: Door) -> None:
 
 @three_doors
 async def test_always_these_arguments(door: Door) -> None:
-    """``always="arguments"``: the same call runs unasked, in whatever order its keys come; another one still waits."""
+    """``always="arguments"``: the same call runs unasked, with its keys in any order; another one still waits."""
     paused = await door.ask(world([REFUND]), **ASK)
     here = world([SAME, OTHER])
     again = await door.resume(here, paused.checkpoint, {"call_1": Approve(always="arguments")}, **ASK)
@@ -70,7 +70,7 @@ async def test_always_the_edited_arguments(door: Door) -> None:
 
 @three_doors
 async def test_sticky_replaces_a_question_never_a_denial(door: Door) -> None:
-    """What was approved for always is still denied where somebody denies it."""
+    """A call that was approved for always is still denied by an interceptor that denies it."""
 
     def policy(call: ToolCall) -> Any:
         return Deny("Not this one.") if call.arguments["order"] == "8" else Defer()
@@ -108,7 +108,7 @@ async def test_sticky_is_of_this_run_only(door: Door) -> None:
 
 @three_doors
 async def test_sticky_frees_no_other_function(door: Door) -> None:
-    """Approval for one function is none for another one, marked functions included."""
+    """Approval for one function does not approve another one, marked functions included."""
     paused = await door.ask(world([REFUND]), **ASK)
     here = world([WIPE])
     again = await door.resume(here, paused.checkpoint, {"call_1": Approve(always="function")}, **ASK)
@@ -140,7 +140,7 @@ def expiring(seconds: float) -> dict[str, Any]:
 
 @three_doors
 async def test_expiry_is_an_outcome_of_its_own(door: Door) -> None:
-    """An expired question is no denial: it is recorded as expired, the model reads it, ``on_denial`` has no part."""
+    """An expired question is recorded as expired, not as denied; the model reads it, ``on_denial`` has no part."""
     clock, facts = Clock(), list[Any]()
     approval = ApprovalSettings(expires_in=60, on_denial="return_calls")
     paused = await door.ask(world([calls(LOOK, REFUND)]), approval=approval, clock=clock, **ASK)
@@ -190,7 +190,7 @@ async def test_only_the_expired_question_is_closed(door: Door) -> None:
 
 @three_doors
 async def test_deciding_one_closes_the_expired_other(door: Door) -> None:
-    """A decision on an open question may be given while another one has expired; the run goes on with both."""
+    """A decision on an open question may be given while another one has expired; the run continues with both."""
     clock = Clock()
     options: dict[str, Any] = {"interceptors": [ASKING_REFUND, only("look", Defer(expires_in=60))], "clock": clock}
     paused = await door.ask(world([calls(LOOK, REFUND)]), **options)

@@ -47,7 +47,7 @@ ALL_DECISIONS = [Approve(by="bo"), Deny("No.", by="bo"), Supply("paid", by="bo")
 @pytest.mark.parametrize("decision", ALL_DECISIONS, ids=["approve", "deny", "supply", "unnamed"])
 @every_door
 async def test_who_lacks_the_role_is_refused_and_the_call_still_waits(door: Door, decision: Any) -> None:
-    """By name, with the reason, whatever they decide; nothing ran, and who has the role decides afterwards."""
+    """By name, with the reason, for every decision; nothing ran, and a person with the role decides afterwards."""
     here = world([REFUND, DONE])
     options: dict[str, Any] = {"interceptors": [FOR_MANAGERS], "approval": STAFF_ONLY}
     paused = await door.ask(here, **options)
@@ -101,7 +101,7 @@ HOOKS: dict[str, tuple[Callable[[DecisionRequest], Any], str]] = {
 @pytest.mark.parametrize("hook", HOOKS)
 @two_doors
 async def test_only_true_allows(door: Door, hook: str) -> None:
-    """A text is the reason, and so is that of an exception; a hook that forgets its return lets nobody in."""
+    """A text is the reason, and so is that of an exception; a hook that forgets its return refuses."""
     authorize, reason = HOOKS[hook]
     here = world([WIPE, DONE])
     options: dict[str, Any] = {"approval": ApprovalSettings(authorize=authorize)}
@@ -167,7 +167,7 @@ async def test_the_hook_of_a_wrapped_service_has_its_say(door: Door) -> None:
 async def test_who_lacks_the_role_does_not_answer_for_the_approver(
     door: Door, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Their answer counts for nothing, approval or denial: the call waits for somebody else, and the log says why."""
+    """Their answer counts for nothing, approval or denial: the call still waits, and the log says why."""
     for answer in (Approve(by="bo"), Deny(by="bo")):
         here = world([REFUND, DONE])
         paused = await door.ask(
@@ -192,7 +192,7 @@ async def test_the_approver_is_shown_the_roles_and_is_let_in(door: Door) -> None
 
 
 async def test_an_approver_that_fails_still_denies_under_a_hook() -> None:
-    """Nobody decided, so there is nobody to let in."""
+    """The denial has no author, so the hook is not asked."""
 
     def hangs_up(_: ToolCall) -> Approve:
         raise EOFError
@@ -335,7 +335,7 @@ async def test_a_question_of_an_interceptor_is_asked_about_as_well(question: Def
 
 
 def swapping(decisions: dict[str, Any]) -> Any:
-    """Make a hook during which somebody puts another decision in the place of the one it is asked about."""
+    """Make a hook during which the decision that it is asked about is exchanged for another."""
 
     async def allow(request: DecisionRequest) -> bool:
         decisions["call_1"] = Approve(by="bo")

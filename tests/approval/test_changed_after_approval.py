@@ -213,7 +213,7 @@ async def test_what_is_no_longer_offered_does_not_run(door: Door) -> None:
 
 @three_doors
 async def test_an_approved_sibling_that_is_gone_is_not_executed(door: Door) -> None:
-    """A call that nobody had to approve, whose function went away during the pause, is answered; the rest runs."""
+    """A call without a question, whose function went away during the pause, is answered; the rest runs."""
 
     class OnlyRefund:
         ran: list[Any]

@@ -1,4 +1,4 @@
-"""Checkpoints that somebody else had in hand: forged, altered, cut or wrongly signed. None causes a side effect."""
+"""Checkpoints that an attacker had in hand: forged, altered, cut or wrongly signed. None causes a side effect."""
 
 import asyncio
 import json
@@ -173,7 +173,7 @@ async def test_facts_after_the_pause_are_refused(door: Door) -> None:
 
 @three_doors
 async def test_a_run_that_pauses_for_nothing_is_refused(door: Door) -> None:
-    """A pause with no call that waits is no record of ours: whatever was taken out of it, nothing runs."""
+    """A pause without a waiting call is an invalid record, and nothing of it runs."""
     text, here = altered(await paused(), lambda facts: facts[3].update(verdict="run")), world([DONE])
     with pytest.raises(PlannerExtError):
         await door.resume(here, text, {}, **ASK)
@@ -234,7 +234,7 @@ JUNK: dict[str, Callable[[list[Any]], object]] = {
 @pytest.mark.parametrize("what", JUNK)
 @two_doors
 async def test_junk_in_a_checkpoint_gets_a_named_error(door: Door, what: str) -> None:
-    """Whatever stands where, a text that is no record of a run is refused by an error of ours, and nothing runs."""
+    """Junk in any place of a record is refused by an error of the package, and nothing runs."""
     here = world([])
     with pytest.raises(PlannerExtError):
         await door.resume(here, altered(await paused(), JUNK[what]), {"call_2": Approve()}, **ASK)
@@ -271,7 +271,7 @@ def test_a_text_that_is_no_checkpoint_is_refused(what: str, key: bytes | None) -
 
 
 async def test_a_text_cut_anywhere_is_refused() -> None:
-    """A truncated text is no checkpoint, wherever it was cut."""
+    """A truncated text cannot be read as a checkpoint, wherever it was cut."""
     text = await paused()
     for length in range(0, len(text), 7):
         with pytest.raises(InvalidCheckpointError):

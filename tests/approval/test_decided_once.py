@@ -89,7 +89,7 @@ ONCE = "was decided before"
 @pytest.mark.parametrize("second", [Approve(), Approve(arguments={"order": "7", "amount": 1}), Deny(), Supply("x")])
 @every_object
 async def test_a_second_decision_is_refused(kind: str, streamed: bool, second: Any) -> None:
-    """Resumed again with whatever decision on the same call, the object refuses by name, and nothing runs."""
+    """Resumed again with any decision on the same call, the object refuses by name, and nothing runs."""
     bench = Bench(kind, streamed, [REFUND, DONE])
     checkpoint = await bench.ask()
     assert await bench.resume(checkpoint, {"call_1": Approve()}) == "answered"
@@ -334,7 +334,7 @@ async def test_a_service_that_handlers_share_takes_a_decision_once() -> None:
 
 
 async def test_a_cancelled_run_is_not_resumed() -> None:
-    """``cancel`` decides every call that waits; and a run that was resumed is no longer cancelled."""
+    """``cancel`` decides every call that waits; and a run that was resumed cannot be cancelled."""
     bench = Bench("planner", False, [REFUND, REFUND, DONE])
     first, second = await bench.ask(), await bench.ask()
     bench.door.cancel(first)

@@ -52,7 +52,7 @@ async def test_an_approval_for_another_run(door: Door) -> None:
 
 @three_doors
 async def test_an_approval_for_another_call_of_the_batch(door: Door) -> None:
-    """Two equal calls have two fingerprints: an approval of the one is none of the other."""
+    """Two equal calls have two fingerprints: an approval of the one does not approve the other."""
     text = await paused(door, calls(REFUND, REFUND))
     approve = Approve(fingerprint=text.pending[1]["fingerprint"])
     await refused(door, text.checkpoint, {"call_1": approve, "call_2": Deny()}, "call_1")
@@ -60,7 +60,7 @@ async def test_an_approval_for_another_call_of_the_batch(door: Door) -> None:
 
 @three_doors
 async def test_an_approval_for_another_trip(door: Door) -> None:
-    """Models use ids again: an approval of ``c`` in one trip is none of ``c`` in the next."""
+    """Models use ids again: an approval of ``c`` in one trip does not approve ``c`` in the next."""
     again = call("shop-refund", {"order": "7", "amount": 50}, id="c")
     first = await paused(door, again)
     second = await door.resume(world([again]), first.checkpoint, {"c": Approve()}, **ASK)
@@ -140,8 +140,8 @@ JUNK: dict[str, Any] = {
 
 @pytest.mark.parametrize("kind", JUNK)
 @two_doors
-async def test_a_decision_that_means_nothing_is_refused(door: Door, kind: str) -> None:
-    """What is no decision, or has junk in it, is refused by the call's name; the call still waits."""
+async def test_an_invalid_decision_is_refused(door: Door, kind: str) -> None:
+    """An object of another type, or with junk in it, is refused by the call's name; the call still waits."""
     await refused(door, (await paused(door)).checkpoint, {"call_2": JUNK[kind]}, "call_2")
 
 
@@ -156,7 +156,7 @@ async def test_endlessly_nested_edits_are_refused(door: Door) -> None:
 
 @three_doors
 async def test_what_is_supplied_need_not_be_json(door: Door) -> None:
-    """A supplied result of any kind becomes a text that can be sent; it is no error and no side effect."""
+    """A supplied result of any kind becomes a text that can be sent, without an error or a side effect."""
     here = world([DONE])
     done = await door.resume(here, (await paused(door)).checkpoint, {"call_2": Supply(object())}, **ASK)
     assert (done.status, here.ran) == ("answered", [("look", "7")])
@@ -232,7 +232,7 @@ async def test_text_that_no_request_can_carry(door: Door, what: str) -> None:
 
 @three_doors
 async def test_a_question_with_a_lone_surrogate_can_be_read_again(door: Door) -> None:
-    """An interceptor's prompt of that kind denies, or is mended: the checkpoint of a paused run can always be read."""
+    """An interceptor's prompt of that kind denies, or is repaired: a paused run's checkpoint can always be read."""
     ask = [lambda call: Defer("\ud800")]
     outcome = await door.ask(world([REFUND, DONE]), interceptors=ask)
     if outcome.status == "paused":

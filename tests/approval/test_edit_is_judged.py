@@ -97,7 +97,7 @@ async def test_an_edit_about_which_others_are_asked_waits_anew(door: Door, of_fi
 
 @every_door
 async def test_an_edit_of_the_same_question_is_answered(door: Door) -> None:
-    """The clerk's edit within the clerk's rule runs, beside a call that nobody was asked about."""
+    """The clerk's edit within the clerk's rule runs, beside a call that needed no approval."""
     paused = await door.ask(world([calls(LOOK, REFUND)]), interceptors=[policy()], approval=ANYBODY)
     here = world([DONE])
     given: dict[str, Any] = {"interceptors": [policy()], "approval": ANYBODY}
@@ -195,7 +195,7 @@ async def test_so_it_is_in_the_stock_loop(answers: Any, questions: Any, ran: Any
 
 
 async def test_a_history_s_edit_is_reviewed() -> None:
-    """`ApprovalFilter.resume`: denied, it is refused by name; of others, the call waits anew; then the boss decides."""
+    """`ApprovalFilter.resume`: denied, the edit is refused by name; else the call waits for others, up to the boss."""
     by, history = ApprovalFilter(policy(), authorize=lambda request: True), asked()
     here = guarded([REFUND, DONE], by=by, under=AUTO)
     await chat(here, history, streamed=False)
@@ -371,7 +371,7 @@ class Post:
 
 
 def asking_and_adding(to: list[str]) -> Any:
-    """Make an interceptor that lets "ann" be written to, and during whose review somebody adds an address."""
+    """Make an interceptor that lets "ann" be written to, and during whose review an address is added."""
 
     def ask(call: ToolCall) -> Any:
         if call.arguments["to"] != ["ann"]:

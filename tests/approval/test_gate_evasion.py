@@ -99,7 +99,7 @@ async def test_a_rule_for_a_plugin_is_none_for_its_look_alike(door: Door) -> Non
 
 @three_doors
 async def test_hidden_parameters_are_refused_from_the_model(door: Door) -> None:
-    """A parameter that is hidden from the model, or injected, is no parameter where the model gives it."""
+    """A parameter that is hidden from the model, or injected, is unknown where the model gives it."""
     for extra in ({"tenant": "victim"}, {"kernel": "x"}, {"arguments": {}}, {"service": "x"}):
         here = world([call("shop-charge", {"amount": 1, **extra}), DONE])
         outcome = await door.ask(here)
@@ -145,8 +145,8 @@ def same_id(*named: tuple[str, dict[str, Any]]) -> ScriptedReply:
 
 
 @three_doors
-async def test_duplicate_ids_are_told_apart(door: Door) -> None:
-    """Two calls under one id get ids of their own: an approval of the first is none of the second."""
+async def test_duplicate_ids_are_distinguished(door: Door) -> None:
+    """Two calls under one id get ids of their own: an approval of the first does not approve the second."""
     batch = same_id(("shop-refund", {"order": "7", "amount": 1}), ("shop-refund", {"order": "7", "amount": 9999}))
     outcome = await door.ask(world([batch]), **ASK)
     ids = outcome.waiting

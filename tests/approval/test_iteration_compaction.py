@@ -162,7 +162,7 @@ async def test_an_untouched_list_is_no_compaction(door: Door) -> None:
 
 @three_doors
 async def test_compaction_outlives_pause_and_process(door: Door) -> None:
-    """Compacted, then paused: the checkpoint has the compacted history, and the resumed run goes on with it."""
+    """Compacted, then paused: the checkpoint has the compacted history, and the resumed run continues with it."""
     paused = await door.ask(world([LOOK, calls(LOOK, WIPE)]), iteration_completed=once(summarize))
     assert paused.status == "paused"
     here = world([DONE])

@@ -73,7 +73,7 @@ SCRIPT = [reply("First.", LOOK), reply("Second.", LOOK, LOOK, tokens=20), reply(
 
 
 def test_there_is_none_unless_one_is_given() -> None:
-    """The default is no callback."""
+    """By default a run has no callback."""
     assert FunctionInvokingChatCompletion(ScriptedChatCompletion([])).options.iteration_completed is None
 
 
@@ -95,7 +95,7 @@ async def test_it_is_not_called_without_function_calls(door: Door) -> None:
 
 @three_doors
 async def test_it_is_not_called_where_no_function_ran(door: Door) -> None:
-    """Denied, supplied, unknown and malformed calls are no function calls; beside one that ran they are."""
+    """Denied, supplied, unknown and malformed calls do not count as function calls; beside one that ran they do."""
     watch, decide = Watch(), [only("refund", Deny()), only("charge", Supply("x"))]
     batches = [
         REFUND,
@@ -297,7 +297,7 @@ async def test_after_seconds_ends_the_run(door: Door) -> None:
 
 @three_doors
 async def test_at_cost_needs_a_price(door: Door) -> None:
-    """Where no price is known there is no cost, and the callback has no effect."""
+    """Where the price is unknown the cost is, too, and the callback has no effect."""
     assert (await door.ask(world(SCRIPT), iteration_completed=at_cost(0.01))).status == "answered"
 
 

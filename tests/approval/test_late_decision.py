@@ -79,7 +79,7 @@ async def test_a_late_decision_runs_where_the_caller_lets_it(door: Door, added: 
 
 @service_and_handler
 async def test_a_message_without_an_answer_is_a_later_turn(door: Door) -> None:
-    """What the user wrote last is not passed over, though nobody answered it yet; a database may have kept it."""
+    """The user's last message counts even before it is answered; a database may have kept it."""
     paused = await door.ask(world([LOOK, REFUND]), **ASK)
     paused.history.add_user_message("Stop!")
     history = ChatHistory.model_validate_json(paused.history.model_dump_json())

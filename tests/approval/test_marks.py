@@ -78,7 +78,7 @@ async def test_a_function_of_a_kernel_can_be_marked(copied: Callable[[Kernel], K
 
 
 async def test_a_marked_prompt_that_a_function_runs_is_decided() -> None:
-    """A prompt that is no function of the kernel is a request, and no call, unless it is marked."""
+    """A prompt outside the kernel's functions is a request, not a call, unless it is marked."""
     prompt = requires_approval(KernelFunctionFromPrompt("say", prompt="Say it."))
 
     class Outer:

@@ -1,4 +1,4 @@
-"""An interceptor, approver or callback that answers with what is no decision: a named error, and nothing runs."""
+"""An interceptor, approver or callback whose answer is not a decision: a named error, and nothing runs."""
 
 from pathlib import Path
 from typing import Any

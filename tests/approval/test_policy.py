@@ -156,7 +156,7 @@ def test_yaml_that_is_no_policy_is_refused_by_name(what: str) -> None:
 
 
 def test_a_policy_cannot_be_changed() -> None:
-    """Once read, a policy stays what it is, whatever becomes of the data that it was read from."""
+    """Once read, a policy stays what it is, even if the data that it was read from changes."""
     data: dict[str, Any] = {"default": "deny", "rules": [{"action": "deny"}]}
     read = ApprovalPolicy.from_dict(data)
     data["rules"][0]["action"] = "allow"

@@ -201,7 +201,7 @@ async def test_a_call_that_failed_has_started() -> None:
 
 @pytest.mark.parametrize("decision", [Deny("No."), Supply("what a person said")], ids=["denied", "supplied"])
 async def test_a_call_that_did_not_start_does_not_count(decision: Any) -> None:
-    """Nothing from outside came with a call that was denied, or that somebody answered."""
+    """Nothing from outside came with a call that was denied, or that a person answered."""
     here = world([LOOK, REFUND, DONE])
     result = await planner_with(interceptors=[only("look", decision), POLICY]).invoke(here.kernel, "Go.")
     assert (result.status, here.ran) == ("answered", [REFUNDED])

@@ -56,7 +56,7 @@ HOLDS: list[tuple[dict[str, Any], Any, bool]] = [
 
 @pytest.mark.parametrize(("predicate", "value", "holds"), HOLDS, ids=repr)
 def test_each_predicate(predicate: dict[str, Any], value: Any, holds: bool) -> None:
-    """Equals compares JSON values (a boolean is no number, on no level), bounds compare numbers, glob texts."""
+    """Equals compares JSON values (a boolean is not a number, on any level), bounds compare numbers, glob texts."""
     rule = {"arguments": {"x": predicate}, "action": "allow"}
     assert (verdict(policy(rule, default="deny")(a_call(x=value))) == "allow") == holds
 
@@ -116,7 +116,7 @@ DECIDABLE: list[tuple[dict[str, Any], Any]] = [
 @pytest.mark.parametrize(("predicate", "value"), DECIDABLE, ids=repr)
 @pytest.mark.parametrize("action", ["deny", "ask", "allow"])
 def test_what_differs_matches_no_rule(predicate: dict[str, Any], value: Any, action: str) -> None:
-    """A value of the condition's own type that differs is none that it is for, whatever the action."""
+    """A value of the condition's own type that differs does not match, under any action."""
     default = "deny" if action == "allow" else "allow"
     assert (
         verdict(policy({"arguments": {"x": predicate}, "action": action}, default=default)(a_call(x=value))) == default
@@ -195,7 +195,7 @@ POLICIES = st.builds(
 @settings(max_examples=50, deadline=None)
 @given(read=POLICIES, arguments=st.dictionaries(NAMES, JSON, max_size=4))
 def test_a_policy_never_raises(read: ApprovalPolicy, arguments: dict[str, Any]) -> None:
-    """Whatever the rules and whatever JSON the arguments are, there is a decision, and the same one again."""
+    """With any rules and any JSON as arguments there is a decision, and the same one again."""
     call = _with(arguments)
     decision: Decision = read(call)
     assert verdict(decision) in ("allow", "deny", "ask")

@@ -64,7 +64,7 @@ async def test_a_history_that_holds_the_results_is_refused(door: Door) -> None:
 
 @service_and_handler
 async def test_a_history_that_went_through_json_and_holds_the_results_is_refused(door: Door) -> None:
-    """As it comes out of a database, the completed history is refused as well, whatever was decided now."""
+    """As it comes out of a database, the completed history is refused as well, with any decisions."""
     paused = await door.ask(world(SCRIPT), **ASK)
     await door.resume(world([DONE]), paused.checkpoint, {"call_3": Deny()}, history=paused.history, **ASK)
     history = ChatHistory.model_validate_json(paused.history.model_dump_json())
@@ -216,7 +216,7 @@ async def test_a_tool_message_with_several_results_is_the_runs(door: Door, reloa
 
 @service_and_handler
 async def test_a_repaired_history_is_the_runs(door: Door) -> None:
-    """``on_invalid_history="repair"`` mends the history in place: the run is resumed with what was mended."""
+    """``on_invalid_history="repair"`` repairs the history in place: the run is resumed with the repaired messages."""
     history = asked()
     history.add_message(_call("a", "shop-look", "{}"))
     history.add_user_message("Refund it.")

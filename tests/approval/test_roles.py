@@ -67,7 +67,7 @@ async def test_roles_survive_the_journal_and_cost_nothing_without() -> None:
 
 @pytest.mark.parametrize("roles", ["manager", [""], [7], None, {"manager"}])
 def test_roles_are_names(roles: Any) -> None:
-    """A single text, which is a sequence of letters, is refused like anything else that is no list of names."""
+    """A single text, which is a sequence of letters, is refused like anything else but a list of names."""
     with pytest.raises(InvalidLimitError, match="roles must be a list of names"):
         requires_approval(roles=roles)
     with pytest.raises(InvalidPolicyError, match="roles"):
@@ -76,7 +76,7 @@ def test_roles_are_names(roles: Any) -> None:
 
 @pytest.mark.parametrize("action", ["allow", "deny"])
 def test_roles_belong_to_a_question(action: str) -> None:
-    """A rule that asks nobody and has roles is a mistake, and refused."""
+    """A rule that asks no question and has roles is a mistake, and refused."""
     with pytest.raises(InvalidPolicyError, match=f"roles are for the action ask; this one is {action}"):
         policy(action=action, roles=["manager"])
 

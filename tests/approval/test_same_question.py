@@ -118,7 +118,7 @@ def above(amount: float) -> Any:
 
 @two_doors
 async def test_interceptors_of_one_name_ask_questions_of_their_own(door: Door) -> None:
-    """Two that one function made are told apart: the answer to the second is none to the first."""
+    """Two that one function made are distinguished: the answer to the second does not answer the first."""
     asking: dict[str, Any] = {"interceptors": [above(1000), above(10)]}
     paused = await door.ask(world([REFUND]), **asking)
     here = world([MORE, MILLION])

@@ -61,7 +61,7 @@ def who(outcome: Any) -> list[list[str]]:
 
 @every_door
 async def test_the_clerk_s_yes_does_not_run_what_the_boss_is_asked_about(door: Door) -> None:
-    """The call waits anew for the boss, under another fingerprint, and then runs; also over checkpoints as JSON."""
+    """The call waits again for the boss, under another fingerprint, and then runs; also over checkpoints as JSON."""
     first = world([REFUND])
     paused = await door.ask(first, **of_clerk(first))
     second = world([DONE])

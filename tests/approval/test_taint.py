@@ -63,7 +63,7 @@ LOOKED = ("look", "7")
 
 @dataclass
 class Errands:
-    """A function that looks itself, and one that has a planner answer from a history in which somebody looked."""
+    """A function that looks itself, and one that has a planner answer from a history in which a function looked."""
 
     given: ChatHistory | None = None
 
@@ -84,7 +84,7 @@ def inner(here: World, *replies: Any) -> None:
 
 
 def tainted() -> ChatHistory:
-    """Make a history in which somebody looked."""
+    """Make a history in which a function looked."""
     history = asked()
     look = FunctionCallContent(id="a", name="shop-look", arguments="{}")
     history.add_message(ChatMessageContent(role=AuthorRole.ASSISTANT, items=[look]))
@@ -127,7 +127,7 @@ every_way = pytest.mark.parametrize("way", WAYS)
 
 
 def reading(way: str, *replies: Any) -> World:
-    """Make a world whose model calls something that reads inside, answers, and goes on with these replies."""
+    """Set up a model that calls a function that reads inside, answers, and continues with these replies."""
     add, ask = WAYS[way]
     here = world([ask, DONE, *replies])
     add(here)
@@ -302,7 +302,7 @@ async def test_a_compacted_history_is_not_changed_but_for_a_copy() -> None:
 
 @pytest.mark.parametrize("functions", [False, True], ids=["plain", "invoking"])
 async def test_a_request_inside_that_sends_such_a_history_has_read(functions: bool) -> None:
-    """Also one request without functions, which is no run, gives a result that has read."""
+    """Also one request without functions, outside a run, gives a result that has read."""
 
     class Asking:
         @kernel_function

@@ -27,7 +27,7 @@ from support.planner import ADD, GOAL, planner_with, scripted
 
 
 def test_a_question_about_a_call_in_doubt_does_not_expire() -> None:
-    """The expiry was of the question whether it may run; whether it ran is asked until somebody says so."""
+    """The expiry was of the question whether it may run; the question whether it ran stays open until answered."""
     deferred = decided(0, verdict="defer", expires_at=5.0)
     approved = replace(deferred, verdict="run", person=True)
     facts = [run_started(), replied(calls("f")), deferred, PAUSED, RESUMED, approved, began(0), PAUSED]

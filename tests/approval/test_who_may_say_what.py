@@ -1,4 +1,4 @@
-"""Random situations in which calls meet people, judged by an oracle: nothing runs that nobody entitled was asked about.
+"""Random situations in which calls meet people, judged by an oracle: a call runs only if a person entitled was asked.
 
 ``python tests/benchmarks/who_may_say_what.py`` tries thousands.
 """
@@ -183,7 +183,7 @@ def test_the_oracle_knows_what_interceptors_make_of_a_call() -> None:
     ids=["plain", "the same", "edited, asked anew", "always"],
 )
 def test_the_oracle_leaves_alone_what_is_allowed(events: list[Event]) -> None:
-    """What somebody entitled approved, as it was approved, is no finding."""
+    """A call that an entitled person approved, as it was approved, is not reported."""
     assert broken(situation(BY_STEPS), *events) == []
 
 
@@ -200,5 +200,5 @@ def test_the_oracle_leaves_alone_what_is_allowed(events: list[Event]) -> None:
     ],
 )
 def test_the_oracle_knows_who_may_decide(person: str | None, roles: tuple[str, ...], hook: Hook, may: bool) -> None:
-    """By roles under a hook; without one nobody where there are roles; a hook that returns nothing lets nobody in."""
+    """A hook goes by roles; without a hook a call with roles cannot be decided; a hook that returns nothing refuses."""
     assert may_decide(person, roles, hook) is may
