@@ -59,7 +59,7 @@ def command(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 @pytest.fixture
 def typed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Answers of a person at a terminal, in order; when there are no more, Ctrl-D."""
+    """Answers of a person at a terminal, in order; after the last one, Ctrl-D."""
     answers: list[str] = []
 
     def answer() -> str:

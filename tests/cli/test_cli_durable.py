@@ -120,7 +120,7 @@ def test_an_interrupted_run_is_kept(command: Command, here: Path) -> None:
 
 @pytest.mark.usefixtures("till")
 def test_a_call_that_was_cut_short_is_in_doubt(command: Command, here: Path) -> None:
-    """Ctrl-C keeps the run; the call that ran then is not run again unasked: a person says what became of it."""
+    """Ctrl-C keeps the run; the call that ran then does not run again unasked: a person reports its outcome."""
     words = command_line("run", GOAL, "--kernel", "till:slow", "--no-plan", "--run-id", "order-7", *STORE)
     with living(words, here) as (running, lines):
         assert next(line for line in lines if "slow-pay()" in line)

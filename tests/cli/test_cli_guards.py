@@ -61,7 +61,7 @@ def test_the_suggested_command_has_the_same_guards(command: Command, here: Path,
 
 
 def test_a_workers_policy_is_checked_before_it_works(command: Command, here: Path) -> None:
-    """A file that is no policy, and two ways that contradict each other, are named with exit code 2."""
+    """An invalid policy file, and two options that contradict each other, are named with exit code 2."""
     (here / "asks.yaml").write_text(ASKS)
     (here / "broken.yaml").write_text("rules: []\n")
     for options, said in (
@@ -78,7 +78,7 @@ def test_a_workers_policy_is_checked_before_it_works(command: Command, here: Pat
 def test_the_environment_names_the_store_of_every_command(
     command: Command, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``PLANNER_EXT_STORE`` takes the place of ``--store``, for ``run`` and the worker, too."""
+    """``PLANNER_EXT_STORE`` replaces ``--store``, for ``run`` and the worker, too."""
     monkeypatch.setenv("PLANNER_EXT_STORE", "runs.db")
     assert command("run", GOAL, "--kernel", "till:kernel", "--no-plan", "--run-id", "order-7").code == 4
     assert (here / "runs.db").exists()

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("till")
 
 @pytest.mark.parametrize("place", ["option", "environment"])
 def test_a_worker_posts_signed_notices(place: str, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With --once, too: what it has driven to its end is told of before it leaves."""
+    """With --once, too: it posts the runs that it has driven to their end before it leaves."""
     monkeypatch.setenv("PLANNER_EXT_NOTIFY_KEY", "k3y")
     assert command(*RUN).code == 4
     assert command("approvals", "approve", CALL, *STORE).code == 0

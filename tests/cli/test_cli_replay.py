@@ -100,7 +100,7 @@ async def test_a_cassette_is_played_and_printed(shop: Path, command: Command, pl
 
 @pytest.mark.parametrize("how", ["no person asked", "no result"])
 async def test_a_cassette_approves_no_call_of_a_live_function(shop: Path, command: Command, how: str) -> None:
-    """What a file says of an approval lets no function run that asks for one, whoever altered the file."""
+    """An approval in a file, altered or not, lets no function run that asks for one."""
     await recorded(shop / CASSETTE, plan=False, decision=Approve(by="ann"))
     data = json.loads((shop / CASSETTE).read_text())
     (run,) = data["runs"]
@@ -145,7 +145,7 @@ async def test_a_nested_planner_is_played_by_its_result(shop: Path, command: Com
 
 
 def test_what_cannot_be_replayed_is_refused(shop: Path, command: Command) -> None:
-    """A file that is no cassette, and an option that is none, exit with 2 and a reason."""
+    """A file that is not a cassette, and an invalid option, exit with 2 and a reason."""
     (shop / CASSETTE).write_text("{}")
     assert command("replay", CASSETTE).code == 2
     assert "a JSON object of the kind 'cassette'" in command("replay", CASSETTE).err

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("till")
 
 
 def test_a_run_is_deleted(command: Command) -> None:
-    """A paused one only with ``--force``; a second time there is no such run."""
+    """A paused one only with ``--force``; the second time the run is unknown."""
     assert command(*RUN).code == 4
     refused = command("runs", "delete", "order-7", *STORE)
     assert (refused.code, refused.out) == (2, "")

@@ -105,7 +105,7 @@ def test_json_is_one_document_and_nothing_else() -> None:
 
 
 def test_the_page_is_written(here: Path, monkeypatch: pytest.MonkeyPatch, comparison: Comparison) -> None:
-    """The table is printed all the same."""
+    """The command writes the page and also prints the table."""
     stub(monkeypatch, comparison)
     result = run("--html", "page.html")
     assert result.exit_code == 0
@@ -233,7 +233,7 @@ async def forever(trial):
 
 
 def test_ctrl_c_ends_the_comparison_and_its_processes(here: Path) -> None:
-    """Exit code 130 and one word, whatever runs: an option in this process, and one in another."""
+    """Exit code 130 and one word, for an option in this process and for one in another."""
     (here / "loops.py").write_text(FOREVER)
     chosen = ("--only", "while-loop", "--only", "never-ending", "--only", "crash", "--option", "loops:forever")
     line = [sys.executable, "-m", "planner_ext.cli", "compare", *chosen]

@@ -102,7 +102,7 @@ def test_a_corrected_option_neither_overshoots_nor_breaks_a_history(
 
 @pytest.mark.parametrize("allowed", [1, 2, 3, 7])
 def test_the_figures_grow_as_the_rules_say(allowed: int) -> None:
-    """As written: 2N, N + 1 and N(N + 1) / 2 round trips; corrected: N, whatever N is."""
+    """As written: 2N, N + 1 and N(N + 1) / 2 round trips; corrected: N, for every N."""
     compared = asyncio.run(run_comparison(max_iterations=allowed, scripts=["never-ending"]))
     trips = {run.option: run.trips for run in compared.runs}
     assert trips["option-1"] == 2 * allowed
@@ -281,7 +281,7 @@ def test_a_sentence_that_the_runs_do_not_bear_out_is_not_said(
 
 
 def test_one_round_trip_bears_out_less() -> None:
-    """With one round trip allowed nobody finishes the chain, so nothing is said of it."""
+    """With one round trip allowed no option finishes the chain, so nothing is said of it."""
     compared = asyncio.run(run_comparison(max_iterations=1, scripts=["chain", "never-ending"]))
     assert not [sentence for sentence in compared.verdict if "chain" in sentence or sentence.startswith("So ")]
 
@@ -295,14 +295,14 @@ def test_your_own_option_or_situation_takes_no_key_of_another() -> None:
 
 
 def test_each_situation_says_what_a_user_is_entitled_to() -> None:
-    """And where that is written: in the ADR, in a reference, or in an issue thread of somebody else."""
+    """And where that is written: in the ADR, in a reference, or in another project's issue thread."""
     for each in SCRIPTS.values():
         assert each.info.entitled.endswith(".")
         assert "https://" in each.info.source
 
 
 async def greedy(trial: Trial) -> None:
-    """Asks until nothing is called, however long that takes up to twenty times, and runs whatever is called."""
+    """Asks until nothing is called, up to twenty times, and runs every call."""
     for _ in range(20):
         reply = await trial.ask()
         trial.charged += 1

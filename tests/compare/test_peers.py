@@ -61,7 +61,7 @@ def test_an_answer_that_the_model_never_gave_is_none(tmp_path: Path) -> None:
     [("raise SystemExit('no such model')", "exit code 1: no such model"), ("print('nonsense')", "exit code 0")],
 )
 def test_a_program_that_fails_is_a_finding(tmp_path: Path, code: str, problem: str) -> None:
-    """It is named with its exit code and its last words; the others are compared all the same."""
+    """It is named with its exit code and its last words; the others are still compared."""
     (tmp_path / "broken.py").write_text(code)
     compared = asyncio.run(
         run_comparison(options=["option-2-corrected", program(tmp_path / "broken.py")], scripts=["direct-answer"])

@@ -57,7 +57,7 @@ def asking(within: Tab, **rules: object) -> Run:
 
 
 def test_a_tab_is_current_while_its_function_runs() -> None:
-    """The function finds its own call; a call inside it hides it, until that ends; outside there is none."""
+    """The function finds its own call; a call inside it hides it, until that ends; outside there is nothing to find."""
     run = calling("f", "g")
     with Tab(run.account, 0, never) as outer:
         with Tab(run.account, 1, never) as inner:
@@ -289,7 +289,7 @@ def test_a_second_start_is_taken_by_name_until_it_is_in_the_ledger() -> None:
 
 
 def test_functions_start_without_a_round_trip_but_not_without_tokens_or_time() -> None:
-    """A function needs no request; a limit that is used up forbids it all the same."""
+    """A function needs no request, but a limit that is used up still forbids it."""
     assert calling("f", max_iterations=1).tab().take_call("g") is None
     spent = calling("f", max_total_tokens=10).tab()
     spent.charge(Usage(prompt_tokens=10))
@@ -346,7 +346,7 @@ def test_the_names_of_functions_that_were_started_before_are_known_inside() -> N
 
 
 def test_a_run_inside_keeps_what_it_used_beside_what_is_left_around_it() -> None:
-    """Without a limit of its own it goes on as long as anything is left, whatever it used before."""
+    """Without a limit of its own it continues as long as anything is left, however much it used before."""
     inner = asking(calling("f", max_iterations=9).tab())
     inner.facts += [replied(calls("g", iterations=4)), decided(0, "g", "deny"), completed()]
     action = inner.account.decide(fold(inner.facts))

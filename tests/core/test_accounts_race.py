@@ -1,4 +1,4 @@
-"""Drawn trees of runs whose functions make runs: whoever acts first takes first, and nothing is taken twice."""
+"""Drawn trees of runs whose functions make runs: the first to act takes first, and nothing is taken twice."""
 
 from contextlib import nullcontext
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What holds of every budget, whatever the model does: exact where it says so, first come first named, extendable.
+"""What holds of every budget and every model: exact where it says so, first come first named, extendable.
 
 ``PLANNER_EXT_EXAMPLES=5000`` looks longer, as in ``test_properties``.
 """

@@ -42,7 +42,7 @@ def test_a_copy_is_as_frozen_as_its_original() -> None:
 
 
 def test_only_fields_can_be_changed() -> None:
-    """A change of what is no field is an error that names it, as a misspelt one is."""
+    """An unknown field, such as a misspelt one, is an error that names it."""
     with pytest.raises(AttributeError, match="State has no gaol"):
         updated(State(), gaol="g")
 

@@ -70,6 +70,6 @@ for refused in (lambda: Budget(max_iterations=0), lambda: RetryPolicy(attempts=0
 
 
 def test_without_semantic_kernel_a_lower_floor_raises_its_own_errors() -> None:
-    """A process in which Semantic Kernel cannot be imported is told what is wrong all the same."""
+    """A process in which Semantic Kernel cannot be imported still gets an error that says what is wrong."""
     done = subprocess.run([sys.executable, "-c", WITHOUT_SEMANTIC_KERNEL], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True"] * 4

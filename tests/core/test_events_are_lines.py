@@ -33,7 +33,7 @@ def test_every_event_of_a_stream_is_a_line(kind: type) -> None:
 
 
 def test_a_line_has_what_was_said_and_nothing_else() -> None:
-    """Times, defaults and what is no text or number are omitted."""
+    """Times, defaults, and all values but text and numbers are omitted."""
     failed = RequestFailed(iteration=2, reason="lost", usage=Usage(prompt_tokens=1), at=5.0, seconds=6.0)
     assert str(failed) == "RequestFailed iteration=2 reason='lost'"
 

@@ -186,7 +186,7 @@ def test_a_request_of_a_function_that_does_not_run_cannot_be_recorded() -> None:
 
 @pytest.mark.parametrize(("charge", "charged"), [(True, 1), (False, 0)])
 def test_a_plan_request_that_failed_is_charged_as_the_rules_say(charge: bool, charged: int) -> None:
-    """Like one that was answered; a request of the loop is charged whatever they say."""
+    """Like one that was answered; a request of the loop is always charged."""
     lost = request_failed(iteration=-1, usage=Usage(prompt_tokens=7))
     ledger = fold([run_started(plan=True, charge_plan=charge), lost]).usage
     assert (ledger.iterations, ledger.prompt_tokens, ledger.active_seconds) == (charged, 7, 1.0)
@@ -250,7 +250,7 @@ def test_a_result_says_what_ran_inside_its_call() -> None:
 
 
 def test_what_ran_in_a_life_that_ended_stays_inside_its_call() -> None:
-    """A call whose process died is decided again; whatever its result is then, its function had started others."""
+    """A call whose process died is decided again; with any result then, its function had started others."""
     nested = NestedCallStarted(iteration=0, index=0, function="web-fetch", at=0.0)
     supplied = decided(0, "f", "answer")
     state = fold([*BATCH, decided(0), decided(1, "g", "deny"), began(0), nested, supplied])

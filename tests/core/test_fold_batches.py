@@ -114,7 +114,7 @@ def test_only_a_batch_that_was_denied_whole_counts_as_a_denial() -> None:
 
 
 def test_a_deferred_call_is_decided_a_second_time() -> None:
-    """The second decision of a deferred call takes the place of the first, and the batch goes on."""
+    """The second decision of a deferred call replaces the first, and the batch continues."""
     deferred = [*BATCH, decided(0, verdict="defer"), decided(1, "g", "deny"), PAUSED, RESUMED]
     state = fold([*deferred, decided(0, verdict="deny", answer="no")])
     assert state.phase is Phase.COMPLETING
@@ -179,7 +179,7 @@ def test_the_reask_is_over_with_the_reply_to_it() -> None:
 
 
 def test_withheld_calls_name_the_first_limit() -> None:
-    """The limit that withheld calls first is kept until its consequence is due; no limit is none."""
+    """The limit that withheld calls first is kept until its consequence is due; without a limit it is None."""
     assert fold([*CALLED, withheld(0)]).limit is None
     assert fold([*CALLED, withheld(0, limit="max_tool_calls")]).limit == "max_tool_calls"
     both = [*CALLED, withheld(0, limit="max_tool_calls"), withheld(1, limit="max_cost")]

@@ -40,7 +40,7 @@ def test_a_completed_iteration_may_replace_the_transcript() -> None:
 
 @pytest.mark.parametrize(("reason", "stopping"), [("enough", "enough"), ("", "callback")])
 def test_a_completed_iteration_may_ask_to_stop(reason: str, stopping: str) -> None:
-    """The callback's reason is kept, and named in its place where it gave none; an older reason stands."""
+    """The callback's reason is kept; without one the callback is named; an older reason stands."""
     asked = completed(terminate=True, reason=reason)
     assert stopping in (fold([*SAMPLES[Phase.COMPLETING], asked]).stopping or "")
     assert fold([*SAMPLES[Phase.COMPLETING], stop("first"), asked]).stopping == "first"

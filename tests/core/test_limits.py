@@ -39,7 +39,7 @@ def refused(**limits: Any) -> str:
 @pytest.mark.parametrize("value", [-1, True, False, 1.0, "3", math.nan, [], b"1"])
 @pytest.mark.parametrize("name", COUNTS)
 def test_a_count_takes_whole_numbers_only(name: str, value: object) -> None:
-    """Whatever is no whole number is refused; the message names the field, what it takes, what it got, the way out."""
+    """Anything but a whole number is refused; the message names the field, what it takes, what it got, the way out."""
     message = refused(**{name: value})
     assert message.startswith(f"{name} must be a whole number")
     assert repr(value) in message
@@ -67,7 +67,7 @@ def test_an_amount_takes_finite_numbers_above_zero(name: str, value: object) -> 
 
 @pytest.mark.parametrize("value", ["2030-01-01", 1893456000.0, NOON.date(), timedelta(hours=1), True])
 def test_a_deadline_is_a_datetime(value: object) -> None:
-    """A deadline that is no datetime is refused, naming the field."""
+    """A deadline of another type is refused, naming the field."""
     assert refused(deadline=value).startswith("deadline must be a datetime")
 
 
@@ -86,7 +86,7 @@ def test_the_limits_per_function_are_a_mapping(value: object) -> None:
 
 @pytest.mark.parametrize("value", [{"f": -1}, {"f": True}, {"f": 1.5}, {"f": "1"}, {"f": None}, {1: 1}, {None: 1}])
 def test_a_limit_per_function_maps_a_name_to_a_count(value: dict[Any, Any]) -> None:
-    """A name that is no text and a count that is no whole number are refused, naming the field and the entry."""
+    """A name that is not a string, or a count that is not a whole number, is refused, naming the field and entry."""
     message = refused(max_calls_per_function=value)
     assert message.startswith("max_calls_per_function must map function names to whole numbers")
     assert all(repr(part) in message for pair in value.items() for part in pair)
@@ -192,7 +192,7 @@ def test_usage_adds_up_and_keeps_an_unknown_cost_unknown() -> None:
 
 
 def test_limits_do_not_change_when_the_callers_mapping_does() -> None:
-    """Limits are a value: what was validated stays as it was, whatever becomes of the caller's own dict."""
+    """Limits are a value: a change of the caller's own dict does not change what was validated."""
     given = {"f": 1}
     limits = Budget(max_calls_per_function=given)
     given["f"] = -5
@@ -224,7 +224,7 @@ USED = Usage(iterations=4, tool_calls=5, prompt_tokens=900, cost=1.5, active_sec
 
 
 def test_the_model_is_told_what_is_left_of_each_limit() -> None:
-    """A deadline is told as the time until it, of that and the active time so far together."""
+    """A deadline reads as the time until it, of that and the active time so far together."""
     told = remaining_limits(ALL, USED, NOON.timestamp() - 20)
     assert [(item.name, item.left, item.limit) for item in told] == [
         ("max_iterations", 6, 10),
@@ -284,7 +284,7 @@ def test_of_two_budgets_the_tighter_limit_holds() -> None:
 
 
 def test_what_was_taken_back_is_gone() -> None:
-    """A consumption less itself is none: no function is left with a count of 0."""
+    """A consumption less itself is empty: no function keeps a count of 0."""
     spent = Usage(iterations=2, tool_calls=3, prompt_tokens=4, calls_by_function={"f": 2, "g": 1})
     assert spent - spent == Usage()
     assert (spent - Usage(calls_by_function={"f": 1})).calls_by_function == {"f": 1, "g": 1}

@@ -148,7 +148,7 @@ def test_an_answer_on_the_last_trip_is_an_answer(on_limit: Any) -> None:
 
 
 def test_trips_left_are_counted_where_they_are_limited() -> None:
-    """What may still be asked is the limit less what was charged; without a limit there is no number."""
+    """What may still be asked is the limit less what was charged; without a limit it is not counted."""
     assert iterations_left(Play().state) == math.inf
     assert iterations_left(Play(calls("f", iterations=3), limits=Budget(max_iterations=5)).go().state) == 2
 

@@ -46,7 +46,7 @@ def test_a_step_ends_with_a_plain_reply() -> None:
 
 
 def test_a_step_without_functions_to_offer_is_an_answer() -> None:
-    """Where there is no function at all, a plain reply in a fresh step answers the run."""
+    """Without any functions, a plain reply in a fresh step answers the run."""
     assert Play(says("done", available=False), rounds_per_step=1).go().end.status == "answered"
 
 
@@ -63,7 +63,7 @@ def test_a_limit_needs_functions_to_withhold() -> None:
 
 
 def test_a_required_final_answer_is_insisted_on() -> None:
-    """A plain reply is not enough where the final-answer function is required: the model is told, and asked again."""
+    """Where the final-answer function is required, a plain reply does not end the run: the model is asked again."""
     play = Play(says("hm"), calls("final"), require_final_answer=True).go()
     assert AddMessage(purpose="insist") in play.actions
     assert (play.end.status, play.end.answer) == ("answered", "42")
@@ -140,7 +140,7 @@ def test_an_answer_by_the_final_function_is_checked_like_any_other() -> None:
 
 
 def test_an_end_without_an_answer_is_not_checked() -> None:
-    """There is no form that an empty reply could have."""
+    """An empty reply has no structure to check."""
     play = Play(says(""), **FORM).go()
     assert not any(isinstance(action, CheckAnswer) for action in play.actions)
     assert play.end.status == "incomplete"

@@ -33,7 +33,7 @@ def test_a_denied_call_is_answered_with_a_refusal() -> None:
 
 
 def test_reask_removes_the_call_and_asks_without_functions() -> None:
-    """Under ``reask`` the denied call leaves no trace, one request goes without functions, and that is no limit."""
+    """Under ``reask`` the denied call leaves no trace, and one request goes without functions; that is not a limit."""
     play = Play(calls("f"), says("plain"), verdicts={"f": "deny"}, on_denial="reask").go()
     assert [(request.offer, request.withheld) for request in play.requests] == [(True, None), (False, None)]
     assert len(play.state.transcript) == 2
@@ -52,7 +52,7 @@ def test_a_denial_can_close_the_chain_of_tool_rounds() -> None:
 
 @pytest.mark.parametrize("names", [("f",), ("f", "f"), ("f", "g"), ("f", "unknown"), ("f", "mine")])
 def test_a_denied_call_can_send_its_batch_back(names: tuple[str, ...]) -> None:
-    """Under ``return_calls`` a batch with a denied call goes back to the caller, whatever else is in it; none ran."""
+    """Under ``return_calls`` a batch with a denied call goes back to the caller, with all its calls; none ran."""
     play = Play(calls(*names), says("x"), verdicts={"f": "deny"}, on_denial="return_calls").go()
     assert play.end.returned
     assert (play.end.status, play.end.limit) == ("stopped", None)

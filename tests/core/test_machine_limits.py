@@ -90,7 +90,7 @@ def test_a_function_has_its_own_limit() -> None:
 
 
 def test_a_function_is_limited_by_the_name_it_was_resolved_to() -> None:
-    """What counts is the function that would run, whatever name the model used for it."""
+    """What counts is the function that would run, not the name that the model used for it."""
     play = Play(calls("f"), limits=Budget(max_calls_per_function={"plugin-f": 0})).go(steps=1)
     play.add(replace(decided(0), function="plugin-f")).go(says("sorry"))
     assert play.state.usage.tool_calls == 0

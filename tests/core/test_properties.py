@@ -1,4 +1,4 @@
-"""What holds of every run, whatever the model, the limits, the deciders and the people do.
+"""What holds of every run, for every model, limit, decider and person.
 
 ``PLANNER_EXT_EXAMPLES=5000`` looks longer, at other runs each time, and makes what it finds small.
 """
@@ -157,7 +157,7 @@ def test_every_run_ends(plan: Plan) -> None:
 @tried(60)
 @given(plans.map(timeless))
 def test_an_interrupted_run_ends_as_the_uninterrupted_one(plan: Plan) -> None:
-    """Interrupted after any fact and gone on with from JSON in a new engine, a run makes the same journal."""
+    """Interrupted after any fact and resumed from JSON in a new engine, a run makes the same journal."""
     whole = finished(World(plan))
     for facts, following in pairwise(facts for facts, _ in prefixes(whole)):
         amid_a_resumption = of_a_person(facts[-1]) and of_a_person(following[-1])

@@ -1,4 +1,4 @@
-"""Questions in the machine: when somebody is asked, what is over the cap, and what limits, stops and resuming do."""
+"""Questions in the machine: when a person is asked, what is over the cap, and what limits, stops and resuming do."""
 
 from dataclasses import fields
 from typing import Any
@@ -72,7 +72,7 @@ def test_questions_over_the_cap_are_answered_without_being_asked() -> None:
 
 
 def test_the_answer_may_take_all_trips_but_the_one_that_uses_it() -> None:
-    """``trips`` is what is left less one, 0 where that is none, None without a limit."""
+    """``trips`` is what is left less one, 0 where nothing is left, None without a limit."""
     for limit, trips in ((None, None), (5, 3), (2, 0)):
         play = Play(calls("ask"), says("done"), limits=Budget(max_iterations=limit), clarifier=True, answers=["x"]).go()
         assert [action.iterations for action in play.actions if isinstance(action, AskPerson)][:1] == [trips]

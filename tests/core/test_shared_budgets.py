@@ -24,7 +24,7 @@ def test_a_refused_request_ends_the_run_or_asks_for_the_answer(*, answer: bool) 
 
 
 def test_without_an_answer_at_limits_a_kept_request_is_not_used() -> None:
-    """Under ``stop`` the run ends, whatever is kept."""
+    """Under ``stop`` the run ends, even if a request was kept for the answer."""
     play = Play(limits=Budget(on_limit="stop")).add(shared_budgets_checked(answer=True))
     assert isinstance(next_action(play.state), Finish)
 

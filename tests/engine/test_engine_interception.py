@@ -64,7 +64,7 @@ async def test_what_a_gate_does_to_the_arguments_it_sees_changes_nothing() -> No
 
 
 async def test_a_gate_is_not_asked_about_calls_that_cannot_run() -> None:
-    """Unknown and invalid calls, the final answer and the caller's functions are nobody's to approve."""
+    """Unknown and invalid calls, the final answer and the caller's functions need no approval."""
     gate = FakeGate()
     await engine_of(["unknown", "bad", "final"], gate=gate).run()
     await engine_of(["mine"], gate=gate).run()
@@ -109,8 +109,8 @@ async def test_edited_arguments_that_cannot_be_used_deny_the_call() -> None:
 
 
 @pytest.mark.parametrize("value", [object(), {1}, float("nan")], ids=["object", "set", "nan"])
-async def test_edited_arguments_that_are_no_json_deny_the_call(value: object) -> None:
-    """What could not be sent to the model as arguments is no edit: nothing runs, and the reason is recorded."""
+async def test_edited_arguments_that_are_not_json_deny_the_call(value: object) -> None:
+    """An edit whose arguments could not be sent to the model is invalid: nothing runs, and the reason is recorded."""
     functions = FakeFunctions()
     engine = engine_of(["f"], "done", functions=functions, gate=FakeGate({"f": Approve(arguments={"a": value})}))
     await engine.run()

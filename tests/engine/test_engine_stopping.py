@@ -62,7 +62,7 @@ async def test_a_stop_while_a_request_waits_for_its_time_makes_none() -> None:
 
 
 async def test_the_first_reason_to_stop_stays() -> None:
-    """A handle asked twice keeps its first reason; one that nobody asked has none."""
+    """A handle asked twice keeps its first reason; one that was not asked has no reason."""
     stop = StopHandle()
     assert stop.reason is None
     stop.stop("first")
@@ -146,7 +146,7 @@ async def test_a_filter_that_terminates_keeps_the_calls_that_wait_for_a_slot_fro
 
 
 async def test_a_filter_that_terminates_ends_an_interrupted_run_after_its_batch_too() -> None:
-    """A run that is gone on with from the middle of that batch runs the rest of it, as it would have anyway."""
+    """A run that is resumed from the middle of that batch runs the rest of it, as it would have anyway."""
     over = Finished(outcome="ok", text="last", terminate=True)
     functions = FakeFunctions(does={"f": lambda: over})
     whole = engine_of(["f", "g"], functions=functions, max_concurrency=1)
@@ -238,7 +238,7 @@ async def test_a_reply_that_cannot_be_recorded_is_charged_once_to_a_shared_budge
 
 
 async def test_a_second_cancellation_interrupts_one_step_of_the_end_alone() -> None:
-    """While a shared budget is settled: every call has its answer all the same, and the run its end."""
+    """While a shared budget is settled: every call still has its answer, and the run its end."""
     begun, budget = asyncio.Event(), SharedSum(hangs=True)
 
     async def hang() -> None:
@@ -286,7 +286,7 @@ async def test_cancelling_a_request_charges_it_and_leaves_the_run_resumable() ->
 
 
 async def test_a_failing_request_raises_and_leaves_the_run_resumable() -> None:
-    """What the connector raises leaves as it is; the same journal goes on with another connector."""
+    """An exception of the connector leaves as it is; the same journal continues with another connector."""
     engine = engine_of(["f"], ConnectionError("down"))
     await refused_with(engine, ConnectionError)
     assert engine.state.phase is Phase.ASKING
@@ -344,7 +344,7 @@ def test_a_raised_failure_is_an_error_of_this_package() -> None:
 
 
 async def test_a_run_that_raised_a_failure_can_be_resumed() -> None:
-    """The journal of a run that raised goes on with a resumption, as after any other fault."""
+    """The journal of a run that raised continues with a resumption, as after any other fault."""
     failed = Finished(outcome="failed", text="It failed.", error="ValueError: boom")
     engine = engine_of(["f"], functions=FakeFunctions(does={"f": lambda: failed}), raise_errors=True)
     await refused_with(engine, CallFailedError)
@@ -393,7 +393,7 @@ async def test_a_paused_or_ended_run_takes_no_new_budget() -> None:
 
 
 async def test_a_request_that_did_not_reach_the_server_is_not_charged() -> None:
-    """It is recorded all the same, so that no later life takes it for one that was lost."""
+    """It is still recorded, so that no later life takes it for one that was lost."""
     engine = engine_of(ConnectionRefusedError("no"))
     await refused_with(engine, ConnectionRefusedError)
     (failed,) = [fact for fact in engine.facts if isinstance(fact, RequestFailed)]

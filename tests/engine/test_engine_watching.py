@@ -90,7 +90,7 @@ async def test_watchers_are_told_in_the_order_of_the_journal() -> None:
 
 
 async def test_observers_hear_how_a_run_ended_that_a_fault_ended() -> None:
-    """The facts that answer the open batch are told like any others, so that no span and no count stays open."""
+    """Observers get the facts that answer the open batch, like any others, so that no span and no count stays open."""
     seen: list[Fact] = []
 
     def fault() -> None:
@@ -174,7 +174,7 @@ async def test_a_deadline_that_passes_while_a_request_waits_is_kept() -> None:
 
 
 async def test_active_seconds_are_what_the_run_worked() -> None:
-    """Requests and functions count; the wait for a person does not, in whatever engine the run goes on."""
+    """Requests and functions count; the wait for a person does not, in every engine that continues the run."""
     clock = FakeClock()
     functions = FakeFunctions(does={"f": lambda: setattr(clock, "time", clock.time + 3)})
     chat = FakeChat([["f"], ["g"]], on_ask=lambda: setattr(clock, "time", clock.time + 2))
@@ -211,7 +211,7 @@ async def test_a_question_expires_counted_from_when_it_was_put() -> None:
 
 
 async def test_a_request_that_the_time_limit_left_behind_streams_nothing_more() -> None:
-    """A connector that does not end when it is cancelled may go on receiving: its text is no longer of this run."""
+    """A connector that ignores its cancellation may still receive: its text does not reach this run."""
     clock, left_behind, late = FakeClock(), asyncio.Event(), asyncio.Event()
 
     class Stubborn(FakeChat):

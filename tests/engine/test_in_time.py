@@ -42,7 +42,7 @@ async def test_a_limit_cancels_the_work() -> None:
 
 
 async def test_a_clock_that_is_not_the_machines_is_looked_at_again() -> None:
-    """Time that somebody else moves is seen within a step."""
+    """Time that another task moves is seen within a step."""
     left = [60.0]
 
     async def pass_the_time() -> None:
@@ -53,7 +53,7 @@ async def test_a_clock_that_is_not_the_machines_is_looked_at_again() -> None:
 
 
 async def test_work_that_swallows_its_cancellation_is_left_behind() -> None:
-    """It goes on without being waited for; what it raises later is seen by nobody, and reported by nobody."""
+    """It continues without being waited for; an exception that it raises later is neither seen nor reported."""
     release, later = asyncio.Event(), asyncio.Event()
 
     async def stubborn() -> None:

@@ -275,7 +275,7 @@ def test_a_schema_that_cannot_be_checked_in_bounds_is_refused_at_the_start(schem
 
 
 def test_a_pattern_may_name_characters_by_number() -> None:
-    r"""``\uXXXX`` and ``\Z`` are no escapes of RE2, and are written as it has them."""
+    r"""``\uXXXX`` and ``\Z`` are unknown to RE2, and are written as it has them."""
     schema = {"pattern": r"^[\u4e00-\u9fa5]+\Z"}
     assert answer_problems(schema, "\u6f22\u5b57") == ""
     assert "does not match" in answer_problems(schema, "kanji")

@@ -100,7 +100,7 @@ def test_a_message_has_a_known_role(message: object) -> None:
     ],
 )
 def test_a_message_has_content(message: object) -> None:
-    """Null and an empty array are refused, but for an assistant message that has calls or a refusal in its place."""
+    """Null and an empty array are refused, unless an assistant message has calls or a refusal."""
     assert refusal(request(USER, message))[0] == "messages[1].content"
 
 
@@ -194,7 +194,7 @@ def test_json_is_asked_for_in_words_too() -> None:
 
 @pytest.mark.parametrize("arguments", [None, {"a": 1}])
 def test_arguments_are_text(arguments: object) -> None:
-    """Arguments that are no string are refused by the place of their call."""
+    """Arguments other than strings are refused by the place of their call."""
     call = changed_call(function={"name": "math-add", "arguments": arguments})
 
     assert refusal(request(USER, call))[0] == "messages[1].tool_calls[0].function.arguments"

@@ -171,7 +171,7 @@ async def test_recorded_functions_are_not_called(cassette: Path) -> None:
 
 
 async def test_a_call_that_was_not_recorded_does_not_run(cassette: Path) -> None:
-    """With functions="recorded" a reply that somebody wrote into the file calls no function either."""
+    """With functions="recorded" a reply that was written into the file calls no function either."""
     data = document(cassette)
     data["runs"][0] = [fact for fact in data["runs"][0] if fact["type"] == "RunStarted"]
     write(cassette, data)
@@ -416,7 +416,7 @@ async def test_a_request_that_failed_fails_again(tmp_path: Path) -> None:
 
 
 class Ärger(Exception):
-    """A class of an application, whose name is no identifier."""
+    """A class of an application, whose name is not an ASCII identifier."""
 
 
 Ärger.__name__ = "Ärger[int]"
@@ -477,7 +477,7 @@ async def test_a_stream_that_was_left_is_left_again(tmp_path: Path) -> None:
 
 
 async def test_an_object_in_the_settings_is_compared_without_its_address(tmp_path: Path) -> None:
-    """Settings may hold what JSON cannot: a replay in another process has other objects, which are no difference."""
+    """Settings may hold values beyond JSON: a replay in another process has other objects, which count as equal."""
     path = tmp_path / "c.json"
 
     async def run(kernel: Kernel) -> Any:

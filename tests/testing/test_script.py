@@ -90,7 +90,7 @@ def test_a_script_may_be_endless() -> None:
 
 
 def test_faults_and_exceptions_are_answers() -> None:
-    """Each takes the place of one reply."""
+    """Each one replaces one reply."""
     fault, gone = ScriptedFault(status=429), ConnectionError("gone")
 
     assert answers([fault, gone, lambda _: gone, say("back")], 4) == [fault, gone, gone, say("back")]

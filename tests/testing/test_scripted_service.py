@@ -171,7 +171,7 @@ async def test_a_scripted_finish_reason_is_sent(streamed: bool) -> None:
 
 @both_ways
 async def test_an_exhausted_script_is_an_error(streamed: bool) -> None:
-    """A request too many raises; it is recorded all the same."""
+    """A request too many raises, and is still recorded."""
     service = ScriptedChatCompletion([])
 
     with pytest.raises(ScriptExhaustedError, match=r"0 replies and request 0 asked"):
@@ -198,7 +198,7 @@ async def test_the_script_goes_on_after_an_exception() -> None:
 
 
 async def test_a_fault_of_http_is_refused_by_name() -> None:
-    """A service has no status to answer with, and says what to script in its place."""
+    """A service has no status to answer with, and says what to script instead."""
     with pytest.raises(TypeError, match="only ScriptedOpenAIServer can send; put the exception"):
         await ask(ScriptedChatCompletion([ScriptedFault(status=500)]))
 
