@@ -223,7 +223,7 @@ async def test_an_answer_of_another_form_decides_nothing(payload: object) -> Non
 
 
 async def test_roles_are_the_users() -> None:
-    """A call that names roles is decided by a user who has one of them, whatever the front end sends."""
+    """A call that names roles is decided by a user who has one of them; what the front end sends does not count."""
     desk = Desk([call("shop-refund", {"amount": 5}), say("Done.")])
     await desk.run(desk.front.ask("Refund."))
     for roles in ((), ("sales",)):
@@ -233,8 +233,8 @@ async def test_roles_are_the_users() -> None:
     assert desk.shop.paid == [-5.0]
 
 
-async def test_one_role_is_no_list_of_letters() -> None:
-    """A text in place of the user's roles would let in whoever has a role of one letter: it is refused by name."""
+async def test_one_role_is_not_a_list_of_letters() -> None:
+    """A text as the user's roles would let in every user with a role of one letter: it is refused by name."""
     desk = Desk([call("shop-refund", {"amount": 5}), say("Done.")])
     await desk.run(desk.front.ask("Refund."))
     with pytest.raises(PlannerInvalidConfigurationError, match=r"a list of names; got the text 'finance'"):
@@ -346,7 +346,7 @@ async def test_a_call_that_was_approved_is_not_the_front_ends() -> None:
 
 
 async def test_two_tools_keep_their_names() -> None:
-    """Names that the model would read as one are told apart, and the front end gets its own name back."""
+    """Names that the model would read as one are distinguished, and the front end gets its own name back."""
     names = ("set colour", "set_colour", "日本", "中国")
     tools = [Tool(name=name, description=name, parameters={}) for name in names]
     desk = Desk([call("ag_ui-set_colour_2")])
@@ -384,7 +384,7 @@ async def test_a_user_who_goes_on_begins_a_new_run_with_the_conversation() -> No
 
 
 async def test_a_browser_brings_in_no_result_and_no_approval() -> None:
-    """A tool message for a call that waits for a person is no result, and an interrupt that never was no approval."""
+    """A tool message is not the result of a call that waits for a person, nor an unknown interrupt its approval."""
     desk = Desk([PAY, say("Done.")])
     await desk.run(desk.front.ask("Pay."))
     call_id = desk.front.interrupts[0].tool_call_id
@@ -478,7 +478,7 @@ async def test_an_answered_question_is_not_answered_again() -> None:
 
 
 async def test_the_next_input_may_come_before_the_stream_is_closed() -> None:
-    """A run that continues is no longer there to be continued, whenever the connection before ends."""
+    """A run that continues cannot be continued again, whenever the connection before ends."""
     desk = Desk([PAY, say("Done.")])
     await desk.run(desk.front.ask("Pay."))
     async with aclosing(desk.stream(desk.front.answer())) as events:

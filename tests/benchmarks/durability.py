@@ -1,7 +1,7 @@
 """What keeping runs in a store costs: figures, and an exit code of 1 where one is not as promised.
 
     python tests/benchmarks/durability.py                      every figure, on SQLite
-    python tests/benchmarks/durability.py --store URL          likewise on PostgreSQL, in an empty database
+    python tests/benchmarks/durability.py --store URL          the same on PostgreSQL, in an empty database
     python tests/benchmarks/durability.py --workers            only what one, two and four workers cost and do
 
 A turn is one reply with one call, that call, and its result. What a turn costs more with a store is the difference of

@@ -4,7 +4,7 @@
 
 Two workers drive runs of twenty turns in one SQLite file, as fast as they can; one call a second comes to wait and is
 decided. Rounds with and without viewers alternate. A viewer does what the page's script does: it holds an event
-stream, and loads the list anew when it has changed, at a random moment of the spread. Exits with 1 above five percent.
+stream, and reloads the list when it has changed, at a random moment of the spread. Exits with 1 above five percent.
 
 The workers are compared by their processor time for a turn, and by what they get done: on a machine whose cores are
 all at work, the second also has what the server and the viewers themselves take of the processors.

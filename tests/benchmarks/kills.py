@@ -14,7 +14,7 @@ Judged by fsynced lines of the functions, and by the requests that the model's s
     lost        each call of an answered run took effect
     over        no run made more requests than its budget
     stranded    each run ended, answered or at its budget
-    known       nobody was asked whether a call took effect that a recorded result, a probe, its declaration or a
+    known       no question whether a call took effect, where a recorded result, a probe, its declaration or a
                 living worker could tell
     refused     no request broke a rule of the endpoint
 """

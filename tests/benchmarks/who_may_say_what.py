@@ -1,4 +1,4 @@
-"""Look for calls that nobody entitled was asked about: random situations, judged by an oracle of the contract.
+"""Look for calls that no entitled person was asked about: random situations, judged by an oracle of the contract.
 
     python tests/benchmarks/who_may_say_what.py --runs 3000 --seed 1
     python tests/benchmarks/who_may_say_what.py --seed 479 --runs 1 --show      one situation, and all that happened

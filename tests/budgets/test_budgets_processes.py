@@ -1,4 +1,4 @@
-"""Processes that share a budget: together they never exceed it, whatever kills them."""
+"""Processes that share a budget: together they never exceed it, even if they are killed."""
 
 import asyncio
 import os

@@ -223,7 +223,7 @@ async def test_every_door_charges_its_shared_budgets(memory: BudgetStore, door: 
 
 
 async def test_a_request_that_passes_through_a_service_is_charged(memory: BudgetStore) -> None:
-    """Without functions there is no run, and the budget holds: the second request is refused before it is sent."""
+    """Without functions, and so without a run, the budget still holds: the second request is refused, not sent."""
     connector = ScriptedChatCompletion([say("One."), say("Two.")])
     keyed = shared(memory, key=lambda given: str(given["user"]), max_iterations=1)
     service = FunctionInvokingChatCompletion(connector, shared_budgets=[keyed])

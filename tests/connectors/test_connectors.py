@@ -475,7 +475,7 @@ async def test_a_reply_that_was_cut_is_no_answer(connect: Callable[..., World], 
 
 
 async def test_a_request_without_functions_says_its_usage_too(connect: Callable[..., World]) -> None:
-    """Where a service only passes a request on, its metadata can be read and written as JSON all the same."""
+    """Where a service only passes a request on, its metadata can still be read and written as JSON."""
     world = connect(TEXT)
     service = FunctionInvokingChatCompletion(world.service)
     message = await service.get_chat_message_content(asked(), service.instantiate_prompt_execution_settings())
@@ -508,7 +508,7 @@ SEVERAL: dict[str, dict[str, Any]] = {
 async def test_several_answers_are_refused_where_functions_are_offered(
     connect: Callable[..., World],
 ) -> None:
-    """However a connector calls their number: the calls of alternatives are no batch."""
+    """Under each connector's name for their number: the calls of alternatives do not form a batch."""
     world = connect(CALLS)
     options = next(SEVERAL[name] for name, case in CASES.items() if case is world.case)
     service = FunctionInvokingChatCompletion(world.service)

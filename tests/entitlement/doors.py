@@ -376,7 +376,7 @@ class _Kept(_Once):
 
 
 class _Inbox(_Kept):
-    """The same, decided in the forms of the inbox, by whoever is signed in."""
+    """The same, decided in the forms of the inbox, by the signed-in user."""
 
     def __init__(self, world: World, runs: Runs, approvals: Approvals, address: str) -> None:
         super().__init__(world, runs, approvals)
@@ -399,7 +399,7 @@ class _Inbox(_Kept):
 
 
 class _FrontEnd(_Once):
-    """A planner behind a front end of AG-UI; whoever decides is the user of that request."""
+    """A planner behind a front end of AG-UI; the person who decides is the user of that request."""
 
     def __init__(self, world: World) -> None:
         self._world = world

@@ -1,4 +1,4 @@
-"""The oracle: which starts of functions nobody entitled was asked about, by the contract and the record alone."""
+"""The oracle: which functions started without a question to an entitled person, by the contract and the record."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -31,7 +31,7 @@ def violations(record: Record) -> list[Violation]:
 
 
 def not_run(record: Record) -> list[Violation]:
-    """List the calls of the outermost runs that nobody refused, whose questions were approved, and that did not run."""
+    """List the calls of the outermost runs that no one refused, whose questions were approved, and that did not run."""
     oracle = _Oracle(record.scenario)
     for event in record.events:
         list(oracle.read(event))
@@ -127,7 +127,7 @@ class _Oracle:
         return found
 
     def is_due(self, call: Call) -> bool:
-        """Say whether a call of an outermost run is to run if whoever is asked approves it."""
+        """Say whether a call of an outermost run is to run if each person asked approves it."""
         place = self.places[id(call)]
         if place.around or call.inner or self.spoiled:
             return False
@@ -142,7 +142,7 @@ class _Oracle:
     # What people said
 
     def _may(self, answer: Answer) -> list[Question]:
-        """List the questions that somebody answered, and may."""
+        """List the questions that the author of this answer may answer."""
         if answer.void:
             return []
         arguments = _plain(answer.call, answer.arguments)
@@ -171,7 +171,7 @@ class _Oracle:
             self.refused[id(answer.call)] = f"{answer.person} said {answer.says}"
 
     def _approved(self, call: Call, arguments: Arguments, question: Question) -> bool:
-        """Say whether somebody who may answer this question has approved the call, or all of its like."""
+        """Say whether a person who may answer this question has approved the call, or all of its like."""
         for answer in self.answers:
             if answer.says != "approve":
                 continue
@@ -247,7 +247,7 @@ class _Oracle:
         return asked != "never" and all(self._approved(call, arguments, one) for one in asked)
 
     def _how(self, call: Call) -> str:
-        """Guess how a call came to run, for whoever reads the violation."""
+        """Guess how a call came to run, for the reader of the violation."""
         own = [answer for answer in self.answers if answer.call is call and answer.says == "approve"]
         if (void := next((answer.void for answer in own if answer.void), "")) != "":
             return f"a decision that is {void}"
@@ -262,7 +262,7 @@ class _Oracle:
         return "always, of another run" if kept else "no decision"
 
     def _guessed(self, event: Started) -> Call | None:
-        """Find the call that a function began for, of several decided at once: first one that nobody refused."""
+        """Find the call that a function began for, of several decided at once: first one that was not refused."""
         found: list[Call] = []
         for answer in self.answers:
             same = _name(answer.call) == event.function and dict(answer.final) == dict(event.arguments)

@@ -55,7 +55,7 @@ class Answer:
         roles: Who was to decide, as it was shown.
         edited: Those that an approval is for, where it changes them.
         always: As in an approval.
-        void: Why it cannot count, whoever gave it: the user said something else meanwhile, or it names another call.
+        void: Why it cannot count, from any person: the user said something else meanwhile, or it names another call.
         hook: What checks who decides, where the decision is taken.
         inline: Whether the application's own approver asked them, which is shown the roles.
     """
@@ -79,7 +79,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Spoiled:
-    """What should have decided a call answered something that is no decision."""
+    """An interceptor, approver or hook that should have decided a call returned an invalid answer."""
 
     call: Call
 

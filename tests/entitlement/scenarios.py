@@ -88,7 +88,7 @@ class Scenario:
         guards: Of the run; and of a filter of its kernel.
         inside: Of a planner that is called as a function, beside those around it.
         anew: Whether each resume is by a new object, from JSON.
-        honest: Whether every question is answered by an approval of somebody who may decide it.
+        honest: Whether every question is answered by an approval of a person who may decide it.
         late: Whether the user says something else before the first pause is decided.
         bare: Whether the process that decides lacks the hook.
         inner_approver: Whether the planner that is called as a function has an approver of its own.
@@ -272,7 +272,7 @@ def _renamed(turn: tuple[Call, ...], ids: list[str]) -> Iterator[Call]:
 
 
 def smaller(scenario: Scenario) -> Iterator[Scenario]:
-    """List the same situation with one thing less, for whoever looks for the smallest that breaks a promise."""
+    """List the same situation with one thing less, to find the smallest that breaks a promise."""
     for number in range(len(scenario.prompts)):
         if len(scenario.prompts) > 1:
             yield replace(scenario, prompts=_without(scenario.prompts, number))

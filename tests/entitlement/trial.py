@@ -69,7 +69,7 @@ def _left_behind(scenario: Scenario, record: Record) -> bool:
 
 
 async def _seen_through(way: Way, world: World, run: str, trial: Trial) -> str:
-    """Ask, and have people decide until nothing waits, or nobody decides it."""
+    """Ask, and have people decide until nothing waits, or a question stays open."""
     scenario = world.scenario
     outcome = await way.ask(run)
     late = world.scenario.late and outcome.status == "paused" and await way.say_more()
@@ -108,7 +108,7 @@ async def _seen_through(way: Way, world: World, run: str, trial: Trial) -> str:
 
 
 def _not_alive(trial: Trial) -> Iterator[Violation]:
-    """Find what should have ended, or have run: where whoever may decide approves all that is asked."""
+    """Find what should have ended, or have run: where each person who may decide approves all that is asked."""
     if trial.statuses[-1] != "answered":
         yield Violation("does not end", trial.scenario.door, trial.statuses[-1])
         return

@@ -1,4 +1,4 @@
-"""Fuzzing of a parser: real texts, changed at random, and the promises that hold whatever a text says.
+"""Fuzzing of a parser: real texts, changed at random, and the promises that hold for every text.
 
 A JSON text is changed as a tree, so that most changes pass the reader of JSON and reach what is behind it: values are
 replaced by odd ones, deleted, repeated, moved, and taken from other texts; texts within texts are changed, too. One

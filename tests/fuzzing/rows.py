@@ -1,4 +1,4 @@
-"""The rows of a store, and the exported text of a run, each with the promises that hold whatever is written in them."""
+"""The rows of a store, and the exported text of a run, each with the promises that hold for every content."""
 
 import json
 import sqlite3

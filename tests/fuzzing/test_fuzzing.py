@@ -30,8 +30,8 @@ async def test_the_promises_of_a_parser_hold(parser: str, tmp_path: Path) -> Non
     assert report.outcomes["read"], "every text was refused"
 
 
-async def test_a_fuzzer_writes_whatever_it_reads(tmp_path: Path) -> None:
-    """A text that is nested as deeply as can be read is no finding about the inbox."""
+async def test_a_fuzzer_writes_everything_it_reads(tmp_path: Path) -> None:
+    """A text that is nested as deeply as can be read is not reported as a defect of the inbox."""
     here = len(inspect.stack(0))
     async with SUBJECTS["inbox"](tmp_path) as subject:
         for depth in range(sys.getrecursionlimit() - here - 25, sys.getrecursionlimit() - here):

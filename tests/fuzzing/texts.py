@@ -1,4 +1,4 @@
-"""The parsers of texts that others wrote, each with the promises that hold whatever a text says."""
+"""The parsers of texts that others wrote, each with the promises that hold for every text."""
 
 import json
 from collections.abc import AsyncGenerator, Mapping

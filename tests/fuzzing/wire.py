@@ -1,4 +1,4 @@
-"""What arrives over HTTP from others, each reader with the promises that hold whatever it says."""
+"""The readers of what arrives over HTTP from others, each with the promises that hold for every input."""
 
 import asyncio
 import base64
@@ -160,7 +160,7 @@ def _check_once(shop: Shop, starts: Sequence[tuple[int, int]] | None) -> None:
 
 
 def _parsed(text: str) -> dict[str, Any]:
-    """Read a text as JSON; a text that is no object is a body as it is."""
+    """Read a text as JSON; a text that is not an object is a body as it is."""
     with suppress(ValueError, RecursionError):
         if isinstance(data := json.loads(text), dict):
             return cast("dict[str, Any]", data)

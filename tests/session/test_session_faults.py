@@ -86,7 +86,7 @@ async def test_a_stream_that_is_left_before_any_call_leaves_no_trace() -> None:
 
 
 async def test_a_prompt_right_after_a_stream_was_left_waits_for_its_end() -> None:
-    """``break`` is enough: the stream that nobody holds any more is closed first."""
+    """``break`` is enough: the stream that has lost its reader is closed first."""
     session = ToolUseSession(kernel_of([say("A long answer, in many pieces."), say("Short.")]))
     async for _ in session.prompt_streaming("?"):
         break

@@ -171,7 +171,7 @@ async def test_a_deferred_call_raises_with_its_checkpoint(talk: Talks) -> None:
 
 
 async def test_interceptors_decide_in_closed_loop_alone(talk: Talks) -> None:
-    """In closed loop a refused call is answered; in open loop nothing runs, so nobody is asked."""
+    """In closed loop a refused call is answered; in open loop nothing runs, and no question is asked."""
     asked: list[str] = []
 
     async def refuse(tool_call: Any) -> Deny:

@@ -84,7 +84,7 @@ async def test_a_complete_pair_is_fine_and_later_calls_are_as_ever(talk: Talks, 
 
 
 async def test_results_may_come_one_by_one_and_not_twice(talk: Talks) -> None:
-    """What is pending shrinks with each result; until there is none left, no prompt is sent."""
+    """What is pending shrinks with each result; until all have come, no prompt is sent."""
     talking = talk([calls(ADD, ADD), say("Done.")], OPEN)
     session = talking.session
     await talking.ask("?")

@@ -1,4 +1,4 @@
-"""One way to ask and to resume, whatever the door and the wire, and a shop that records every side effect."""
+"""One way to ask and to resume, for every door and wire, and a shop that records every side effect."""
 
 import json
 from collections.abc import Mapping
@@ -138,7 +138,7 @@ Kind = Literal["planner", "service", "handler"]
 
 @dataclass(frozen=True)
 class Door:
-    """A way into the loop, plain or streamed. Each use makes the planner, service or handler anew."""
+    """A way into the loop, plain or streamed. Each use makes a new planner, service or handler."""
 
     kind: Kind
     streamed: bool

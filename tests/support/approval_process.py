@@ -1,4 +1,4 @@
-"""A program that goes on with a run and prints what came of it: the other process of the pause tests.
+"""A program that continues a run and prints its outcome: the other process of the pause tests.
 
 Run as ``approval_process.py plain|streamed FILE``, FILE being a checkpoint signed with `KEY` whose ``call_2`` waits.
 """

@@ -121,7 +121,7 @@ def replied(turn: Turn, *, iteration: int = 0, offered: bool = True, withheld: s
 
 
 def decided(index: int, name: str = "f", verdict: Verdict | None = None, *, iteration: int = 0, **more: Any) -> Fact:
-    """Decide one call; without a verdict, as nobody objecting would."""
+    """Decide one call; without a verdict it runs, as if no interceptor objected."""
     kind, silent = KINDS.get(name, ("function", "run"))
     verdict = verdict or silent
     more.setdefault("answer", f"answer to {name}" if verdict not in ("run", "defer", "external") else "")
@@ -163,7 +163,7 @@ def finished(index: int, name: str = "f", outcome: CallOutcome = "ok", *, iterat
 def clarified(
     answer: str | None = "Oslo", index: int | None = 0, *, iteration: int = 0, iterations: int = 0, **more: Any
 ) -> Clarified:
-    """Put a question to somebody; by default to a person, who answers."""
+    """Put a question to a person, or to another; by default a person answers."""
     more["usage"] = replace(more.pop("usage", Usage()), iterations=iterations)
     return Clarified(question="where?", answer=answer, index=index, iteration=iteration, at=0.0, seconds=0.0, **more)
 

@@ -42,7 +42,7 @@ def store_neutral(names: str | tuple[str, ...], cases: Iterable[Any], ids: Seque
 
 
 class Shop:
-    """Tools that write each effect, with its key, into a file: one line each, whatever becomes of the process."""
+    """Tools that write each effect, with its key, into a file: one line each, even if the process dies."""
 
     def __init__(self, effects: Path, seconds: float = 0.0) -> None:
         self._effects = effects
@@ -100,7 +100,7 @@ def world(
 
 
 def planner_of(**options: Any) -> FunctionCallingStepwisePlanner:
-    """Make a planner that does not plan, unless it is told to."""
+    """Make a planner that does not plan by default."""
     given: dict[str, Any] = {"plan": False, **options}
     return FunctionCallingStepwisePlanner(options=FunctionCallingStepwisePlannerOptions(**given))
 
@@ -130,7 +130,7 @@ def open_runs(store: str | Path, **options: Any) -> AbstractAsyncContextManager[
 async def see_through(
     store: str | Path, effects: Path, run_id: str, *, seconds: float = 0.0, worker_id: str | None = None
 ) -> FunctionCallingStepwisePlannerResult:
-    """Drive a run to its end, deciding whatever it asks."""
+    """Drive a run to its end, deciding every question."""
     planner, kernel = world(effects, seconds=seconds)
     async with open_runs(store, worker_id=worker_id, poll_seconds=0.01, max_deaths=100) as runs:
         handle = await runs.start(planner, kernel, GOAL, run_id=run_id)

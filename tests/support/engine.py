@@ -84,7 +84,7 @@ def _reply(turn: str | Sequence[str]) -> Reply:
 
 @dataclass
 class FakeFunctions:
-    """Functions that exist unless they are called unknown, bad, final or mine; each does what it is told."""
+    """Functions that exist unless they are called unknown, bad, final or mine; each does what was scripted."""
 
     does: dict[str, Callable[[], Any]] = field(default_factory=dict[str, Callable[[], Any]])
     trace: list[str] = field(default_factory=list[str])
@@ -237,7 +237,7 @@ async def refused_with(engine: Engine, error: type[BaseException]) -> BaseExcept
 
 
 class Meeting:
-    """Functions that wait until all of them run at once: whoever is alone waits for ever."""
+    """Functions that wait until all of them run at once: one that is alone waits for ever."""
 
     def __init__(self, size: int) -> None:
         self.barrier = asyncio.Barrier(size)

@@ -243,7 +243,7 @@ class World:
 
     @property
     def functions(self) -> int:
-        """Count the functions that started, but for prompts, which are counted by nobody here."""
+        """Count the functions that started, except prompts, which are not counted here."""
         return self.bank.looked + self.bank.paid + self.inside.started
 
 

@@ -45,7 +45,7 @@ def final(answer: str = "It is 3.") -> ScriptedReply:
 
 
 def never_stops(request: ScriptedRequest) -> ScriptedReply:
-    """Call a function whenever there is one; write text only where there is none."""
+    """Call a function whenever one is offered; write text only otherwise."""
     return ADD if request.tools else ENOUGH
 
 

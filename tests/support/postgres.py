@@ -43,7 +43,7 @@ def _memory() -> str | None:
 
 
 def _is_running(process: int) -> bool:
-    """Whether a process has not ended; one that nobody has waited for yet has."""
+    """Whether a process has not ended; a zombie counts as ended."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

@@ -287,7 +287,7 @@ class World:
         return False
 
     async def answer(self, request: AskPerson, state: State) -> Clarification:
-        """A model that is asked where a trip is left for it, a person, or nobody; by the place of the question."""
+        """The clarifier: a model where a trip is left for it, a person, or no answer, by the place of the question."""
         if request.index is None and not asks(request.question):
             return Clarification(text=None)
         who = self.plan.clarifier[(request.iteration + (request.index or 0)) % len(self.plan.clarifier)]

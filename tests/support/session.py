@@ -80,7 +80,7 @@ class Talk:
         return await ask(self.session, prompt, streamed=self.streamed, **options)
 
     async def ask_to_the_end(self, prompt: Any, **options: Any) -> str:
-        """Ask, answering each call that comes back as the loop would, until there is none."""
+        """Ask, answering each call that comes back as the loop would, until no call comes back."""
         text = await self.ask(prompt, **options)
         kernel = kernel_of([], self.tools)
         while self.session.pending:

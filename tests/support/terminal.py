@@ -43,7 +43,7 @@ class Session:
         os.close(terminal)
 
     def write(self, keys: str) -> None:
-        """Press keys now, whatever is on the screen."""
+        """Press keys now, with anything on the screen."""
         os.write(self._screen, keys.encode())
 
     def type(self, answer: str, *, after: str) -> None:
