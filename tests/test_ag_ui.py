@@ -368,7 +368,7 @@ async def test_a_tool_of_any_schema_is_offered(schema: Any) -> None:
     assert len(desk.end.outcome.pending_tool_call_ids) == 1
 
 
-async def test_a_user_who_goes_on_begins_a_new_run_with_the_conversation() -> None:
+async def test_a_user_who_continues_begins_a_new_run_with_the_conversation() -> None:
     """A run that only a tool of the front end holds is left; the tool's result is in the history."""
     desk = Desk([call("ag_ui-set_colour", {"colour": "red"}), say("Blue, then.")])
     await desk.run(desk.front.ask("Red, please.", tools=[COLOUR]))
@@ -553,7 +553,7 @@ BUDGETS = (
 
 @settings(deadline=None, max_examples=30)
 @drawn(BATCHES, PAYLOADS, st.sampled_from(BUDGETS), st.booleans(), st.sampled_from(["So.", None]))
-async def test_whatever_happens_the_thread_stays_valid(
+async def test_the_thread_always_stays_valid(
     batches: list[list[str]], payloads: list[object], budget: Budget, insists: bool, text: str | None
 ) -> None:
     """Each stream keeps the protocol's order, and the conversation at the front end is one that servers accept."""

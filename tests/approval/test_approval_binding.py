@@ -85,7 +85,7 @@ def filtered(here: Any, kind: Any, change: Callable[[Any], None]) -> Any:
 @pytest.mark.parametrize("kind", ["auto_function_invocation", "function_invocation"])
 @pytest.mark.parametrize("change", CHANGES, ids=lambda one: one.__name__)
 @pytest.mark.parametrize("approver", APPROVERS)
-async def test_whatever_approved_a_call_binds_it(approver: str, change: Any, kind: str) -> None:
+async def test_an_approval_from_any_source_binds_the_call(approver: str, change: Any, kind: str) -> None:
     """An interceptor's approval without a name, a rule's and a policy's default: a changed call does not run."""
     here = filtered(world([TRANSFER, DONE], Bank()), kind, change)
     outcome = await Door("planner", False).ask(here, **APPROVERS[approver])

@@ -141,7 +141,7 @@ APPROVERS: dict[str, Any] = {
 
 @pytest.mark.parametrize("approver", APPROVERS)
 @two_entries
-async def test_what_is_no_approval_refuses(entry: Entry, approver: str) -> None:
+async def test_an_answer_other_than_approval_refuses(entry: Entry, approver: str) -> None:
     """An approver that raises, hangs on or leaves it open refuses; the model reads no detail of it."""
     here = guarded([REFUND, DONE], by=ApprovalFilter(POLICY, APPROVERS[approver], timeout=0.05))
     await entry.ask(here)

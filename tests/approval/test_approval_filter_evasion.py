@@ -55,7 +55,7 @@ async def test_arguments_cannot_hide_from_the_policy(kind: str, policy: Any, und
 
 
 @both_ways
-async def test_what_waits_is_shown_whatever_its_spelling(streamed: bool) -> None:
+async def test_what_waits_is_shown_in_any_spelling(streamed: bool) -> None:
     """A call whose arguments only the stock kernel can read waits, is listed as it will run, and can be decided."""
     history, by = asked(), ApprovalFilter(POLICY)
     here = guarded([call("shop-refund", "{'order': '7', 'amount': 50}"), DONE], by=by)
@@ -204,7 +204,7 @@ async def test_an_approval_is_good_for_one_run() -> None:
     assert (here.ran, next(decisions, None)) == ([REFUNDED], None)
 
 
-async def test_an_application_s_own_objects_are_no_error() -> None:
+async def test_an_application_s_own_objects_are_accepted() -> None:
     """What an application passes itself may be any object, also where the model could give it."""
     here = guarded([REFUND, DONE], by=ApprovalFilter(POLICY, lambda call: Approve()))
     await chat(here, asked(), arguments=KernelArguments(note={object()}))

@@ -122,7 +122,7 @@ async def test_two_resumes_at_once_run_it_once(streamed: bool) -> None:
 
 
 @both_ways
-async def test_a_copy_of_the_history_is_no_second_approval(streamed: bool) -> None:
+async def test_a_copy_of_the_history_does_not_approve_twice(streamed: bool) -> None:
     """One filter takes a decision on a call once, also where the history was loaded twice."""
     here, by, history = await waiting(streamed=streamed)
     copies = [ChatHistory.model_validate_json(history.model_dump_json()) for _ in range(2)]

@@ -107,7 +107,7 @@ async def test_a_resumed_history_is_taken_by_a_server(streamed: bool) -> None:
 
 
 @both_ways
-async def test_an_agent_waits_and_goes_on(streamed: bool) -> None:
+async def test_an_agent_waits_and_continues(streamed: bool) -> None:
     """With ChatCompletionAgent the thread's history is what is resumed; the agent then answers."""
     history = ChatHistory()
     thread = ChatHistoryAgentThread(chat_history=history)
@@ -128,7 +128,7 @@ async def test_an_agent_waits_and_goes_on(streamed: bool) -> None:
 
 
 @both_ways
-async def test_it_goes_on_in_another_process(streamed: bool) -> None:
+async def test_it_continues_in_another_process(streamed: bool) -> None:
     """A history from JSON, another filter, another kernel: the pending calls are the same, and run there."""
     _, by, history = await waiting(streamed=streamed)
     loaded, other, there = ChatHistory.model_validate_json(history.model_dump_json()), ApprovalFilter(POLICY), world()
@@ -276,7 +276,7 @@ async def test_a_call_whose_function_was_replaced_does_not_wait() -> None:
 
 
 @both_ways
-async def test_ids_that_come_again_are_told_apart(streamed: bool) -> None:
+async def test_repeated_ids_are_distinguished(streamed: bool) -> None:
     """A model that uses an id in two trips: what waits is the newer call, and only it is decided."""
     again = [call("shop-refund", {"order": str(n), "amount": n}, id="c") for n in (1, 2)]
     here, by, history = await waiting(*again, DONE, streamed=streamed)

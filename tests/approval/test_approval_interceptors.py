@@ -156,7 +156,7 @@ async def test_the_log_says_why_an_answer_is_not_taken(
 
 
 @three_doors
-async def test_an_approval_of_another_call_is_none(door: Door) -> None:
+async def test_an_approval_of_another_call_does_not_count(door: Door) -> None:
     """Where an approval names a fingerprint, it must be the call's: one kept from another call runs nothing."""
     here = world([REFUND, DONE])
     await door.ask(here, interceptors=[lambda call: Approve(fingerprint="0" * 64)])
@@ -167,7 +167,7 @@ async def test_an_approval_of_another_call_is_none(door: Door) -> None:
 
 
 @three_doors
-async def test_whoever_hangs_denies(door: Door) -> None:
+async def test_an_interceptor_that_hangs_denies(door: Door) -> None:
     """Past ``interceptor_timeout`` a call is denied, whether the interceptor hangs in the event loop or in a thread."""
     released = threading.Event()
 
@@ -190,7 +190,7 @@ async def test_whoever_hangs_denies(door: Door) -> None:
 
 
 @three_doors
-async def test_an_answer_after_the_timeout_is_no_approval(door: Door) -> None:
+async def test_an_answer_after_the_timeout_does_not_approve(door: Door) -> None:
     """An interceptor that answers its own cancellation with an approval has not decided in time."""
 
     async def stubborn(call: ToolCall) -> Any:

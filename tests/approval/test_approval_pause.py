@@ -86,7 +86,7 @@ async def test_what_waits_is_shown_exactly_and_as_json(door: Door) -> None:
 
 
 @every_door
-async def test_the_ledger_goes_on(door: Door) -> None:
+async def test_the_ledger_continues(door: Door) -> None:
     """Iterations and calls of a run in two lives are those of the same run in one."""
     script = [LOOK, calls(LOOK, REFUND), LOOK, DONE]
     whole = await door.ask(world(script))
@@ -114,7 +114,7 @@ async def test_tokens_and_time_go_on_and_waiting_is_free(streamed: bool) -> None
 
 
 @both_ways
-async def test_a_run_goes_on_in_another_process(streamed: bool, tmp_path: Path) -> None:
+async def test_a_run_continues_in_another_process(streamed: bool, tmp_path: Path) -> None:
     """Paused here, resumed there: signed JSON text, edited arguments and a fresh planner are all that it needs."""
     here, saved = world([calls(LOOK, REFUND)]), tmp_path / "run.json"
     paused = Checkpoint.from_json((await Door("planner", streamed).ask(here, **ASK)).checkpoint)

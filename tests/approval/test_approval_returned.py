@@ -110,7 +110,7 @@ async def test_a_final_answer_beside_a_risky_call_ends_the_run(door: Door) -> No
 
 @pytest.mark.parametrize("control", ["use_attempts", "pre_invoke", "iterations_metadata"])
 @planner_doors
-async def test_every_control_of_the_planner_pauses_and_goes_on(door: Door, control: str) -> None:
+async def test_every_control_of_the_planner_pauses_and_continues(door: Door, control: str) -> None:
     """However many rounds a step may chain, a deferred call pauses the run, and its approval lets it go on."""
     options: dict[str, Any] = {"control": control, "interceptors": [only("refund", Defer())]}
     if control == "pre_invoke":

@@ -64,7 +64,7 @@ async def test_a_function_with_other_parameters_is_asked_about_again(door: Door,
 
 
 @three_doors
-async def test_a_new_description_is_no_other_function(door: Door) -> None:
+async def test_a_new_description_keeps_the_approval(door: Door) -> None:
     """What a function takes is the same, so the approval holds."""
     paused = await door.ask(world([REFUND]), **ASK)
     here = world([DONE], Described())

@@ -58,7 +58,7 @@ async def test_what_is_approved_runs_without_a_pause(door: Door) -> None:
     ids=["interceptor", "check", "unmatched", "default"],
 )
 @two_doors
-async def test_whatever_defers_a_call_the_person_is_asked(door: Door, asking: dict[str, Any]) -> None:
+async def test_every_deferral_of_a_call_asks_the_person(door: Door, asking: dict[str, Any]) -> None:
     """An interceptor, the callback, the setting for undecided calls and a policy's default."""
     here = world([REFUND, DONE])
     done = await door.ask(here, **asking, approver=lambda call: Approve())

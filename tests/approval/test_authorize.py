@@ -112,7 +112,7 @@ async def test_only_true_allows(door: Door, hook: str) -> None:
 
 
 @two_doors
-async def test_the_hook_is_told_what_is_decided(door: Door) -> None:
+async def test_the_hook_sees_what_is_decided(door: Door) -> None:
     """The action, who, the run, the call as it waits, and the decision; a door vouches for no name."""
     heard: list[DecisionRequest] = []
 
@@ -302,7 +302,7 @@ async def test_the_hook_of_the_kernels_filter_holds_in_a_run(door: Door) -> None
 
 
 @pytest.mark.parametrize("hook", ["manager", True, ApprovalPolicy, [of_staff]])
-def test_what_is_no_hook_is_refused_by_name(hook: Any) -> None:
+def test_an_invalid_hook_is_refused_by_name(hook: Any) -> None:
     """With the way out: a function that returns True."""
     with pytest.raises(PlannerInvalidConfigurationError, match="authorize must be a function of the request"):
         ApprovalSettings(authorize=hook)

@@ -94,7 +94,7 @@ async def test_a_filter_cannot_change_what_a_person_edited(door: Door, kind: str
 
 @pytest.mark.parametrize("kind", KINDS)
 @three_doors
-async def test_a_filter_that_changes_nothing_is_no_objection(door: Door, kind: str) -> None:
+async def test_a_filter_that_changes_nothing_keeps_the_approval(door: Door, kind: str) -> None:
     """Filters that only watch leave an approved call as it is: it runs once, with application arguments in place."""
     paused = await door.ask(world([REFUND]), **ASK)
     here, seen = world([DONE]), list[dict[str, Any]]()
@@ -201,7 +201,7 @@ async def test_a_function_renamed_to_the_approved_name_does_not_run(door: Door) 
 
 
 @three_doors
-async def test_what_is_no_longer_offered_does_not_run(door: Door) -> None:
+async def test_a_withdrawn_function_does_not_run(door: Door) -> None:
     """A behaviour that leaves the function out at resume takes the approval back."""
     paused = await door.ask(world([REFUND]), **ASK)
     here = world([])

@@ -264,7 +264,7 @@ TEXTS: dict[str, str] = {
 
 @pytest.mark.parametrize("key", [None, KEY], ids=["without-key", "with-key"])
 @pytest.mark.parametrize("what", TEXTS)
-def test_a_text_that_is_no_checkpoint_is_refused(what: str, key: bytes | None) -> None:
+def test_a_text_other_than_a_checkpoint_is_refused(what: str, key: bytes | None) -> None:
     """Not JSON, not ours, or endless: one error, whether a key is given or not."""
     with pytest.raises(InvalidCheckpointError):
         Checkpoint.from_json(TEXTS[what], key=key)
@@ -305,7 +305,7 @@ async def test_any_other_signature_is_refused(signature: Any) -> None:
 
 
 @pytest.mark.parametrize("what", [*ALTERED, "flipped", "approved-by-hand", "robbed"])
-async def test_whatever_is_altered_breaks_the_signature(what: str) -> None:
+async def test_every_alteration_breaks_the_signature(what: str) -> None:
     """No forgery survives a key, however consistent it is in itself."""
     forge = ALTERED | {
         "flipped": lambda facts: facts[3].update(verdict="run"),

@@ -223,7 +223,7 @@ async def test_a_session_signs_the_checkpoint_of_its_error() -> None:
     assert [str(message) async for message in handler.resume(ChatHistory(), checkpoint, APPROVE)] == ["Done."]
 
 
-async def test_the_outer_key_holds_and_an_inner_one_where_there_is_none() -> None:
+async def test_the_outer_key_holds_and_else_the_inner_one() -> None:
     """Of a planner around a service, both with a key, the planner's counts; without its own, the service's does."""
     scripted = [REFUND, REFUND, DONE]
     here = world([])

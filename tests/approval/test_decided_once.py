@@ -172,7 +172,7 @@ async def test_returned_calls_run_once(kind: str, streamed: bool) -> None:
     assert bench.here.ran == [("look", "7")]
 
 
-async def test_calls_that_were_returned_are_asked_about_anew() -> None:
+async def test_calls_that_were_returned_are_asked_about_again() -> None:
     """A denial returned the calls, the run is resumed and asks again: that is another decision on the same call."""
     bench = Bench("planner", False, [REFUND, DONE], approval=ApprovalSettings(on_denial="return_calls"))
     first = await bench.ask()
@@ -185,7 +185,7 @@ async def test_calls_that_were_returned_are_asked_about_anew() -> None:
 
 
 @every_object
-async def test_a_run_that_pauses_again_asks_anew(kind: str, streamed: bool) -> None:
+async def test_a_run_that_pauses_again_asks_again(kind: str, streamed: bool) -> None:
     """The same call in a later trip is another one: it is decided by itself."""
     bench = Bench(kind, streamed, [REFUND, REFUND, DONE])
     first = await bench.ask()
@@ -367,7 +367,7 @@ async def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
     assert len(pickle.dumps(memory)) < 200
 
 
-async def test_a_policy_that_asks_again_is_no_second_decision() -> None:
+async def test_a_policy_that_asks_again_does_not_decide_twice() -> None:
     """A run under a policy that asks about everything is resumed call by call."""
     policy = ApprovalPolicy.from_dict({"default": "ask"})
     bench = Bench("planner", False, [LOOK, LOOK, DONE], interceptors=[policy, lambda call: Defer()])

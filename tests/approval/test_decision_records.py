@@ -48,7 +48,7 @@ def test_a_decision_repeated_by_a_recovery_is_one() -> None:
     assert len(decisions_of(facts)) == 2
 
 
-def test_an_answer_to_a_question_is_one_and_silence_is_none() -> None:
+def test_an_answer_to_a_question_counts_and_silence_does_not() -> None:
     asked: list[Fact] = [run_started(), replied(calls("ask"))]
     answered, refused = decisions_of([*asked, clarified("Oslo"), clarified(None), clarified("no", denied="late")])
     assert (answered.kind, answered.result, answered.call) == ("supply", "Oslo", "c0")

@@ -163,7 +163,7 @@ async def test_what_is_supplied_need_not_be_json(door: Door) -> None:
 
 
 @three_doors
-async def test_a_coroutine_is_no_decision(door: Door) -> None:
+async def test_a_coroutine_is_refused_as_a_decision(door: Door) -> None:
     """A forgotten ``await`` is refused by name, and leaves no warning."""
 
     async def approve() -> Any:
@@ -179,7 +179,7 @@ async def test_a_coroutine_is_no_decision(door: Door) -> None:
 
 @two_doors
 @pytest.mark.parametrize("decisions", [[], "call_2", Approve(), 5, [("call_2", Approve())]], ids=repr)
-async def test_decisions_that_are_no_mapping_get_a_named_error(door: Door, decisions: Any) -> None:
+async def test_decisions_other_than_a_mapping_get_a_named_error(door: Door, decisions: Any) -> None:
     """Decisions go by call id; anything else is refused by an error of ours, or as nothing where it is empty."""
     here = world([])
     with contextlib.suppress(PlannerExtError):

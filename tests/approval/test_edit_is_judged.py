@@ -77,7 +77,7 @@ async def test_a_denied_edit_is_refused_by_name_and_the_call_waits(door: Door, o
 
 @by_option_or_filter
 @every_door
-async def test_an_edit_about_which_others_are_asked_waits_anew(door: Door, of_filter: bool) -> None:
+async def test_an_edit_about_which_others_are_asked_waits_again(door: Door, of_filter: bool) -> None:
     """The boss is asked about the edited call, under another fingerprint; what the boss approves is what runs."""
     first = world([REFUND])
     paused = await door.ask(first, **options(of_filter, first))
@@ -121,7 +121,7 @@ async def test_all_or_nothing_with_a_refused_edit(door: Door) -> None:
 
 @by_option_or_filter
 @two_doors
-async def test_the_same_arguments_are_no_edit(door: Door, of_filter: bool) -> None:
+async def test_the_same_arguments_do_not_count_as_an_edit(door: Door, of_filter: bool) -> None:
     """Given back as they wait, also in the model's spelling, they are not reviewed again."""
     seen: list[str] = []
 
@@ -314,7 +314,7 @@ async def test_an_edit_is_taken_once() -> None:
     assert said == [("edit", "clerk", edited), ("approve", "boss", edited)]
 
 
-async def test_an_edited_call_that_expires_was_decided_by_nobody() -> None:
+async def test_an_edited_call_that_expires_has_no_author() -> None:
     """Who edited it did not let it expire."""
     approval = ApprovalSettings(authorize=lambda request: True)
     late = {**RULES["rules"][1], "expires_in": 1e-6}

@@ -87,7 +87,7 @@ async def test_a_function_with_the_final_answers_name_is_an_ordinary_one(door: D
 
 
 @three_doors
-async def test_a_rule_for_a_plugin_is_none_for_its_look_alike(door: Door) -> None:
+async def test_a_rule_for_a_plugin_does_not_hold_for_its_look_alike(door: Door) -> None:
     """Allowed ``safe-refund`` frees no ``shop-refund``: plugin and function are matched as resolved."""
     impostor = Impostor()
     policy = ApprovalPolicy.from_dict({"default": "ask", "rules": [{"plugin": "safe", "action": "allow"}]})
@@ -187,7 +187,7 @@ UNUSABLE: dict[str, str] = {
 
 @pytest.mark.parametrize("kind", UNUSABLE)
 @two_doors
-async def test_unusable_arguments_run_nothing_and_ask_nobody(door: Door, kind: str) -> None:
+async def test_unusable_arguments_run_nothing_and_ask_no_person(door: Door, kind: str) -> None:
     """Arguments that are not strict JSON of the function's parameters are answered, and the run goes on."""
     seen: list[ToolCall] = []
     here = world([call("shop-refund", UNUSABLE[kind]), DONE])

@@ -13,7 +13,7 @@ async def asked(*_: object) -> None:
     """A decider without an opinion."""
 
 
-def test_a_chain_of_nobody_watches_nothing() -> None:
+def test_an_empty_chain_watches_nothing() -> None:
     """Without a decider, and where silence approves, no call has to be shown."""
     assert not InterceptorChain(options=ApprovalSettings()).watches("math-add")
 
@@ -30,7 +30,7 @@ def test_a_chain_of_nobody_watches_nothing() -> None:
     ],
     ids=["interceptor", "policy", "pre-invoke", "check", "defer", "deny"],
 )
-def test_whoever_has_a_say_watches_every_call(given: dict[str, Any]) -> None:
+def test_every_decider_watches_every_call(given: dict[str, Any]) -> None:
     """Each kind of decider is enough, and so is a default that does not approve."""
     assert InterceptorChain(**{"options": ApprovalSettings(), **given}).watches("math-add")
 

@@ -149,7 +149,7 @@ async def test_the_callers_history_is_whole_after_a_refusal(door: Door) -> None:
 
 
 @three_doors
-async def test_an_untouched_list_is_no_compaction(door: Door) -> None:
+async def test_an_untouched_list_is_not_recorded_as_compaction(door: Door) -> None:
     """A callback that puts an equal list of the same messages in place records no other transcript."""
     facts: list[Any] = []
 

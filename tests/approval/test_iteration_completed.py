@@ -72,7 +72,7 @@ def reply(text: str, *named: ScriptedReply, tokens: int = 10) -> ScriptedReply:
 SCRIPT = [reply("First.", LOOK), reply("Second.", LOOK, LOOK, tokens=20), reply("Third.", LOOK, tokens=40), DONE]
 
 
-def test_there_is_none_unless_one_is_given() -> None:
+def test_by_default_there_is_no_callback() -> None:
     """By default a run has no callback."""
     assert FunctionInvokingChatCompletion(ScriptedChatCompletion([])).options.iteration_completed is None
 

@@ -41,7 +41,7 @@ def texts(history: ChatHistory) -> list[str]:
     return [json.dumps(message.to_dict()) for message in history.messages]
 
 
-async def paused_and_gone_on(door: Door, *, added: bool) -> Outcome:
+async def paused_and_continued(door: Door, *, added: bool) -> Outcome:
     """A refund waits; the user changes their mind, and the model answers in the same history."""
     paused = await door.ask(world([LOOK, REFUND]), **ASK)
     if added:
@@ -58,7 +58,7 @@ async def paused_and_gone_on(door: Door, *, added: bool) -> Outcome:
 @service_and_handler
 async def test_a_late_decision_is_refused(door: Door, decision: Any, added: bool) -> None:
     """Whatever is decided: nothing runs, nothing is sent, the history is as it was, and the error names the turn."""
-    paused = await paused_and_gone_on(door, added=added)
+    paused = await paused_and_continued(door, added=added)
     here, before = world([DONE]), texts(paused.history)
     with pytest.raises(DecisionRefusedError, match=r"Forget it.*late='allow'"):
         await door.resume(here, paused.checkpoint, {"call_2": decision}, history=paused.history, **ASK)
@@ -69,7 +69,7 @@ async def test_a_late_decision_is_refused(door: Door, decision: Any, added: bool
 @service_and_handler
 async def test_a_late_decision_runs_where_the_caller_lets_it(door: Door, added: bool) -> None:
     """``late="allow"``: the call runs once, the later turn stays, and the history can be sent."""
-    paused = await paused_and_gone_on(door, added=added)
+    paused = await paused_and_continued(door, added=added)
     here = world([DONE])
     done = await door.resume(here, paused.checkpoint, APPROVE, history=paused.history, late="allow", **ASK)
     assert (done.status, here.ran) == ("answered", [REFUNDED])
@@ -99,7 +99,7 @@ async def test_calls_of_another_run_are_a_later_turn(door: Door) -> None:
 
 
 @service_and_handler
-async def test_a_note_of_the_application_is_no_later_turn(door: Door) -> None:
+async def test_a_note_of_the_application_does_not_begin_a_later_turn(door: Door) -> None:
     """What the assistant or the system says meanwhile decides nothing."""
     paused = await door.ask(world([LOOK, REFUND]), **ASK)
     for role in ("assistant", "system"):
@@ -121,7 +121,7 @@ async def test_a_limit_is_raised_after_a_later_message(door: Door) -> None:
 @service_and_handler
 async def test_a_refused_late_decision_can_still_be_taken(door: Door) -> None:
     """The same object that refused it takes it with ``late="allow"``: nothing was taken before."""
-    paused = await paused_and_gone_on(door, added=False)
+    paused = await paused_and_continued(door, added=False)
     here = world([DONE])
     if door.kind == "handler":
         handler = ToolCallHandler(here.kernel, settings=settings_with(), **ASK)

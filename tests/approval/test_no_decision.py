@@ -57,7 +57,7 @@ OPTIONS = ("interceptor", "approver", "filter", "filter-approver")
 @each_answer
 @pytest.mark.parametrize("option", OPTIONS)
 @two_doors
-async def test_what_is_no_decision_is_a_named_error(door: Door, option: str, kind: str) -> None:
+async def test_an_answer_other_than_a_decision_is_a_named_error(door: Door, option: str, kind: str) -> None:
     """Names the function and what it answered; nothing of the batch ran, and no further request is made."""
     here, history = world([calls(LOOK, REFUND), DONE]), asked()
     with pytest.raises(PlannerInvalidConfigurationError, match=r"answers; got .* Return Approve, Deny") as raised:
@@ -148,7 +148,7 @@ POLICY = ApprovalPolicy.from_dict({"default": "ask"})
     ids=["policy", "function", "file", "bare-file", "path", "data"],
 )
 @every_door
-async def test_interceptors_that_are_no_list_of_functions_get_the_way_out(door: Door, value: Any, way_out: str) -> None:
+async def test_invalid_interceptors_get_the_way_out(door: Door, value: Any, way_out: str) -> None:
     """A sentence that can be copied, at every door."""
     with pytest.raises(PlannerInvalidConfigurationError, match=rf"interceptors must be a sequence .*{way_out}"):
         await door.ask(world([DONE]), interceptors=value)

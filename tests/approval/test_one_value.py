@@ -118,7 +118,7 @@ async def test_everybody_sees_what_the_function_gets(door: Door) -> None:
 
 
 @three_doors
-async def test_edited_arguments_are_converted_likewise(door: Door) -> None:
+async def test_edited_arguments_are_converted_too(door: Door) -> None:
     """What a person writes is converted once, too: recorded, sent to the model and run as one value."""
     here = bank(5)
     await door.ask(here, interceptors=[lambda _: Approve(arguments={"account": " 7", "amount": "50"})])
@@ -145,7 +145,7 @@ async def test_a_sticky_approval_is_of_the_value(door: Door) -> None:
 
 
 @three_doors
-async def test_what_would_now_get_another_value_asks_anew(door: Door) -> None:
+async def test_a_call_that_would_now_get_another_value_asks_again(door: Door) -> None:
     """A function whose parameter is a number by now: its approval is refused by name, then it waits with the number."""
     asking = ApprovalPolicy.from_dict({"default": "ask", "rules": []})
     here = bank("7", kind=str)

@@ -148,7 +148,7 @@ TEXTS: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("what", TEXTS)
-def test_yaml_that_is_no_policy_is_refused_by_name(what: str) -> None:
+def test_invalid_yaml_of_a_policy_is_refused_by_name(what: str) -> None:
     """Duplicate keys on any level, other documents and other tags are refused; a policy never runs anything."""
     text, named = TEXTS[what]
     with pytest.raises(InvalidPolicyError, match=named):
@@ -191,7 +191,7 @@ def test_globs_are_case_sensitive_and_match_whole_names(pattern: str, name: str,
     assert (verdict(policy({"function": pattern, "action": "deny"})(a_call(function=name))) == "deny") == matches
 
 
-def test_a_glob_for_the_plugin_is_none_for_the_function() -> None:
+def test_a_glob_for_the_plugin_does_not_match_the_function() -> None:
     """Plugin and function are matched each by its own pattern, never joined."""
     read = policy({"plugin": "shop-*", "action": "deny"}, {"function": "shop-refund", "action": "deny"})
     assert verdict(read(a_call())) == "ask"

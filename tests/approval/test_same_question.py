@@ -139,7 +139,7 @@ async def test_a_policy_in_a_function_of_the_application_keeps_its_rules_apart(d
 
 
 @two_doors
-async def test_an_interceptor_s_answer_is_none_to_the_mark(door: Door) -> None:
+async def test_an_interceptor_s_answer_does_not_answer_the_mark(door: Door) -> None:
     """Where the interceptor that asked is gone, the function's own mark asks: another source."""
     asks = ApprovalPolicy.from_dict({"default": "ask"})
     paused = await door.ask(world([call("shop-wipe", {})]), interceptors=[lambda call: Defer()])

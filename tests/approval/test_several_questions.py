@@ -120,7 +120,7 @@ async def test_the_same_roles_are_asked_once(door: Door) -> None:
 
 
 @two_doors
-async def test_an_edit_of_the_second_has_the_first_asked_anew(door: Door) -> None:
+async def test_an_edit_of_the_second_has_the_first_asked_again(door: Door) -> None:
     """The clerk, who approved other arguments, is asked about the boss's, and then the call runs with these."""
     here = world([REFUND, DONE])
     given = of_clerk(here)
@@ -233,7 +233,7 @@ async def test_the_first_approval_is_taken_once() -> None:
     assert here.ran == [REFUNDED]
 
 
-async def test_an_approval_for_the_clerk_s_call_is_none_for_the_boss_s() -> None:
+async def test_an_approval_for_the_clerk_s_call_does_not_approve_the_boss_s() -> None:
     """It names the fingerprint of the clerk's question."""
     planner, here, (paused, again) = await decided_in_turn(CLERK)
     stale = Approve(by="bea", fingerprint=paused.pending[0].fingerprint)

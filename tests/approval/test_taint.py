@@ -252,7 +252,7 @@ async def test_a_kept_run_hands_it_on(way: str, tmp_path: Path) -> None:
 
 
 @service_and_handler
-async def test_what_was_read_inside_is_not_told_twice_over(door: Door) -> None:
+async def test_what_was_read_inside_counts_for_later_requests(door: Door) -> None:
     """A third request knows it, too, though its calls were made in the first."""
     here = reading("planner", say("Fine."), REFUND, DONE)
     history = (await door.ask(here, interceptors=[POLICY])).history

@@ -19,7 +19,7 @@ SITUATIONS = 8
 
 
 @pytest.mark.parametrize("door", DOORS)
-async def test_nothing_runs_that_nobody_entitled_was_asked_about(door: Door) -> None:
+async def test_a_call_runs_only_if_an_entitled_person_was_asked(door: Door) -> None:
     """Over roles, sticky answers, edits, nesting and people: what starts was let start, and what is approved runs."""
     for seed in range(SITUATIONS):
         trial = await tried(scenario_of(seed, (door,)))

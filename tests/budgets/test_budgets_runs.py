@@ -158,7 +158,9 @@ async def test_a_run_over_midnight_is_charged_to_both_days(memory: BudgetStore) 
     assert len(service.requests) == 5
 
 
-async def test_it_is_told_once_who_reached_which_limit(memory: BudgetStore, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_callback_learns_once_who_reached_which_limit(
+    memory: BudgetStore, caplog: pytest.LogCaptureFixture
+) -> None:
     """The callback gets the usage once for a key and a period, a failing one is logged; observers get every refusal."""
     told: list[BudgetUsage] = []
     facts: list[Any] = []
@@ -402,9 +404,7 @@ async def test_a_question_is_not_put_to_a_model_beyond_the_budget(memory: Budget
         (lambda given: "\ud800", "1 to 200 characters"),
     ],
 )
-async def test_a_key_that_is_none_is_refused_before_the_first_request(
-    memory: BudgetStore, key: Any, problem: str
-) -> None:
+async def test_an_invalid_key_is_refused_before_the_first_request(memory: BudgetStore, key: Any, problem: str) -> None:
     """The error names the budget and what its key did."""
     kernel, service = scripted(never_stops)
     planner = planner_with(plan=False, shared_budgets=[shared(memory, "user", key=key, max_iterations=1)])

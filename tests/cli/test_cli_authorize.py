@@ -212,7 +212,7 @@ def test_a_submitted_run_is_bound_before_anybody_drives_it(command: Command, her
     assert "under other guards" in again.words
 
 
-def test_a_hook_that_is_none_is_named(command: Command) -> None:
+def test_an_invalid_hook_is_named(command: Command) -> None:
     """Exit code 2 before anything is done."""
     refused = command("worker", *STORE, "--app", "bank:no_hook", "--once")
     assert refused.code == 2

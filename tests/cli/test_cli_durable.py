@@ -85,7 +85,7 @@ def test_workers_are_listed(command: Command, here: Path) -> None:
 
 
 @pytest.mark.usefixtures("till")
-def test_a_worker_takes_decisions_until_it_is_told_to_end(command: Command, here: Path) -> None:
+def test_a_worker_takes_decisions_until_its_sigterm(command: Command, here: Path) -> None:
     """A living worker continues as soon as another process decides; SIGTERM ends it with 0; its name is unique."""
     assert command(*RUN).code == 4
     with living(command_line("worker", *STORE, *APP, "--worker-id", "w1"), here) as (worker, lines):

@@ -128,7 +128,7 @@ def test_a_store_that_is_not_there_is_not_made(command: Command, here: Path, wor
     assert not (here / "other.db").exists()
 
 
-def test_a_file_that_is_no_store_is_named(command: Command, here: Path) -> None:
+def test_a_file_other_than_a_store_is_named(command: Command, here: Path) -> None:
     """A file with something else in it is refused by every command, and not changed."""
     (here / "runs.db").write_text("not a database, but long enough to be read as one's header" * 20)
     before = (here / "runs.db").read_bytes()

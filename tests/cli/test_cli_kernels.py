@@ -70,7 +70,7 @@ def test_any_other_endpoint_needs_one(url: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://x/v1", "http://", "http://[::1/v1", "http://x:99999/v1"])
-def test_what_is_no_url_is_refused(url: str) -> None:
+def test_an_invalid_url_is_refused(url: str) -> None:
     """Before a client is made of it."""
     with pytest.raises(PlannerInvalidConfigurationError, match="--base-url must look like http://localhost:8000/v1"):
         openai_service(url, "m")
@@ -86,7 +86,7 @@ def test_the_environment_fills_in_what_the_options_leave_out(monkeypatch: pytest
     assert str(service.client.base_url) == "https://llm.example/v1/"
 
 
-def test_a_url_in_the_environment_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_url_in_the_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The message names the variable, not an option that was not given."""
     monkeypatch.setenv("OPENAI_BASE_URL", "llm.example")
     with pytest.raises(PlannerInvalidConfigurationError, match="OPENAI_BASE_URL must look like"):

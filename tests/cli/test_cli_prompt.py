@@ -91,7 +91,7 @@ def test_what_is_drawn_as_nothing_is_written_as_an_escape(code: int) -> None:
     assert shown.count(escape) == 4
 
 
-def test_line_ends_in_names_are_no_lines() -> None:
+def test_line_ends_in_names_begin_no_lines() -> None:
     """Neither a name, nor an id, nor an argument can draw a row that is not there."""
     shown = printed(pending("pay\nfunction  safe", "c\ncall  c2", to="bob\narguments  none"))
     assert r"pay\nfunction  safe" in shown

@@ -92,7 +92,7 @@ def test_without_the_extra_the_command_says_how_to_install_it(here: Path) -> Non
 # In this process.
 
 
-def test_json_is_one_document_whatever_the_kernel_prints(command: Command) -> None:
+def test_json_is_one_document_even_if_the_kernel_prints(command: Command) -> None:
     """Exit code 1 at a limit; stdout is one JSON document with the ledger and the history as it was sent."""
     with ScriptedOpenAIServer(always_calls) as server:
         outcome = command("run", "Go on", *SHOP_AT, *at(server), "--max-iterations", "3", "--json")
@@ -201,7 +201,7 @@ def test_a_person_gets_the_answer_in_a_frame(command: Command, monkeypatch: pyte
     assert re.search(r"╭─ Answer ─+╮.*It is 42\..*╰─+╯", outcome.out, re.DOTALL)
 
 
-def test_a_reply_cut_short_is_no_answer(command: Command) -> None:
+def test_a_reply_cut_short_does_not_answer(command: Command) -> None:
     """Exit code 1, stdout empty, and the reason on stderr."""
     with ScriptedOpenAIServer([ScriptedReply(text="Half of", finish_reason="length")]) as server:
         outcome = command("run", "Hello", *at(server))

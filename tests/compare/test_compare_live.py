@@ -173,7 +173,7 @@ def test_a_kernel_without_a_service_is_refused() -> None:
         compared(Live(kernel=Kernel(), goal="Switch."))
 
 
-def test_a_goal_takes_the_place_of_the_scripts() -> None:
+def test_a_goal_replaces_the_scripts() -> None:
     """A goal together with scripts is refused."""
     kernel, _ = own_kernel()
     with pytest.raises(PlannerInvalidConfigurationError, match="chain"):

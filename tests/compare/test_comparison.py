@@ -230,7 +230,7 @@ def test_a_cancelled_run_leaves_a_history_that_can_be_continued(comparison: Comp
     }
 
 
-def test_a_cut_reply_is_no_answer(comparison: Comparison) -> None:
+def test_a_cut_reply_does_not_count_as_an_answer(comparison: Comparison) -> None:
     """A loop that does not look at the finish reason takes it for one."""
     taken = {run.option for run in comparison.of_script("cut-short") if run.breaches}
     assert taken == {"option-1", "option-2", "option-3", "option-3-counted", "stock-loop", "while-loop"}

@@ -48,7 +48,7 @@ def test_a_loop_in_another_process_is_judged_like_the_others() -> None:
     assert not runs["nested-run"].offered
 
 
-def test_an_answer_that_the_model_never_gave_is_none(tmp_path: Path) -> None:
+def test_an_answer_that_the_model_never_gave_does_not_count(tmp_path: Path) -> None:
     """A text that a loop gives in the place of an answer does not count as one."""
     file = tmp_path / "talks.py"
     file.write_text('print(\'{"status": "answered", "answer": "The limit was reached."}\')\n')
@@ -93,7 +93,7 @@ async def test_an_interrupted_comparison_leaves_no_process(tmp_path: Path) -> No
         assert await asyncio.to_thread(pipe.read) == ""
 
 
-def test_what_is_no_adapter_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_adapter_is_refused(tmp_path: Path) -> None:
     """The message names those that there are, or what the file lacks."""
     with pytest.raises(PlannerInvalidConfigurationError, match="agent-framework, bare-loop, langchain"):
         peer_options(["crew"], tell=print)

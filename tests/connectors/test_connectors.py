@@ -420,7 +420,7 @@ async def test_a_request_without_functions_may_follow_calls(connect: Callable[..
 
 
 @pytest.mark.parametrize("connect", ["google"], indirect=True)
-async def test_thoughts_are_no_text(connect: Callable[..., World], streamed: bool) -> None:
+async def test_thoughts_are_not_kept_as_text(connect: Callable[..., World], streamed: bool) -> None:
     """What Gemini thinks aloud is neither in the answer nor in the history."""
     world, history = connect(Turn(thought="Four, so eight.", calls=CALLS.calls), TEXT), asked()
     text, _ = await ask(world, history, streamed=streamed)
@@ -464,7 +464,7 @@ async def test_a_request_without_a_connection_is_not_charged(connect: Callable[.
     assert failed.usage.iterations == 0
 
 
-async def test_a_reply_that_was_cut_is_no_answer(connect: Callable[..., World], streamed: bool) -> None:
+async def test_a_reply_that_was_cut_is_incomplete(connect: Callable[..., World], streamed: bool) -> None:
     """A reply that ran out of tokens ends the run incomplete, and no call in it runs."""
     world = connect(Turn(text="Eight and", cut=True))
     _, metadata = await ask(world, asked(), streamed=streamed)

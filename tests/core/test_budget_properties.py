@@ -122,7 +122,7 @@ def willing(plan: Plan) -> Plan:
 
 @tried(120)
 @given(plans.map(honest).map(willing), st.booleans())
-def test_a_limited_run_goes_on_with_a_larger_budget(plan: Plan, unlimited: bool) -> None:
+def test_a_limited_run_continues_with_a_larger_budget(plan: Plan, unlimited: bool) -> None:
     """Answered by force, stopped or handed back: resumed with a larger budget, each limited run is answered."""
     world = World(plan)
     facts = finished(world)
@@ -155,7 +155,7 @@ def _larger(limits: Budget, state: State) -> Budget:
 
 @tried(80)
 @given(plans, st.sampled_from([False, True, 0.5]))
-def test_the_model_is_told_what_is_really_left(plan: Plan, tell: bool | float) -> None:
+def test_the_model_reads_what_is_really_left(plan: Plan, tell: bool | float) -> None:
     """Every request tells what the ledger leaves at that moment, never below nothing, and only if it is to."""
     rules = replace(plan.rules, limits=replace(plan.rules.limits, tell_budget=tell))
     for _, state in prefixes(finished(World(replace(plan, rules=rules)))):

@@ -30,7 +30,7 @@ from support.core import (
 from support.narrow import as_type
 
 
-def test_the_results_enter_in_call_order_whatever_ended_first() -> None:
+def test_the_results_enter_in_call_order() -> None:
     """The message comes first, then one result per call, in call order."""
     state = fold([*CALLED, began(0), began(1, "g"), finished(1, "g"), finished(0)])
     assert state.phase is Phase.COMPLETING

@@ -170,7 +170,7 @@ def test_only_the_last_reply_of_an_ended_run_is_asked_for_again() -> None:
     assert fold(facts).transcript == fold(before).transcript
 
 
-def test_a_run_that_was_answered_by_its_function_goes_on_when_it_is_resumed() -> None:
+def test_a_run_that_was_answered_by_its_function_can_be_resumed() -> None:
     """Its final answer is a result like any other then."""
     facts = [run_started(), replied(calls("final")), decided(0, "final"), completed()]
     ended_with_answer = [*facts, ended(status="answered", answer="42")]

@@ -200,13 +200,13 @@ def test_limits_do_not_change_when_the_callers_mapping_does() -> None:
 
 
 @pytest.mark.parametrize("share", [True, False, 0.001, 1.0])
-def test_the_budget_is_told_always_never_or_from_a_share_on(share: bool | float) -> None:
+def test_tell_budget_takes_true_false_or_a_share(share: bool | float) -> None:
     """True, False and shares up to the whole are kept as given."""
     assert Budget(tell_budget=share).tell_budget is share
 
 
 @pytest.mark.parametrize("share", [0.0, 1.5, -0.5, math.nan, 1, 0, None, "0.5"])
-def test_what_is_no_share_is_refused(share: Any) -> None:
+def test_an_invalid_share_is_refused(share: Any) -> None:
     """A share is a float above 0.0 and up to 1.0: the number 1 could mean True or the whole."""
     assert refused(tell_budget=share).startswith("tell_budget must be True, False, or a share above 0.0")
 
@@ -223,7 +223,7 @@ ALL = Budget(
 USED = Usage(iterations=4, tool_calls=5, prompt_tokens=900, cost=1.5, active_seconds=30.0)
 
 
-def test_the_model_is_told_what_is_left_of_each_limit() -> None:
+def test_what_is_left_is_computed_for_each_limit() -> None:
     """A deadline reads as the time until it, of that and the active time so far together."""
     told = remaining_limits(ALL, USED, NOON.timestamp() - 20)
     assert [(item.name, item.left, item.limit) for item in told] == [
@@ -238,7 +238,7 @@ def test_the_model_is_told_what_is_left_of_each_limit() -> None:
     assert remaining_limits(Budget(tell_budget=True), USED, 0.0) == ()
 
 
-def test_nothing_told_is_below_zero() -> None:
+def test_what_is_left_is_never_below_zero() -> None:
     """What in-flight requests took beyond a limit, and a deadline that has passed, is 0 left."""
     over = Usage(iterations=11, prompt_tokens=2000, active_seconds=1.0)
     told = remaining_limits(ALL, over, NOON.timestamp() + 60)
@@ -246,7 +246,7 @@ def test_nothing_told_is_below_zero() -> None:
     assert (left["max_iterations"], left["max_total_tokens"], left["deadline"]) == ((0, 10), (0, 1000), (0.0, 1.0))
 
 
-def test_a_limit_is_told_once_its_share_is_reached() -> None:
+def test_a_limit_is_mentioned_once_its_share_is_reached() -> None:
     """A share of one half mentions what is half used up exactly, and nothing before."""
     half = Budget(max_iterations=10, max_tool_calls=10, tell_budget=0.5)
     told = remaining_limits(half, Usage(iterations=5, tool_calls=4), 0.0)

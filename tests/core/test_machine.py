@@ -104,7 +104,7 @@ def test_the_last_trip_is_reserved_for_an_answer(limit: int) -> None:
     assert play.state.usage.iterations == limit
 
 
-def test_an_answer_before_the_last_trip_is_no_limit() -> None:
+def test_an_answer_before_the_last_trip_reaches_no_limit() -> None:
     """A run that answers while trips remain is answered, and names no limit."""
     play = Play(calls("f"), says("done"), limits=Budget(max_iterations=3)).go()
     assert (play.end.status, play.end.limit, play.end.answer) == ("answered", None, "done")

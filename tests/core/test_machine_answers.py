@@ -25,7 +25,7 @@ def test_used_attempts_withdraw_functions(name: str, status: str, limit: str | N
         assert play.end.reason == "The limit maximum_use_attempts=2 was reached."
 
 
-def test_attempts_that_are_not_used_up_are_no_limit() -> None:
+def test_attempts_that_are_not_used_up_reach_no_limit() -> None:
     """A plain reply before the attempts are used is an answer."""
     assert Play(calls("f"), says("done"), use_attempts=2, attempts_limit="a").go().end.status == "answered"
 
@@ -88,7 +88,7 @@ def test_a_final_answer_beside_other_calls_is_taken() -> None:
 
 @pytest.mark.parametrize("reason", ["length", "content_filter"])
 @pytest.mark.parametrize("turn", [says("half an ans"), says(""), calls("f", text="I w"), calls("f")])
-def test_a_reply_cut_short_is_no_answer(turn: Any, reason: str) -> None:
+def test_a_reply_cut_short_does_not_answer(turn: Any, reason: str) -> None:
     """A reply that was cut is incomplete, none of its calls run, and the reason is named."""
     play = Play(replace(turn, finish_reason=reason)).go()
     assert (play.end.status, play.end.answer) == ("incomplete", "")
@@ -97,7 +97,7 @@ def test_a_reply_cut_short_is_no_answer(turn: Any, reason: str) -> None:
     assert violations(play.state.transcript) == []
 
 
-def test_an_empty_reply_is_no_answer() -> None:
+def test_an_empty_reply_is_incomplete() -> None:
     """A reply without text and calls is incomplete."""
     play = Play(says("")).go()
     assert (play.end.status, play.end.reason) == ("incomplete", "The reply has neither text nor calls.")
@@ -162,7 +162,7 @@ def test_a_limit_that_shrinks_keeps_an_answer_out_of_form() -> None:
     assert "no further request may be made. It is not in the form." in play.end.reason
 
 
-def test_a_reply_that_was_cut_short_is_no_answer_after_the_form_was_asked_for() -> None:
+def test_a_reply_that_was_cut_short_does_not_answer_after_the_form_was_asked_for() -> None:
     """Resumed where no request may follow, the run ends without one."""
     play = Play(says("prose"), says("{", finish_reason="length"), **FORM).go()
     play.add(RESUMED, stop("enough")).go()

@@ -119,13 +119,13 @@ def test_a_fault_does_not_forget_a_limit_that_was_reached() -> None:
 
 
 @pytest.mark.parametrize("phase", [Phase.PLANNING, Phase.ASKING, Phase.COMPLETING, Phase.ANSWERING])
-def test_a_run_that_a_fault_interrupted_goes_on(phase: Phase) -> None:
+def test_a_run_that_a_fault_interrupted_can_be_resumed(phase: Phase) -> None:
     """A connector, callback or template can fail in any phase that calls one; the run is resumed in that phase."""
     assert fold([*SAMPLES[phase], RESUMED]).phase is phase
 
 
 @pytest.mark.parametrize("on_limit", ["answer", "stop", "return_calls"])
-def test_a_limited_run_goes_on_with_a_larger_budget(on_limit: Any) -> None:
+def test_a_limited_run_continues_with_a_larger_budget(on_limit: Any) -> None:
     """Resumed with more trips, a run goes on where it ended; what was spent counts, the forced answer is gone."""
     play = Play(*LOOP, limits=Budget(max_iterations=2, on_limit=on_limit)).go()
     spent = play.state.usage.iterations
@@ -195,7 +195,7 @@ def test_a_stopped_run_says_nothing_more_to_the_model(rules: dict[str, Any]) -> 
     assert play.end.status == "stopped"
 
 
-def test_a_run_that_a_filter_ends_asks_nobody_any_more() -> None:
+def test_a_run_that_a_filter_ends_asks_no_further_question() -> None:
     """Once a filter asked to end the run, a call that would wait for a person is answered, and the run ends."""
     play = Play(calls("f", "g"), verdicts={"g": "defer"}, on_deferred="run_safe_first").go(steps=2)
     play.add(began(0), finished(0, terminate=True)).go()
@@ -205,7 +205,7 @@ def test_a_run_that_a_filter_ends_asks_nobody_any_more() -> None:
     assert play.results[1].startswith("Not executed")
 
 
-def test_a_run_that_a_filter_ended_goes_on_when_it_is_resumed() -> None:
+def test_a_run_that_a_filter_ended_can_be_resumed() -> None:
     """A filter's wish to end the run ends it once: resumed, it asks again."""
     play = Play(calls("f"), says("done")).go(steps=2)
     play.add(began(0), finished(0, terminate=True)).go()

@@ -227,7 +227,7 @@ def test_calls_with_different_keys_are_limited_apart() -> None:
     assert refused == [3, 6]
 
 
-def test_the_model_reads_what_is_left_where_it_is_told() -> None:
+def test_the_model_reads_what_is_left_where_this_is_wanted() -> None:
     """The request carries what is left before it; without ``tell_budget`` nothing."""
     limits = Budget(max_iterations=5, tell_budget=True)
     (told,) = as_type(AskModel, next_action(fold([run_started(limits=limits)]))).left

@@ -240,7 +240,7 @@ def test_a_run_that_ended_can_be_resumed_and_ends_again(plan: Plan, larger: Budg
 
 @tried(80)
 @given(plans, st.integers(1, 30))
-def test_a_fault_at_any_fact_leaves_a_run_that_goes_on(plan: Plan, place: int) -> None:
+def test_a_fault_at_any_fact_leaves_a_run_that_can_be_resumed(plan: Plan, place: int) -> None:
     """Whoever watches may fail at any fact: every call is answered or waits for a person, and the run can go on."""
     world = World(plan)
 

@@ -78,7 +78,7 @@ def test_the_answer_may_take_all_trips_but_the_one_that_uses_it() -> None:
         assert [action.iterations for action in play.actions if isinstance(action, AskPerson)][:1] == [trips]
 
 
-def test_nobody_is_asked_once_a_limit_is_spent() -> None:
+def test_no_person_is_asked_once_a_limit_is_spent() -> None:
     """A call that asks is answered with the limit, and the answer is forced; a plain reply counts as it is."""
     costly = Usage(prompt_tokens=9)
     limits = Budget(max_total_tokens=5)

@@ -261,7 +261,7 @@ async def test_an_ended_run_is_nothing_else(status: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "1", '{"schema": 1, "schema": 1}'])
-async def test_text_that_is_no_run_is_refused(text: str, tmp_path: Path) -> None:
+async def test_text_other_than_a_run_is_refused(text: str, tmp_path: Path) -> None:
     """By a named error."""
     async with opened_store(tmp_path / "second.db") as second:
         with pytest.raises(InvalidJournalError):

@@ -127,7 +127,7 @@ def refuses(_: DecisionRequest) -> None:
     ],
     ids=["reason", "refusal", "fault", "None", "False", "junk"],
 )
-async def test_whatever_is_not_an_allowance_refuses(hook: Any, reason: str, store: str, tmp_path: Path) -> None:
+async def test_only_true_allows_a_decision(hook: Any, reason: str, store: str, tmp_path: Path) -> None:
     """True allows; a reason, None, False, an exception and junk do not."""
     await drive(store, tmp_path)
     async with Approvals.connect(store, authorize=hook) as approvals:
@@ -232,7 +232,7 @@ async def test_a_hook_that_hangs_keeps_no_place(store: str, tmp_path: Path) -> N
 # A run that began under a hook.
 
 
-async def test_a_worker_without_the_hook_refuses_to_go_on(store: str, tmp_path: Path) -> None:
+async def test_a_worker_without_the_hook_refuses_to_continue(store: str, tmp_path: Path) -> None:
     """By its name, with the way out; nothing ran, and a worker that has it goes on."""
     await drive(store, tmp_path, authorize=of_staff)
     async with Approvals.connect(store, authorize=of_staff) as approvals:

@@ -110,7 +110,7 @@ async def test_limits_out_of_a_journal_replace_those_of_a_run(store: str, tmp_pa
     assert (done.status, done.tool_calls) == ("answered", 1)
 
 
-async def test_a_run_that_answers_in_a_form_goes_on_with_it_alone(store: str, tmp_path: Path) -> None:
+async def test_a_run_that_answers_in_a_form_continues_with_it_alone(store: str, tmp_path: Path) -> None:
     """No store holds the form; a planner without it is refused by name, and may still read the ended run."""
     await drive(store, tmp_path / "effects", PAY, response_format=Paid)
     await decide_all(store)

@@ -92,7 +92,7 @@ async def died_at(point: str, *facts: Fact) -> list[int]:
     return died
 
 
-async def test_the_points_hold_in_a_life_that_goes_on_with_a_decision() -> None:
+async def test_the_points_hold_in_a_life_that_begins_with_a_decision() -> None:
     """A batch that was approved is parallel, too, and the answer to a question is a decision."""
     place: dict[str, Any] = {"iteration": 0, "function": "p-f", "at": 1.0}
     decided = [
@@ -116,7 +116,7 @@ async def test_an_option_that_means_nothing_is_refused_by_name(option: dict[str,
     assert os.listdir(tmp_path) == []
 
 
-def test_a_crash_point_that_is_none_is_refused_by_name() -> None:
+def test_an_unknown_crash_point_is_refused_by_name() -> None:
     """A misspelt point does not pass for a run without crashes."""
     with pytest.raises(ValueError, match=r"PLANNER_EXT_CRASH_AT must be one of after_model, .*got 'somewhere'"):
         CrashingStore(None, "somewhere")  # pyright: ignore[reportArgumentType]  # refused before the store is read

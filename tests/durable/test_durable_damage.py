@@ -60,13 +60,13 @@ async def test_a_models_id_may_be_anything(name: str, kept: str, store: str, tmp
     assert effects_in(tmp_path / "effects") == ["pay 5"]
 
 
-def test_long_ids_that_begin_alike_are_told_apart() -> None:
+def test_long_ids_that_begin_alike_are_distinguished() -> None:
     """The end of what is too long is a digest."""
     assert approval_id("r", 0, f"{LONG}1") != approval_id("r", 0, f"{LONG}2")
     assert len(approval_id("r", 0, LONG)) < 600
 
 
-async def test_a_name_that_there_cannot_be_is_told(store: str) -> None:
+async def test_an_impossible_name_is_a_named_error(store: str) -> None:
     """Whoever asks for it gets an error of ours, and no word of a server that would be away."""
     async with open_runs(store) as runs, Approvals.connect(store) as approvals:
         with pytest.raises(StoreError, match="surrogates not allowed"):

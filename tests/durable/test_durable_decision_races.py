@@ -83,7 +83,7 @@ async def test_a_decision_that_won_is_not_lost_to_one_of_a_resume(store: str, tm
     assert [fact.by for fact in result.facts if isinstance(fact, CallDecided) and fact.person] == ["ann"]
 
 
-async def test_a_decision_meanwhile_on_another_call_is_no_loss(store: str, tmp_path: Path) -> None:
+async def test_a_decision_meanwhile_on_another_call_is_kept(store: str, tmp_path: Path) -> None:
     """Of two calls that wait one is decided while the other is being taken: both decisions count."""
     clock, effects = Clock(), tmp_path / "effects"
     both = calls(*(call("shop-pay", {"amount": n}, id=f"pay{n}") for n in (1, 2)))
@@ -113,7 +113,7 @@ async def test_a_cancellation_that_came_later_ends_what_was_decided(store: str, 
     assert (result.status, effects_in(effects)) == ("stopped", [])
 
 
-async def test_a_run_goes_on_where_the_clock_went_back(store: str, tmp_path: Path) -> None:
+async def test_a_run_continues_where_the_clock_went_back(store: str, tmp_path: Path) -> None:
     """Each life's clock may be behind the one before: nothing is charged for that, and nothing is refused."""
     clock, effects = Clock(), tmp_path / "effects"
     planner, kernel = world(effects, pays, clock=clock)

@@ -139,7 +139,7 @@ async def test_a_person_decides_what_is_in_doubt(decision: Any, letters: int, an
     assert (result.status, heard(result), len(world.post.sent)) == ("answered", answer, letters)
 
 
-async def test_the_model_is_told_of_the_doubt_where_that_is_wanted(tmp_path: Path) -> None:
+async def test_the_model_reads_of_the_doubt_where_that_is_wanted(tmp_path: Path) -> None:
     """With ``in_doubt="model"`` no person is asked: the model reads that the effect is not known."""
     world = World(tmp_path / "runs.db", in_doubt="model")
     await world.die()

@@ -115,7 +115,7 @@ def all_of(*names: str) -> list[str]:
     return sorted(f"{name}/{step}" for name in names for step in EVERYTHING)
 
 
-def test_a_deployment_loses_nothing_and_asks_nobody(scene: Scene) -> None:
+def test_a_deployment_loses_nothing_and_asks_no_person(scene: Scene) -> None:
     """On SIGTERM what is in flight ends and is recorded, nothing starts, and another worker has each run at once."""
     world = scene.world
     scene.submit("calls", "asks")

@@ -73,7 +73,7 @@ async def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
         await opened(tmp_path / "runs.db")
 
 
-async def test_a_file_that_is_no_database_is_left_as_it_is(tmp_path: Path) -> None:
+async def test_a_file_other_than_a_database_is_left_as_it_is(tmp_path: Path) -> None:
     """It is named, and not a byte of it is changed."""
     letter = tmp_path / "runs.db"
     letter.write_text("Dear Ann, " * 100)

@@ -263,7 +263,7 @@ async def test_a_services_own_say_and_a_kernels_filter_count(tmp_path: Path) -> 
             await (await runs.resume("a", planner_of(), kernel_of(effects))).result()
 
 
-async def test_a_run_of_an_earlier_version_goes_on(store: str, tmp_path: Path) -> None:
+async def test_a_run_of_an_earlier_version_continues(store: str, tmp_path: Path) -> None:
     """Of a journal that does not say who had a say nothing is known, and nothing is refused."""
     effects = tmp_path / "effects"
     async with open_runs(store) as runs:

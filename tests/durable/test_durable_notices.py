@@ -79,7 +79,7 @@ async def test_callbacks_hear_of_a_pause_and_of_the_end(store: str, tmp_path: Pa
     assert all(one.delivered_at is not None for one in kept)
 
 
-async def test_a_store_that_nobody_asked_has_no_notices(store: str, tmp_path: Path) -> None:
+async def test_a_store_without_listeners_has_no_notices(store: str, tmp_path: Path) -> None:
     """No row, and no subscription; and an event without a listener has none either."""
     async with open_runs(store, poll_seconds=0.01) as runs:
         await drive(runs, tmp_path)
@@ -200,7 +200,7 @@ async def test_a_process_without_listeners_tells_those_who_asked(store: str, tmp
     assert paused["pending"] == []  # nothing waits any more
 
 
-async def test_nobody_is_told_of_the_past_of_an_imported_run(store: str, tmp_path: Path) -> None:
+async def test_the_past_of_an_imported_run_has_no_notices(store: str, tmp_path: Path) -> None:
     """Its pauses and its end were events of the store that it comes from."""
     async with open_runs(tmp_path / "other.db", poll_seconds=0.01) as other:
         await drive(other, tmp_path)
@@ -214,7 +214,7 @@ async def test_nobody_is_told_of_the_past_of_an_imported_run(store: str, tmp_pat
         assert await runs.notices("a") == ()
 
 
-async def test_a_run_that_failed_is_told_of(store: str, tmp_path: Path) -> None:
+async def test_a_run_that_failed_has_a_notice(store: str, tmp_path: Path) -> None:
     """Once its faults ran out of retries, with the last one; a fault that is retried has no notice."""
     failed: asyncio.Queue[RunNotice] = asyncio.Queue()
     asked: list[int] = []
@@ -235,7 +235,7 @@ async def test_a_run_that_failed_is_told_of(store: str, tmp_path: Path) -> None:
     assert (len(asked), failed.empty()) == (2, True)
 
 
-async def test_a_run_in_quarantine_is_told_of(store: str) -> None:
+async def test_a_run_in_quarantine_has_a_notice(store: str) -> None:
     """As one that failed, with its status and the reason; by whichever worker set it aside."""
     failed: asyncio.Queue[RunNotice] = asyncio.Queue()
     async with open_runs(store, poll_seconds=0.01, on_failed=failed.put) as runs, opened_store(store) as other:

@@ -120,7 +120,7 @@ async def test_waiting_for_an_answer_changes_no_count(asks: Asks, store: str, tm
 
 
 @both_ways_to_ask
-async def test_that_nobody_answers_is_an_answer(asks: Asks, store: str, tmp_path: Path) -> None:
+async def test_a_denied_question_is_an_answer(asks: Asks, store: str, tmp_path: Path) -> None:
     """Deny lets the model know why, and the run goes on."""
     await drive(store, tmp_path / "effects", asks.first)
     assert await decide(store, asks.id, Deny("Guess.", by="ann"))
@@ -138,7 +138,7 @@ async def test_that_nobody_answers_is_an_answer(asks: Asks, store: str, tmp_path
         for decision, problem in ((Approve(by="ann"), "nothing in it to approve"), (Supply("  "), "is blank"))
     ],
 )
-async def test_what_is_no_answer_has_the_question_wait_again(
+async def test_an_invalid_answer_has_the_question_wait_again(
     asks: Asks, decision: Any, problem: str, store: str, tmp_path: Path
 ) -> None:
     """A worker refuses it and sends no request; the question is listed with the problem, and then answered."""

@@ -95,7 +95,7 @@ async def test_a_final_fault_fails_the_run_at_once(lives: Lives, store: str, tmp
         assert (await reached(opened, "failed")).retries == 1
 
 
-async def test_a_reply_begins_the_count_anew(lives: Lives, store: str, tmp_path: Path) -> None:
+async def test_a_reply_resets_the_count(lives: Lives, store: str, tmp_path: Path) -> None:
     """A long run on a shaky endpoint does not fail by the sum of its faults."""
     shaky = [BUSY, BUSY, BUSY]
     script = [

@@ -71,7 +71,7 @@ async def test_a_name_belongs_to_one_goal(store: str, tmp_path: Path) -> None:
 
 
 @store_neutral("run_id", ["", "a/b", "a\n", "x" * 201])
-async def test_a_name_that_cannot_be_told_apart_is_refused(run_id: str, store: str, tmp_path: Path) -> None:
+async def test_an_ambiguous_name_is_refused(run_id: str, store: str, tmp_path: Path) -> None:
     """A slash would make two calls of two runs one; control characters and an empty name are refused."""
     planner, kernel = world(tmp_path / "effects")
     async with open_runs(store) as runs:
@@ -141,7 +141,7 @@ async def test_a_worker_takes_over_what_is_left_to_do(tmp_path: Path) -> None:
         assert [record.run_id for record in await runs.list(status="paused")] == ["waits"]
 
 
-async def test_a_worker_that_works_needs_nobody_to_tell_it(tmp_path: Path) -> None:
+async def test_a_worker_that_works_sees_decisions_by_itself(tmp_path: Path) -> None:
     """While it works, what is decided elsewhere goes on; arguments are asked for by the run's name."""
     store, asked, ended = tmp_path / "runs.db", list[str](), asyncio.Event()
     observers = [lambda fact: ended.set() if isinstance(fact, Ended) else None]
@@ -185,7 +185,7 @@ async def test_a_fault_leaves_the_run_to_be_started_again(store: str, tmp_path: 
     assert (result.final_answer, effects_in(tmp_path / "effects")) == ("Paid.", ["pay 5"])
 
 
-async def test_a_run_goes_on_with_a_larger_budget(store: str, tmp_path: Path) -> None:
+async def test_a_run_continues_with_a_larger_budget(store: str, tmp_path: Path) -> None:
     """What a limit ended is resumed from the store; what was spent stays spent, an answered one is refused."""
     script = [PAY, PAY, say("Paid.")]
     budget = Budget(max_tool_calls=1, on_limit="stop")

@@ -41,7 +41,7 @@ async def working(
             await asyncio.gather(work, return_exceptions=True)
 
 
-async def test_a_process_that_is_no_worker_lists_and_cancels_runs(store: str, tmp_path: Path) -> None:
+async def test_a_client_lists_and_cancels_runs(store: str, tmp_path: Path) -> None:
     """A client, of which a process may have several, needs neither planner nor kernel, and takes no worker's name."""
     planner, kernel = world(tmp_path / "effects", [PAY, say("Paid.")])
     async with open_runs(store) as runs:

@@ -53,7 +53,7 @@ async def test_a_worker_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pyte
                 await asyncio.wait_for(worker.work(*world(tmp_path / "effects", [])), 120)
 
 
-async def test_a_fault_of_the_store_is_parked_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_fault_of_the_store_is_put_off_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A run whose fact cannot be written is not driven again and again until the store can be used."""
     path, retry = tmp_path / "runs.db", RetryPolicy(first_delay=0.01)
     tool = sqlite3.connect(path, isolation_level=None, check_same_thread=False)

@@ -119,7 +119,7 @@ def new_name() -> str:
     return uuid4().hex
 
 
-async def test_a_run_decided_in_another_process_goes_on(
+async def test_a_run_decided_in_another_process_continues(
     host: str, engine: str, store: str, lives: Lives, tmp_path: Path
 ) -> None:
     """The host drives a submitted run to its pause, and after the decision to its end; its function runs once."""

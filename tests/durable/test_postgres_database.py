@@ -78,7 +78,7 @@ async def test_workers_may_open_an_empty_database_at_once(postgres_url: str) -> 
     await asyncio.gather(*(database.close() for database in databases))
 
 
-async def test_a_transaction_outlives_whoever_asked(database: PostgresDatabase, postgres_url: str) -> None:
+async def test_a_transaction_outlives_its_caller(database: PostgresDatabase, postgres_url: str) -> None:
     """A caller that is cancelled does not take back, nor cut in two, what it had begun."""
     asked = asyncio.create_task(database.transact(fact(0), fact(1)))
     await asyncio.sleep(0)
@@ -206,7 +206,7 @@ async def test_newer_tables_are_refused(database: PostgresDatabase, postgres_url
         await PostgresDatabase(postgres_url).open()
 
 
-async def test_a_user_without_rights_is_told(database: PostgresDatabase, postgres_url: str) -> None:
+async def test_a_user_without_rights_gets_a_named_error(database: PostgresDatabase, postgres_url: str) -> None:
     """Tables that are there need no right to create any; reading what one may not is refused by name."""
     with psycopg.connect(postgres_url, autocommit=True) as admin:
         admin.execute("CREATE ROLE reader LOGIN")

@@ -175,7 +175,7 @@ async def test_a_server_that_dies_in_the_midst_is_waited_for(tmp_path: Path) -> 
     assert len(effects_in(effects)) == 16 * len(names)
 
 
-async def test_a_decision_wakes_a_run_that_nobody_holds(postgres_url: str, tmp_path: Path) -> None:
+async def test_a_decision_wakes_a_run_without_a_holder(postgres_url: str, tmp_path: Path) -> None:
     """Parked by one process, decided while none lives, finished by one that works and never heard of it."""
     effects = tmp_path / "effects"
     planner, kernel = world(effects, pays)

@@ -34,7 +34,7 @@ async def test_a_task_that_drops_a_cancellation_ends(monkeypatch: pytest.MonkeyP
     assert [task.done() for task in tasks] == [True, True]
 
 
-async def test_nothing_to_end_is_no_wait() -> None:
+async def test_nothing_to_end_returns_at_once() -> None:
     """Without tasks, or with ended ones, it returns at once."""
     await end_tasks()
     done = asyncio.create_task(asyncio.sleep(0))
@@ -43,7 +43,7 @@ async def test_nothing_to_end_is_no_wait() -> None:
     assert not done.cancelled()
 
 
-async def test_a_cancelled_wait_ends_its_tasks_all_the_same() -> None:
+async def test_a_cancelled_wait_still_ends_its_tasks() -> None:
     """What cleans up is cancelled once more; the cancellation is raised when nothing is left running."""
     cleans, ended = asyncio.Event(), asyncio.Event()
 

@@ -72,7 +72,7 @@ async def test_all_calls_are_decided_before_any_starts() -> None:
     assert [[call.function_name for call in batch] for batch in gate.seen] == [["f", "g", "h"]]
 
 
-async def test_results_stand_in_call_order_whatever_ended_first() -> None:
+async def test_results_stand_in_call_order() -> None:
     """The first call ends last; its result still comes first."""
     done = asyncio.Event()
     functions = FakeFunctions(does={"f": done.wait, "g": done.set})

@@ -71,7 +71,7 @@ async def test_a_gate_is_not_asked_about_calls_that_cannot_run() -> None:
     assert gate.seen == []
 
 
-async def test_a_call_that_nobody_watches_runs_unseen() -> None:
+async def test_an_unwatched_call_runs_unseen() -> None:
     """The gate is shown the calls it watches, and no others; those run."""
     functions, gate = FakeFunctions(), FakeGate({"f": Deny(), "g": Deny()}, unwatched={"f"})
     await engine_of(["f", "g"], "done", functions=functions, gate=gate).run()
@@ -135,7 +135,7 @@ async def test_a_denied_call_does_not_run_and_says_why(reason: str, read: str) -
     assert results_of(state) == [read, "g()"]
 
 
-async def test_what_was_shown_cannot_be_changed_by_whoever_sees_it() -> None:
+async def test_what_was_shown_cannot_be_changed_by_a_decider() -> None:
     """A decider that writes into the arguments it was shown changes nothing: what was fingerprinted is what runs."""
 
     class Careless(FakeGate):
@@ -172,7 +172,7 @@ async def test_a_deferred_call_pauses_the_run_as_a_value() -> None:
     assert len(chat.requests) == 1
 
 
-async def test_a_paused_run_goes_on_in_another_process_as_if_it_had_never_paused() -> None:
+async def test_a_paused_run_continues_in_another_process_as_if_it_had_never_paused() -> None:
     """From JSON, with a new engine and an approval, the run ends as the uninterrupted one does."""
     turns: list[Any] = [["f", "g"], "done"]
     whole = await engine_of(*turns).run()
@@ -213,7 +213,7 @@ async def test_a_gate_that_does_not_decide_every_call_fails_the_run() -> None:
     assert len(results_of(engine.state)) == 2
 
 
-async def test_the_callback_is_told_once_the_results_are_stored() -> None:
+async def test_the_callback_runs_once_the_results_are_stored() -> None:
     """It sees the results in the transcript, before the next request, and only where a function was called."""
     hook, chat = FakeHook(), FakeChat([["f"], ["unknown"], "done"])
     await engine_of(chat, hook=hook).run()

@@ -12,7 +12,7 @@ from planner_ext.events import RunInfo
 from support.engine import engine_of
 
 
-async def test_an_observer_that_takes_two_arguments_is_told_the_run() -> None:
+async def test_an_observer_that_takes_two_arguments_gets_the_run() -> None:
     """Every fact comes with the run's id and goal, from the first on."""
     seen: list[tuple[str, RunInfo]] = []
 

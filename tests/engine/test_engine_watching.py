@@ -74,7 +74,7 @@ async def test_a_watched_run_tells_its_facts_and_its_text() -> None:
     assert [type(event).__name__ for event in events[-3:]] == ["TextDelta", "ModelReplied", "Ended"]
 
 
-async def test_watchers_are_told_in_the_order_of_the_journal() -> None:
+async def test_watchers_get_facts_in_the_order_of_the_journal() -> None:
     """A watcher that takes its time over one fact is not told a later one first, though calls run at once."""
     seen: list[Fact] = []
 
@@ -102,7 +102,7 @@ async def test_observers_hear_how_a_run_ended_that_a_fault_ended() -> None:
     assert isinstance(seen[-1], Ended)
 
 
-async def test_followers_are_told_first_and_with_the_state() -> None:
+async def test_followers_get_facts_first_and_with_the_state() -> None:
     """A follower sees each fact with the state after it, before any observer does."""
     order: list[str] = []
     engine = engine_of(

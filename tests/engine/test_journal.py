@@ -122,7 +122,7 @@ def test_the_messages_of_a_fact_are_those_that_are_written() -> None:
     assert sum(len(messages_of(fact)) for fact in FACTS) == 8
 
 
-def test_an_entry_of_the_transcript_is_no_message() -> None:
+def test_an_entry_of_the_transcript_is_refused_as_a_message() -> None:
     """What only a fold may make is never written as if it had been received."""
     entry = EditedReply(message=None, kept=())
     with pytest.raises(AssertionError):
@@ -206,13 +206,13 @@ def test_a_limit_that_means_nothing_is_a_damaged_journal(change: Callable[[list[
         (lambda facts: facts[0]["rules"]["limits"].update(max_tool_cals=1), "0.RunStarted.rules.limits"),
     ],
 )
-def test_a_key_that_nobody_wrote_is_refused(change: Callable[[list[Any]], object], place: str) -> None:
+def test_an_unknown_key_is_refused(change: Callable[[list[Any]], object], place: str) -> None:
     """An unknown key is not dropped: what it meant would be lost without a word."""
     assert place in refusal(altered(change))
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
-def test_a_time_that_is_no_number_is_refused(number: str) -> None:
+def test_a_time_of_nan_is_refused(number: str) -> None:
     """NaN is in no JSON that this package writes; a time of NaN would let every deadline pass unseen."""
     text = text_of(Paused(at=10.0, seconds=0.5)).replace("10.0", number)
     assert "Paused.at" in refusal(text)

@@ -60,7 +60,7 @@ def from_address(address: str) -> dict[str, str]:
         ("2001:db8:1:1::1", ["2001:db8:1:2::1", "192.0.2.1"]),
     ],
 )
-async def test_the_wrong_tokens_of_one_lock_out_nobody_else(store: str, eve: str, others: list[str]) -> None:
+async def test_the_wrong_tokens_of_one_lock_out_no_one_else(store: str, eve: str, others: list[str]) -> None:
     """After twenty from one address, sign-ins from every other address are compared as before."""
     async with inbox(store) as base, visitor_at(base, None) as stranger, visitor_at(base, None) as ann:
         stranger.client.headers.update(from_address(eve))

@@ -145,7 +145,7 @@ def test_the_name_of_an_argument_is_fully_visible() -> None:
 @pytest.mark.parametrize(
     "schema", [None, 5, True, {"anyOf": [True, {"type": "string"}]}, {"type": [["a"]]}, {"type": 5}, {"items": 1}]
 )
-def test_a_schema_that_is_none_does_not_stop_a_decision(schema: Any) -> None:
+def test_an_invalid_schema_does_not_stop_a_decision(schema: Any) -> None:
     """Schemas come from other servers, too: what they do not describe is edited as JSON."""
     parameters = {"type": "object", "properties": {"a": schema}}
     assert read_form(parameters, {"a": 1}, {"argument-0": "[2]"})[0] == {"a": [2]}

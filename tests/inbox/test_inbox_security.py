@@ -116,7 +116,7 @@ async def test_an_address_without_a_page_has_the_navigation(store: str) -> None:
             assert (await stranger.get(path)).status_code == 401
 
 
-async def test_the_address_with_the_token_signs_nobody_in_by_itself(store: str) -> None:
+async def test_the_address_with_the_token_does_not_sign_in_by_itself(store: str) -> None:
     """A preview or prefetch of the printed address opens no session: the form does, with the token in it."""
     async with inbox(store) as base, visitor_at(base, None) as stranger:
         response = await stranger.get(f"sign-in?token={TOKEN}")
@@ -292,7 +292,7 @@ async def test_an_endless_form_is_refused(store: str, announced: bool) -> None:
 
 
 @pytest.mark.parametrize("body", [b"\xff\xfe", b"a=%ff", b"&".join([b"a=1"] * 3_000), b"{}", b"--x\r\n"])
-async def test_a_body_that_is_no_form_is_refused(store: str, body: bytes) -> None:
+async def test_a_body_other_than_a_form_is_refused(store: str, body: bytes) -> None:
     """Bytes that a form of these pages never sends change nothing, and cause no fault of the server."""
     async with inbox(store) as base, visitor_at(base) as ann:
         assert (await ann.client.post(PAY, content=body)).status_code == 403

@@ -65,7 +65,7 @@ async def test_an_agents_requests_are_charged_to_the_run(door: Door) -> None:
 
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["stock", "bounded"])
-async def test_an_agent_is_charged_once_whatever_its_service(wrapped: bool) -> None:
+async def test_an_agent_is_charged_once_with_every_service(wrapped: bool) -> None:
     """A service that finds the call by itself is not charged twice."""
     team = Team([LOOK, say("Seen.")], wrapped=wrapped)
     outcome = await Door("service", True).ask(team.here)
@@ -103,7 +103,7 @@ async def test_an_agent_is_not_changed() -> None:
 
 
 @pytest.mark.parametrize("reply", [WIPE, LOOK], ids=["marked", "free"])
-async def test_an_agent_of_an_agent_is_charged_and_gated(reply: Any) -> None:
+async def test_an_agent_of_an_agent_is_charged_and_asks_for_approval(reply: Any) -> None:
     """An agent whose kernel holds an agent: both are the run's, to any depth."""
     shop, deep = Shop(), ScriptedChatCompletion([reply, say("Deep.")], service_id="deep")
     middle = ScriptedChatCompletion([call("inner-deep", {"messages": "You, then."}), say("Middle.")], service_id="mid")
@@ -179,7 +179,7 @@ async def test_what_an_agent_remembers_stays_its_own() -> None:
     assert [message["content"] for message in service.requests[1].messages] == ["Go on.", "One.", "Go on."]
 
 
-async def test_a_function_that_holds_nothing_yet_is_no_agents() -> None:
+async def test_a_function_that_holds_nothing_yet_runs() -> None:
     """A function of a closure whose ``self`` has no value when it is described runs as ever."""
 
     def make() -> Any:

@@ -195,7 +195,7 @@ async def ended(run: Awaitable[FunctionCallingStepwisePlannerResult]) -> Any:
     streamed=st.booleans(),
     choices=st.lists(st.integers(0, 2), max_size=12),
 )
-def test_whatever_crosses_the_budget_holds_and_the_run_goes_on(
+def test_the_budget_holds_and_the_run_continues_at_every_crossing(
     chat: list[ScriptedReply],
     expert: list[ScriptedReply],
     given_options: dict[str, Any],

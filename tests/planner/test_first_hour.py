@@ -116,7 +116,7 @@ def resumed(agent: object, thread: object) -> None:
 
 
 @pytest.mark.parametrize("mistake", MADE_WRONG)
-def test_what_was_given_to_the_wrong_place_is_told_where_it_belongs(mistake: str) -> None:
+def test_a_value_in_the_wrong_place_gets_an_error_that_says_where_it_belongs(mistake: str) -> None:
     """A value that is right elsewhere: the error says where."""
     make, way_out = MADE_WRONG[mistake]
     with pytest.raises(PlannerExtError, match=re.escape(way_out)):
@@ -125,7 +125,7 @@ def test_what_was_given_to_the_wrong_place_is_told_where_it_belongs(mistake: str
 
 @pytest.mark.parametrize("door", [FunctionInvokingChatCompletion, ToolCallHandler, ToolUseSession])
 @pytest.mark.parametrize("name", ["policy", "authorize"])
-def test_a_part_of_an_option_is_told_its_option(door: Any, name: str) -> None:
+def test_a_part_of_an_option_gets_an_error_that_names_its_option(door: Any, name: str) -> None:
     """At every door that takes the options by keyword."""
     given = {"policy": "ApprovalPolicy.from_yaml", "authorize": "ApprovalSettings(authorize=...)"}[name]
     with pytest.raises(TypeError, match=re.escape(given)):
@@ -143,7 +143,7 @@ def test_a_part_of_an_option_is_told_its_option(door: Any, name: str) -> None:
         ({"call_1": Approve}, "Make one of the class"),
     ],
 )
-async def test_what_is_no_decision_is_told_how_one_is_given(decisions: Any, way_out: str) -> None:
+async def test_an_invalid_decision_gets_an_error_that_says_how_to_decide(decisions: Any, way_out: str) -> None:
     """Where a paused turn is resumed; the call waits, and the right decision takes it."""
 
     async def waits(_: object) -> Defer:
@@ -160,7 +160,7 @@ async def test_what_is_no_decision_is_told_how_one_is_given(decisions: Any, way_
     assert str(response) == "3."
 
 
-def test_one_client_on_two_event_loops_is_told_to_stay_on_one() -> None:
+def test_one_client_on_two_event_loops_gets_an_error_with_the_way_out() -> None:
     """``invoke_sync`` and ``asyncio.run`` take turns on a connection that is kept alive."""
     planner = FunctionCallingStepwisePlanner(options=FunctionCallingStepwisePlannerOptions(plan=False))
     with ScriptedOpenAIServer(lambda _: say("4.5")) as server:
@@ -245,7 +245,7 @@ MISSPELT: dict[str, tuple[Callable[[], object], str]] = {
 
 
 @pytest.mark.parametrize("place", MISSPELT)
-def test_a_misspelt_name_is_told_the_nearest(place: str) -> None:
+def test_a_misspelt_name_gets_an_error_with_the_nearest(place: str) -> None:
     """Limits, settings, decisions and the options of every door."""
     make, meant = MISSPELT[place]
     with pytest.raises((TypeError, PlannerExtError), match=f"Did you mean '{meant}'"):

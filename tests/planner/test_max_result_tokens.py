@@ -471,7 +471,7 @@ async def test_a_function_of_that_name_is_refused_before_anything_is_sent() -> N
 
 
 @pytest.mark.parametrize("value", [0, -1, True, 1.5, "9"])
-def test_what_is_no_cap_is_refused(value: Any) -> None:
+def test_an_invalid_cap_is_refused(value: Any) -> None:
     """A whole number, 1 or more, or None."""
     with pytest.raises(PlannerInvalidConfigurationError, match="max_result_tokens"):
         Budget(max_result_tokens=value)

@@ -185,7 +185,7 @@ def test_options_are_of_the_options_class(options: Any) -> None:
     ],
     ids=["yaml", "list", "text", "empty", "no-template", "empty-template", "number", "format", "syntax", "int", "None"],
 )
-def test_a_plan_prompt_that_is_none_is_refused_when_the_planner_is_made(text: Any) -> None:
+def test_an_invalid_plan_prompt_is_refused_when_the_planner_is_made(text: Any) -> None:
     """What get_initial_plan returns is read at once: what is no YAML of a prompt template is refused by that name."""
     with pytest.raises(PlannerInvalidConfigurationError) as raised:
         planner_with(get_initial_plan=lambda: text)
@@ -193,7 +193,7 @@ def test_a_plan_prompt_that_is_none_is_refused_when_the_planner_is_made(text: An
 
 
 @pytest.mark.parametrize("text", ["{{math. add}}", 5, None], ids=["syntax", "int", "None"])
-def test_a_step_prompt_that_is_none_is_refused_when_the_planner_is_made(text: Any) -> None:
+def test_an_invalid_step_prompt_is_refused_when_the_planner_is_made(text: Any) -> None:
     """What get_step_prompt returns is read at once, before a plan is paid for."""
     with pytest.raises(PlannerInvalidConfigurationError) as raised:
         planner_with(get_step_prompt=lambda: text)
@@ -255,7 +255,7 @@ def test_settings_of_a_wrong_type_are_refused_by_name(door: Any) -> None:
     check_error(raised.value, "settings must be", "got {'temperature': 0}")
 
 
-def test_a_kernel_is_no_service_id() -> None:
+def test_a_kernel_is_refused_as_a_service_id() -> None:
     """The first argument of the planner is the service's id; handler and session begin with the kernel."""
     kernel, _ = scripted([final()])
     with pytest.raises(PlannerInvalidConfigurationError) as raised:

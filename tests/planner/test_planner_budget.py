@@ -71,7 +71,7 @@ async def test_an_uncharged_plan_comes_on_top(streamed: bool) -> None:
 
 
 @both_ways
-async def test_two_hundred_tool_turns_are_no_recursion(streamed: bool) -> None:
+async def test_two_hundred_tool_turns_do_not_recurse(streamed: bool) -> None:
     """A long run is a loop: 200 tool rounds, then the answer."""
     script = [*[ADD] * 200, say("It is 3.")]
     kernel, _ = scripted(script)

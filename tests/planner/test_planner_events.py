@@ -160,7 +160,7 @@ async def test_a_resumed_stream_tells_only_what_is_new() -> None:
 
 
 @both_ways
-async def test_observers_are_told_every_fact(streamed: bool) -> None:
+async def test_observers_get_every_fact(streamed: bool) -> None:
     """Sync and async observers get each fact of the journal, in order, after it was recorded."""
     told: list[Fact] = []
     told_async: list[Fact] = []

@@ -165,7 +165,7 @@ def test_the_errors_are_semantic_kernels_too() -> None:
 
 @both_ways
 @pytest.mark.parametrize("kind", [ServiceInvalidAuthError, ConnectionError, IndexError])
-async def test_whatever_a_connector_raises_has_history_and_checkpoint(kind: type[Exception], streamed: bool) -> None:
+async def test_every_exception_of_a_connector_has_history_and_checkpoint(kind: type[Exception], streamed: bool) -> None:
     """No exception of a connector leaves without the run that it broke; Semantic Kernel's own stay what they are."""
     math, raised = Math(), kind("gone")
     kernel = kernel_of(ScriptedChatCompletion([PLAN, ADD, raised, final()]), math=math)
@@ -199,7 +199,7 @@ async def test_a_callback_that_fails_does_not_lose_the_run(streamed: bool) -> No
 
 
 @both_ways
-async def test_a_failed_function_is_told_to_the_model(streamed: bool) -> None:
+async def test_the_model_reads_that_a_function_failed(streamed: bool) -> None:
     """By default a function's failure is its result, without internal detail, and its sibling's result is kept."""
     kernel, service = scripted([PLAN, calls(call("math-fail"), ADD), final()])
     result = await invoke(planner_with(), kernel, streamed=streamed)
@@ -213,7 +213,7 @@ async def test_a_failed_function_is_told_to_the_model(streamed: bool) -> None:
 
 @both_ways
 @pytest.mark.parametrize("one_by_one", [False, True], ids=["together", "one-by-one"])
-async def test_a_failed_function_can_end_the_run_and_the_run_go_on(one_by_one: bool, streamed: bool) -> None:
+async def test_a_failed_function_can_end_the_run_and_the_run_can_be_resumed(one_by_one: bool, streamed: bool) -> None:
     """With on_error="raise" the batch settles, the error carries the run, and resuming runs no function again."""
     math = Math()
     service = ScriptedChatCompletion([PLAN, calls(call("math-fail"), ADD), final()])

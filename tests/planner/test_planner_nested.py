@@ -41,7 +41,7 @@ def stops_while_asked(stop: StopHandle) -> Callable[[ScriptedRequest], ScriptedR
 
 
 @both_ways
-async def test_whoever_stops_a_run_stops_the_runs_inside_it(streamed: bool) -> None:
+async def test_stopping_a_run_stops_the_runs_inside_it(streamed: bool) -> None:
     """Nothing further starts in there either: no function, no request; what was spent is charged."""
     stop = StopHandle()
     kernel, outer, inner, math = nesting([DELEGATE, say("late")], stops_while_asked(stop))

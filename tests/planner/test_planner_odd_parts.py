@@ -71,7 +71,7 @@ async def test_what_an_iteration_callback_leaves_is_checked(left: Any) -> None:
     assert len(service.requests) == 1
 
 
-async def test_a_reason_of_blanks_is_no_reason() -> None:
+async def test_a_reason_of_blanks_is_dropped() -> None:
     """The model reads that the call was refused, and no empty reason."""
     kernel, service = scripted([ADD, say("Then not.")])
     await planner_with(plan=False, interceptors=[lambda call: Deny(" \n ")]).invoke(kernel, GOAL)
@@ -90,7 +90,7 @@ async def test_a_returned_batch_is_returned_whole(over: Any) -> None:
     assert len(result.chat_history.messages[-1].items) == 3
 
 
-async def test_a_call_where_nothing_is_offered_is_no_answer() -> None:
+async def test_a_call_where_nothing_is_offered_does_not_answer() -> None:
     """On the reserved trip a model that calls on has given no answer: it stays "", and the reason says why."""
     kernel, _ = scripted([ADD, ADD])
     result = await planner_with(plan=False, max_iterations=2).invoke(kernel, GOAL)

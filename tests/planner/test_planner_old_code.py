@@ -212,7 +212,7 @@ async def test_the_prompts_can_be_read_and_set() -> None:
 
 @pytest.mark.parametrize("name", ["generate_plan_yaml", "step_prompt"])
 @pytest.mark.parametrize("value", [None, 7, object(), b"text"], ids=["none", "int", "object", "bytes"])
-def test_what_is_no_template_cannot_be_set(name: str, value: Any) -> None:
+def test_an_invalid_template_cannot_be_set(name: str, value: Any) -> None:
     """It is refused by name, in a sentence, and the old one stays."""
     planner = planner_with()
     before = getattr(planner, name)

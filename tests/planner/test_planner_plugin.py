@@ -144,7 +144,7 @@ async def test_the_nested_planners_own_budget_holds_besides() -> None:
 
 
 @pytest.mark.parametrize("on_limit", ["raise", "stop", "return_calls"])
-async def test_a_nested_limit_without_an_answer_is_told_and_charged(on_limit: Any) -> None:
+async def test_a_nested_limit_without_an_answer_is_read_and_charged(on_limit: Any) -> None:
     """Whatever a nested planner does at its limit, the model around reads it, and the trips are charged."""
     budget = Budget(max_iterations=2, on_limit=on_limit)
     kernel, _ = around([DELEGATE, say("done")], never_ends, expert_of(budget=budget))
@@ -153,7 +153,7 @@ async def test_a_nested_limit_without_an_answer_is_told_and_charged(on_limit: An
     assert (result.status, result.iterations) == ("answered", 4)
 
 
-async def test_the_plan_of_a_nested_run_is_charged_whatever_its_options_say() -> None:
+async def test_the_plan_of_a_nested_run_is_charged_under_all_options() -> None:
     """An uncharged plan request would be a request past the budget around."""
     kernel, expert = around(
         [DELEGATE, say("done")], [say("1. Say 3."), say("3")], expert_of(plan=True, charge_plan=False)

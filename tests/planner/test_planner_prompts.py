@@ -116,7 +116,7 @@ async def test_the_own_name_of_an_excluded_function_may_have_hyphens() -> None:
 
 
 @both_ways
-async def test_an_excluded_function_does_not_run_when_it_is_called_all_the_same(streamed: bool) -> None:
+async def test_an_excluded_function_does_not_run_when_it_is_called(streamed: bool) -> None:
     """A call of an excluded function is unknown; the model reads which functions there are."""
     service = ScriptedChatCompletion([call("weather-forecast", {"city": "Rome"}), say("No idea.")])
     kernel = kernel_of(service, weather=Weather())
@@ -283,7 +283,7 @@ async def test_arguments_that_no_template_can_take_do_no_harm(streamed: bool) ->
 
 
 @both_ways
-async def test_arguments_cannot_take_the_place_of_the_planners_variables(streamed: bool) -> None:
+async def test_arguments_cannot_replace_the_planners_variables(streamed: bool) -> None:
     """An argument named goal, initial_plan or available_functions does not change what the templates say."""
     kernel, service = scripted([PLAN, final()])
     names = ("goal", "initial_plan", "available_functions", "name_delimiter")

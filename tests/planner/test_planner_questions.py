@@ -99,7 +99,7 @@ async def test_a_question_beside_calls_is_answered_before_any_runs(streamed: boo
 
 
 @both_ways
-async def test_without_a_clarifier_a_question_waits_and_goes_on_from_json(streamed: bool) -> None:
+async def test_without_a_clarifier_a_question_waits_and_continues_from_json(streamed: bool) -> None:
     """The run ends ``asked`` with the question as its one pending call; another planner resumes it with Supply."""
     kernel, service = scripted([PLAN, calls(ADD, ASK)])
     result = await invoke(planner_with(max_clarifications=3), kernel, streamed=streamed)
@@ -217,7 +217,7 @@ async def test_only_answers_are_taken_for_a_question(streamed: bool) -> None:
 
 
 @both_ways
-async def test_nobody_answers_is_an_answer_too(streamed: bool) -> None:
+async def test_a_denied_question_continues_the_run(streamed: bool) -> None:
     """Deny lets the model know, with the reason, the run goes on, and its record says that it was denied."""
     kernel, service = scripted([ASK, final()])
     planner = planner_with(**INSISTING)
@@ -259,7 +259,7 @@ async def test_a_clarifier_that_fails_is_a_fault(streamed: bool) -> None:
         assert (again.status, again.final_answer) == ("answered", WHERE)
 
 
-async def test_a_question_is_offered_only_where_somebody_may_answer() -> None:
+async def test_a_question_is_offered_only_where_it_may_be_answered() -> None:
     """AskUser is offered with a clarifier, a cap or insistence on the final answer, and never with a cap of 0."""
     offered = {}
     cases: dict[str, dict[str, Any]] = {

@@ -44,7 +44,7 @@ async def limited(kernel: Any, limit: str, on_limit: Any, *, streamed: bool) -> 
 @both_ways
 @all_limits
 @all_ends
-async def test_every_limited_run_goes_on_from_json(on_limit: Any, limit: str, streamed: bool) -> None:
+async def test_every_limited_run_continues_from_json(on_limit: Any, limit: str, streamed: bool) -> None:
     """With a larger budget a fresh planner and kernel finish the run from JSON text; the ledger goes on."""
     async with openai_kernel(never_stops) as (kernel, first):
         ended = await limited(kernel, limit, on_limit, streamed=streamed)
@@ -81,7 +81,7 @@ async def test_calls_that_a_limit_returned_run_after_all(limit: str, streamed: b
 
 
 @both_ways
-async def test_a_forced_answer_is_no_part_of_the_run_that_goes_on(streamed: bool) -> None:
+async def test_a_forced_answer_is_removed_when_the_run_continues(streamed: bool) -> None:
     """The answer that a limit forced is taken out of the history when the run goes on."""
     kernel, _ = scripted(never_stops)
     ended = await limited(kernel, "max_iterations", "answer", streamed=streamed)
@@ -203,7 +203,7 @@ async def test_a_checkpoint_that_was_not_signed_with_the_key_is_refused(key: byt
 
 @both_ways
 @pytest.mark.parametrize("checkpoint", ["{}", None, Checkpoint(())], ids=["text", "None", "empty"])
-async def test_what_is_no_checkpoint_is_refused_by_name(checkpoint: Any, streamed: bool) -> None:
+async def test_anything_but_a_checkpoint_is_refused_by_name(checkpoint: Any, streamed: bool) -> None:
     """JSON text in place of a checkpoint, nothing, and a checkpoint without a run get an error that says so."""
     kernel, service = scripted(never_stops)
     with pytest.raises((PlannerInvalidConfigurationError, InvalidCheckpointError), match="checkpoint"):

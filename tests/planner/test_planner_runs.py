@@ -118,7 +118,7 @@ def earlier_conversation() -> ChatHistory:
 
 
 @both_ways
-async def test_a_given_history_is_gone_on_with(streamed: bool) -> None:
+async def test_a_given_history_is_continued(streamed: bool) -> None:
     """With plan=False the goal is added to a copy of the history, and nothing else is."""
     history = earlier_conversation()
     before = history.model_dump_json()
@@ -309,7 +309,7 @@ async def test_no_message_names_a_function_that_is_not_offered(streamed: bool) -
     ],
     ids=["length", "filter", "half-a-call", "nothing", "empty"],
 )
-async def test_a_reply_that_is_not_whole_is_no_answer(reply: ScriptedReply, streamed: bool) -> None:
+async def test_a_reply_that_is_not_whole_is_incomplete(reply: ScriptedReply, streamed: bool) -> None:
     """A reply that was cut short, or that is empty, ends the run incomplete, and none of its calls run."""
     math = Math()
     kernel = kernel_of(ScriptedChatCompletion([PLAN, reply]), math=math)
@@ -320,7 +320,7 @@ async def test_a_reply_that_is_not_whole_is_no_answer(reply: ScriptedReply, stre
 
 
 @both_ways
-async def test_an_empty_kernel_is_no_limit(streamed: bool) -> None:
+async def test_an_empty_kernel_reaches_no_limit(streamed: bool) -> None:
     """Without any function the reply is the answer, also on the only trip."""
     kernel = Kernel()
     kernel.add_service(ScriptedChatCompletion([say("It is 3.")]))

@@ -64,7 +64,7 @@ async def test_the_arguments_settings_reach_every_request(
 
 
 @both_ways
-async def test_the_options_settings_take_the_place_of_the_arguments(streamed: bool) -> None:
+async def test_the_options_settings_override_the_arguments(streamed: bool) -> None:
     """Where both are given, the options' settings hold."""
     arguments = KernelArguments(settings=OpenAIChatPromptExecutionSettings(temperature=1.0, seed=1))
     settings = OpenAIChatPromptExecutionSettings(**PATIENT)
@@ -240,7 +240,7 @@ async def test_an_automatic_behaviour_without_attempts_leaves_it_to_the_budget(o
 
 @both_ways
 @pytest.mark.parametrize("of", [FunctionChoiceBehavior, BoundedFunctionChoiceBehavior], ids=["stock", "bounded"])
-async def test_a_behaviour_without_calls_is_no_limit(of: Any, streamed: bool) -> None:
+async def test_a_behaviour_without_calls_reaches_no_limit(of: Any, streamed: bool) -> None:
     """``NoneInvoke`` lets nothing be called: the reply is the answer, and no limit was reached."""
     kernel, service = scripted([lambda r: ADD if r.tool_choice == "auto" else say("I would add."), say("1 + 2 is 3.")])
     result = await invoke(behaving(of.NoneInvoke()), kernel, streamed=streamed)
@@ -261,7 +261,7 @@ async def test_a_required_behaviour_forces_its_calls(of: Any, streamed: bool) ->
 
 
 @both_ways
-async def test_the_behaviours_filters_narrow_what_is_offered(streamed: bool) -> None:
+async def test_the_behaviours_filters_reduce_what_is_offered(streamed: bool) -> None:
     """Filters of a behaviour in the settings hold beside the planner's exclusions."""
     kernel, service = scripted([say("It is 3.")])
     behavior = FunctionChoiceBehavior.Auto(filters={"included_functions": ["math-add"]})

@@ -177,7 +177,7 @@ async def test_leaving_a_stream_while_text_comes_leaves_nothing_running() -> Non
     assert asyncio.all_tasks() == before
 
 
-async def test_a_stream_that_nobody_reads_runs_nothing() -> None:
+async def test_an_unread_stream_runs_nothing() -> None:
     """Nothing happens before the first event is asked for."""
     kernel, service = scripted([PLAN])
     stream = planner_with().invoke_stream(kernel, "goal")

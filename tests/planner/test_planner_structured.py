@@ -91,7 +91,7 @@ async def test_the_final_answer_function_may_hand_it_over_in_its_form(streamed: 
     assert (result.status, result.value, len(service.requests)) == ("answered", VALUE, 3)
 
 
-async def test_the_model_is_told_what_was_wrong() -> None:
+async def test_the_model_reads_what_was_wrong() -> None:
     """The request for the form names the problems of the last answer."""
     kernel, service = scripted([say('{"total": -1}'), GOOD])
     await invoke(planner_with(plan=False, response_format=Sum), kernel, streamed=False)
@@ -174,7 +174,7 @@ async def test_steps_are_closed_in_prose() -> None:
 
 
 @both_ways
-async def test_a_run_goes_on_in_another_process_with_the_form_given_again(streamed: bool) -> None:
+async def test_a_run_continues_in_another_process_with_the_form_given_again(streamed: bool) -> None:
     """A checkpoint does not hold the form: resumed without it the run is refused, with it the answer has it."""
     service = ScriptedChatCompletion([say("prose"), RuntimeError("no line"), GOOD])
     kernel = kernel_of(service)
@@ -204,7 +204,7 @@ async def test_an_answer_that_never_meets_its_form_is_not_asked_for_without_end(
 
 
 @both_ways
-async def test_an_answer_that_came_with_a_stop_is_read_all_the_same(streamed: bool) -> None:
+async def test_an_answer_that_came_with_a_stop_is_still_read(streamed: bool) -> None:
     """A stop during the last request ends the run ``stopped``; an answer that is in its form has its value."""
     stop = StopHandle()
 
@@ -224,9 +224,7 @@ async def test_an_answer_that_came_with_a_stop_is_read_all_the_same(streamed: bo
     control=st.sampled_from(["iterations_metadata", "use_attempts"]),
     plan=st.booleans(),
 )
-def test_the_budget_holds_whatever_the_answers_are(
-    trips: int, turns: list[ScriptedReply], control: Any, plan: bool
-) -> None:
+def test_the_budget_holds_for_all_answers(trips: int, turns: list[ScriptedReply], control: Any, plan: bool) -> None:
     """Never a request more than allowed; a value exactly where the answer is in its form."""
 
     def reply(request: ScriptedRequest) -> ScriptedReply:
@@ -247,7 +245,7 @@ def test_the_budget_holds_whatever_the_answers_are(
     "given",
     [int, "json", {}, {"type": "text"}, {"type": "json_schema"}, {"type": "object", "required": 7}, {"x": object()}],
 )
-def test_what_is_no_form_is_refused_by_name(given: Any) -> None:
+def test_an_invalid_form_is_refused_by_name(given: Any) -> None:
     """A response_format that means nothing is a configuration error before any request."""
     with pytest.raises(PlannerInvalidConfigurationError, match="response_format"):
         planner_with(response_format=given)

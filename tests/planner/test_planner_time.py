@@ -142,7 +142,7 @@ async def test_a_request_in_flight_is_cancelled(limit: str, streamed: bool, plac
 
 
 @pytest.mark.parametrize("on_limit", ["answer", "stop", "return_calls"])
-async def test_an_interrupted_request_ends_the_run_whatever_is_wanted_at_a_limit(on_limit: Any) -> None:
+async def test_an_interrupted_request_ends_the_run_under_every_on_limit(on_limit: Any) -> None:
     """No forced answer follows: it would have no time."""
     clock = Clock()
     service = ScriptedChatCompletion([say("never")], before_reply=hangs(clock, 0))
@@ -215,7 +215,7 @@ _released = threading.Event()
 
 @pytest.mark.parametrize("who", ["interceptor", "pre_invoke", "iteration_completed", "observer", "filter", "connector"])
 @both_ways
-async def test_whoever_swallows_cancellation_is_left_behind(who: str, streamed: bool) -> None:
+async def test_a_function_that_swallows_cancellation_is_left_behind(who: str, streamed: bool) -> None:
     """The run ends on time by the deadline's name, with a history that can be sent."""
     clock = Clock()
 

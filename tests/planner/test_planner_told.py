@@ -70,7 +70,7 @@ async def test_a_soft_threshold_keeps_quiet_until_it_is_near(streamed: bool) -> 
 
 
 @both_ways
-async def test_a_planned_run_is_told_after_its_plan(streamed: bool) -> None:
+async def test_a_planned_run_says_what_is_left_after_its_plan(streamed: bool) -> None:
     """The plan request is about the goal alone; from the first step on the model hears what the plan has left."""
     planner = planner_with(max_iterations=4, budget=Budget(tell_budget=True))
     async with openai_kernel(lambda request: say("A plan.") if not request.index else never_stops(request)) as (

@@ -68,7 +68,7 @@ async def test_a_deferred_call_pauses_the_run_as_a_value(streamed: bool) -> None
     ],
     ids=["approve", "edit", "deny", "supply"],
 )
-async def test_a_decision_goes_on_from_json(
+async def test_a_decision_continues_from_json(
     decision: Any, read: str, ran: Any, otherwise: bool, streamed: bool
 ) -> None:
     """A fresh planner and kernel carry a decision out, plain or streamed, however the run began; the ledger goes on."""

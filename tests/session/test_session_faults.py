@@ -94,7 +94,7 @@ async def test_a_prompt_right_after_a_stream_was_left_waits_for_its_end() -> Non
     assert shape(session.history()) == [("user", "?"), ("assistant", "Short.")]
 
 
-async def test_a_stream_that_nobody_reads_does_nothing() -> None:
+async def test_an_unread_stream_does_nothing() -> None:
     """A prompt begins when its stream is first read."""
     session = ToolUseSession(kernel_of([say("Yes.")]))
     stream = session.prompt_streaming("?")

@@ -74,7 +74,7 @@ async def test_a_unary_prompt_gives_the_text_after_the_tools() -> None:
     assert await session.prompt("?") == "3 and 7."
 
 
-async def test_a_stream_gives_the_first_text_waits_for_the_tools_and_goes_on() -> None:
+async def test_a_stream_gives_the_first_text_waits_for_the_tools_and_continues() -> None:
     """Of [text, tools, text] the stream has the first text while the tools still run, and then the last."""
     tools = Tools()
     service = ScriptedChatCompletion([calls(call("t-wait"), text="One moment. "), say("Waited.")], chunk_size=100)
@@ -176,7 +176,7 @@ def test_a_result_is_written_as_the_closed_loop_writes_it() -> None:
 
 
 @pytest.mark.parametrize("config", [OPEN, CLOSED], ids=["open", "closed"])
-async def test_the_config_says_who_runs_whatever_the_behaviour_says(talk: Talks, config) -> None:
+async def test_the_config_overrides_the_behaviour_on_who_runs_functions(talk: Talks, config) -> None:
     """A behaviour narrows the functions; that it invokes them, or not, is overruled, and it is left as it was."""
     behavior = BoundedFunctionChoiceBehavior.Auto(auto_invoke=config is OPEN, filters={"included_functions": ["t-add"]})
     settings = PromptExecutionSettings(function_choice_behavior=behavior)
@@ -196,7 +196,7 @@ async def test_a_wrapped_service_is_unwrapped(streamed: bool) -> None:
     assert ([each.id for each in session.pending], tools.seen) == (["call_1"], [])
 
 
-async def test_a_session_goes_on_over_several_prompts(talk: Talks) -> None:
+async def test_a_session_continues_over_several_prompts(talk: Talks) -> None:
     """Each prompt is sent with all that came before."""
     talking = talk([ADD, say("3."), say("You asked for 1 + 2.")])
     await talking.ask("What is 1 + 2?")

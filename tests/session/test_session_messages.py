@@ -174,7 +174,7 @@ async def test_a_closed_loop_refuses_a_prefilled_reply(talk: Talks) -> None:
     assert await talking.ask("Is it?") == "Yes."
 
 
-async def test_an_open_loop_goes_on_from_a_prefilled_reply(talk: Talks) -> None:
+async def test_an_open_loop_continues_from_a_prefilled_reply(talk: Talks) -> None:
     """The prefill is sent last, and the reply stands after it."""
     talking = talk([say(" 42.")], OPEN)
     assert await talking.ask([USER, message(AuthorRole.ASSISTANT, text="The answer is")]) == " 42."
@@ -183,7 +183,7 @@ async def test_an_open_loop_goes_on_from_a_prefilled_reply(talk: Talks) -> None:
 
 
 @pytest.mark.parametrize("given", ["", "  ", 5, [{"role": "user"}], {"role": "user"}, ["text"]])
-async def test_what_is_no_message_is_refused(talk: Talks, given: Any) -> None:
+async def test_anything_but_messages_is_refused(talk: Talks, given: Any) -> None:
     """An empty text and anything but messages is named, and leaves no trace."""
     talking = talk([])
     with pytest.raises(PlannerInvalidConfigurationError, match=r"^prompt must"):

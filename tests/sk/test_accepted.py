@@ -92,7 +92,7 @@ async def test_a_name_that_servers_refuse_is_answered_and_written_so_that_they_a
 
 
 @EVERY_NAME
-async def test_a_name_that_servers_refuse_is_no_end_of_a_handler_planner_or_session(
+async def test_a_name_that_servers_refuse_does_not_end_a_handler_planner_or_session(
     serve: Serve, streamed: bool, name: str
 ) -> None:
     """Through each door the next request is accepted, and history, checkpoint and journal hold the same call."""
@@ -179,7 +179,7 @@ async def test_arguments_in_a_history_are_always_one_json_object(
     assert (tools.seen, served.server.refused) == ([], [])
 
 
-async def test_a_reply_is_the_assistants_whatever_it_says(kernel: Kernel) -> None:
+async def test_a_reply_is_always_the_assistants(kernel: Kernel) -> None:
     """Role and speaker that a server would refuse do not enter the history; a lone surrogate in its text neither."""
     message = ChatMessageContent(role=AuthorRole.USER, name="a b", items=[TextContent(text="so\ud800")])
     written, _ = accepted_reply([message])

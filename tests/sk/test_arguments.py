@@ -26,7 +26,7 @@ def test_no_arguments_are_an_empty_object(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["null", "[]", "1", '"a"', "true", '[{"a": 1}]'])
-def test_what_is_no_object_is_refused(text: str) -> None:
+def test_anything_but_an_object_is_refused(text: str) -> None:
     """Arguments are one JSON object and nothing else."""
     assert message_of(ADD, text) == f"The arguments of p-add must be one JSON object; got {text}.".replace("add", "f")
 
@@ -72,7 +72,7 @@ def test_nesting_up_to_the_bound_is_accepted() -> None:
     assert isinstance(parse(taking(Any), json.dumps({"p": "[{" * 1000})), dict)
 
 
-def test_size_is_no_reason_to_refuse() -> None:
+def test_size_does_not_matter() -> None:
     """A document of megabytes is an argument like another."""
     assert accepts(taking(str), "x" * 3_000_000)
     assert accepts(taking(list), list(range(100_000)))

@@ -150,7 +150,7 @@ def test_a_header_that_comes_with_every_piece_is_taken_once() -> None:
     assert calls_in(assembled(*chunks)) == [("a", "t-add", '{"a":1}')]
 
 
-def test_calls_without_ids_are_told_apart_by_their_names() -> None:
+def test_calls_without_ids_are_distinguished_by_their_names() -> None:
     """Where no ids are sent, a name after arguments opens the next call."""
     chunks = [chunk(piece(name=name), piece(arguments="{}")) for name in ("t-add", "t-echo", "t-echo")]
     assert calls_in(assembled(*chunks)) == [(None, "t-add", "{}"), (None, "t-echo", "{}"), (None, "t-echo", "{}")]

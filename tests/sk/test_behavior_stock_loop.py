@@ -74,7 +74,7 @@ class TestStockLoop:
         assert service.choices == [choice]
         assert results_in(history) == 0
 
-    async def test_filters_narrow_what_is_offered(self, kernel: Kernel) -> None:
+    async def test_filters_reduce_what_is_offered(self, kernel: Kernel) -> None:
         """Functions that the filters leave out are not offered."""
         service, history = model(), ChatHistory()
         behavior = BoundedFunctionChoiceBehavior.Auto(filters={"excluded_plugins": ["math"]})

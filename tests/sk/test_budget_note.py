@@ -123,7 +123,7 @@ def test_a_deadline_is_near_by_the_time_worked() -> None:
     assert remaining_limits(limits, worked, 200.0)[0].left == 0
 
 
-def test_nothing_is_told_unless_it_is_asked_for() -> None:
+def test_without_tell_budget_nothing_is_said() -> None:
     """Without tell_budget the model hears nothing of the budget; what is not limited is never told of."""
     assert remaining_limits(Budget(max_iterations=1), Usage(iterations=1), 0.0) == ()
     assert remaining_limits(Budget(max_calls_per_function={"f": 1}, tell_budget=True), Usage(), 0.0) == ()

@@ -62,7 +62,7 @@ async def test_generic_settings_reach_the_connector_in_its_own_class(ask: Ask, s
     assert served.server.requests[0].body["temperature"] == 0.25
 
 
-async def test_filters_narrow_what_is_offered(ask: Ask, serve: Serve) -> None:
+async def test_filters_reduce_what_is_offered(ask: Ask, serve: Serve) -> None:
     """The behaviour's filters hold in each request."""
     served = serve([ADD, say("Three.")])
     behavior = BoundedFunctionChoiceBehavior.Auto(filters={"included_functions": ["t-add"]})
@@ -219,7 +219,7 @@ async def test_text_beside_calls_is_in_the_next_request(ask: Ask, serve: Serve) 
     assert (said["content"], len(sent_calls(said))) == ("Let me see.", 1)
 
 
-def test_a_transcript_is_written_once_for_as_long_as_it_only_goes_on(kernel: Kernel) -> None:
+def test_a_transcript_is_written_once_for_as_long_as_it_only_grows(kernel: Kernel) -> None:
     """Messages are the same objects in each request until what was before them changes; the list is the caller's."""
     service = ScriptedChatCompletion([])
     settings = service.instantiate_prompt_execution_settings()

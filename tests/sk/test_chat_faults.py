@@ -75,7 +75,7 @@ def fault(bodies: tuple[str, str, str], *, streamed: bool) -> ScriptedFault:
 
 @pytest.mark.parametrize("before", [[], [calls(ADD, text="So.")]], ids=["first", "second"])
 @pytest.mark.parametrize("name", UNREADABLE)
-async def test_a_response_that_is_no_reply_is_named(
+async def test_an_invalid_response_is_named(
     ask: Ask, serve: Serve, streamed: bool, resend: Resend, history: ChatHistory, name: str, before: list[Any]
 ) -> None:
     """The error says what was expected, what was seen and what to do; the history is in order, and the retry works."""

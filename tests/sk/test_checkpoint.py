@@ -173,7 +173,7 @@ async def test_a_schema_that_is_not_a_number_is_refused(text: str, schema: Any) 
         '{"schema": 1, "kind": "checkpoint", "facts": {}}',
     ],
 )
-def test_text_that_is_no_checkpoint_is_refused(damaged: str) -> None:
+def test_text_other_than_a_checkpoint_is_refused(damaged: str) -> None:
     """Whatever else it is, it is refused by name, as our error and Semantic Kernel's."""
     with pytest.raises(InvalidCheckpointError, match=r"Expected|damaged") as raised:
         Checkpoint.from_json(damaged)

@@ -312,7 +312,7 @@ async def test_a_null_is_none_or_refused() -> None:
     assert parse(function, '{"p": "None"}') == {"p": "None"}
 
 
-def test_defaults_that_are_drawn_are_no_part_of_a_value() -> None:
+def test_defaults_that_are_drawn_are_left_out_of_a_value() -> None:
     """A default that differs each time is the function's own: the same call has the same digest."""
     function = taking(Drawn)
     assert converted(function, {"account": "7"}) == converted(function, {"account": 7}) == {"account": 7}

@@ -194,7 +194,7 @@ async def test_defect_5_a_result_that_cannot_be_copied_is_not_lost(run: Run) -> 
     assert stock.ran == 1
 
 
-async def test_defect_6_a_bare_name_is_no_function(run: Run) -> None:
+async def test_defect_6_a_bare_name_runs_nothing(run: Run) -> None:
     """``echo`` is not ``p-echo``: a name that a policy would not know runs nothing; in the stock loop it runs."""
     script = call("echo", {"text": "x"}), DONE
     ours, stock = Plugin(), Plugin()

@@ -125,7 +125,7 @@ async def test_defect_19_a_bound_from_data_holds(ask: Ask) -> None:
     assert stock.function_choice_behavior.maximum_auto_invoke_attempts == 5
 
 
-async def test_defect_20_retries_of_the_sdk_are_no_iterations(ask: Ask, serve: Serve) -> None:
+async def test_defect_20_retries_of_the_sdk_are_not_counted(ask: Ask, serve: Serve) -> None:
     """As documented: a retry inside the SDK is not seen and not counted; usage counts what was billed."""
     served = serve([ScriptedFault(headers={"retry-after-ms": "1"}), ADD, say("Three.")], max_retries=2)
     answer = await ask(FunctionInvokingChatCompletion(served.connector, budget=Budget(max_iterations=2)))

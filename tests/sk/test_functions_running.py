@@ -81,7 +81,7 @@ async def test_a_failing_function_is_reported_without_detail(filters: tuple[Filt
 
 
 @FILTERED
-async def test_detail_is_told_on_request_and_cut(filters: tuple[Filter, ...]) -> None:
+async def test_detail_is_given_on_request_and_cut(filters: tuple[Filter, ...]) -> None:
     """``include_error_detail`` adds type and message, within bounds."""
     bench = Bench(*filters, execution=ToolExecution(include_error_detail=True))
     assert (await bench.run("lights-fail")).text == "The function lights-fail failed: ValueError: password is hunter2"

@@ -176,7 +176,7 @@ def test_repairing_leaves_the_callers_messages_alone(messages: list[ChatMessageC
     assert all(id(m) in kept for m in messages if m.role in (AuthorRole.USER, AuthorRole.SYSTEM))
 
 
-def test_a_sound_result_keeps_its_metadata_when_another_is_mended() -> None:
+def test_a_sound_result_keeps_its_metadata_when_another_is_repaired() -> None:
     """Mending one call leaves the message of another's result as it was, metadata and all."""
     sound = answering("a")
     sound.metadata["cost"] = 3

@@ -181,7 +181,7 @@ async def test_an_api_is_asked_with_what_the_model_wrote(door: Door) -> None:
         assert (server.queries, seen.shown) == ([WRITTEN], [WRITTEN])
 
 
-async def test_the_model_is_told_of_such_parameters() -> None:
+async def test_the_model_is_offered_such_parameters() -> None:
     """They are offered, and a required one that is missing is named."""
     with api() as server:
         here = model(call("api-find", {}))
@@ -311,7 +311,7 @@ async def test_a_tool_may_name_its_parameters_as_its_plugin_names_its_own(door: 
         assert called == [given]
 
 
-async def test_the_name_of_keywords_is_no_parameter() -> None:
+async def test_the_name_of_keywords_is_not_a_parameter() -> None:
     """``**arguments`` takes what a schema names; it does not ask for the application's arguments."""
     got: list[dict[str, Any]] = []
 

@@ -123,7 +123,7 @@ def test_a_call_is_read_as_the_kernel_would(received: FunctionCallContent, name:
     assert (request.id, request.name, request.arguments) == ("a", name, arguments)
 
 
-def test_arguments_that_are_no_json_are_text_all_the_same() -> None:
+def test_arguments_other_than_json_are_text() -> None:
     """A connector that parses arguments itself may hand over anything: it never keeps a reply from being read."""
     (request,) = requested_calls(reply(call("a", "t-add", {"at": {1, 2}, "raw": b"\xff"})))
     assert isinstance(request.arguments, str)

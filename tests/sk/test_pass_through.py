@@ -47,7 +47,7 @@ async def test_status_and_limit_are_in_the_metadata(ask: Ask, serve: Serve, beha
 
 
 @pytest.mark.parametrize("behavior", ["returns", "required"])
-async def test_calls_that_are_returned_are_no_answer(ask: Ask, serve: Serve, behavior: str) -> None:
+async def test_calls_that_are_returned_do_not_answer(ask: Ask, serve: Serve, behavior: str) -> None:
     """Their status is that of a run whose calls are returned."""
     served = serve([ADD])
     settings = OpenAIChatPromptExecutionSettings(function_choice_behavior=BEHAVIORS[behavior])

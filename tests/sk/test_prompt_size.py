@@ -179,7 +179,7 @@ def test_what_was_counted_is_not_counted_again(counted: list[str]) -> None:
     assert counted[before:] == ["get_temperature", '{"city":"Tokyo"}', "20.0"]
 
 
-def test_a_replaced_history_is_counted_anew(counted: list[str]) -> None:
+def test_a_replaced_history_is_counted_again(counted: list[str]) -> None:
     """Where the beginning of a history changes, what follows is counted again, and nothing of the old remains."""
     sized = sizer(1000)
     sized.check(ANSWERED, None)

@@ -103,7 +103,7 @@ PAID = [("user", "Pay order 7."), ("assistant", ""), ("tool", "paid 7"), ("assis
 
 @each_way
 @pytest.mark.parametrize("began_streamed", [False, True], ids=["from-plain", "from-streamed"])
-async def test_a_paused_turn_goes_on(serve: Serve, resend: Resend, streamed: bool, began_streamed: bool) -> None:
+async def test_a_paused_turn_continues(serve: Serve, resend: Resend, streamed: bool, began_streamed: bool) -> None:
     """Approved, the call runs once; the thread is that of a turn that never waited, and can be sent."""
     served, shop = serve([LOOK, PAY, DONE]), Shop()
     agent = agent_at(served, shop)
@@ -131,7 +131,7 @@ async def test_texts_of_several_trips_are_taken_out(serve: Serve, streamed: bool
 
 
 @each_way
-async def test_a_denied_turn_goes_on(serve: Serve, streamed: bool) -> None:
+async def test_a_denied_turn_continues(serve: Serve, streamed: bool) -> None:
     """The model reads the denial, and the thread has it."""
     agent = agent_at(serve([PAY, say("Then not.")]), shop := Shop())
     paused = await ask(agent, "Pay order 7.", streamed=streamed)
@@ -262,7 +262,7 @@ async def test_a_turn_may_wait_again(serve: Serve, streamed: bool) -> None:
 
 
 @each_way
-async def test_another_process_goes_on(serve: Serve, resend: Resend, streamed: bool) -> None:
+async def test_another_process_continues(serve: Serve, resend: Resend, streamed: bool) -> None:
     """A new agent, whose instructions read otherwise by now, and a thread read from JSON, or an empty one."""
     for empty in (False, True):
         served, shop = serve([LOOK, PAY, DONE]), Shop()
@@ -389,7 +389,7 @@ async def test_a_limit_that_raises_leaves_the_results(serve: Serve, streamed: bo
 
 
 @each_way
-async def test_a_larger_budget_goes_on(serve: Serve, streamed: bool) -> None:
+async def test_a_larger_budget_continues_the_turn(serve: Serve, streamed: bool) -> None:
     """A turn that its limit ended is resumed with a larger budget; the forced answer is taken out of the thread."""
     script = [calls(LOOK, text="I look."), say("So far."), calls(LOOK, text="Once more."), DONE]
     agent = agent_at(serve(script), Shop(), budget=Budget(max_iterations=2))

@@ -67,7 +67,7 @@ async def test_attempts_are_tool_rounds(ask: Ask, serve: Serve, attempts: int) -
     assert (answer.text, answer.metadata["limit"]) == ("Enough.", "maximum_use_attempts")
 
 
-async def test_attempts_that_were_not_needed_are_no_limit(ask: Ask) -> None:
+async def test_attempts_that_were_not_needed_reach_no_limit(ask: Ask) -> None:
     """A model that answers within its attempts ends answered."""
     service = FunctionInvokingChatCompletion(ScriptedChatCompletion([ADD, say("Three.")]))
     answer = await ask(service, BOUNDED.Auto(maximum_use_attempts=2))

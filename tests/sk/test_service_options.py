@@ -95,7 +95,7 @@ async def test_an_observer_that_fails_changes_nothing(ask: Ask, caplog: pytest.L
     assert any("broken_observer" in record.getMessage() for record in caplog.records)
 
 
-async def test_the_fact_of_a_started_call_is_told_before_the_function_runs(ask: Ask, tools: Tools) -> None:
+async def test_observers_get_the_started_call_before_the_function_runs(ask: Ask, tools: Tools) -> None:
     """An observer sees ``CallStarted`` before the function's effect, and ``CallFinished`` after it."""
     seen: list[tuple[str, int]] = []
     service = FunctionInvokingChatCompletion(

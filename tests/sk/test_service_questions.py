@@ -90,7 +90,7 @@ async def test_a_service_puts_questions_to_its_clarifier(asks: Any, streamed: bo
 
 
 @both_ways
-async def test_a_question_nobody_answers_waits_in_the_metadata(streamed: bool) -> None:
+async def test_an_unanswered_question_waits_in_the_metadata(streamed: bool) -> None:
     """Status ``asked``, the question as text and as a pending call; Supply answers it, and the history keeps up."""
     service, _, history = served([ASK, say("Oslo.")], max_clarifications=1)
     message = await ask(service, history, streamed=streamed)
@@ -200,7 +200,7 @@ async def test_a_session_does_not_take_an_open_question_for_an_answer(streamed: 
 
 
 @both_ways
-async def test_the_usage_of_a_service_counts_whoever_answers_and_whoever_is_inside(streamed: bool) -> None:
+async def test_the_usage_of_a_service_counts_clarifiers_and_nested_planners(streamed: bool) -> None:
     """Tokens of a clarifying model and of a nested planner are in ``usage``, as their trips are in ``iterations``."""
     tokens: dict[str, Any] = {"prompt_tokens": 10, "completion_tokens": 1}
     mind = ScriptedChatCompletion(

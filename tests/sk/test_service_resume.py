@@ -60,7 +60,7 @@ async def resumed(
 @pytest.mark.parametrize("added", [True, False], ids=["added", "not-added"])
 @pytest.mark.parametrize("after", NEXT)
 @pytest.mark.parametrize("before", BEFORE)
-async def test_a_limited_run_goes_on_with_a_larger_budget(
+async def test_a_limited_run_continues_with_a_larger_budget(
     ask: Ask,
     serve: Serve,
     kernel: Kernel,
@@ -115,7 +115,7 @@ def deferring(serve: Serve) -> Callable[..., tuple[FunctionInvokingChatCompletio
 
 @pytest.mark.parametrize("added", [True, False, None], ids=["added", "not-added", "empty-history"])
 @pytest.mark.parametrize("decision", [Approve(by="ann"), Deny("No.", by="ann")], ids=["approve", "deny"])
-async def test_a_paused_run_goes_on_when_it_is_decided(
+async def test_a_paused_run_continues_when_it_is_decided(
     ask: Ask,
     deferring: Any,
     tools: Tools,

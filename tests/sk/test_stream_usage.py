@@ -64,7 +64,7 @@ def of_handler(service: FunctionInvokingChatCompletion, kernel: Kernel, behavior
 
 @pytest.mark.parametrize("script", SCRIPTS)
 @pytest.mark.parametrize("door", [of_service, of_agent, of_handler])
-async def test_streamed_usage_is_told_once(serve: Serve, kernel: Kernel, door: Any, script: str) -> None:
+async def test_streamed_usage_is_reported_once(serve: Serve, kernel: Kernel, door: Any, script: str) -> None:
     """Over several trips, with tools in between and at a limit, in service, agent and handler."""
     served = serve(SCRIPTS[script])
     service = FunctionInvokingChatCompletion(served.connector, budget=Budget(max_iterations=4))
@@ -72,7 +72,9 @@ async def test_streamed_usage_is_told_once(serve: Serve, kernel: Kernel, door: A
 
 
 @pytest.mark.parametrize("behavior", [None, FunctionChoiceBehavior.Auto(auto_invoke=False)])
-async def test_usage_of_a_stream_that_passes_through_is_told_once(serve: Serve, kernel: Kernel, behavior: Any) -> None:
+async def test_usage_of_a_stream_that_passes_through_is_reported_once(
+    serve: Serve, kernel: Kernel, behavior: Any
+) -> None:
     """Without a loop there is one request, and its usage is on the last chunk."""
     served = serve([say("Three, I think.")])
     stream = of_service(FunctionInvokingChatCompletion(served.connector), kernel, behavior)

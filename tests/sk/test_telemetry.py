@@ -369,7 +369,7 @@ async def test_a_lost_request_is_a_crash(recording: Recording) -> None:
 
 
 @pytest.mark.parametrize("written", ["nonsense", "00-" + "0" * 32 + "-" + "0" * 16 + "-01", "00-\u202e-\x00-01"])
-async def test_a_damaged_trace_is_no_link(recording: Recording, written: str) -> None:
+async def test_a_damaged_trace_makes_no_link(recording: Recording, written: str) -> None:
     """A journal's trace is not trusted: without a valid one the span has no links."""
     kernel, planner = bank(PAY, say("Paid.")), no_plan()
     paused = await planner.invoke(kernel, GOAL)

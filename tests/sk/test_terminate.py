@@ -76,7 +76,7 @@ async def test_the_run_is_stopped_and_charged(ask: Ask, serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("added", [False, True], ids=["as-it-is", "with-the-message"])
-async def test_the_history_goes_on(
+async def test_the_history_continues(
     ask: Ask, serve: Serve, kernel: Kernel, history: ChatHistory, added: bool, resend: Resend
 ) -> None:
     """A next turn is sent with each result once, also where the caller added the returned message."""

@@ -181,7 +181,7 @@ values = st.recursive(
 
 
 @given(first=values, second=values)
-def test_whatever_is_reported_is_read_summed_and_merged_without_an_error(first: Any, second: Any) -> None:
+def test_every_report_is_read_summed_and_merged_without_an_error(first: Any, second: Any) -> None:
     """No report raises, and none makes a count that is negative or no whole number."""
     for reported in (first, add_reported(first, second), merge_reported(first, second)):
         usage = read_usage(reported)

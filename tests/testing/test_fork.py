@@ -81,7 +81,7 @@ async def test_a_cassette_is_forked_with_another_model_instruction_and_budget(tm
     assert request.messages[-1]["content"] == "Do not pack it."
 
 
-async def test_calls_after_the_cut_are_made_anew() -> None:
+async def test_calls_after_the_cut_are_made_again() -> None:
     """Functions of later iterations run again: their effects are those of the fork, too."""
     kernel, shop = world()
     paused = await planner().invoke(kernel, "Settle A-7.")
@@ -90,7 +90,7 @@ async def test_calls_after_the_cut_are_made_anew() -> None:
     assert (shop.called, other.called, forked.status) == (["find", "pack"], ["pack"], "paused")
 
 
-async def test_a_fork_is_no_way_around_approvals() -> None:
+async def test_a_fork_does_not_bypass_approvals() -> None:
     """No call of a fork runs by a later decision, one for the rest of the run, or one on the other run's call."""
     kernel, shop = world([*SCRIPT[:3], call("shop-refund", {"order": "A-8"}), say("Done.")])
     paused = await planner().invoke(kernel, "Settle A-7.")

@@ -557,7 +557,7 @@ async def test_a_damaged_cassette_is_refused_with_the_place(
     "content",
     [b"", b"\xff\xfe", b"[]", b"[" * 100_000, b'{"schema": 1, "schema": 1}', b'{"schema": 1}'],
 )
-def test_a_file_that_is_no_cassette_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_file_other_than_a_cassette_is_refused(tmp_path: Path, content: bytes) -> None:
     """Neither size nor depth nor encoding of a file does more than raise an error that names the file."""
     path = tmp_path / "c.json"
     path.write_bytes(content)

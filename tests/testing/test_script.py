@@ -97,13 +97,13 @@ def test_faults_and_exceptions_are_answers() -> None:
 
 
 @pytest.mark.parametrize("script", [["hello"], "hello", lambda _: None], ids=["item", "text", "function"])
-def test_what_is_no_answer_is_refused_with_the_way_out(script: Script) -> None:
+def test_an_invalid_answer_is_refused_with_the_way_out(script: Script) -> None:
     """Anything in place of a reply names itself and the constructors of replies."""
     with pytest.raises(TypeError, match=r"request 0 met .*say\(\.\.\.\) and call\(\.\.\.\) make replies"):
         answers(script, 1)
 
 
-def test_a_single_reply_is_no_script() -> None:
+def test_a_single_reply_is_refused_as_a_script() -> None:
     """A reply by itself is refused when the script is made, with what a script is."""
     with pytest.raises(TypeError, match="A script is a list of replies"):
         ScriptReader(say("alone"))  # pyright: ignore[reportArgumentType]  # junk, on purpose

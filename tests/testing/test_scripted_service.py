@@ -188,7 +188,7 @@ async def test_an_exception_in_the_script_is_raised(script: Script, streamed: bo
         await ask(ScriptedChatCompletion(script), streamed=streamed)
 
 
-async def test_the_script_goes_on_after_an_exception() -> None:
+async def test_the_script_continues_after_an_exception() -> None:
     """A fault takes one request's place and no more."""
     service = ScriptedChatCompletion([ConnectionError("gone"), say("back")])
     with pytest.raises(ConnectionError):

@@ -42,7 +42,7 @@ def test_starting_and_stopping_again_changes_nothing() -> None:
         _ = server.url
 
 
-def test_the_script_goes_on_after_a_restart() -> None:
+def test_the_script_continues_after_a_restart() -> None:
     """A server that was away answers with the next reply, and counts on."""
     server = ScriptedOpenAIServer([say("before"), say("after")])
     texts: list[str] = []
@@ -128,7 +128,7 @@ def test_a_client_may_leave_in_the_middle(body: str, capfd: pytest.CaptureFixtur
     assert server.refused == []
 
 
-def test_half_a_request_is_no_request() -> None:
+def test_half_a_request_is_not_counted() -> None:
     """A client that leaves before its body is sent has asked nothing."""
     with ScriptedOpenAIServer([say("never")]) as server:
         address = urlsplit(server.url)

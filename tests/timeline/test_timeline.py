@@ -171,7 +171,7 @@ def test_a_failed_request_is_an_attempt_of_its_iteration() -> None:
 
 
 @pytest.mark.parametrize("request_of_the_clarifier", [model_asked(), request_failed()])
-def test_a_request_of_a_clarifier_is_no_iteration(request_of_the_clarifier: Fact) -> None:
+def test_a_request_of_a_clarifier_does_not_count_as_an_iteration(request_of_the_clarifier: Fact) -> None:
     """What a clarifier asks its model while a question is open leaves the calls where they are."""
     timeline = drawn(
         run_started(), replied(calls("ask")), decided(0, "ask"), request_of_the_clarifier, clarified(index=0)
