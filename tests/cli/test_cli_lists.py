@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from planner_ext.durable import runs
 from support.command_line import Command
 from support.durable_shop import GOAL, STORE, till
 
@@ -90,8 +91,9 @@ def test_a_store_that_cannot_be_used_is_one_sentence(command: Command, here: Pat
 @pytest.mark.parametrize(
     "where", ["postgresql://ann:sesame", "host=localhost password=sesame", "mysql://a:sesame@h/db"]
 )
-def test_no_command_shows_a_password(command: Command, where: str) -> None:
+def test_no_command_shows_a_password(command: Command, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """However the address is written."""
+    monkeypatch.setattr(runs, "_PATIENCE_SECONDS", 0.1)
     for words in (("runs", "list"), ("approvals", "list"), ("run", GOAL), ("worker", "--app", "till:app", "--once")):
         refused = command(*words, "--store", where)
         assert refused.code == 2

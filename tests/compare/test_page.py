@@ -134,12 +134,16 @@ SHAPES = [("theirs", "page"), ("accent", "page"), ("over", "page")]
 
 
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
-@pytest.mark.parametrize(("front", "back", "least"), [(*p, 4.5) for p in PAIRS] + [(*p, 3.0) for p in SHAPES])
-def test_colours_can_be_distinguished(text: str, scheme: int, front: str, back: str, least: float) -> None:
+def test_colours_can_be_distinguished(text: str, scheme: int) -> None:
     """Text has a contrast of 4.5 or more, bars of 3 or more, as WCAG 2 AA asks, light and dark."""
     colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", re.findall(r":root \{(.*?)\}", text, re.S)[scheme]))
-    light, dark = sorted((luminance(colours[front]), luminance(colours[back])), reverse=True)
-    assert (light + 0.05) / (dark + 0.05) >= least
+
+    def contrast(front: str, back: str) -> float:
+        dark, light = sorted((luminance(colours[front]), luminance(colours[back])))
+        return (light + 0.05) / (dark + 0.05)
+
+    assert [pair for pair in PAIRS if contrast(*pair) < 4.5] == []
+    assert [pair for pair in SHAPES if contrast(*pair) < 3.0] == []
 
 
 def luminance(colour: str) -> float:
