@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from planner_ext.testing import ScriptedOpenAIServer, call, say
-from support.processes import Lives, run_program
+from support.processes import Lives
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -21,9 +21,9 @@ def test_its_program_prints_an_answer_and_what_it_cost(lives: Lives, tmp_path: P
     script = [say("1. ask"), call("weather-temperature", {"city": "Oslo"}), say("14.5 degrees")]
     with ScriptedOpenAIServer(script) as server:
         env = {**own, "OPENAI_API_KEY": "x", "OPENAI_BASE_URL": server.url, "PYTHONPATH": str(ROOT)}
-        code, complaint, printed = run_program(lives, tmp_path / name, typed="", cwd=tmp_path, env=env)
-    assert (code, complaint) == (0, "")
-    assert printed.startswith("answered 14.5 degrees\n3 requests, 1 calls, ")
+        done = lives.run(str(tmp_path / name), cwd=tmp_path, env=env)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("answered 14.5 degrees\n3 requests, 1 calls, ")
 
 
 def test_links_lead_somewhere() -> None:

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import subprocess
-import sys
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -37,6 +35,7 @@ from support.approval import (
     world,
 )
 from support.approval_process import KEY
+from support.processes import Lives
 
 ASK: dict[str, Any] = {"interceptors": [ASKING_REFUND]}
 
@@ -114,18 +113,15 @@ async def test_tokens_and_time_go_on_and_waiting_is_free(streamed: bool) -> None
 
 
 @both_ways
-async def test_a_run_continues_in_another_process(streamed: bool, tmp_path: Path) -> None:
+async def test_a_run_continues_in_another_process(streamed: bool, lives: Lives, tmp_path: Path) -> None:
     """Paused here, resumed there: signed JSON text, edited arguments and a fresh planner are all that it needs."""
     here, saved = world([calls(LOOK, REFUND)]), tmp_path / "run.json"
     paused = Checkpoint.from_json((await Door("planner", streamed).ask(here, **ASK)).checkpoint)
     saved.write_text(paused.to_json(key=KEY))
-    command = [sys.executable, "-W", "ignore", "-m", approval_process.__name__, "streamed" if streamed else "plain"]
-    other = await asyncio.create_subprocess_exec(
-        *command, saved, cwd=TESTS, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    printed, complaints = await other.communicate()
-    assert (other.returncode, here.ran) == (0, []), complaints.decode()
-    assert json.loads(printed) == {
+    way = "streamed" if streamed else "plain"
+    other = await asyncio.to_thread(lives.run, "-m", approval_process.__name__, way, str(saved), cwd=TESTS)
+    assert (other.returncode, here.ran) == (0, []), other.stderr
+    assert json.loads(other.stdout) == {
         "status": "answered",
         "ran": [["look", "7"], ["refund", "7", 20.0, ""]],
         "answer": "Done.",

@@ -2,14 +2,14 @@
 
 import logging
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from planner_ext.cli.__main__ import main
-from support.command_line import SHOP, Command, Outcome, command_line
+from support.command_line import COMMAND, SHOP, Command, Outcome
+from support.processes import Lives
 
 
 @pytest.fixture
@@ -25,13 +25,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def process(here: Path) -> Command:
+def process(lives: Lives, here: Path) -> Command:
     """Run the command in a separate process."""
 
     def run(*arguments: str) -> Outcome:
-        done = subprocess.run(
-            command_line(*arguments), cwd=here, capture_output=True, text=True, encoding="utf-8", timeout=120
-        )
+        done = lives.run(*COMMAND, *arguments, cwd=here)
         return Outcome(code=done.returncode, out=done.stdout, err=done.stderr)
 
     return run

@@ -11,26 +11,26 @@ from pathlib import Path
 
 import pytest
 
-from support.command_line import Command, command_line
+from support.command_line import COMMAND, Command
 from support.durable_shop import APP, CALL, GOAL, RUN, STORE, refunds, till
+from support.processes import Forked, Lives
 
 __all__ = ["till"]
 
 LIMIT_SECONDS = 120
+WORKER = ("worker", *STORE, *APP, "--worker-id", "w1")
 
 
 @contextmanager
-def living(words: list[str], here: Path) -> Iterator[tuple[subprocess.Popen[str], Iterator[str]]]:
+def living(lives: Lives, here: Path, *words: str) -> Iterator[tuple[Forked, Iterator[str]]]:
     """A process that a test tells to end, and the lines that it prints; killed where that takes too long."""
-    with subprocess.Popen(words, cwd=here, stderr=subprocess.PIPE, text=True, encoding="utf-8") as process:
+    with lives.program(*COMMAND, *words, cwd=here) as process:
         guard = threading.Timer(LIMIT_SECONDS, process.kill)
         guard.start()
-        assert process.stderr is not None
         try:
-            yield process, iter(process.stderr)
+            yield process, iter(process.stderr.readline, "")
         finally:
             guard.cancel()
-            process.kill()
 
 
 @pytest.mark.usefixtures("till")
@@ -61,14 +61,14 @@ def test_a_run_is_decided_elsewhere_killed_midway_and_finished(
 
 
 @pytest.mark.usefixtures("till")
-def test_workers_are_listed(command: Command, here: Path) -> None:
+def test_workers_are_listed(command: Command, lives: Lives, here: Path) -> None:
     """Who works, where, on what and on how much; one that was killed is listed as dead, one that left is not."""
     assert command("workers", *STORE).code == 2
     assert command(*RUN).code == 4
     assert command("workers", *STORE, "--json").document == []
-    with living(command_line("worker", *STORE, *APP, "--worker-id", "w1", "--max-concurrency", "3"), here) as (w1, _):
+    with living(lives, here, *WORKER, "--max-concurrency", "3") as (w1, _):
         while not (listed := command("workers", *STORE, "--json").document) or listed[0]["status"] != "working":
-            assert w1.poll() is None
+            assert w1.returncode is None
         (one,) = listed
         assert (one["worker_id"], one["name"], one["pid"], one["alive"]) == ("w1", "w1", w1.pid, True)
         assert (one["concurrency"], one["runs"]) == (3, [])
@@ -77,7 +77,7 @@ def test_workers_are_listed(command: Command, here: Path) -> None:
         w1.wait()
         assert command("workers", *STORE, "--json").document[0]["alive"] is False
         assert command("workers", *STORE).out.startswith("w1  dead")
-    with living(command_line("worker", *STORE, *APP, "--worker-id", "w1"), here) as (again, lines):
+    with living(lives, here, *WORKER) as (again, lines):
         next(line for line in lines if line.startswith("Worker"))
         again.terminate()
         assert again.wait() == 0
@@ -85,10 +85,10 @@ def test_workers_are_listed(command: Command, here: Path) -> None:
 
 
 @pytest.mark.usefixtures("till")
-def test_a_worker_takes_decisions_until_its_sigterm(command: Command, here: Path) -> None:
+def test_a_worker_takes_decisions_until_its_sigterm(command: Command, lives: Lives, here: Path) -> None:
     """A living worker continues as soon as another process decides; SIGTERM ends it with 0; its name is unique."""
     assert command(*RUN).code == 4
-    with living(command_line("worker", *STORE, *APP, "--worker-id", "w1"), here) as (worker, lines):
+    with living(lives, here, *WORKER) as (worker, lines):
         assert next(line for line in lines if line.startswith("Worker")) == "Worker w1 of runs.db\n"
         second = command("worker", *STORE, *APP, "--worker-id", "w1")
         assert second.code == 2
@@ -103,14 +103,13 @@ def test_a_worker_takes_decisions_until_its_sigterm(command: Command, here: Path
 
 
 @pytest.mark.usefixtures("till")
-def test_an_interrupted_run_is_kept(command: Command, here: Path) -> None:
+def test_an_interrupted_run_is_kept(command: Command, lives: Lives, here: Path) -> None:
     """A process killed before anything was decided leaves a run that the same command continues.
 
     The request that it may have made counts.
     """
-    words = command_line(*RUN)
-    environment = {"PLANNER_EXT_CRASH_AT": "after_outcome"}
-    assert subprocess.run(words, cwd=here, env={**os.environ, **environment}, timeout=LIMIT_SECONDS).returncode == -9
+    environment = {**os.environ, "PLANNER_EXT_CRASH_AT": "after_outcome"}
+    assert lives.run(*COMMAND, *RUN, cwd=here, env=environment).returncode == -9
     assert command("runs", "list", *STORE, "--status", "running", "--json").document[0]["run_id"] == "order-7"
     again = command(*RUN)
     assert again.code == 4
@@ -119,10 +118,10 @@ def test_an_interrupted_run_is_kept(command: Command, here: Path) -> None:
 
 
 @pytest.mark.usefixtures("till")
-def test_a_call_that_was_cut_short_is_in_doubt(command: Command, here: Path) -> None:
+def test_a_call_that_was_cut_short_is_in_doubt(command: Command, lives: Lives, here: Path) -> None:
     """Ctrl-C keeps the run; the call that ran then does not run again unasked: a person reports its outcome."""
-    words = command_line("run", GOAL, "--kernel", "till:slow", "--no-plan", "--run-id", "order-7", *STORE)
-    with living(words, here) as (running, lines):
+    words = ("run", GOAL, "--kernel", "till:slow", "--no-plan", "--run-id", "order-7", *STORE)
+    with living(lives, here, *words) as (running, lines):
         assert next(line for line in lines if "slow-pay()" in line)
         running.send_signal(signal.SIGINT)
         shown = "".join(lines)

@@ -20,7 +20,8 @@ from planner_ext.testing import (
     calls,
     say,
 )
-from support.command_line import Command, Outcome, command_line
+from support.command_line import COMMAND, Command, Outcome, command_line
+from support.processes import Lives
 
 PRICE = call("shop-price", {"article": "lamp"})
 SHOP_AT = ("--kernel", "shop:make", "--no-plan")
@@ -58,21 +59,15 @@ def test_an_answered_run_prints_the_answer_alone_on_stdout(process: Command) -> 
     assert max(map(len, outcome.err.splitlines())) <= 80
 
 
-def test_ctrl_c_cancels_and_keeps_what_happened(here: Path) -> None:
+def test_ctrl_c_cancels_and_keeps_what_happened(lives: Lives, here: Path) -> None:
     """Exit code 130 at once, although a function blocks; its call is answered in the history, nothing is sent again."""
     with ScriptedOpenAIServer([call("shop-wait"), say("never")]) as server:
-        line = command_line("run", "Wait", *SHOP_AT, *at(server), "--json")
-        running = subprocess.Popen(
-            line, cwd=here, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8"
-        )
-        assert running.stderr is not None
-        for shown in running.stderr:  # until the function has started
-            if "shop-wait()" in shown:
-                break
-        running.send_signal(signal.SIGINT)
-        out, err = running.communicate(timeout=120)
+        with lives.program(*COMMAND, "run", "Wait", *SHOP_AT, *at(server), "--json", cwd=here) as running:
+            assert any("shop-wait()" in shown for shown in iter(running.stderr.readline, ""))
+            running.send_signal(signal.SIGINT)
+            err, out = running.stderr.read(), running.stdout.read()
+            assert running.wait() == 130
         assert len(server.requests) == 1
-    assert running.returncode == 130
     outcome = Outcome(code=130, out=out, err=err)
     assert outcome.document["status"] == "stopped"
     assert [message["role"] for message in outcome.document["chat_history"]] == ["user", "assistant", "tool"]

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from support.command_line import Command, command_line
+from support.command_line import COMMAND, Command, command_line
+from support.processes import Lives
 
 RUN = ("run", "What is a lamp?", "--kernel", "shop:with_service", "--no-plan", "--store", "runs.db")
 
@@ -84,17 +85,18 @@ def make():
 
 
 @pytest.mark.parametrize("keeps", [(), ("--store", "runs.db")], ids=["not kept", "kept"])
-def test_a_second_ctrl_c_ends_a_run_whose_function_cannot_be_cancelled(here: Path, keeps: tuple[str, ...]) -> None:
+def test_a_second_ctrl_c_ends_a_run_whose_function_cannot_be_cancelled(
+    lives: Lives, here: Path, keeps: tuple[str, ...]
+) -> None:
     """Exit code 130; a run with a store is kept."""
     (here / "stubborn.py").write_text(STUBBORN)
-    line = command_line("run", "Wait", "--kernel", "stubborn:make", "--no-plan", *keeps)
-    running = subprocess.Popen(line, cwd=here, stderr=subprocess.PIPE, text=True, encoding="utf-8")
-    assert running.stderr is not None
-    for signalled in ("waits\n", "waits on\n"):
-        assert signalled in iter(running.stderr.readline, "")
-        running.send_signal(signal.SIGINT)
-    _, err = running.communicate(timeout=120)
-    assert running.returncode == 130
+    words = ("run", "Wait", "--kernel", "stubborn:make", "--no-plan", *keeps)
+    with lives.program(*COMMAND, *words, cwd=here) as running:
+        for signalled in ("waits\n", "waits on\n"):
+            assert signalled in iter(running.stderr.readline, "")
+            running.send_signal(signal.SIGINT)
+        err = running.stderr.read()
+        assert running.wait() == 130
     assert "Traceback" not in err
     assert ("The run is kept." if keeps else "Interrupted from the keyboard.") in err
     assert (here / "runs.db").exists() == bool(keeps)

@@ -6,13 +6,13 @@ from pathlib import Path
 from planner_ext.durable.store import opened_store
 from planner_ext.events import CallStarted
 from planner_ext.testing import ScriptedChatCompletion, ScriptedRequest, call, calls, say
-from support.command_line import command_line
 from support.durable import GOAL, open_runs, turn, world
+from support.processes import Lives
 
 BATCH = calls(call("shop-book", {"order": 1}, id="book"), call("shop-label", {"order": 2}, id="label"))
 
 
-async def test_a_run_is_followed_while_another_process_drives_it(store: str, tmp_path: Path) -> None:
+async def test_a_run_is_followed_while_another_process_drives_it(store: str, lives: Lives, tmp_path: Path) -> None:
     """Each fact is shown when it is stored: a call is seen while the model has not replied to it."""
     seen, asked = asyncio.Event(), asyncio.Event()
 
@@ -26,20 +26,18 @@ async def test_a_run_is_followed_while_another_process_drives_it(store: str, tmp
     async with open_runs(store) as runs:
         handle = await runs.start(planner, kernel, GOAL, run_id="a")
         await asked.wait()
-        follower = await asyncio.create_subprocess_exec(
-            *command_line("runs", "show", "a", "--store", store, "--follow"),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        assert follower.stderr is not None
-        async with asyncio.timeout(120):
-            while "shop-label" not in (line := (await follower.stderr.readline()).decode()) or "done" not in line:
-                assert line, "it ended"
-            seen.set()
-            await handle.result()
-            out, shown = await follower.communicate()
-    assert (follower.returncode, out.decode()) == (0, "Settled.\n")
-    assert shown.decode().startswith("Round trip 2 of 15\n    Settled.\nanswered: 2 round trips, 2 function calls,")
+        words = ("-m", "planner_ext.cli", "runs", "show", "a", "--store", store, "--follow")
+        with lives.program(*words, cwd=tmp_path) as follower:
+            async with asyncio.timeout(120):
+                line = ""
+                while "shop-label" not in line or "done" not in line:
+                    line = await asyncio.to_thread(follower.stderr.readline)
+                    assert line, "it ended"
+                seen.set()
+                await handle.result()
+                shown = await asyncio.to_thread(follower.stderr.read)
+            assert (follower.wait(), follower.stdout.read()) == (0, "Settled.\n")
+    assert shown.startswith("Round trip 2 of 15\n    Settled.\nanswered: 2 round trips, 2 function calls,")
 
 
 async def test_only_new_facts_are_read(store: str, tmp_path: Path) -> None:

@@ -1,8 +1,6 @@
 """The inbox in a real browser: what people see and do in it, what they cannot do, and what a foreign page cannot do."""
 
-import asyncio
 import re
-import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -14,7 +12,9 @@ from planner_ext import Deny
 from planner_ext.durable import Approvals, PendingApproval, Runs
 from planner_ext.testing import ScriptedReply, ScriptedRequest, call, calls, say
 from support.browser import chromium, needs_chromium, problems_of, window
+from support.command_line import COMMAND
 from support.inbox import TOKEN, inbox
+from support.processes import Lives
 from support.till import GOAL, Till, application, asks, leave_in_doubt, leave_waiting, refunds
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), needs_chromium]
@@ -56,20 +56,13 @@ async def the_call(store: Path, approval_id: str = "order-7/0/refund-0") -> Pend
         return await approvals.show(approval_id)
 
 
-async def test_the_printed_link_signs_in(browser: Browser, store: Path) -> None:
+async def test_the_printed_link_signs_in(browser: Browser, lives: Lives, store: Path) -> None:
     """``planner-ext serve`` prints a link; who follows it and gives a name sees what waits; signing out ends it."""
     await leave_waiting(store)
-    command = (sys.executable, "-m", "planner_ext", "serve", "--store", str(store), "--port", "0")
-    process = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-    )
-    try:
-        assert process.stdout is not None
-        found = None
-        while found is None:
-            line = (await process.stdout.readline()).decode()
-            assert line, "it ended without a link"
-            found = re.search(r"(http://\S+?)/sign-in\?token=\S+", line)
+    with lives.program(*COMMAND, "serve", "--store", str(store), "--port", "0", cwd=store.parent) as process:
+        line = process.stdout.readline()
+        found = re.search(r"(http://\S+?)/sign-in\?token=\S+", line)
+        assert found is not None, line
         async with window(browser, found[1]) as page:
             await page.goto(found[0])
             await page.get_by_label("Your name").fill("ann")
@@ -78,9 +71,6 @@ async def test_the_printed_link_signs_in(browser: Browser, store: Path) -> None:
             await page.get_by_role("button", name="Sign out").click()
             await page.goto("/")
             await expect(page.get_by_text("till-refund")).to_have_count(0)
-    finally:
-        process.terminate()
-        await process.communicate()
 
 
 async def test_an_approved_call_runs(browser: Browser, address: str, store: Path) -> None:

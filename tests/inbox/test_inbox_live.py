@@ -2,9 +2,9 @@
 
 import asyncio
 import json
-import sys
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +13,9 @@ from planner_ext import Approve
 from planner_ext.durable import Approvals, RunsClient, StoreError, StoreMarks
 from planner_ext.durable.store import JournalStore, open_database, opened_store
 from planner_ext.inbox import Token, app
+from support.command_line import COMMAND
 from support.inbox import TOKEN, Visitor, inbox, served, visitor_at
+from support.processes import Lives
 
 
 @asynccontextmanager
@@ -33,17 +35,18 @@ async def following(visitor: Visitor, path: str = "events") -> AsyncGenerator[An
         yield following_event
 
 
-async def test_a_decision_of_another_process_is_heard(store: str) -> None:
+async def test_a_decision_of_another_process_is_heard(store: str, lives: Lives) -> None:
     """A viewer hears what waits at once, and again when another process has decided it."""
     async with inbox(store) as base, visitor_at(base) as ann, following(ann) as heard:
         name, first = await heard()
         assert (name, first["waiting"]) == ("waiting", 1)
         assert f'data-mark="{first["mark"]}"' in (await ann.get("")).text  # so that no change is missed between
-        words = ("-m", "planner_ext", "approvals", "approve", "a/1/pay", "--store", store)
-        process = await asyncio.create_subprocess_exec(sys.executable, *words, stdout=asyncio.subprocess.DEVNULL)
-        name, second = await heard()
-        assert (name, second["waiting"]) == ("waiting", 0) and second["mark"] != first["mark"]
-        assert await process.wait() == 0
+        words = (*COMMAND, "approvals", "approve", "a/1/pay", "--store", store)
+        with lives.program(*words, cwd=Path(store).parent) as process:
+            name, second = await heard()
+            assert (name, second["waiting"]) == ("waiting", 0)
+            assert second["mark"] != first["mark"]
+            assert await asyncio.to_thread(process.wait) == 0
 
 
 async def test_who_has_signed_out_hears_nothing_more(store: str) -> None:

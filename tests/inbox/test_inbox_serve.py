@@ -1,40 +1,35 @@
-"""``planner-ext serve``: a process that prints where to sign in, and serves until it is stopped."""
+"""``planner-ext serve``: a process that prints where to sign in, and serves until it is told to end."""
 
 import asyncio
-import os
 import re
 import signal
 import sys
-from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 import pytest
 from typer.testing import CliRunner
 
 from planner_ext.cli.app import app as commands
+from support.command_line import COMMAND
 from support.inbox import Visitor
+from support.processes import Forked, Lives
 
 
-@asynccontextmanager
-async def serving(store: str, *options: str) -> AsyncGenerator[tuple[str, Process]]:
+@contextmanager
+def serving(lives: Lives, store: str, *options: str) -> Generator[tuple[str, Forked]]:
     """Start the command; yield the address that it prints, and its process."""
-    words = ("-m", "planner_ext", "serve", "--store", store, "--port", "0", *options)
-    process = await asyncio.create_subprocess_exec(sys.executable, *words, stdout=PIPE, stderr=PIPE)
-    assert process.stdout is not None
-    try:
-        yield (await process.stdout.readline()).decode().strip(), process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
+    words = (*COMMAND, "serve", "--store", store, "--port", "0", *options)
+    with lives.program(*words, cwd=Path(store).parent) as process:
+        yield process.stdout.readline().strip(), process
 
 
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
-async def test_serve_prints_an_address_that_signs_in(store: str, ending: signal.Signals) -> None:
+async def test_serve_prints_an_address_that_signs_in(lives: Lives, store: str, ending: signal.Signals) -> None:
     """The address works as printed, an open stream does not hold up the end, and nothing is written of the token."""
-    async with serving(store, "--user", "ann") as (address, process):
+    with serving(lives, store, "--user", "ann") as (address, process):
         match = re.fullmatch(r"(http://127\.0\.0\.1:\d+)/sign-in\?token=([\w-]{43})", address)
         assert match is not None, address
         async with httpx.AsyncClient(base_url=f"{match[1]}/", timeout=120) as client:
@@ -44,10 +39,9 @@ async def test_serve_prints_an_address_that_signs_in(store: str, ending: signal.
             assert response.status_code == 200 and "shop-pay" in response.text and "<bdi>ann</bdi>" in response.text
             async with client.stream("GET", "events") as stream:
                 assert stream.status_code == 200
-                os.kill(process.pid, ending)
-                assert await asyncio.wait_for(process.wait(), 120) == 0
-        assert process.stderr is not None
-        complaints = (await process.stderr.read()).decode()
+                process.send_signal(ending)
+                assert await asyncio.to_thread(process.wait) == 0
+        complaints = process.stderr.read()
         assert match[2] not in complaints and "Traceback" not in complaints
 
 
@@ -71,9 +65,9 @@ def test_what_cannot_be_served_is_said(store: str) -> None:
     assert "192.0.2.1, port 8321, cannot be used" in problem
 
 
-async def test_an_allowed_name_is_served(store: str) -> None:
+async def test_an_allowed_name_is_served(lives: Lives, store: str) -> None:
     """Browsers reach the inbox under a name that was allowed, and under no other."""
-    async with serving(store, "--allow-host", "Inbox.example.com") as (address, _):
+    with serving(lives, store, "--allow-host", "Inbox.example.com") as (address, _):
         match = re.fullmatch(r"http://Inbox\.example\.com:(\d+)/sign-in\?token=[\w-]{43}", address)
         assert match is not None, address
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{match[1]}") as client:
@@ -93,9 +87,9 @@ def test_without_its_extra_the_command_says_how_to_install_it(
     assert f'The inbox needs {missing}. Install it with: pip install "planner-ext[inbox]"' in refused("--store", store)
 
 
-async def test_one_address_has_so_many_connections_to_the_command(store: str) -> None:
-    """A client that only opens connections gets the reason at the 101st; a request on an earlier one is answered."""
-    async with serving(store) as (address, _):
+async def test_one_address_has_so_many_connections_to_the_command(lives: Lives, store: str) -> None:
+    """Whoever opens connections and sends nothing is told at the 101st; a request on an earlier one is answered."""
+    with serving(lives, store) as (address, _):
         match = re.match(r"http://127\.0\.0\.1:(\d+)/", address)
         assert match is not None, address
         opened = [await asyncio.open_connection("127.0.0.1", int(match[1])) for _ in range(101)]

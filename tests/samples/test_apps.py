@@ -6,8 +6,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +15,7 @@ import pytest
 
 import planner_ext
 from planner_ext.testing import Script, ScriptedOpenAIServer, ScriptedReply, ScriptedRequest, call, calls, say
-from support.processes import Lives, run_program
+from support.processes import Lives
 
 SAMPLES = Path(__file__).parents[2] / "samples"
 APPS = SAMPLES / "apps"
@@ -40,9 +38,9 @@ def chat(lives: Lives, file: Path, folder: Path, script: Script, *typed: str) ->
     """Type lines into an app; return what it printed, and what the model was asked."""
     with ScriptedOpenAIServer(script) as server:
         text = "".join(f"{line}\n" for line in (*typed, "exit"))
-        code, complaint, printed = run_program(lives, file, typed=text, cwd=folder, env=environment(server))
-        assert (code, complaint, server.refused) == (0, "", []), complaint
-        return printed, list(server.requests)
+        done = lives.run(str(file), cwd=folder, env=environment(server), typed=text)
+        assert (done.returncode, done.stderr, server.refused) == (0, "", [])
+        return done.stdout.strip(), list(server.requests)
 
 
 def without(shown: str, *typed: str) -> str:
@@ -173,18 +171,17 @@ def test_an_app_is_traced_without_a_change_to_it(lives: Lives, tmp_path: Path) -
 
 
 @contextmanager
-def serving(form: str, server: ScriptedOpenAIServer) -> Generator[httpx.Client]:
+def serving(lives: Lives, form: str, server: ScriptedOpenAIServer) -> Generator[httpx.Client]:
     """Run the API, as its header starts it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     folder = APPS / "billing_api"
-    words = [sys.executable, "-m", "uvicorn", "--app-dir", str(folder), f"{form}:app", "--port", str(port)]
+    words = ("-m", "uvicorn", "--app-dir", str(folder), f"{form}:app", "--port", str(port))
     with (
-        subprocess.Popen(words, env=environment(server), stderr=subprocess.PIPE, text=True) as process,
+        lives.program(*words, cwd=folder, env=environment(server)) as process,
         httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client,
     ):
-        assert process.stderr is not None
         try:
             assert any("Uvicorn running" in line for line in process.stderr)
             yield client
@@ -201,21 +198,21 @@ REFUND = (
 QUESTION = {"customer": "C-7", "question": "Why was I charged twice?"}
 
 
-def test_the_api_refunds_at_once_before() -> None:
+def test_the_api_refunds_at_once_before(lives: Lives) -> None:
     """One agent asks the other, and the money is gone."""
     with ScriptedOpenAIServer([*REFUND, say("Refunded."), say("You have 49 euros back.")]) as server:
-        with serving("before", server) as client:
+        with serving(lives, "before", server) as client:
             answer = client.post("/ask", json=QUESTION)
         assert (answer.status_code, answer.json()) == (200, {"answer": "You have 49 euros back."})
         assert read(server.requests[3])[1] == "49.00 euros of INV-1002 refunded"
 
 
-def test_the_api_waits_for_a_clerk_after() -> None:
+def test_the_api_waits_for_a_clerk_after(lives: Lives) -> None:
     """A refund runs only after a clerk approved this amount of this invoice, and then once."""
     asked = [[*REFUND, say("It waits."), say(text)] for text in ("A clerk decides about INV-1002.", "Not yet.")]
     runs = [[*REFUND, say("Refunded."), say(text)] for text in ("You have 49 euros back.", "You had it before.")]
     with ScriptedOpenAIServer(itertools.chain(*asked, *runs)) as server:
-        with serving("after", server) as client:
+        with serving(lives, "after", server) as client:
             grant = {"clerk": "ann", "invoice": "INV-1002", "amount": 49.0}
             answers = [client.post("/ask", json=QUESTION)]
             assert client.post("/approve", params={**grant, "amount": 20.0}).is_success
@@ -228,7 +225,7 @@ def test_the_api_waits_for_a_clerk_after() -> None:
     assert results == [refused, refused, "49.00 euros of INV-1002 refunded", refused]
 
 
-def test_both_agents_of_the_api_share_a_budget() -> None:
+def test_both_agents_of_the_api_share_a_budget(lives: Lives) -> None:
     """A billing agent that never stops leaves one request for the answer of the front desk."""
 
     def never_stops(request: ScriptedRequest) -> ScriptedReply:
@@ -237,7 +234,7 @@ def test_both_agents_of_the_api_share_a_budget() -> None:
         return REFUND[1] if request.tools else say("That is all we know.")
 
     with ScriptedOpenAIServer(never_stops) as server:
-        with serving("after", server) as client:
+        with serving(lives, "after", server) as client:
             answer = client.post("/ask", json=QUESTION)
         assert (len(server.requests), answer.json()["answer"]) == (10, "That is all we know.")
 

@@ -17,9 +17,12 @@ from pathlib import Path
 from shutil import copy
 
 import pytest
+from typer.testing import CliRunner
 
 import planner_ext
-from support.processes import Lives, run_program
+from planner_ext.cli.app import app
+from support.command_line import COMMAND
+from support.processes import Lives
 
 ROOT = Path(__file__).parents[2]
 GUIDES = sorted((ROOT / "samples" / "guides").glob("*.md"))
@@ -62,15 +65,25 @@ def environment(folder: Path) -> dict[str, str]:
     return {**own, "PYTHONPATH": os.pathsep.join(map(str, places)), "COLUMNS": "120"}
 
 
-def typed(folder: Path, line: str) -> str:
+def typed(lives: Lives, folder: Path, line: str) -> str:
     """Run a line of a shell block, which fails if it begins with "!"; return what it printed."""
     words = shlex.split(line.removeprefix("! "), comments=True)
-    modules = {"planner-ext": ["-m", "planner_ext"], "pytest": ["-m", "pytest", "-p", "no:cacheprovider"], "python": []}
-    command = words if words[0] == "grep" else [sys.executable, *modules[words[0]], *words[1:]]
     env = environment(folder)
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False)
+    modules = {"planner-ext": COMMAND, "pytest": ("-m", "pytest", "-p", "no:cacheprovider")}
+    if words[0] in modules:
+        done = lives.run(*modules[words[0]], *words[1:], cwd=folder, env=env)
+    else:
+        command = [sys.executable if words[0] == "python" else words[0], *words[1:]]
+        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == line.startswith("! "), f"{line}\n{done.stdout}{done.stderr}"
     return done.stdout
+
+
+def help_of(command: list[str]) -> str:
+    """Return the help of a command of ``planner-ext``."""
+    shown = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "120"})
+    assert shown.exit_code == 0, command
+    return shown.output
 
 
 def assert_printed(printed: str, expected: str) -> None:
@@ -94,10 +107,11 @@ def test_every_block_of_a_guide_runs(
             (tmp_path / block.file).write_text(text, "utf-8")
         if block.kind in ("python", "diff"):
             file = tmp_path / block.file
-            code, complaint, printed = run_program(lives, file, typed="", cwd=tmp_path, env=environment(tmp_path))
-            assert (code, complaint) == (0, ""), block.file
+            done = lives.run(str(file), cwd=tmp_path, env=environment(tmp_path))
+            assert (done.returncode, done.stderr) == (0, ""), block.file
+            printed = done.stdout
         if block.kind == "sh":
-            printed = "".join(typed(tmp_path, line) for line in block.text.splitlines())
+            printed = "".join(typed(lives, tmp_path, line) for line in block.text.splitlines())
         if block.printed is not None:
             assert_printed(printed, block.printed)
 
@@ -113,14 +127,14 @@ def test_a_guide_is_short_and_its_blocks_are_known(guide: Path) -> None:
 
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.stem)
-def test_commands_that_do_not_run_have_these_options(guide: Path, tmp_path: Path) -> None:
+def test_commands_that_do_not_run_have_these_options(guide: Path) -> None:
     """Each option of a ``console`` block is in the help of its command."""
     lines = [line for block in blocks_of(guide) if block.kind == "console" for line in block.text.splitlines()]
     for line in (line for line in lines if line.startswith("planner-ext ")):
         words = shlex.split(line.removesuffix("&"), comments=True)
-        command = " ".join(words[: 3 if words[1] in ("runs", "approvals") else 2])
+        command = words[1 : 3 if words[1] in ("runs", "approvals") else 2]
         options = [word for word in words if word.startswith("--")]
-        assert [option for option in options if option not in typed(tmp_path, f"{command} --help")] == []
+        assert [option for option in options if option not in help_of(command)] == []
 
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.stem)

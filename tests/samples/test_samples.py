@@ -6,9 +6,6 @@ Nothing that the samples print depends on the clock, the machine or chance, so n
 import ast
 import os
 import re
-import subprocess
-import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent
@@ -17,7 +14,7 @@ import pytest
 
 import planner_ext
 from planner_ext.testing import ScriptedOpenAIServer, say
-from support.processes import Lives, run_program
+from support.processes import Lives
 
 SAMPLES = Path(__file__).parents[2] / "samples"
 OUTPUT = re.compile(r"^Output(?:, if you answer (?P<typed>\w+))?:\n\n(?P<printed>(?: {4}.*\n|\n)+)", re.MULTILINE)
@@ -62,13 +59,6 @@ def environment(**more: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def lives() -> Iterator[Lives]:
-    lives = Lives()
-    yield lives
-    lives.close()
-
-
-@pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Make a directory for each step: its files run one after the other in it."""
     return {step: tmp_path_factory.mktemp(step) for step in {run.step for run in RUNS}}
@@ -77,8 +67,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize("run", RUNS, ids=str)
 def test_a_sample_prints_what_its_header_says(run: Run, lives: Lives, folders: dict[str, Path]) -> None:
     """A sample exits cleanly, complains of nothing, and prints exactly the output in its header."""
-    done = run_program(lives, run.file, typed=run.typed + "\n", cwd=folders[run.step], env=environment())
-    assert done == (0, "", run.printed)
+    done = lives.run(str(run.file), cwd=folders[run.step], env=environment(), typed=run.typed + "\n")
+    assert (done.returncode, done.stderr, done.stdout.strip()) == (0, "", run.printed)
 
 
 @pytest.mark.parametrize("file", PROGRAMS, ids=lambda file: file.stem)
@@ -104,14 +94,11 @@ def test_the_readme_names_every_file_once() -> None:
     assert sorted(link for link in links if not link.startswith("guides/")) == sorted(there)
 
 
-def test_a_real_endpoint_answers_where_the_environment_names_one(tmp_path: Path) -> None:
+def test_a_real_endpoint_answers_where_the_environment_names_one(lives: Lives, tmp_path: Path) -> None:
     """With Semantic Kernel's variables for OpenAI set, a sample asks that endpoint, and its own script says nothing."""
     with ScriptedOpenAIServer([say("1. Ask nobody."), say("Both cost the same.")]) as server:
         env = environment(OPENAI_API_KEY="any", OPENAI_BASE_URL=server.url, OPENAI_CHAT_MODEL_ID="real")
-        command = [sys.executable, str(SAMPLES / "step01_first_run.py")]
-        done = subprocess.run(
-            command, cwd=tmp_path, env=env, capture_output=True, text=True, encoding="utf-8", timeout=120, check=False
-        )
+        done = lives.run(str(SAMPLES / "step01_first_run.py"), cwd=tmp_path, env=env)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[:2] == ["1. Ask nobody.", "answered: Both cost the same."]
     assert [request.body["model"] for request in server.requests] == ["real", "real"]

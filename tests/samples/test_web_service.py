@@ -3,8 +3,6 @@
 import os
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +16,7 @@ from pydantic import TypeAdapter
 import planner_ext
 from planner_ext.durable import Runs
 from support.ag_ui import FrontEnd
+from support.processes import Lives
 
 SAMPLES = Path(__file__).parents[2] / "samples"
 SERVICES = ("step16_service", "step19_ag_ui")
@@ -26,19 +25,18 @@ GOAL = "One lamp of order A-1007 came broken. Refund it."
 
 
 @contextmanager
-def serving(folder: Path, service: str) -> Generator[tuple[httpx.Client, list[str]]]:
+def serving(lives: Lives, folder: Path, service: str) -> Generator[tuple[httpx.Client, list[str]]]:
     """Run a service in a folder; at the end Ctrl-C ends it. Yields a client, and the lines that it printed."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     own = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "PLANNER_EXT_"))}
-    words = [sys.executable, "-m", "uvicorn", "--app-dir", str(SAMPLES), f"{service}:service", "--port", str(port)]
+    words = ("-m", "uvicorn", "--app-dir", str(SAMPLES), f"{service}:service", "--port", str(port))
     env = own | {"PYTHONPATH": str(Path(planner_ext.__file__).parent.parent)}
     with (
-        subprocess.Popen(words, cwd=folder, env=env, stderr=subprocess.PIPE, text=True) as process,
+        lives.program(*words, cwd=folder, env=env) as process,
         httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client,
     ):
-        assert process.stderr is not None
         try:
             printed = [next(line for line in process.stderr if "Uvicorn running" in line)]
             yield client, printed
@@ -48,9 +46,9 @@ def serving(folder: Path, service: str) -> Generator[tuple[httpx.Client, list[st
         assert process.wait() == 0
 
 
-async def test_runs_are_submitted_decided_and_answered_over_http(tmp_path: Path) -> None:
+async def test_runs_are_submitted_decided_and_answered_over_http(lives: Lives, tmp_path: Path) -> None:
     """A web request neither drives a run nor waits for it; what cannot be found or taken is a status and a sentence."""
-    with serving(tmp_path, "step16_service") as (client, printed):
+    with serving(lives, tmp_path, "step16_service") as (client, printed):
         submitted = client.post("/runs", json={"goal": GOAL})
         run_id = submitted.json()
         assert submitted.status_code == 202
@@ -75,7 +73,7 @@ async def test_runs_are_submitted_decided_and_answered_over_http(tmp_path: Path)
     assert "Traceback" not in "".join(printed)
 
 
-async def test_a_front_end_approves_over_http(tmp_path: Path) -> None:
+async def test_a_front_end_approves_over_http(lives: Lives, tmp_path: Path) -> None:
     """Server-sent events of the AG-UI protocol: an interrupt, its answer in the next request, and the result."""
     front = FrontEnd()
 
@@ -86,7 +84,7 @@ async def test_a_front_end_approves_over_http(tmp_path: Path) -> None:
         front.take([EVENT.validate_json(line) for line in lines])
         return front.events[-1]
 
-    with serving(tmp_path, "step19_ag_ui") as (client, printed):
+    with serving(lives, tmp_path, "step19_ag_ui") as (client, printed):
         assert send(client, front.ask(GOAL)).outcome.type == "interrupt"
         (interrupt,) = front.interrupts
         assert interrupt.message == "May this money go back?"

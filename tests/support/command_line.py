@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["SHOP", "Command", "Outcome", "command_line"]
+__all__ = ["COMMAND", "SHOP", "Command", "Outcome", "command_line"]
 
 SHOP = '''
 """What a user's own module may look like, noise included."""
@@ -86,6 +86,10 @@ Command = Callable[..., Outcome]
 """Runs the command with arguments."""
 
 
+COMMAND = ("-m", "planner_ext.cli")
+"""What a program of `Lives` begins with."""
+
+
 def command_line(*arguments: str) -> list[str]:
     """The command line of a separate process."""
-    return [sys.executable, "-m", "planner_ext.cli", *arguments]
+    return [sys.executable, *COMMAND, *arguments]

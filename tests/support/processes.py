@@ -1,19 +1,25 @@
 """Processes for tests, without the seconds that a fresh interpreter needs for its imports."""
 
-import io
 import multiprocessing
 import os
 import runpy
+import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import reduction
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from support import TESTS
 
-__all__ = ["Lives", "run_program"]
+__all__ = ["Forked", "Lives"]
+
+_IMPORTED = ["support.durable", "planner_ext.planner.planner", "planner_ext.cli.app", "planner_ext.cli.run", "uvicorn"]
+_LIMIT_SECONDS = 120
 
 
 class Lives:
@@ -21,7 +27,7 @@ class Lives:
 
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["support.durable", "planner_ext.planner.planner"])
+        self._context.set_forkserver_preload(_IMPORTED)
         self._path = os.environ.get("PYTHONPATH")
         folders = (str(TESTS), str(TESTS / "durable"))  # what a life does is a function of a test module
         os.environ["PYTHONPATH"] = os.pathsep.join([*folders, *filter(None, [self._path])])
@@ -41,11 +47,121 @@ class Lives:
     def live(self, work: Callable[..., Any], *arguments: Any, **environment: str) -> int:
         """Let a life do some work; return its exit code, which is -9 where it was killed."""
         process = self.begin(work, *arguments, **environment)
-        process.join(120)
+        process.join(_LIMIT_SECONDS)
         code = process.exitcode
         process.close()
         assert code is not None, "it does not end"
         return code
+
+    def program(self, *words: str, cwd: Path, env: Mapping[str, str] | None = None) -> "Forked":
+        """Start a program as ``python`` does, with pipes for its output.
+
+        Args:
+            *words: ``-m`` and a module, or a file; then the arguments.
+            cwd: Its working directory.
+            env: Its environment; None for this process's own.
+        """
+        return Forked(self._context, words, cwd, os.environ if env is None else env)
+
+    def run(
+        self, *words: str, cwd: Path, env: Mapping[str, str] | None = None, typed: str = ""
+    ) -> "subprocess.CompletedProcess[str]":
+        """Run a program as `program` starts it, with a text as its input; wait for its end."""
+        with tempfile.TemporaryDirectory() as folder:
+            files = [Path(folder, name) for name in ("in", "out", "err")]
+            files[0].write_text(typed, "utf-8")
+            streams = [
+                _Descriptor(os.open(file, os.O_CREAT | flag))
+                for file, flag in zip(files, (os.O_RDONLY, os.O_WRONLY, os.O_WRONLY), strict=True)
+            ]
+            process = _begun(self._context, words, cwd, os.environ if env is None else env, streams)
+            process.join(_LIMIT_SECONDS)
+            code = process.exitcode
+            if code is None:
+                process.kill()
+                raise subprocess.TimeoutExpired(list(words), _LIMIT_SECONDS)
+            process.close()
+            return subprocess.CompletedProcess(words, code, files[1].read_text("utf-8"), files[2].read_text("utf-8"))
+
+
+class Forked:
+    """A program that runs in a forked process; what tests ask of `subprocess.Popen`.
+
+    Attributes:
+        pid: The number of the process.
+        stdout: Reads what it prints.
+        stderr: Reads what it complains of.
+    """
+
+    def __init__(self, context: Any, words: Sequence[str], cwd: Path, env: Mapping[str, str]) -> None:
+        null = os.open(os.devnull, os.O_RDONLY)
+        from_stdout, to_stdout = os.pipe()
+        from_stderr, to_stderr = os.pipe()
+        self.stdout = os.fdopen(from_stdout, encoding="utf-8")
+        self.stderr = os.fdopen(from_stderr, encoding="utf-8")
+        streams = [_Descriptor(null), _Descriptor(to_stdout), _Descriptor(to_stderr)]
+        self._process: ForkServerProcess = _begun(context, words, cwd, env, streams)
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code; None while it runs."""
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        if self._process.exitcode is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill it."""
+        self.send_signal(signal.SIGKILL)
+
+    def wait(self, timeout: float = _LIMIT_SECONDS) -> int:
+        """Wait for its end; return the exit code."""
+        self._process.join(timeout)
+        assert self._process.exitcode is not None, "it does not end"
+        return self._process.exitcode
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+        self.wait()
+        self.stdout.close()
+        self.stderr.close()
+
+
+class _Descriptor:
+    """A file descriptor that a forked process is given; this process closes its own."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __reduce__(self) -> tuple[Callable[[Any], int], tuple[Any]]:
+        return _taken, (reduction.DupFd(self.number),)
+
+
+def _taken(given: Any) -> int:
+    return given.detach()
+
+
+def _begun(
+    context: Any, words: Sequence[str], cwd: Path, env: Mapping[str, str], streams: Sequence[_Descriptor]
+) -> ForkServerProcess:
+    process = context.Process(target=_program, args=(words, cwd, dict(env), streams), daemon=True)
+    process.start()
+    for stream in streams:
+        os.close(stream.number)
+    return process
 
 
 def _live(work: Callable[..., Any], arguments: Sequence[Any], environment: dict[str, str]) -> None:
@@ -53,21 +169,22 @@ def _live(work: Callable[..., Any], arguments: Sequence[Any], environment: dict[
     work(*arguments)
 
 
-def run_program(lives: Lives, file: Path, *, typed: str, cwd: Path, env: Mapping[str, str]) -> tuple[int, str, str]:
-    """Run a program as ``python file`` does; return its exit code, what it complained of, and what it printed."""
-    with tempfile.TemporaryDirectory() as folder:
-        out, complaint = Path(folder, "out"), Path(folder, "complaint")
-        code = lives.live(_program, file, typed, cwd, dict(env), out, complaint)
-        return code, complaint.read_text("utf-8"), out.read_text("utf-8").strip()
-
-
-def _program(file: Path, typed: str, cwd: Path, env: Mapping[str, str], out: Path, complaint: Path) -> None:
+def _program(words: Sequence[str], cwd: Path, env: Mapping[str, str], streams: Sequence[int]) -> None:
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
-    sys.stdin = io.StringIO(typed)
-    for number, target in ((1, out), (2, complaint)):
-        os.dup2(os.open(target, os.O_CREAT | os.O_WRONLY), number)
-    sys.argv = [str(file)]
-    sys.path.insert(0, str(file.parent))
-    runpy.run_path(str(file), run_name="__main__")
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
+    sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = os.fdopen(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    path = [place for place in env.get("PYTHONPATH", "").split(os.pathsep) if place]
+    if words[0] == "-m":
+        sys.argv = [*words[1:]]
+        sys.path[:0] = [str(cwd), *path]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = [*words]
+        sys.path[:0] = [str(Path(words[0]).parent), *path]
+        runpy.run_path(words[0], run_name="__main__")

@@ -1,14 +1,14 @@
 """The pytest plugin, as a user's project has it: recorded once with a key, replayed without anything."""
 
 import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import planner_ext
 from planner_ext.testing import ScriptedOpenAIServer, call, say
+from support.processes import Lives
 
 CONFTEST = 'pytest_plugins = ["planner_ext.testing.pytest_plugin"]\n'
 TESTS = """
@@ -40,13 +40,21 @@ def test_price(tape):
 CASSETTE = Path("cassettes", "test_shop", "test_price.json")
 
 
-def run_pytest(folder: Path, *arguments: str, **env: str) -> tuple[int, str]:
+RunPytest = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def run_pytest(lives: Lives, project: Path) -> RunPytest:
     """Run the user's tests in a process of their own, without a word about OpenAI unless it is given."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "PYTEST_"))}
-    own |= {"PYTHONPATH": str(Path(planner_ext.__file__).parent.parent), **env}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *arguments]
-    done = subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, timeout=120, check=False)
-    return done.returncode, done.stdout + done.stderr
+
+    def run(*arguments: str, **env: str) -> tuple[int, str]:
+        own = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "PYTEST_"))}
+        own |= {"PYTHONPATH": str(Path(planner_ext.__file__).parent.parent), **env}
+        command = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *arguments)
+        done = lives.run(*command, cwd=project, env=own)
+        return done.returncode, done.stdout + done.stderr
+
+    return run
 
 
 @pytest.fixture
@@ -57,59 +65,68 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def recorded(project: Path) -> tuple[int, str]:
+@pytest.fixture
+def record(run_pytest: RunPytest) -> RunPytest:
     """Record the user's test against a scripted server."""
-    with ScriptedOpenAIServer([call("shop-price", {"article": "lamp"}), say("12 EUR.")]) as server:
-        env = {"OPENAI_API_KEY": "none", "OPENAI_BASE_URL": server.url, "OPENAI_CHAT_MODEL_ID": "gpt-4.1"}
-        return run_pytest(project, "--record", **env)
+
+    def record() -> tuple[int, str]:
+        with ScriptedOpenAIServer([call("shop-price", {"article": "lamp"}), say("12 EUR.")]) as server:
+            env = {"OPENAI_API_KEY": "none", "OPENAI_BASE_URL": server.url, "OPENAI_CHAT_MODEL_ID": "gpt-4.1"}
+            return run_pytest("--record", **env)
+
+    return record
 
 
-def test_a_test_is_recorded_once_and_replayed_without_a_key(project: Path) -> None:
+def test_a_test_is_recorded_once_and_replayed_without_a_key(
+    project: Path, run_pytest: RunPytest, record: RunPytest
+) -> None:
     """Without a cassette a test fails and says how to record it; recorded, it passes without network and key."""
-    code, out = run_pytest(project)
+    code, out = run_pytest()
     assert code == 1
     assert "Record it: pytest --record test_shop.py::test_price" in out
-    code, out = recorded(project)
+    code, out = record()
     assert code == 0, out
     assert (project / CASSETTE).is_file()
-    code, out = run_pytest(project)
+    code, out = run_pytest()
     assert code == 0, out
 
 
-def test_a_changed_function_fails_the_test_and_is_named(project: Path) -> None:
+def test_a_changed_function_fails_the_test_and_is_named(
+    project: Path, run_pytest: RunPytest, record: RunPytest
+) -> None:
     """The failure of the replayed test names the function, what it returned, and what it returns now."""
-    assert recorded(project)[0] == 0
+    assert record()[0] == 0
     (project / "test_shop.py").write_text(TESTS.replace(": 12 EUR", ": 13 EUR"))
-    code, out = run_pytest(project)
+    code, out = run_pytest()
     assert code == 1
     assert "the result of shop-price: expected 'lamp: 12 EUR', got 'lamp: 13 EUR'" in out
     assert "1 failed" in out
     assert "error" not in out.splitlines()[-1]
 
 
-def test_a_test_that_fails_while_it_is_recorded_keeps_its_cassette(project: Path) -> None:
+def test_a_test_that_fails_while_it_is_recorded_keeps_its_cassette(project: Path, record: RunPytest) -> None:
     """Only a test that passes writes its cassette."""
-    assert recorded(project)[0] == 0
+    assert record()[0] == 0
     before = (project / CASSETTE).read_bytes()
     (project / "test_shop.py").write_text(TESTS.replace('"12 EUR."', '"13 EUR."'))
-    assert recorded(project)[0] == 1
+    assert record()[0] == 1
     assert (project / CASSETTE).read_bytes() == before
 
 
-def test_a_marker_takes_the_options_of_a_replay(project: Path) -> None:
+def test_a_marker_takes_the_options_of_a_replay(project: Path, run_pytest: RunPytest, record: RunPytest) -> None:
     """A marker names another file, and has functions answer as recorded."""
     marked = TESTS.replace(
         "def test_price", '@pytest.mark.tape(functions="recorded", path="lamp.json")\ndef test_price'
     )
     (project / "test_shop.py").write_text(marked)
-    assert recorded(project)[0] == 0
+    assert record()[0] == 0
     (project / "test_shop.py").write_text(marked.replace(": 12 EUR", ": 13 EUR"))
-    code, out = run_pytest(project, "--strict-markers")
+    code, out = run_pytest("--strict-markers")
     assert code == 0, out
     assert (project / "lamp.json").is_file()
 
 
-def test_markers_of_class_and_module_add_up(project: Path) -> None:
+def test_markers_of_class_and_module_add_up(project: Path, record: RunPytest) -> None:
     """The scrubs of all markers count, and the nearest of every other option; a class is part of the file's name."""
     method = TESTS[TESTS.index("def test_price") :].replace("(tape)", "(self, tape)").replace("\n", "\n    ")
     marked = (
@@ -119,16 +136,16 @@ def test_markers_of_class_and_module_add_up(project: Path) -> None:
         + "    @pytest.mark.tape(scrub='What does', functions='recorded')\n    "
     )
     (project / "test_shop.py").write_text(marked + method)
-    code, out = recorded(project)
+    code, out = record()
     assert code == 0, out
     text = (project / "cassettes" / "test_shop" / "TestShop_test_price.json").read_text()
     assert not [secret for secret in ("lamp", "12 E", "What does") if secret in text]
 
 
-def test_a_misspelt_option_of_a_marker_is_named(project: Path) -> None:
+def test_a_misspelt_option_of_a_marker_is_named(project: Path, record: RunPytest) -> None:
     """A misspelt scrub would leave secrets in the file, so a test with one fails before it is recorded."""
     (project / "test_shop.py").write_text(TESTS.replace("def test_", "@pytest.mark.tape(scrubs=['lamp'])\ndef test_"))
-    code, out = recorded(project)
+    code, out = record()
     assert code == 1
     assert "tape takes functions, on_difference, path, scrub by name; got scrubs" in out
     assert not (project / CASSETTE).exists()
