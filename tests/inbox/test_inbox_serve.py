@@ -1,4 +1,4 @@
-"""``planner-ext serve``: a process that prints where to sign in, and serves until it is told to end."""
+"""``planner-ext serve``: a process that prints where to sign in, and serves until it is stopped."""
 
 import asyncio
 import re
@@ -88,7 +88,7 @@ def test_without_its_extra_the_command_says_how_to_install_it(
 
 
 async def test_one_address_has_so_many_connections_to_the_command(lives: Lives, store: str) -> None:
-    """Whoever opens connections and sends nothing is told at the 101st; a request on an earlier one is answered."""
+    """A client that only opens connections gets the reason at the 101st; a request on an earlier one is answered."""
     with serving(lives, store) as (address, _):
         match = re.match(r"http://127\.0\.0\.1:(\d+)/", address)
         assert match is not None, address
