@@ -43,6 +43,7 @@ from planner_ext.testing import Script, ScriptedChatCompletion, ScriptedReply, S
 from planner_ext.testing.rules import find_violation
 from support.ag_ui import FrontEnd
 from support.stock import scripted_by
+from support.values import each_of
 
 PAY = call("shop-pay", {"amount": 5})
 APPROVE = {"approved": True}
@@ -133,7 +134,7 @@ async def test_a_run_is_steps_texts_calls_and_results() -> None:
     assert desk.results[1] == "42"
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("payload", "paid", "result"),
     [
         (APPROVE, [5.0], "paid 5.0"),
@@ -201,7 +202,7 @@ async def test_what_is_not_answered_stays_open() -> None:
     assert sorted(desk.shop.paid) == [5.0, 7.0]
 
 
-@pytest.mark.parametrize(
+@each_of(
     "payload",
     [
         "yes",
@@ -357,7 +358,7 @@ async def test_two_tools_keep_their_names() -> None:
     assert [each.function.name for each in assistant.tool_calls or ()] == ["set_colour"]
 
 
-@pytest.mark.parametrize(
+@each_of(
     "schema",
     [None, True, {"type": "object", "properties": None, "required": None}, {"properties": {"colour": True}}],
 )

@@ -17,6 +17,7 @@ import pytest
 
 import planner_ext
 from planner_ext import errors
+from support.values import each_of
 
 PACKAGE = Path(planner_ext.__file__).parent
 README = PACKAGE.parent / "README.md"
@@ -281,7 +282,7 @@ class ScriptedOpenAIServer:
 """
 """Parameters that may be relied upon, with their defaults; ``...`` is any default. Others may be there, by keyword."""
 
-public = pytest.mark.parametrize("name", MODULES)
+public = each_of("name", MODULES)
 
 
 def test_the_root_holds_the_contract_and_nothing_else() -> None:
@@ -289,7 +290,7 @@ def test_the_root_holds_the_contract_and_nothing_else() -> None:
     assert planner_ext.__all__ == ROOT
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("name", "module"),
     [
         *(("ToolCall", "hitl_manager"), ("SharedBudget", "budgets"), ("Approvals", "durable"), ("effect", "durable")),
@@ -342,7 +343,7 @@ def find(name: str) -> Any:
     return getattr(found, method) if method else found
 
 
-@pytest.mark.parametrize(("name", "contract"), promised(), ids=lambda value: value if isinstance(value, str) else "")
+@each_of(("name", "contract"), promised(), ids=lambda value: value if isinstance(value, str) else "")
 def test_a_signature_is_that_of_the_contract(name: str, contract: inspect.Signature) -> None:
     """Parameters keep their names, their kinds and their defaults; a further one can only be given by keyword."""
     seen = inspect.signature(find(name)).parameters

@@ -27,6 +27,7 @@ from planner_ext.durable import WorkerOptions
 from planner_ext.errors import InvalidHistoryError, PlannerInvalidConfigurationError
 from planner_ext.sk.run.options import DEFAULTS, CheckedOptions, RunOptions
 from planner_ext.testing import ScriptedChatCompletion, call, say
+from support.values import each_of
 
 DOORS = (FunctionInvokingChatCompletion, ToolCallHandler, ToolUseSession)
 
@@ -137,7 +138,7 @@ def test_the_planners_options_are_the_same() -> None:
         assert own[name] in (kinds[name], SkipValidation[kinds[name]])
 
 
-@pytest.mark.parametrize("name", [name for name in DEFAULTS if name != "clock"])
+@each_of("name", [name for name in DEFAULTS if name != "clock"])
 def test_an_option_of_a_wrapped_service_holds_unless_it_is_the_doors_alone(name: str) -> None:
     """Each option has a rule for the merge: a door without options has those of the service that it wraps."""
     wrapped = FunctionInvokingChatCompletion(ScriptedChatCompletion([]), **GIVEN)
@@ -147,7 +148,7 @@ def test_an_option_of_a_wrapped_service_holds_unless_it_is_the_doors_alone(name:
 
 
 @every_door
-@pytest.mark.parametrize("name", DEFAULTS)
+@each_of("name", DEFAULTS)
 def test_no_door_loses_an_option(door: type, name: str) -> None:
     """What is given to a door is what its runs work with."""
     given, default = made_by(door, **{name: GIVEN[name]}), made_by(door)
@@ -155,7 +156,7 @@ def test_no_door_loses_an_option(door: type, name: str) -> None:
 
 
 @every_door
-@pytest.mark.parametrize("name", [name for name in DEFAULTS if name != "strict_finish_reason"])
+@each_of("name", [name for name in DEFAULTS if name != "strict_finish_reason"])
 def test_an_option_is_refused_by_name_when_a_door_is_made(door: type, name: str) -> None:
     """A value that means nothing is refused, naming the option, by every door."""
     with pytest.raises(PlannerInvalidConfigurationError, match=name):

@@ -10,6 +10,7 @@ from planner_ext import ApprovalPolicy, Approve
 from planner_ext.hitl_manager import Defer, ToolCall
 from planner_ext.testing import call, calls
 from support.approval import DONE, REFUND, REFUNDED, Door, Shop, results, two_doors, world
+from support.values import each_of
 
 CHANGED = "The function {} was not run: a filter of the application changed what had been approved."
 
@@ -83,8 +84,8 @@ def filtered(here: Any, kind: Any, change: Callable[[Any], None]) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["auto_function_invocation", "function_invocation"])
-@pytest.mark.parametrize("change", CHANGES, ids=lambda one: one.__name__)
-@pytest.mark.parametrize("approver", APPROVERS)
+@each_of("change", CHANGES, ids=lambda one: one.__name__)
+@each_of("approver", APPROVERS)
 async def test_an_approval_from_any_source_binds_the_call(approver: str, change: Any, kind: str) -> None:
     """An interceptor's approval without a name, a rule's and a policy's default: a changed call does not run."""
     here = filtered(world([TRANSFER, DONE], Bank()), kind, change)

@@ -32,6 +32,7 @@ from support.approval import (
     two_doors,
     world,
 )
+from support.values import each_of
 
 
 def as_option(where: str, callback: Any) -> dict[str, Any]:
@@ -177,7 +178,7 @@ GUARDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("guard", GUARDS)
+@each_of("guard", GUARDS)
 @three_doors
 async def test_a_guarded_service_stays_guarded(door: Door, guard: str) -> None:
     """Planner, handler and another wrapper around a guarded service take over its guards: none of them is lost."""
@@ -239,7 +240,7 @@ class Marked:
 STATIC: list[str] = []
 
 
-@pytest.mark.parametrize("name", ["above", "below", "above_with", "below_with", "other_name", "static", "static_below"])
+@each_of("name", ["above", "below", "above_with", "below_with", "other_name", "static", "static_below"])
 @three_doors
 async def test_a_marked_function_waits(door: Door, name: str) -> None:
     """@requires_approval holds above and below @kernel_function, bare and with arguments, on every kind of method."""
@@ -260,7 +261,7 @@ async def test_a_mark_takes_the_runs_expiry(door: Door) -> None:
     assert (outcome.pending[0]["prompt"], outcome.pending[0]["expires_at"] is not None) == ("Really everything?", True)
 
 
-@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), 1e300, -1, 0, True, "60"], ids=repr)
+@each_of("seconds", [float("nan"), float("inf"), 1e300, -1, 0, True, "60"], ids=repr)
 @planner_doors
 async def test_an_expiry_that_means_nothing_is_refused_or_harmless(door: Door, seconds: Any) -> None:
     """Of a mark or of the settings: refused where it is given, or the call waits and the paused run can be read."""

@@ -24,6 +24,7 @@ from support.approval import (
     two_doors,
     world,
 )
+from support.values import each_of
 
 DENY_REFUND = only("refund", Deny("Too much."))
 REFUSED = "The call was refused and did not run: Too much."
@@ -76,9 +77,7 @@ async def test_return_calls_ends_the_run_with_its_batch(door: Door) -> None:
 
 
 @pytest.mark.parametrize("by", ["interceptor", "person"])
-@pytest.mark.parametrize(
-    "batch", [REFUND, calls(REFUND, REFUND), calls(REFUND, call("shop-none"))], ids=["1", "2", "3"]
-)
+@each_of("batch", [REFUND, calls(REFUND, REFUND), calls(REFUND, call("shop-none"))], ids=["1", "2", "3"])
 @two_doors
 async def test_return_calls_returns_a_batch_of_denied_calls_only(door: Door, batch: Any, by: str) -> None:
     """Also where no call of the batch could run: it goes back to the caller unanswered, and no request is made."""
@@ -98,7 +97,7 @@ async def test_return_calls_returns_a_batch_of_denied_calls_only(door: Door, bat
 
 
 @service_and_handler
-@pytest.mark.parametrize("on_denial", ["refuse", "reask", "return_calls"])
+@each_of("on_denial", ["refuse", "reask", "return_calls"])
 async def test_the_requests_of_each_way_are_exact(door: Door, on_denial: Any) -> None:
     """Whatever is done about a denial, the iterations reported are the requests made."""
     here = world([LOOK, calls(LOOK, REFUND), say("Sorry.")])

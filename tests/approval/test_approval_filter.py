@@ -26,6 +26,7 @@ from support.approval_filter import (
     two_entries,
     under_each,
 )
+from support.values import each_of
 
 REFUSED = "The call was refused and did not run: "
 
@@ -236,9 +237,7 @@ async def test_application_arguments_need_not_be_json(entry: Entry, under: Any) 
     assert "hunter2" not in repr(shown)
 
 
-@pytest.mark.parametrize(
-    "options", [{"approver": 5}, {"timeout": 0}, {"timeout": -1}, {"timeout": True}, {"timeout": "5"}]
-)
+@each_of("options", [{"approver": 5}, {"timeout": 0}, {"timeout": -1}, {"timeout": True}, {"timeout": "5"}])
 def test_options_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
     """Policy, approver and timeout are checked, and named."""
     with pytest.raises(PlannerInvalidConfigurationError, match=next(iter(options))):

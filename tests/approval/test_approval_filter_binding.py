@@ -15,6 +15,7 @@ from planner_ext.hitl_manager import ToolCall
 from planner_ext.testing import call
 from support.approval import DONE, Shop, World, asked, both_ways
 from support.approval_filter import AUTO, BOTH, FUNCTION, chat, guarded, read, under_each
+from support.values import each_of
 
 ALLOWING = {"default": "ask", "rules": [{"function": "transfer", "action": "allow"}]}
 
@@ -80,8 +81,8 @@ PLACES = [(AUTO, AUTO[0]), (AUTO, FUNCTION[0]), (FUNCTION, FUNCTION[0]), (BOTH, 
 """Under which types the approval filter is registered, and under which the one behind it."""
 
 
-@pytest.mark.parametrize(("under", "kind"), PLACES, ids=str)
-@pytest.mark.parametrize(
+@each_of(("under", "kind"), PLACES, ids=str)
+@each_of(
     ("change", "who"),
     [*zip(CHANGES, cycle(FILTERS), strict=False)],
     ids=lambda value: getattr(value, "__name__", value),
@@ -133,7 +134,7 @@ async def together(context: Any, next: Any) -> None:
 
 
 @pytest.mark.parametrize("filter", [twice, together], ids=lambda one: one.__name__)
-@pytest.mark.parametrize(("under", "kind"), [(AUTO, AUTO[0]), (AUTO, FUNCTION[0]), (FUNCTION, FUNCTION[0])], ids=str)
+@each_of(("under", "kind"), [(AUTO, AUTO[0]), (AUTO, FUNCTION[0]), (FUNCTION, FUNCTION[0])], ids=str)
 @both_ways
 async def test_one_approval_is_one_start(under: Any, kind: str, filter: Any, streamed: bool) -> None:
     """A second ``next`` of an inner filter gives the result again; what is declared idempotent runs again."""

@@ -31,6 +31,7 @@ from support.approval import (
 )
 from support.approval_filter import AUTO, BOTH, POLICY, agent_of, chat, guarded
 from support.stock import add_filter, every_result
+from support.values import each_of
 
 each_under = pytest.mark.parametrize("under", [AUTO, BOTH], ids=["auto", "both"])
 
@@ -80,7 +81,7 @@ DECISIONS: dict[str, tuple[Any, list[Any], str]] = {
 
 
 @each_under
-@pytest.mark.parametrize("decision", DECISIONS)
+@each_of("decision", DECISIONS)
 @both_ways
 async def test_resumed_the_history_is_whole(streamed: bool, decision: str, under: Any) -> None:
     """The decision's result stands in the place of the waiting one; the history can be sent, and the model goes on."""

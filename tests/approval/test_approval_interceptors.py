@@ -28,6 +28,7 @@ from support.approval import (
     two_doors,
     world,
 )
+from support.values import each_of
 
 
 async def asynchronous(call: ToolCall) -> Any:
@@ -61,7 +62,7 @@ KINDS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each_of("kind", KINDS)
 @two_doors
 async def test_anything_that_can_be_called_may_decide(door: Door, kind: str) -> None:
     """Sync or async, function or object: everything that can be called with the call is an interceptor."""
@@ -98,7 +99,7 @@ MISBEHAVING: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("kind", MISBEHAVING)
+@each_of("kind", MISBEHAVING)
 @two_doors
 async def test_an_interceptor_that_raises_denies(door: Door, kind: str) -> None:
     """The run continues, with a clean text; `test_no_decision.py` has the answers that are not decisions."""
@@ -125,7 +126,7 @@ JUNK: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("kind", JUNK)
+@each_of("kind", JUNK)
 @two_doors
 async def test_a_decision_with_junk_in_it_runs_nothing(door: Door, kind: str) -> None:
     """A decision whose fields mean nothing denies or waits; the run has a value for it, and can be saved and read."""

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import pytest
-
 from planner_ext import ApprovalPolicy, Approve, Deny
 from planner_ext.hitl_manager import ApprovalSettings, Defer, Supply, ToolCall
 from planner_ext.testing import call, calls
@@ -26,6 +24,7 @@ from support.approval import (
     world,
 )
 from support.stock import sent_calls
+from support.values import each_of
 
 ASK_REFUND = {"default": "allow", "rules": [{"function": "refund", "action": "ask"}]}
 
@@ -115,7 +114,7 @@ INVALID_EDITS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("edit", INVALID_EDITS)
+@each_of("edit", INVALID_EDITS)
 @two_doors
 async def test_an_invalid_edit_denies(door: Door, edit: str) -> None:
     """Edited arguments are validated like the model's; an interceptor whose edit does not pass denies the call."""
@@ -177,7 +176,7 @@ ORDER: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", ORDER)
+@each_of("case", ORDER)
 @three_doors
 async def test_the_order_for_a_marked_function(door: Door, case: str) -> None:
     """Interceptors and a policy's rules come before the mark; pre-invoke, defaults and unmatched come after it."""
@@ -212,7 +211,7 @@ DEFAULTS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", DEFAULTS)
+@each_of("case", DEFAULTS)
 @three_doors
 async def test_the_order_of_defaults(door: Door, case: str) -> None:
     """A policy's default is asked after everybody else, and only its silence leaves the call to ``unmatched``."""

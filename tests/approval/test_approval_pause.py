@@ -6,7 +6,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import pytest
 from openai import AsyncOpenAI
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
@@ -36,6 +35,7 @@ from support.approval import (
 )
 from support.approval_process import KEY
 from support.processes import Lives
+from support.values import each_of
 
 ASK: dict[str, Any] = {"interceptors": [ASKING_REFUND]}
 
@@ -201,7 +201,7 @@ async def test_several_pauses_in_one_run(door: Door) -> None:
     check_sendable(done.history)
 
 
-@pytest.mark.parametrize("trip", [1, 2, 3])
+@each_of("trip", [1, 2, 3])
 @every_door
 async def test_a_pause_in_any_trip_keeps_the_budget_exact(door: Door, trip: int) -> None:
     """Whichever trip pauses, a run of N trips makes N requests in all, the last one without functions."""

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import pytest
-
 from planner_ext import Approve, Budget, Deny
 from planner_ext.hitl_manager import ApprovalSettings, Defer
 from planner_ext.testing import call, calls
@@ -22,6 +20,7 @@ from support.approval import (
     three_doors,
     world,
 )
+from support.values import each_of
 
 RETURN = ApprovalSettings(on_denial="return_calls")
 SAFE_RETURN = ApprovalSettings(on_denial="return_calls", on_deferred="run_safe_first")
@@ -108,7 +107,7 @@ async def test_a_final_answer_beside_a_risky_call_ends_the_run(door: Door) -> No
     check_sendable(outcome.history)
 
 
-@pytest.mark.parametrize("control", ["use_attempts", "pre_invoke", "iterations_metadata"])
+@each_of("control", ["use_attempts", "pre_invoke", "iterations_metadata"])
 @planner_doors
 async def test_every_control_of_the_planner_pauses_and_continues(door: Door, control: str) -> None:
     """However many rounds a step may chain, a deferred call pauses the run, and its approval lets it go on."""

@@ -34,6 +34,7 @@ from support.approval import (
     world,
 )
 from support.narrow import as_type, present
+from support.values import each_of
 
 ASK: dict[str, Any] = {"interceptors": [ASKING_REFUND]}
 SCRIPT = [LOOK, ScriptedReply(text="Two at once.", calls=calls(LOOK, REFUND).calls)]
@@ -58,7 +59,7 @@ HISTORIES: dict[str, Callable[[ChatHistory, str], ChatHistory]] = {
 }
 
 
-@pytest.mark.parametrize("kind", HISTORIES)
+@each_of("kind", HISTORIES)
 @service_and_handler
 async def test_any_history_is_brought_up_to_date(door: Door, kind: str) -> None:
     """Resumed with an empty history, the updated one, or one that has the pause's text: it ends as it would have."""

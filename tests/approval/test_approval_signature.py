@@ -11,6 +11,7 @@ from planner_ext.approval.decisions import fingerprint_of
 from planner_ext.errors import DecisionRefusedError
 from planner_ext.hitl_manager import Defer
 from support.approval import ASKING_REFUND, DONE, LOOK, REFUND, REFUNDED, Door, Shop, three_doors, two_doors, world
+from support.values import each_of
 
 ASK: dict[str, Any] = {"interceptors": [ASKING_REFUND]}
 
@@ -43,7 +44,7 @@ class Described(Shop):
         return "paid"
 
 
-@pytest.mark.parametrize("shop", [OtherDefault, OneMore, OtherType])
+@each_of("shop", [OtherDefault, OneMore, OtherType])
 @two_doors
 async def test_a_function_with_other_parameters_is_asked_about_again(door: Door, shop: Any) -> None:
     """An approval of the old one is refused; resumed without it the call waits again, under another fingerprint."""

@@ -30,6 +30,7 @@ from support.approval import (
 )
 from support.narrow import present
 from support.stock import add_filter
+from support.values import each_of
 
 ASK: dict[str, Any] = {"interceptors": [ASKING_REFUND]}
 OTHER = call("shop-refund", {"order": "8", "amount": 1})
@@ -154,7 +155,7 @@ async def test_expiry_is_an_outcome_of_its_own(door: Door) -> None:
     assert "refused" not in results(done.history)[1]
 
 
-@pytest.mark.parametrize("decision", [Approve(), Deny("No."), Supply("x")], ids=["approve", "deny", "supply"])
+@each_of("decision", [Approve(), Deny("No."), Supply("x")], ids=["approve", "deny", "supply"])
 @three_doors
 async def test_late_decisions_are_refused_by_name(door: Door, decision: Any) -> None:
     """From the second of expiry on no decision is taken any more, and nothing runs; a second before it still is."""

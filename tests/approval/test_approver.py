@@ -26,6 +26,7 @@ from support.approval import (
     two_doors,
     world,
 )
+from support.values import each_of
 
 ASKS = ApprovalPolicy.from_dict(
     {"default": "allow", "rules": [{"function": "refund", "action": "ask", "reason": "So much?", "roles": ["boss"]}]}
@@ -47,7 +48,7 @@ async def test_what_is_approved_runs_without_a_pause(door: Door) -> None:
     check_sendable(done.history)
 
 
-@pytest.mark.parametrize(
+@each_of(
     "asking",
     [
         {"interceptors": [lambda call: Defer() if call.function_name == "refund" else None]},
@@ -91,7 +92,7 @@ ANSWERS: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("answer", ANSWERS)
+@each_of("answer", ANSWERS)
 @two_doors
 async def test_the_answer_is_carried_out(door: Door, answer: str) -> None:
     """A denial, a result and an edit count as on a paused run; an approver that fails denies."""
@@ -147,7 +148,7 @@ async def test_approved_for_good_is_not_asked_again(door: Door) -> None:
     assert (len(here.ran), len(asked)) == (2, 1)
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("answer", "questions"),
     [
         (Approve(always="function"), ["a"]),

@@ -27,6 +27,7 @@ from support.approval import (
     world,
 )
 from support.approval_filter import AUTO, POLICY, chat, guarded
+from support.values import each_of
 
 ROLES: dict[str, Any] = {"function": "refund", "action": "ask", "reason": "So much?", "roles": ["manager"]}
 FOR_MANAGERS = ApprovalPolicy.from_dict({"default": "allow", "rules": [ROLES]})
@@ -44,7 +45,7 @@ STAFF_ONLY = ApprovalSettings(authorize=of_staff)
 ALL_DECISIONS = [Approve(by="bo"), Deny("No.", by="bo"), Supply("paid", by="bo"), Approve()]
 
 
-@pytest.mark.parametrize("decision", ALL_DECISIONS, ids=["approve", "deny", "supply", "unnamed"])
+@each_of("decision", ALL_DECISIONS, ids=["approve", "deny", "supply", "unnamed"])
 @every_door
 async def test_who_lacks_the_role_is_refused_and_the_call_still_waits(door: Door, decision: Any) -> None:
     """By name, with the reason, for every decision; nothing ran, and a person with the role decides afterwards."""
@@ -98,7 +99,7 @@ HOOKS: dict[str, tuple[Callable[[DecisionRequest], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("hook", HOOKS)
+@each_of("hook", HOOKS)
 @two_doors
 async def test_only_true_allows(door: Door, hook: str) -> None:
     """A text is the reason, and so is that of an exception; a hook that forgets its return refuses."""
@@ -236,7 +237,7 @@ async def test_the_hook_of_the_run_around_holds_inside_an_agent(by: str, ran: li
 # The filter of a stock kernel.
 
 
-@pytest.mark.parametrize("decision", ALL_DECISIONS, ids=["approve", "deny", "supply", "unnamed"])
+@each_of("decision", ALL_DECISIONS, ids=["approve", "deny", "supply", "unnamed"])
 async def test_the_filter_of_a_stock_kernel_asks_too(decision: Any) -> None:
     """`ApprovalFilter.resume` refuses by name; the call still waits, and who has the role decides it."""
     by = ApprovalFilter(FOR_MANAGERS, authorize=of_staff)
@@ -301,7 +302,7 @@ async def test_the_hook_of_the_kernels_filter_holds_in_a_run(door: Door) -> None
 # What is no hook.
 
 
-@pytest.mark.parametrize("hook", ["manager", True, ApprovalPolicy, [of_staff]])
+@each_of("hook", ["manager", True, ApprovalPolicy, [of_staff]])
 def test_an_invalid_hook_is_refused_by_name(hook: Any) -> None:
     """With the way out: a function that returns True."""
     with pytest.raises(PlannerInvalidConfigurationError, match="authorize must be a function of the request"):

@@ -26,6 +26,7 @@ from support.approval import (
     world,
 )
 from support.stock import add_filter
+from support.values import each_of
 
 ASK: dict[str, Any] = {"interceptors": [ASKING_REFUND]}
 
@@ -66,8 +67,8 @@ def tampered(to: World, kind: Any, tamper: Any) -> None:
     add_filter(to.kernel, kind, tampering)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("tamper", TAMPERING)
+@each_of("kind", KINDS)
+@each_of("tamper", TAMPERING)
 @two_doors
 async def test_a_filter_cannot_change_what_a_person_approved(door: Door, tamper: str, kind: str) -> None:
     """Arguments changed, added, taken away or replaced after a person's approval: the call is refused."""
@@ -80,7 +81,7 @@ async def test_a_filter_cannot_change_what_a_person_approved(door: Door, tamper:
     check_sendable(done.history)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each_of("kind", KINDS)
 @three_doors
 async def test_a_filter_cannot_change_what_a_person_edited(door: Door, kind: str) -> None:
     """Edited arguments are approved ones."""
@@ -92,7 +93,7 @@ async def test_a_filter_cannot_change_what_a_person_edited(door: Door, kind: str
     assert here.ran == []
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each_of("kind", KINDS)
 @three_doors
 async def test_a_filter_that_changes_nothing_keeps_the_approval(door: Door, kind: str) -> None:
     """Filters that only watch leave an approved call as it is: it runs once, with application arguments in place."""
@@ -163,7 +164,7 @@ class Gone:
 REBUILT: dict[str, Any] = {"parameters": Rebuilt, "hidden": Hiding, "type": Strict, "gone": Gone}
 
 
-@pytest.mark.parametrize("how", REBUILT)
+@each_of("how", REBUILT)
 @two_doors
 async def test_a_kernel_that_changed_runs_nothing(door: Door, how: str) -> None:
     """Function gone, or its parameters no longer fit what was approved: refused by name, and the call still waits."""

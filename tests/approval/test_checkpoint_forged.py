@@ -25,6 +25,7 @@ from support.approval import (
     two_doors,
     world,
 )
+from support.values import each_of
 
 ASK: dict[str, Any] = {"interceptors": [ASKING_REFUND]}
 ROBBED = {"order": "7", "amount": 9999}
@@ -105,7 +106,7 @@ def decisions_on(call_id: str, fingerprint: str, *, pinned: bool) -> dict[str, A
 
 
 @pytest.mark.parametrize("pinned", [False, True], ids=["approve", "approve-by-fingerprint"])
-@pytest.mark.parametrize("what", ALTERED)
+@each_of("what", ALTERED)
 @two_doors
 async def test_an_altered_pending_call_is_refused(door: Door, what: str, pinned: bool) -> None:
     """Facts of a pending call that do not agree with each other are refused by name, and nothing runs."""
@@ -139,7 +140,7 @@ def approve_by_hand(facts: list[Any]) -> None:
 FORGERIES = {"flipped": flip, "approved-by-hand": approve_by_hand}
 
 
-@pytest.mark.parametrize("what", FORGERIES)
+@each_of("what", FORGERIES)
 @three_doors
 async def test_a_forged_verdict_runs_nothing(door: Door, what: str) -> None:
     """Of two refunds that wait, one is forged as approved: a door with a key refuses the text by name."""
@@ -189,7 +190,7 @@ async def test_an_expiry_beyond_all_dates_gets_a_named_error(door: Door) -> None
     assert (here.ran, here.requests) == ([], 0)
 
 
-@pytest.mark.parametrize("kept", range(5))
+@each_of("kept", range(5))
 @two_doors
 async def test_a_record_cut_between_facts_runs_nothing(door: Door, kept: int) -> None:
     """With any number of its last facts missing, a decision is refused by name, and nothing runs."""
@@ -201,7 +202,7 @@ async def test_a_record_cut_between_facts_runs_nothing(door: Door, kept: int) ->
     assert (here.ran, here.requests) == ([], 0)
 
 
-@pytest.mark.parametrize("kept", [2, 3, 4])
+@each_of("kept", [2, 3, 4])
 @two_doors
 async def test_a_record_cut_inside_a_batch_says_so(door: Door, kept: int) -> None:
     """Cut where calls are open, it cannot go on, and the error is that of an unusable checkpoint."""
@@ -231,7 +232,7 @@ JUNK: dict[str, Callable[[list[Any]], object]] = {
 }
 
 
-@pytest.mark.parametrize("what", JUNK)
+@each_of("what", JUNK)
 @two_doors
 async def test_junk_in_a_checkpoint_gets_a_named_error(door: Door, what: str) -> None:
     """Junk in any place of a record is refused by an error of the package, and nothing runs."""
@@ -263,7 +264,7 @@ TEXTS: dict[str, str] = {
 
 
 @pytest.mark.parametrize("key", [None, KEY], ids=["without-key", "with-key"])
-@pytest.mark.parametrize("what", TEXTS)
+@each_of("what", TEXTS)
 def test_a_text_other_than_a_checkpoint_is_refused(what: str, key: bytes | None) -> None:
     """Not JSON, not ours, or endless: one error, whether a key is given or not."""
     with pytest.raises(InvalidCheckpointError):
@@ -296,7 +297,7 @@ async def test_signed_text_is_read_with_its_key_only() -> None:
             Checkpoint.from_json(text, key=KEY)
 
 
-@pytest.mark.parametrize("signature", [None, "", 5, True, [], "é", "\ud800", "0" * 64], ids=ascii)
+@each_of("signature", [None, "", 5, True, [], "é", "\ud800", "0" * 64], ids=ascii)
 async def test_any_other_signature_is_refused(signature: Any) -> None:
     """A signature that is missing, of another type, or of any other text is a wrong one."""
     data = json.loads(Checkpoint.from_json(await paused()).to_json(key=KEY)) | {"signature": signature}
@@ -304,7 +305,7 @@ async def test_any_other_signature_is_refused(signature: Any) -> None:
         Checkpoint.from_json(json.dumps(data), key=KEY)
 
 
-@pytest.mark.parametrize("what", [*ALTERED, "flipped", "approved-by-hand", "robbed"])
+@each_of("what", [*ALTERED, "flipped", "approved-by-hand", "robbed"])
 async def test_every_alteration_breaks_the_signature(what: str) -> None:
     """No forgery survives a key, however consistent it is in itself."""
     forge = ALTERED | {
@@ -333,7 +334,7 @@ def test_one_changed_character_breaks_the_signature(signed_text: str, data: st.D
         Checkpoint.from_json(forged, key=KEY)
 
 
-@pytest.mark.parametrize("key", ["a text", 5, b""], ids=repr)
+@each_of("key", ["a text", 5, b""], ids=repr)
 async def test_a_key_that_protects_nothing_is_refused(key: Any) -> None:
     """A key is bytes, and not empty: anything else is refused before a text is signed or read with it."""
     checkpoint = Checkpoint.from_json(await paused())

@@ -47,6 +47,7 @@ from support.approval import (
     world,
 )
 from support.narrow import as_type, present
+from support.values import each_of
 
 KEY, OTHER = b"the-signing-key", b"another-key"
 ASK: dict[str, Any] = {"interceptors": [ASKING_REFUND]}
@@ -112,7 +113,7 @@ async def forged(how: str) -> Checkpoint:
 FORGED = ["by-hand", "unsigned-text", "altered-text", "another-key", "replaced-facts", "stolen-signature"]
 
 
-@pytest.mark.parametrize("how", FORGED)
+@each_of("how", FORGED)
 async def test_an_object_that_was_not_signed_is_refused(how: str) -> None:
     """A `Checkpoint` object is verified like a text: by planner, planner's ``cancel``, service and handler."""
     checkpoint, here = await forged(how), world([DONE])
@@ -130,7 +131,7 @@ async def test_an_object_that_was_not_signed_is_refused(how: str) -> None:
     assert (here.ran, here.requests) == ([], 0)
 
 
-@pytest.mark.parametrize("how", ["object", "read-with-key", "read-without-key", "pickled", "copied"])
+@each_of("how", ["object", "read-with-key", "read-without-key", "pickled", "copied"])
 async def test_a_signed_object_is_taken(how: str) -> None:
     """Signed and unaltered, an object is taken however it was kept: the door itself verifies it."""
     signed = await signed_checkpoint()
@@ -272,7 +273,7 @@ def with_nested_key_twice(data: dict[str, Any]) -> str:
 UNKNOWN = [with_top_key, with_nested_key, with_fact_key, with_message_key, with_facts_twice, with_nested_key_twice]
 
 
-@pytest.mark.parametrize("change", UNKNOWN)
+@each_of("change", UNKNOWN)
 async def test_a_key_that_no_checkpoint_has_is_refused(change: Any) -> None:
     """With a key: a JSON key that is unknown, or stands twice, at the top or within, makes the text unusable."""
     text = change(json.loads((await signed_checkpoint()).to_json()))
@@ -285,7 +286,7 @@ async def test_a_key_that_no_checkpoint_has_is_refused(change: Any) -> None:
     assert here.ran == []
 
 
-@pytest.mark.parametrize("change", [with_top_key, with_nested_key, with_facts_twice, with_nested_key_twice])
+@each_of("change", [with_top_key, with_nested_key, with_facts_twice, with_nested_key_twice])
 async def test_a_key_that_no_checkpoint_has_is_refused_without_a_signature(change: Any) -> None:
     """Without a key as well, as far as it can be known."""
     data = json.loads((await planner_with(**ASK).invoke(world([REFUND]).kernel, "Refund.")).checkpoint.to_json())
@@ -293,7 +294,7 @@ async def test_a_key_that_no_checkpoint_has_is_refused_without_a_signature(chang
         Checkpoint.from_json(change(data))
 
 
-@pytest.mark.parametrize("key", ["secret-text", b"", 7, bytearray(b"secret-text")], ids=repr)
+@each_of("key", ["secret-text", b"", 7, bytearray(b"secret-text")], ids=repr)
 async def test_a_key_that_protects_nothing_is_refused_without_being_shown(key: Any) -> None:
     """Each door takes bytes, at least one, names the option, and does not print what it got."""
     here = world([])

@@ -26,6 +26,7 @@ from planner_ext.sk import checkpoint as taken
 from planner_ext.testing import Script, call, calls, say
 from support.approval import ASKING_REFUND, DONE, LOOK, REFUND, REFUNDED, Shop, World, asked, settings_with, world
 from support.narrow import present
+from support.values import each_of
 
 ASK: dict[str, Any] = {"interceptors": [ASKING_REFUND]}
 TWO = calls(REFUND, REFUND)
@@ -86,7 +87,7 @@ every_object = pytest.mark.parametrize(
 ONCE = "was decided before"
 
 
-@pytest.mark.parametrize("second", [Approve(), Approve(arguments={"order": "7", "amount": 1}), Deny(), Supply("x")])
+@each_of("second", [Approve(), Approve(arguments={"order": "7", "amount": 1}), Deny(), Supply("x")])
 @every_object
 async def test_a_second_decision_is_refused(kind: str, streamed: bool, second: Any) -> None:
     """Resumed again with any decision on the same call, the object refuses by name, and nothing runs."""

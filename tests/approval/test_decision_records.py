@@ -17,11 +17,12 @@ from planner_ext.core.errors import InvalidLimitError
 from planner_ext.core.facts import CallDecided, Fact
 from planner_ext.testing import ScriptedChatCompletion, call, say
 from support.core import calls, clarified, decided, replied, run_started
+from support.values import each_of
 
 BEGUN: list[Fact] = [run_started(), replied(calls("f"))]
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("fact", "record"),
     [
         ({"verdict": "run"}, None),
@@ -56,9 +57,7 @@ def test_an_answer_to_a_question_counts_and_silence_does_not() -> None:
     assert answered.requested == {"question": "where?"}
 
 
-@pytest.mark.parametrize(
-    ("setting", "value"), [("unmatched", "allow"), ("on_denial", ""), ("on_deferred", None), ("expires_in", 0)]
-)
+@each_of(("setting", "value"), [("unmatched", "allow"), ("on_denial", ""), ("on_deferred", None), ("expires_in", 0)])
 def test_a_setting_that_cannot_be_used_is_refused(setting: str, value: Any) -> None:
     with pytest.raises(InvalidLimitError, match=f"{setting} must be .*; got "):
         ApprovalSettings(**{setting: value})
@@ -78,7 +77,7 @@ class Shop:
         return f"refunded {amount}"
 
 
-@pytest.mark.parametrize(("amount", "edited"), [(50, False), (50.0, False), (20, True)])
+@each_of(("amount", "edited"), [(50, False), (50.0, False), (20, True)])
 async def test_an_edit_that_changes_nothing_is_an_approval(amount: float, edited: bool) -> None:
     """Nobody reads of edited arguments where a form returned those that it showed."""
     kernel = Kernel()

@@ -24,6 +24,7 @@ from support.approval import (
     two_doors,
     world,
 )
+from support.values import each_of
 
 ASK: dict[str, Any] = {"interceptors": [ASKING_REFUND]}
 OTHER = call("shop-refund", {"order": "7", "amount": 51})
@@ -138,7 +139,7 @@ JUNK: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("kind", JUNK)
+@each_of("kind", JUNK)
 @two_doors
 async def test_an_invalid_decision_is_refused(door: Door, kind: str) -> None:
     """An object of another type, or with junk in it, is refused by the call's name; the call still waits."""
@@ -178,7 +179,7 @@ async def test_a_coroutine_is_refused_as_a_decision(door: Door) -> None:
 
 
 @two_doors
-@pytest.mark.parametrize("decisions", [[], "call_2", Approve(), 5, [("call_2", Approve())]], ids=repr)
+@each_of("decisions", [[], "call_2", Approve(), 5, [("call_2", Approve())]], ids=repr)
 async def test_decisions_other_than_a_mapping_get_a_named_error(door: Door, decisions: Any) -> None:
     """Decisions go by call id; anything else is refused by an error of ours, or as nothing where it is empty."""
     here = world([])
@@ -219,7 +220,7 @@ SURROGATES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("what", SURROGATES)
+@each_of("what", SURROGATES)
 @two_doors
 async def test_text_that_no_request_can_carry(door: Door, what: str) -> None:
     """A decision's text with a lone surrogate is refused, or made fit to be sent; the run is not lost."""

@@ -28,6 +28,7 @@ from support.approval import (
 )
 from support.approval_filter import AUTO, chat, guarded
 from support.stock import add_filter
+from support.values import each_of
 
 RULES: dict[str, Any] = {
     "default": "allow",
@@ -164,9 +165,7 @@ each_answer = pytest.mark.parametrize(
 
 
 @by_option_or_filter
-@pytest.mark.parametrize(
-    ("answers", "questions", "ran"), INLINE, ids=["deny", "then-fine", "boss", "no", "two", "fine"]
-)
+@each_of(("answers", "questions", "ran"), INLINE, ids=["deny", "then-fine", "boss", "no", "two", "fine"])
 @two_doors
 async def test_an_approver_beside_the_run_is_asked_once_more(
     door: Door, answers: Any, questions: Any, ran: Any, of_filter: bool
@@ -182,9 +181,7 @@ async def test_an_approver_beside_the_run_is_asked_once_more(
     assert (done.status, seen, here.ran) == ("answered", questions, ran)
 
 
-@pytest.mark.parametrize(
-    ("answers", "questions", "ran"), INLINE, ids=["deny", "then-fine", "boss", "no", "two", "fine"]
-)
+@each_of(("answers", "questions", "ran"), INLINE, ids=["deny", "then-fine", "boss", "no", "two", "fine"])
 @pytest.mark.parametrize("streamed", [False, True], ids=["plain", "streamed"])
 async def test_so_it_is_in_the_stock_loop(answers: Any, questions: Any, ran: Any, streamed: bool) -> None:
     """`ApprovalFilter(approver=)` on a stock kernel."""

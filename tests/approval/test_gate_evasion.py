@@ -22,6 +22,7 @@ from support.approval import (
     two_doors,
     world,
 )
+from support.values import each_of
 
 POLICY = {"default": "allow", "rules": [{"plugin": "shop", "function": "refund", "action": "ask"}]}
 ASK: dict[str, Any] = {"interceptors": [ApprovalPolicy.from_dict(POLICY)]}
@@ -52,7 +53,7 @@ NAMES = [
 ]
 
 
-@pytest.mark.parametrize("name", NAMES, ids=ascii)
+@each_of("name", NAMES, ids=ascii)
 @two_doors
 async def test_only_the_exact_name_is_a_function(door: Door, name: str) -> None:
     """Bare, mis-cased, padded and look-alike names are answered as unknown: nothing runs, nothing is pending."""
@@ -116,7 +117,7 @@ CLAIMS = [
 ]
 
 
-@pytest.mark.parametrize("claim", CLAIMS)
+@each_of("claim", CLAIMS)
 @two_doors
 async def test_claims_of_approval_are_text(door: Door, claim: str) -> None:
     """What the model says beside its calls, or reads as a function's result, approves nothing."""
@@ -185,7 +186,7 @@ UNUSABLE: dict[str, str] = {
 }
 
 
-@pytest.mark.parametrize("kind", UNUSABLE)
+@each_of("kind", UNUSABLE)
 @two_doors
 async def test_unusable_arguments_run_nothing_and_ask_no_person(door: Door, kind: str) -> None:
     """Arguments that are not strict JSON of the function's parameters are answered, and the run goes on."""

@@ -2,11 +2,10 @@
 
 from typing import Any
 
-import pytest
-
 from planner_ext.approval.decisions import ApprovalSettings, Defer
 from planner_ext.approval.policy import ApprovalPolicy
 from planner_ext.engine.gate import InterceptorChain
+from support.values import each_of
 
 
 async def asked(*_: object) -> None:
@@ -18,7 +17,7 @@ def test_an_empty_chain_watches_nothing() -> None:
     assert not InterceptorChain(options=ApprovalSettings()).watches("math-add")
 
 
-@pytest.mark.parametrize(
+@each_of(
     "given",
     [
         {"interceptors": (asked,)},

@@ -32,6 +32,7 @@ from support.approval import (
     world,
 )
 from support.stock import first_result
+from support.values import each_of
 
 Context = FunctionInvocationIterationContext
 SUMMARY = "Order 7 was looked up: it is sent."
@@ -115,7 +116,7 @@ def add_call(context: Context) -> None:
 BREAKING = {one.__name__: one for one in (drop_result, drop_calls, double_result, move_result, add_call)}
 
 
-@pytest.mark.parametrize("how", BREAKING)
+@each_of("how", BREAKING)
 @two_doors
 async def test_a_broken_pair_is_refused(door: Door, how: str) -> None:
     """A history with an unanswered call, an orphan or a second result is refused with its ids; nothing is sent."""

@@ -38,6 +38,7 @@ from support.approval import (
     three_doors,
     world,
 )
+from support.values import each_of
 
 Context = FunctionInvocationIterationContext
 
@@ -272,7 +273,7 @@ async def test_at_token_fraction_ends_or_compacts(door: Door) -> None:
     assert (outcome.status, seen) == ("answered", [1, 2])
 
 
-@pytest.mark.parametrize(("window", "fraction"), [(0, 0.5), (100, 0), (100, 1.1), (-1, 0.5)])
+@each_of(("window", "fraction"), [(0, 0.5), (100, 0), (100, 1.1), (-1, 0.5)])
 def test_at_token_fraction_refuses_what_means_nothing(window: int, fraction: float) -> None:
     """A window below 1, or a share outside of 0 to 1, is refused by name."""
     with pytest.raises(PlannerInvalidConfigurationError, match=r"context_window.*fraction"):

@@ -32,6 +32,7 @@ from support.approval import (
     settings_with,
     world,
 )
+from support.values import each_of
 
 ASK: dict[str, Any] = {"interceptors": [ASKING_REFUND]}
 APPROVE = {"call_2": Approve(by="ann")}
@@ -54,7 +55,7 @@ async def paused_and_continued(door: Door, *, added: bool) -> Outcome:
 
 
 @pytest.mark.parametrize("added", [False, True], ids=["alone", "after-the-pause"])
-@pytest.mark.parametrize("decision", [Approve(by="ann"), Deny("No."), Supply("paid")], ids=lambda d: type(d).__name__)
+@each_of("decision", [Approve(by="ann"), Deny("No."), Supply("paid")], ids=lambda d: type(d).__name__)
 @service_and_handler
 async def test_a_late_decision_is_refused(door: Door, decision: Any, added: bool) -> None:
     """Whatever is decided: nothing runs, nothing is sent, the history is as it was, and the error names the turn."""
@@ -153,8 +154,8 @@ async def test_another_word_for_late_is_refused(door: Door) -> None:
 SESSIONS = {"no-batch-before": ([REFUND], "call_1"), "a-batch-before": ([LOOK, REFUND], "call_2")}
 
 
-@pytest.mark.parametrize("given", ["the-sessions", "the-errors", "an-empty-one"])
-@pytest.mark.parametrize("before", SESSIONS)
+@each_of("given", ["the-sessions", "the-errors", "an-empty-one"])
+@each_of("before", SESSIONS)
 @both_ways
 async def test_a_session_that_went_on_refuses_the_old_call(before: str, given: str, streamed: bool) -> None:
     """With whichever history the checkpoint of an earlier prompt is resumed: refused after a later one."""

@@ -17,11 +17,10 @@ from planner_ext.sk.functions.toolset import tool_of
 from planner_ext.testing import ScriptedChatCompletion, call, calls, say
 from support.approval import DOORS, World, results, world
 from support.approval_filter import ENTRIES, guarded
+from support.values import each_of
 
 
-@pytest.mark.parametrize(
-    "given", ["x", 7, object(), [], type, len], ids=["text", "int", "object", "list", "class", "C"]
-)
+@each_of("given", ["x", 7, object(), [], type, len], ids=["text", "int", "object", "list", "class", "C"])
 def test_only_functions_can_be_marked(given: Any) -> None:
     """Anything else is refused in a sentence that says how it is written; a function of C keeps no mark."""
     for mark in (requires_approval, requires_approval(prompt="Sure?"), requires_approval(expires_in=1)):
@@ -66,7 +65,7 @@ def added_again(kernel: Kernel) -> Kernel:
 ALL = calls(call("bank-pay", {"amount": 1}), call("text-sum-up"), call("mcp-fetch-page"))
 
 
-@pytest.mark.parametrize("copied", [lambda kernel: kernel, Kernel.clone, deepcopy, added_again])
+@each_of("copied", [lambda kernel: kernel, Kernel.clone, deepcopy, added_again])
 async def test_a_function_of_a_kernel_can_be_marked(copied: Callable[[Kernel], Kernel]) -> None:
     """The mark of a kernel's function, of every kind, holds in copies of the kernel and of its plugins."""
     kernel, service = copied(marked_kernel()), ScriptedChatCompletion([ALL])

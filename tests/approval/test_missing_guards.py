@@ -6,12 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from planner_ext import ApprovalPolicy
 from planner_ext.approval.guards import guard_name
 from planner_ext.core.facts import Guards
 from planner_ext.engine.activation import missing_guards
+from support.values import each_of
 
 REFUND = {"function": "refund", "action": "ask"}
 LOOK = {"function": "look", "action": "allow"}
@@ -39,7 +38,7 @@ def test_a_guard_is_named_as_another_process_finds_it() -> None:
     assert json.loads(guard_name(ApprovalPolicy.model_validate({"default": "deny", "rules": []})))["default"] == "deny"
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("change", "same"),
     [
         ({}, True),
@@ -66,7 +65,7 @@ def test_the_guard_of_a_program_has_the_name_of_its_file(tmp_path: Path) -> None
     assert runpy.run_path(str(program), run_name="__main__")["NAME"] == "till.guard"
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("before", "now", "found"),
     [
         ({}, {"interceptors": ("a",)}, ""),

@@ -15,6 +15,7 @@ from planner_ext.testing import calls
 from support.approval import DONE, LOOK, REFUND, Door, asked, check_sendable, every_door, planner_with, two_doors, world
 from support.approval_filter import chat
 from support.stock import add_filter
+from support.values import each_of
 
 ANSWERS: dict[str, Any] = {
     "true": True,
@@ -25,7 +26,7 @@ ANSWERS: dict[str, Any] = {
     "mapping": {"approve": True},
     "class": Approve,
 }
-each_answer = pytest.mark.parametrize("kind", ANSWERS)
+each_answer = each_of("kind", ANSWERS)
 
 
 def asks(call: Any) -> Any:
@@ -55,7 +56,7 @@ OPTIONS = ("interceptor", "approver", "filter", "filter-approver")
 
 
 @each_answer
-@pytest.mark.parametrize("option", OPTIONS)
+@each_of("option", OPTIONS)
 @two_doors
 async def test_an_answer_other_than_a_decision_is_a_named_error(door: Door, option: str, kind: str) -> None:
     """Names the function and what it answered; nothing of the batch ran, and no further request is made."""
@@ -88,7 +89,7 @@ async def test_a_session_raises_it() -> None:
     assert here.ran == []
 
 
-@pytest.mark.parametrize("answer", ["yes", 1, None, Approve()], ids=str)
+@each_of("answer", ["yes", 1, None, Approve()], ids=str)
 @two_doors
 async def test_pre_invoke_answers_true_or_false(door: Door, answer: Any) -> None:
     """Of this one, True and False are the answers, and no other."""
@@ -98,7 +99,7 @@ async def test_pre_invoke_answers_true_or_false(door: Door, answer: Any) -> None
     assert here.ran == []
 
 
-@pytest.mark.parametrize("answer", ["yes", 1, ()], ids=str)
+@each_of("answer", ["yes", 1, ()], ids=str)
 @two_doors
 async def test_a_check_answers_true_or_false(door: Door, answer: Any) -> None:
     """So does check_for_intervention; a decision and None are understood, too."""
@@ -135,7 +136,7 @@ async def test_the_stock_loop_raises_it(option: str, streamed: bool) -> None:
 POLICY = ApprovalPolicy.from_dict({"default": "ask"})
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("value", "way_out"),
     [
         (POLICY, r"Put it into a list: interceptors=\[\.\.\.\]\."),

@@ -23,6 +23,7 @@ from support.approval import (
 )
 from support.narrow import as_type
 from support.stock import sent_calls
+from support.values import each_of
 
 SPELLINGS: list[Any] = [7, "7", 7.0, " 7", "7 ", "+7", "007", "0_7"]
 """One account in eight spellings: all are accepted for a number."""
@@ -56,7 +57,7 @@ def denying(**predicate: Any) -> ApprovalPolicy:
     return ApprovalPolicy.from_dict({"default": "allow", "rules": [rule]})
 
 
-@pytest.mark.parametrize("predicate", [{"equals": 7}, {"one_of": [5, 7]}, {"lt": 8}, {"equals": "7"}, {"glob": "7"}])
+@each_of("predicate", [{"equals": 7}, {"one_of": [5, 7]}, {"lt": 8}, {"equals": "7"}, {"glob": "7"}])
 @three_doors
 async def test_no_spelling_gets_around_a_rule(door: Door, predicate: dict[str, Any]) -> None:
     """What a deny rule is for, or cannot be compared with, is denied in each of its spellings."""

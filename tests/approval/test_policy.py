@@ -11,6 +11,7 @@ from planner_ext.errors import InvalidPolicyError
 from planner_ext.hitl_manager import Decision, Defer, ToolCall
 from planner_ext.testing import call, calls
 from support.approval import DONE, LOOK, REFUND, Door, three_doors, world
+from support.values import each_of
 
 
 def a_call(plugin: str = "shop", function: str = "refund", **arguments: Any) -> ToolCall:
@@ -122,7 +123,7 @@ UNUSABLE: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("what", UNUSABLE)
+@each_of("what", UNUSABLE)
 def test_what_means_nothing_is_refused_by_name(what: str) -> None:
     """Unknown keys, a missing default and values that no predicate takes are refused; the error names the place."""
     data, named = UNUSABLE[what]
@@ -147,7 +148,7 @@ TEXTS: dict[str, tuple[str, str]] = {
 }
 
 
-@pytest.mark.parametrize("what", TEXTS)
+@each_of("what", TEXTS)
 def test_invalid_yaml_of_a_policy_is_refused_by_name(what: str) -> None:
     """Duplicate keys on any level, other documents and other tags are refused; a policy never runs anything."""
     text, named = TEXTS[what]
@@ -185,7 +186,7 @@ GLOBS = [
 ]
 
 
-@pytest.mark.parametrize(("pattern", "name", "matches"), GLOBS)
+@each_of(("pattern", "name", "matches"), GLOBS)
 def test_globs_are_case_sensitive_and_match_whole_names(pattern: str, name: str, matches: bool) -> None:
     """``*``, ``?`` and ``[]`` are patterns, everything else is itself, upper and lower case are different."""
     assert (verdict(policy({"function": pattern, "action": "deny"})(a_call(function=name))) == "deny") == matches
@@ -197,7 +198,7 @@ def test_a_glob_for_the_plugin_does_not_match_the_function() -> None:
     assert verdict(read(a_call())) == "ask"
 
 
-@pytest.mark.parametrize("where", ["function", "plugin", "argument"])
+@each_of("where", ["function", "plugin", "argument"])
 def test_a_pathological_pattern_hangs_nothing(where: str) -> None:
     """Fifty stars on a name of ten thousand characters are matched: no pattern can hang a run."""
     pattern, name = "*a" * 50 + "b", "a" * 10_000
@@ -258,7 +259,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("what", HOSTILE)
+@each_of("what", HOSTILE)
 def test_a_value_that_no_argument_equals_is_refused(what: str) -> None:
     """Dates, endless aliases and depths get the policy's own error: none is silently without effect, or hangs."""
     value, problem = HOSTILE[what]

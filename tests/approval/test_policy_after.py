@@ -43,6 +43,7 @@ from support.approval import (
     world,
 )
 from support.approval_filter import AUTO, BOTH, FUNCTION, chat, guarded
+from support.values import each_of
 
 RULE = {"function": "refund", "after": "shop-look", "action": "ask"}
 POLICY = ApprovalPolicy.from_dict({"default": "allow", "rules": [RULE]})
@@ -77,7 +78,7 @@ def asks(after: Any, called: Any) -> bool:
 # What a rule says.
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("after", "called", "expected"),
     [
         ("web-fetch", {"web-fetch"}, True),
@@ -112,7 +113,7 @@ def test_no_name_and_no_pattern_fails(name: str, pattern: str) -> None:
     assert asks(pattern, {name}) in (True, False)
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("rule", "named"),
     [
         ({"after": "web-fetch", "action": "allow"}, "actions ask and deny"),
@@ -167,7 +168,7 @@ async def test_a_name_that_no_function_has_is_logged(caplog: pytest.LogCaptureFi
 
 
 @three_doors
-@pytest.mark.parametrize(
+@each_of(
     ("script", "status", "ran"),
     [
         ((LOOK, REFUND, DONE), "paused", [LOOKED]),
@@ -208,7 +209,7 @@ async def test_a_call_that_did_not_start_does_not_count(decision: Any) -> None:
 
 
 @service_and_handler
-@pytest.mark.parametrize("name", ["shop-look", "Shop.Look", "shop_look"])
+@each_of("name", ["shop-look", "Shop.Look", "shop_look"])
 async def test_calls_in_the_history_that_a_run_begins_with_count(door: Door, name: str) -> None:
     """A chat that goes on has read what it has read; a pair that was put there makes a rule only stricter."""
     history, here = asked(), world([REFUND, DONE])
@@ -360,7 +361,7 @@ async def test_without_a_chat_history_every_rule_with_after_matches() -> None:
         assert here.ran == [REFUNDED]
 
 
-@pytest.mark.parametrize("under", [AUTO, FUNCTION, BOTH])
+@each_of("under", [AUTO, FUNCTION, BOTH])
 async def test_a_filter_on_a_kernel_of_a_run_knows_what_the_run_knows(under: Any) -> None:
     """On a kernel that a run works on, the filter decides by the run's calls, also inside of functions."""
     here = guarded([LOOK, REFUND, DONE], by=ApprovalFilter(POLICY), under=under)

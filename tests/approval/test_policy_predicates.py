@@ -3,13 +3,13 @@
 from dataclasses import replace
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_policy import a_call, policy, verdict
 
 from planner_ext import ApprovalPolicy
 from planner_ext.hitl_manager import Decision
+from support.values import each_of
 
 HOLDS: list[tuple[dict[str, Any], Any, bool]] = [
     ({"equals": 5}, 5, True),
@@ -54,7 +54,7 @@ HOLDS: list[tuple[dict[str, Any], Any, bool]] = [
 ]
 
 
-@pytest.mark.parametrize(("predicate", "value", "holds"), HOLDS, ids=repr)
+@each_of(("predicate", "value", "holds"), HOLDS, ids=repr)
 def test_each_predicate(predicate: dict[str, Any], value: Any, holds: bool) -> None:
     """Equals compares JSON values (a boolean is not a number, on any level), bounds compare numbers, glob texts."""
     rule = {"arguments": {"x": predicate}, "action": "allow"}
@@ -113,8 +113,8 @@ DECIDABLE: list[tuple[dict[str, Any], Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("predicate", "value"), DECIDABLE, ids=repr)
-@pytest.mark.parametrize("action", ["deny", "ask", "allow"])
+@each_of(("predicate", "value"), DECIDABLE, ids=repr)
+@each_of("action", ["deny", "ask", "allow"])
 def test_what_differs_matches_no_rule(predicate: dict[str, Any], value: Any, action: str) -> None:
     """A value of the condition's own type that differs does not match, under any action."""
     default = "deny" if action == "allow" else "allow"
@@ -123,8 +123,8 @@ def test_what_differs_matches_no_rule(predicate: dict[str, Any], value: Any, act
     )
 
 
-@pytest.mark.parametrize(("predicate", "arguments"), NOT_EVALUABLE, ids=repr)
-@pytest.mark.parametrize(
+@each_of(("predicate", "arguments"), NOT_EVALUABLE, ids=repr)
+@each_of(
     ("action", "default", "expected"),
     [
         ("deny", "allow", "deny"),

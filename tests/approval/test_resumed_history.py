@@ -30,6 +30,7 @@ from support.approval import (
     service_and_handler,
     world,
 )
+from support.values import each_of
 
 ASK: dict[str, Any] = {"interceptors": [ASKING_REFUND]}
 SCRIPT = [LOOK, calls(LOOK, REFUND)]
@@ -97,7 +98,7 @@ def _call(call_id: str, name: str, arguments: str) -> ChatMessageContent:
     return ChatMessageContent(role=AuthorRole.ASSISTANT, items=[call])
 
 
-@pytest.mark.parametrize("what", OTHERS)
+@each_of("what", OTHERS)
 @service_and_handler
 async def test_the_history_of_another_run_is_refused(door: Door, what: str) -> None:
     """One message differs in role, text, call, name, arguments or result, is missing or too many: refused by name."""
@@ -114,7 +115,7 @@ ADDED: dict[str, list[tuple[str, str]]] = {
 
 
 @pytest.mark.parametrize("with_own", [False, True], ids=["alone", "after-the-pause"])
-@pytest.mark.parametrize("what", ADDED)
+@each_of("what", ADDED)
 @service_and_handler
 async def test_what_the_caller_added_is_kept(door: Door, what: str, with_own: bool) -> None:
     """Messages that the caller added while the run waited stay, an assistant's, too; the pause's own is taken out."""

@@ -12,6 +12,7 @@ from planner_ext.engine.document import dump_facts, load_facts
 from planner_ext.errors import InvalidLimitError, InvalidPolicyError
 from planner_ext.testing import ScriptedChatCompletion, call, say
 from support.durable import planner_of
+from support.values import each_of
 
 ASK: dict[str, Any] = {"action": "ask", "reason": "Sure?"}
 
@@ -34,7 +35,7 @@ def policy(**rule: Any) -> ApprovalPolicy:
     return ApprovalPolicy.from_dict({"default": "ask", "rules": [{**ASK, **rule}]})
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("interceptors", "roles"),
     [
         ((), ("clerk", "manager")),
@@ -65,7 +66,7 @@ async def test_roles_survive_the_journal_and_cost_nothing_without() -> None:
     assert (read.roles, read.parameters, dump_facts([read])) == ((), "", [older])
 
 
-@pytest.mark.parametrize("roles", ["manager", [""], [7], None, {"manager"}])
+@each_of("roles", ["manager", [""], [7], None, {"manager"}])
 def test_roles_are_names(roles: Any) -> None:
     """A single text, which is a sequence of letters, is refused like anything else but a list of names."""
     with pytest.raises(InvalidLimitError, match="roles must be a list of names"):

@@ -25,6 +25,7 @@ from support.approval import (
     world,
 )
 from support.inside import Hidden
+from support.values import each_of
 
 ALWAYS = Approve(always="function", by="clerk")
 MORE = call("shop-refund", {"order": "8", "amount": 60})
@@ -177,7 +178,7 @@ ASKS_ALL: dict[str, Any] = {"interceptors": [ApprovalPolicy.from_dict({"default"
 INSIDE = [call("agency-directly", {}), call("agency-by_a_prompt", {}), call("expert-reach_goal", {"goal": "INNER"})]
 
 
-@pytest.mark.parametrize("inside", INSIDE, ids=["invoke", "prompt", "planner"])
+@each_of("inside", INSIDE, ids=["invoke", "prompt", "planner"])
 @two_doors
 async def test_an_outer_always_frees_nothing_inside_a_function(door: Door, inside: Any) -> None:
     """What functions and nested runs call is another run's: without an approver it is refused there."""

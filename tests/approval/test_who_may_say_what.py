@@ -13,6 +13,7 @@ from entitlement.record import Answer, Event, Record, Replied, Spoiled, Started
 from entitlement.rules import Chain, Guards, Hook, Opinion, Policy, Rule, may_decide
 from entitlement.scenarios import DOORS, Call, Door, Prompted, Scenario, scenario_of
 from entitlement.trial import tried
+from support.values import each_of
 
 SITUATIONS = 8
 """Of each door; some seconds in all."""
@@ -96,7 +97,7 @@ REFUSED = {"to": "mal", "amount": 5}
 NOBODY_ASKED = "ran though nobody entitled was asked"
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("events", "found"),
     [
         ([started(SMALL)], f"{NOBODY_ASKED}: small"),
@@ -144,7 +145,7 @@ def test_the_oracle_finds_a_call_without_a_yes(events: list[Event], found: str) 
 ALWAYS = approved(SMALL, "carl", always="function")
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("events", "found"),
     [
         ([started(LARGE)], [f"{NOBODY_ASKED}: large"]),
@@ -168,7 +169,7 @@ def test_the_oracle_knows_what_interceptors_make_of_a_call() -> None:
     assert broken(situation(halved, Policy("allow")), started(LARGE)) == ["ran though a rule is against it: large"]
 
 
-@pytest.mark.parametrize(
+@each_of(
     "events",
     [
         [approved(SMALL, "carl"), started(SMALL)],
@@ -187,7 +188,7 @@ def test_the_oracle_leaves_alone_what_is_allowed(events: list[Event]) -> None:
     assert broken(situation(BY_STEPS), *events) == []
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("person", "roles", "hook", "may"),
     [
         ("carl", ("clerk",), "by roles", True),

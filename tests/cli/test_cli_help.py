@@ -11,6 +11,7 @@ from typer.main import get_command
 
 from planner_ext.cli.app import app
 from support.command_line import Command
+from support.values import each_of
 
 GROUPS = [(), ("runs",), ("approvals",)]
 
@@ -72,7 +73,7 @@ def test_completion_is_shown_and_installed(here: Path) -> None:
     assert words.stdout.split() == ["run", "runs"]
 
 
-@pytest.mark.parametrize("words", [words for words in levels() if words], ids=" ".join)
+@each_of("words", [words for words in levels() if words], ids=" ".join)
 def test_every_option_is_explained(words: tuple[str, ...]) -> None:
     """No option has only its name."""
     shown: Any = get_command(app)

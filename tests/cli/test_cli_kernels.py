@@ -13,6 +13,7 @@ from planner_ext.cli.demo_shop import order_kernel
 from planner_ext.cli.kernels import SERVICE_ID, imported_object, openai_service, with_service
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.testing import ScriptedChatCompletion, say
+from support.values import each_of
 
 
 async def a_filter(context: Any, next: Any) -> None:
@@ -56,20 +57,20 @@ def test_a_selector_that_insists_on_its_own_service_is_named() -> None:
         with_service(kernel, ScriptedChatCompletion([]))
 
 
-@pytest.mark.parametrize("url", ["http://localhost:8000/v1", "http://127.0.0.7/v1", "http://[::1]:80/v1"])
+@each_of("url", ["http://localhost:8000/v1", "http://127.0.0.7/v1", "http://[::1]:80/v1"])
 def test_an_endpoint_on_this_machine_needs_no_key(url: str) -> None:
     """Whatever name this machine is called by."""
     assert openai_service(url, "m").client.api_key == "none"
 
 
-@pytest.mark.parametrize("url", ["http://localhost.example/v1", "http://10.0.0.1/v1", "https://127.0.0.1.example/v1"])
+@each_of("url", ["http://localhost.example/v1", "http://10.0.0.1/v1", "https://127.0.0.1.example/v1"])
 def test_any_other_endpoint_needs_one(url: str) -> None:
     """A name that only looks like this machine's is another one's."""
     with pytest.raises(PlannerInvalidConfigurationError, match="No API key for "):
         openai_service(url, "m")
 
 
-@pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://x/v1", "http://", "http://[::1/v1", "http://x:99999/v1"])
+@each_of("url", ["", "localhost:8000", "ftp://x/v1", "http://", "http://[::1/v1", "http://x:99999/v1"])
 def test_an_invalid_url_is_refused(url: str) -> None:
     """Before a client is made of it."""
     with pytest.raises(PlannerInvalidConfigurationError, match="--base-url must look like http://localhost:8000/v1"):

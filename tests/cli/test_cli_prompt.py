@@ -18,6 +18,7 @@ from planner_ext.hitl_manager import PendingCall
 from planner_ext.testing import Script, ScriptedOpenAIServer, call, calls, say
 from support.command_line import Command
 from support.terminal import QUESTION, Session
+from support.values import each_of
 
 ASK = ("run", "What is a lamp?", "--kernel", "shop:make", "--no-plan", "--ask-all")
 LAMP = call("shop-price", {"article": "lamp"})
@@ -80,7 +81,7 @@ def printed(call: PendingCall, *, lines: int | None = None, encoding: str = "utf
     return raw.getvalue().decode(encoding)
 
 
-@pytest.mark.parametrize("code", UNSEEN.values(), ids=UNSEEN)
+@each_of("code", UNSEEN.values(), ids=UNSEEN)
 def test_what_is_drawn_as_nothing_is_written_as_an_escape(code: int) -> None:
     """In arguments, their names, the prompt, the function's name and the id, alone and between letters."""
     character, escape = chr(code), json.dumps(chr(code))[1:-1]
@@ -99,7 +100,7 @@ def test_line_ends_in_names_begin_no_lines() -> None:
     assert r"bob\narguments  none" in shown
 
 
-@pytest.mark.parametrize("text", ["Grüße, Zoë", "日本語", "עברית", "ไทยที่", "हिन्दी", "e\u0301", "🎉", "[bold]x[/]"])
+@each_of("text", ["Grüße, Zoë", "日本語", "עברית", "ไทยที่", "हिन्दी", "e\u0301", "🎉", "[bold]x[/]"])
 def test_what_can_be_seen_is_shown_as_it_is(text: str) -> None:
     """Letters of every script, with the marks that belong to them; markup is text."""
     assert exact(text) == visible(text) == text
@@ -150,7 +151,7 @@ def test_arguments_have_the_lines_that_the_question_leaves() -> None:
     assert len(both.splitlines()) <= 10 + 8
 
 
-@pytest.mark.parametrize("text", ["a" * 5, "a\nb\nc", "x" * 1_000_000, "\n" * 100_000, "日" * 9999, "a b\n" * 5000])
+@each_of("text", ["a" * 5, "a\nb\nc", "x" * 1_000_000, "\n" * 100_000, "日" * 9999, "a b\n" * 5000])
 def test_a_cut_text_has_no_more_lines_than_it_may(text: str) -> None:
     """Whatever is in it: one long line, many short ones, wide characters, nothing but line ends."""
     cut = cut_in_the_middle(text, cells=60, lines=9)

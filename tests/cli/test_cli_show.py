@@ -33,6 +33,7 @@ from planner_ext.iteration import StopHandle
 from planner_ext.testing import Script, ScriptedChatCompletion, call, calls, say
 from support.core import PAUSED, began, decided, ended, replied, run_started
 from support.core import calls as calls_of
+from support.values import each_of
 
 
 class Shop:
@@ -136,7 +137,7 @@ async def test_a_stop_is_shown_with_its_reason() -> None:
     assert spent_line(result).startswith("stopped: 1 round trip, 1 function call, ")
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("sent", "shown"),
     [
         ("", ""),

@@ -8,6 +8,7 @@ import pytest
 
 from planner_ext.compare import Comparison
 from planner_ext.compare.page import TABLE_BEGINS, TABLE_ENDS, markdown_of, with_table
+from support.values import each_of
 
 ADR = Path(__file__).parents[2] / "adr" / "0005-automatic-tool-calling-controls.md"
 REFRESH = f"planner-ext compare --markdown adr/{ADR.name}"
@@ -43,7 +44,7 @@ def test_a_document_keeps_all_but_its_table() -> None:
     assert with_table(once, "| new |") == once
 
 
-@pytest.mark.parametrize("document", ["", TABLE_BEGINS, f"{TABLE_ENDS}{TABLE_BEGINS}"])
+@each_of("document", ["", TABLE_BEGINS, f"{TABLE_ENDS}{TABLE_BEGINS}"])
 def test_a_document_without_markers_is_refused(document: str) -> None:
     """The markers are named."""
     with pytest.raises(ValueError, match="table: planner-ext compare"):

@@ -18,6 +18,7 @@ from planner_ext.compare import Comparison
 from planner_ext.compare.page import TABLE_BEGINS, TABLE_ENDS
 from planner_ext.compare.scenarios import SCRIPTS
 from planner_ext.testing import ScriptedOpenAIServer
+from support.values import each_of
 
 OWN = """
 from semantic_kernel import Kernel
@@ -137,7 +138,7 @@ def test_a_real_endpoint_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(server.requests) == 11
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("arguments", "message"),
     [
         (["--only", "option-9"], "--only option-9: there is neither such an option (option-1,"),

@@ -24,6 +24,7 @@ from planner_ext.testing import (
     say,
 )
 from support.stock import add_filter
+from support.values import each_of
 
 CORRECTED = ("option-1-corrected", "option-2-corrected", "option-3-corrected")
 
@@ -135,7 +136,7 @@ def test_a_service_with_its_own_loop_is_unwrapped() -> None:
     assert [run.trips for run in comparison.runs] == [4, 3]
 
 
-@pytest.mark.parametrize("option", [*CORRECTED, "option-1", "option-2", "option-3", "stock-loop", "removed-planner"])
+@each_of("option", [*CORRECTED, "option-1", "option-2", "option-3", "stock-loop", "removed-planner"])
 def test_a_fault_in_the_middle_is_a_finding(option: str) -> None:
     """A request that fails ends one run, with what was spent and said so far, and never the comparison."""
 

@@ -16,6 +16,7 @@ from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.testing import ScriptedReply, ScriptedRequest, say
 from planner_ext.testing import call as say_call
 from planner_ext.testing.script import results_of
+from support.values import each_of
 
 CORRECTED = [key for key, option in OPTIONS.items() if option.info.corrected]
 NEVER_ENDING = ("never-ending", "batch-of-3")
@@ -100,7 +101,7 @@ def test_a_corrected_option_neither_overshoots_nor_breaks_a_history(
     assert (run.tokens_told or 0) == run.tokens_summed or not SCRIPTS[script].reports
 
 
-@pytest.mark.parametrize("allowed", [1, 2, 3, 7])
+@each_of("allowed", [1, 2, 3, 7])
 def test_the_figures_grow_as_the_rules_say(allowed: int) -> None:
     """As written: 2N, N + 1 and N(N + 1) / 2 round trips; corrected: N, for every N."""
     compared = asyncio.run(run_comparison(max_iterations=allowed, scripts=["never-ending"]))
@@ -172,7 +173,7 @@ def test_the_document_survives_json(comparison: Comparison) -> None:
     assert document["schema"] == 2
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("wanted", "message"),
     [
         ({"options": ["option-9"]}, "option-1"),

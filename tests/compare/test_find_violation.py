@@ -1,8 +1,7 @@
 """`find_violation`: valid histories have none; of an invalid one it names the message at fault."""
 
-import pytest
-
 from planner_ext.compare import ShownCall, ShownMessage, ShownResult, find_violation
+from support.values import each_of
 
 USER = ShownMessage(role="user", text="Go on.")
 SAID = ShownMessage(role="assistant", text="Done.")
@@ -18,7 +17,7 @@ def tells(*ids: str) -> ShownMessage:
     return ShownMessage(role="tool", results=tuple(ShownResult(call_id=one, name="a-f", text="1") for one in ids))
 
 
-@pytest.mark.parametrize(
+@each_of(
     "history",
     [
         (),
@@ -35,7 +34,7 @@ def test_a_history_in_which_every_call_has_its_result_is_valid(history: tuple[Sh
     assert find_violation(history) is None
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("history", "place", "text"),
     [
         ((USER, asks("1")), 1, "did not have response messages before the end of the messages: 1"),

@@ -16,6 +16,7 @@ from planner_ext.core.state import State
 from planner_ext.core.values import Usage
 from support.core import began, budget_changed, calls, completed, decided, finished, replied, run_started, says
 from support.narrow import present
+from support.values import each_of
 
 
 async def never() -> bool:
@@ -308,7 +309,7 @@ def test_a_run_inside_is_limited_by_name_around_it() -> None:
     assert (action.indexes, action.limit) == ((1, 3, 5), "max_calls_per_function")
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("limits", "spent", "limit"),
     [
         ({"max_total_tokens": 10}, Usage(prompt_tokens=10), "max_total_tokens"),

@@ -8,12 +8,13 @@ import pytest
 from planner_ext.core import facts, limits, state, values
 from planner_ext.core.state import Batch, Call, State
 from planner_ext.core.values import RequestedCall, Usage, updated
+from support.values import each_of
 
 CALL = Call(request=RequestedCall(id="c1", name="math-add", arguments="{}"))
 BATCH = Batch(iteration=0, message=None, text="", calls=(CALL,), undecided=1, unanswered=1)
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("value", "changes"),
     [
         (State(), {"goal": "g", "at": 2.0}),

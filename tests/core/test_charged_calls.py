@@ -4,8 +4,6 @@ import json
 from dataclasses import replace
 from datetime import UTC, datetime
 
-import pytest
-
 from planner_ext.core.facts import CallFinished, CallOutcome, CallsWithheld, Fact, ModelAsked, NestedCallStarted
 from planner_ext.core.fold import apply, fold
 from planner_ext.core.limits import Budget, Left
@@ -13,6 +11,7 @@ from planner_ext.core.values import Usage
 from planner_ext.engine.document import dump_facts, load_facts
 from planner_ext.engine.journal import stopping_facts
 from support.core import began, calls, decided, finished, replied, run_started
+from support.values import each_of
 
 USED = Usage(prompt_tokens=40, completion_tokens=2, cost=0.1)
 RECORDED: list[Fact] = [
@@ -41,7 +40,7 @@ def test_a_call_is_charged_what_it_reports() -> None:
     assert ledger == USED + Usage(iterations=1 + 2, tool_calls=1 + 1, active_seconds=1.0, calls_by_function={"f": 1})
 
 
-@pytest.mark.parametrize(
+@each_of(
     "end",
     [ended(None), ended(None, "failed"), ended(None, "cancelled"), decided(0, verdict="answer"), WITHHELD],
     ids=["ended", "failed", "cancelled", "supplied", "left in doubt"],
@@ -111,7 +110,7 @@ def test_the_smaller_of_two_rests_is_taken_limit_by_limit() -> None:
     assert one.least(other).starts == {"f": 1, "g": 0}
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("left", "request_", "start"),
     [
         (Left(), None, None),

@@ -24,6 +24,7 @@ from planner_ext.errors import (
     RunEndedError,
     RunNotAnsweredError,
 )
+from support.values import each_of
 
 DOORS = {
     InvalidDecisionError: DecisionRefusedError,
@@ -35,7 +36,7 @@ DOORS = {
 }
 
 
-@pytest.mark.parametrize("below", DOORS, ids=lambda kind: kind.__name__)
+@each_of("below", DOORS, ids=lambda kind: kind.__name__)
 def test_an_error_of_a_lower_floor_is_one_of_the_door(below: type[PlannerExtError]) -> None:
     """What a lower floor raises is caught by the name in planner_ext.errors, and as Semantic Kernel's."""
     with pytest.raises(DOORS[below], match="a problem") as caught:

@@ -8,6 +8,7 @@ import pytest
 from planner_ext.core.facts import LINE_WIDTH, CallFinished, EventLine, RequestFailed, StopRequested
 from planner_ext.core.values import Usage
 from planner_ext.events import Fact, PlannerEvent
+from support.values import each_of
 
 
 def test_an_event_is_one_short_line() -> None:
@@ -24,7 +25,7 @@ def test_an_event_is_one_short_line() -> None:
     assert "at=1.0" in repr(fact)
 
 
-@pytest.mark.parametrize("kind", [*typing.get_args(Fact), *typing.get_args(PlannerEvent)], ids=str)
+@each_of("kind", [*typing.get_args(Fact), *typing.get_args(PlannerEvent)], ids=str)
 def test_every_event_of_a_stream_is_a_line(kind: type) -> None:
     """Each fact, each delta and the result share the base, and stay values."""
     plain = typing.get_origin(kind) or kind

@@ -32,9 +32,10 @@ from support.core import (
     withheld,
 )
 from support.narrow import as_type
+from support.values import each_of
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("phase", "fact"),
     [(phase, fact) for phase in Phase for fact in ONE_OF_EACH if (phase, fact.type) not in TRANSITIONS],
     ids=lambda value: value.type if hasattr(value, "type") else str(value),
@@ -45,7 +46,7 @@ def test_a_fact_that_the_table_does_not_list_is_refused(phase: Phase, fact: Fact
         apply(fold(SAMPLES[phase]), fact)
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("phase", "fact"),
     [(phase, fact) for phase in Phase for fact in ONE_OF_EACH if (phase, fact.type) in TRANSITIONS],
     ids=lambda value: value.type if hasattr(value, "type") else str(value),
@@ -61,15 +62,15 @@ def test_a_listed_fact_leads_where_the_table_says(phase: Phase, fact: Fact) -> N
     assert after.at == 7.0
 
 
-@pytest.mark.parametrize("index", [2, 99, -1])
-@pytest.mark.parametrize("make", [decided, withheld, began, finished])
+@each_of("index", [2, 99, -1])
+@each_of("make", [decided, withheld, began, finished])
 def test_a_call_that_is_not_in_the_batch_is_refused(make: Any, index: int) -> None:
     """A damaged journal that names a call beyond its batch is refused by name, not by an accident of indexing."""
     with pytest.raises(IllegalTransitionError):
         apply(fold(CALLED), make(index))
 
 
-@pytest.mark.parametrize(
+@each_of(
     "facts",
     [
         pytest.param((*BATCH, decided(0, verdict="defer"), decided(1), began(0)), id="started while deferred"),
@@ -158,7 +159,7 @@ def test_a_reply_without_text_leaves_no_empty_message() -> None:
     assert fold([run_started(), replied(says(""))]).transcript == (GOAL,)
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("fact", "charged"),
     [
         (decided(0), (2, 1, 1)),

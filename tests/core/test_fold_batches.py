@@ -28,6 +28,7 @@ from support.core import (
     withheld,
 )
 from support.narrow import as_type
+from support.values import each_of
 
 
 def test_the_results_enter_in_call_order() -> None:
@@ -121,7 +122,7 @@ def test_a_deferred_call_is_decided_a_second_time() -> None:
     assert [as_type(CallResult, entry).text for entry in state.transcript[2:]] == ["no", "answer to g"]
 
 
-@pytest.mark.parametrize("sticky", [None, "function", "arguments"])
+@each_of("sticky", [None, "function", "arguments"])
 def test_a_sticky_approval_is_kept_for_the_run(sticky: Any) -> None:
     """What was approved for good is part of the state, by function or arguments, and by the question and its roles."""
     keys = sticky_keys("f", "digest of f", "", source="rule", roles=("clerk",))
@@ -129,7 +130,7 @@ def test_a_sticky_approval_is_kept_for_the_run(sticky: Any) -> None:
     assert kept == {key for kind, key in keys.items() if kind == sticky}
 
 
-@pytest.mark.parametrize("other", [{"source": "mark"}, {"roles": ("boss",)}, {"roles": ()}], ids=str)
+@each_of("other", [{"source": "mark"}, {"roles": ("boss",)}, {"roles": ()}], ids=str)
 def test_another_question_has_other_keys(other: dict[str, Any]) -> None:
     """No key of a question is one of another source's, or of other roles'; their order makes no difference."""
     asked: dict[str, Any] = {"source": "rule", "roles": ("clerk", "cashier")}

@@ -22,11 +22,12 @@ from support.core import (
     run_started,
     says,
 )
+from support.values import each_of
 
 ROUND: tuple[Fact, ...] = (replied(calls("f")), decided(0), began(0), finished(0))
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("facts", "may"),
     [
         ((run_started(),), True),

@@ -10,6 +10,7 @@ import pytest
 from planner_ext.core.errors import InvalidLimitError, PlannerExtError
 from planner_ext.core.limits import Budget, is_positive_number, remaining_limits, spent_limit, tightest
 from planner_ext.core.values import Usage
+from support.values import each_of
 
 COUNTS = [
     "max_iterations",
@@ -36,8 +37,8 @@ def refused(**limits: Any) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("value", [-1, True, False, 1.0, "3", math.nan, [], b"1"])
-@pytest.mark.parametrize("name", COUNTS)
+@each_of("value", [-1, True, False, 1.0, "3", math.nan, [], b"1"])
+@each_of("name", COUNTS)
 def test_a_count_takes_whole_numbers_only(name: str, value: object) -> None:
     """Anything but a whole number is refused; the message names the field, what it takes, what it got, the way out."""
     message = refused(**{name: value})
@@ -46,7 +47,7 @@ def test_a_count_takes_whole_numbers_only(name: str, value: object) -> None:
     assert "None for no limit" in message
 
 
-@pytest.mark.parametrize("name", COUNTS)
+@each_of("name", COUNTS)
 def test_zero_is_a_limit_for_tool_calls_alone(name: str) -> None:
     """A run without any tool call makes sense; a run without a request, or without an error to allow, does not."""
     if name == "max_tool_calls":
@@ -55,17 +56,15 @@ def test_zero_is_a_limit_for_tool_calls_alone(name: str) -> None:
         assert "1 or more" in refused(**{name: 0})
 
 
-@pytest.mark.parametrize(
-    "value", [0, 0.0, -0.5, True, "1", math.nan, math.inf, -math.inf, 1j, pytest.param(10**400, id="beyond floats")]
-)
-@pytest.mark.parametrize("name", AMOUNTS)
+@each_of("value", [0, 0.0, -0.5, True, "1", math.nan, math.inf, -math.inf, 1j, 10**400])
+@each_of("name", AMOUNTS)
 def test_an_amount_takes_finite_numbers_above_zero(name: str, value: object) -> None:
     """Cost and seconds are refused where they could never be spent or never be reached, naming the field."""
     assert refused(**{name: value}).startswith(f"{name} must be a number above 0")
     assert is_positive_number(value) is False
 
 
-@pytest.mark.parametrize("value", ["2030-01-01", 1893456000.0, NOON.date(), timedelta(hours=1), True])
+@each_of("value", ["2030-01-01", 1893456000.0, NOON.date(), timedelta(hours=1), True])
 def test_a_deadline_is_a_datetime(value: object) -> None:
     """A deadline of another type is refused, naming the field."""
     assert refused(deadline=value).startswith("deadline must be a datetime")
@@ -78,13 +77,13 @@ def test_a_deadline_says_its_time_zone() -> None:
     assert "tzinfo" in message
 
 
-@pytest.mark.parametrize("value", [None, [("f", 1)], "f", 3])
+@each_of("value", [None, [("f", 1)], "f", 3])
 def test_the_limits_per_function_are_a_mapping(value: object) -> None:
     """Anything but a mapping is refused, naming the field."""
     assert refused(max_calls_per_function=value).startswith("max_calls_per_function must map")
 
 
-@pytest.mark.parametrize("value", [{"f": -1}, {"f": True}, {"f": 1.5}, {"f": "1"}, {"f": None}, {1: 1}, {None: 1}])
+@each_of("value", [{"f": -1}, {"f": True}, {"f": 1.5}, {"f": "1"}, {"f": None}, {1: 1}, {None: 1}])
 def test_a_limit_per_function_maps_a_name_to_a_count(value: dict[Any, Any]) -> None:
     """A name that is not a string, or a count that is not a whole number, is refused, naming the field and entry."""
     message = refused(max_calls_per_function=value)
@@ -92,8 +91,8 @@ def test_a_limit_per_function_maps_a_name_to_a_count(value: dict[Any, Any]) -> N
     assert all(repr(part) in message for pair in value.items() for part in pair)
 
 
-@pytest.mark.parametrize("value", ["", "ANSWER", None, True, 0, ["answer"]])
-@pytest.mark.parametrize("name", CHOICES)
+@each_of("value", ["", "ANSWER", None, True, 0, ["answer"]])
+@each_of("name", CHOICES)
 def test_a_choice_takes_its_own_words_only(name: str, value: object) -> None:
     """Another word is refused, and the message lists those that are taken."""
     message = refused(**{name: value})
@@ -101,7 +100,7 @@ def test_a_choice_takes_its_own_words_only(name: str, value: object) -> None:
     assert all(choice in message for choice in CHOICES[name])
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name in CHOICES for value in CHOICES[name]])
+@each_of(("name", "value"), [(name, value) for name in CHOICES for value in CHOICES[name]])
 def test_every_word_of_a_choice_is_taken(name: str, value: Any) -> None:
     """Each documented word is accepted."""
     assert getattr(Budget(**{name: value}), name) == value
@@ -139,7 +138,7 @@ SPENT: dict[str, tuple[Budget, Usage, Usage]] = {
 }
 
 
-@pytest.mark.parametrize("name", SPENT)
+@each_of("name", SPENT)
 def test_a_limit_is_spent_when_it_is_reached(name: str) -> None:
     """Below its limit nothing is named; at it, the field is."""
     limits, below, reached = SPENT[name]
@@ -199,13 +198,13 @@ def test_limits_do_not_change_when_the_callers_mapping_does() -> None:
     assert limits.max_calls_per_function == {"f": 1}
 
 
-@pytest.mark.parametrize("share", [True, False, 0.001, 1.0])
+@each_of("share", [True, False, 0.001, 1.0])
 def test_tell_budget_takes_true_false_or_a_share(share: bool | float) -> None:
     """True, False and shares up to the whole are kept as given."""
     assert Budget(tell_budget=share).tell_budget is share
 
 
-@pytest.mark.parametrize("share", [0.0, 1.5, -0.5, math.nan, 1, 0, None, "0.5"])
+@each_of("share", [0.0, 1.5, -0.5, math.nan, 1, 0, None, "0.5"])
 def test_an_invalid_share_is_refused(share: Any) -> None:
     """A share is a float above 0.0 and up to 1.0: the number 1 could mean True or the whole."""
     assert refused(tell_budget=share).startswith("tell_budget must be True, False, or a share above 0.0")

@@ -30,9 +30,10 @@ from support.core import (
     says,
     violations,
 )
+from support.values import each_of
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("phase", "action"),
     [
         (Phase.NEW, type(None)),
@@ -94,7 +95,7 @@ def test_a_deadline_that_has_passed_leaves_no_plan_request() -> None:
     assert AskPlan() not in play.actions
 
 
-@pytest.mark.parametrize("limit", [1, 2, 5])
+@each_of("limit", [1, 2, 5])
 def test_the_last_trip_is_reserved_for_an_answer(limit: int) -> None:
     """Under ``answer``, N trips are N requests: N - 1 with functions, and a last one without that gives the answer."""
     play = Play(*LOOP, limits=Budget(max_iterations=limit)).go()
@@ -138,7 +139,7 @@ def test_under_return_calls_the_last_calls_go_back_unanswered() -> None:
     assert violations(play.state.transcript) == []
 
 
-@pytest.mark.parametrize("on_limit", ["raise", "stop", "return_calls"])
+@each_of("on_limit", ["raise", "stop", "return_calls"])
 def test_an_answer_on_the_last_trip_is_an_answer(on_limit: Any) -> None:
     """Where the last trip was not withheld, a plain reply in it, or a final answer, is the run's own."""
     limits = Budget(max_iterations=1, on_limit=on_limit)
@@ -153,7 +154,7 @@ def test_trips_left_are_counted_where_they_are_limited() -> None:
     assert iterations_left(Play(calls("f", iterations=3), limits=Budget(max_iterations=5)).go().state) == 2
 
 
-@pytest.mark.parametrize("on_limit", ["answer", "stop", "raise"])
+@each_of("on_limit", ["answer", "stop", "raise"])
 def test_a_service_that_overcharges_with_calls_ends_the_run(on_limit: Any) -> None:
     """A foreign service that spends more than is left gets no function run and no further request."""
     play = Play(calls("f", iterations=9), limits=Budget(max_iterations=3, on_limit=on_limit)).go()

@@ -10,6 +10,7 @@ from planner_ext.core.limits import Budget
 from planner_ext.core.machine import AddMessage, CheckAnswer
 from support.core import LOOP, RESUMED, Play, budget_changed, calls, says, stop, violations
 from support.narrow import as_type
+from support.values import each_of
 
 
 @pytest.mark.parametrize(
@@ -87,7 +88,7 @@ def test_a_final_answer_beside_other_calls_is_taken() -> None:
 
 
 @pytest.mark.parametrize("reason", ["length", "content_filter"])
-@pytest.mark.parametrize("turn", [says("half an ans"), says(""), calls("f", text="I w"), calls("f")])
+@each_of("turn", [says("half an ans"), says(""), calls("f", text="I w"), calls("f")])
 def test_a_reply_cut_short_does_not_answer(turn: Any, reason: str) -> None:
     """A reply that was cut is incomplete, none of its calls run, and the reason is named."""
     play = Play(replace(turn, finish_reason=reason)).go()
@@ -146,7 +147,7 @@ def test_an_end_without_an_answer_is_not_checked() -> None:
     assert play.end.status == "incomplete"
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3], ids=["replied", "checked", "asked for again"])
+@each_of("steps", [1, 2, 3], ids=["replied", "checked", "asked for again"])
 def test_a_stop_keeps_an_answer_out_of_form(steps: int) -> None:
     """No further request is made for its form, and the run ends with it, stopped."""
     play = Play(says("prose"), says("{}"), **FORM).go(steps=steps).add(stop("enough")).go()

@@ -23,6 +23,7 @@ from support.core import (
     stop,
     violations,
 )
+from support.values import each_of
 
 
 def test_a_denied_call_is_answered_with_a_refusal() -> None:
@@ -50,7 +51,7 @@ def test_a_denial_can_close_the_chain_of_tool_rounds() -> None:
     assert [request.offer for request in allowed.requests] == [True, True]
 
 
-@pytest.mark.parametrize("names", [("f",), ("f", "f"), ("f", "g"), ("f", "unknown"), ("f", "mine")])
+@each_of("names", [("f",), ("f", "f"), ("f", "g"), ("f", "unknown"), ("f", "mine")])
 def test_a_denied_call_can_send_its_batch_back(names: tuple[str, ...]) -> None:
     """Under ``return_calls`` a batch with a denied call goes back to the caller, with all its calls; none ran."""
     play = Play(calls(*names), says("x"), verdicts={"f": "deny"}, on_denial="return_calls").go()
@@ -118,13 +119,13 @@ def test_a_fault_does_not_forget_a_limit_that_was_reached() -> None:
     assert (play.end.status, play.end.limit, play.end.answer) == ("limit_reached", "max_tool_calls", "sorry")
 
 
-@pytest.mark.parametrize("phase", [Phase.PLANNING, Phase.ASKING, Phase.COMPLETING, Phase.ANSWERING])
+@each_of("phase", [Phase.PLANNING, Phase.ASKING, Phase.COMPLETING, Phase.ANSWERING])
 def test_a_run_that_a_fault_interrupted_can_be_resumed(phase: Phase) -> None:
     """A connector, callback or template can fail in any phase that calls one; the run is resumed in that phase."""
     assert fold([*SAMPLES[phase], RESUMED]).phase is phase
 
 
-@pytest.mark.parametrize("on_limit", ["answer", "stop", "return_calls"])
+@each_of("on_limit", ["answer", "stop", "return_calls"])
 def test_a_limited_run_continues_with_a_larger_budget(on_limit: Any) -> None:
     """Resumed with more trips, a run goes on where it ended; what was spent counts, the forced answer is gone."""
     play = Play(*LOOP, limits=Budget(max_iterations=2, on_limit=on_limit)).go()
@@ -170,7 +171,7 @@ def test_nothing_finished_runs_again_on_resume() -> None:
     assert play.state.usage.calls_by_function == {"f": 1, "g": 1}
 
 
-@pytest.mark.parametrize("steps", range(4))
+@each_of("steps", range(4))
 def test_a_stopped_run_answers_its_calls_and_asks_no_more(steps: int) -> None:
     """From a stop on, no request is made and no function starts; every call is answered, and the reason is given."""
     play = Play(calls("f", "g"), verdicts={"g": "deny"}).go(steps=steps).add(stop("enough")).go(says("x"))

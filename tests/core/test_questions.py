@@ -15,11 +15,12 @@ from planner_ext.core.state import Phase, asks
 from planner_ext.core.values import TextMessage, Usage
 from support.core import PAUSED, RESUMED, Play, Turn, calls, clarified, decided, replied, run_started, says, stop
 from support.narrow import as_type
+from support.values import each_of
 
 INSISTING: dict[str, Any] = {"require_final_answer": True}
 
 
-@pytest.mark.parametrize(
+@each_of(
     "text",
     [
         "Which city?",
@@ -36,7 +37,7 @@ def test_a_text_that_ends_in_a_question_mark_asks(text: str) -> None:
     assert asks(text)
 
 
-@pytest.mark.parametrize("text", ["", "?!", "Which city? Tell me.", "It is 3.", "Why? Because."])
+@each_of("text", ["", "?!", "Which city? Tell me.", "It is 3.", "Why? Because."])
 def test_any_other_text_asks_nothing(text: str) -> None:
     """Only the end of a text counts."""
     assert not asks(text)
@@ -129,9 +130,7 @@ def _fields(fact: Fact) -> dict[str, Any]:
     return {field.name: getattr(fact, field.name) for field in fields(fact)}
 
 
-@pytest.mark.parametrize(
-    "fact", [clarified(index=1), clarified(index=5), clarified(iteration=3), clarified(index=-1)], ids=str
-)
+@each_of("fact", [clarified(index=1), clarified(index=5), clarified(iteration=3), clarified(index=-1)], ids=str)
 def test_an_answer_to_no_question_is_refused_by_name(fact: Fact) -> None:
     """A damaged journal cannot answer a call that does not ask, or one that is not there."""
     journal = (run_started(), replied(calls("ask", "f")), decided(0, "ask"), decided(1), PAUSED, RESUMED)
@@ -141,9 +140,7 @@ def test_an_answer_to_no_question_is_refused_by_name(fact: Fact) -> None:
         fold((*journal, clarified(), clarified()))
 
 
-@pytest.mark.parametrize(
-    ("cap", "put", "refused"), [(None, [0, 1, 2], ()), (3, [0, 1, 2], ()), (2, [0, 1], (2,)), (0, [], (0, 1, 2))]
-)
+@each_of(("cap", "put", "refused"), [(None, [0, 1, 2], ()), (3, [0, 1, 2], ()), (2, [0, 1], (2,)), (0, [], (0, 1, 2))])
 def test_so_many_questions_of_a_batch_are_answered(cap: int | None, put: list[int], refused: tuple[int, ...]) -> None:
     """Those over the cap are refused before any is put, the last ones first."""
     play = Play(calls("ask", "ask", "ask"), says("done"), clarifier=True, max_clarifications=cap, answers=["Oslo"] * 3)

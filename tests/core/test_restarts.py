@@ -2,17 +2,16 @@
 
 from datetime import UTC, datetime
 
-import pytest
-
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Budget
 from planner_ext.core.machine import Finish, limit_of_restart, next_action
 from support.core import Play, began, calls, decided, replied, run_started, says
+from support.values import each_of
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("limits", "at", "limit"),
     [
         (Budget(), 0.0, None),

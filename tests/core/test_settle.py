@@ -10,6 +10,7 @@ from planner_ext.core.values import CallResult
 from planner_ext.engine.journal import stopping_facts
 from support.core import PAUSED, SAMPLES, Play, added, began, calls, decided, finished, replied, run_started, says
 from support.core import violations as violations_of
+from support.values import each_of
 
 TWO = (run_started(), replied(calls("f", "g")))
 RUNNING = (*TWO, decided(0), decided(1, "g"), began(0), began(1, "g"))
@@ -37,7 +38,7 @@ MOMENTS: dict[str, tuple[Fact, ...]] = {
 }
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@each_of("moment", MOMENTS)
 def test_a_run_can_be_ended_at_any_moment(moment: str) -> None:
     """The facts fold onto the run, end it, answer every call, and carry reason and time."""
     state = fold(MOMENTS[moment])
@@ -51,7 +52,7 @@ def test_a_run_can_be_ended_at_any_moment(moment: str) -> None:
     assert violations_of(after.transcript) == []
 
 
-@pytest.mark.parametrize("moment", [name for name in MOMENTS if name != "answering"])
+@each_of("moment", [name for name in MOMENTS if name != "answering"])
 def test_a_run_that_was_ended_is_stopped_with_the_reason(moment: str) -> None:
     """Unless its answer had already come, the run is stopped, and says why."""
     end = stopping_facts(fold(MOMENTS[moment]), reason="enough", at=7.0)[-1]

@@ -22,6 +22,7 @@ from support.core import (
     withheld,
 )
 from support.narrow import as_type
+from support.values import each_of
 
 NAME = "per user: max_cost"
 REASON = "The limit max_cost=1.0 per user was reached."
@@ -59,9 +60,7 @@ def test_calls_that_a_shared_budget_forbids_are_answered_with_its_reason() -> No
     assert (play.end.limit, play.end.reason) == (NAME, REASON)
 
 
-@pytest.mark.parametrize(
-    "again", [ALLOWED, budget_changed(), RESUMED, Resumed(limits=Budget(), at=0.0)], ids=lambda fact: fact.type
-)
+@each_of("again", [ALLOWED, budget_changed(), RESUMED, Resumed(limits=Budget(), at=0.0)], ids=lambda fact: fact.type)
 def test_a_refusal_counts_until_it_is_checked_again(again: Fact) -> None:
     """Afterwards functions are offered, although calls were withheld because of it."""
     withheld_calls = [run_started(), *CALLED[1:], forbidden(), withheld(0, 1, limit=NAME), completed()]

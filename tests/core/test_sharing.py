@@ -2,11 +2,11 @@
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from planner_ext.core.values import Tally, row_of, with_item
+from support.values import each_of
 
 
 @given(st.lists(st.integers(), max_size=300), st.data())
@@ -57,7 +57,7 @@ def test_a_tally_of_many_keys_copies_only_the_latest() -> None:
     assert tally.plus("x", 1)._counts is tally._counts
 
 
-@pytest.mark.parametrize("size", [1, 64, 65, 128, 200])
+@each_of("size", [1, 64, 65, 128, 200])
 def test_a_row_of_any_size_reads_and_changes_as_a_list_does(size: int) -> None:
     """Also at the edges of its blocks."""
     row = row_of(range(size))

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-import pytest
-
 from planner_ext.core.errors import counted, shown
+from support.values import each_of
 
 
 @dataclass
@@ -32,7 +31,7 @@ class Loud(str):
         return "password=hunter2"
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("value", "text"),
     [
         (None, "None"),
@@ -58,7 +57,7 @@ def test_a_value_is_shown_in_a_line(value: Any, text: str) -> None:
     assert shown(value) == text
 
 
-@pytest.mark.parametrize(
+@each_of(
     "value",
     [["x" * 10**6], [10**5000], [[["y" * 500] * 500] * 500], [{str(n): n for n in range(9999)}], [b"z" * 9999]],
     ids=["text", "number", "lists", "names", "bytes"],

@@ -1,12 +1,11 @@
 """Text of others, made safe to show."""
 
-import pytest
-
 from planner_ext.core.errors import seconds
 from planner_ext.core.text import exact, exact_json, one_line, printable, visible
+from support.values import each_of
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("text", "shown"),
     [
         ("a\tb\r\nc", "a b\nc"),
@@ -19,7 +18,7 @@ def test_a_text_cannot_move_the_cursor(text: str, shown: str) -> None:
     assert printable(text) == shown
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("text", "shown"),
     [
         ("two  blanks", "two  blanks"),
@@ -53,9 +52,7 @@ def test_one_line_has_one_blank_for_every_run_of_white_space() -> None:
     assert one_line(" a\n\n b\tc ") == "a b c"
 
 
-@pytest.mark.parametrize(
-    ("value", "text"), [(0.0, "0.00"), (9.99, "9.99"), (10.0, "10"), (12.6, "13"), (1234.0, "1,234")]
-)
+@each_of(("value", "text"), [(0.0, "0.00"), (9.99, "9.99"), (10.0, "10"), (12.6, "13"), (1234.0, "1,234")])
 def test_seconds_are_exact_below_ten(value: float, text: str) -> None:
     assert seconds(value) == text
 

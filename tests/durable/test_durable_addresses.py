@@ -8,6 +8,7 @@ import pytest
 
 from planner_ext.durable import Approvals, Runs, StoreError
 from planner_ext.durable.errors import redacted, without_passwords
+from support.values import each_of
 
 SPELLINGS = [
     "postgresql://ann:sesame@localhost:1/db",
@@ -61,9 +62,7 @@ def words(text: str) -> list[str]:
     return text.replace("'", " ").replace('"', " ").split()
 
 
-@pytest.mark.parametrize(
-    "where", ["/srv/runs.db", "runs.db", "postgresql://ann@/db?host=/run/pg", "postgresql://[::1]:5/db"]
-)
+@each_of("where", ["/srv/runs.db", "runs.db", "postgresql://ann@/db?host=/run/pg", "postgresql://[::1]:5/db"])
 def test_an_address_without_a_password_stays_as_it_is(where: str) -> None:
     """What is shown can be used again."""
     assert redacted(where) == where

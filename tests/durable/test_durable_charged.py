@@ -23,6 +23,7 @@ from planner_ext.durable.writer import ADD_FACT, JournalWriter
 from planner_ext.engine.document import load_facts
 from planner_ext.engine.ports import Clarification, Emit, Finished
 from support.property_world import Plan, Turn, World, charged, honest, plans, timeless, tried
+from support.values import each_of
 
 
 class DiedError(BaseException):
@@ -180,7 +181,7 @@ RUNS: dict[str, tuple[tuple[Turn, ...], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("dies", [True, False], ids=["dies", "fails"])
-@pytest.mark.parametrize("name", RUNS)
+@each_of("name", RUNS)
 def test_five_ends_at_each_moment_in_turn_make_no_request_too_many(name: str, dies: bool) -> None:
     """Of a run with calls, a plan, a clarifier that is a model, an answer in a form; under any budget."""
     turns, rules = RUNS[name]

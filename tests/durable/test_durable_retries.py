@@ -25,6 +25,7 @@ from planner_ext.errors import (
 from planner_ext.testing import Script, ScriptedFault, ScriptedOpenAIServer, call, say
 from support.durable import GOAL, PAY, Shop, decide_all, effects_in, open_runs, planner_of, world
 from support.processes import Lives
+from support.values import each_of
 
 SOON = RetryPolicy(first_delay=0.05, attempts=4)
 LIMIT_SECONDS = 120
@@ -190,7 +191,7 @@ async def test_who_waits_for_a_run_of_another_worker_hears_that_it_failed(tmp_pa
             await waiting
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("error", "final"),
     [
         (ServiceCallError("500"), False),
@@ -206,7 +207,7 @@ def test_a_fault_is_final_if_a_retry_cannot_cure_it(error: Exception, final: boo
     assert is_final(error) is final
 
 
-@pytest.mark.parametrize(("status", "final"), [(400, True), (401, True), (404, True), (408, False), (409, False)])
+@each_of(("status", "final"), [(400, True), (401, True), (404, True), (408, False), (409, False)])
 def test_a_status_of_a_client_error_is_final(status: int, final: bool) -> None:
     """Wherever it stands in the chain of causes; a timeout, a conflict and too many requests pass."""
     cause = LookupError("of a connector")
@@ -224,7 +225,7 @@ def test_delays_grow_up_to_the_longest() -> None:
     assert policy.delay(10**6) == 20.0
 
 
-@pytest.mark.parametrize("option", [{"attempts": 0}, {"attempts": True}, {"first_delay": 0}, {"max_delay": "1"}])
+@each_of("option", [{"attempts": 0}, {"attempts": True}, {"first_delay": 0}, {"max_delay": "1"}])
 def test_a_policy_that_means_nothing_is_refused_by_name(option: dict[str, Any]) -> None:
     """The message names the option."""
     with pytest.raises(PlannerInvalidConfigurationError, match=next(iter(option))):

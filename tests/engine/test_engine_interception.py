@@ -36,6 +36,7 @@ from support.engine import (
     types_of,
 )
 from support.narrow import as_type
+from support.values import each_of
 
 
 async def test_a_gate_sees_a_call_as_it_would_run() -> None:
@@ -108,7 +109,7 @@ async def test_edited_arguments_that_cannot_be_used_deny_the_call() -> None:
     assert "Bad arguments." in decision_of(engine).reason
 
 
-@pytest.mark.parametrize("value", [object(), {1}, float("nan")], ids=["object", "set", "nan"])
+@each_of("value", [object(), {1}, float("nan")], ids=["object", "set", "nan"])
 async def test_edited_arguments_that_are_not_json_deny_the_call(value: object) -> None:
     """An edit whose arguments could not be sent to the model is invalid: nothing runs, and the reason is recorded."""
     functions = FakeFunctions()

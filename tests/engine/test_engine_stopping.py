@@ -32,6 +32,7 @@ from support.engine import (
     types_of,
 )
 from support.journal import through_json
+from support.values import each_of
 
 
 async def test_a_run_stopped_before_its_first_request_makes_none() -> None:
@@ -171,7 +172,7 @@ async def test_a_call_to_an_unknown_function_can_stop_the_run() -> None:
     assert state.ended.status == "answered"
 
 
-@pytest.mark.parametrize("cap", [None, 2, 1])
+@each_of("cap", [None, 2, 1])
 async def test_cancelling_in_the_middle_of_a_batch_answers_every_call(cap: int | None) -> None:
     """Running calls are cancelled, every call has its answer, the run is ended, and the cancellation goes on."""
     begun, cancelled = asyncio.Event(), []
@@ -417,7 +418,7 @@ async def test_a_journal_that_ends_before_a_request_is_charged_for_it() -> None:
     assert (engine.state.usage.iterations, engine.state.usage.estimated_tokens) == (2, 7)
 
 
-@pytest.mark.parametrize("phase", [Phase.PAUSED, Phase.ENDED, Phase.REVIEWING, Phase.CALLING, Phase.ANSWERING])
+@each_of("phase", [Phase.PAUSED, Phase.ENDED, Phase.REVIEWING, Phase.CALLING, Phase.ANSWERING])
 async def test_a_journal_that_ends_where_no_request_is_due_is_not_charged(phase: Phase) -> None:
     """A checkpoint of a pause or an end, and a run that died amid its calls."""
     engine = engine_of(facts=SAMPLES[phase])

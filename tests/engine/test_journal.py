@@ -27,6 +27,7 @@ from planner_ext.core.limits import Budget
 from planner_ext.core.values import EditedReply, Usage
 from planner_ext.engine.document import SCHEMA, check_schema, dump_facts, dump_message, load_facts, messages_of
 from support.journal import CALL, FACTS, LIMITS, RULES, altered, read, refusal, text_of, through_json
+from support.values import each_of
 
 
 def test_the_sample_has_every_fact_and_every_field() -> None:
@@ -45,7 +46,7 @@ def test_the_sample_has_every_fact_and_every_field() -> None:
     }
 
 
-@pytest.mark.parametrize("fact", FACTS, ids=lambda fact: fact.type)
+@each_of("fact", FACTS, ids=lambda fact: fact.type)
 def test_a_fact_survives_json(fact: Fact) -> None:
     """Written and read, a fact is equal to what it was, field by field and type by type."""
     (again,) = through_json([fact])
@@ -75,7 +76,7 @@ def test_a_read_journal_folds() -> None:
     assert fold(through_json(facts)) == fold(facts)
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("text", "fact"),
     [
         ("goal", RunStarted(run_id="r", rules=Rules(), messages=(), goal="a\ud83d", at=0.0)),
@@ -141,7 +142,7 @@ def test_a_newer_schema_is_refused(schema: int) -> None:
     assert isinstance(caught.value, InvalidJournalError)
 
 
-@pytest.mark.parametrize("schema", [0, -1, True, False, None, "1", 1.0, [1], {}])
+@each_of("schema", [0, -1, True, False, None, "1", 1.0, [1], {}])
 def test_a_schema_is_a_number_from_one_on(schema: object) -> None:
     """Anything else is refused, and shown."""
     with pytest.raises(InvalidJournalError, match="schema") as caught:
@@ -154,13 +155,13 @@ def test_this_versions_schema_is_read() -> None:
     check_schema(SCHEMA)
 
 
-@pytest.mark.parametrize("facts", ["null", "{}", '"text"', "3"])
+@each_of("facts", ["null", "{}", '"text"', "3"])
 def test_facts_are_a_list(facts: str) -> None:
     """Anything but a list is damaged at its top."""
     assert "damaged at its top" in refusal(f'{{"schema":1,"facts":{facts}}}')
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("change", "place"),
     [
         (lambda facts: facts[0].pop("run_id"), "0.RunStarted.run_id"),
@@ -186,7 +187,7 @@ def test_a_damaged_fact_is_refused_by_its_place(change: Callable[[list[Any]], ob
     assert f"damaged at {place}:" in refusal(altered(change))
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("change", "place"),
     [
         (lambda facts: facts[0]["rules"]["limits"].update(max_iterations=0), "max_iterations"),
@@ -211,7 +212,7 @@ def test_an_unknown_key_is_refused(change: Callable[[list[Any]], object], place:
     assert place in refusal(altered(change))
 
 
-@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
+@each_of("number", ["NaN", "Infinity", "-Infinity"])
 def test_a_time_of_nan_is_refused(number: str) -> None:
     """NaN is in no JSON that this package writes; a time of NaN would let every deadline pass unseen."""
     text = text_of(Paused(at=10.0, seconds=0.5)).replace("10.0", number)
@@ -263,7 +264,7 @@ def test_metadata_that_cannot_be_written_are_omitted(odd: object) -> None:
 
 
 @pytest.mark.parametrize("amount", [-1, 2**63])
-@pytest.mark.parametrize("name", ["iterations", "seconds", "prompt_tokens", "cached_tokens", "cost", "active_seconds"])
+@each_of("name", ["iterations", "seconds", "prompt_tokens", "cached_tokens", "cost", "active_seconds"])
 def test_an_amount_that_gives_back_what_was_spent_is_refused(name: str, amount: int) -> None:
     """A journal with a negative amount, or one that no store holds, is damaged: it would lift every limit."""
     (fact,) = dump_facts([next(one for one in FACTS if isinstance(one, ModelReplied))])

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from jsonschema.validators import Draft202012Validator
 
 from planner_ext.engine.schemas import answer_problems, argument_problem, read_json, schema_problem
+from support.values import each_of
 
 PARAMETERS: dict[str, Any] = {
     "type": "object",
@@ -28,7 +29,7 @@ PARAMETERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("arguments", "problem"),
     [
         ({}, '"order" is missing'),
@@ -50,7 +51,7 @@ def test_the_argument_that_does_not_fit_is_named(arguments: dict[str, Any], prob
     assert argument_problem(PARAMETERS, arguments).startswith(problem)
 
 
-@pytest.mark.parametrize(
+@each_of(
     "arguments",
     [
         {"amount": 1.5, "count": 2.0, "kind": "full", "tags": [], "who": {"name": "ann"}, "either": "x"},
@@ -76,7 +77,7 @@ def test_an_answer_names_five_of_its_problems() -> None:
     assert answer_problems(schema, ["x"] * 9).count(";") == 4
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("schema", "problem"),
     [
         ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "string"}}}, ""),
@@ -113,7 +114,7 @@ HANGING: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize("what", HANGING)
+@each_of("what", HANGING)
 def test_a_strangers_schema_does_not_hang_the_check(what: str) -> None:
     """Patterns, references and sizes that would take years are not evaluated: the function's own check decides."""
     schema, value = HANGING[what]
@@ -136,7 +137,7 @@ def nested(levels: int, value: Any = 0) -> Any:
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize(
+@each_of(
     ("schema", "value", "said"),
     [
         ({"pattern": r"^(\w+\s?)*$"}, "a" * 60 + "!", "does not match"),
@@ -217,7 +218,7 @@ def test_the_check_thinks_as_jsonschema_does(schema: dict[str, Any], value: Any)
     assert (answer_problems(schema, value) == "") == Draft202012Validator(schema).is_valid(value)
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("text", "value"),
     [
         ('{"a": [1, 2.5, null, true, "x"]}', {"a": [1, 2.5, None, True, "x"]}),
@@ -229,7 +230,7 @@ def test_json_of_others_is_read(text: str, value: Any) -> None:
     assert read_json(text) == value
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("text", "said"),
     [
         ("NaN", "NaN is not a number of JSON"),
@@ -252,7 +253,7 @@ def test_json_beyond_the_bounds_is_refused_by_name(text: str, said: str) -> None
     assert len(str(refused.value)) < 300
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("schema", "said"),
     [
         ({"pattern": "(?=a)b"}, "has the pattern '(?=a)b', which cannot run in time in proportion to the text"),

@@ -15,6 +15,7 @@ from planner_ext.inbox import Token, app, security
 from planner_ext.inbox.connections import client_of, limited
 from planner_ext.inbox.security import RefusedFormError, form_of
 from support.inbox import TOKEN, inbox, served, visitor_at
+from support.values import each_of
 
 HEADERS = b"GET /sign-in HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 AT_ONCE, NEVER = 0.05, 3600.0
@@ -105,7 +106,7 @@ async def test_wrong_tokens_of_many_addresses_are_forgotten_in_order(
                 assert status == (429 if number >= 20 and address == "198.51.100.1" else 403)
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("host", "client"),
     [
         ("192.0.2.1", "192.0.2.1"),

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from planner_ext.inbox.forms import Field, drawn_form, read_form
+from support.values import each_of
 
 TYPES: dict[str, Mapping[str, Any]] = {
     "text": {"type": "string", "description": "What to say."},
@@ -42,7 +42,7 @@ def test_each_type_has_a_field_of_its_kind() -> None:
     assert [field.value for field in fields] == ["hello", "7", "", "", "", "", "", ""]
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("name", "text", "value"),
     [
         ("text", "7", "7"),
@@ -68,7 +68,7 @@ def test_what_is_typed_becomes_a_value_of_its_type(name: str, text: str, value: 
     assert type(arguments[name]) is type(value)
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("name", "text", "expected"),
     [
         ("integer", "", "integer: expected a whole number"),
@@ -101,7 +101,7 @@ def test_a_blank_optional_field_is_not_given() -> None:
     assert (problem, arguments) == ("", {"text": "", "integer": 7})
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("name", "value"),
     [
         ("text", "a\u202eb"),
@@ -142,9 +142,7 @@ def test_the_name_of_an_argument_is_fully_visible() -> None:
     assert field.label == "amo\\u200bunt\\u202e\\ud800"
 
 
-@pytest.mark.parametrize(
-    "schema", [None, 5, True, {"anyOf": [True, {"type": "string"}]}, {"type": [["a"]]}, {"type": 5}, {"items": 1}]
-)
+@each_of("schema", [None, 5, True, {"anyOf": [True, {"type": "string"}]}, {"type": [["a"]]}, {"type": 5}, {"items": 1}])
 def test_an_invalid_schema_does_not_stop_a_decision(schema: Any) -> None:
     """Schemas come from other servers, too: what they do not describe is edited as JSON."""
     parameters = {"type": "object", "properties": {"a": schema}}

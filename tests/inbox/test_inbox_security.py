@@ -16,6 +16,7 @@ from planner_ext.durable import Approvals
 from planner_ext.inbox import Token, app, security
 from planner_ext.testing import call, say
 from support.inbox import TOKEN, drive, inbox, served, visitor_at
+from support.values import each_of
 
 PAY = "approvals/a%2F1%2Fpay"
 PAGES = ("", PAY, "runs", "runs/a", "events", "events?of=runs")
@@ -98,14 +99,14 @@ def test_a_token_that_can_be_guessed_is_refused() -> None:
     assert len(Token().value) == 43 and Token().value != Token().value
 
 
-@pytest.mark.parametrize("options", [{"user": ""}, {"user": "a\u202eb"}, {"user": "a" * 201}])
+@each_of("options", [{"user": ""}, {"user": "a\u202eb"}, {"user": "a" * 201}])
 def test_a_fixed_name_is_one_that_could_be_entered(options: dict[str, str]) -> None:
     """Otherwise sign-in would be impossible."""
     with pytest.raises(PlannerExtError, match="user must be a name of 1 to 200 visible characters; got "):
         Token(**options)
 
 
-@pytest.mark.parametrize("host", ["", "https://inbox.example.com", "inbox.example.com:8443", "inbox.example.com/x"])
+@each_of("host", ["", "https://inbox.example.com", "inbox.example.com:8443", "inbox.example.com/x"])
 def test_an_allowed_name_is_a_name_alone(host: str) -> None:
     """What no Host header can match is refused at the start, not each request later."""
     with pytest.raises(PlannerExtError, match=r"must be a name without scheme, port and path, such as inbox\.example"):

@@ -36,6 +36,7 @@ from planner_ext.agent import resume_agent
 from planner_ext.errors import DecisionRefusedError, InvalidPolicyError, PlannerExtError, ServiceCallError
 from planner_ext.testing import ScriptedChatCompletion, ScriptedFault, ScriptedOpenAIServer, call, say
 from support.planner import scripted
+from support.values import each_of
 
 Wrong = Callable[[], Any]
 KERNEL = Kernel()
@@ -115,7 +116,7 @@ def resumed(agent: object, thread: object) -> None:
     asyncio.run(resume_agent(as_any(agent), as_any(thread), "{}", {}))
 
 
-@pytest.mark.parametrize("mistake", MADE_WRONG)
+@each_of("mistake", MADE_WRONG)
 def test_a_value_in_the_wrong_place_gets_an_error_that_says_where_it_belongs(mistake: str) -> None:
     """A value that is right elsewhere: the error says where."""
     make, way_out = MADE_WRONG[mistake]
@@ -132,7 +133,7 @@ def test_a_part_of_an_option_gets_an_error_that_names_its_option(door: Any, name
         door(SERVICE if door is FunctionInvokingChatCompletion else Kernel(services=[SERVICE]), **{name: 1})
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("decisions", "way_out"),
     [
         (None, "Without decisions give {}"),
@@ -244,7 +245,7 @@ MISSPELT: dict[str, tuple[Callable[[], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("place", MISSPELT)
+@each_of("place", MISSPELT)
 def test_a_misspelt_name_gets_an_error_with_the_nearest(place: str) -> None:
     """Limits, settings, decisions and the options of every door."""
     make, meant = MISSPELT[place]
@@ -264,7 +265,7 @@ STREAMS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("method", STREAMS)
+@each_of("method", STREAMS)
 async def test_a_stream_is_not_awaited(method: str) -> None:
     """The error of ``await planner.invoke_stream(...)`` shows the loop that reads it."""
     with pytest.raises(TypeError, match=rf"async for event in {method}\("):
@@ -326,9 +327,7 @@ async def by_session(service: Any) -> None:
     await ToolUseSession(kernel_with(service)).prompt("Hello.")
 
 
-every_request = pytest.mark.parametrize(
-    "ask", [by_planner, by_planner_streamed, by_service, without_a_loop, by_session]
-)
+every_request = each_of("ask", [by_planner, by_planner_streamed, by_service, without_a_loop, by_session])
 
 
 @every_request

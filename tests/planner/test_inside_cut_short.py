@@ -3,7 +3,6 @@
 import asyncio
 from typing import Any
 
-import pytest
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.contents import ChatHistory
 from semantic_kernel.functions import KernelArguments, kernel_function
@@ -13,6 +12,7 @@ from planner_ext.plugin import PlannerPlugin
 from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, say
 from support.inside import INNER, Hidden, ScriptedText, with_auto
 from support.planner import both_ways, invoke, kernel_of, planner_with
+from support.values import each_of
 
 LONG = INNER + " please" * 80
 
@@ -67,8 +67,8 @@ LIMITS: dict[str, dict[str, Any]] = {
 
 
 @both_ways
-@pytest.mark.parametrize("limit", LIMITS)
-@pytest.mark.parametrize("way", ["plain", "auto", "text", "cancelled", "cancelled_auto"])
+@each_of("limit", LIMITS)
+@each_of("way", ["plain", "auto", "text", "cancelled", "cancelled_auto"])
 async def test_a_request_that_is_left_early_is_charged(way: str, limit: str, streamed: bool) -> None:
     """It is one round trip, and what was sent counts: the limit on tokens or cost ends the run."""
     hasty = Hasty()

@@ -16,6 +16,7 @@ from planner_ext.plugin import PlannerPlugin
 from planner_ext.testing import ScriptedReply, ScriptedRequest, call, say
 from support.inside import INNER, Hidden, World, auto, greedy, with_auto, world
 from support.planner import GOAL, both_ways, invoke, planner_with
+from support.values import each_of
 
 WAYS = [
     "ask-auto",
@@ -38,7 +39,7 @@ WAYS = [
     "inside-thread",
     "expert-reach_goal",
 ]
-every_way = pytest.mark.parametrize("way", WAYS)
+every_way = each_of("way", WAYS)
 
 
 def with_expert(seen: World) -> None:
@@ -73,7 +74,7 @@ async def test_a_run_inside_is_in_the_ledger_of_calls_by_function(way: str) -> N
         assert seen.bank.looked <= 2
 
 
-@pytest.mark.parametrize("way", ["ask-auto", "inside-prompt_plain", "inside-agent", "expert-reach_goal"])
+@each_of("way", ["ask-auto", "inside-prompt_plain", "inside-agent", "expert-reach_goal"])
 async def test_a_service_is_charged_for_what_its_functions_do(way: str) -> None:
     """The metadata of a service report the requests of its functions, and its budget bounds them."""
     async with world(greedy(way, 2)) as seen:
@@ -107,7 +108,7 @@ def once(way: str, inner: Callable[[ScriptedRequest], ScriptedReply] | ScriptedR
     return reply
 
 
-@pytest.mark.parametrize("way", ["inside-prompt_plain", "inside-prompt_auto", "inside-agent", "ask-auto"])
+@each_of("way", ["inside-prompt_plain", "inside-prompt_auto", "inside-agent", "ask-auto"])
 async def test_with_nothing_left_the_request_is_refused_and_the_run_answers(way: str) -> None:
     """Of two trips one asks and one answers: nothing is sent between them, and the model reads why."""
     async with world(once(way, say("never"))) as seen:

@@ -46,6 +46,7 @@ from planner_ext.testing import (
     say,
 )
 from support.approval import DONE, Door, every_door, only, planner_with, results, world
+from support.values import each_of
 
 PAGE = "".join(f"Line {number} of the page.\n" for number in range(130))
 FETCH = call("web-fetch", {})
@@ -150,7 +151,7 @@ def test_a_piece_is_within_the_cap_also_where_a_cut_splits_its_last_token(text: 
     assert [count(piece) for piece in pieces if count(piece) > most] == []
 
 
-@pytest.mark.parametrize("text", ["👍🏽" * 50, "e\u0301" * 50, "👩\u200d👧" * 50, "\r\n" * 50])
+@each_of("text", ["👍🏽" * 50, "e\u0301" * 50, "👩\u200d👧" * 50, "\r\n" * 50])
 def test_what_is_one_sign_to_a_reader_is_not_cut(text: str) -> None:
     """No cut between a letter and its accent, an emoji and its tone, or the two characters of a line end."""
     sign = text[: len(text) // 50]
@@ -282,7 +283,7 @@ async def test_an_open_read_is_answered_where_the_run_continues() -> None:
     assert results(second.chat_history or pytest.fail())[1:] == [PAGE[-20:], "sent"]
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("arguments", "says"),
     [
         ({"call": "call_1", "offset": 0}, "There is no result under this name"),
@@ -470,7 +471,7 @@ async def test_a_function_of_that_name_is_refused_before_anything_is_sent() -> N
     assert results(result.chat_history or pytest.fail()) == ["mine"]
 
 
-@pytest.mark.parametrize("value", [0, -1, True, 1.5, "9"])
+@each_of("value", [0, -1, True, 1.5, "9"])
 def test_an_invalid_cap_is_refused(value: Any) -> None:
     """A whole number, 1 or more, or None."""
     with pytest.raises(PlannerInvalidConfigurationError, match="max_result_tokens"):

@@ -12,6 +12,7 @@ from planner_ext.hitl_manager import Checkpoint
 from planner_ext.iteration import Usage
 from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, say
 from support.planner import Clock, Math, both_ways, check_sendable, invoke, kernel_of, planner_with, resume
+from support.values import each_of
 
 SOON = datetime.fromtimestamp(1_000_015, UTC)
 LIMITS: dict[str, Any] = {
@@ -59,11 +60,11 @@ def check_first(status: str, limit: str | None, expected: str, sums: list[Any]) 
     assert len(sums) < NEEDED
 
 
-every_limit = pytest.mark.parametrize("limit", LIMITS)
+every_limit = each_of("limit", LIMITS)
 ended_in_each_way = pytest.mark.parametrize(
     ("on_limit", "streamed"), [("answer", False), ("answer", True), ("stop", True), ("return_calls", False)]
 )
-every_way = pytest.mark.parametrize("on_limit", ON_LIMIT)
+every_way = each_of("on_limit", ON_LIMIT)
 
 
 @every_limit

@@ -22,6 +22,7 @@ from planner_ext import (
 )
 from planner_ext.errors import PlannerException, PlannerExtError, PlannerInvalidConfigurationError
 from support.planner import GOAL, PLAN, both_ways, drained, final, invoke, never_stops, planner_with, scripted
+from support.values import each_of
 
 
 def check_error(error: PlannerInvalidConfigurationError, *words: str) -> None:
@@ -33,7 +34,7 @@ def check_error(error: PlannerInvalidConfigurationError, *words: str) -> None:
         assert word in str(error)
 
 
-@pytest.mark.parametrize("value", [0, -1, True, False, 1.5, "3", [3]], ids=repr)
+@each_of("value", [0, -1, True, False, 1.5, "3", [3]], ids=repr)
 def test_max_iterations_takes_a_whole_number_from_one(value: Any) -> None:
     """Options and budget refuse anything but a whole number of at least 1, and say what they take."""
     for kind in (FunctionCallingStepwisePlannerOptions, Budget):
@@ -42,7 +43,7 @@ def test_max_iterations_takes_a_whole_number_from_one(value: Any) -> None:
         check_error(raised.value, "max_iterations", "whole number, 1 or more", "None", repr(value))
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("name", "value"),
     [
         ("max_iterations", {}),
@@ -102,7 +103,7 @@ def test_an_unknown_option_is_refused_with_those_there_are() -> None:
     check_error(raised.value, "max_iteration", "max_iterations", "min_iteration_time_ms", "3")
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("name", "value"),
     [("max_iterations", 0), ("plan", 3.5), ("control", "x"), ("max_iteration", 3), ("min_iteration_time_ms", -1)],
 )
@@ -115,7 +116,7 @@ def test_an_option_is_checked_when_it_is_assigned_too(name: str, value: Any) -> 
     assert options == FunctionCallingStepwisePlannerOptions()
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("name", "value"),
     [
         ("max_tool_calls", -1),
@@ -138,7 +139,7 @@ def test_a_limit_that_means_nothing_is_refused_by_name(name: str, value: Any) ->
 
 
 @both_ways
-@pytest.mark.parametrize("goal", ["", "\n\t", "caf\udce9", None, b"goal", ["goal"]], ids=repr)
+@each_of("goal", ["", "\n\t", "caf\udce9", None, b"goal", ["goal"]], ids=repr)
 async def test_a_goal_is_a_text_that_is_not_empty(goal: Any, streamed: bool) -> None:
     """A goal that is empty, blank, not a string or undecodable is refused with what was seen."""
     kernel, service = scripted([PLAN, final()])
@@ -156,7 +157,7 @@ def test_a_control_that_needs_a_callback_gets_one() -> None:
     check_error(raised.value, "control", "pre_invoke=")
 
 
-@pytest.mark.parametrize(
+@each_of(
     "options",
     [{}, {"max_iterations": 3}, 5, "max_iterations=3", Budget()],
     ids=["empty-dict", "dict", "number", "text", "budget"],
@@ -168,7 +169,7 @@ def test_options_are_of_the_options_class(options: Any) -> None:
     check_error(raised.value, "options", "FunctionCallingStepwisePlannerOptions")
 
 
-@pytest.mark.parametrize(
+@each_of(
     "text",
     [
         "name: [",
@@ -192,7 +193,7 @@ def test_an_invalid_plan_prompt_is_refused_when_the_planner_is_made(text: Any) -
     check_error(raised.value, "get_initial_plan")
 
 
-@pytest.mark.parametrize("text", ["{{math. add}}", 5, None], ids=["syntax", "int", "None"])
+@each_of("text", ["{{math. add}}", 5, None], ids=["syntax", "int", "None"])
 def test_an_invalid_step_prompt_is_refused_when_the_planner_is_made(text: Any) -> None:
     """What get_step_prompt returns is read at once, before a plan is paid for."""
     with pytest.raises(PlannerInvalidConfigurationError) as raised:
@@ -201,7 +202,7 @@ def test_an_invalid_step_prompt_is_refused_when_the_planner_is_made(text: Any) -
 
 
 @both_ways
-@pytest.mark.parametrize(
+@each_of(
     ("name", "value"),
     [("chat_history", ["a message"]), ("chat_history", "hello"), ("arguments", {"city": "Rome"}), ("stop", "now")],
     ids=["list", "text", "dict", "stop"],
@@ -229,7 +230,7 @@ MISTAKEN: dict[str, Any] = {
 
 
 @both_ways
-@pytest.mark.parametrize("name", MISTAKEN)
+@each_of("name", MISTAKEN)
 async def test_an_argument_of_a_request_of_a_wrong_type_is_refused_by_name(name: str, streamed: bool) -> None:
     """By a service, which handler and session ask; before anything is sent."""
     kernel, inner = scripted([final()])

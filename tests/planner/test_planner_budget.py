@@ -25,12 +25,13 @@ from support.planner import (
     scripted,
 )
 from support.stock import first_result
+from support.values import each_of
 
 
 @both_ways
-@pytest.mark.parametrize("control", ["iterations_metadata", "use_attempts", "pre_invoke"])
+@each_of("control", ["iterations_metadata", "use_attempts", "pre_invoke"])
 @pytest.mark.parametrize("plan", [True, False], ids=["plan", "no-plan"])
-@pytest.mark.parametrize("most", [1, 2, 5])
+@each_of("most", [1, 2, 5])
 async def test_a_model_that_never_stops_makes_exactly_the_requests_allowed(
     most: int, plan: bool, control: str, streamed: bool
 ) -> None:
@@ -101,7 +102,7 @@ async def test_of_two_round_trip_limits_the_smaller_holds(option: int, budget: i
 
 
 @both_ways
-@pytest.mark.parametrize(
+@each_of(
     ("reported", "charged", "requests"),
     [({"iterations": 2}, 4, 2), ({"Iterations": 2}, 4, 2), ({"iterations": "2"}, 4, 4), ({"iterations": True}, 4, 4)],
     ids=["ours", "adr", "text", "bool"],

@@ -53,10 +53,11 @@ from support.planner import (
     resume,
     scripted,
 )
+from support.values import each_of
 
 NO_CHOICES = {"id": "x", "object": "chat.completion", "created": 1, "model": "m", "choices": []}
 
-faults = pytest.mark.parametrize(
+faults = each_of(
     ("fault", "error"),
     [
         (ScriptedFault(status=500), ServiceCallError),
@@ -72,7 +73,7 @@ faults = pytest.mark.parametrize(
     ],
     ids=["500", "401", "dropped", "no-choices", "null-choices", "no-json", "filtered"],
 )
-places = pytest.mark.parametrize("place", [0, 1, 2], ids=["plan", "first-step", "after-tools"])
+places = each_of("place", [0, 1, 2], ids=["plan", "first-step", "after-tools"])
 
 
 @both_ways
@@ -122,7 +123,7 @@ async def test_a_request_that_reaches_no_server_is_not_charged(streamed: bool) -
 
 
 @both_ways
-@pytest.mark.parametrize("kind", [408, 429, 503, "read timeout"])
+@each_of("kind", [408, 429, 503, "read timeout"])
 async def test_a_request_that_a_server_has_seen_is_charged(kind: int | str, streamed: bool) -> None:
     """A refusal of a busy server, and a reply that did not come in time, cost the trip, and no more than that."""
     released = threading.Event()
@@ -164,7 +165,7 @@ def test_the_errors_are_semantic_kernels_too() -> None:
 
 
 @both_ways
-@pytest.mark.parametrize("kind", [ServiceInvalidAuthError, ConnectionError, IndexError])
+@each_of("kind", [ServiceInvalidAuthError, ConnectionError, IndexError])
 async def test_every_exception_of_a_connector_has_history_and_checkpoint(kind: type[Exception], streamed: bool) -> None:
     """No exception of a connector leaves without the run that it broke; Semantic Kernel's own stay what they are."""
     math, raised = Math(), kind("gone")

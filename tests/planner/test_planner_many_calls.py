@@ -13,6 +13,7 @@ from planner_ext.iteration import ToolExecution
 from planner_ext.testing import ScriptedChatCompletion, ScriptedRequest, call, calls, say
 from support.planner import both_ways, check_sendable, invoke, kernel_of, planner_with
 from support.stock import add_filter
+from support.values import each_of
 
 
 class Tools:
@@ -96,7 +97,7 @@ async def test_a_call_that_waits_for_a_thread_does_not_start_after_a_stop() -> N
     check_sendable(result.chat_history)
 
 
-@pytest.mark.parametrize("value", [0, -1, True, 2.5, "many"])
+@each_of("value", [0, -1, True, 2.5, "many"])
 def test_a_limit_that_means_nothing_is_refused(value: Any) -> None:
     """Naming the option."""
     with pytest.raises(PlannerInvalidConfigurationError, match="max_calls_per_reply"):

@@ -10,6 +10,7 @@ from planner_ext import ApprovalFilter, Budget, Deny
 from planner_ext.errors import InvalidHistoryError, PlannerInvalidConfigurationError
 from planner_ext.testing import ScriptedChatCompletion, calls, say
 from support.planner import ADD, GOAL, Clock, Math, both_ways, invoke, kernel_of, planner_with, scripted
+from support.values import each_of
 
 
 class OddClock(Clock):
@@ -20,7 +21,7 @@ class OddClock(Clock):
         setattr(self, name, lambda: value)
 
 
-@pytest.mark.parametrize("value", [None, "12:00", math.nan, math.inf, True, object()])
+@each_of("value", [None, "12:00", math.nan, math.inf, True, object()])
 @pytest.mark.parametrize("name", ["now", "monotonic"])
 async def test_a_clock_that_gives_no_number_is_named(name: str, value: Any) -> None:
     """Before anything is sent, and in a sentence."""
@@ -58,7 +59,7 @@ async def test_a_filter_whose_second_parameter_has_another_name_is_answered(kind
     assert (result.status, result.final_answer, math_plugin.sums) == ("answered", "No idea.", [])
 
 
-@pytest.mark.parametrize("left", [None, "text", 7, ["text"], [None]])
+@each_of("left", [None, "text", 7, ["text"], [None]])
 async def test_what_an_iteration_callback_leaves_is_checked(left: Any) -> None:
     """Anything but a list of messages is named; the history is on the error."""
 
@@ -99,9 +100,7 @@ async def test_a_call_where_nothing_is_offered_does_not_answer() -> None:
     assert "called math-add" in result.reason
 
 
-@pytest.mark.parametrize(
-    "option", ["approver", "iteration_completed", "clarifier", "get_available_functions", "observers"]
-)
+@each_of("option", ["approver", "iteration_completed", "clarifier", "get_available_functions", "observers"])
 @pytest.mark.parametrize("function", [lambda: None, lambda one, two, three: None], ids=["none", "three"])
 def test_a_function_that_takes_something_else_is_refused_by_name(option: str, function: Any) -> None:
     """What would be a TypeError in the midst of a run is said when the planner is made."""
@@ -124,8 +123,8 @@ class Yields:
         yield None
 
 
-@pytest.mark.parametrize("option", ["interceptors", "observers", "pre_invoke", "approver", "iteration_completed"])
-@pytest.mark.parametrize(
+@each_of("option", ["interceptors", "observers", "pre_invoke", "approver", "iteration_completed"])
+@each_of(
     ("function", "problem"),
     [(Ask, "got a class. Give Ask"), (yields, "which yields"), (Yields(), "got a Yields, which yields")],
     ids=["class", "async generator", "generator object"],

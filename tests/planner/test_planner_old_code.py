@@ -19,6 +19,7 @@ from planner_ext import (
 from planner_ext.errors import PlannerException, PlannerInvalidConfigurationError
 from planner_ext.testing import ScriptedChatCompletion, call
 from support.planner import ADD, PLAN, Clock, final, kernel_of, never_stops, openai_kernel, planner_with, scripted
+from support.values import each_of
 
 OLD_DEFAULTS = {
     "max_iterations": 15,
@@ -36,7 +37,7 @@ OLD_DEFAULTS = {
 """The options of semantic-kernel 1.35, but for min_iteration_time_ms."""
 
 
-@pytest.mark.parametrize("name", OLD_DEFAULTS)
+@each_of("name", OLD_DEFAULTS)
 def test_the_old_options_are_there_with_their_defaults(name: str) -> None:
     """Every option of the removed planner has its name and its default."""
     assert getattr(FunctionCallingStepwisePlannerOptions(), name) == OLD_DEFAULTS[name]
@@ -47,8 +48,8 @@ def test_the_one_default_that_differs() -> None:
     assert FunctionCallingStepwisePlannerOptions().min_iteration_time_ms == 0
 
 
-@pytest.mark.parametrize("total", [0, 1, 99, 1000, 4096, 16385])
-@pytest.mark.parametrize("ratio", [None, 0.0, 0.1, 0.25, 1.0])
+@each_of("total", [0, 1, 99, 1000, 4096, 16385])
+@each_of("ratio", [None, 0.0, 0.1, 0.25, 1.0])
 def test_max_tokens_is_shared_as_before(total: int, ratio: float | None) -> None:
     """The completion takes ``int(max_tokens * ratio)``, the prompt ``int(max_tokens * (1 - ratio))``."""
     more: dict[str, Any] = {} if ratio is None else {"max_tokens_ratio": ratio}
@@ -211,7 +212,7 @@ async def test_the_prompts_can_be_read_and_set() -> None:
 
 
 @pytest.mark.parametrize("name", ["generate_plan_yaml", "step_prompt"])
-@pytest.mark.parametrize("value", [None, 7, object(), b"text"], ids=["none", "int", "object", "bytes"])
+@each_of("value", [None, 7, object(), b"text"], ids=["none", "int", "object", "bytes"])
 def test_an_invalid_template_cannot_be_set(name: str, value: Any) -> None:
     """It is refused by name, in a sentence, and the old one stays."""
     planner = planner_with()

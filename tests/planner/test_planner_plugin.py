@@ -15,6 +15,7 @@ from planner_ext.plugin import PlannerPlugin
 from planner_ext.sk.run.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.testing import Script, ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, calls, say
 from support.planner import ADD, GOAL, Math, both_ways, invoke, kernel_of, planner_with
+from support.values import each_of
 
 DELEGATE = call("expert-reach_goal", {"goal": "Add 1 and 2."})
 
@@ -143,7 +144,7 @@ async def test_the_nested_planners_own_budget_holds_besides() -> None:
     assert (result.status, result.iterations) == ("answered", 4)
 
 
-@pytest.mark.parametrize("on_limit", ["raise", "stop", "return_calls"])
+@each_of("on_limit", ["raise", "stop", "return_calls"])
 async def test_a_nested_limit_without_an_answer_is_read_and_charged(on_limit: Any) -> None:
     """Whatever a nested planner does at its limit, the model around reads it, and the trips are charged."""
     budget = Budget(max_iterations=2, on_limit=on_limit)
@@ -264,7 +265,7 @@ async def test_the_plugin_can_have_a_kernel_a_name_and_a_description_of_its_own(
     assert (told(result), expert.requests[0].tools) == (["3"], ("math-add", "math-fail"))
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("given", "named"),
     [
         ({"planner": "no"}, "planner"),

@@ -26,6 +26,7 @@ from support.planner import (
     resume,
 )
 from support.stock import scripted_by
+from support.values import each_of
 
 LONG = "word " * 3000
 
@@ -130,7 +131,7 @@ async def test_every_door_has_the_limit(door: str) -> None:
     check_sendable(caught.value.chat_history)
 
 
-@pytest.mark.parametrize("value", [-1, True, 1.5, "9"])
+@each_of("value", [-1, True, 1.5, "9"])
 def test_a_limit_is_a_count(value: Any) -> None:
     """Anything else is refused by name, at each door."""
     inner = ScriptedChatCompletion([])

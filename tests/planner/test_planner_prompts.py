@@ -24,6 +24,7 @@ from support.planner import (
     texts,
     whole_text,
 )
+from support.values import each_of
 
 OLD_PLAN_YAML = """\
 template_format: semantic-kernel
@@ -83,7 +84,7 @@ async def test_the_plan_request_lists_the_functions_that_are_offered(streamed: b
 
 
 @both_ways
-@pytest.mark.parametrize(
+@each_of(
     ("exclusion", "left"),
     [
         ({"excluded_plugins": {"weather"}}, ["math-add", "math-fail"]),
@@ -129,7 +130,7 @@ async def test_an_excluded_function_does_not_run_when_it_is_called(streamed: boo
 
 
 @both_ways
-@pytest.mark.parametrize(
+@each_of(
     "excluded",
     [
         {"excluded_plugins": {"UserInteraction"}},
@@ -164,7 +165,7 @@ async def test_the_question_function_can_be_excluded() -> None:
     assert service.requests[0].tools == ("math-add", "math-fail")
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("options", "word"),
     [
         ({"excluded_functions": {"math-ad"}}, "math-ad"),
@@ -186,7 +187,7 @@ async def test_a_name_that_no_function_has_is_refused(options: dict[str, Any], w
     assert service.requests == []
 
 
-@pytest.mark.parametrize(
+@each_of(
     "options",
     [
         {"excluded_functions": {"add", "math-fail"}},
@@ -307,7 +308,7 @@ HOSTILE = {
     "lines": "first\n\n  second\ttabbed",
 }
 
-hostile = pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
+hostile = each_of("text", HOSTILE.values(), ids=HOSTILE.keys())
 
 
 @both_ways

@@ -31,6 +31,7 @@ from support.planner import (
     scripted,
     texts,
 )
+from support.values import each_of
 
 ASK_USER = "UserInteraction-AskUser"
 WHERE = "San Jose in which country, and in celsius or fahrenheit?"
@@ -157,7 +158,7 @@ async def test_a_plain_reply_that_asks_nothing_is_insisted_upon(streamed: bool) 
 
 
 @both_ways
-@pytest.mark.parametrize("nothing", [None, "", "  \n"])
+@each_of("nothing", [None, "", "  \n"])
 async def test_a_clarifier_that_says_nothing_leaves_the_question_open(nothing: str | None, streamed: bool) -> None:
     """A plain reply then counts as final; a call waits for a person."""
     kernel, _ = scripted([say(WHERE)])

@@ -25,8 +25,9 @@ from support.planner import (
     scripted,
     texts,
 )
+from support.values import each_of
 
-all_ends = pytest.mark.parametrize("on_limit", ["answer", "stop", "return_calls", "raise"])
+all_ends = each_of("on_limit", ["answer", "stop", "return_calls", "raise"])
 all_limits = pytest.mark.parametrize("limit", ["max_iterations", "max_tool_calls"])
 
 
@@ -202,7 +203,7 @@ async def test_a_checkpoint_that_was_not_signed_with_the_key_is_refused(key: byt
 
 
 @both_ways
-@pytest.mark.parametrize("checkpoint", ["{}", None, Checkpoint(())], ids=["text", "None", "empty"])
+@each_of("checkpoint", ["{}", None, Checkpoint(())], ids=["text", "None", "empty"])
 async def test_anything_but_a_checkpoint_is_refused_by_name(checkpoint: Any, streamed: bool) -> None:
     """JSON text in place of a checkpoint, nothing, and a checkpoint without a run get an error that says so."""
     kernel, service = scripted(never_stops)

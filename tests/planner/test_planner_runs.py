@@ -28,6 +28,7 @@ from support.planner import (
     whole_text,
 )
 from support.stock import first_result
+from support.values import each_of
 
 
 @both_ways
@@ -191,7 +192,7 @@ async def test_a_history_is_repaired_on_request_and_in_the_copy_only(streamed: b
 
 
 @both_ways
-@pytest.mark.parametrize("batch", [(final(), ADD), (ADD, final()), (ADD, final(), ADD)], ids=["first", "last", "mid"])
+@each_of("batch", [(final(), ADD), (ADD, final()), (ADD, final(), ADD)], ids=["first", "last", "mid"])
 async def test_calls_beside_a_final_answer_do_not_run(batch: tuple[ScriptedReply, ...], streamed: bool) -> None:
     """The final answer is taken, the calls beside it are answered as not executed, and no further request is made."""
     math = Math()
@@ -207,7 +208,7 @@ async def test_calls_beside_a_final_answer_do_not_run(batch: tuple[ScriptedReply
 
 
 @both_ways
-@pytest.mark.parametrize(
+@each_of(
     "arguments",
     [{}, "{not json", {"answer": None}, {"answer": ["It", "is", 3]}, {"text": "It is 3."}],
     ids=["missing", "no-json", "null", "list", "other-name"],
@@ -298,7 +299,7 @@ async def test_no_message_names_a_function_that_is_not_offered(streamed: bool) -
 
 
 @both_ways
-@pytest.mark.parametrize(
+@each_of(
     "reply",
     [
         ScriptedReply(text="It is", finish_reason="length"),

@@ -29,6 +29,7 @@ from support.planner import (
     scripted,
 )
 from support.stock import scripted_by
+from support.values import each_of
 
 PATIENT = {"temperature": 0.3, "seed": 7}
 
@@ -120,7 +121,7 @@ def two_services() -> tuple[Kernel, ScriptedChatCompletion, ScriptedChatCompleti
 
 
 @both_ways
-@pytest.mark.parametrize(
+@each_of(
     ("planner", "answer"),
     [
         ({}, "first"),
@@ -157,7 +158,7 @@ class Embeddings(AIServiceClientBase):
 
 
 @both_ways
-@pytest.mark.parametrize(
+@each_of(
     ("service_id", "services", "named"),
     [
         (None, [], "no service"),

@@ -34,6 +34,7 @@ from support.planner import (
     scripted,
 )
 from support.stock import scripted_by
+from support.values import each_of
 
 
 class Sum(BaseModel):
@@ -52,7 +53,7 @@ FORMS: dict[str, Any] = {
     "openai": {"type": "json_schema", "json_schema": {"name": "sum", "schema": SCHEMA}},
 }
 
-every_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
+every_form = each_of("form", FORMS.values(), ids=FORMS.keys())
 
 
 @both_ways
@@ -241,7 +242,7 @@ def test_the_budget_holds_for_all_answers(trips: int, turns: list[ScriptedReply]
     assert result.status != "answered" or result.value == VALUE
 
 
-@pytest.mark.parametrize(
+@each_of(
     "given",
     [int, "json", {}, {"type": "text"}, {"type": "json_schema"}, {"type": "object", "required": 7}, {"x": object()}],
 )
@@ -257,7 +258,7 @@ class NoSchema(BaseModel):
     call: Callable[[int], int]
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("given", "named"),
     [
         (NoSchema, "NoSchema has no JSON schema"),
@@ -288,7 +289,7 @@ def test_a_schema_may_refer_to_itself() -> None:
 
 @both_ways
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize(
+@each_of(
     ("schema", "hard", "said"),
     [
         ({"pattern": r"^(\w+\s?)*$"}, json.dumps("a" * 60 + "!"), "does not match"),
@@ -323,7 +324,7 @@ class Share(BaseModel):
 
 @both_ways
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("hard", ['"1e30000000"', "1e400", '"1/0"', '["1e30000000"]'])
+@each_of("hard", ['"1e30000000"', "1e400", '"1/0"', '["1e30000000"]'])
 async def test_a_fraction_in_an_answer_is_bounded(hard: str, streamed: bool) -> None:
     """Neither minutes for its digits nor a raw OverflowError: the model reads what is wrong with it."""
     kernel, service = scripted([say(f'{{"of": {hard}}}'), say('{"of": "1/3"}')])

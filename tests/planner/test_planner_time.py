@@ -33,6 +33,7 @@ from support.planner import (
     resume,
 )
 from support.stock import add_filter, first_result
+from support.values import each_of
 
 either_limit = pytest.mark.parametrize("limit", ["deadline", "max_active_seconds"])
 
@@ -112,7 +113,7 @@ class Tools:
 
 @either_limit
 @both_ways
-@pytest.mark.parametrize("place", ["plan", "step", "second step", "form"])
+@each_of("place", ["plan", "step", "second step", "form"])
 async def test_a_request_in_flight_is_cancelled(limit: str, streamed: bool, place: str) -> None:
     """It is charged as a trip; the history can be sent, and with a larger budget the run is answered."""
     clock = Clock()
@@ -141,7 +142,7 @@ async def test_a_request_in_flight_is_cancelled(limit: str, streamed: bool, plac
     assert resumed.iterations == len(service.requests)
 
 
-@pytest.mark.parametrize("on_limit", ["answer", "stop", "return_calls"])
+@each_of("on_limit", ["answer", "stop", "return_calls"])
 async def test_an_interrupted_request_ends_the_run_under_every_on_limit(on_limit: Any) -> None:
     """No forced answer follows: it would have no time."""
     clock = Clock()
@@ -154,7 +155,7 @@ async def test_an_interrupted_request_ends_the_run_under_every_on_limit(on_limit
 
 @either_limit
 @both_ways
-@pytest.mark.parametrize("name", ["hang", "swallow", "answers_its_cancellation", "block"])
+@each_of("name", ["hang", "swallow", "answers_its_cancellation", "block"])
 @pytest.mark.parametrize("concurrency", [None, 1])
 async def test_a_function_is_cancelled_at_the_limit(
     limit: str, streamed: bool, name: str, concurrency: int | None
@@ -213,7 +214,7 @@ async def swallowing(*_: Any) -> Any:
 _released = threading.Event()
 
 
-@pytest.mark.parametrize("who", ["interceptor", "pre_invoke", "iteration_completed", "observer", "filter", "connector"])
+@each_of("who", ["interceptor", "pre_invoke", "iteration_completed", "observer", "filter", "connector"])
 @both_ways
 async def test_a_function_that_swallows_cancellation_is_left_behind(who: str, streamed: bool) -> None:
     """The run ends on time by the deadline's name, with a history that can be sent."""

@@ -34,6 +34,7 @@ from support.planner import (
     texts,
 )
 from support.stock import add_filter
+from support.values import each_of
 
 
 def picture(kernel: Kernel, *others: Any) -> list[Any]:
@@ -81,7 +82,7 @@ RUNS: dict[str, tuple[list[Any], dict[str, Any], type[Exception] | None]] = {
 
 @both_ways
 @pytest.mark.parametrize("history", [False, True], ids=["fresh", "with-history"])
-@pytest.mark.parametrize("run", RUNS)
+@each_of("run", RUNS)
 async def test_nothing_that_was_passed_is_changed(run: str, history: bool, streamed: bool) -> None:
     """Kernel, arguments, options, settings and history are as they were, also after a limit, a fault or a stop."""
     script, more, error = RUNS[run]

@@ -24,6 +24,7 @@ from support.planner import (
     scripted,
     texts,
 )
+from support.values import each_of
 
 FAIL = call("math-fail")
 
@@ -58,7 +59,7 @@ async def test_a_deferred_call_pauses_the_run_as_a_value(streamed: bool) -> None
 
 @both_ways
 @pytest.mark.parametrize("otherwise", [False, True], ids=["same-way", "other-way"])
-@pytest.mark.parametrize(
+@each_of(
     ("decision", "read", "ran"),
     [
         (Approve(by="ann"), "3", [(1, 2)]),

@@ -16,6 +16,7 @@ import pytest
 import planner_ext
 from planner_ext.testing import Script, ScriptedOpenAIServer, ScriptedReply, ScriptedRequest, call, calls, say
 from support.processes import Lives
+from support.values import each_of
 
 SAMPLES = Path(__file__).parents[2] / "samples"
 APPS = SAMPLES / "apps"
@@ -253,7 +254,7 @@ def test_the_guide_shows_the_difference_of_the_files() -> None:
     assert re.findall(r"^```diff\n(.*?)^```$", GUIDE, re.DOTALL | re.MULTILINE) == list(map(diff_of, SIZES))
 
 
-@pytest.mark.parametrize("app", SIZES)
+@each_of("app", SIZES)
 def test_an_adoption_is_as_small_as_it_is_said_to_be(app: str) -> None:
     """Added and removed lines, blank ones, imports and docstrings included."""
     assert sum(line.startswith(("+", "-")) for line in diff_of(app).splitlines()) == SIZES[app]

@@ -23,6 +23,7 @@ import planner_ext
 from planner_ext.cli.app import app
 from support.command_line import COMMAND
 from support.processes import Lives
+from support.values import each_of
 
 ROOT = Path(__file__).parents[2]
 GUIDES = sorted((ROOT / "samples" / "guides").glob("*.md"))
@@ -116,7 +117,7 @@ def test_every_block_of_a_guide_runs(
             assert_printed(printed, block.printed)
 
 
-@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.stem)
+@each_of("guide", GUIDES, ids=lambda guide: guide.stem)
 def test_a_guide_is_short_and_its_blocks_are_known(guide: Path) -> None:
     """At most 100 lines besides hunks; every program has a name, and every block is of a kind that is checked."""
     text = re.sub(r"^```diff\n@@.*?^```$", "", guide.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
@@ -126,7 +127,7 @@ def test_a_guide_is_short_and_its_blocks_are_known(guide: Path) -> None:
     assert [block.text for block in blocks if block.kind in ("python", "diff", "yaml") and not block.file] == []
 
 
-@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.stem)
+@each_of("guide", GUIDES, ids=lambda guide: guide.stem)
 def test_commands_that_do_not_run_have_these_options(guide: Path) -> None:
     """Each option of a ``console`` block is in the help of its command."""
     lines = [line for block in blocks_of(guide) if block.kind == "console" for line in block.text.splitlines()]
@@ -137,7 +138,7 @@ def test_commands_that_do_not_run_have_these_options(guide: Path) -> None:
         assert [option for option in options if option not in help_of(command)] == []
 
 
-@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.stem)
+@each_of("guide", GUIDES, ids=lambda guide: guide.stem)
 def test_links_of_a_guide_lead_somewhere(guide: Path) -> None:
     """Every relative link names a file."""
     links = [link for link in re.findall(r"\]\(([^)]+)\)", guide.read_text("utf-8")) if not link.startswith("http")]

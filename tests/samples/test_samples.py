@@ -15,6 +15,7 @@ import pytest
 import planner_ext
 from planner_ext.testing import ScriptedOpenAIServer, say
 from support.processes import Lives
+from support.values import each_of
 
 SAMPLES = Path(__file__).parents[2] / "samples"
 OUTPUT = re.compile(r"^Output(?:, if you answer (?P<typed>\w+))?:\n\n(?P<printed>(?: {4}.*\n|\n)+)", re.MULTILINE)
@@ -71,7 +72,7 @@ def test_a_sample_prints_what_its_header_says(run: Run, lives: Lives, folders: d
     assert (done.returncode, done.stderr, done.stdout.strip()) == (0, "", run.printed)
 
 
-@pytest.mark.parametrize("file", PROGRAMS, ids=lambda file: file.stem)
+@each_of("file", PROGRAMS, ids=lambda file: file.stem)
 def test_a_header_says_how_to_run_the_sample(file: Path) -> None:
     """A header names the step, the command that runs the file, and what it prints."""
     text = header(file)

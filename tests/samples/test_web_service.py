@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 from ag_ui.core import Event, RunAgentInput
 from pydantic import TypeAdapter
 
@@ -17,6 +16,7 @@ import planner_ext
 from planner_ext.durable import Runs
 from support.ag_ui import FrontEnd
 from support.processes import Lives
+from support.values import each_of
 
 SAMPLES = Path(__file__).parents[2] / "samples"
 SERVICES = ("step16_service", "step19_ag_ui")
@@ -96,7 +96,7 @@ async def test_a_front_end_approves_over_http(lives: Lives, tmp_path: Path) -> N
     assert "Traceback" not in "".join(printed)
 
 
-@pytest.mark.parametrize("service", SERVICES)
+@each_of("service", SERVICES)
 def test_a_service_is_short_and_its_header_starts_it(service: str) -> None:
     """At most 60 lines, the header included."""
     text = (SAMPLES / f"{service}.py").read_text("utf-8")

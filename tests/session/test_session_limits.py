@@ -19,12 +19,13 @@ from planner_ext.iteration import ToolExecution
 from planner_ext.session import AutomaticToolUseConfig, ToolUseSession
 from planner_ext.testing import call, calls, say
 from support.session import OPEN, Talks, Tools, ask, kernel_of, message, served, shape
+from support.values import each_of
 
 ADD = call("t-add", {"a": 1, "b": 2})
 TWO = AutomaticToolUseConfig(max_tool_calls=2)
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("field", "value"),
     [
         ("enabled", 1),

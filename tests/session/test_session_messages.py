@@ -28,6 +28,7 @@ from support.session import (
     result_message,
     served,
 )
+from support.values import each_of
 
 ADD = call("t-add", {"a": 1, "b": 2})
 USER = message(AuthorRole.USER, text="?")
@@ -39,7 +40,7 @@ class Sum(BaseModel):
     value: int
 
 
-@pytest.mark.parametrize("half", [[call_message("c1")], [result_message("c1")], [call_message("c1"), USER]])
+@each_of("half", [[call_message("c1")], [result_message("c1")], [call_message("c1"), USER]])
 @pytest.mark.parametrize("config", [OPEN, CLOSED], ids=["open", "closed"])
 async def test_half_a_pair_is_refused(config: AutomaticToolUseConfig, half: list[Any]) -> None:
     """A call without its result, or a result without its call, cannot be appended or begin a session."""
@@ -51,7 +52,7 @@ async def test_half_a_pair_is_refused(config: AutomaticToolUseConfig, half: list
         ToolUseSession(kernel_of([]), initial_prompts=half)
 
 
-@pytest.mark.parametrize("role", ["user", "system", "developer", "tool", "assistant"])
+@each_of("role", ["user", "system", "developer", "tool", "assistant"])
 @pytest.mark.parametrize(
     "item", [FunctionCallContent(id="c1", name="t-add"), FunctionResultContent(id="c1", name="t-add", result="3")]
 )
@@ -132,7 +133,7 @@ async def test_a_closed_loop_refuses_a_response_format(talk: Talks) -> None:
         talk([], settings=PromptExecutionSettings(extension_data={"response_format": {"type": "json_object"}}))
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("given", "sent"),
     [
         (Sum, "json_schema"),

@@ -35,6 +35,7 @@ from planner_ext.testing import ScriptedCall, ScriptedChatCompletion, ScriptedFa
 from support.narrow import as_type
 from support.served import Answer, Served, Tools
 from support.stock import first_call, first_result
+from support.values import each_of
 
 Ask = Callable[..., Awaitable[Answer]]
 Serve = Callable[..., Served]
@@ -283,7 +284,7 @@ async def test_in_open_loop_the_caller_sees_what_the_model_sent(serve: Serve, st
     assert served.server.refused == []
 
 
-@pytest.mark.parametrize("text", [*BROKEN.values(), "{}", '{"a": 1}', '{"invalid_json": "{}"}', '{"invalid_json": 1}'])
+@each_of("text", [*BROKEN.values(), "{}", '{"a": 1}', '{"invalid_json": "{}"}', '{"invalid_json": 1}'])
 def test_arguments_as_the_model_gave_them_are_read_back(text: str) -> None:
     """What the model sent is found again in what the history holds."""
     item = FunctionCallContent(id="c", name="t-add", arguments=text)

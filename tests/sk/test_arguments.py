@@ -3,10 +3,9 @@
 import json
 from typing import Annotated, Any
 
-import pytest
-
 from planner_ext.sk.functions.conversion import MAX_DEPTH, parse_object
 from support.arguments import ADD, accepts, function_of, message_of, parse, taking
+from support.values import each_of
 
 
 def test_a_json_object_of_declared_parameters_is_accepted() -> None:
@@ -19,31 +18,31 @@ def test_optional_parameters_may_be_left_out() -> None:
     assert parse(ADD, '{"a": 1}') == {"a": 1}
 
 
-@pytest.mark.parametrize("text", ["", " \n", "{}"])
+@each_of("text", ["", " \n", "{}"])
 def test_no_arguments_are_an_empty_object(text: str) -> None:
     """Models send nothing at all for a function without parameters."""
     assert parse(function_of(lambda: None), text) == {}
 
 
-@pytest.mark.parametrize("text", ["null", "[]", "1", '"a"', "true", '[{"a": 1}]'])
+@each_of("text", ["null", "[]", "1", '"a"', "true", '[{"a": 1}]'])
 def test_anything_but_an_object_is_refused(text: str) -> None:
     """Arguments are one JSON object and nothing else."""
     assert message_of(ADD, text) == f"The arguments of p-add must be one JSON object; got {text}.".replace("add", "f")
 
 
-@pytest.mark.parametrize("text", ["{'a': 1}", '{"a": 1', '{"a": 1}}', '{"a": 1,}', "a=1", '{"a": "\n"}', "\ufeff{}"])
+@each_of("text", ["{'a': 1}", '{"a": 1', '{"a": 1}}', '{"a": 1,}', "a=1", '{"a": "\n"}', "\ufeff{}"])
 def test_text_that_is_not_json_is_refused_and_not_repaired(text: str) -> None:
     """Single quotes, cut texts, trailing commas: the model reads where the error is, and nothing is guessed."""
     assert message_of(ADD, text).startswith("The arguments of p-f are not valid JSON, see character ")
 
 
-@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "9" * 5000])
+@each_of("number", ["NaN", "Infinity", "-Infinity", "1e999", "9" * 5000])
 def test_numbers_that_json_cannot_carry_are_refused(number: str) -> None:
     """Not-a-number, the infinities, and integers too long to be written again."""
     assert "hold a number" in message_of(ADD, f'{{"a": {number}}}')
 
 
-@pytest.mark.parametrize(
+@each_of(
     "text", [r'{"p": "\ud800"}', '{"p": "\udfff"}', r'{"p": ["\ude00\ud83d"]}', r'{"\udc00": 1}', r'{"p": "é\uD800"}']
 )
 def test_lone_surrogates_are_refused(text: str) -> None:
@@ -56,7 +55,7 @@ def test_surrogate_pairs_are_text() -> None:
     assert parse(taking(str), r'{"p": "\ud83d\ude00 \\ud800"}') == {"p": "😀 \\ud800"}
 
 
-@pytest.mark.parametrize("levels", [MAX_DEPTH, 990, 200_000])
+@each_of("levels", [MAX_DEPTH, 990, 200_000])
 def test_nesting_without_end_is_refused(levels: int) -> None:
     """One message for every depth beyond the bound, wherever Python's own limit lies."""
     text = f'{{"p": {"[" * levels}{"]" * levels}}}'
@@ -108,7 +107,7 @@ def secretive(
 ) -> None: ...
 
 
-@pytest.mark.parametrize("name", ["hidden", "kernel", "service", "execution_settings", "arguments", "nothing"])
+@each_of("name", ["hidden", "kernel", "service", "execution_settings", "arguments", "nothing"])
 def test_what_the_model_cannot_see_it_cannot_set(name: str) -> None:
     """Hidden and injected parameters are refused like unknown ones, and never demanded."""
     function = function_of(secretive)

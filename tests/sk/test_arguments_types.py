@@ -19,9 +19,10 @@ from semantic_kernel.prompt_template import InputVariable, PromptTemplateConfig
 from planner_ext.sk.functions.conversion import InvalidArguments, quoted
 from planner_ext.sk.functions.toolset import conversion_problem, tool_of
 from support.arguments import ADD, Colour, Item, accepts, declaring, function_of, message_of, parse, taking
+from support.values import each_of
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("annotation", "good", "bad"),
     [
         (str, ["", "x", 1, 1.5, True], [None, [], {}]),
@@ -61,7 +62,7 @@ def test_each_type_accepts_what_semantic_kernel_converts_as_meant(
     assert [value for value in bad if accepts(function, value)] == []
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("annotation", "value"),
     [
         (str | None, "x"),
@@ -88,7 +89,7 @@ def test_a_parameter_with_a_default_is_not_nullable() -> None:
     assert not accepts(taking(int, 3), None)
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("schema", "good", "bad"),
     [
         ({"type": "string"}, ["x"], [None, 1, True]),
@@ -113,7 +114,7 @@ def test_a_schema_given_by_hand_is_taken_at_its_word(schema: dict[str, Any], goo
     assert [value for value in bad if accepts(function, value)] == []
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("annotation", "expected"),
     [
         (Colour, 'one of "red", "blue"'),

@@ -16,6 +16,7 @@ from planner_ext.core.values import Usage
 from planner_ext.sk.chat.round_trip import with_budget_note
 from support.narrow import as_type, present
 from support.stock import first_result
+from support.values import each_of
 
 TRIPS = RemainingLimit(name="max_iterations", left=2, limit=6)
 WORDS = "[Budget left, this request included: 2 of 6 round trips.]"
@@ -106,7 +107,7 @@ def test_each_limit_is_named_in_words() -> None:
     )
 
 
-@pytest.mark.parametrize(("spent", "heard"), [(0, False), (7, False), (8, True), (10, True)])
+@each_of(("spent", "heard"), [(0, False), (7, False), (8, True), (10, True)])
 def test_a_limit_is_mentioned_once_its_share_is_left(spent: int, heard: bool) -> None:
     """With tell_budget=0.25 the notes mention a limit from the request on at which a quarter of it or less is left."""
     limits = Budget(max_iterations=10, max_tool_calls=100, tell_budget=0.25)

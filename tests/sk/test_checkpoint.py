@@ -24,6 +24,7 @@ from planner_ext.testing import ScriptedChatCompletion, call, calls, say
 from support.odd import ODD, every_place, with_odd
 from support.served import Answer, Tools, asked
 from support.stock import add_filter
+from support.values import each_of
 
 Ask = Callable[..., Awaitable[Answer]]
 
@@ -165,7 +166,7 @@ async def test_a_schema_that_is_not_a_number_is_refused(text: str, schema: Any) 
         Checkpoint.from_json(altered(text, schema=schema))
 
 
-@pytest.mark.parametrize(
+@each_of(
     "damaged",
     [
         *("", "null", "[]", "{}", '"text"', "[" * 100_000),
@@ -228,7 +229,7 @@ def started(*messages: ChatMessageContent) -> Checkpoint:
     return Checkpoint((run,))
 
 
-@pytest.mark.parametrize(
+@each_of(
     "message",
     [
         ChatMessageContent(role=AuthorRole.USER, items=[TextContent(text="half a pair: \ud83d")]),

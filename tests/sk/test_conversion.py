@@ -24,6 +24,7 @@ from planner_ext.sk.functions.execution import runnable
 from planner_ext.sk.functions.toolset import convert_arguments, tool_of
 from support.arguments import Colour, Item, declaring, function_of, message_of, parse, taking
 from support.narrow import present
+from support.values import each_of
 
 Account = NewType("Account", int)
 
@@ -169,9 +170,7 @@ CONVERTED: list[tuple[Any, list[Any], Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("annotation", "spellings", "seen", "got"), CONVERTED, ids=[f"{row[0]}-{row[1]}" for row in CONVERTED]
-)
+@each_of(("annotation", "spellings", "seen", "got"), CONVERTED, ids=[f"{row[0]}-{row[1]}" for row in CONVERTED])
 async def test_every_spelling_is_one_value(annotation: Any, spellings: Sequence[Any], seen: Any, got: Any) -> None:
     """A value is seen, digested and received in one way, and converting it again changes nothing."""
     function = taking(annotation)
@@ -181,7 +180,7 @@ async def test_every_spelling_is_one_value(annotation: Any, spellings: Sequence[
         assert await received(function, {"p": converted(function, value)}) == got
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("annotation", "values"),
     [
         (int, [True, 7.5, "7.0", "0x7", "seven", "", None, [7]]),
@@ -222,8 +221,8 @@ class Scale:
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize("number", ["1e30000000", " -1.5E-30000000 ", "1e+3_0000_000", "1e" + "9" * 10_000])
-@pytest.mark.parametrize(
+@each_of("number", ["1e30000000", " -1.5E-30000000 ", "1e+3_0000_000", "1e" + "9" * 10_000])
+@each_of(
     ("annotation", "made"),
     [
         (Fraction, lambda number: number),
@@ -242,7 +241,7 @@ def test_a_number_whose_digits_would_fill_the_memory_is_refused_before_it_is_mad
     assert "number with an exponent of at most 4300" in message_of(taking(annotation), json.dumps({"p": made(number)}))
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("annotation", "value"),
     [
         (Fraction, "1e300"),
@@ -272,7 +271,7 @@ def test_a_message_names_the_place_inside_an_argument() -> None:
     assert '"p"[0] cannot be converted to Item (name: not valid).' in message
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("schema", "value", "seen"),
     [
         ({"type": "integer"}, 7.0, 7),

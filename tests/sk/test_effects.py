@@ -14,6 +14,7 @@ from planner_ext.durable import effect
 from planner_ext.engine.effects import Effect, effect_of
 from planner_ext.events import ResultReady
 from planner_ext.testing import ScriptedChatCompletion, ScriptedOpenAIServer, call, calls, say
+from support.values import each_of
 
 both_ways = pytest.mark.parametrize("streamed", [False, True], ids=["plain", "streamed"])
 
@@ -104,7 +105,7 @@ def test_a_mark_is_read_off_methods_of_every_kind() -> None:
     assert effect_of(Bank().plain) is None
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("declare", "problem"),
     [
         (lambda: effect("twice"), 'takes "once", "idempotent" or "keyed"'),  # pyright: ignore[reportArgumentType]  # junk, on purpose

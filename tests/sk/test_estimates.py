@@ -25,6 +25,7 @@ from planner_ext.iteration import Usage
 from planner_ext.sk.chat.prices import RequestMeter
 from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, say
 from support.narrow import present
+from support.values import each_of
 
 
 class Echo:
@@ -72,8 +73,8 @@ REPORTS = {
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["plain", "streamed"])
-@pytest.mark.parametrize("report", REPORTS)
-@pytest.mark.parametrize("limit", LIMITS)
+@each_of("report", REPORTS)
+@each_of("limit", LIMITS)
 async def test_a_limit_holds_where_no_usage_is_reported(limit: str, report: str, streamed: bool) -> None:
     """Tokens that are not reported are estimated, so that the limit ends the run, and the usage says so."""
     kernel, service = silent(REPORTS[report])
@@ -157,7 +158,7 @@ async def later(model: str, usage: Usage) -> float:
     return 0.01
 
 
-@pytest.mark.parametrize("price", [*PRICES.values(), later], ids=[*PRICES, "async"])
+@each_of("price", [*PRICES.values(), later], ids=[*PRICES, "async"])
 async def test_a_price_that_gives_no_amount_is_refused_before_the_first_request(price: Any) -> None:
     """A price is asked before anything is sent, and the error says what it gave and what is expected."""
     kernel, service = silent()
@@ -167,7 +168,7 @@ async def test_a_price_that_gives_no_amount_is_refused_before_the_first_request(
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["plain", "streamed"])
-@pytest.mark.parametrize("price", [price for name, price in PRICES.items() if "token" not in name])
+@each_of("price", [price for name, price in PRICES.items() if "token" not in name])
 async def test_a_price_that_fails_later_ends_the_run_by_name(price: Any, streamed: bool) -> None:
     """A reply with an invalid price is the last one: neither 0 nor NaN is charged, and no function starts."""
     kernel, service = silent(CompletionUsage(prompt_tokens=5, completion_tokens=5))

@@ -16,6 +16,7 @@ from planner_ext.engine.concurrency import LeftByError, Raised, caught, in_threa
 from planner_ext.sk.errors import PlannerInvalidConfigurationError
 from planner_ext.sk.functions.execution import ToolExecution, runnable
 from planner_ext.sk.functions.toolset import tool_of
+from support.values import each_of
 
 
 def function_of(method: Callable[..., Any]) -> KernelFunctionFromMethod:
@@ -50,7 +51,7 @@ def test_a_mapping_is_the_timeout_of_the_functions_it_names() -> None:
     assert (execution.timeout_of("p-f"), execution.timeout_of("p-g")) == (1, None)
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("field", "value"),
     [
         ("max_concurrency", 0),
@@ -137,9 +138,7 @@ class AsyncCallable:
         return "async"
 
 
-@pytest.mark.parametrize(
-    "method", [an_async_function, a_wrapped_async_function, an_async_generator_function, AsyncCallable()]
-)
+@each_of("method", [an_async_function, a_wrapped_async_function, an_async_generator_function, AsyncCallable()])
 async def test_functions_that_do_not_block_stay_on_the_event_loop(method: Callable[..., Any]) -> None:
     """Coroutine and generator functions, wrapped ones and callable objects are run as they are."""
     function = function_of(method)
@@ -155,9 +154,7 @@ async def async_generator() -> Any:
     yield 1
 
 
-@pytest.mark.parametrize(
-    ("made_by", "value"), [(generator, [1]), (async_generator, [1]), (an_async_function, "async"), (str, "")]
-)
+@each_of(("made_by", "value"), [(generator, [1]), (async_generator, [1]), (an_async_function, "async"), (str, "")])
 async def test_what_a_synchronous_function_returns_is_awaited_or_listed(
     made_by: Callable[[], Any], value: object
 ) -> None:
@@ -192,7 +189,7 @@ def hidden(p: Annotated[str | None, {"include_in_function_choices": False}]) -> 
     return p
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("method", "arguments", "value"),
     [
         (optional, {"p": 5}, 5),

@@ -18,6 +18,7 @@ from planner_ext.testing import call, calls, say
 from support.approval import DOORS, Door, World, asked, every_door, planner_with, results, three_doors, world
 from support.approval_filter import chat
 from support.stock import add_filter
+from support.values import each_of
 
 LEAVES: dict[str, Callable[[], BaseException]] = {
     "exit": lambda: SystemExit(2),
@@ -28,7 +29,7 @@ LEAVES: dict[str, Callable[[], BaseException]] = {
     "group": lambda: BaseExceptionGroup("two", [SystemExit(2), KeyboardInterrupt()]),
 }
 
-of_each_kind = pytest.mark.parametrize("make", LEAVES.values(), ids=LEAVES)
+of_each_kind = each_of("make", LEAVES.values(), ids=LEAVES)
 
 
 def _leaves() -> None:
@@ -108,7 +109,7 @@ async def test_what_a_synchronous_function_raises_in_its_thread_is_its_error(
 
 @every_door
 @pytest.mark.parametrize("name", ["leave", "leave_async"])
-@pytest.mark.parametrize("execution", [{}, {"timeout": 60}, {"max_concurrency": 1}, {"threads": False}], ids=str)
+@each_of("execution", [{}, {"timeout": 60}, {"max_concurrency": 1}, {"threads": False}], ids=str)
 async def test_an_exit_is_the_error_of_its_call(door: Door, name: str, execution: dict[str, Any]) -> None:
     """At each door, in a thread or on the loop, with a timeout or without: the run goes on to its answer."""
     outcome = await door.ask(desk(name, "work"), execution=ToolExecution(**execution))

@@ -3,11 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from planner_ext.core.values import ResolvedCall
 from planner_ext.engine.ports import Functions
 from support.functions import Bench
+from support.values import each_of
 
 
 def test_it_is_the_engines_functions() -> None:
@@ -28,7 +27,7 @@ def test_a_call_of_an_offered_function_is_resolved_and_validated() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["switch", "Lights-switch", "lights.switch", "lights_switch", "", "lights-", "lights"])
+@each_of("name", ["switch", "Lights-switch", "lights.switch", "lights_switch", "", "lights-", "lights"])
 def test_only_the_exact_name_resolves(name: str) -> None:
     """A bare name, another case or another separator is unknown, and the answer names what exists."""
     checked = Bench().check(name, '{"room": "hall"}')
@@ -84,16 +83,14 @@ def test_edited_arguments_replace_the_models() -> None:
     assert bench.check("lights-switch", '{"room": "hall"}', '{"attic": 1}').kind == "invalid"
 
 
-@pytest.mark.parametrize(("sent", "answer"), [("done", "done"), (42, "42"), (True, "true")])
+@each_of(("sent", "answer"), [("done", "done"), (42, "42"), (True, "true")])
 def test_the_final_answer_is_taken_as_text(sent: Any, answer: str) -> None:
     """The planner's own function is recognised, and its answer is text."""
     checked = Bench().check("planner-SendFinalAnswer", {"answer": sent})
     assert (checked.kind, checked.answer) == ("final_answer", answer)
 
 
-@pytest.mark.parametrize(
-    "arguments", ["", '{"answer": " "}', '{"answer": null}', '{"answer": {"a": 1}}', '{"text": "done"}', "done"]
-)
+@each_of("arguments", ["", '{"answer": " "}', '{"answer": null}', '{"answer": {"a": 1}}', '{"text": "done"}', "done"])
 def test_a_malformed_final_answer_is_invalid(arguments: str) -> None:
     """The model reads how to send it."""
     checked = Bench().check("planner-SendFinalAnswer", arguments)

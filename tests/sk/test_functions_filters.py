@@ -18,6 +18,7 @@ from planner_ext.sk.run.tools import NOT_RUN_BY_FILTER
 from support.functions import FILTERED, Bench, Filter, Lights, passing
 from support.narrow import as_type, present
 from support.stock import add_filter
+from support.values import each_of
 
 
 async def test_an_auto_filter_sees_the_call_as_semantic_kernel_shows_it() -> None:
@@ -213,7 +214,7 @@ CHANGES = [change_value, change_inside, add_argument, replace_all, make_unwritab
 
 
 @pytest.mark.parametrize("kind", ["auto", "function"])
-@pytest.mark.parametrize("change", CHANGES)
+@each_of("change", CHANGES)
 async def test_approved_arguments_cannot_be_changed_by_a_filter(kind: str, change: Callable[[Any], None]) -> None:
     """An approval is for what the approver saw: after a change, by whichever filter, nothing runs."""
 

@@ -4,7 +4,6 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
 from semantic_kernel.contents import (
     AuthorRole,
     ChatHistory,
@@ -28,6 +27,7 @@ from planner_ext.sk.messages import (
     text_of,
 )
 from support.stock import first_call
+from support.values import each_of
 
 
 def call(id: str | None, name: str | None = "t-add", arguments: Any = "{}", **more: Any) -> FunctionCallContent:
@@ -60,7 +60,7 @@ def test_calls_without_text_are_sent_without_content() -> None:
     assert "content" not in accepted([reply(call("a"))]).to_dict()
 
 
-@pytest.mark.parametrize(
+@each_of(
     "given", [[None], [""], ["a", "a"], ["a", None], [None, None], ["a", "b", "a", ""]], ids=lambda given: repr(given)
 )
 def test_missing_and_repeated_ids_are_reissued(given: list[str | None]) -> None:
@@ -103,7 +103,7 @@ def test_several_messages_become_one() -> None:
     assert merged.metadata == {"id": "y", "n": 1}
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("received", "name", "arguments"),
     [
         (call("a", "t-add", '{"a": 1}'), "t-add", '{"a": 1}'),
@@ -151,7 +151,7 @@ def test_a_reply_of_which_no_call_is_left_is_its_text() -> None:
     assert message.to_dict() == {"role": "assistant", "content": "See:"}
 
 
-@pytest.mark.parametrize(
+@each_of(
     "message",
     [
         reply(TextContent(text="See:"), call("a", arguments='{"x": "é{}"}'), finish_reason=FinishReason.TOOL_CALLS),

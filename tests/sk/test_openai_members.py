@@ -33,6 +33,7 @@ from planner_ext.testing.script import error_body
 from planner_ext.testing.server import HttpResponse
 from support.openai import Endpoint, openai_service, put
 from support.served import asked
+from support.values import each_of
 
 SETTINGS = OpenAIChatPromptExecutionSettings
 
@@ -79,7 +80,7 @@ async def takes_own_way(service: Any, *, streamed: bool, settings: Any = None) -
     return own.taken == 1
 
 
-@pytest.mark.parametrize("name", REPLACED)
+@each_of("name", REPLACED)
 def test_what_is_replaced_is_what_it_was(name: str) -> None:
     """Semantic Kernel's methods in whose place our encoding works are, in their sources, those that it was written for.
 
@@ -90,7 +91,7 @@ def test_what_is_replaced_is_what_it_was(name: str) -> None:
         assert is_own(getattr(kind, name), REPLACED[name]), source_digest(getattr(kind, name))
 
 
-@pytest.mark.parametrize("name", CALLED)
+@each_of("name", CALLED)
 def test_what_is_called_takes_what_it_took(name: str) -> None:
     """The methods that our encoding calls are there, with the parameters that they are given."""
     for kind in (OpenAIChatCompletion, AzureChatCompletion):

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 from openai import BaseModel
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
@@ -10,6 +9,7 @@ from planner_ext.core.values import Usage
 from planner_ext.sk.chat.prepared import ReadChunk, ReadCompletion
 from planner_ext.testing import call, calls, say
 from planner_ext.testing.script import completion_body, completion_chunks
+from support.values import each_of
 
 REPLIES = [say("Grüße."), say(""), calls(call("t-add", {"a": 1}), call("t-echo"), text="Looking.")]
 TOKENS = Usage(prompt_tokens=3, completion_tokens=2)
@@ -53,13 +53,13 @@ def given(model: BaseModel) -> dict[str, Any]:
     return model.model_dump(exclude_unset=True, warnings=False)
 
 
-@pytest.mark.parametrize("body", [*BODIES, *VALID, *ODD])
+@each_of("body", [*BODIES, *VALID, *ODD])
 def test_a_response_is_what_the_client_makes_of_it(body: dict[str, Any]) -> None:
     """Whether it is what the types say or not, with what they do not say in it, nested and at the top."""
     assert same(ReadCompletion.construct(**body), ChatCompletion.construct(**body))
 
 
-@pytest.mark.parametrize("body", [*CHUNKS, {}, {"choices": [{"delta": {"role": "robot"}}]}, {"choices": [{}]}])
+@each_of("body", [*CHUNKS, {}, {"choices": [{"delta": {"role": "robot"}}]}, {"choices": [{}]}])
 def test_a_chunk_is_what_the_client_makes_of_it(body: dict[str, Any]) -> None:
     """Pieces of text and of calls, ends, usage, and invalid chunks."""
     assert same(ReadChunk.construct(**body), ChatCompletionChunk.construct(**body))

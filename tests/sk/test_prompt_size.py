@@ -31,6 +31,7 @@ from planner_ext.errors import PromptTooLargeError
 from planner_ext.sk.chat.prices import RequestMeter, estimated_tokens
 from planner_ext.sk.functions.toolset import ToolSet
 from planner_ext.testing import ScriptedChatCompletion, say
+from support.values import each_of
 
 
 def message(role: str, *items: Any) -> ChatMessageContent:
@@ -80,7 +81,7 @@ def test_the_estimate_is_near_what_the_api_reported(messages: list[ChatMessageCo
     assert size(messages, tools_of(Cities())) == pytest.approx(reported, rel=0.1)
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("words", "tokens"),
     [
         ("", 0),

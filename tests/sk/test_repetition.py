@@ -4,7 +4,6 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
-import pytest
 from pydantic import BaseModel
 from semantic_kernel.functions import kernel_function
 
@@ -12,6 +11,7 @@ from planner_ext import Budget
 from planner_ext.core.facts import CallDecided
 from planner_ext.testing import call, say
 from support.approval import Door, planner_with, three_doors, world
+from support.values import each_of
 
 
 class Point(BaseModel):
@@ -67,7 +67,7 @@ SAME: dict[str, tuple[str, ...]] = {
 
 
 @three_doors
-@pytest.mark.parametrize("name", SAME)
+@each_of("name", SAME)
 async def test_equal_arguments_are_one_call(door: Door, name: str) -> None:
     """In any container, of any numeric type, with a default said or left out: it runs once."""
     for again in SAME[name][1:]:
@@ -77,7 +77,7 @@ async def test_equal_arguments_are_one_call(door: Door, name: str) -> None:
         assert (tools.ran, outcome.status) == (1, "limit_reached"), again
 
 
-@pytest.mark.parametrize("again", ['{"value": 8}', '{"unit": "g"}', '{"note": "kg"}'])
+@each_of("again", ['{"value": 8}', '{"unit": "g"}', '{"note": "kg"}'])
 async def test_another_value_than_the_default_is_another_call(again: str) -> None:
     """It runs, and the limit is not reached."""
     tools = Tools()

@@ -8,7 +8,6 @@ import uuid
 from typing import Any
 
 import pydantic
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from semantic_kernel.contents import (
@@ -22,6 +21,7 @@ from semantic_kernel.contents import (
 from semantic_kernel.functions import FunctionResult, KernelFunctionMetadata
 
 from planner_ext.sk.functions.execution import NOT_WRITABLE, result_text, sendable
+from support.values import each_of
 
 
 @dataclasses.dataclass
@@ -61,7 +61,7 @@ def function_result(value: Any) -> FunctionResult:
     return FunctionResult(function=KernelFunctionMetadata(name="f", is_prompt=False), value=value)
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("value", "text"),
     [
         (None, ""),
@@ -97,7 +97,7 @@ def test_values_are_json_and_text_is_itself(value: object, text: str) -> None:
     assert result_text(value) == text
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("value", "text"),
     [
         (assistant("Hello"), "Hello"),
@@ -121,7 +121,7 @@ def test_messages_and_contents_are_their_text(value: object, text: str) -> None:
     assert result_text(value) == text
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("value", "text"),
     [
         ("half \ud83d", "half \ufffd"),
@@ -148,7 +148,7 @@ def deep() -> list[Any]:
     return items
 
 
-@pytest.mark.parametrize("value", [cycle(), deep(), Broken(), {"it": Broken()}, function_result(Broken())])
+@each_of("value", [cycle(), deep(), Broken(), {"it": Broken()}, function_result(Broken())])
 def test_a_result_without_a_text_is_said_to_have_none(value: object) -> None:
     """Every return value of a function is written without an exception; the model reads that it has no text."""
     assert result_text(value) == NOT_WRITABLE

@@ -18,6 +18,7 @@ from planner_ext.sk.run.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, call, calls, say
 from support.served import Answer, Served, Tools, asked
 from support.stock import every_call, first_result, scripted_by
+from support.values import each_of
 
 Ask = Callable[..., Awaitable[Answer]]
 Serve = Callable[..., Served]
@@ -235,7 +236,7 @@ async def test_several_messages_of_one_reply_are_one_batch(tools: Tools, history
     assert len({item.id for item in every_call(history.messages[1])}) == 2
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("option", "value"),
     [
         ("budget", {"max_iterations": 3}),

@@ -23,6 +23,7 @@ from planner_ext.sk.functions.execution import NotRunAgainError
 from planner_ext.testing import ScriptedChatCompletion, call, calls, say
 from support.narrow import present
 from support.stock import add_filter, first_result
+from support.values import each_of
 
 KINDS = ["auto_function_invocation", "function_invocation"]
 each_kind = pytest.mark.parametrize("kind", KINDS)
@@ -120,7 +121,7 @@ async def test_what_may_run_again_runs_and_is_charged(filter: Any, name: str, ra
     assert [one.attempt for one in result.facts if isinstance(one, CallStarted)] == [1, 2]
 
 
-@pytest.mark.parametrize(
+@each_of(
     "budget",
     [
         Budget(max_tool_calls=1),

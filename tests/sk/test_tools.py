@@ -5,13 +5,13 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from semantic_kernel.functions import KernelFunction, KernelFunctionFromMethod, KernelParameterMetadata
 
 from planner_ext.engine.effects import effect
 from planner_ext.sk.functions.toolset import tool_of
 from support.arguments import ADD, declaring, function_of, taking
 from support.narrow import as_type, present
+from support.values import each_of
 
 
 def test_a_function_is_described_once() -> None:
@@ -57,7 +57,7 @@ def _parameters(function: KernelFunction) -> None:
     function.metadata.parameters = [KernelParameterMetadata(name="q")]
 
 
-@pytest.mark.parametrize("change", [_schema, _default, _hidden, _type, _name, _effect, _method, _parameters])
+@each_of("change", [_schema, _default, _hidden, _type, _name, _effect, _method, _parameters])
 def test_a_declaration_that_is_changed_in_place_is_described_again(change: Callable[[KernelFunction], None]) -> None:
     """Whatever a description is made of may be changed on the function itself, at any depth."""
 

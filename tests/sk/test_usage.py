@@ -24,6 +24,7 @@ from planner_ext.sk.messages import (
     usage_in,
     with_usage,
 )
+from support.values import each_of
 
 
 class AnthropicUsage(BaseModel):
@@ -72,14 +73,14 @@ SHAPES: dict[str, tuple[Any, Usage]] = {
 }
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@each_of("shape", SHAPES)
 def test_every_connectors_words_are_read(shape: str) -> None:
     """Tokens sent, received and cached are read out of each connector's own shape."""
     reported, expected = SHAPES[shape]
     assert read_usage(reported) == expected
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@each_of("shape", SHAPES)
 def test_a_sum_of_two_reports_reads_as_the_sum_of_both(shape: str) -> None:
     """Two requests' reports add up in any shape, and the sum can be written as JSON."""
     reported, expected = SHAPES[shape]
@@ -91,7 +92,7 @@ def test_a_sum_of_two_reports_reads_as_the_sum_of_both(shape: str) -> None:
         assert read_usage(load_message(written).metadata["usage"]) == expected + expected
 
 
-@pytest.mark.parametrize("shape", ["stock", "anthropic, cached", "anthropic, streamed"])
+@each_of("shape", ["stock", "anthropic, cached", "anthropic, streamed"])
 def test_a_sum_keeps_the_connectors_type(shape: str) -> None:
     """A connector's own model or mapping stays one."""
     reported, _ = SHAPES[shape]
@@ -122,7 +123,7 @@ def test_reports_of_one_stream_are_cumulative() -> None:
     assert read_usage(merge_reported({"input_tokens": 12}, {"input_tokens": 12, "output_tokens": 3})) == tokens(12, 3)
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("response", "expected"),
     [
         (SimpleNamespace(usage_metadata=SHAPES["google"][0]), tokens(12, 3, 5)),
@@ -153,7 +154,7 @@ def test_what_a_connector_leaves_out_is_read_from_the_sdks_response(response: An
 GARBAGE = [True, -1, 1.5, float("nan"), float("inf"), "7", 10**400, 2**53, [3], {"tokens": 3}, object(), b"3"]
 
 
-@pytest.mark.parametrize("value", GARBAGE, ids=lambda value: str(value)[:9])
+@each_of("value", GARBAGE, ids=lambda value: str(value)[:9])
 @pytest.mark.parametrize("names", [("prompt_tokens", "completion_tokens"), ("input_tokens", "output_tokens")], ids=str)
 def test_an_invalid_count_is_neither_counted_nor_handed_on(value: Any, names: tuple[str, str]) -> None:
     """Only a whole number above 0 that JSON can carry is a count; metadata with anything else is copied without it."""

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner_ext.testing.rules import find_violation
+from support.values import each_of
 
 USER: dict[str, object] = {"role": "user", "content": "What is 1 + 2?"}
 
@@ -46,7 +47,7 @@ def refusal(body: dict[str, object]) -> tuple[str, str]:
     return violation.param, violation.message
 
 
-@pytest.mark.parametrize(
+@each_of(
     "body",
     [
         request(USER),
@@ -65,19 +66,19 @@ def test_a_request_that_openai_takes_passes(body: dict[str, object]) -> None:
     assert find_violation(body) is None
 
 
-@pytest.mark.parametrize("messages", [None, [], {}, "hello"])
+@each_of("messages", [None, [], {}, "hello"])
 def test_messages_are_a_non_empty_array(messages: object) -> None:
     """A request without messages is refused."""
     assert refusal({"model": "m", "messages": messages})[0] == "messages"
 
 
-@pytest.mark.parametrize("model", [None, "", 4])
+@each_of("model", [None, "", 4])
 def test_a_model_is_named(model: object) -> None:
     """A request without a model is refused."""
     assert refusal({"model": model, "messages": [USER]})[0] == "model"
 
 
-@pytest.mark.parametrize("message", ["hello", None, {}, {"role": "robot", "content": "x"}, {"role": ["user"]}])
+@each_of("message", ["hello", None, {}, {"role": "robot", "content": "x"}, {"role": ["user"]}])
 def test_a_message_has_a_known_role(message: object) -> None:
     """Anything else is refused by its index."""
     param, text = refusal(request(USER, message))
@@ -86,7 +87,7 @@ def test_a_message_has_a_known_role(message: object) -> None:
     assert "expected a message with role developer, system, user" in text
 
 
-@pytest.mark.parametrize(
+@each_of(
     "message",
     [
         {"role": "user", "content": None},
@@ -120,7 +121,7 @@ def test_a_call_is_answered_before_anything_else_is_said() -> None:
     assert text.endswith("before messages[2] (role 'user'): a.")
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("messages", "param"),
     [
         ((USER, result("a")), "messages[1].tool_call_id"),
@@ -145,7 +146,7 @@ def test_a_call_is_answered_once() -> None:
     )
 
 
-@pytest.mark.parametrize("calls", [[], {}, "add"])
+@each_of("calls", [[], {}, "add"])
 def test_calls_are_a_non_empty_array(calls: object) -> None:
     """An empty array of calls is refused even beside text."""
     message = {"role": "assistant", "content": "text", "tool_calls": calls}
@@ -153,7 +154,7 @@ def test_calls_are_a_non_empty_array(calls: object) -> None:
     assert refusal(request(USER, message))[0] == "messages[1].tool_calls"
 
 
-@pytest.mark.parametrize("call_id", [None, "", 7, "x" * 41])
+@each_of("call_id", [None, "", 7, "x" * 41])
 def test_a_call_has_an_id_of_up_to_forty_characters(call_id: object) -> None:
     """A missing, empty or too long id is refused by the place of its call."""
     assert refusal(request(USER, changed_call(id=call_id)))[0] == "messages[1].tool_calls[0].id"
@@ -167,7 +168,7 @@ def test_an_id_names_one_call() -> None:
     )
 
 
-@pytest.mark.parametrize("name", [None, "", "math.add", "math add", "x" * 65, "add\n"])
+@each_of("name", [None, "", "math.add", "math add", "x" * 65, "add\n"])
 def test_names_have_the_pattern_of_openai(name: object) -> None:
     """A name with other characters, or too long, is refused in a call and in a tool."""
     call = changed_call(function={"name": name, "arguments": "{}"})
@@ -179,7 +180,7 @@ def test_names_have_the_pattern_of_openai(name: object) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["Ann Lee", "<ann>", "a" * 65])
+@each_of("name", ["Ann Lee", "<ann>", "a" * 65])
 def test_a_speaker_has_a_name_of_openais_pattern(name: str) -> None:
     """A name with a space or a bracket, as agents have, is refused by the place of its message."""
     assert refusal(request({**USER, "name": name}))[0] == "messages[0].name"
@@ -206,7 +207,7 @@ def test_a_tool_has_the_shape_of_a_function() -> None:
     assert refusal(request(USER, tools=[*offering("math-add"), "add"]))[0] == "tools[1].function.name"
 
 
-@pytest.mark.parametrize("others", [{"tool_choice": "none"}, {"tool_choice": "auto"}, {"parallel_tool_calls": True}])
+@each_of("others", [{"tool_choice": "none"}, {"tool_choice": "auto"}, {"parallel_tool_calls": True}])
 def test_a_choice_needs_tools(others: dict[str, object]) -> None:
     """A tool choice without tools is refused, ``none`` included."""
     (key,) = others
@@ -217,7 +218,7 @@ def test_a_choice_needs_tools(others: dict[str, object]) -> None:
     )
 
 
-@pytest.mark.parametrize("choice", ["any", {"type": "function", "function": {"name": "math-sub"}}, {}, 3])
+@each_of("choice", ["any", {"type": "function", "function": {"name": "math-sub"}}, {}, 3])
 def test_a_choice_names_a_tool(choice: object) -> None:
     """A tool choice is one of three words or names a tool that is offered."""
     assert refusal(request(USER, tools=offering("math-add"), tool_choice=choice))[0] == "tool_choice"

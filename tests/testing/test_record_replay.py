@@ -46,6 +46,7 @@ from planner_ext.testing import (
 )
 from planner_ext.testing.cassette import Cassette, same
 from support.odd import ODD, every_place, with_odd
+from support.values import each_of
 
 KEY = "sk-proj-0123456789abcdefghij"
 
@@ -493,7 +494,7 @@ async def test_an_object_in_the_settings_is_compared_without_its_address(tmp_pat
             assert str(await run(made.kernel(shop_kernel(kept[0], service)))) == "Yes."
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("recorded", "value", "equal"),
     [
         ("a [scrubbed] b [scrubbed]", "a secret b other", True),

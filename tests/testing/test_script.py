@@ -20,6 +20,7 @@ from planner_ext.testing import (
     say,
 )
 from planner_ext.testing.script import Script, ScriptReader, count_tokens, deltas
+from support.values import each_of
 
 
 def answers(script: Script, number: int) -> list[object]:
@@ -96,7 +97,7 @@ def test_faults_and_exceptions_are_answers() -> None:
     assert answers([fault, gone, lambda _: gone, say("back")], 4) == [fault, gone, gone, say("back")]
 
 
-@pytest.mark.parametrize("script", [["hello"], "hello", lambda _: None], ids=["item", "text", "function"])
+@each_of("script", [["hello"], "hello", lambda _: None], ids=["item", "text", "function"])
 def test_an_invalid_answer_is_refused_with_the_way_out(script: Script) -> None:
     """Anything in place of a reply names itself and the constructors of replies."""
     with pytest.raises(TypeError, match=r"request 0 met .*say\(\.\.\.\) and call\(\.\.\.\) make replies"):

@@ -23,6 +23,7 @@ from planner_ext.testing import (
     say,
 )
 from support.narrow import as_type
+from support.values import each_of
 
 QUESTION: Any = {"role": "user", "content": "What is 1 + 2?"}
 TOOLS = [{"type": "function", "function": {"name": "math-add", "parameters": {"type": "object", "properties": {}}}}]
@@ -319,7 +320,7 @@ async def test_a_request_that_breaks_a_rule_is_refused(streamed: bool) -> None:
     assert server.refused == [as_type(dict, raised.value.body)["message"]]
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("script", "reason"),
     [
         ([ValueError("no such weather")], "only ScriptedChatCompletion can raise; put a ScriptedFault"),
@@ -339,7 +340,7 @@ async def test_a_script_that_fails_is_answered(script: Script, reason: str) -> N
     assert server.total_tokens == 0
 
 
-@pytest.mark.parametrize("body", [b"{", b"[]", b"", b"\xff"])
+@each_of("body", [b"{", b"[]", b"", b"\xff"])
 def test_a_body_is_a_json_object(body: bytes) -> None:
     """Anything else is refused with an OpenAI error body."""
     with ScriptedOpenAIServer([say("never")]) as server:
@@ -350,7 +351,7 @@ def test_a_body_is_a_json_object(body: bytes) -> None:
     assert len(server.refused) == 1
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("method", "path"),
     [("GET", "/"), ("GET", "/v1/chat/completions"), ("POST", "/v1/models"), ("POST", "/v1/embeddings?x=1")],
 )

@@ -24,6 +24,7 @@ from planner_ext.testing import (
     calls,
     say,
 )
+from support.values import each_of
 
 ADD_ONE_AND_TWO = call("math-add", {"a": 1, "b": 2})
 
@@ -122,7 +123,7 @@ async def test_functions_are_withdrawn_at_the_limit(opened: Open) -> None:
 
 
 @both_ways
-@pytest.mark.parametrize(
+@each_of(
     "reply",
     [
         say("Plain text, in pieces."),

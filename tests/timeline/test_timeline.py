@@ -40,6 +40,7 @@ from support.core import (
     withheld,
 )
 from support.property_world import Plan, World, plans, tried
+from support.values import each_of
 
 
 def timed(*facts: Fact) -> list[Fact]:
@@ -233,7 +234,7 @@ def recovered(how: str) -> Sequence[Fact]:
             return (replace(finished(0, outcome="cancelled"), result=IN_DOUBT),)
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("how", "lives", "attempts", "outcome"),
     [("again", 2, 2, "ok"), ("asked", 3, 2, "ok"), ("model", 2, 1, "cancelled")],
 )
