@@ -4,7 +4,8 @@ A mark is an attribute, so copies keep it. Semantic Kernel's own function object
 be marked as well as the method: its copies in other kernels keep the mark, another object made of the method has none.
 """
 
-from typing import Any, TypeVar
+from types import MethodType
+from typing import Any, TypeVar, cast
 
 from planner_ext.core.errors import NotAFunctionError, shown
 
@@ -34,15 +35,23 @@ def put_mark(keeper: Any, mark: object) -> None:
 
 def mark_on(function: object, kind: type[_M]) -> _M | None:
     """Return the mark of a type on a function, or else on the method that it wraps; None if there is none."""
-    for one in (function, method_of(function)):
-        if isinstance(mark := getattr(one, _name(kind), None), kind):
-            return mark
-    return None
+    name = _name(kind)
+    mark = _own(function).get(name)
+    if not isinstance(mark, kind) and (method := method_of(function)) is not function:
+        mark = getattr(method, name, None)
+    return mark if isinstance(mark, kind) else None
 
 
 def method_of(function: object) -> Any:
     """Return what a function of a kernel, a static method or a class method wraps; a plain function itself."""
-    return getattr(function, "method", getattr(function, "__func__", function))
+    if isinstance(function, staticmethod | classmethod | MethodType):
+        return cast("Any", function).__func__
+    return _own(function).get("method", function)
+
+
+def _own(function: object) -> dict[str, Any]:
+    """Return an object's own attributes: to look in vain for others of a pydantic model takes long."""
+    return getattr(function, "__dict__", {})
 
 
 def _name(kind: type) -> str:
