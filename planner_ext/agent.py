@@ -291,7 +291,7 @@ class _Turn:
     async def update(
         self, resumed: ResumedHistory, added: Sequence[ChatMessageContent], final: ChatMessageContent | None
     ) -> None:
-        """Take the message that the turn had returned out of the thread, and add what came of it."""
+        """Take the message that the turn had returned out of the thread, and add the outcome."""
         messages = self.thread._chat_history.messages  # pyright: ignore[reportPrivateUsage]  (nothing else removes one)
         kept, sent = (set(map(id, some)) for some in ((*resumed.kept, *resumed.later), self.sent))
         refused = [one for one in messages if id(one) not in sent]  # those that came meanwhile, too

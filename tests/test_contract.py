@@ -489,7 +489,7 @@ def types_in(annotation: object) -> Iterator[type]:
 
 
 def test_every_type_in_a_public_signature_is_public() -> None:
-    """Whoever writes an annotation for what the package takes or returns can import its type from a public module."""
+    """The type of each parameter and result of the package can be imported from a public module."""
     modules = [importlib.import_module(module) for module in MODULES]
     public = {id(getattr(module, name)) for module in modules for name in module.__all__}
     missing: set[str] = set()

@@ -43,7 +43,7 @@ class Approve:
     Attributes:
         arguments: Arguments to use in place of the model's, as JSON values; copied, and validated like those. None
             keeps the model's. A call that gets other arguments is reviewed again, from the first rule on: where a rule
-            denies it, a person's decision is refused by name, and the call goes on waiting; where something else is
+            denies it, a person's decision is refused by name, and the call still waits; where something else is
             asked about it, or others are, it waits again with these arguments; where the same is asked, this decision
             answers it. An interceptor's edit stands if the rules let the edited call run; a second, different edit in
             one review denies the call. An ``approver`` whose edit is refused is asked once more.

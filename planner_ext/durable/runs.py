@@ -333,7 +333,7 @@ class RunsClient:
             budget: Replaces the budget of the worker's planner for this run.
             interceptors: Guards that the worker's planner must have, such as an `ApprovalPolicy`; a worker without one
                 refuses the run by name. A policy is compared as data, a function by its name.
-            approval: Likewise its ``unmatched``, ``expires_in`` and ``authorize``, besides the hook of this client.
+            approval: The ``unmatched``, ``expires_in`` and ``authorize`` it must have, besides this client's hook.
 
         Raises:
             PlannerInvalidConfigurationError: If the goal is empty, or an argument or the budget cannot be stored.

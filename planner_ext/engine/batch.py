@@ -104,7 +104,7 @@ def apply_decision(
 
     Args:
         fact: What was decided so far.
-        reviewed: What came of the call's review, or a person's decision.
+        reviewed: The outcome of the call's review, or a person's decision.
         functions: Resolve a call with edited arguments.
         request: The call as the model asked for it.
         run_id: The run, for the fingerprint of an edited call.

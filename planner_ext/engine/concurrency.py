@@ -476,7 +476,7 @@ async def in_time(
 
     Raises:
         asyncio.CancelledError: This wait was cancelled, and the work with it.
-        BaseException: Whatever the work raised in time.
+        BaseException: What the work raised in time.
     """
     context = copy_context()
     if left is not None:

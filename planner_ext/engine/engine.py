@@ -92,7 +92,7 @@ class Engine:
         Raises:
             CallFailedError: If a function failed and ``raise_errors`` is set.
             IllegalTransitionError: If what is done changes nothing, and would be done for ever.
-            Exception: Whatever the connector or the store raises.
+            Exception: What the connector or the store raises.
         """
         tracing = self._ports.tracing
         perform = self._perform if tracing is None else tracing.around(self._perform)

@@ -279,7 +279,7 @@ class Review:
         """Review the edit of a person who was asked a question; no further question is asked.
 
         Returns:
-            What came of it: the approval, if the rules have no objection and ask nothing else; a `Deny`, if the edit
+            The outcome: the approval, if the rules have no objection and ask nothing else; a `Deny`, if the edit
             is invalid or a rule denies it; or the questions that were not answered, with the edited arguments.
         """
         then = await self._by_edit(call, approval, question, state)
@@ -355,7 +355,7 @@ class Review:
     async def _answered(self, given: ToolCall, ruled: _Ruled, state: State) -> Reviewed:
         """Put the questions about a call to those who answer here; the first one that stays open is left open.
 
-        Whoever edits the call is asked once more if a rule denies the edit, or asks something else about it. A question
+        Who edits the call is asked once more if a rule denies the edit, or asks something else about it. A question
         that nobody answers here comes last.
         """
         call = ruled.call

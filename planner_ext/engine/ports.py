@@ -101,7 +101,7 @@ class Functions(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reviewed:
-    """What came of the review of one call.
+    """The outcome of the review of one call.
 
     Attributes:
         decision: None lets the call run without an approval. An edit is not in it, but in ``arguments``.

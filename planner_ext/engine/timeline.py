@@ -1,6 +1,6 @@
 """The timeline of a run: what its journal tells a reader, as values.
 
-`TimelineReader` reads the facts one by one, from the start, and knows after each what it changed. Whoever shows a run
+`TimelineReader` reads the facts one by one, from the start, and knows after each what it changed. Every view of a run
 draws from it: the page, the terminal, the inbox and AG-UI.
 
 Every value is frozen and complete: it is drawn without the journal. Times are in seconds since the epoch. Texts are

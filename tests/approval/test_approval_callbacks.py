@@ -135,7 +135,7 @@ async def test_the_check_defers_or_abstains(door: Door) -> None:
 
 @service_and_handler
 async def test_a_check_that_fails_denies(door: Door) -> None:
-    """The call is refused, and the run goes on."""
+    """The call is refused, and the run continues."""
     here = world([REFUND, DONE])
     outcome = await door.ask(here, check_for_intervention=failing)
     assert (outcome.status, here.ran) == ("answered", [])
@@ -145,7 +145,7 @@ async def test_a_check_that_fails_denies(door: Door) -> None:
 async def test_the_default_check_logs_and_never_prints(
     door: Door, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The handler's default hook logs plugin.function of each call, lets it go on, and prints nothing."""
+    """The handler's default hook logs plugin.function of each call, lets it continue, and prints nothing."""
     caplog.set_level(logging.INFO, logger="planner_ext.hitl_manager")
     here = world()
     await door.ask(here)

@@ -99,7 +99,7 @@ async def test_return_calls_returns_a_batch_of_denied_calls_only(door: Door, bat
 @service_and_handler
 @each_of("on_denial", ["refuse", "reask", "return_calls"])
 async def test_the_requests_of_each_way_are_exact(door: Door, on_denial: Any) -> None:
-    """Whatever is done about a denial, the iterations reported are the requests made."""
+    """Under each ``on_denial``, the iterations reported are the requests made."""
     here = world([LOOK, calls(LOOK, REFUND), say("Sorry.")])
     outcome = await door.ask(here, interceptors=[DENY_REFUND], approval=ApprovalSettings(on_denial=on_denial))
     assert outcome.iterations == here.requests == (2 if on_denial == "return_calls" else 3)

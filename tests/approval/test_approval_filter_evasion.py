@@ -42,7 +42,7 @@ HIDING: dict[str, str] = {
 @pytest.mark.parametrize("kind", HIDING)
 @under_each
 async def test_arguments_cannot_hide_from_the_policy(kind: str, policy: Any, under: Any) -> None:
-    """Whatever spelling the stock kernel accepts of a large refund, the policy sees it, and the person approves it."""
+    """In every spelling of a large refund that the stock kernel takes, policy and person see it."""
     asked_about: list[dict[str, Any]] = []
 
     def approver(call: ToolCall) -> Any:
@@ -169,7 +169,7 @@ async def test_a_resumed_approval_is_its_own_policy_s_only() -> None:
 
 
 class Person:
-    """Somebody whose method is the approver; looked up twice it is two objects."""
+    """A person whose method is the approver; looked up twice it is two objects."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []

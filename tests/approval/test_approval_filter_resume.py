@@ -317,7 +317,7 @@ def two_filters(first: Any, second: Any) -> World:
 
 @pytest.mark.parametrize("resumed", ["that asked", "other"])
 async def test_an_approval_does_not_pass_the_filters_behind_the_one_that_asked(resumed: str) -> None:
-    """What a filter behind the first question denies is refused by name, and goes on waiting."""
+    """What a filter behind the first question denies is refused by name, and still waits."""
     denies = ApprovalPolicy.from_dict({"default": "allow", "rules": [{**OVER_10, "action": "deny", "reason": "Over."}]})
     by, behind, history = ApprovalFilter(POLICY), ApprovalFilter(denies), asked()
     here = two_filters(by, behind)

@@ -1,4 +1,4 @@
-"""A paused run is a value: what waits, what may be sent, and how it goes on in another process."""
+"""A paused run is a value: what waits, what may be sent, and how it continues in another process."""
 
 import asyncio
 import json
@@ -187,7 +187,7 @@ async def test_a_person_may_edit(door: Door) -> None:
 
 @every_door
 async def test_several_pauses_in_one_run(door: Door) -> None:
-    """A run may pause in every trip; each life goes on from the last one's checkpoint."""
+    """A run may pause in every trip; each life continues from the last one's checkpoint."""
     outcome = await door.ask(world([REFUND]), **ASK)
     for trip in (2, 3, 4):
         assert (outcome.status, outcome.waiting, outcome.iterations) == ("paused", ["call_1"], trip - 1)
@@ -225,7 +225,7 @@ async def test_a_larger_budget_takes_effect_at_resume(door: Door) -> None:
 
 @every_door
 async def test_a_stop_handle_ends_a_resumed_run(door: Door) -> None:
-    """Asked to stop before it goes on: nothing runs, not even what was just approved; every call is answered."""
+    """Asked to stop before it continues: nothing runs, not even what was just approved; every call is answered."""
     paused = await door.ask(world([calls(LOOK, REFUND)]), **ASK)
     stop, here = StopHandle(), world([])
     stop.stop("Closing time.")

@@ -1,4 +1,4 @@
-"""Batches that go back to the caller, and runs that go on after that: nothing runs twice, nothing runs unasked."""
+"""Batches that go back to the caller, and runs that continue after that: nothing runs twice, nothing runs unasked."""
 
 from typing import Any
 
@@ -60,7 +60,7 @@ async def test_a_persons_denial_returns_the_batch(door: Door) -> None:
 
 @three_doors
 async def test_what_ran_before_a_denial_does_not_run_again(door: Door) -> None:
-    """A safe call that ran before the pause keeps its result when its sibling is denied and the run goes on later."""
+    """A safe call that ran before the pause keeps its result when its sibling is denied and the run continues later."""
     options: dict[str, Any] = {"interceptors": [ASKING_REFUND], "approval": SAFE_RETURN}
     first = world([calls(LOOK, REFUND)])
     paused = await door.ask(first, **options)
@@ -110,7 +110,7 @@ async def test_a_final_answer_beside_a_risky_call_ends_the_run(door: Door) -> No
 @each_of("control", ["use_attempts", "pre_invoke", "iterations_metadata"])
 @planner_doors
 async def test_every_control_of_the_planner_pauses_and_continues(door: Door, control: str) -> None:
-    """However many rounds a step may chain, a deferred call pauses the run, and its approval lets it go on."""
+    """However many rounds a step may chain, a deferred call pauses the run, and its approval lets it continue."""
     options: dict[str, Any] = {"control": control, "interceptors": [only("refund", Defer())]}
     if control == "pre_invoke":
         options["pre_invoke"] = lambda *_: True

@@ -96,7 +96,7 @@ async def test_the_model_never_reads_the_paused_text(door: Door) -> None:
 
 @pytest.mark.parametrize("paused_reply", [SCRIPT[1], REFUND], ids=["with-text", "without-text"])
 async def test_the_sum_of_a_paused_stream_is_dropped_too(paused_reply: Any) -> None:
-    """Whoever adds up the chunks of a paused trip, as Semantic Kernel's callers do, and stores that, loses nothing."""
+    """A caller that adds up the chunks of a paused trip, as Semantic Kernel's do, and stores that, loses nothing."""
     history, here = asked(), world([LOOK, paused_reply])
     service = FunctionInvokingChatCompletion(here.service, **ASK)
     stream = service.get_streaming_chat_message_content(history, settings_with(), kernel=here.kernel)
@@ -114,7 +114,7 @@ async def test_the_sum_of_a_paused_stream_is_dropped_too(paused_reply: Any) -> N
 
 @service_and_handler
 async def test_a_refused_decision_leaves_the_history_as_it_was(door: Door) -> None:
-    """Whatever is refused, the caller's history is not touched."""
+    """After every refusal the caller's history is as it was."""
     paused = await door.ask(world(SCRIPT), **ASK)
     history = with_paused_text(paused.history, paused.closing)
     before = [message.to_dict() for message in history.messages]

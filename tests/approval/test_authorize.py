@@ -320,7 +320,7 @@ def test_hooks_are_merged_once() -> None:
 
 @pytest.mark.parametrize("question", [Defer("Sure?", roles=["manager"]), Defer("Sure?")], ids=["roles", "anyone"])
 async def test_a_question_of_an_interceptor_is_asked_about_as_well(question: Defer) -> None:
-    """Whoever asks, the hook hears the roles that the question has."""
+    """The hook sees the roles of the question, from every source."""
     heard: list[Any] = []
 
     def authorize(request: DecisionRequest) -> bool:

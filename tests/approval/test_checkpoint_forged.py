@@ -164,7 +164,7 @@ async def test_a_verdict_that_no_person_gave_is_refused_without_a_key(door: Door
 
 @three_doors
 async def test_facts_after_the_pause_are_refused(door: Door) -> None:
-    """A text that goes on after its pause, without a new one, is the record of no paused run: nothing runs."""
+    """A text that continues after its pause, without a new one, is the record of no paused run: nothing runs."""
     text, here = await paused(), world([DONE])
     forged = altered(text, lambda facts: facts.extend([{"type": "Resumed", "at": 1.0}, facts[3] | {"verdict": "run"}]))
     with pytest.raises(PlannerExtError):
@@ -205,7 +205,7 @@ async def test_a_record_cut_between_facts_runs_nothing(door: Door, kept: int) ->
 @each_of("kept", [2, 3, 4])
 @two_doors
 async def test_a_record_cut_inside_a_batch_says_so(door: Door, kept: int) -> None:
-    """Cut where calls are open, it cannot go on, and the error is that of an unusable checkpoint."""
+    """Cut where calls are open, it cannot continue, and the error is that of an unusable checkpoint."""
     here = world([])
     text = altered(await paused(), lambda facts: facts.__delitem__(slice(kept, None)))
     with pytest.raises(InvalidCheckpointError):

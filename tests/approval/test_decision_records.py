@@ -79,7 +79,7 @@ class Shop:
 
 @each_of(("amount", "edited"), [(50, False), (50.0, False), (20, True)])
 async def test_an_edit_that_changes_nothing_is_an_approval(amount: float, edited: bool) -> None:
-    """Nobody reads of edited arguments where a form returned those that it showed."""
+    """A form that returned the arguments that it showed is not recorded as an edit."""
     kernel = Kernel()
     kernel.add_plugin(Shop(), "shop")
     kernel.add_service(ScriptedChatCompletion([call("shop-refund", {"amount": 50}), say("Done.")]))

@@ -109,7 +109,7 @@ async def test_a_doubled_decision(door: Door) -> None:
 
 @three_doors
 async def test_a_decision_after_the_end(door: Door) -> None:
-    """A run that went on does not take the decision of its pause again."""
+    """A run that continued does not take the decision of its pause again."""
     first = await paused(door, REFUND)
     later = await door.resume(world([OTHER]), first.checkpoint, {"call_1": Deny("No.")}, **ASK)
     approve = Approve(fingerprint=first.pending[0]["fingerprint"])

@@ -275,7 +275,7 @@ async def test_an_edit_that_comes_again_is_one_edit(door: Door) -> None:
 
 @two_doors
 async def test_a_second_different_edit_denies_by_name(door: Door) -> None:
-    """An interceptor that goes on editing has no last word."""
+    """An interceptor that keeps editing has no last word."""
     here = world([REFUND, DONE])
     done = await door.ask(here, interceptors=[raised(1)])
     assert here.ran == []

@@ -189,7 +189,7 @@ UNUSABLE: dict[str, str] = {
 @each_of("kind", UNUSABLE)
 @two_doors
 async def test_unusable_arguments_run_nothing_and_ask_no_person(door: Door, kind: str) -> None:
-    """Arguments that are not strict JSON of the function's parameters are answered, and the run goes on."""
+    """Arguments that are not strict JSON of the function's parameters are answered, and the run continues."""
     seen: list[ToolCall] = []
     here = world([call("shop-refund", UNUSABLE[kind]), DONE])
     outcome = await door.ask(here, interceptors=[seen.append])

@@ -128,7 +128,7 @@ async def test_a_broken_pair_is_refused(door: Door, how: str) -> None:
 
 @planner_doors
 async def test_the_error_carries_a_history_and_a_run_to_go_on_with(door: Door) -> None:
-    """The refused callback costs nothing: history and checkpoint of the error are whole, and the run goes on."""
+    """The refused callback costs nothing: history and checkpoint of the error are whole, and the run continues."""
     with pytest.raises(PlannerException) as raised:
         await door.ask(world([LOOK, DONE]), iteration_completed=drop_result)
     assert raised.value.chat_history is not None
@@ -196,7 +196,7 @@ async def test_compaction_survives_json(door: Door) -> None:
 
 @three_doors
 async def test_compact_and_terminate(door: Door) -> None:
-    """Both at once: the history is compacted, the run ends, and goes on later with what was left."""
+    """Both at once: the history is compacted, the run ends, and continues later with what was left."""
 
     def both(context: Context) -> None:
         summarize(context)

@@ -199,7 +199,7 @@ async def test_it_works_over_many_iterations(door: Door) -> None:
 
 @three_doors
 async def test_it_may_be_async_or_not(door: Door) -> None:
-    """A coroutine is awaited before the run goes on; a plain function is called."""
+    """A coroutine is awaited before the run continues; a plain function is called."""
     order: list[str] = []
 
     async def later(context: Context) -> None:
@@ -234,7 +234,7 @@ async def test_it_is_not_called_for_a_paused_batch(door: Door) -> None:
 
 @three_doors
 async def test_terminate_and_continue(door: Door) -> None:
-    """Stopped by the callback, the run goes on from its checkpoint where it was, the ledger with it."""
+    """Stopped by the callback, the run continues from its checkpoint where it was, the ledger with it."""
     first = world(SCRIPT[:1])
     stopped = await door.ask(first, iteration_completed=Watch(stop_at=0))
     here = world(SCRIPT[1:])

@@ -1,4 +1,4 @@
-"""A decision that comes after the conversation went on: refused by name, unless the caller lets it run."""
+"""A decision that comes after the conversation continued: refused by name, unless the caller lets it run."""
 
 import json
 from typing import Any
@@ -58,7 +58,7 @@ async def paused_and_continued(door: Door, *, added: bool) -> Outcome:
 @each_of("decision", [Approve(by="ann"), Deny("No."), Supply("paid")], ids=lambda d: type(d).__name__)
 @service_and_handler
 async def test_a_late_decision_is_refused(door: Door, decision: Any, added: bool) -> None:
-    """Whatever is decided: nothing runs, nothing is sent, the history is as it was, and the error names the turn."""
+    """For every decision: nothing runs, nothing is sent, the history is as it was, and the error names the turn."""
     paused = await paused_and_continued(door, added=added)
     here, before = world([DONE]), texts(paused.history)
     with pytest.raises(DecisionRefusedError, match=r"Forget it.*late='allow'"):

@@ -80,7 +80,7 @@ async def test_every_door_raises_it(door: Door) -> None:
 
 
 async def test_a_session_raises_it() -> None:
-    """Its history goes on to be one that can be sent."""
+    """Its history stays one that can be sent."""
     here = world([REFUND, DONE])
     given: dict[str, Any] = {"interceptors": [lambda call: True]}
     session = ToolUseSession(here.kernel, **given)

@@ -108,7 +108,7 @@ def test_a_pattern_is_for_functions_however_they_are_spelled(after: Any, called:
 
 @given(name=st.text(max_size=40), pattern=st.text(min_size=1, max_size=20))
 def test_no_name_and_no_pattern_fails(name: str, pattern: str) -> None:
-    """Whatever a history calls a function, a rule can be asked; the pattern ``*`` is for every name."""
+    """With any name of a function in the history, a rule can be asked; the pattern ``*`` is for every name."""
     assert asks("*", {name})
     assert asks(pattern, {name}) in (True, False)
 
@@ -211,7 +211,7 @@ async def test_a_call_that_did_not_start_does_not_count(decision: Any) -> None:
 @service_and_handler
 @each_of("name", ["shop-look", "Shop.Look", "shop_look"])
 async def test_calls_in_the_history_that_a_run_begins_with_count(door: Door, name: str) -> None:
-    """A chat that goes on has read what it has read; a pair that was put there makes a rule only stricter."""
+    """A chat that continues has read what it has read; a pair that was put there makes a rule only stricter."""
     history, here = asked(), world([REFUND, DONE])
     history.add_message(ChatMessageContent(role=AuthorRole.ASSISTANT, items=[Asked(id="a", name="shop-look")]))
     history.add_message(ChatMessageContent(role=AuthorRole.TOOL, items=[Answered(id="a", name=name, result="x")]))

@@ -209,7 +209,7 @@ def _with(arguments: dict[str, Any]) -> Any:
 @settings(max_examples=60, deadline=None)
 @given(rule=RULES, arguments=st.dictionaries(NAMES, JSON, max_size=4))
 def test_denying_is_never_looser_than_allowing(rule: dict[str, Any], arguments: dict[str, Any]) -> None:
-    """Whatever an allow rule matches, the same rule matches as a deny or ask rule."""
+    """All that an allow rule matches, the same rule matches as a deny or ask rule."""
     call = _with(arguments)
     if verdict(policy({**rule, "action": "allow"}, default="deny")(call)) == "allow":
         assert verdict(policy({**rule, "action": "deny"}, default="allow")(call)) == "deny"

@@ -83,7 +83,7 @@ async def test_the_clerk_s_yes_does_not_run_what_the_boss_is_asked_about(door: D
 @pytest.mark.parametrize("first", [True, False], ids=["at once", "after the clerk"])
 @two_doors
 async def test_a_no_or_a_result_answers_at_once(door: Door, answer: Any, read: str, first: bool) -> None:
-    """Nobody else is asked about a call that does not run."""
+    """No other person is asked about a call that does not run."""
     here = world([REFUND, DONE])
     given = of_clerk(here) | {"approval": ApprovalSettings(authorize=lambda request: True)}
     paused = await door.ask(here, **given)

@@ -592,7 +592,7 @@ def tried(place: str, given: argparse.Namespace) -> dict[str, int]:
 
 
 def main() -> int:
-    """Try the places, and print what came of it."""
+    """Try the places, and print the outcome."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("places", nargs="+", choices=PLACES)
     parser.add_argument("--kills", type=int, default=45)

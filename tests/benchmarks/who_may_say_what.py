@@ -32,7 +32,7 @@ def shown(trial: Trial) -> str:
 
 
 async def main(options: argparse.Namespace) -> int:
-    """Try the situations, and print what came of them."""
+    """Try the situations, and print the outcomes."""
     counts, broken, seeds = Counter[str](), Counter[str](), defaultdict[str, list[int]](list)
     began = time.monotonic()
     for seed in range(options.seed, options.seed + options.runs):

@@ -128,7 +128,7 @@ async def test_a_callback_that_hangs_does_not_hold_the_run(
 async def test_a_callback_that_raises_changes_nothing(
     memory: BudgetStore, error: BaseException, is_async: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever it raises, a cancellation of its own included, is logged; the run ends with its answer."""
+    """Every exception, a cancellation of its own included, is logged; the run ends with its answer."""
 
     def raises(usage: BudgetUsage) -> None:
         raise error

@@ -78,7 +78,7 @@ def _refusals(facts: Sequence[Fact]) -> list[SharedBudgetsChecked]:
 async def test_a_run_over_the_end_of_a_period_ends_at_a_limit(
     memory: BudgetStore, limits: dict[str, Any], *, used_up: bool
 ) -> None:
-    """Whatever it does at a limit, with a plan or without, and whenever the period ends: two refusals at most."""
+    """Under every ``on_limit``, with a plan or without, and whenever the period ends: two refusals at most."""
     ends = ("answer", "stop", "return_calls"), ("reject_batch", "fill_remaining"), (False, True), (1, 2, 3)
     combinations: Any = product(*ends)
     for on_limit, over, plan, at in combinations:

@@ -59,7 +59,7 @@ def test_a_selector_that_insists_on_its_own_service_is_named() -> None:
 
 @each_of("url", ["http://localhost:8000/v1", "http://127.0.0.7/v1", "http://[::1]:80/v1"])
 def test_an_endpoint_on_this_machine_needs_no_key(url: str) -> None:
-    """Whatever name this machine is called by."""
+    """Under every name of this machine."""
     assert openai_service(url, "m").client.api_key == "none"
 
 

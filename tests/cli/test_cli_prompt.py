@@ -153,7 +153,7 @@ def test_arguments_have_the_lines_that_the_question_leaves() -> None:
 
 @each_of("text", ["a" * 5, "a\nb\nc", "x" * 1_000_000, "\n" * 100_000, "日" * 9999, "a b\n" * 5000])
 def test_a_cut_text_has_no_more_lines_than_it_may(text: str) -> None:
-    """Whatever is in it: one long line, many short ones, wide characters, nothing but line ends."""
+    """For every text: one long line, many short ones, wide characters, nothing but line ends."""
     cut = cut_in_the_middle(text, cells=60, lines=9)
     assert len(cut.split("\n")) <= 9 or cut == text
     if cut != text:

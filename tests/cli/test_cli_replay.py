@@ -171,7 +171,7 @@ def write_tools(path: Path, tools: list[Any]) -> None:
 
 
 def test_a_kept_run_is_forked_and_shown_beside_its_fork(here: Path, command: Command, till: None) -> None:
-    """The fork goes on in this process with what was spent; a page shows both runs; the run is as it was."""
+    """The fork continues in this process with what was spent; a page shows both runs; the run is as it was."""
     assert command(*RUN).code == 4
     forked = command(
         *("runs", "fork", "order-7", "--at", "0", "--run-id", "order-7b", "--kernel", "till:kernel", *STORE),

@@ -61,7 +61,7 @@ def test_the_verdict_comes_last(comparison: Comparison, spoilt: Comparison) -> N
 
 
 def test_a_model_cannot_steer_the_terminal(spoilt: Comparison) -> None:
-    """Whatever stands in ids, names and errors is shown, and not obeyed."""
+    """Control characters in ids, names and errors are shown, and not obeyed."""
     assert "\x1b" not in printed(spoilt, 100)
 
 

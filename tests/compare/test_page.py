@@ -118,7 +118,7 @@ def test_a_reader_sees_why(page: Page) -> None:
 
 
 def test_what_a_model_says_cannot_become_markup(spoilt: Comparison) -> None:
-    """Whatever stands in texts, names and errors is shown as it is."""
+    """Texts, names and errors are shown as they are."""
     text = page_of(spoilt)
     page = Page(text)
     assert page.open == []

@@ -96,7 +96,7 @@ def test_a_call_that_has_its_result_is_in_the_ledger_alone() -> None:
 
 
 def test_nothing_is_taken_after_the_end_of_a_call() -> None:
-    """A function that went on after its result finds nothing left: no request, and no function."""
+    """A function that continued after its result finds nothing left: no request, and no function."""
     run = calling("f")
     with Tab(run.account, 0, never) as tab:
         assert tab.take_request() is None

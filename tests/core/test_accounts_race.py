@@ -50,7 +50,7 @@ class Node:
         return [self, *(one for node in self.below for one in node.tree())]
 
     def ready(self) -> bool:
-        """Whether it can act: it has not ended, and no run below it goes on."""
+        """Whether it can act: it has not ended, and no run below it is active."""
         return not self.done and all(node.done for node in self.below if node in self.running)
 
     running: list["Node"] = field(default_factory=list["Node"])

@@ -76,7 +76,7 @@ def test_nothing_passes_a_limit_but_what_was_in_flight(plan: Plan) -> None:
 @tried(120)
 @given(plans)
 def test_the_first_limit_that_was_met_is_the_one_named(plan: Plan) -> None:
-    """Whatever else is used up later, a run that a limit ends names the one that first withheld anything."""
+    """Even if another one is used up later, a run that a limit ends names the one that first withheld anything."""
     facts = finished(World(plan))
     end = facts[-1]
     assert isinstance(end, Ended)

@@ -34,7 +34,7 @@ def ended(spent: Usage | None, outcome: CallOutcome = "ok") -> CallFinished:
 
 
 def test_a_call_is_charged_what_it_reports() -> None:
-    """Whatever was recorded before: its end knows more. The time is measured by the run around."""
+    """The report at its end counts, not earlier records. The time is measured by the run around."""
     spent = replace(USED, iterations=2, tool_calls=1)
     ledger = fold(calling(*RECORDED, ended(spent))).usage
     assert ledger == USED + Usage(iterations=1 + 2, tool_calls=1 + 1, active_seconds=1.0, calls_by_function={"f": 1})

@@ -41,7 +41,7 @@ from support.values import each_of
     ids=lambda value: value.type if hasattr(value, "type") else str(value),
 )
 def test_a_fact_that_the_table_does_not_list_is_refused(phase: Phase, fact: Fact) -> None:
-    """Whatever cannot happen in a phase is refused by name, and by the phase's name."""
+    """A fact that cannot happen in a phase is refused by its name, and by the phase's name."""
     with pytest.raises(IllegalTransitionError, match=rf"{fact.type} .*{phase}"):
         apply(fold(SAMPLES[phase]), fact)
 

@@ -1,4 +1,4 @@
-"""A run in the fold that goes on: after an iteration, a pause, a stop or its end."""
+"""A run in the fold that continues: after an iteration, a pause, a stop or its end."""
 
 import pytest
 
@@ -92,7 +92,7 @@ def test_a_pause_does_not_forget_a_limit_that_was_reached() -> None:
 
 
 def test_resuming_an_ended_run_starts_its_counts_in_a_row_again() -> None:
-    """A run that a limit ended goes on: attempts, errors and denials in a row start again, what was spent stays."""
+    """A run that a limit ended continues: attempts, errors and denials in a row start again, what was spent stays."""
     facts = [run_started(), replied(calls("unknown")), decided(0, "unknown"), completed(), ended()]
     before, state = fold(facts), fold([*facts, RESUMED])
     assert (state.phase, state.ended, state.rounds) == (Phase.ASKING, None, 0)
@@ -100,7 +100,7 @@ def test_resuming_an_ended_run_starts_its_counts_in_a_row_again() -> None:
 
 
 def test_resuming_forgets_the_wish_to_stop() -> None:
-    """A run that was stopped goes on when it is resumed."""
+    """A run that was stopped continues when it is resumed."""
     assert fold([run_started(), stop(), ended(), RESUMED]).stopping is None
 
 
@@ -114,7 +114,7 @@ def test_resuming_drops_the_forced_answer() -> None:
 
 
 def test_resuming_a_run_that_returned_its_calls_reviews_them_again() -> None:
-    """Calls that went back to the caller are undecided again when the run goes on."""
+    """Calls that went back to the caller are undecided again when the run continues."""
     state = fold([*CALLED, ended(returned=True), RESUMED])
     assert state.phase is Phase.REVIEWING
     assert state.batch is not None
@@ -138,7 +138,7 @@ def test_resuming_returned_calls_does_not_forget_that_one_is_in_doubt() -> None:
 
 
 def test_resuming_a_run_that_was_stopped_before_its_plan_still_plans() -> None:
-    """A run that was to plan and was stopped before it did has its plan to make when it goes on."""
+    """A run that was to plan and was stopped before it did has its plan to make when it continues."""
     assert fold([run_started(plan=True), stop(), ended(), RESUMED]).phase is Phase.PLANNING
 
 

@@ -127,7 +127,7 @@ def test_a_run_that_a_fault_interrupted_can_be_resumed(phase: Phase) -> None:
 
 @each_of("on_limit", ["answer", "stop", "return_calls"])
 def test_a_limited_run_continues_with_a_larger_budget(on_limit: Any) -> None:
-    """Resumed with more trips, a run goes on where it ended; what was spent counts, the forced answer is gone."""
+    """Resumed with more trips, a run continues where it ended; what was spent counts, the forced answer is gone."""
     play = Play(*LOOP, limits=Budget(max_iterations=2, on_limit=on_limit)).go()
     spent = play.state.usage.iterations
     play.turns = [calls("g"), says("done")]
@@ -153,7 +153,7 @@ def test_an_incomplete_run_asks_again_when_it_is_resumed() -> None:
 
 
 def test_used_attempts_start_again_on_resume() -> None:
-    """A run that ended because its attempts were used has new ones when it goes on."""
+    """A run that ended because its attempts were used has new ones when it continues."""
     play = Play(*LOOP, use_attempts=1, attempts_limit="a").go()
     play.turns = [calls("f")]
     play.add(RESUMED).go(says("done"))
@@ -161,7 +161,7 @@ def test_used_attempts_start_again_on_resume() -> None:
 
 
 def test_nothing_finished_runs_again_on_resume() -> None:
-    """A batch of which a part ran before it was returned has that part's result when the run goes on."""
+    """A batch of which a part ran before it was returned has that part's result when the run continues."""
     limits = Budget(max_tool_calls=1, on_limit="return_calls")
     play = Play(calls("f", "g"), verdicts={"g": "defer"}, on_deferred="run_safe_first", limits=limits).go()
     play.add(RESUMED, decided(1, "g")).go()

@@ -95,7 +95,7 @@ def test_functions_started_never_exceed_their_limits(plan: Plan) -> None:
 @tried(80)
 @given(plans)
 def test_the_transcript_is_valid_after_every_fact(plan: Plan) -> None:
-    """Whatever happens, each message with calls is followed by one result per call, in order; nothing else has one."""
+    """In every run, each message with calls is followed by one result per call, in order; nothing else has one."""
     world = World(plan)
     facts = finished(world)
     assert world.problems == []
@@ -228,7 +228,7 @@ def test_a_run_can_be_ended_after_every_fact(plan: Plan) -> None:
 @tried(50)
 @given(plans, limits)
 def test_a_run_that_ended_can_be_resumed_and_ends_again(plan: Plan, larger: Budget) -> None:
-    """With any other limits an ended run goes on, runs nothing twice that it has seen finish, and ends once more."""
+    """With any other limits an ended run continues, runs nothing twice that it has seen finish, and ends once more."""
     world = World(plan)
     facts = finished(world)
     again = asyncio.run(world.finish([*facts, Resumed(limits=larger, at=world.time)]))
@@ -241,7 +241,7 @@ def test_a_run_that_ended_can_be_resumed_and_ends_again(plan: Plan, larger: Budg
 @tried(80)
 @given(plans, st.integers(1, 30))
 def test_a_fault_at_any_fact_leaves_a_run_that_can_be_resumed(plan: Plan, place: int) -> None:
-    """Whoever watches may fail at any fact: every call is answered or waits for a person, and the run can go on."""
+    """An observer may fail at any fact: every call is answered or waits for a person, and the run can continue."""
     world = World(plan)
 
     async def failing(_: object) -> None:

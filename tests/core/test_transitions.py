@@ -92,7 +92,7 @@ def test_the_machine_takes_every_transition_of_the_table() -> None:
 
 
 def test_the_machine_takes_no_other_transition() -> None:
-    """Whatever the machine asks for is legal by the table."""
+    """Every action that the machine asks for is legal by the table."""
     assert played() <= LISTED
 
 

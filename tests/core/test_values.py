@@ -26,7 +26,7 @@ COPIED = {"Batch", "Call", "Usage", "State"}
 
 
 def test_a_value_is_frozen_slotted_and_made_by_name() -> None:
-    """Nobody changes a value, adds to it, or mistakes the order of its fields."""
+    """A value cannot be changed or extended, and its fields cannot be given by position."""
     assert [value.__name__ for value in VALUES if not value.__dataclass_params__.frozen] == []
     assert {value.__name__ for value in VALUES if "__slots__" not in vars(value)} == COPIED
     assert [value.__name__ for value in VALUES if not all(item.kw_only for item in dataclasses.fields(value))] == []

@@ -181,7 +181,7 @@ async def test_a_parameter_of_another_type_asks_again_on_every_store(store: str)
 
 @pytest.mark.parametrize("decide", [lambda: Approve(arguments={"account": "8", "amount": "5"}), Approve])
 async def test_an_edit_of_what_changed_is_refused_too(decide: Callable[[], Approve]) -> None:
-    """Whatever the approval says, it was given on what the call no longer is."""
+    """The approval, edited or not, was given on what the call no longer is."""
     checkpoint = await spelled()
     bank = Bank()
     planner, kernel, _ = application(bank)

@@ -146,7 +146,7 @@ async def test_a_question_that_expired_cannot_be_decided(store: str, tmp_path: P
 
 
 async def test_a_worker_notices_what_expired(store: str, tmp_path: Path) -> None:
-    """Nobody has to ask: a worker that looks for what is left to do finds the run, and not before its time."""
+    """A worker that looks for work finds the run without a request, and not before its time."""
     clock = Clock()
     options = {"clock": clock, "interceptors": [lambda _: Defer(expires_in=60)]}
     await drive(store, tmp_path, **options)
@@ -253,7 +253,7 @@ async def test_decisions_come_one_by_one(store: str, tmp_path: Path) -> None:
 
 
 def test_an_approvers_process_does_not_import_semantic_kernel() -> None:
-    """Whoever only decides starts fast, and needs no kernel."""
+    """A process that only decides starts fast, and needs no kernel."""
     program = (
         "import sys; from planner_ext import Approve, Deny; from planner_ext.durable import Approvals; "
         "sys.exit('semantic_kernel' in sys.modules)"

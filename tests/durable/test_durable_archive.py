@@ -240,7 +240,7 @@ async def test_a_damaged_document_is_refused(
 
 @pytest.mark.parametrize("odd", ODD)
 async def test_an_odd_value_at_any_place_is_read_or_refused_by_name(odd: str, first: str, tmp_path: Path) -> None:
-    """Whatever is wrong with an archive is an error of this package: no overflow, no recursion, no bad digits."""
+    """Every defect of an archive is an error of this package: no overflow, no recursion, no bad digits."""
     text = await exported(first, "a")
     async with opened_store(tmp_path / "second.db") as second:
         for path in [*every_place(json.loads(text))]:

@@ -233,7 +233,7 @@ async def test_a_hook_that_hangs_keeps_no_place(store: str, tmp_path: Path) -> N
 
 
 async def test_a_worker_without_the_hook_refuses_to_continue(store: str, tmp_path: Path) -> None:
-    """By its name, with the way out; nothing ran, and a worker that has it goes on."""
+    """By its name, with the way out; nothing ran, and a worker that has it continues."""
     await drive(store, tmp_path, authorize=of_staff)
     async with Approvals.connect(store, authorize=of_staff) as approvals:
         assert await approvals.decide(ID, Approve(by="ann"))
@@ -377,7 +377,7 @@ async def test_a_fork_and_an_import_keep_the_hook(tmp_path: Path) -> None:
 
 
 async def test_a_submitted_run_is_bound_to_the_hook_before_anybody_drives_it(tmp_path: Path) -> None:
-    """Whoever lacks the hook neither cancels it nor drives it; who has it does."""
+    """A process without the hook neither cancels it nor drives it; one that has it does."""
     store = str(tmp_path / "runs.db")
     async with Runs.connect(store, authorize=of_staff) as runs:
         await runs.submit("Pay.", run_id="a")

@@ -202,7 +202,7 @@ async def test_a_resume_with_a_budget_outdoes_an_earlier_new_one(store: str, tmp
 
 
 async def test_a_damaged_new_budget_is_refused_by_name(tmp_path: Path) -> None:
-    """The run does not continue without it; setting it again mends it."""
+    """The run does not continue without it; setting it again repairs it."""
     store = str(tmp_path / "runs.db")
     await drive(store, tmp_path / "effects", PAY)
     await decide_all(store)

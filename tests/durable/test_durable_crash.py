@@ -27,7 +27,7 @@ def counted(effects: Path) -> Counter[str]:
 async def test_the_second_life_finishes_what_the_first_began(
     point: str, lives: Lives, store: str, tmp_path: Path
 ) -> None:
-    """Killed at any point, a run goes on: ``once`` never twice, the others twice at most, one result each."""
+    """Killed at any point, a run continues: ``once`` never twice, the others twice at most, one result each."""
     effects = tmp_path / "effects"
     seconds = 0.2 if point == "mid_tool" else 0.0
 

@@ -67,7 +67,7 @@ def test_long_ids_that_begin_alike_are_distinguished() -> None:
 
 
 async def test_an_impossible_name_is_a_named_error(store: str) -> None:
-    """Whoever asks for it gets an error of ours, and no word of a server that would be away."""
+    """Asking for it raises an error of ours, which does not speak of a server that would be away."""
     async with open_runs(store) as runs, Approvals.connect(store) as approvals:
         with pytest.raises(StoreError, match="surrogates not allowed"):
             await runs.load("\ud800")
@@ -210,7 +210,7 @@ READ = ("message", "decision", "decided", "refusal", "moment")
 
 @pytest.mark.parametrize("what", DAMAGED)
 async def test_a_damaged_value_is_one_named_error(what: str, tmp_path: Path) -> None:
-    """Whoever reads it gets an error of the package that names the row, the inbox a page, and nothing is executed."""
+    """A reader gets an error of the package that names the row, the inbox a page, and nothing is executed."""
     store = tmp_path / "runs.db"
     effects = tmp_path / "effects"
     async with open_runs(store, poll_seconds=0.01) as runs:

@@ -127,7 +127,7 @@ async def test_a_run_continues_where_the_clock_went_back(store: str, tmp_path: P
 
 
 async def test_a_cancellation_catches_a_run_that_is_faster(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever cancels a run that records facts all the time reads the new ones only, and is not late for ever."""
+    """A cancellation of a run that records facts all the time reads the new ones only, and is not late for ever."""
     load = JournalStore.load
 
     async def overtaken(self: JournalStore, run_id: str) -> StoredRun:

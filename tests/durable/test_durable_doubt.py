@@ -101,7 +101,7 @@ def heard(result: FunctionCallingStepwisePlannerResult) -> str:
 
 @pytest.mark.parametrize("kind", ["idempotent", "keyed"])
 async def test_what_may_run_again_runs_again_with_its_key(kind: str, tmp_path: Path) -> None:
-    """Nobody is asked; the second run has the first one's key, and the ledger counts one call."""
+    """No person is asked; the second run has the first one's key, and the ledger counts one call."""
     world = World(tmp_path / "runs.db", kind)
     await world.die()
     result = await world.live()
@@ -186,7 +186,7 @@ async def test_a_probe_that_cannot_tell_leaves_the_doubt_to_a_person(probe: Any,
 
 
 async def test_an_approved_call_in_doubt_asks_a_new_question(tmp_path: Path) -> None:
-    """Whoever still looks at the first question cannot answer the second with it."""
+    """A person who still looks at the first question cannot answer the second with it."""
     world, planner = World(tmp_path / "runs.db"), planner_of(interceptors=[lambda _: Defer(expires_in=3600)])
     await world.live(planner)
     first = await world.waiting()

@@ -225,7 +225,7 @@ async def test_a_slow_reader_does_not_slow_the_run(store: str, tmp_path: Path) -
 
 
 async def test_a_cancelled_reader_leaves_the_run_running(tmp_path: Path) -> None:
-    """Its task ends at once; the run goes on to its end."""
+    """Its task ends at once; the run continues to its end."""
     held = Held(tmp_path / "effects")
     async with open_runs(tmp_path / "runs.db") as runs:
         handle = await runs.start(held.planner, held.kernel, GOAL, run_id="a")

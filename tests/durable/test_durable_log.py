@@ -56,7 +56,7 @@ async def test_a_limit_is_a_warning_before_the_end(
 
 
 async def test_a_fault_and_its_retry_are_one_line_each(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever the error says; the run is named, and the error by its class."""
+    """For every text of the error; the run is named, and the error by its class."""
     caplog.set_level(INFO, "planner_ext.runs")
     planner, kernel = world(tmp_path / "effects", [ScriptedFault()])
     async with open_runs(tmp_path / "runs.db") as runs:

@@ -121,7 +121,7 @@ async def test_waiting_for_an_answer_changes_no_count(asks: Asks, store: str, tm
 
 @both_ways_to_ask
 async def test_a_denied_question_is_an_answer(asks: Asks, store: str, tmp_path: Path) -> None:
-    """Deny lets the model know why, and the run goes on."""
+    """Deny lets the model know why, and the run continues."""
     await drive(store, tmp_path / "effects", asks.first)
     assert await decide(store, asks.id, Deny("Guess.", by="ann"))
     done = await drive(store, tmp_path / "effects", FINAL)
@@ -202,7 +202,7 @@ async def test_each_question_has_a_row_of_its_own(store: str, tmp_path: Path) ->
 
 @store_neutral("forged", ['"kind":"question",', ""])
 async def test_a_call_is_not_passed_off_as_a_question(forged: str, store: str, tmp_path: Path) -> None:
-    """Whoever writes into the table cannot have a call shown as a question; a row that does not say is a call, too."""
+    """Altering the table cannot have a call shown as a question; a row that does not say is a call, too."""
     await drive(store, tmp_path / "effects", call("shop-pay", {"amount": 5}, id="pay"))
     database = await open_database(store)
     forge = "UPDATE planner_approvals SET call = replace(call, :kind, :forged)"

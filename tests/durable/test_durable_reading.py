@@ -87,7 +87,7 @@ def test_a_store_without_a_worker_is_listed_without_the_right_to_write(paused: P
 async def test_a_store_with_a_worker_is_listed_without_the_right_to_write(
     paused: Path, unprivileged: list[str], tmp_path: Path
 ) -> None:
-    """Likewise, with what the worker has just written."""
+    """The list has what the worker has just written."""
     async with open_runs(paused / "runs.db") as runs:
         await (await runs.start(*world(tmp_path / "effects", [say("Done.")]), GOAL, run_id="b")).result()
         done = await asyncio.to_thread(look, paused, unprivileged)
@@ -155,7 +155,7 @@ def endless(request: object) -> ScriptedReply:
 
 
 async def test_a_store_is_copied_while_workers_write(tmp_path: Path) -> None:
-    """Each copy is whole, a store, and one moment of the run that goes on meanwhile; it is its owner's alone."""
+    """Each copy is whole, a store, and one moment of the run that continues meanwhile; it is its owner's alone."""
     store, copies = tmp_path / "runs.db", [tmp_path / f"copy-{number}.db" for number in range(5)]
     async with open_runs(store) as runs, opened_store(store, create=False) as opened:
         planner, kernel = world(tmp_path / "effects", endless, max_iterations=50)

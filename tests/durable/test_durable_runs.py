@@ -80,7 +80,7 @@ async def test_an_ambiguous_name_is_refused(run_id: str, store: str, tmp_path: P
 
 
 async def test_a_pause_and_a_new_process_change_no_count(store: str, tmp_path: Path) -> None:
-    """The ledger of a run that paused and went on elsewhere is that of one that never did."""
+    """The ledger of a run that paused and continued elsewhere is that of one that never did."""
     through = await settled(store, tmp_path, pauses=False)
     paused = await settled(store, tmp_path, pauses=True)
 
@@ -142,7 +142,7 @@ async def test_a_worker_takes_over_what_is_left_to_do(tmp_path: Path) -> None:
 
 
 async def test_a_worker_that_works_sees_decisions_by_itself(tmp_path: Path) -> None:
-    """While it works, what is decided elsewhere goes on; arguments are asked for by the run's name."""
+    """While it works, what is decided elsewhere continues; arguments are asked for by the run's name."""
     store, asked, ended = tmp_path / "runs.db", list[str](), asyncio.Event()
     observers = [lambda fact: ended.set() if isinstance(fact, Ended) else None]
     planner, kernel = world(tmp_path / "effects", [PAY, say("Paid.")], observers=observers)

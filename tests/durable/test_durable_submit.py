@@ -268,7 +268,7 @@ async def test_a_queued_run_is_cancelled(store: str, tmp_path: Path) -> None:
 
 
 async def test_damaged_inputs_are_refused_by_name(tmp_path: Path) -> None:
-    """Whatever stands in the row; the run is not begun without them."""
+    """For each damage of the row; the run is not begun without them."""
     store = tmp_path / "runs.db"
     for text in ("{", "[]", '{"arguments": 7}', '{"budget": {"max_tool_calls": -1}}', '{"budget": 7}'):
         async with Runs.connect(store) as client:

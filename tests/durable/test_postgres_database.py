@@ -61,7 +61,7 @@ async def counted(database: PostgresDatabase, run_id: str = "r") -> tuple[object
 
 
 async def test_steps_are_one_transaction(database: PostgresDatabase) -> None:
-    """Where one step of several is refused, none of them was done, and the connection goes on."""
+    """Where one step of several is refused, none of them was done, and the connection continues."""
     await database.transact(fact(0))
     with pytest.raises(DuplicateRowError):
         await database.transact(fact(1), fact(0))
@@ -192,7 +192,7 @@ async def test_a_server_that_stays_away_is_named() -> None:
     ],
 )
 async def test_a_database_that_cannot_be_had_is_named(postgres: PostgresServer, url: str, way_out: str) -> None:
-    """Whatever is wrong with the address, the error says what to do about it."""
+    """For each defect of the address, the error says what to do about it."""
     host = postgres.url().partition("?")[2]
     given = postgres.url("nowhere") if url.startswith("{socket}") else url.replace("{host}", f"?{host}")
     with pytest.raises(StoreError, match=way_out):

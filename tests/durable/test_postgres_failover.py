@@ -93,5 +93,5 @@ async def test_a_server_that_fails_over_is_waited_for(lives: Lives, tmp_path: Pa
 
 
 async def test_a_server_that_restarts_is_waited_for(lives: Lives, tmp_path: Path) -> None:
-    """Likewise where the server was killed."""
+    """The same where the server was killed."""
     await see_runs_through(lives, tmp_path, restart)

@@ -54,7 +54,7 @@ async def answered(runs: Runs, *names: str) -> None:
 
 
 async def test_a_run_that_is_started_again_while_it_waits_still_expires(postgres_url: str, tmp_path: Path) -> None:
-    """Whoever asks for a run that waits takes nothing from it: its question expires by itself."""
+    """Starting a run that waits takes nothing from it: its question expires by itself."""
     async with working(postgres_url, tmp_path / "effects", **SOON) as runs:
         for _ in range(2):
             handle = await runs.start(*world(tmp_path / "effects", pays, **SOON), GOAL, run_id="order-7")

@@ -240,7 +240,7 @@ async def test_the_callback_can_compact_the_transcript() -> None:
 
 
 async def test_a_callback_that_raises_leaves_the_run_resumable() -> None:
-    """What the callback raises leaves as it is; the results are kept, and the same journal goes on."""
+    """What the callback raises leaves as it is; the results are kept, and the same journal continues."""
     engine = engine_of(["f"], hook=FakeHook(error=KeyError("defect")))
     await refused_with(engine, KeyError)
     assert results_of(engine.state) == ["f()"]

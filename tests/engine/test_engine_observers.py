@@ -63,7 +63,7 @@ async def test_an_observer_without_a_signature_is_called_with_the_fact_alone() -
 
 
 async def test_what_an_observer_waits_for_may_be_cancelled() -> None:
-    """Its ``CancelledError`` is an exception like any other: the run was not cancelled, and goes on."""
+    """Its ``CancelledError`` is an exception like any other: the run was not cancelled, and continues."""
 
     async def observer(_: Any) -> None:
         waiting = asyncio.ensure_future(asyncio.Event().wait())

@@ -130,7 +130,7 @@ async def test_a_request_from_another_event_loop_is_not_waited_for() -> None:
 
 
 async def test_what_happens_in_the_event_loop_of_a_thread_is_recorded() -> None:
-    """A function in a thread does not block the run's loop, which records before the function goes on."""
+    """A function in a thread does not block the run's loop, which records before the function continues."""
 
     class Threaded(FakeFunctions):
         def check(self, call: RequestedCall, edited: str | None = None) -> ResolvedCall:

@@ -174,7 +174,7 @@ async def test_a_call_to_an_unknown_function_can_stop_the_run() -> None:
 
 @each_of("cap", [None, 2, 1])
 async def test_cancelling_in_the_middle_of_a_batch_answers_every_call(cap: int | None) -> None:
-    """Running calls are cancelled, every call has its answer, the run is ended, and the cancellation goes on."""
+    """Running calls are cancelled, every call has its answer, the run is ended, and the cancellation continues."""
     begun, cancelled = asyncio.Event(), []
 
     async def hang() -> None:
@@ -356,7 +356,7 @@ async def test_a_run_that_raised_a_failure_can_be_resumed() -> None:
 
 
 async def test_a_failed_function_is_by_default_a_result() -> None:
-    """The model reads the failure and the run goes on."""
+    """The model reads the failure and the run continues."""
     failed = Finished(outcome="failed", text="It failed.", error="ValueError: boom")
     state = await engine_of(["f"], "done", functions=FakeFunctions(does={"f": lambda: failed})).run()
     assert results_of(state) == ["It failed."]

@@ -81,7 +81,7 @@ def test_decisions_after_the_cut_are_not_in_a_fork() -> None:
 
 
 def test_a_fork_that_cannot_be_is_refused_with_those_that_can() -> None:
-    """After the iteration that answered there is nothing to go on from; the error names the other ones."""
+    """After the iteration that answered there is nothing to continue from; the error names the other ones."""
     world = two_calls(Approve())
     whole = asyncio.run(world.finish(world.start()))
     for at in (2, -2, 7):

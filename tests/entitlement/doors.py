@@ -1,4 +1,4 @@
-"""The doors through which a situation happens: each asks, and goes on after decisions, as an application would."""
+"""The doors through which a situation happens: each asks, and continues after decisions, as an application would."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import ExitStack, aclosing, asynccontextmanager, suppress
@@ -54,7 +54,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a run so far; with the keys of decisions that were refused."""
+    """The outcome of a run so far; with the keys of decisions that were refused."""
 
     status: str
     waiting: Sequence[Shown] = ()

@@ -47,7 +47,7 @@ class Waited:
 
 @dataclass(frozen=True)
 class Answer:
-    """Somebody decided a call, as it was shown to them.
+    """A person decided a call, as it was shown to them.
 
     Attributes:
         says: ``approve``, ``deny``, ``supply`` or ``leave``.

@@ -16,7 +16,7 @@ __all__ = ["Trial", "shrunk", "tried"]
 
 @dataclass
 class Trial:
-    """What came of a situation."""
+    """The outcome of a situation."""
 
     scenario: Scenario
     record: Record
@@ -63,7 +63,7 @@ async def tried(scenario: Scenario) -> Trial:
 
 
 def _left_behind(scenario: Scenario, record: Record) -> bool:
-    """Say whether a session does not know what came of its prompt, as a handler resumed it."""
+    """Say whether a session does not know the outcome of its prompt, as a handler resumed it."""
     resumed = any(isinstance(event, Answer) and not event.inline for event in record.events)
     return scenario.door == "session" and resumed
 

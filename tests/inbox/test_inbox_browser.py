@@ -159,7 +159,7 @@ async def test_a_question_is_answered(browser: Browser, address: str, store: Pat
 
 
 async def test_a_call_in_doubt_is_marked_or_run_again(browser: Browser, address: str, store: Path) -> None:
-    """The page says that it may have taken effect; marked as done, the model reads what came of it."""
+    """The page says that it may have taken effect; marked as done, the model reads its outcome."""
     await leave_in_doubt(store)
     await leave_in_doubt(store, run_id="again")
     async with window(browser, address) as page:

@@ -75,7 +75,7 @@ async def test_the_wrong_tokens_of_one_lock_out_no_one_else(store: str, eve: str
 
 
 async def test_one_network_of_ipv6_is_one_client(store: str) -> None:
-    """Whoever has one of its addresses has all of them."""
+    """A client that has one of its addresses has all of them."""
     async with inbox(store) as base, visitor_at(base, None) as stranger:
         for number in range(20):
             stranger.client.headers.update(from_address(f"2001:db8::{number:x}:1"))

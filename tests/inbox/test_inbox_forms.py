@@ -159,7 +159,7 @@ JSON = st.recursive(
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(arguments=st.dictionaries(st.sampled_from([*TYPES, "odd", "\u202e"]), JSON))
 def test_an_untouched_form_changes_nothing(arguments: dict[str, Any]) -> None:
-    """Whatever the arguments are, a form that is sent back as a browser does gives exactly these."""
+    """For all arguments, a form that is sent back as a browser does gives exactly these."""
     for parameters in (PARAMETERS, None):
         sent = {field.key: field.value.replace("\r\n", "\n") for field in drawn_form(parameters, arguments)}
         read = read_form(parameters, arguments, sent)[0]

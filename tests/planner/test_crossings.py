@@ -1,7 +1,7 @@
 """Everything at once: questions, approvals, nested runs, an answer in a form, every limit, and a resume after each end.
 
-Whatever the models do and the options say, the budget holds, every history can be sent, and a run that came to any end
-but an answer goes on from JSON.
+For all models and options, the budget holds, every history can be sent, and a run that came to any end
+but an answer continues from JSON.
 """
 
 import asyncio

@@ -344,7 +344,7 @@ async def test_a_refused_key_names_the_address_and_no_secret(ask: Any) -> None:
 
 @every_request
 async def test_a_refused_connection_names_the_address(ask: Any) -> None:
-    """Nobody listens there: which host and port, and what to check."""
+    """No server listens there: which host and port, and what to check."""
     with ScriptedOpenAIServer([say("Hi.")]) as server:
         url = server.url
     async with connected(url) as service:

@@ -238,7 +238,7 @@ async def test_without_the_limit_nothing_is_cut_and_nothing_written() -> None:
 
 
 async def test_errors_and_supplied_results_are_cut_and_denials_are_not() -> None:
-    """Whatever a function or an interceptor adds has the cap; what a person says in a denial is theirs."""
+    """All that a function or an interceptor adds has the cap; what a person says in a denial is theirs."""
     here = world([call("web-fail", {}), calls(FETCH, call("shop-look", {"order": "7"})), DONE], web=Web())
     options: dict[str, Any] = {
         "execution": ToolExecution(include_error_detail=True),

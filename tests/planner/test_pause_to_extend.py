@@ -70,7 +70,7 @@ every_way = each_of("on_limit", ON_LIMIT)
 @every_limit
 @ended_in_each_way
 async def test_a_planners_run_is_extended(limit: str, on_limit: Any, streamed: bool) -> None:
-    """Whatever limit ended it, and however: from JSON and with a larger budget the planner's run is answered."""
+    """After every end at a limit, from JSON and with a larger budget, the planner's run is answered."""
     clock, math = Clock(), Math()
     kernel = kernel_of(model_of(clock), math=math)
     planner = planner_with(plan=False, budget=budget(limit, on_limit), price=a_cent, clock=clock)

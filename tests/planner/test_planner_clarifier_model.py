@@ -189,7 +189,7 @@ REPLIES = {
 async def test_both_models_together_never_exceed_the_round_trips(
     names: Sequence[str], answers: Sequence[str], limit: int, options: dict[str, Any]
 ) -> None:
-    """Whatever the model asks, in calls or in plain text, both are sent as many requests as are allowed at most."""
+    """For questions in calls or in plain text, both together are sent as many requests as are allowed at most."""
     turns = iter(names)
 
     def model(request: ScriptedRequest) -> ScriptedReply:

@@ -176,7 +176,7 @@ async def test_observers_get_every_fact(streamed: bool) -> None:
 
 @both_ways
 async def test_an_observer_that_fails_changes_nothing(streamed: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """What an observer raises is logged with its name; the run and the other observers go on."""
+    """What an observer raises is logged with its name; the run and the other observers continue."""
     told: list[Fact] = []
 
     def broken_observer(fact: Fact) -> None:

@@ -1,4 +1,4 @@
-"""What goes wrong outside has a name, loses nothing, and can be gone on from; and the pace of requests."""
+"""What goes wrong outside has a name, loses nothing, and can be continued from; and the pace of requests."""
 
 import threading
 from itertools import pairwise
@@ -82,7 +82,7 @@ places = each_of("place", [0, 1, 2], ids=["plan", "first-step", "after-tools"])
 async def test_a_failed_request_loses_nothing(
     fault: ScriptedFault, error: type[KernelException], place: int, streamed: bool
 ) -> None:
-    """A fault is a named error, ours or Semantic Kernel's, with the history and a checkpoint to go on from.
+    """A fault is a named error, ours or Semantic Kernel's, with the history and a checkpoint to continue from.
 
     The request that the server has seen is charged.
     """

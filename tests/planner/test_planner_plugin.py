@@ -146,7 +146,7 @@ async def test_the_nested_planners_own_budget_holds_besides() -> None:
 
 @each_of("on_limit", ["raise", "stop", "return_calls"])
 async def test_a_nested_limit_without_an_answer_is_read_and_charged(on_limit: Any) -> None:
-    """Whatever a nested planner does at its limit, the model around reads it, and the trips are charged."""
+    """Under every ``on_limit`` of a nested planner, the model around reads it, and the trips are charged."""
     budget = Budget(max_iterations=2, on_limit=on_limit)
     kernel, _ = around([DELEGATE, say("done")], never_ends, expert_of(budget=budget))
     result = await invoke(planner_with("chat", plan=False, max_iterations=9), kernel, streamed=False)
@@ -165,7 +165,7 @@ async def test_the_plan_of_a_nested_run_is_charged_under_all_options() -> None:
 
 @both_ways
 async def test_a_nested_deferral_is_denied_by_name(streamed: bool) -> None:
-    """Nobody waits inside a nested run: a risky call is refused, the model told which, and neither run pauses."""
+    """A nested run does not wait: a risky call is refused, the model reads which, and neither run pauses."""
     paid: list[int] = []
 
     class Bank:

@@ -41,7 +41,7 @@ class Library:
 
 @both_ways
 async def test_a_long_result_is_not_sent(streamed: bool) -> None:
-    """That request is not made; the error has count, limit, history and a checkpoint to go on from."""
+    """That request is not made; the error has count, limit, history and a checkpoint to continue from."""
     async with openai_kernel([call("library-read"), say("It is about words.")], library=Library()) as (kernel, server):
         with pytest.raises(PromptTooLargeError, match="max_prompt_tokens is 500") as caught:
             await invoke(planner_with(plan=False, max_prompt_tokens=500), kernel, streamed=streamed)

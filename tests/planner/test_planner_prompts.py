@@ -314,7 +314,7 @@ hostile = each_of("text", HOSTILE.values(), ids=HOSTILE.keys())
 @both_ways
 @hostile
 async def test_a_goal_opens_no_message_of_its_own(text: str, streamed: bool) -> None:
-    """Whatever a goal says, there is one system message, the planner's, and one user message, the goal."""
+    """For every goal there is one system message, the planner's, and one user message, the goal."""
     kernel, service = scripted([PLAN, final()])
     await invoke(planner_with(), kernel, text, streamed=streamed, password="hunter2")
 

@@ -219,7 +219,7 @@ async def test_only_answers_are_taken_for_a_question(streamed: bool) -> None:
 
 @both_ways
 async def test_a_denied_question_continues_the_run(streamed: bool) -> None:
-    """Deny lets the model know, with the reason, the run goes on, and its record says that it was denied."""
+    """Deny lets the model know, with the reason, the run continues, and its record says that it was denied."""
     kernel, service = scripted([ASK, final()])
     planner = planner_with(**INSISTING)
     asked = await invoke(planner, kernel, streamed=streamed)

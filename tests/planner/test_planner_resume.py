@@ -1,4 +1,4 @@
-"""A run goes on: in another process, with a larger budget, and with what it spent before."""
+"""A run continues: in another process, with a larger budget, and with what it spent before."""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ async def limited(kernel: Any, limit: str, on_limit: Any, *, streamed: bool) -> 
 @all_limits
 @all_ends
 async def test_every_limited_run_continues_from_json(on_limit: Any, limit: str, streamed: bool) -> None:
-    """With a larger budget a fresh planner and kernel finish the run from JSON text; the ledger goes on."""
+    """With a larger budget a fresh planner and kernel finish the run from JSON text; the ledger continues."""
     async with openai_kernel(never_stops) as (kernel, first):
         ended = await limited(kernel, limit, on_limit, streamed=streamed)
     text = ended.checkpoint.to_json()
@@ -83,7 +83,7 @@ async def test_calls_that_a_limit_returned_run_after_all(limit: str, streamed: b
 
 @both_ways
 async def test_a_forced_answer_is_removed_when_the_run_continues(streamed: bool) -> None:
-    """The answer that a limit forced is taken out of the history when the run goes on."""
+    """The answer that a limit forced is taken out of the history when the run continues."""
     kernel, _ = scripted(never_stops)
     ended = await limited(kernel, "max_iterations", "answer", streamed=streamed)
     kernel, service = scripted([final()])
@@ -149,7 +149,7 @@ async def test_a_function_in_the_budget_of_a_resumed_run_must_be_offered(streame
 
 @both_ways
 async def test_an_answered_run_is_not_resumed(streamed: bool) -> None:
-    """There is nothing to go on with after an answer; the error says what to do instead."""
+    """There is nothing to continue with after an answer; the error says what to do instead."""
     kernel, _ = scripted([PLAN, final()])
     result = await invoke(planner_with(), kernel, streamed=streamed)
     with pytest.raises(PlannerInvalidConfigurationError, match=r"answered.*[Ii]nvoke"):
@@ -170,7 +170,7 @@ async def test_an_incomplete_run_can_be_resumed(streamed: bool) -> None:
 
 @both_ways
 async def test_the_calls_of_a_finished_batch_do_not_run_again(streamed: bool) -> None:
-    """What ran before the checkpoint is in the history of the run that goes on, and is not run a second time."""
+    """What ran before the checkpoint is in the history of the run that continues, and is not run a second time."""
     kernel, _ = scripted([PLAN, ADD, say("")])
     ended = await invoke(planner_with(), kernel, streamed=streamed)
     math, service = Math(), ScriptedChatCompletion([final()])

@@ -27,7 +27,7 @@ from support.stock import first_result
 
 
 class Gate:
-    """A plugin whose function waits until a test lets it go on, and remembers how it ended."""
+    """A plugin whose function waits until a test lets it continue, and remembers how it ended."""
 
     def __init__(self) -> None:
         self.entered = asyncio.Event()
@@ -91,7 +91,7 @@ async def test_another_task_may_stop_a_run(streamed: bool) -> None:
 
 @both_ways
 async def test_a_stopped_run_can_be_resumed(streamed: bool) -> None:
-    """A stop is an end as a value: resumed, the run goes on where it was, without running anything again."""
+    """A stop is an end as a value: resumed, the run continues where it was, without running anything again."""
     kernel, service, gate = gated([PLAN, call("gate-wait"), final()])
     stop = StopHandle()
     run = asyncio.create_task(invoke(planner_with(), kernel, streamed=streamed, stop=stop))
@@ -121,7 +121,7 @@ async def test_an_answer_that_has_come_is_kept(streamed: bool) -> None:
 
 @both_ways
 async def test_a_handle_stops_one_run_only(streamed: bool) -> None:
-    """A stop handle belongs to the run it was given to; the planner's other runs go on."""
+    """A stop handle belongs to the run it was given to; the planner's other runs continue."""
     stop = StopHandle()
     stop.stop()
     kernel, _ = scripted([PLAN, final()])
@@ -149,7 +149,7 @@ async def test_leaving_a_stream_cancels_what_runs() -> None:
 
 
 async def test_leaving_a_resumed_stream_cancels_what_runs() -> None:
-    """The same holds for a stream that goes on from a checkpoint."""
+    """The same holds for a stream that continues from a checkpoint."""
     kernel, _, gate = gated([PLAN, say(""), call("gate-wait")])
     ended = await planner_with().invoke(kernel, "goal")
     before = asyncio.all_tasks()

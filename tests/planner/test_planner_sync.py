@@ -309,7 +309,7 @@ if FORK:
     "forks", [False, pytest.param(True, marks=pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork"))]
 )
 def test_a_process_ends_cleanly_and_a_forked_one_has_its_own_loop(forks: bool) -> None:
-    """Nothing is printed at the interpreter's end; after a fork parent and child go on."""
+    """Nothing is printed at the interpreter's end; after a fork parent and child continue."""
     program = [sys.executable, "-c", SCRIPT.replace("FORK", str(forks))]
     ended = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
     more = ["in the child", "in the parent"] if forks else []

@@ -192,7 +192,7 @@ async def test_a_function_is_cancelled_at_the_limit(
 
 @pytest.mark.parametrize("name", ["swallow", "answers_its_cancellation"])
 async def test_a_function_that_swallows_its_own_timeout_is_left_behind(name: str) -> None:
-    """The run goes on: the model reads that it did not answer in time."""
+    """The run continues: the model reads that it did not answer in time."""
     clock = Clock()
     service = ScriptedChatCompletion([call(f"tools-{name}"), say("Done.")])
     planner = planner_with(plan=False, execution=ToolExecution(timeout=0.02))
@@ -253,7 +253,7 @@ async def test_a_function_that_swallows_cancellation_is_left_behind(who: str, st
 
 
 async def test_an_interceptor_that_swallows_its_own_timeout_denies() -> None:
-    """The run goes on without it."""
+    """The run continues without it."""
     service = ScriptedChatCompletion([ADD, say("Done.")])
     approval, math = ApprovalSettings(interceptor_timeout=0.02), Math()
     planner = planner_with(plan=False, interceptors=[swallowing], approval=approval)

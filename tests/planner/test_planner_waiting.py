@@ -150,7 +150,7 @@ async def test_the_callback_may_end_the_run(streamed: bool) -> None:
 
 @both_ways
 async def test_pre_invoke_refuses_by_name_and_trip(streamed: bool) -> None:
-    """pre_invoke gets the 1-based trip, the full name and the arguments; False refuses, and the run goes on."""
+    """pre_invoke gets the 1-based trip, the full name and the arguments; False refuses, and the run continues."""
     asked: list[tuple[int, str, dict[str, Any]]] = []
 
     def small_numbers_only(iteration: int, name: str, arguments: Any) -> bool:

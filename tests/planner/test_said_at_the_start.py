@@ -67,7 +67,7 @@ GUARDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("guard", GUARDS)
 async def test_a_planner_with_a_guard_says_nothing(guard: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever may decide a call is the application's own word on it."""
+    """Anything that may decide a call is the application's own word on it."""
     caplog.set_level("INFO", "planner_ext")
     await planner_with(**GUARDS[guard]).invoke(plain().kernel, "Look.")
     assert said(caplog, UNASKED) == []

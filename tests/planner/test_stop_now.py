@@ -172,7 +172,7 @@ async def test_a_request_under_way_is_interrupted(waits: Waits, door: Door, stre
 
 @both_ways
 async def test_what_was_interrupted_is_recorded(waits: Waits, streamed: bool) -> None:
-    """The call counts as started, and as cancelled; the run goes on from its checkpoint."""
+    """The call counts as started, and as cancelled; the run continues from its checkpoint."""
     kernel = kernel_with(waits, [call("waits-hang"), say("Done.")])
     planner = planner_with(plan=False, execution=ToolExecution(on_error="raise"))
     with stopping(waits) as stop:

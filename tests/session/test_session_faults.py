@@ -1,4 +1,4 @@
-"""Prompts that fail, are cancelled, left early or made twice at once: what stays, and that the session goes on."""
+"""Prompts that fail, are cancelled, left early or made twice at once: what stays, and that the session continues."""
 
 import asyncio
 from contextlib import aclosing
@@ -28,7 +28,7 @@ async def test_a_prompt_whose_request_fails_leaves_no_trace(talk: Talks, config)
 
 
 async def test_a_prompt_that_fails_after_calls_keeps_them(talk: Talks) -> None:
-    """What functions did is not forgotten: ``prompt()`` goes on from their results, and none runs again."""
+    """What functions did is not forgotten: ``prompt()`` continues from their results, and none runs again."""
     talking = talk([ADD, RuntimeError("connection lost"), say("3.")])
     with pytest.raises(ServiceCallError):
         await talking.ask("?")
@@ -49,7 +49,7 @@ async def test_a_failure_over_http(streamed: bool) -> None:
 
 
 async def test_a_cancelled_prompt_answers_every_call(talk: Talks) -> None:
-    """A call that was running is in doubt, its siblings' results stand, and the session goes on."""
+    """A call that was running is in doubt, its siblings' results stand, and the session continues."""
     talking = talk([calls(ADD, call("t-wait")), say("Sorry.")])
     asking = asyncio.ensure_future(talking.ask("?"))
     await talking.tools.started.wait()
@@ -104,7 +104,7 @@ async def test_an_unread_stream_does_nothing() -> None:
 
 
 async def test_a_second_prompt_meanwhile_is_refused(talk: Talks) -> None:
-    """One prompt at a time; the refused one sends and changes nothing, and the first one goes on."""
+    """One prompt at a time; the refused one sends and changes nothing, and the first one continues."""
     talking = talk([call("t-wait"), say("Waited.")])
     asking = asyncio.ensure_future(talking.ask("?"))
     await talking.tools.started.wait()

@@ -92,7 +92,7 @@ async def test_a_limit_of_none_at_all_raises_at_the_first_call(talk: Talks) -> N
 
 
 async def test_the_count_is_per_prompt(talk: Talks) -> None:
-    """What one prompt used is not missing from the next; after the limit, too, the session goes on."""
+    """What one prompt used is not missing from the next; after the limit, too, the session continues."""
     talking = talk([*[ADD, ADD, say("Done.")] * 2, *[ADD] * 3, ADD, say("At last.")], TWO)
     assert [await talking.ask("?"), await talking.ask("?")] == ["Done.", "Done."]
     with pytest.raises(LimitReachedError):
@@ -188,7 +188,7 @@ async def test_interceptors_decide_in_closed_loop_alone(talk: Talks) -> None:
 
 
 async def test_a_stop_ends_a_prompt_with_its_calls_answered(talk: Talks) -> None:
-    """What runs finishes, no request follows, the text is "", and the session goes on."""
+    """What runs finishes, no request follows, the text is "", and the session continues."""
     talking, stop = talk([call("t-wait"), say("Yes.")]), StopHandle()
     asking = asyncio.ensure_future(talking.ask("?", stop=stop))
     await talking.tools.started.wait()

@@ -40,7 +40,7 @@ BRIEF = [message(AuthorRole.SYSTEM, text="Be brief.")]
 
 @pytest.mark.parametrize("config", [OPEN, CLOSED], ids=["open", "closed"])
 async def test_both_loops_come_to_the_same_answer_and_history(talk: Talks, config) -> None:
-    """Whoever runs the functions, the model is asked the same, and the session holds the same messages."""
+    """With functions run by either side, the model is asked the same, and the session holds the same messages."""
     talking = talk(SCRIPT, config, initial_prompts=BRIEF)
     answer = await talking.ask_to_the_end("What is 1 + 2, and 3 + 4?")
     assert answer.endswith("3 and 7.")
@@ -114,7 +114,7 @@ async def test_a_reply_with_nothing_in_it_is_an_empty_string(talk: Talks, config
 
 
 async def test_a_function_known_by_its_schema_only_is_the_callers_in_closed_loop_too(talk: Talks) -> None:
-    """Its batch comes back as in open loop, and the session goes on once it is answered."""
+    """Its batch comes back as in open loop, and the session continues once it is answered."""
     schema = {"type": "function", "function": {"name": "browser-open", "parameters": {"type": "object"}}}
     settings = ScriptedPromptExecutionSettings(tools=[schema])
     talking = talk([calls(call("browser-open"), ADD), say("Opened.")], settings=settings)

@@ -75,7 +75,7 @@ async def test_a_prompt_with_an_unanswered_call_is_refused(talk: Talks, given: l
 
 @pytest.mark.parametrize("config", [OPEN, CLOSED], ids=["open", "closed"])
 async def test_a_complete_pair_is_fine_and_later_calls_are_as_ever(talk: Talks, config) -> None:
-    """A pair may be appended or given with the prompt; the model goes on from it, calls included."""
+    """A pair may be appended or given with the prompt; the model continues from it, calls included."""
     talking = talk([ADD, say("6.")], config)
     talking.session.append([USER, call_message("c1"), result_message("c1")])
     answer = await talking.ask_to_the_end([call_message("c2"), result_message("c2")])

@@ -1,4 +1,4 @@
-"""Whatever a model calls its functions, the next request is accepted, and the model reads which name it had used."""
+"""Under any name that a model gives a function, the next request is accepted, and the model reads the name it used."""
 
 import json
 from collections.abc import Awaitable, Callable
@@ -75,7 +75,7 @@ def sent_results(served: Served, request: int = -1) -> list[str]:
 async def test_a_name_that_servers_refuse_is_answered_and_written_so_that_they_accept_it(
     ask: Ask, serve: Serve, tools: Tools, history: ChatHistory, name: str
 ) -> None:
-    """The call is answered as unknown, with its name; the one beside it runs; the conversation goes on."""
+    """The call is answered as unknown, with its name; the one beside it runs; the conversation continues."""
     served = serve([calls(call(name, {"a": 1}), ADD), say("Three."), say("Still three.")])
     service = FunctionInvokingChatCompletion(served.connector)
     answer = await ask(service)

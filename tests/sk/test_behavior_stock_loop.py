@@ -51,7 +51,7 @@ class TestStockLoop:
         assert not any(texts)
 
     async def test_unlimited(self, kernel: Kernel) -> None:
-        """With None as its bound the stock loop goes on as long as the model calls, past Semantic Kernel's 5."""
+        """With None as its bound the stock loop continues as long as the model calls, past Semantic Kernel's 5."""
         service, history = model(calls=20), ChatHistory()
         settings = settings_with(BoundedFunctionChoiceBehavior.Auto(maximum_use_attempts=None))
         [answer] = await service.get_chat_message_contents(history, settings, kernel=kernel)

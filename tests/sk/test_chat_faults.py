@@ -222,7 +222,7 @@ MALFORMED = {
 async def test_malformed_arguments_are_answered(
     ask: Ask, serve: Serve, tools: Tools, history: ChatHistory, arguments: str
 ) -> None:
-    """The function does not run; the model reads what is wrong, and the run goes on."""
+    """The function does not run; the model reads what is wrong, and the run continues."""
     served = serve([call("t-add", arguments), ADD, say("Three.")])
     answer = await ask(FunctionInvokingChatCompletion(served.connector))
     assert (answer.text, tools.seen, answer.metadata["tool_calls"]) == ("Three.", [(1, 2)], 1)

@@ -175,7 +175,7 @@ async def test_a_schema_that_is_not_a_number_is_refused(text: str, schema: Any) 
     ],
 )
 def test_text_other_than_a_checkpoint_is_refused(damaged: str) -> None:
-    """Whatever else it is, it is refused by name, as our error and Semantic Kernel's."""
+    """Any other text is refused by name, as our error and Semantic Kernel's."""
     with pytest.raises(InvalidCheckpointError, match=r"Expected|damaged") as raised:
         Checkpoint.from_json(damaged)
     assert isinstance(raised.value, InvalidJournalError)
@@ -268,7 +268,7 @@ async def test_the_returned_metadata_survives_json(ask: Ask, history: ChatHistor
 
 @pytest.mark.parametrize("odd", ODD)
 def test_an_odd_value_at_any_place_is_read_or_refused_by_name(text: str, odd: str) -> None:
-    """Whatever is wrong with a checkpoint is an InvalidCheckpointError: no overflow, no recursion, no bad digits."""
+    """Every defect of a checkpoint is an InvalidCheckpointError: no overflow, no recursion, no bad digits."""
     for path in [*every_place(json.loads(text))]:
         with suppress(InvalidCheckpointError):
             Checkpoint.from_json(with_odd(text, path, ODD[odd])).to_json()

@@ -29,7 +29,7 @@ DONE = say("Done.")
 
 @dataclass
 class Ran:
-    """What came of one script: the answer, the history, and what the model was sent."""
+    """The outcome of one script: the answer, the history, and what the model was sent."""
 
     answer: Answer
     history: ChatHistory

@@ -100,7 +100,7 @@ def desk(*names: str, make: Callable[[], BaseException] = lambda: SystemExit(2),
 async def test_what_a_synchronous_function_raises_in_its_thread_is_its_error(
     make: Callable[[], BaseException], name: str
 ) -> None:
-    """Whatever it is, an interrupt included: the model reads that the call failed; that beside it has its result."""
+    """For every exception, an interrupt included: the model reads that the call failed; its sibling has its result."""
     here = desk(name, "work", make=make)
     result = await planner_with().invoke(here.kernel, "Report.")
     assert result.chat_history is not None
@@ -111,7 +111,7 @@ async def test_what_a_synchronous_function_raises_in_its_thread_is_its_error(
 @pytest.mark.parametrize("name", ["leave", "leave_async"])
 @each_of("execution", [{}, {"timeout": 60}, {"max_concurrency": 1}, {"threads": False}], ids=str)
 async def test_an_exit_is_the_error_of_its_call(door: Door, name: str, execution: dict[str, Any]) -> None:
-    """At each door, in a thread or on the loop, with a timeout or without: the run goes on to its answer."""
+    """At each door, in a thread or on the loop, with a timeout or without: the run continues to its answer."""
     outcome = await door.ask(desk(name, "work"), execution=ToolExecution(**execution))
     assert (outcome.text, results(outcome.history)) == ("Done.", [f"The function desk-{name} failed.", "worked"])
 

@@ -1,4 +1,4 @@
-"""Which histories may be sent, and mending: checked against the rules of a server as strict as OpenAI."""
+"""Which histories may be sent, and how they are repaired: checked against the rules of a server as strict as OpenAI."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -69,7 +69,7 @@ async def test_a_history_that_may_not_be_sent_is_refused(ask: Ask, serve: Serve,
 
 @pytest.mark.parametrize("name", INVALID)
 async def test_a_history_is_repaired_on_request(ask: Ask, serve: Serve, name: str) -> None:
-    """``on_invalid_history="repair"`` mends the caller's history in place, and the server takes it."""
+    """``on_invalid_history="repair"`` repairs the caller's history in place, and the server takes it."""
     served = serve([calls(call("t-add", {"a": 1, "b": 2}, id="new")), say("Three.")])
     history = ChatHistory(messages=[*INVALID[name][0], USER])
     service = FunctionInvokingChatCompletion(served.connector, on_invalid_history="repair")
@@ -146,7 +146,7 @@ def test_what_passes_is_what_openai_takes(messages: list[ChatMessageContent]) ->
 
 @given(HISTORIES)
 def test_a_repaired_history_is_valid(messages: list[ChatMessageContent]) -> None:
-    """Whatever is wrong with a history, once repaired the strict server takes it."""
+    """With any defect in a history, once repaired the strict server takes it."""
     repaired = repair_history(messages)
     assert find_problems(repaired) == []
     assert find_violation(sent(repaired)) is None
@@ -177,7 +177,7 @@ def test_repairing_leaves_the_callers_messages_alone(messages: list[ChatMessageC
 
 
 def test_a_sound_result_keeps_its_metadata_when_another_is_repaired() -> None:
-    """Mending one call leaves the message of another's result as it was, metadata and all."""
+    """Repairing one call leaves the message of another's result as it was, metadata and all."""
     sound = answering("a")
     sound.metadata["cost"] = 3
     repaired = repair_history([USER, calling("a", "b"), sound])

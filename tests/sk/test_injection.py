@@ -52,7 +52,7 @@ def model(*replies: Any) -> World:
 @pytest.mark.parametrize("given", [WRITTEN, {"city": "Oslo"}], ids=["all", "city"])
 @every_door
 async def test_an_mcp_tool_gets_what_the_model_wrote_and_the_approver_saw(door: Door, given: dict[str, str]) -> None:
-    """Whatever its parameters are called: neither an object of the application, nor one of its arguments."""
+    """For all names of its parameters: neither an object of the application, nor one of its arguments."""
     async with mcp_tool(PROPERTIES, ("city",)) as (plugin, called):
         here, seen = model(call("weather-lookup", given)), Seen()
         here.kernel.add_plugin(plugin, "weather")

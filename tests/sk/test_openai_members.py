@@ -153,7 +153,7 @@ async def test_a_client_of_another_class_is_called(endpoint: Endpoint, streamed:
     """A subclass of the client may do anything with a request."""
 
     class Client(AsyncOpenAI):
-        """Somebody's own."""
+        """An application's own client."""
 
     client = Client(base_url=f"{endpoint.origin}/v1", api_key="any", max_retries=0)
     assert await takes_own_way(OpenAIChatCompletion("m", async_client=client), streamed=streamed)

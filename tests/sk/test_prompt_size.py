@@ -101,7 +101,7 @@ def test_the_estimate_is_made_as_it_says(words: str, tokens: int) -> None:
 
 @given(st.text(), st.text())
 def test_an_estimate_never_fails_and_grows_with_its_text(first: str, second: str) -> None:
-    """Whatever a tool returns has a size; two texts have no more tokens together than by themselves, nor fewer."""
+    """Every result of a tool has a size; two texts have no more tokens together than by themselves, nor fewer."""
     one, other = estimated_tokens(first), estimated_tokens(second)
     assert max(one, other) <= estimated_tokens(f"{first} {second}") <= one + other
 

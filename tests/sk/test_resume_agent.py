@@ -1,4 +1,4 @@
-"""A paused turn of an agent: the thread shows that it waits, and goes on when it is decided or cancelled."""
+"""A paused turn of an agent: the thread shows that it waits, and continues when it is decided or cancelled."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -144,7 +144,7 @@ async def test_a_denied_turn_continues(serve: Serve, streamed: bool) -> None:
 @each_way
 @pytest.mark.parametrize("reloaded", [False, True], ids=["the-thread", "a-stored-thread"])
 async def test_a_further_turn_is_refused_until_it_is_decided(serve: Serve, streamed: bool, reloaded: bool) -> None:
-    """Refused by name with the way out, nothing is sent; decided, the turn goes on, and the new message is kept."""
+    """Refused by name with the way out, nothing is sent; decided, the turn continues, and the new message is kept."""
     served, shop = serve([PAY, DONE, say("You are welcome.")]), Shop()
     agent = agent_at(served, shop)
     paused = await ask(agent, "Pay order 7.", streamed=streamed)
@@ -230,7 +230,7 @@ async def test_two_approvals_at_once_pay_once(serve: Serve) -> None:
 
 @each_way
 async def test_an_approval_after_a_later_turn_is_refused(serve: Serve, streamed: bool) -> None:
-    """The application let the thread go on by itself: the old approval pays only if the caller lets it."""
+    """The application let the thread continue by itself: the old approval pays only if the caller lets it."""
     agent = agent_at(serve([PAY, DONE]), shop := Shop())
     paused = await ask(agent, "Pay order 7.", streamed=streamed)
     for role, text in (("user", "Forget it."), ("assistant", "Good.")):
@@ -246,7 +246,7 @@ async def test_an_approval_after_a_later_turn_is_refused(serve: Serve, streamed:
 
 @each_way
 async def test_a_turn_may_wait_again(serve: Serve, streamed: bool) -> None:
-    """The thread then ends with the new pause, whose checkpoint goes on; the old one does not."""
+    """The thread then ends with the new pause, whose checkpoint continues; the old one does not."""
     served, shop = serve([PAY, call("shop-pay", {"order": 8}), say("Both are paid.")]), Shop()
     agent = agent_at(served, shop)
     first = await ask(agent, "Pay orders 7 and 8.", streamed=streamed)

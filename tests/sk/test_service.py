@@ -94,7 +94,7 @@ class NumberedUsage:
     ids=["stock", "subclass", "own-class", "mapping"],
 )
 async def test_usage_is_summed_in_the_connectors_own_type(ask: Ask, usage: Any, expected: tuple[int, int]) -> None:
-    """Whatever class a connector reports usage in, the sum over all requests is of that class."""
+    """The sum over all requests is of the class in which the connector reports usage."""
     service = FunctionInvokingChatCompletion(ScriptedChatCompletion([ADD, say("3")], metadata={"usage": usage}))
     total = (await ask(service)).metadata["usage"]
     assert type(total) is type(usage)

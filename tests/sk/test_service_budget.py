@@ -75,7 +75,7 @@ async def test_attempts_that_were_not_needed_reach_no_limit(ask: Ask) -> None:
 
 
 async def test_an_unbounded_behaviour_is_bounded_by_the_model_alone(ask: Ask) -> None:
-    """``Auto(maximum_use_attempts=None)`` goes on for as long as the model calls: more than the stock 5."""
+    """``Auto(maximum_use_attempts=None)`` continues for as long as the model calls: more than the stock 5."""
     service = FunctionInvokingChatCompletion(ScriptedChatCompletion([*[ADD] * 9, say("Three.")]))
     answer = await ask(service, BOUNDED.Auto(maximum_use_attempts=None))
     assert (answer.text, answer.metadata["iterations"], answer.metadata["status"]) == ("Three.", 10, "answered")

@@ -157,7 +157,7 @@ async def test_a_run_that_is_stopped_keeps_its_results(
 async def test_a_cancelled_run_answers_its_calls(
     tools: Tools, kernel: Kernel, resend: Resend, history: ChatHistory, streamed: bool, beside: tuple[Any, ...]
 ) -> None:
-    """Cancelled while a function runs: it is cancelled, its call is answered, the cancellation goes on."""
+    """Cancelled while a function runs: it is cancelled, its call is answered, the cancellation continues."""
     inner = ScriptedChatCompletion([calls(call("t-hang"), *beside), say("Never sent.")])
     settings = PromptExecutionSettings(function_choice_behavior=AUTO())
     service = FunctionInvokingChatCompletion(inner)

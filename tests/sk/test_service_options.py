@@ -80,7 +80,7 @@ async def test_observers_see_the_same_facts_plain_and_streamed(ask: Ask) -> None
 
 
 async def test_an_observer_that_fails_changes_nothing(ask: Ask, caplog: pytest.LogCaptureFixture) -> None:
-    """What an observer raises is logged with its name; the run and the other observers go on."""
+    """What an observer raises is logged with its name; the run and the other observers continue."""
     seen: list[str] = []
 
     def broken_observer(fact: Fact) -> None:

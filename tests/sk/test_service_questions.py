@@ -174,7 +174,7 @@ async def test_an_agents_thread_holds_question_and_answer(asks: ScriptedReply) -
 
 
 async def test_an_agent_that_asks_is_answered_with_the_next_message() -> None:
-    """Nobody answered: the question is the agent's reply, and the person's next message follows it in the thread."""
+    """Unanswered, the question is the agent's reply, and the person's next message follows it in the thread."""
     kernel, service = kernel_of(ASK, say("Oslo."), clarifier=nobody)
     agent = ChatCompletionAgent(service=service, kernel=kernel, name="guide")
     asked = await agent.get_response("The capital?")

@@ -126,7 +126,7 @@ async def test_a_paused_run_continues_when_it_is_decided(
     added: bool | None,
     decision: Any,
 ) -> None:
-    """Paused, nothing has run and the history can be sent; decided, it goes on, and the pause leaves no trace."""
+    """Paused, nothing has run and the history can be sent; decided, it continues, and the pause leaves no trace."""
     service, served = deferring(calls(ADD, call("t-echo", {"text": "x"}), text="May I?"), say("Done."))
     paused = await ask(service, settings=SETTINGS)
     assert (paused.metadata["status"], tools.seen, len(history.messages)) == ("paused", [], 1)

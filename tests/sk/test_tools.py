@@ -59,7 +59,7 @@ def _parameters(function: KernelFunction) -> None:
 
 @each_of("change", [_schema, _default, _hidden, _type, _name, _effect, _method, _parameters])
 def test_a_declaration_that_is_changed_in_place_is_described_again(change: Callable[[KernelFunction], None]) -> None:
-    """Whatever a description is made of may be changed on the function itself, at any depth."""
+    """Each part of a description may be changed on the function itself, at any depth."""
 
     def f(p: list[int] = 1) -> int:  # pyright: ignore[reportArgumentType]  # a default of another type
         return len(p)

@@ -109,7 +109,7 @@ def world(script: Script = BOTH_CALLS, shop: Any = None, *, chunk_size: int = 8,
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of a run, as its door shows it.
+    """The outcome of a run, as its door shows it.
 
     Attributes:
         text: The answer; of a service's stream, everything the assistant said after the last results.

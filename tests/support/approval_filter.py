@@ -46,7 +46,7 @@ class Entry:
         return f"{self.kind}-{'streamed' if self.streamed else 'plain'}"
 
     async def ask(self, to: World, arguments: KernelArguments | None = None) -> None:
-        """Ask; what came of it is in the requests that were made, and in what ran."""
+        """Ask; its outcome is in the requests that were made, and in what ran."""
         if self.kind == "prompt":
             await self._prompt(to, arguments)
         elif self.kind == "agent":

@@ -1,6 +1,6 @@
 """A small world for property tests: a scripted model, functions, deciders and people, all drawn by Hypothesis.
 
-Everything in it is a function of the trip and of the call's place, so a run that is interrupted and goes on in a new
+Everything in it is a function of the trip and of the call's place, so a run that is interrupted and continues in a new
 engine meets the same world.
 """
 

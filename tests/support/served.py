@@ -121,7 +121,7 @@ def resend(serve: Callable[..., Served]) -> Callable[[ChatHistory], Awaitable[No
 
 @dataclass
 class Answer:
-    """What came of one question; ``message`` is what a caller would add to the history.
+    """The outcome of one question; ``message`` is what a caller would add to the history.
 
     Of a stream, that is the sum of the chunks after the last tool message, or that message if a filter ended the run.
     """

@@ -65,7 +65,7 @@ async def approved(kernel: Kernel, result: Any, with_planner: FunctionCallingSte
 
 
 async def test_a_cassette_is_forked_with_another_model_instruction_and_budget(tmp_path: Path) -> None:
-    """The fork of a cassette goes on after iteration 0: what was spent counts, and its function is not called."""
+    """The fork of a cassette continues after iteration 0: what was spent counts, and its function is not called."""
     path = tmp_path / "c.json"
     with record(path) as tape:
         kernel = tape.kernel(world()[0])
@@ -134,7 +134,7 @@ async def test_a_fork_is_resumed_by_a_service() -> None:
 
 
 async def test_a_fork_that_cannot_be_is_refused() -> None:
-    """After the last iteration there is nothing to go on from: the error names the others."""
+    """After the last iteration there is nothing to continue from: the error names the others."""
     kernel, _ = world()
     paused = await planner().invoke(kernel, "Settle A-7.")
     with pytest.raises(InvalidForkError, match="after iteration 2; possible iterations: -1, 0, 1"):

@@ -424,7 +424,7 @@ class Ärger(Exception):
 
 
 async def test_any_exception_of_a_service_is_recorded(tmp_path: Path) -> None:
-    """Whatever its class is called, the run gets the service's own exception, and a replay one of that text."""
+    """For every class of it, the run gets the service's own exception, and a replay one of that text."""
     path = tmp_path / "c.json"
     for tape, service in ((record(path), ScriptedChatCompletion([Ärger("nicht da")])), (replay(path), None)):
         with tape as made, pytest.raises(ServiceCallError) as raised:
@@ -617,7 +617,7 @@ async def test_a_connector_without_a_network_is_recorded_too(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("odd", ODD)
 def test_an_odd_value_at_any_place_of_a_cassette_is_read_or_refused_by_name(cassette: Path, odd: str) -> None:
-    """Whatever is wrong with a file is a CassetteError: no overflow, no recursion, no bad digits."""
+    """Every defect of a file is a CassetteError: no overflow, no recursion, no bad digits."""
     text = cassette.read_text("utf-8")
     for path in [*every_place(json.loads(text))]:
         cassette.write_text(with_odd(text, path, ODD[odd]), "utf-8")

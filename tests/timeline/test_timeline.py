@@ -55,7 +55,7 @@ def drawn(*facts: Fact) -> Timeline:
 @tried(60)
 @given(plans)
 def test_every_journal_has_a_timeline_up_to_each_of_its_facts(plan: Plan) -> None:
-    """Whatever happens, each head of a journal can be drawn, and what is drawn agrees with the fold."""
+    """Each head of a journal can be drawn, and what is drawn agrees with the fold."""
     world = World(plan)
     facts = asyncio.run(world.finish(world.start()))
     for place in range(1, len(facts) + 1):

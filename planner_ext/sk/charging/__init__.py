@@ -1,7 +1,7 @@
 """What a function of a run gets of that run: a kernel whose requests and calls are charged, and its approval filters.
 
 Promises
-    - Whatever a function does with the kernel that it gets is charged to the run, and asked about, before it happens.
+    - Each use of a kernel that a function gets is charged to the run, and asked about, before it happens.
     - The application's own kernel, plugins and agents are not changed: a function gets a view of them.
 
 Takes the call of a run, found through a context variable. Returns views of kernels, services and agents.

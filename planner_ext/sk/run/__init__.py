@@ -13,7 +13,7 @@ Never loops: the only loop is `planner_ext.engine.engine`.
     context     kernel, connector, options and functions of one run, put together
     tools       a call is resolved, checked and run, for the engine
     behavior    `BoundedFunctionChoiceBehavior`
-    resume      a journal goes on: its checks, and what was decided of its calls, as facts
+    resume      a journal continues: its checks, and what was decided of its calls, as facts
     iteration   the callback after each batch
     prompts     what the planner writes to the model
     outcome     how a run ended, as a message with metadata or an error

@@ -33,7 +33,7 @@ def waits(message: ChatMessageContent) -> bool:
     """Whether it is what an agent added to its thread for a turn that waits for a decision.
 
     An agent puts its name on what it adds, and keeps only the text of a stream. A message without a name is that of a
-    caller who keeps the history, and who may go on without the call.
+    caller who keeps the history, and who may continue without the call.
     """
     if message.role != AuthorRole.ASSISTANT or message.name is None:
         return False

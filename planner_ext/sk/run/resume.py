@@ -331,14 +331,14 @@ _LEFT_BEHIND: "OrderedDict[str, None]" = OrderedDict()
 
 
 def leave_behind(run_id: str) -> None:
-    """Remember that the conversation of a run went on, for `refuse_late`; in this process, the newest 10,000."""
+    """Remember that the conversation of a run continued, for `refuse_late`; in this process, the newest 10,000."""
     _LEFT_BEHIND[run_id] = None
     while len(_LEFT_BEHIND) > _REMEMBERED_CONVERSATIONS:
         _LEFT_BEHIND.popitem(last=False)
 
 
 def refuse_late(state: State, later: str | None) -> None:
-    """Refuse to resume calls or questions of a conversation that went on, with a ``later`` message or another prompt.
+    """Refuse to resume calls or questions of a conversation that continued, with a ``later`` message or another prompt.
 
     Raises:
         DecisionRefusedError: If something of the run is open, and a later turn followed.
