@@ -4,7 +4,6 @@ import json
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
-from dataclasses import replace
 from types import TracebackType
 from typing import Self, cast
 
@@ -23,7 +22,7 @@ from planner_ext.cli.text import (
 )
 from planner_ext.core import facts
 from planner_ext.core.errors import counted, seconds
-from planner_ext.core.limits import remaining_limits
+from planner_ext.core.limits import Left
 from planner_ext.core.results import READ_RESULT
 from planner_ext.core.state import ASK_USER
 from planner_ext.core.text import exact, exact_json, one_line, printable, visible
@@ -242,8 +241,8 @@ class Progress:
             until: A deadline besides that of the run, or None.
         """
         state = self._reader.state
-        limits = replace(state.rules.limits, tell_budget=True)
-        left = {item.name: item.left for item in remaining_limits(limits, state.usage, at)}
+        amounts = Left.of(state.rules.limits, state.usage, at).amounts
+        left = {name: max(amount, 0) for name, amount in amounts.items()}
         times = [left.pop("deadline")] if "deadline" in left else []
         if "max_active_seconds" in left:
             times.append(left.pop("max_active_seconds") - elapsed)

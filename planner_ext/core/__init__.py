@@ -23,9 +23,9 @@ Where is what
       a person's decision ``sk/run/resume.py``, `decision_facts`, makes it a fact. In a store it waits in the row,
                           where ``durable/approvals.py`` puts it, until ``durable/worker.py`` takes it.
     a limit is declared   ``core/limits.py``, `Budget`
-      ... checked         round trips, calls, errors, denials: ``core/machine.py``; tokens, cost, time: `spent_limit` in
-                          ``core/limits.py``; what functions and nested runs take: ``core/accounts.py``
-      ... shared          ``planner_ext/budgets.py``, `SharedBudget`; reserved by ``engine/shared.py`` before
+      ... checked         `next_action` in ``core/machine.py``, given what is left: `Left` in ``core/limits.py``; what
+                          functions and nested runs take: ``core/accounts.py``
+      ... shared          ``budgets/budget.py``, `SharedBudget`; reserved by ``engine/shared.py`` before
       ... cuts a result   ``core/results.py``; `Recorder.record` in ``engine/journal.py`` notes where
       ... in flight       a limit of time interrupts: ``engine/journal.py``, `Recorder.in_time`
       ... raised          ``sk/run/outcome.py``, `raise_at_limit`

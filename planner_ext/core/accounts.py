@@ -297,7 +297,13 @@ class Account:
         with self.lock:
             self._under_way = 0
             self._charged = self.state.usage.iterations
-            action = next_action(self._shown(state, within))
+            if within.closed and state.stopping is None:
+                state = updated(state, stopping="The call in which this run was begun has ended.")
+            around = within.left()
+            # The trip that the run holds of them is its own; a trip too many around is not its last reply's.
+            held = {"max_iterations": self.held}
+            amounts = {name: max(amount + held.get(name, 0), 0) for name, amount in around.amounts.items()}
+            action = next_action(state, replace(around, amounts=amounts))
             match action:
                 case AskPlan() | AskModel():
                     self._under_way = 1
@@ -346,7 +352,7 @@ class Account:
             taken, held = self._open(state)
             kept = Usage(iterations=held + limits.iterations_kept)
             left = Left.of(limits, state.usage + taken + kept, state.at)
-            return left if self.within is None else left.least(self.within.left())
+            return left if self.within is None else left.within(self.within.left())
 
     def earlier(self) -> Set[str]:
         """Name the functions started in earlier batches of the run, and before it in the runs around."""
@@ -386,12 +392,3 @@ class Account:
             assert decided is not None, "a call that is about to start was decided"
             taken += Usage(tool_calls=1, calls_by_function={decided.function: 1})
         return taken, held
-
-    def _shown(self, state: State, within: Tab) -> State:
-        """Show the run to the machine with what is left around it, and the trip that it holds of that."""
-        if within.closed:
-            return updated(state, stopping=state.stopping or "The call in which this run was begun has ended.")
-        left = within.left()
-        held = {"max_iterations": self.held}
-        amounts = {name: max(amount + held.get(name, 0), 0) for name, amount in left.amounts.items()}
-        return updated(state, around=replace(left, amounts=amounts))

@@ -6,11 +6,11 @@ interrupt what is in flight, and no request follows them.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from functools import partial
-from typing import Any, Literal, TypeGuard, cast
+from typing import Any, Final, Literal, TypeGuard, cast
 
 from planner_ext.core.errors import InvalidLimitError, shown, suggests_names
 from planner_ext.core.values import Usage
@@ -194,23 +194,85 @@ def _problem(name: str, value: object) -> str:
     return ""
 
 
-def spent_limit(limits: Budget, usage: Usage, at: float, *, of_time: bool = False) -> str | None:
-    """Name the first limit on tokens, cost or time that is used up, or None.
+TIMES: Final = frozenset({"max_active_seconds", "deadline"})
+"""The limits of time: unlike the others they leave no request for an answer."""
 
-    Args:
-        limits: What may be used.
-        usage: What was used.
-        at: The time of the newest fact, in seconds since the epoch.
-        of_time: Look at active time and deadline only: unlike the other limits they leave no request for an answer.
+AMOUNTS: Final = frozenset({"max_total_tokens", "max_cost"})
+"""The limits on tokens and cost."""
+
+OF_A_START: Final = AMOUNTS | TIMES
+"""The limits on a start of a function, besides those that count starts."""
+
+_OF_A_REQUEST: Final = OF_A_START | {"max_iterations"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """What may still be spent at one moment: of the limits of a run, or of a run and those around it.
+
+    A limit that is not set is not in it. A value is below 0 if more was spent than the limit allows.
+
+    Attributes:
+        amounts: Round trips, calls, tokens, US dollars and seconds, by the limit's name in `Budget`.
+        starts: Starts of functions, by fully qualified name.
+        around: The names of the amounts that are those of a run around: it has no more left, or nothing.
     """
-    spent: tuple[tuple[str, float | None, float], ...] = (
-        ("max_total_tokens", limits.max_total_tokens, usage.total_tokens),
-        ("max_cost", limits.max_cost, usage.cost or 0.0),
-        ("max_active_seconds", limits.max_active_seconds, usage.active_seconds),
-        ("deadline", limits.deadline.timestamp() if limits.deadline else None, at),
-    )
-    looked_at = spent[2:] if of_time else spent
-    return next((name for name, limit, used in looked_at if limit is not None and used >= limit), None)
+
+    amounts: Mapping[str, float] = field(default_factory=dict[str, float])
+    starts: Mapping[str, float] = field(default_factory=dict[str, float])
+    around: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, limits: Budget, usage: Usage, at: float) -> "Left":
+        """@private Subtract what was used from what a run may use, given the time in seconds since the epoch."""
+        amounts: dict[str, float] = {}
+        if limits.max_iterations is not None:
+            amounts["max_iterations"] = limits.max_iterations - usage.iterations
+        if limits.max_tool_calls is not None:
+            amounts["max_tool_calls"] = limits.max_tool_calls - usage.tool_calls
+        if limits.max_total_tokens is not None:
+            amounts["max_total_tokens"] = limits.max_total_tokens - usage.total_tokens
+        if limits.max_cost is not None:
+            amounts["max_cost"] = limits.max_cost - (usage.cost or 0.0)
+        if limits.max_active_seconds is not None:
+            amounts["max_active_seconds"] = limits.max_active_seconds - usage.active_seconds
+        if limits.deadline is not None:
+            amounts["deadline"] = limits.deadline.timestamp() - at
+        started = usage.calls_by_function
+        starts = {name: limit - started.get(name, 0) for name, limit in limits.max_calls_per_function.items()}
+        return cls(amounts=amounts, starts=starts)
+
+    def within(self, around: "Left") -> "Left":
+        """@private Take the smaller value of each limit of a run and of the run around it."""
+        own = self.amounts
+        tighter = (name for name, left in around.amounts.items() if left <= max(own.get(name, math.inf), 0))
+        return Left(
+            amounts=_smaller(own, around.amounts),
+            starts=_smaller(self.starts, around.starts),
+            around=frozenset(tighter),
+        )
+
+    @property
+    def iterations(self) -> float:
+        """@private Round trips; infinity if they are not limited."""
+        return self.amounts.get("max_iterations", math.inf)
+
+    def used_up(self, limits: Set[str] = _OF_A_REQUEST) -> str | None:
+        """@private Name the first of these limits that leaves nothing; by default of those on a request."""
+        return next((name for name, left in self.amounts.items() if left <= 0 and name in limits), None)
+
+    def forbids_start(self, function: str) -> str | None:
+        """@private Name the limit that forbids one more start of a function; a start needs no round trip."""
+        if self.amounts.get("max_tool_calls", 1) <= 0:
+            return "max_tool_calls"
+        if self.starts.get(function, 1) <= 0:
+            return "max_calls_per_function"
+        return self.used_up(OF_A_START)
+
+
+def _smaller(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    both = one.keys() & other.keys()
+    return {**one, **other, **{name: min(one[name], other[name]) for name in both}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,70 +290,16 @@ class RemainingLimit:
     limit: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Left:
-    """What may still be spent at one moment: of the limits of a run, or of a run and those around it.
-
-    A limit that is not set is not in it. A value is below 0 if more was spent than the limit allows.
-
-    Attributes:
-        amounts: Round trips, calls, tokens, US dollars and seconds, by the limit's name in `Budget`.
-        starts: Starts of functions, by fully qualified name.
-    """
-
-    amounts: Mapping[str, float] = field(default_factory=dict[str, float])
-    starts: Mapping[str, float] = field(default_factory=dict[str, float])
-
-    @classmethod
-    def of(cls, limits: Budget, usage: Usage, at: float) -> "Left":
-        """@private Subtract what was used from what a run may use, given the time in seconds since the epoch."""
-        used = usage.by_part
-        amounts = dict[str, float]()
-        for part, name in LIMIT_OF_PART.items():
-            limit = getattr(limits, name)
-            if limit is not None:
-                amounts[name] = limit - used[part]
-        if limits.deadline is not None:
-            amounts["deadline"] = limits.deadline.timestamp() - at
-        counted = usage.calls_by_function
-        starts = {name: limit - counted.get(name, 0) for name, limit in limits.max_calls_per_function.items()}
-        return cls(amounts=amounts, starts=starts)
-
-    def least(self, other: "Left") -> "Left":
-        """@private Take the smaller value of each limit."""
-        return Left(amounts=_smaller(self.amounts, other.amounts), starts=_smaller(self.starts, other.starts))
-
-    def used_up(self) -> str | None:
-        """@private Name the limit that leaves nothing for a request; a request needs no functions."""
-        return next((name for name, left in self.amounts.items() if left <= 0 and name != "max_tool_calls"), None)
-
-    def forbids_start(self, function: str) -> str | None:
-        """@private Name the limit that forbids one more start of a function; a start needs no round trip."""
-        if self.amounts.get("max_tool_calls", 1) <= 0:
-            return "max_tool_calls"
-        if self.starts.get(function, 1) <= 0:
-            return "max_calls_per_function"
-        return next((name for name, left in self.amounts.items() if left <= 0 and name != "max_iterations"), None)
-
-
-def _smaller(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
-    both = one.keys() & other.keys()
-    return {**one, **other, **{name: min(one[name], other[name]) for name in both}}
-
-
-def remaining_limits(limits: Budget, usage: Usage, at: float, around: Left | None = None) -> tuple[RemainingLimit, ...]:
+def remaining_limits(limits: Budget, usage: Usage, left: Left) -> tuple[RemainingLimit, ...]:
     """List what is left of round trips, calls, tokens, cost and time, as far as ``tell_budget`` shows it to the model.
 
     Args:
-        limits: What may be used.
-        usage: What was used.
-        at: The time of the newest fact, in seconds since the epoch.
-        around: What is left of the runs around.
+        limits: What the run may use.
+        usage: What it has used.
+        left: What is left of that, and of the runs around.
     """
     if limits.tell_budget is False:
         return ()
-    own = Left.of(limits, usage, at)
-    left = own if around is None else own.least(around)
     parts = usage.by_part
     used = {name: parts[part] for part, name in LIMIT_OF_PART.items()}
     used["deadline"] = usage.active_seconds

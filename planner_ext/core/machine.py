@@ -4,14 +4,14 @@ The engine performs the action and records what happened as facts.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal, TypeAlias
 
 from planner_ext.core.facts import CallDecided, IterationCompleted, ModelReplied
 from planner_ext.core.fold import CUT_SHORT, apply, cut_short_text
-from planner_ext.core.limits import Left, RemainingLimit, remaining_limits, spent_limit
+from planner_ext.core.limits import AMOUNTS, OF_A_START, TIMES, Left, RemainingLimit, remaining_limits
 from planner_ext.core.state import Batch, Call, Phase, State, asks
 from planner_ext.core.values import Status
 
@@ -158,13 +158,25 @@ Action: TypeAlias = (
 )
 
 
-def next_action(state: State) -> Action | None:
-    """Decide what to do next; None while the run is paused, has ended or has not begun."""
+def next_action(state: State, around: Left | None = None) -> Action | None:
+    """Decide what to do next; None while the run is paused, has ended or has not begun.
+
+    Args:
+        state: The run.
+        around: What is left of the runs around one that is made in a function; no amount is below 0.
+    """
     if state.phase is Phase.COMPLETING:
         return CompleteIteration(iteration=state.iteration - 1, called=state.called)
+    if state.phase is Phase.REVIEWING:
+        return _review(state)
     decide = _DECIDE.get(state.phase)
-    action = None if decide is None else decide(state)
-    return _checked_form(state, action) if state.rules.structured and isinstance(action, Finish) else action
+    if decide is None:
+        return None
+    left = Left.of(state.rules.limits, state.usage, state.at)
+    if around is not None:
+        left = left.within(around)
+    action = decide(state, left)
+    return _checked_form(state, left, action) if state.rules.structured and isinstance(action, Finish) else action
 
 
 def may_have_asked(state: State) -> bool:
@@ -184,24 +196,10 @@ def may_have_asked(state: State) -> bool:
     return isinstance(next_action(state), AskModel | AskPlan)
 
 
-def iterations_left(state: State) -> float:
-    """Count the round trips that may still be made, here and around; infinity if they are not limited.
-
-    The count is negative if more was charged than the limit allows: a connector reported several round trips for the
-    last request, or a smaller budget replaced the limits.
-    """
-    allowed = state.rules.limits.max_iterations
-    left = math.inf if allowed is None else allowed - state.usage.iterations
-    return left if state.around is None else min(left, state.around.amounts.get("max_iterations", math.inf))
-
-
-def _spent(state: State, *, of_time: bool = False) -> str | None:
+def _spent(state: State, left: Left) -> str | None:
     """Name the limit that is used up, the run's, that of a run around, or of a shared budget; None without one."""
-    limit = spent_limit(state.rules.limits, state.usage, state.at, of_time=of_time)
-    limit = limit or _spent_around(state, _TIMES if of_time else (*_AMOUNTS, *_TIMES))
-    if limit is not None or of_time:
-        return limit
-    return _spent_in_row(state) or (None if state.refused is None else state.refused.limit)
+    limit = left.used_up(OF_A_START) or _spent_in_row(state)
+    return state.refused.limit if limit is None and state.refused is not None else limit
 
 
 def _spent_in_row(state: State) -> str | None:
@@ -214,57 +212,45 @@ def _spent_in_row(state: State) -> str | None:
     return None
 
 
-_AMOUNTS = ("max_total_tokens", "max_cost")
-_TIMES = ("max_active_seconds", "deadline")
-
-
-def _spent_around(state: State, limits: Sequence[str]) -> str | None:
-    """Name the first of these limits of which the runs around have nothing left, or None."""
-    if state.around is None:
-        return None
-    left = state.around.amounts
-    return next((limit for limit in limits if left.get(limit, 1) <= 0), None)
-
-
-def _no_request(state: State) -> str | None:
+def _no_request(state: State, left: Left) -> str | None:
     """Name the limit that forbids any further request, or None."""
-    return "max_iterations" if iterations_left(state) <= 0 else _spent(state)
+    return "max_iterations" if left.iterations <= 0 else _spent(state, left)
 
 
-def _plan(state: State) -> Action:
+def _plan(state: State, left: Left) -> Action:
     """Ask for the plan, unless a limit forbids it or it would leave no round trip for the goal itself."""
-    forbidden = state.stopping is not None or _spent(state) is not None
-    return _ask(state) if forbidden or iterations_left(state) < _ITERATIONS_OF_A_PLANNED_RUN else AskPlan()
+    forbidden = state.stopping is not None or _spent(state, left) is not None
+    return _ask(state, left) if forbidden or left.iterations < _ITERATIONS_OF_A_PLANNED_RUN else AskPlan()
 
 
-def _ask(state: State) -> Action:
+def _ask(state: State, left: Left) -> Action:
     if state.final_answer is not None:
         return Finish(status="answered", answer=state.final_answer)
     if state.structuring:
-        return _ask_in_form(state)
+        return _ask_in_form(state, left)
     if state.stopping is not None:
         return Finish(status="stopped", reason=state.stopping)
-    left = iterations_left(state)
     answers = state.rules.limits.on_limit == "answer"
-    limit = state.limit or _spent(state) or ("max_iterations" if left <= 0 else None)
+    limit = state.limit or _spent(state, left) or ("max_iterations" if left.iterations <= 0 else None)
     answers = answers and (state.refused is None or state.refused.answer)
-    answers = answers and _spent_around(state, _AMOUNTS) is None  # the forced answer is the outermost run's
-    if limit is not None and (not answers or left <= 0 or _spent(state, of_time=True)):
-        return Finish(status="limit_reached", limit=limit, reason=_limit_text(state, limit))
-    return _request(state, "max_iterations" if limit is None and left == 1 and answers else limit)
+    if left.around and left.used_up(AMOUNTS & left.around):
+        answers = False  # the forced answer is the outermost run's
+    if limit is not None and (not answers or left.iterations <= 0 or left.used_up(TIMES) is not None):
+        return Finish(status="limit_reached", limit=limit, reason=_limit_text(state, left, limit))
+    return _request(state, left, "max_iterations" if limit is None and left.iterations == 1 and answers else limit)
 
 
-def _ask_in_form(state: State) -> Action:
+def _ask_in_form(state: State, left: Left) -> Action:
     """Ask for the answer again; where no request may follow, the run ends with the answer as it is."""
     answer = "" if state.checked is None else state.checked.answer
     if state.stopping is not None:
         return Finish(status="stopped", answer=answer, reason=state.stopping)
-    if (limit := _no_request(state)) is not None:
-        return Finish(status="limit_reached", answer=answer, limit=limit, reason=_limit_text(state, limit))
-    return _request(state, state.limit)
+    if (limit := _no_request(state, left)) is not None:
+        return Finish(status="limit_reached", answer=answer, limit=limit, reason=_limit_text(state, left, limit))
+    return _request(state, left, state.limit)
 
 
-def _request(state: State, limit: str | None) -> AskModel:
+def _request(state: State, left: Left, limit: str | None) -> AskModel:
     """Decide whether functions are offered, and because of which limit they are not."""
     rules = state.rules
     withheld = limit
@@ -282,7 +268,7 @@ def _request(state: State, limit: str | None) -> AskModel:
         tool_choice=rules.tool_choice if offer else keep_schema,
         withheld=withheld,
         structured=rules.structured and (withheld is not None or not closing),
-        left=remaining_limits(rules.limits, state.usage, state.at, state.around),
+        left=remaining_limits(rules.limits, state.usage, left),
         reads=bool(state.cut),
     )
 
@@ -293,26 +279,28 @@ def _closes_step(state: State) -> bool:
     return rounds is not None and state.step_rounds >= rounds and not state.structuring
 
 
-def _judge(state: State) -> Action:
+def _judge(state: State, left: Left) -> Action:
     """Decide what a reply without calls is: the answer, the close of a step, or incomplete."""
     reply = state.reply
     assert reply is not None
     if reply.finish_reason in CUT_SHORT:
         return Finish(status="incomplete", reason=cut_short_text(reply.finish_reason, reply.text))
     # The reply is charged by now: 0 left means that it was the last one allowed, below 0 that it cost more than that.
-    limit = reply.withheld or ("max_iterations" if iterations_left(state) < 0 else None)
+    limit = reply.withheld or ("max_iterations" if left.iterations < 0 else None)
     answer = reply.text if reply.final_answer is None else reply.final_answer
     if limit is not None:
-        reason = _limit_text(state, limit) if answer else f"{_limit_text(state, limit)} {_empty_text(reply)}"
+        reason = _limit_text(state, left, limit)
+        if not answer:
+            reason = f"{reason} {_empty_text(reply)}"
         return Finish(status="limit_reached", answer=answer, limit=limit, reason=reason)
-    if reply.final_answer is None and (action := _continued(state, reply)) is not None:
+    if reply.final_answer is None and (action := _continued(state, left, reply)) is not None:
         return action
     if not answer:
         return Finish(status="incomplete", reason=_empty_text(reply))
     return Finish(status="answered", answer=answer)
 
 
-def _continued(state: State, reply: ModelReplied) -> Action | None:
+def _continued(state: State, left: Left, reply: ModelReplied) -> Action | None:
     """Decide what follows a plain reply that is not the end; None if it is."""
     purpose: Literal["step", "insist"] | None = None
     if _closes_step(state) and not reply.offered:
@@ -321,27 +309,29 @@ def _continued(state: State, reply: ModelReplied) -> Action | None:
         purpose = "insist"
     if state.stopping is not None:
         return None if purpose is None else Finish(status="stopped", reason=state.stopping)
-    if purpose != "step" and reply.text and _may_clarify(state):
+    if purpose != "step" and reply.text and _may_clarify(state, left):
         if state.rules.clarifier and not state.asked:
-            return _question(state, reply.text, reply.iteration, None)
+            return _question(left, reply.text, reply.iteration, None)
         if purpose == "insist" and asks(reply.text):
             return Pause()
     return None if purpose is None else AddMessage(purpose=purpose)
 
 
-def _may_clarify(state: State) -> bool:
+def _may_clarify(state: State, left: Left) -> bool:
     """Return whether an answer to a question could still be used: a request may follow it."""
     allowed = state.rules.max_clarifications
-    return not state.structuring and _no_request(state) is None and (allowed is None or state.clarifications < allowed)
+    if allowed is not None and state.clarifications >= allowed:
+        return False
+    return not state.structuring and _no_request(state, left) is None
 
 
-def _question(state: State, question: str, iteration: int, index: int | None) -> AskPerson:
-    left = iterations_left(state)
-    iterations = None if left == math.inf else max(int(left) - 1, 0)  # one is kept to use the answer
+def _question(left: Left, question: str, iteration: int, index: int | None) -> AskPerson:
+    # One is kept to use the answer.
+    iterations = None if left.iterations == math.inf else max(int(left.iterations) - 1, 0)
     return AskPerson(question=question, iteration=iteration, index=index, iterations=iterations)
 
 
-def _checked_form(state: State, end: Finish) -> Action:
+def _checked_form(state: State, left: Left, end: Finish) -> Action:
     """Decide what comes before an end with an answer, where the answer must have a form.
 
     An answer in its form ends the run. Another one is asked for again, without functions, as long as a request may be
@@ -355,10 +345,10 @@ def _checked_form(state: State, end: Finish) -> Action:
         return Finish(status="stopped", answer=end.answer, reason=state.stopping)
     if checked is None:
         return CheckAnswer(answer=end.answer)
-    if (spent := _no_request(state)) is not None:
+    if (spent := _no_request(state, left)) is not None:
         reason = f"The answer is not in its form, and no further request may be made. {checked.problem}"
         return Finish(status="limit_reached", answer=end.answer, limit=end.limit or spent, reason=reason)
-    if iterations_left(state) == math.inf and state.structuring >= _MOST_REQUESTS:
+    if left.iterations == math.inf and state.structuring >= _MOST_REQUESTS:
         reason = f"The answer is not in its form; it was asked for again {state.structuring} times. {checked.problem}"
         return Finish(status="incomplete", answer=end.answer, reason=reason)
     return AddMessage(purpose="structure", problem=checked.problem)
@@ -381,7 +371,7 @@ def _review(state: State) -> Action:
     return ReviewCalls(iteration=batch.iteration, indexes=undecided)
 
 
-def _continue_batch(state: State) -> Action:
+def _continue_batch(state: State, left: Left) -> Action:
     """Decide how a batch continues whose calls are all decided: it is returned, withheld, run, or waits."""
     batch = state.batch
     assert batch is not None
@@ -391,27 +381,24 @@ def _continue_batch(state: State) -> Action:
         return _withhold_open(batch, "Not executed: the final answer was given in the same message.")
     if (answer := _stopped_text(state)) is not None:
         return _withhold_open(batch, answer)
-    if iterations_left(state) <= 0:
-        return _refuse(
-            state, batch, tuple(i for i, call in enumerate(batch.calls) if call.answer is None), "max_iterations"
-        )
+    if left.iterations <= 0:
+        return _refuse(state, left, batch, tuple(_open(batch)), "max_iterations")
     ready = _ready(batch)
     if ready and (len(ready) == batch.unanswered or state.rules.on_deferred == "run_safe_first"):
-        return _start(state, batch, ready)
-    return _put_questions(state, batch) or Pause()
+        return _start(state, left, batch, ready)
+    return _put_questions(state, left, batch) or Pause()
 
 
-_DECIDE: dict[Phase, Callable[[State], Action]] = {
+_DECIDE: dict[Phase, Callable[[State, Left], Action]] = {
     Phase.PLANNING: _plan,
     Phase.ASKING: _ask,
     Phase.ANSWERING: _judge,
-    Phase.REVIEWING: _review,
     Phase.CALLING: _continue_batch,
 }
-"""The decision of each phase in which a run acts; `next_action` completes an iteration itself."""
+"""The decision of each phase whose actions limits forbid."""
 
 
-def _put_questions(state: State, batch: Batch) -> Action | None:
+def _put_questions(state: State, left: Left, batch: Batch) -> Action | None:
     """Refuse the questions over the cap, then put the others to the clarifier; None: what is left is a person's."""
     questions = {i: call for i, call in _open(batch).items() if call.decided and call.decided.kind == "question"}
     allowed = state.rules.max_clarifications
@@ -419,14 +406,14 @@ def _put_questions(state: State, batch: Batch) -> Action | None:
     if over:
         return WithholdCalls(iteration=batch.iteration, indexes=over, answer=NO_MORE_QUESTIONS, limit=None)
     unasked = next((i for i, call in questions.items() if not call.asked), None)
-    if unasked is None and not (questions and _spent(state, of_time=True)):
+    if unasked is None and not (questions and left.used_up(TIMES)):
         return None
-    if (limit := _spent(state)) is not None:
-        return _refuse(state, batch, tuple(questions), limit)
+    if (limit := _spent(state, left)) is not None:
+        return _refuse(state, left, batch, tuple(questions), limit)
     decided = None if unasked is None else questions[unasked].decided
     if not state.rules.clarifier or decided is None:
         return None
-    return _question(state, decided.prompt, batch.iteration, unasked)
+    return _question(left, decided.prompt, batch.iteration, unasked)
 
 
 def _returned(state: State, batch: Batch) -> str | None:
@@ -439,12 +426,12 @@ def _returned(state: State, batch: Batch) -> str | None:
     return None
 
 
-def _start(state: State, batch: Batch, ready: Mapping[int, CallDecided]) -> Action:
+def _start(state: State, left: Left, batch: Batch, ready: Mapping[int, CallDecided]) -> Action:
     """Run the calls that are ready, or first refuse those among them that a limit forbids."""
-    limit = _spent(state)
-    over, limit = (tuple(ready), limit) if limit is not None else _over_limit(state, ready)
+    limit = _spent(state, left)
+    over, limit = (tuple(ready), limit) if limit is not None else _over_limit(state, left, ready)
     if over:
-        return _refuse(state, batch, over, limit)
+        return _refuse(state, left, batch, over, limit)
     return RunCalls(iteration=batch.iteration, indexes=tuple(ready))
 
 
@@ -461,17 +448,16 @@ def limit_of_restart(state: State, index: int, at: float) -> str | None:
     assert state.batch is not None
     running = state.batch.calls[index].decided
     assert running is not None
-    limits = state.rules.limits
-    if (limit := spent_limit(limits, state.usage, at) or _spent_in_row(state)) is not None:
+    left = Left.of(state.rules.limits, state.usage, at)
+    if (limit := left.used_up(OF_A_START) or _spent_in_row(state)) is not None:
         return limit
-    over, limit = _over_limit(state, {**_ready(state.batch), index: running})
+    over, limit = _over_limit(state, left, {**_ready(state.batch), index: running})
     return limit if index in over else None
 
 
-def _over_limit(state: State, ready: Mapping[int, CallDecided]) -> tuple[tuple[int, ...], str]:
+def _over_limit(state: State, left: Left, ready: Mapping[int, CallDecided]) -> tuple[tuple[int, ...], str]:
     """Find the calls that may not start, if any, and the limit that forbids them."""
     limits = state.rules.limits
-    left = _left(state)
     room = left.amounts.get("max_tool_calls", math.inf)
     if len(ready) > room:
         fitting = max(int(room), 0) if limits.batch_over_limit == "fill_remaining" else 0
@@ -488,12 +474,6 @@ def _over_limit(state: State, ready: Mapping[int, CallDecided]) -> tuple[tuple[i
     return _beyond(digests, repeats), "max_repeated_calls"
 
 
-def _left(state: State) -> Left:
-    """Compute what is left of the run's own limits and of those around it."""
-    own = Left.of(state.rules.limits, state.usage, state.at)
-    return own if state.around is None else own.least(state.around)
-
-
 def _beyond(calls: Mapping[int, str], left: Mapping[str, float]) -> tuple[int, ...]:
     """List the calls that would make a key's count exceed what is left for it."""
     rest = dict(left)
@@ -506,9 +486,9 @@ def _beyond(calls: Mapping[int, str], left: Mapping[str, float]) -> tuple[int, .
     return tuple(over)
 
 
-def _refuse(state: State, batch: Batch, indexes: tuple[int, ...], limit: str) -> Action:
+def _refuse(state: State, left: Left, batch: Batch, indexes: tuple[int, ...], limit: str) -> Action:
     """Answer calls that a limit forbids, or return the whole batch where the caller wants that."""
-    text = _limit_text(state, limit)
+    text = _limit_text(state, left, limit)
     if state.rules.limits.on_limit == "return_calls":
         return Finish(status="limit_reached", limit=limit, reason=text, returned=True)
     if len(indexes) == batch.unanswered:
@@ -556,14 +536,13 @@ def _empty_text(reply: ModelReplied) -> str:
     return f"The model called {called}, and no functions were offered; there is no text beside the call."
 
 
-def _limit_text(state: State, limit: str) -> str:
+def _limit_text(state: State, left: Left, limit: str) -> str:
     """Say which limit was reached, and its value, in words that a model and a person can read."""
     if limit == state.rules.attempts_limit:
         return f"The limit {limit}={state.rules.use_attempts} was reached."
     if state.refused is not None and limit == state.refused.limit:
         return state.refused.reason
-    own = Left.of(state.rules.limits, state.usage, state.at).amounts.get(limit, math.inf)
-    if state.around is not None and state.around.amounts.get(limit, math.inf) < own:
+    if limit in left.around:
         return f"The limit {limit} of the run around was reached."
     value = getattr(state.rules.limits, limit, None)  # without one, it is that of a shared budget
     if value is None or isinstance(value, Mapping):  # the keys may name functions that the model has not seen

@@ -14,7 +14,6 @@ from enum import StrEnum
 from typing import Literal
 
 from planner_ext.core.facts import AnswerChecked, CallDecided, Ended, ModelReplied, Rules, SharedBudgetsChecked
-from planner_ext.core.limits import Left
 from planner_ext.core.values import Message, RequestedCall, Tally, TranscriptItem, Usage
 
 
@@ -123,8 +122,6 @@ class State:
         intent: Which fact shows that the next request may have been sent: ``implied``: the last fact, if a request
             follows it; ``recorded``: a `ModelAsked`; ``failed``: none yet, since the last request failed, so a
             `ModelAsked` is recorded before the next one is sent.
-        around: What is left of the runs around one that is made in a function. No fact sets it: `Account.decide` shows
-            it to the machine.
         at: The time of the newest fact.
         ended: The fact that ended the run, or None.
     """
@@ -161,7 +158,6 @@ class State:
     earlier: Mapping[str, int] = field(default_factory=dict[str, int])
     inside: frozenset[str] = frozenset()
     intent: Literal["implied", "recorded", "failed"] = "implied"
-    around: Left | None = None
     at: float = 0.0
     ended: Ended | None = None
 

@@ -27,7 +27,7 @@ from planner_ext.core.facts import (
     Resumed,
 )
 from planner_ext.core.fold import fold
-from planner_ext.core.limits import Budget, remaining_limits, spent_limit
+from planner_ext.core.limits import OF_A_START, Budget, Left, remaining_limits
 from planner_ext.core.machine import AskModel, next_action
 from planner_ext.core.state import State
 from support.property_world import Plan, World, honest, plans, through_json, tried
@@ -48,7 +48,7 @@ def spent(state: State) -> str | None:
         "max_repeated_denials": (limits.max_repeated_denials, state.denials_in_row),
     }
     reached = (name for name, (limit, count) in in_row.items() if limit is not None and count >= limit)
-    return spent_limit(limits, state.usage, state.at) or next(reached, None)
+    return Left.of(limits, state.usage, state.at).used_up(OF_A_START) or next(reached, None)
 
 
 @tried(120)
@@ -163,7 +163,8 @@ def test_the_model_reads_what_is_really_left(plan: Plan, tell: bool | float) -> 
         if not isinstance(action, AskModel):
             continue
         left = action.left
-        assert left == remaining_limits(state.rules.limits, state.usage, state.at)
+        limits = state.rules.limits
+        assert left == remaining_limits(limits, state.usage, Left.of(limits, state.usage, state.at))
         assert all(0 <= item.left <= item.limit * (tell or 0) for item in left)
         told = {item.name: item.left for item in left}
         most = state.rules.limits.max_iterations

@@ -105,9 +105,17 @@ def test_the_smaller_of_two_rests_is_taken_limit_by_limit() -> None:
     """A limit that only one of them has is kept."""
     one = Left(amounts={"max_iterations": 3, "max_cost": 0.5}, starts={"f": 1})
     other = Left(amounts={"max_iterations": 2, "max_tool_calls": 1}, starts={"f": 2, "g": 0})
-    assert one.least(other) == other.least(one)
-    assert one.least(other).amounts == {"max_iterations": 2, "max_cost": 0.5, "max_tool_calls": 1}
-    assert one.least(other).starts == {"f": 1, "g": 0}
+    for both in (one.within(other), other.within(one)):
+        assert both.amounts == {"max_iterations": 2, "max_cost": 0.5, "max_tool_calls": 1}
+        assert both.starts == {"f": 1, "g": 0}
+
+
+def test_what_is_left_says_which_limits_are_those_of_the_run_around() -> None:
+    """Those that only the run around has, those of which it has less, and those of which it has nothing."""
+    own = Left(amounts={"max_iterations": 3, "max_total_tokens": -5, "max_active_seconds": 1.0, "max_cost": 0.1})
+    around = {"max_iterations": 2, "max_total_tokens": 0, "max_active_seconds": 2.0, "max_tool_calls": 9}
+    left = own.within(Left(amounts=around))
+    assert left.around == {"max_iterations", "max_total_tokens", "max_tool_calls"}
 
 
 @each_of(

@@ -1,4 +1,4 @@
-"""What `Budget` accepts, and which limit `spent_limit` names."""
+"""What `Budget` accepts, and which limit `Left` names."""
 
 import dataclasses
 import math
@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from planner_ext.core.errors import InvalidLimitError, PlannerExtError
-from planner_ext.core.limits import Budget, is_positive_number, remaining_limits, spent_limit, tightest
+from planner_ext.core.limits import (
+    OF_A_START,
+    Budget,
+    Left,
+    RemainingLimit,
+    is_positive_number,
+    remaining_limits,
+    tightest,
+)
 from planner_ext.core.values import Usage
 from support.values import each_of
 
@@ -123,6 +131,16 @@ def test_limits_refuse_by_an_error_of_this_package() -> None:
     assert not issubclass(InvalidLimitError, ValueError)
 
 
+def spent(limits: Budget, usage: Usage, at: float) -> str | None:
+    """Name the first limit on tokens, cost or time that is used up."""
+    return Left.of(limits, usage, at).used_up(OF_A_START)
+
+
+def remaining(limits: Budget, usage: Usage, at: float) -> tuple[RemainingLimit, ...]:
+    """List what the model reads of a run's own limits."""
+    return remaining_limits(limits, usage, Left.of(limits, usage, at))
+
+
 SPENT: dict[str, tuple[Budget, Usage, Usage]] = {
     "max_total_tokens": (
         Budget(max_total_tokens=10),
@@ -142,26 +160,26 @@ SPENT: dict[str, tuple[Budget, Usage, Usage]] = {
 def test_a_limit_is_spent_when_it_is_reached(name: str) -> None:
     """Below its limit nothing is named; at it, the field is."""
     limits, below, reached = SPENT[name]
-    assert spent_limit(limits, below, 0.0) is None
-    assert spent_limit(limits, reached, 0.0) == name
+    assert spent(limits, below, 0.0) is None
+    assert spent(limits, reached, 0.0) == name
 
 
 def test_a_deadline_is_spent_from_its_moment_on() -> None:
     """A deadline is compared with the time of the newest fact."""
     limits = Budget(deadline=NOON)
-    assert spent_limit(limits, Usage(), NOON.timestamp() - 1) is None
-    assert spent_limit(limits, Usage(), NOON.timestamp()) == "deadline"
+    assert spent(limits, Usage(), NOON.timestamp() - 1) is None
+    assert spent(limits, Usage(), NOON.timestamp()) == "deadline"
 
 
 def test_a_deadline_means_its_moment_in_any_time_zone() -> None:
     """The same moment, written in another time zone, is the same deadline."""
     far = datetime.fromisoformat("2030-01-01T22:00:00+10:00")
-    assert spent_limit(Budget(deadline=far), Usage(), NOON.timestamp()) == "deadline"
+    assert spent(Budget(deadline=far), Usage(), NOON.timestamp()) == "deadline"
 
 
 def test_an_unknown_price_costs_nothing_yet() -> None:
     """Where no cost was reported, the cost limit is not reached."""
-    assert spent_limit(Budget(max_cost=0.01), Usage(prompt_tokens=10**9), 0.0) is None
+    assert spent(Budget(max_cost=0.01), Usage(prompt_tokens=10**9), 0.0) is None
 
 
 def test_the_first_of_several_spent_limits_is_named() -> None:
@@ -173,7 +191,7 @@ def test_the_first_of_several_spent_limits_is_named() -> None:
         if field.name in SPENT and getattr(limits, field.name) is not None
     }
     usage = Usage(prompt_tokens=99, cost=99.0, active_seconds=99.0)
-    assert spent_limit(Budget(**everything), usage, 0.0) == "max_total_tokens"
+    assert spent(Budget(**everything), usage, 0.0) == "max_total_tokens"
 
 
 def test_usage_adds_up_and_keeps_an_unknown_cost_unknown() -> None:
@@ -224,7 +242,7 @@ USED = Usage(iterations=4, tool_calls=5, prompt_tokens=900, cost=1.5, active_sec
 
 def test_what_is_left_is_computed_for_each_limit() -> None:
     """A deadline reads as the time until it, of that and the active time so far together."""
-    told = remaining_limits(ALL, USED, NOON.timestamp() - 20)
+    told = remaining(ALL, USED, NOON.timestamp() - 20)
     assert [(item.name, item.left, item.limit) for item in told] == [
         ("max_iterations", 6, 10),
         ("max_tool_calls", 15, 20),
@@ -233,14 +251,14 @@ def test_what_is_left_is_computed_for_each_limit() -> None:
         ("max_active_seconds", 70.0, 100.0),
         ("deadline", 20.0, 50.0),
     ]
-    assert remaining_limits(dataclasses.replace(ALL, tell_budget=False), USED, 0.0) == ()
-    assert remaining_limits(Budget(tell_budget=True), USED, 0.0) == ()
+    assert remaining(dataclasses.replace(ALL, tell_budget=False), USED, 0.0) == ()
+    assert remaining(Budget(tell_budget=True), USED, 0.0) == ()
 
 
 def test_what_is_left_is_never_below_zero() -> None:
     """What in-flight requests took beyond a limit, and a deadline that has passed, is 0 left."""
     over = Usage(iterations=11, prompt_tokens=2000, active_seconds=1.0)
-    told = remaining_limits(ALL, over, NOON.timestamp() + 60)
+    told = remaining(ALL, over, NOON.timestamp() + 60)
     left = {item.name: (item.left, item.limit) for item in told}
     assert (left["max_iterations"], left["max_total_tokens"], left["deadline"]) == ((0, 10), (0, 1000), (0.0, 1.0))
 
@@ -248,7 +266,7 @@ def test_what_is_left_is_never_below_zero() -> None:
 def test_a_limit_is_mentioned_once_its_share_is_reached() -> None:
     """A share of one half mentions what is half used up exactly, and nothing before."""
     half = Budget(max_iterations=10, max_tool_calls=10, tell_budget=0.5)
-    told = remaining_limits(half, Usage(iterations=5, tool_calls=4), 0.0)
+    told = remaining(half, Usage(iterations=5, tool_calls=4), 0.0)
     assert [item.name for item in told] == ["max_iterations"]
 
 

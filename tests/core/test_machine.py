@@ -9,7 +9,7 @@ import pytest
 
 from planner_ext.core.facts import Resumed
 from planner_ext.core.fold import fold
-from planner_ext.core.limits import Budget
+from planner_ext.core.limits import Budget, Left
 from planner_ext.core.machine import (
     AskModel,
     AskPlan,
@@ -17,7 +17,6 @@ from planner_ext.core.machine import (
     Finish,
     ReviewCalls,
     RunCalls,
-    iterations_left,
     next_action,
 )
 from planner_ext.core.state import Phase
@@ -150,8 +149,9 @@ def test_an_answer_on_the_last_trip_is_an_answer(on_limit: Any) -> None:
 
 def test_trips_left_are_counted_where_they_are_limited() -> None:
     """What may still be asked is the limit less what was charged; without a limit it is not counted."""
-    assert iterations_left(Play().state) == math.inf
-    assert iterations_left(Play(calls("f", iterations=3), limits=Budget(max_iterations=5)).go().state) == 2
+    assert Left().iterations == math.inf
+    state = Play(calls("f", iterations=3), limits=Budget(max_iterations=5)).go().state
+    assert Left.of(state.rules.limits, state.usage, state.at).iterations == 2
 
 
 @each_of("on_limit", ["answer", "stop", "raise"])

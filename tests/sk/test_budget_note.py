@@ -11,12 +11,18 @@ from semantic_kernel.contents import (
     TextContent,
 )
 
-from planner_ext.core.limits import Budget, RemainingLimit, remaining_limits
+from planner_ext.core.limits import Budget, Left, RemainingLimit, remaining_limits
 from planner_ext.core.values import Usage
 from planner_ext.sk.chat.round_trip import with_budget_note
 from support.narrow import as_type, present
 from support.stock import first_result
 from support.values import each_of
+
+
+def remaining(limits: Budget, usage: Usage, at: float) -> tuple[RemainingLimit, ...]:
+    """List what the model reads of a run's own limits."""
+    return remaining_limits(limits, usage, Left.of(limits, usage, at))
+
 
 TRIPS = RemainingLimit(name="max_iterations", left=2, limit=6)
 WORDS = "[Budget left, this request included: 2 of 6 round trips.]"
@@ -80,7 +86,7 @@ def test_nothing_left_to_tell_is_nothing_said() -> None:
 
 def test_each_limit_is_named_in_words() -> None:
     """Trips, calls, tokens, dollars, seconds and the deadline are written in plain words, without needless digits."""
-    left = remaining_limits(
+    left = remaining(
         Budget(
             max_iterations=10,
             max_tool_calls=4,
@@ -111,7 +117,7 @@ def test_each_limit_is_named_in_words() -> None:
 def test_a_limit_is_mentioned_once_its_share_is_left(spent: int, heard: bool) -> None:
     """With tell_budget=0.25 the notes mention a limit from the request on at which a quarter of it or less is left."""
     limits = Budget(max_iterations=10, max_tool_calls=100, tell_budget=0.25)
-    left = remaining_limits(limits, Usage(iterations=spent), 0.0)
+    left = remaining(limits, Usage(iterations=spent), 0.0)
     assert [item.name for item in left] == (["max_iterations"] if heard else [])
 
 
@@ -119,12 +125,12 @@ def test_a_deadline_is_near_by_the_time_worked() -> None:
     """Of a deadline the whole is the time worked so far and the time left: after 30 s, 10 s are a quarter."""
     limits = Budget(deadline=datetime.fromtimestamp(100, UTC), tell_budget=0.25)
     worked = Usage(active_seconds=30)
-    assert remaining_limits(limits, worked, 89.0) == ()
-    assert remaining_limits(limits, worked, 90.0) == (RemainingLimit(name="deadline", left=10.0, limit=40.0),)
-    assert remaining_limits(limits, worked, 200.0)[0].left == 0
+    assert remaining(limits, worked, 89.0) == ()
+    assert remaining(limits, worked, 90.0) == (RemainingLimit(name="deadline", left=10.0, limit=40.0),)
+    assert remaining(limits, worked, 200.0)[0].left == 0
 
 
 def test_without_tell_budget_nothing_is_said() -> None:
     """Without tell_budget the model hears nothing of the budget; what is not limited is never told of."""
-    assert remaining_limits(Budget(max_iterations=1), Usage(iterations=1), 0.0) == ()
-    assert remaining_limits(Budget(max_calls_per_function={"f": 1}, tell_budget=True), Usage(), 0.0) == ()
+    assert remaining(Budget(max_iterations=1), Usage(iterations=1), 0.0) == ()
+    assert remaining(Budget(max_calls_per_function={"f": 1}, tell_budget=True), Usage(), 0.0) == ()
