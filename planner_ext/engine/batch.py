@@ -18,6 +18,7 @@ from planner_ext.approval.decisions import (
     digest_of,
     edited_text,
     fingerprint_of,
+    path_of,
     takes_no_more,
 )
 from planner_ext.core.accounts import Account, Tab
@@ -436,6 +437,7 @@ def tool_call_of(batch: Batch, fact: CallDecided, resolved: ResolvedCall) -> Too
     """Show a call that could run as interceptors see it."""
     return ToolCall(
         id=fact.call_id,
+        path=path_of(fact.call_id),
         plugin_name=resolved.plugin_name,
         function_name=resolved.function_name,
         fully_qualified_name=resolved.function,

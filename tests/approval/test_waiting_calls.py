@@ -22,6 +22,7 @@ from planner_ext.core.fold import fold
 from planner_ext.durable import Approvals
 from planner_ext.hitl_manager import Defer, ToolCall
 from planner_ext.session import AutomaticToolUseConfig
+from planner_ext.testing import call
 from support.core import PAUSED, RESUMED, began, calls, decided, replied, run_started
 from support.planner import ADD, GOAL, planner_with, scripted
 
@@ -99,3 +100,17 @@ async def test_what_waits_is_read_by_key(door: Any, tmp_path: Path) -> None:
     assert set(call) == dict(call).keys() >= {"id", "fully_qualified_name"}
     with pytest.raises(KeyError, match="nothing"):
         call["nothing"]
+
+
+async def test_an_interceptor_and_the_waiting_call_have_one_path() -> None:
+    """A call has its path when it is decided, and the same one while it waits; characters that part it are escaped."""
+    seen: list[str] = []
+
+    async def defer(call: ToolCall) -> Defer:
+        seen.append(call.path)
+        return Defer()
+
+    kernel, _ = scripted([call("math-add", {"a": 1, "b": 2}, id="a/b%c")])
+    result = await planner_with(plan=False, interceptors=[defer]).invoke(kernel, GOAL)
+    assert [waiting.path for waiting in result.pending] == ["a%2Fb%25c"]
+    assert seen == ["a%2Fb%25c"]

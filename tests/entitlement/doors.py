@@ -429,7 +429,7 @@ class _FrontEnd(_Once):
     def _outcome(self) -> Outcome:
         kept = self._waiting.get("thread")
         waiting = [] if kept is None else pending_calls(kept.state())
-        shown = [Shown(one.fingerprint, one.id, one.arguments, one.roles, one.fingerprint) for one in waiting]
+        shown = [Shown(one.fingerprint, one.id, one.arguments, tuple(one.roles), one.fingerprint) for one in waiting]
         return Outcome("paused" if shown else "answered", shown)
 
 

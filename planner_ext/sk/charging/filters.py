@@ -19,6 +19,7 @@ from planner_ext.approval.decisions import (
     digest_of,
     fingerprint_of,
     hooks_of,
+    path_of,
 )
 from planner_ext.approval.guards import Policy
 from planner_ext.engine.gate import Approver, InterceptorChain
@@ -116,6 +117,7 @@ def tool_call(
         digest = digest_of(name, {"": repr(arguments)})
     return ToolCall(
         id=call_id,
+        path=path_of(call_id),
         plugin_name=function.plugin_name,
         function_name=function.name,
         fully_qualified_name=name,
@@ -148,7 +150,9 @@ def converted_values(values: dict[str, Any], tool: Tool) -> dict[str, Any] | Inv
             given = parse_object(json.dumps({name: value}))
         except (TypeError, ValueError, RecursionError):
             continue
-        converted = convert_arguments(given, replace(tool, parameters={name: tool.parameters[name]}))
+        converted = convert_arguments(
+            given, replace(tool, parameters={name: tool.parameters[name]}, required=frozenset())
+        )
         if isinstance(converted, InvalidArguments):
             return converted
         if converted is not given:
