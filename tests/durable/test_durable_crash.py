@@ -47,6 +47,7 @@ async def test_the_second_life_finishes_what_the_first_began(
     assert len(finished) == len(set(finished))
 
 
+@pytest.mark.kills
 @store_neutral("point", ["after_intent", "mid_tool", "after_outcome"])
 async def test_a_run_survives_being_killed_again_and_again(
     point: str, lives: Lives, store: str, tmp_path: Path

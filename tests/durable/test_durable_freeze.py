@@ -130,7 +130,11 @@ def of(pid: int | None, trace: Path) -> list[str]:
 
 @pytest.mark.parametrize(
     ("until", "tool", "model"),
-    [("label begins", LONG, 0.0), ("request", 0.0, LONG), ("request", 0.0, SHORT)],
+    [
+        ("label begins", LONG, 0.0),
+        pytest.param("request", 0.0, LONG, marks=pytest.mark.kills),
+        pytest.param("request", 0.0, SHORT, marks=pytest.mark.kills),
+    ],
     ids=["in-a-call", "in-a-request", "its-reply-has-come"],
 )
 async def test_a_frozen_worker_loses_its_run_and_does_nothing_more(

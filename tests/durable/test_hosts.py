@@ -133,6 +133,7 @@ async def test_a_run_decided_in_another_process_continues(
     assert effects_in(tmp_path / "effects") == ["pay 5"]
 
 
+@pytest.mark.kills
 async def test_a_fault_is_retried_and_a_question_expires(host: str, engine: str, tmp_path: Path) -> None:
     """What is due by the clock is looked at then: the retry of a fault, the expiry of a question."""
     retry = RetryPolicy(first_delay=0.1)
@@ -146,6 +147,7 @@ async def test_a_fault_is_retried_and_a_question_expires(host: str, engine: str,
     assert effects_in(tmp_path / "effects") == []
 
 
+@pytest.mark.kills
 async def test_who_leaves_ends_its_calls_and_hands_its_runs_over(host: str, engine: str, tmp_path: Path) -> None:
     """A call in flight ends while the block is left, and the next worker answers; no person is asked."""
     held = Held()
@@ -166,6 +168,7 @@ async def test_who_leaves_ends_its_calls_and_hands_its_runs_over(host: str, engi
             await reached(runs, "answered")
 
 
+@pytest.mark.kills
 async def test_a_database_that_took_no_writes_strands_nothing(
     postgres: PostgresServer, dbos_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -213,6 +216,7 @@ async def test_a_database_that_took_no_writes_strands_nothing(
             await until(cleared)
 
 
+@pytest.mark.kills
 @pytest.mark.parametrize("inside", [True, False], ids=["launched-inside", "launched-outside"])
 async def test_dbos_serves_the_applications_own_workflows(inside: bool, dbos_url: str, tmp_path: Path) -> None:
     """Launched in the loop or in another thread, DBOS runs a workflow of the application beside the looks."""
@@ -225,6 +229,7 @@ async def test_dbos_serves_the_applications_own_workflows(inside: bool, dbos_url
             await reached(runs, "answered")
 
 
+@pytest.mark.kills
 async def test_dbos_may_be_destroyed_first(dbos_url: str, tmp_path: Path) -> None:
     """The end of DBOS ends the thread pool of the loop; the block of the runs is left as ever."""
     async with open_runs(tmp_path / "runs.db") as runs:
@@ -235,6 +240,7 @@ async def test_dbos_may_be_destroyed_first(dbos_url: str, tmp_path: Path) -> Non
         assert (await runs.activate("a")).status == "answered"
 
 
+@pytest.mark.kills
 async def test_a_host_of_dbos_needs_its_queue_and_is_alone(dbos_url: str, tmp_path: Path) -> None:
     """A queue that DBOS does not have, and a second host, are refused with the way out."""
     async with open_runs(tmp_path / "runs.db") as runs, launched(dbos_url):
@@ -245,6 +251,7 @@ async def test_a_host_of_dbos_needs_its_queue_and_is_alone(dbos_url: str, tmp_pa
                 await DbosHost(runs, queue=QUEUE).__aenter__()
 
 
+@pytest.mark.kills
 async def test_a_cancelled_run_ends_its_workflow(temporal: TemporalServer, tmp_path: Path) -> None:
     """A run that is cancelled while it waits for a person leaves no workflow open."""
     client = await temporal.connect()
@@ -258,6 +265,7 @@ async def test_a_cancelled_run_ends_its_workflow(temporal: TemporalServer, tmp_p
             assert await client.get_workflow_handle(run_id).result() == "stopped"
 
 
+@pytest.mark.kills
 async def test_a_cancelled_workflow_ends_its_run(temporal: TemporalServer, tmp_path: Path) -> None:
     """A call that hangs is cancelled with it."""
     client = await temporal.connect()
@@ -277,6 +285,7 @@ async def test_a_cancelled_workflow_ends_its_run(temporal: TemporalServer, tmp_p
             assert not held.ended
 
 
+@pytest.mark.kills
 async def test_only_names_and_statuses_reach_temporal(temporal: TemporalServer, tmp_path: Path) -> None:
     """Neither goal, arguments, results nor the text of a store's error are in a workflow's history."""
     client = await temporal.connect()
@@ -307,6 +316,7 @@ async def test_only_names_and_statuses_reach_temporal(temporal: TemporalServer, 
         assert not any(secret in payload for payload in payloads)
 
 
+@pytest.mark.kills
 async def test_runs_outlive_temporals_database(tmp_path: Path) -> None:
     """An empty server replaces the one that knew the workflows: parked runs continue."""
     store = tmp_path / "runs.db"

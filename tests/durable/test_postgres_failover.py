@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psycopg
+import pytest
 
 from planner_ext.durable import Runs
 from planner_ext.testing import ScriptedReply, ScriptedRequest, call, say
@@ -92,6 +93,7 @@ async def test_a_server_that_fails_over_is_waited_for(lives: Lives, tmp_path: Pa
     await see_runs_through(lives, tmp_path, fail_over)
 
 
+@pytest.mark.kills
 async def test_a_server_that_restarts_is_waited_for(lives: Lives, tmp_path: Path) -> None:
     """The same where the server was killed."""
     await see_runs_through(lives, tmp_path, restart)
