@@ -84,7 +84,7 @@ def failing(*_: Any) -> Any:
 
 @both_places
 @two_doors
-async def test_only_true_lets_a_call_go_on(door: Door, where: str) -> None:
+async def test_only_true_lets_a_call_run(door: Door, where: str) -> None:
     """Async True passes; a callback that raises refuses. For an answer of another type see ``test_no_decision.py``."""
     here = world([REFUND, DONE])
     await door.ask(here, **as_option(where, later))

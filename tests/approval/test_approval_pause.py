@@ -99,7 +99,7 @@ async def test_the_ledger_continues(door: Door) -> None:
 
 
 @both_ways
-async def test_tokens_and_time_go_on_and_waiting_is_free(streamed: bool) -> None:
+async def test_tokens_and_time_add_up_and_waiting_is_free(streamed: bool) -> None:
     """Tokens are summed over both lives; the time in which a run is paused is not active time."""
     clock, door = Clock(), Door("planner", streamed)
     first, second = world([REFUND]), world([DONE])

@@ -43,7 +43,7 @@ def summarize(context: Context) -> None:
     context.messages[1:] = [ChatMessageContent(role=AuthorRole.ASSISTANT, content=SUMMARY)]
 
 
-def summarize_anew(context: Context) -> None:
+def summarize_again(context: Context) -> None:
     """Do the same with another list."""
     context.messages = [context.messages[0], ChatMessageContent(role=AuthorRole.ASSISTANT, content=SUMMARY)]
 
@@ -58,7 +58,7 @@ def once(compact: Any) -> Any:
     return callback
 
 
-@pytest.mark.parametrize("compact", [summarize, summarize_anew])
+@pytest.mark.parametrize("compact", [summarize, summarize_again])
 @three_doors
 async def test_the_next_request_has_the_compacted_history(door: Door, compact: Any) -> None:
     """Edited in place or replaced: the model, the result and the caller's history have the callback's messages."""
@@ -127,7 +127,7 @@ async def test_a_broken_pair_is_refused(door: Door, how: str) -> None:
 
 
 @planner_doors
-async def test_the_error_carries_a_history_and_a_run_to_go_on_with(door: Door) -> None:
+async def test_the_error_carries_a_history_and_a_run_to_resume(door: Door) -> None:
     """The refused callback costs nothing: history and checkpoint of the error are whole, and the run continues."""
     with pytest.raises(PlannerException) as raised:
         await door.ask(world([LOOK, DONE]), iteration_completed=drop_result)

@@ -237,7 +237,7 @@ def test_functions_of_completed_batches_are_earlier_ones() -> None:
     assert dict(fold(facts).earlier) == {"f": 1}
 
 
-def inside(state: State) -> list[tuple[str, ...]]:
+def calls_inside(state: State) -> list[tuple[str, ...]]:
     return [item.inside for item in state.transcript if isinstance(item, CallResult)]
 
 
@@ -246,7 +246,7 @@ def test_a_result_says_what_ran_inside_its_call() -> None:
     spent = Usage(tool_calls=1, calls_by_function={"g": 1})
     ended = finished(0, spent=spent, brought=("web-fetch",))
     state = fold([*BATCH, decided(0), decided(1, "g"), began(0), began(1, "g"), ended, finished(1, "g")])
-    assert inside(state) == [("g", "web-fetch"), ()]
+    assert calls_inside(state) == [("g", "web-fetch"), ()]
     assert state.inside == {"g", "web-fetch"}
 
 
@@ -255,4 +255,4 @@ def test_what_ran_in_a_life_that_ended_stays_inside_its_call() -> None:
     nested = NestedCallStarted(iteration=0, index=0, function="web-fetch", at=0.0)
     supplied = decided(0, "f", "answer")
     state = fold([*BATCH, decided(0), decided(1, "g", "deny"), began(0), nested, supplied])
-    assert inside(state) == [("web-fetch",), ()]
+    assert calls_inside(state) == [("web-fetch",), ()]

@@ -43,8 +43,8 @@ async def paused(store: str | Path, folder: Path) -> None:
         assert (await (await runs.start(planner, kernel, GOAL, run_id="r")).result()).status == "paused"
 
 
-async def gone_on(store: str | Path, folder: Path) -> Any:
-    """Go on with that run."""
+async def continued(store: str | Path, folder: Path) -> Any:
+    """Continue that run."""
     planner, kernel = world(folder / "effects", [say("Done.")])
     async with open_runs(store) as runs:
         return await (await runs.start(planner, kernel, GOAL, run_id="r")).result()
@@ -89,7 +89,7 @@ async def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     data[4096:] = b"\xff" * (len(data) - 4096)
     (tmp_path / "runs.db").write_bytes(data)
     with pytest.raises(StoreError, match=r"it is damaged. Restore it from a backup"):
-        await gone_on(tmp_path / "runs.db", tmp_path)
+        await continued(tmp_path / "runs.db", tmp_path)
 
 
 async def test_tables_of_a_newer_version_are_refused(tmp_path: Path) -> None:
@@ -109,9 +109,9 @@ async def test_a_locked_file_is_waited_for_and_then_named(tmp_path: Path, monkey
     with raw(tmp_path / "runs.db") as connection:
         connection.execute("BEGIN IMMEDIATE")
         with pytest.raises(StoreError, match=r"another process holds its lock. End the tool that has it open"):
-            await gone_on(tmp_path / "runs.db", tmp_path)
+            await continued(tmp_path / "runs.db", tmp_path)
         connection.execute("ROLLBACK")
-    assert (await gone_on(tmp_path / "runs.db", tmp_path)).status == "paused"
+    assert (await continued(tmp_path / "runs.db", tmp_path)).status == "paused"
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ async def test_a_store_that_takes_no_more_stops_the_run(pragma: str, problem: st
         with pytest.raises(StoreError, match=problem):
             await handle.result()
     assert effects_in(tmp_path / "effects") == []
-    assert (await gone_on(tmp_path / "runs.db", tmp_path)).status == "answered"
+    assert (await continued(tmp_path / "runs.db", tmp_path)).status == "answered"
     assert effects_in(tmp_path / "effects") == ["pay 5"]
 
 
@@ -186,10 +186,10 @@ async def test_a_forged_journal_runs_nothing(forge: str, problem: str | None, st
     await database.transact((forge.format(traces=traces), {}))
     await database.close()
     if problem is None:  # rows cut off at the end: the run goes on from what is there
-        assert (await gone_on(store, tmp_path)).status == "paused"
+        assert (await continued(store, tmp_path)).status == "paused"
     else:
         with pytest.raises(InvalidJournalError, match=problem):
-            await gone_on(store, tmp_path)
+            await continued(store, tmp_path)
     assert effects_in(tmp_path / "effects") == []
     assert not traces.exists()
 

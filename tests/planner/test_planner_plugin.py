@@ -40,7 +40,7 @@ def around(
     return kernel, inner
 
 
-def told(result: Any) -> list[str]:
+def results_read(result: Any) -> list[str]:
     """List what the model around read."""
     return [fact.result for fact in result.facts if isinstance(fact, CallFinished)]
 
@@ -55,7 +55,7 @@ async def test_the_nested_answer_is_what_the_model_around_reads(streamed: bool) 
     """The function's result is the nested final answer; both runs are in one ledger."""
     kernel, expert = around([DELEGATE, say("It is 3.")], [ADD, say("3")])
     result = await invoke(planner_with("chat", plan=False, max_iterations=9), kernel, streamed=streamed)
-    assert (result.status, result.final_answer, told(result)) == ("answered", "It is 3.", ["3"])
+    assert (result.status, result.final_answer, results_read(result)) == ("answered", "It is 3.", ["3"])
     assert (result.iterations, result.tool_calls) == (4, 2)
     assert expert.requests[0].messages[-1]["content"] == "Add 1 and 2."
 
@@ -70,7 +70,7 @@ async def test_nested_runs_race_for_what_is_left_less_the_reserved_trip(streamed
     assert result.iterations == 12
     assert result.tool_calls <= 11
     nothing_left = "There is no answer: The limit max_iterations of the run"
-    assert all(text.startswith(("As far as I came.", nothing_left)) for text in told(result))
+    assert all(text.startswith(("As far as I came.", nothing_left)) for text in results_read(result))
     assert (result.status, result.limit, result.final_answer) == ("limit_reached", "max_iterations", "done")
 
 
@@ -80,15 +80,15 @@ async def test_one_nested_run_may_take_all_that_is_left() -> None:
     planner = planner_with("chat", plan=False, max_iterations=6, execution=ToolExecution(max_concurrency=1))
     result = await invoke(planner, kernel, streamed=False)
     assert (len(expert.requests), result.iterations, result.final_answer) == (4, 6, "done")
-    assert told(result)[0].startswith("As far as I came.")
-    assert told(result)[1].startswith("There is no answer: The limit max_iterations of the run leaves nothing")
+    assert results_read(result)[0].startswith("As far as I came.")
+    assert results_read(result)[1].startswith("There is no answer: The limit max_iterations of the run leaves nothing")
 
 
 async def test_what_a_nested_run_leaves_is_there_for_the_next() -> None:
     """Only what was spent is charged."""
     kernel, _ = around([DELEGATE, DELEGATE, say("done")], lambda request: say("3"))
     result = await invoke(planner_with("chat", plan=False, max_iterations=7), kernel, streamed=False)
-    assert told(result) == ["3", "3"]
+    assert results_read(result) == ["3", "3"]
     assert (result.status, result.iterations, result.limit) == ("answered", 5, None)
 
 
@@ -120,7 +120,7 @@ async def test_a_nested_run_that_fails_is_charged_what_it_has_spent() -> None:
     """The request that failed was made, and is charged; nothing else is."""
     kernel, _ = around([DELEGATE, say("sorry")], [RuntimeError("no line")])
     result = await invoke(planner_with("chat", plan=False, max_iterations=10), kernel, streamed=False)
-    assert told(result) == ["The function expert-reach_goal failed."]
+    assert results_read(result) == ["The function expert-reach_goal failed."]
     assert (result.iterations, result.status, result.limit) == (1 + 1 + 1, "answered", None)
 
 
@@ -129,7 +129,7 @@ async def test_each_of_more_nested_runs_than_trips_answers_or_says_that_nothing_
     kernel, expert = around([delegate(3), say("done")], lambda request: say("3"))
     result = await invoke(planner_with("chat", plan=False, max_iterations=3), kernel, streamed=False)
     assert (len(expert.requests), result.iterations, result.final_answer) == (1, 3, "done")
-    answered, *others = sorted(told(result))
+    answered, *others = sorted(results_read(result))
     assert answered.startswith("3")
     assert len(others) == 2
     assert all(text.startswith("There is no answer: The limit max_iterations of the run") for text in others)
@@ -140,7 +140,9 @@ async def test_the_nested_planners_own_budget_holds_besides() -> None:
     kernel, expert = around([DELEGATE, say("done")], never_ends, expert_of(max_iterations=2))
     result = await invoke(planner_with("chat", plan=False, max_iterations=9), kernel, streamed=False)
     assert len(expert.requests) == 2
-    assert told(result) == ["As far as I came.\n\n(This was cut short. The limit max_iterations=2 was reached.)"]
+    assert results_read(result) == [
+        "As far as I came.\n\n(This was cut short. The limit max_iterations=2 was reached.)"
+    ]
     assert (result.status, result.iterations) == ("answered", 4)
 
 
@@ -150,7 +152,7 @@ async def test_a_nested_limit_without_an_answer_is_read_and_charged(on_limit: An
     budget = Budget(max_iterations=2, on_limit=on_limit)
     kernel, _ = around([DELEGATE, say("done")], never_ends, expert_of(budget=budget))
     result = await invoke(planner_with("chat", plan=False, max_iterations=9), kernel, streamed=False)
-    assert told(result) == ["There is no answer: The limit max_iterations=2 was reached."]
+    assert results_read(result) == ["There is no answer: The limit max_iterations=2 was reached."]
     assert (result.status, result.iterations) == ("answered", 4)
 
 
@@ -177,7 +179,7 @@ async def test_a_nested_deferral_is_denied_by_name(streamed: bool) -> None:
 
     kernel, expert = around([DELEGATE, say("done")], [call("bank-pay"), say("not paid")], bank=Bank())
     result = await invoke(planner_with("chat", plan=False), kernel, streamed=streamed)
-    assert (result.status, told(result), paid) == ("answered", ["not paid"], [])
+    assert (result.status, results_read(result), paid) == ("answered", ["not paid"], [])
     assert "bank-pay needs a person's decision" in str(expert.requests[1].messages[-1]["content"])
 
 
@@ -205,7 +207,7 @@ async def test_a_planner_that_a_function_calls_takes_from_the_run_too() -> None:
     kernel, expert = around([call("sly-call"), say("done")], never_ends, math=Math(), sly=Sly())
     result = await invoke(planner_with("chat", plan=False, max_iterations=6), kernel, streamed=False)
     assert (len(expert.requests), result.iterations, result.tool_calls) == (4, 6, 1 + 1 + 3)
-    assert told(result)[0].startswith("As far as I came.")
+    assert results_read(result)[0].startswith("As far as I came.")
 
 
 async def test_outside_of_a_run_the_planners_own_budget_holds() -> None:
@@ -262,7 +264,7 @@ async def test_the_plugin_can_have_a_kernel_a_name_and_a_description_of_its_own(
     assert function.description == "Finds things."
     assert [(p.name, p.is_required) for p in function.parameters if p.include_in_function_choices] == [("goal", True)]
     result = await invoke(planner_with("chat", plan=False), kernel, streamed=False)
-    assert (told(result), expert.requests[0].tools) == (["3"], ("math-add", "math-fail"))
+    assert (results_read(result), expert.requests[0].tools) == (["3"], ("math-add", "math-fail"))
 
 
 @each_of(

@@ -51,7 +51,7 @@ class Gate:
         return "done"
 
 
-def gated(script: Any) -> tuple[Any, ScriptedChatCompletion, Gate]:
+def kernel_with_gate(script: Any) -> tuple[Any, ScriptedChatCompletion, Gate]:
     service, gate = ScriptedChatCompletion(script), Gate()
     return kernel_of(service, gate=gate, math=Math()), service, gate
 
@@ -71,7 +71,7 @@ async def test_a_run_that_is_stopped_before_it_began_makes_no_request(streamed: 
 @both_ways
 async def test_another_task_may_stop_a_run(streamed: bool) -> None:
     """Functions that run finish and their results are kept; no further one starts, no further request is made."""
-    kernel, service, gate = gated([PLAN, calls(call("gate-wait"), ADD), final()])
+    kernel, service, gate = kernel_with_gate([PLAN, calls(call("gate-wait"), ADD), final()])
     stop = StopHandle()
     planner = planner_with(execution=ToolExecution(max_concurrency=1))
     run = asyncio.create_task(invoke(planner, kernel, streamed=streamed, stop=stop))
@@ -92,7 +92,7 @@ async def test_another_task_may_stop_a_run(streamed: bool) -> None:
 @both_ways
 async def test_a_stopped_run_can_be_resumed(streamed: bool) -> None:
     """A stop is an end as a value: resumed, the run continues where it was, without running anything again."""
-    kernel, service, gate = gated([PLAN, call("gate-wait"), final()])
+    kernel, service, gate = kernel_with_gate([PLAN, call("gate-wait"), final()])
     stop = StopHandle()
     run = asyncio.create_task(invoke(planner_with(), kernel, streamed=streamed, stop=stop))
     await gate.reached()
@@ -134,7 +134,7 @@ async def test_a_handle_stops_one_run_only(streamed: bool) -> None:
 
 async def test_leaving_a_stream_cancels_what_runs() -> None:
     """When ``aclose`` returns, the function that ran has been cancelled and no task of the run is left."""
-    kernel, service, gate = gated([PLAN, call("gate-wait"), final()])
+    kernel, service, gate = kernel_with_gate([PLAN, call("gate-wait"), final()])
     before = asyncio.all_tasks()
     stream = planner_with().invoke_stream(kernel, "goal")
     async for event in stream:
@@ -150,7 +150,7 @@ async def test_leaving_a_stream_cancels_what_runs() -> None:
 
 async def test_leaving_a_resumed_stream_cancels_what_runs() -> None:
     """The same holds for a stream that continues from a checkpoint."""
-    kernel, _, gate = gated([PLAN, say(""), call("gate-wait")])
+    kernel, _, gate = kernel_with_gate([PLAN, say(""), call("gate-wait")])
     ended = await planner_with().invoke(kernel, "goal")
     before = asyncio.all_tasks()
     stream = planner_with().resume_stream(kernel, ended.checkpoint)
@@ -189,7 +189,7 @@ async def test_an_unread_stream_runs_nothing() -> None:
 @both_ways
 async def test_cancelling_cancels_the_functions_and_is_raised(streamed: bool) -> None:
     """A cancelled run cancels the function that runs, waits for it, and raises; no task is left."""
-    kernel, service, gate = gated([PLAN, call("gate-wait"), final()])
+    kernel, service, gate = kernel_with_gate([PLAN, call("gate-wait"), final()])
     before = asyncio.all_tasks()
     run = asyncio.create_task(invoke(planner_with(), kernel, streamed=streamed))
     await gate.reached()
@@ -204,7 +204,7 @@ async def test_cancelling_cancels_the_functions_and_is_raised(streamed: bool) ->
 @both_ways
 async def test_a_timeout_around_a_run_ends_it(streamed: bool) -> None:
     """``asyncio.timeout`` works as elsewhere: the run is cancelled, and TimeoutError is what the caller gets."""
-    kernel, _, gate = gated([PLAN, call("gate-wait"), final()])
+    kernel, _, gate = kernel_with_gate([PLAN, call("gate-wait"), final()])
     scope = asyncio.timeout(None)
     run = asyncio.create_task(entered_then_expire(gate, scope))
     with pytest.raises(TimeoutError):
@@ -224,7 +224,7 @@ async def entered_then_expire(gate: Gate, scope: asyncio.Timeout) -> None:
 async def test_observers_learn_how_a_cancelled_run_ended(streamed: bool) -> None:
     """An audit trail made of facts is complete: observers get the cancelled call and the end of the run, too."""
     told: list[Fact] = []
-    kernel, _, gate = gated([PLAN, call("gate-wait"), final()])
+    kernel, _, gate = kernel_with_gate([PLAN, call("gate-wait"), final()])
     run = asyncio.create_task(invoke(planner_with(observers=[told.append]), kernel, streamed=streamed))
     await gate.reached()
     run.cancel()
@@ -238,7 +238,7 @@ async def test_observers_learn_how_a_cancelled_run_ended(streamed: bool) -> None
 @both_ways
 async def test_a_filter_of_the_application_may_end_a_run(streamed: bool) -> None:
     """``context.terminate`` in a filter ends the run after the batch, every call answered, no further request."""
-    kernel, service, _ = gated([PLAN, calls(ADD, call("math-add", {"a": 3, "b": 4})), final()])
+    kernel, service, _ = kernel_with_gate([PLAN, calls(ADD, call("math-add", {"a": 3, "b": 4})), final()])
 
     async def terminating(context: Any, next: Any) -> None:
         await next(context)

@@ -429,7 +429,7 @@ async def test_a_model_cannot_make_a_thread_wait(serve: Serve, streamed: bool) -
 
 
 @each_way
-async def test_the_callers_own_history_may_go_on(serve: Serve, streamed: bool) -> None:
+async def test_the_callers_own_history_may_continue(serve: Serve, streamed: bool) -> None:
     """Who uses the service without an agent keeps the history: the paused message is safe to add and to send."""
     served, shop = serve([PAY, say("Hello.")]), Shop()
     agent = agent_at(served, shop)

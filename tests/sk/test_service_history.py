@@ -194,7 +194,7 @@ async def test_a_cancelled_request_leaves_the_history_as_it_was(
 
 
 @pytest.mark.parametrize("beside", [(), (ADD,)], ids=["alone", "in-a-batch"])
-async def test_a_function_that_swallows_its_cancellation_does_not_go_on(
+async def test_a_function_that_swallows_its_cancellation_does_not_continue(
     kernel: Kernel, history: ChatHistory, streamed: bool, beside: tuple[Any, ...]
 ) -> None:
     """The run ends at its cancellation even where a function hides it: no request is made after it."""

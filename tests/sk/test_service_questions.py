@@ -132,7 +132,7 @@ async def test_the_handler_takes_a_clarifier() -> None:
     check_sendable(history)
 
 
-async def nobody(question: Question) -> None:
+async def no_answer(question: Question) -> None:
     """Answer nothing."""
 
 
@@ -175,7 +175,7 @@ async def test_an_agents_thread_holds_question_and_answer(asks: ScriptedReply) -
 
 async def test_an_agent_that_asks_is_answered_with_the_next_message() -> None:
     """Unanswered, the question is the agent's reply, and the person's next message follows it in the thread."""
-    kernel, service = kernel_of(ASK, say("Oslo."), clarifier=nobody)
+    kernel, service = kernel_of(ASK, say("Oslo."), clarifier=no_answer)
     agent = ChatCompletionAgent(service=service, kernel=kernel, name="guide")
     asked = await agent.get_response("The capital?")
     assert (str(asked.message), asked.message.metadata["status"]) == (WHERE, "asked")
@@ -186,7 +186,7 @@ async def test_an_agent_that_asks_is_answered_with_the_next_message() -> None:
 @both_ways
 async def test_a_session_does_not_take_an_open_question_for_an_answer(streamed: bool) -> None:
     """It raises, with the run that waits; what the model asked is not lost, and the session is as it was."""
-    kernel, _ = kernel_of(ASK, say("Oslo."), clarifier=nobody)
+    kernel, _ = kernel_of(ASK, say("Oslo."), clarifier=no_answer)
     session = ToolUseSession(kernel)
     with pytest.raises(RunNotAnsweredError, match="question left open") as caught:
         if streamed:
