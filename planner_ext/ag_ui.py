@@ -443,7 +443,7 @@ class _Run:
 
 
 def _described(call: ToolCall) -> dict[str, Any]:
-    """Describe a call that waits; ``roles`` exists only if somebody in particular has to decide."""
+    """Describe a call that waits; ``roles`` exists only if the decision is reserved to some roles."""
     described = {"function": call.fully_qualified_name, "arguments": dict(call.arguments)}
     return {**described, "roles": [*call.roles]} if call.roles else described
 

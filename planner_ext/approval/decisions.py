@@ -231,7 +231,7 @@ class ToolCall(ReadByKey):
         iteration: The 0-based iteration of the loop.
         index: The call's index in its batch, from 0.
         fingerprint: Digest of run, iteration, id, function and arguments; an `Approve` may name it. A further question
-            about a call that somebody approved has another one.
+            about an approved call has another one.
         signature: The function's parameters, ``name=digest`` of each; "" if they are not known.
         after: The functions after whose calls this one comes, by name: see `ApprovalRule.after`. None if that is not
             known, and while the call waits.

@@ -44,7 +44,7 @@ def _stays(error: BaseException) -> bool:
 async def contained(work: Awaitable[_T]) -> _T:
     """Await work that runs code of the application; ``SystemExit`` leaves it as an exception.
 
-    A task that raises ``SystemExit`` ends its event loop, whoever awaits the task; so it is looked for in each task.
+    A task that raises ``SystemExit`` ends its event loop, whichever task awaits it; so each task looks for it.
 
     Raises:
         LeftByError: If the work raised ``SystemExit``, alone or in a group.

@@ -179,10 +179,10 @@ class InterceptorChain:
     async def _ask(
         self, interceptor: Callable[[ToolCall], Any], call: ToolCall, *, is_check: bool = False
     ) -> Decision | None:
-        """Ask one interceptor, or a check, whose True defers and whose False is no objection.
+        """Ask one interceptor, or a check, whose True defers and whose False does not.
 
         Raises:
-            InvalidLimitError: If it answers with what is no decision.
+            InvalidLimitError: If its answer is not a decision.
         """
         # A copy for each: one interceptor's changes to the arguments are not seen by the next.
         answer = await self._outcome_of(interceptor, replace(call, arguments=deepcopy(dict(call.arguments))))
@@ -355,8 +355,8 @@ class Review:
     async def _answered(self, given: ToolCall, ruled: _Ruled, state: State) -> Reviewed:
         """Put the questions about a call to those who answer here; the first one that stays open is left open.
 
-        Who edits the call is asked once more if a rule denies the edit, or asks something else about it. A question
-        that nobody answers here comes last.
+        A person who edits it is asked once more if a rule denies the edit, or asks something else about it. A question
+        that is not answered here comes last.
         """
         call = ruled.call
         decision = ruled.decision

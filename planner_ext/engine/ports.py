@@ -130,7 +130,7 @@ class Gate(Protocol):
         """Decide each call of a batch, in order, before any of them runs.
 
         Raises:
-            InvalidLimitError: If an interceptor answers with what is no decision; then nothing of the batch runs.
+            InvalidLimitError: If an interceptor's answer is not a decision; then nothing of the batch runs.
         """
         ...
 

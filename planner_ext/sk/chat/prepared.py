@@ -1,4 +1,4 @@
-"""A prepared request to OpenAI: what the client builds anew for each request is built once a client.
+"""A prepared request to OpenAI: what the client builds for each request is built once for each client.
 
 The client builds the first request. Later ones differ from it in their body alone, as long as everything that its
 address and headers come from is the same. A prepared request goes through the client's own HTTP client, with its hooks,
