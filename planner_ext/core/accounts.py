@@ -7,7 +7,7 @@ Nothing here is stored: a journal alone gives the same usage.
 """
 
 import math
-from collections.abc import Awaitable, Callable, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -81,6 +81,18 @@ def current_tab() -> "Tab | None":
     return _CURRENT.get()
 
 
+class CallRecorder(Protocol):
+    """Records what running calls of a run are about to do."""
+
+    async def restart(self, tab: "Tab", /) -> bool:
+        """Record that a call is about to start once more; return False if it may not."""
+        ...
+
+    async def record(self, tab: "Tab", function: str | None) -> None:
+        """Record that a function is about to start in a call, or that a request (None) is about to be sent."""
+        ...
+
+
 class Tab:
     """What one call takes of the budget of its run while its function runs.
 
@@ -90,23 +102,21 @@ class Tab:
     Attributes:
         account: The account of the call's run.
         index: The call's index in the open batch.
-        restart: Records that the call is about to start once more; returns False if it may not.
-        record: Records that the function of this name is about to start in the call, or that a request (None) is
-            about to be sent; None if the run is not kept in a store.
+        threaded: Whether the function runs in a thread.
         closed: Whether the call has ended: nothing more may be taken.
         runs: The accounts of the runs that are made in this call.
         around: Returns what the adapters know of the run, given the tab.
         names_in: Names the functions that messages have a call or a result of; set by the adapters.
     """
 
-    def __init__(self, account: "Account", index: int, restart: Callable[[], Awaitable[bool]]) -> None:
+    def __init__(self, account: "Account", index: int, recorder: CallRecorder, *, threaded: bool = False) -> None:
         self.account = account
         self.index = index
-        self.restart = restart
-        self.record: Callable[[str | None], Awaitable[None]] | None = None
+        self.threaded = threaded
+        self._recorder = recorder
         self.closed = False
         self.around: Callable[..., Any] | None = None
-        self.names_in: Callable[[Sequence[Message]], Set[str]] = lambda _: frozenset[str]()
+        self.names_in: Callable[[Sequence[Message]], Set[str]] = _no_names
         self._read: Set[str] = frozenset[str]()
         self._taken: Usage | None = None
         self._expected: dict[object, Usage] = {}
@@ -195,6 +205,10 @@ class Tab:
                 self.charge(Usage(iterations=1))
             return limit
 
+    async def restart(self) -> bool:
+        """Record that the call is about to start once more; return False if it may not."""
+        return await self._recorder.restart(self)
+
     async def record_request(self) -> None:
         """Record that a request is about to be sent, in the journals around it."""
         await self._record(None)
@@ -204,8 +218,7 @@ class Tab:
         await self._record(function)
 
     async def _record(self, function: str | None) -> None:
-        if self.record is not None:
-            await self.record(function)
+        await self._recorder.record(self, function)
         if self.account.within is not None:
             await self.account.within._record(function)
 
@@ -226,6 +239,10 @@ class Tab:
         with self.account.lock:
             self._expected.pop(instead_of, None)
             self._taken = spent if self._taken is None else self._taken + spent
+
+
+def _no_names(_: Sequence[Message]) -> Set[str]:
+    return frozenset()
 
 
 _NOTHING = Left(amounts={"max_iterations": 0, "max_tool_calls": 0})

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
-from functools import partial
 from typing import Any, assert_never
 
 from planner_ext.approval.decisions import (
@@ -209,6 +208,7 @@ class Calls:
         self._ports = ports
         self._stop = stop
         self._account = account
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._threads = asyncio.Semaphore(ports.max_threads or sys.maxsize)
         self._restarting = asyncio.Lock()
         self._resolved: dict[tuple[int, int], ResolvedCall] = {}  # of the open batch, by iteration and index
@@ -288,6 +288,7 @@ class Calls:
             CallFailedError: If one failed and ``raise_errors`` is set; all have their results.
         """
         self._account.starting(action.indexes)
+        self._loop = asyncio.get_running_loop()
         try:
             if self._ports.max_concurrency == 1 or len(action.indexes) == 1:
                 for index in action.indexes:
@@ -343,10 +344,7 @@ class Calls:
         )
         await self._record_start(started)
         state = self._journal.state
-        with Tab(self._account, index, partial(self._restart, started)) as tab:
-            if self._ports.store is not None:
-                loop = asyncio.get_running_loop()
-                tab.record = partial(self._record_inside, tab, action.iteration, loop, threaded=resolved.threaded)
+        with Tab(self._account, index, self, threaded=resolved.threaded) as tab:
             running = self._ports.functions.run(request, resolved, index=index, state=state)
             ended = await self._journal.in_time(running, patience=GRACE if resolved.nested else 0.0)
         finished = _interrupted(resolved.function, self._stop) if isinstance(ended, OutOfTime) else ended
@@ -370,23 +368,32 @@ class Calls:
         with self._account.lock:
             del self._account.tabs[index]
 
-    async def _restart(self, started: CallStarted) -> bool:
+    async def restart(self, tab: Tab) -> bool:
         """Record one more start of a call before it happens; return False if it may not happen."""
         async with self._restarting:  # two starts at once are counted one after the other
             state = self._journal.state
             at = self._journal.now()
-            call = None if state.batch is None else state.batch.calls[started.index]
-            if call is None or call.answer is not None or state.iteration != started.iteration + 1:
+            if tab.closed or self._may_not_start() or limit_of_restart(state, tab.index, at) is not None:
                 return False
-            if self._may_not_start() or limit_of_restart(state, started.index, at) is not None:
-                return False
+            batch = state.batch
+            assert batch is not None, "a call that runs is in the open batch"
+            call = batch.calls[tab.index]
+            function = call.decision.function
             shared = self._account.shared
             try:
-                if self._account.restart(started.function) is not None:
+                if self._account.restart(function) is not None:
                     return False
                 if shared is not None and await shared.reserve(calls=1) is not None:
                     return False
-                await self._record_start(replace(started, attempt=call.starts + 1, at=at))
+                again = CallStarted(
+                    iteration=batch.iteration,
+                    index=tab.index,
+                    call_id=call.request.id,
+                    function=function,
+                    attempt=call.starts + 1,
+                    at=at,
+                )
+                await self._record_start(again)
             finally:
                 self._account.restarted()
         return True
@@ -397,22 +404,25 @@ class Calls:
             await self._ports.within.record_call(started.function)
         await self._journal.record(started)
 
-    async def _record_inside(
-        self, tab: Tab, iteration: int, loop: asyncio.AbstractEventLoop, function: str | None, *, threaded: bool
-    ) -> None:
+    async def record(self, tab: Tab, function: str | None) -> None:
         """Record a request (None), or the start of a function, that a call's function makes.
 
         A function in a thread may run an event loop there. Any other one that waits for a loop of its own may block
         this loop meanwhile, so what happens in such a loop is not recorded.
         """
+        if self._ports.store is None:
+            return
+        loop = self._loop
+        assert loop is not None, "a call that runs was begun in a loop"
         if asyncio.get_running_loop() is not loop:
-            if threaded:
-                recorded = self._record_inside(tab, iteration, loop, function, threaded=True)
-                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(recorded, loop))
+            if tab.threaded:
+                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.record(tab, function), loop))
         elif not tab.closed:  # the end of a call charges what it took
+            batch = self._journal.state.batch
+            assert batch is not None, "a call that runs is in the open batch"
             at = self._journal.now()
             usage = replace(tab.taken, iterations=0, tool_calls=0, calls_by_function={})  # the fold counts these
-            taken: dict[str, Any] = {"iteration": iteration, "index": tab.index, "usage": usage, "at": at}
+            taken: dict[str, Any] = {"iteration": batch.iteration, "index": tab.index, "usage": usage, "at": at}
             asked = function is None
             await self._journal.record(ModelAsked(**taken) if asked else NestedCallStarted(function=function, **taken))
 

@@ -19,9 +19,16 @@ from support.narrow import present
 from support.values import each_of
 
 
-async def never() -> bool:
-    """Start nothing."""
-    return False
+class Silent:
+    """Records nothing, and starts no call once more."""
+
+    async def restart(self, _: Tab) -> bool:
+        return False
+
+    async def record(self, tab: Tab, function: str | None) -> None: ...
+
+
+SILENT = Silent()
 
 
 class Run:
@@ -38,7 +45,7 @@ class Run:
 
     def tab(self, index: int = 0) -> Tab:
         """Open the tab of a call, as around its function."""
-        tab = self.account.tabs[index] = Tab(self.account, index, never)
+        tab = self.account.tabs[index] = Tab(self.account, index, SILENT)
         return tab
 
 
@@ -60,10 +67,10 @@ def asking(within: Tab, **rules: object) -> Run:
 def test_a_tab_is_current_while_its_function_runs() -> None:
     """The function finds its own call; a call inside it hides it, until that ends; outside there is nothing to find."""
     run = calling("f", "g")
-    with Tab(run.account, 0, never) as outer:
-        with Tab(run.account, 1, never) as inner:
+    with Tab(run.account, 0, SILENT) as outer:
+        with Tab(run.account, 1, SILENT) as inner:
             assert current_tab() is inner
-            assert inner.restart is never
+            assert not inner.closed
         assert current_tab() is outer
     assert current_tab() is None
 
@@ -98,7 +105,7 @@ def test_a_call_that_has_its_result_is_in_the_ledger_alone() -> None:
 def test_nothing_is_taken_after_the_end_of_a_call() -> None:
     """A function that continued after its result finds nothing left: no request, and no function."""
     run = calling("f")
-    with Tab(run.account, 0, never) as tab:
+    with Tab(run.account, 0, SILENT) as tab:
         assert tab.take_request() is None
     assert tab.left() == Left(amounts={"max_iterations": 0, "max_tool_calls": 0})
     assert tab.take_request() == "max_iterations"
@@ -213,7 +220,7 @@ def test_a_run_inside_sees_what_is_left_around_it() -> None:
 def test_a_run_inside_a_call_that_has_ended_stops() -> None:
     """Nothing is left for it: its function's result is recorded."""
     outer = calling("f")
-    with Tab(outer.account, 0, never) as tab:
+    with Tab(outer.account, 0, SILENT) as tab:
         inner = asking(tab)
     action = inner.account.decide(fold(inner.facts))
     assert isinstance(action, Finish)
@@ -230,17 +237,17 @@ def test_what_running_calls_have_spent_is_known_by_index() -> None:
 
 async def test_what_happens_in_a_call_is_recorded_in_every_journal_around_it() -> None:
     """Each call around it whose run is kept records it."""
-    seen: list[str] = []
+    seen: list[tuple[Tab, str | None]] = []
 
-    async def record(function: str | None) -> None:
-        seen.append(f"outer {function or ''}".rstrip())
+    class Noting(Silent):
+        async def record(self, tab: Tab, function: str | None) -> None:
+            seen.append((tab, function))
 
-    outer = Tab(calling("f").account, 0, never)
-    outer.record = record
-    inner = Tab(Run(within=outer).account, 0, never)
+    outer = Tab(calling("f").account, 0, Noting())
+    inner = Tab(Run(within=outer).account, 0, Noting())
     await inner.record_request()
     await inner.record_call("f")
-    assert seen == ["outer", "outer f"]
+    assert seen == [(inner, None), (outer, None), (inner, "f"), (outer, "f")]
 
 
 def test_a_run_that_asks_for_its_answer_takes_the_trip_that_it_held() -> None:
@@ -391,7 +398,7 @@ def test_a_run_inside_shares_the_budgets_of_the_run_around_unless_it_has_others(
     """Its requests are charged to them as well."""
     here, there = cast("SharedBudgets", object()), cast("SharedBudgets", object())
     outer = Account(State, None, nullcontext(), here)
-    tab = Tab(outer, 0, never)
+    tab = Tab(outer, 0, SILENT)
     assert Account(State, tab, nullcontext()).shared is here
     assert Account(State, tab, nullcontext(), there).shared is there
     assert Account(State, None, nullcontext()).shared is None

@@ -15,9 +15,16 @@ from planner_ext.core.state import State
 from support.core import began, calls, completed, decided, finished, replied, run_started, says
 
 
-async def never() -> bool:
-    """Start nothing again."""
-    return False
+class Silent:
+    """Records nothing, and starts no call once more."""
+
+    async def restart(self, _: Tab) -> bool:
+        return False
+
+    async def record(self, tab: Tab, function: str | None) -> None: ...
+
+
+SILENT = Silent()
 
 
 @dataclass
@@ -88,7 +95,7 @@ class Node:
         for index in indexes:
             self.starts += 1
             self._add(began(index, iteration=iteration))
-            tab = self.account.tabs[index] = Tab(self.account, index, never)
+            tab = self.account.tabs[index] = Tab(self.account, index, SILENT)
             if self.depth:
                 self.running.append(Node(self.width, self.depth - 1, INSIDE, tab))
         self.account.starting(())
