@@ -201,7 +201,8 @@ class _Charges:
         """Take in the journal with which an activation begins."""
         match facts:
             case [RunStarted(run_id=run_id, at=at), *more] if is_kept:
-                self._run, self._activation = f"{run_id} {float(at)!r}", len(facts)  # a deleted run frees its name
+                self._run = f"{run_id} {float(at)!r}"  # a deleted run frees its name
+                self._activation = len(facts)
                 self._used = bool(more)  # an earlier process may have left something reserved
             case _:
                 pass
@@ -313,11 +314,14 @@ class _Charges:
         own = [self._values(line) for line in self._lines]
         steps = [step for values in own for step in ((_CLAIM, values), (_SELECT_RUN, values))]
         for line, rows in zip(self._lines, (await self._store.transact(*steps))[1::2], strict=True):
-            line.period, line.kept, line.stored = None, 0, line.stored or dict(self._known)
+            line.period = None
+            line.kept = 0
+            line.stored = line.stored or dict(self._known)
             for activation, period, kept, *totals in rows:
                 if activation != self._activation:
                     raise RunFencedError("Another worker has continued this run, and takes of its shared budgets.")
-                line.period, line.kept = str(period), int(kept or 0)
+                line.period = str(period)
+                line.kept = int(kept or 0)
                 line.stored = {part: float(value or 0) for part, value in zip(LIMITS, totals, strict=True)}
 
     def _values(self, line: _Line) -> dict[str, Value]:
@@ -361,7 +365,9 @@ class _Charges:
         self._total = total
         self._kept = kept
         for line in self._lines:
-            line.stored, line.kept, line.period = _plus(line.before, total), kept, line.budget.period(at)
+            line.stored = _plus(line.before, total)
+            line.kept = kept
+            line.period = line.budget.period(at)
 
     async def _refused(self, total: _Parts, kept: int, checked: set[str], at: float) -> _Refusal | None:
         """Find the limit that refuses a reservation, and whether that is new; None if none does any more."""

@@ -87,7 +87,8 @@ class BudgetStore:
         self._process = os.getpid()
         self._database: _Database | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._starting, self._opening = threading.Lock(), asyncio.Lock()
+        self._starting = threading.Lock()
+        self._opening = asyncio.Lock()
 
     def _lock(self) -> threading.Lock:
         """Return the lock of the thread in this process."""
@@ -238,7 +239,8 @@ class BudgetStore:
 
     def _started(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
-            self._loop, self._opening = asyncio.new_event_loop(), asyncio.Lock()
+            self._loop = asyncio.new_event_loop()
+            self._opening = asyncio.Lock()
             threading.Thread(target=_serve, args=(self._loop,), name="planner_ext budgets", daemon=True).start()
         return self._loop
 

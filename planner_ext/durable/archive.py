@@ -21,7 +21,7 @@ from planner_ext.durable.records import RUN_ID, fold_journal, read_facts
 from planner_ext.durable.store import ADD_NOTICE, JournalStore
 from planner_ext.durable.writer import ADD_FACT, JournalWriter, fact_row
 from planner_ext.engine.document import document_of, dump_facts, load_facts, read_document
-from planner_ext.engine.fork import forked_facts
+from planner_ext.engine.journal import forked_facts
 
 _KEYS = "run_id", "run", "facts", "decisions", "refusals"
 _RUN = "goal", "status", "created_at", "updated_at", "problem", "inputs", "new_budget"
@@ -150,7 +150,7 @@ async def import_run(
 async def fork_run(
     store: JournalStore, run_id: str, *, at: int, new_run_id: str, now: float, instruction: str = ""
 ) -> str:
-    """Add a fork of a run to its store; see `planner_ext.engine.fork.forked_facts`.
+    """Add a fork of a run to its store; see `planner_ext.engine.journal.forked_facts`.
 
     Raises:
         UnknownRunError: If the store has no such run.

@@ -1,4 +1,4 @@
-"""The journal of one run: the facts that end a run from outside, and the recorder of all facts.
+"""The journal of one run: the facts that end a run from outside, those of its forks, and the recorder of all facts.
 
 The recorder stores, applies and publishes each fact in order. It also measures the run's time: the active time since
 the last fact that has one, and what is left until a time limit.
@@ -8,13 +8,14 @@ import asyncio
 import inspect
 import logging
 import math
-from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import reduce
 from typing import Any, Final, TypeVar
 
 from planner_ext.core import facts
+from planner_ext.core.errors import PlannerExtError
 from planner_ext.core.fold import apply, fold
 from planner_ext.core.machine import (
     IN_DOUBT,
@@ -27,7 +28,7 @@ from planner_ext.core.machine import (
     next_action,
 )
 from planner_ext.core.results import cut_of
-from planner_ext.core.state import State
+from planner_ext.core.state import Phase, State
 from planner_ext.core.values import Usage, updated
 from planner_ext.engine.concurrency import GRACE, STEP, OutOfTime, Raised, StopHandle, SystemClock, caught, in_time
 from planner_ext.engine.log import log_facts
@@ -107,6 +108,63 @@ def stopping_facts(
         ending.append(plain_fact(action, at=at, **timed))
         state = apply(state, ending[-1])
     return tuple(ending)
+
+
+class InvalidForkError(PlannerExtError):
+    """A run cannot be forked there: it made no request after that iteration; names the iterations where it can."""
+
+
+def forked_facts(
+    journal: Sequence[facts.Fact], *, at: int, run_id: str, now: float, instruction: str = ""
+) -> tuple[facts.Fact, ...]:
+    """Return the journal of a fork: stopped after an iteration, so that any door resumes it.
+
+    The fork starts with the usage of the kept iterations. An approval "for the rest of the run" does not hold in
+    the fork, which asks again.
+
+    Args:
+        journal: That of the run.
+        at: The last iteration that is kept, 0-based; -1 keeps the beginning, and the plan.
+        run_id: The fork's name, to which its approvals will bind.
+        now: Seconds since the epoch.
+        instruction: A user message to add.
+
+    Raises:
+        InvalidForkError: If the run made no request after this iteration.
+    """
+    state = State()
+    ends = dict[int, tuple[int, State]]()
+    for count, fact in enumerate(journal, 1):
+        state = apply(state, fact)
+        if state.phase is Phase.ASKING:
+            ends.setdefault(state.iteration - 1, (count, state))
+    if at not in ends or (ends[at][1].final_answer is not None and not instruction):
+        there = ", ".join(str(end) for end, (_, state) in ends.items() if state.final_answer is None)
+        raise InvalidForkError(
+            f"The run cannot be forked after iteration {at}; possible iterations: {there or 'none'}."
+        )
+    count, state = ends[at]
+    kept = [_of_fork(fact, run_id) for fact in journal[:count]]
+    if instruction:
+        message = {"role": "user", "items": [{"content_type": "text", "text": instruction}]}
+        kept.append(facts.MessageAdded(message=message, purpose="step", at=now))
+    state = reduce(apply, kept, State())
+    stopped = stopping_facts(state, reason=f"Forked after iteration {at} of run {_run_of(journal)}.", at=now)
+    return (*kept, *stopped)
+
+
+def _run_of(journal: Sequence[facts.Fact]) -> str:
+    return next((fact.run_id for fact in journal if isinstance(fact, facts.RunStarted)), "")
+
+
+def _of_fork(fact: facts.Fact, run_id: str) -> facts.Fact:
+    match fact:
+        case facts.RunStarted():
+            return replace(fact, run_id=run_id)
+        case facts.CallDecided(sticky=str()):
+            return replace(fact, sticky=None)
+        case _:
+            return fact
 
 
 logger = logging.getLogger(__name__)

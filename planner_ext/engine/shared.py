@@ -50,7 +50,8 @@ class Reservations:
             case RunCalls(indexes=indexes):
                 if (refused := await self._shared.reserve(calls=len(indexes))) is not None:
                     return await self._with_answer(refused)
-                self._calls, self._seen = len(indexes), len(self._journal.facts)
+                self._calls = len(indexes)
+                self._seen = len(self._journal.facts)
             case Pause() | Finish():
                 await self.settle()
             case _:

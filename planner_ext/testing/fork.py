@@ -3,7 +3,7 @@
     checkpoint = fork("tests/cassettes/refund.json", at=1, instruction="Refund half of it.")
     result = await planner.resume(kernel, checkpoint, budget=Budget(max_iterations=10))
 
-The fork starts with the consumption of the kept iterations. Their functions are not called again: the results are in
+The fork starts with the usage of the kept iterations. Their functions are not called again: the results are in
 the history. Functions of later iterations are called again, and take effect again.
 """
 
@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from planner_ext.core.facts import Fact
 from planner_ext.durable.records import StoredRun
-from planner_ext.engine.fork import forked_facts
+from planner_ext.engine.journal import forked_facts
 from planner_ext.sk.checkpoint import Checkpoint, SigningKey
 from planner_ext.sk.errors import InvalidCheckpointError
 from planner_ext.testing.cassette import Cassette, CassetteError

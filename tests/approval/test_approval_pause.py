@@ -85,7 +85,7 @@ async def test_what_waits_is_shown_exactly_and_as_json(door: Door) -> None:
 
 
 @every_door
-async def test_the_ledger_continues(door: Door) -> None:
+async def test_the_usage_continues(door: Door) -> None:
     """Iterations and calls of a run in two lives are those of the same run in one."""
     script = [LOOK, calls(LOOK, REFUND), LOOK, DONE]
     whole = await door.ask(world(script))

@@ -141,7 +141,7 @@ async def test_usage_is_the_sum_so_far(door: Door) -> None:
 
 @three_doors
 async def test_usage_is_a_copy(door: Door) -> None:
-    """What a callback does to ``total_usage`` changes no ledger."""
+    """What a callback does to ``total_usage`` does not change the usage of the run."""
 
     def meddling(context: Context) -> None:
         context.total_usage = Usage(prompt_tokens=10**9)
@@ -234,7 +234,7 @@ async def test_it_is_not_called_for_a_paused_batch(door: Door) -> None:
 
 @three_doors
 async def test_terminate_and_continue(door: Door) -> None:
-    """Stopped by the callback, the run continues from its checkpoint where it was, the ledger with it."""
+    """Stopped by the callback, the run continues from its checkpoint where it was, the usage with it."""
     first = world(SCRIPT[:1])
     stopped = await door.ask(first, iteration_completed=Watch(stop_at=0))
     here = world(SCRIPT[1:])

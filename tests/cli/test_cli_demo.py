@@ -73,7 +73,7 @@ def test_the_stock_loop_and_the_options_as_written_stand_beside_ours(
 
 
 @pytest.mark.parametrize("row", ["round trips", "tokens", "function calls"])
-def test_the_ledger_agrees_with_who_else_counted(shown: subprocess.CompletedProcess[str], row: str) -> None:
+def test_the_usage_agrees_with_who_else_counted(shown: subprocess.CompletedProcess[str], row: str) -> None:
     """What the run was charged is what the server, or a filter of the kernel, counted."""
     found = re.search(rf"{row} +charged +([\d,]+) ✓ \w+ \w+ counted +([\d,]+)", shown.stdout)
     assert found is not None

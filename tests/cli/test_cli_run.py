@@ -88,7 +88,7 @@ def test_without_the_extra_the_command_says_how_to_install_it(here: Path) -> Non
 
 
 def test_json_is_one_document_even_if_the_kernel_prints(command: Command) -> None:
-    """Exit code 1 at a limit; stdout is one JSON document with the ledger and the history as it was sent."""
+    """Exit code 1 at a limit; stdout is one JSON document with the usage and the history as it was sent."""
     with ScriptedOpenAIServer(always_calls) as server:
         outcome = command("run", "Go on", *SHOP_AT, *at(server), "--max-iterations", "3", "--json")
         document = outcome.document

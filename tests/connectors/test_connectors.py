@@ -226,7 +226,7 @@ async def test_a_service_runs_calls_and_says_what_the_server_said(
 
 
 async def test_a_planner_runs_to_its_answer(connect: Callable[..., World], streamed: bool) -> None:
-    """The planner's ledger is what the server reported, with a history that has system messages of its own."""
+    """The planner's usage is what the server reported, with a history that has system messages of its own."""
     world = connect(CALLS, CALLS, TEXT)
     history = asked()
     history.add_system_message("Be brief.")

@@ -76,7 +76,7 @@ def test_a_tab_is_current_while_its_function_runs() -> None:
 
 
 def test_what_a_call_takes_is_taken_from_the_run_at_once() -> None:
-    """Requests, functions and tokens of a running function count before the ledger has them, those expected, too."""
+    """Requests, functions and tokens of a running function count before they are in the usage, those expected, too."""
     run = calling("f", max_iterations=9, max_tool_calls=5, max_total_tokens=100)
     tab = run.tab()
     assert (tab.spent, run.left) == (None, {"max_iterations": 8, "max_tool_calls": 4, "max_total_tokens": 100})
@@ -90,7 +90,7 @@ def test_what_a_call_takes_is_taken_from_the_run_at_once() -> None:
     assert tab.spent == Usage(iterations=1, tool_calls=1, prompt_tokens=20, calls_by_function={"g": 1})
 
 
-def test_a_call_that_has_its_result_is_in_the_ledger_alone() -> None:
+def test_a_call_that_has_its_result_is_in_the_usage_alone() -> None:
     """Its tab counts no more, although it is still open; the tab of a call of an earlier batch never does."""
     run = calling("f", "g", max_iterations=9)
     run.tab(0).charge(Usage(iterations=2))
@@ -121,7 +121,7 @@ def test_a_request_beyond_the_limit_is_not_taken() -> None:
 
 
 def test_functions_of_a_call_are_limited_by_name() -> None:
-    """A function's own limit counts the starts in the ledger and those that running functions made."""
+    """A function's own limit counts the starts in the usage and those that running functions made."""
     run = calling("f", max_calls_per_function={"f": 3, "g": 1})
     tab = run.tab()
     assert run.account.left().starts == {"f": 2, "g": 1}
@@ -174,7 +174,7 @@ def test_a_run_inside_that_may_not_ask_is_not_opened() -> None:
 
 
 def test_a_request_under_way_inside_is_taken_outside_until_its_reply_is_charged() -> None:
-    """It counts once: while it is made by the account, and from its reply on by the ledger."""
+    """It counts once: while it is made by the account, and from its reply on in the usage."""
     outer = calling("f", max_iterations=9)
     inner = asking(outer.tab())
     assert isinstance(inner.account.decide(fold(inner.facts)), AskModel)
@@ -288,7 +288,7 @@ def test_only_what_a_resumed_run_spends_from_now_on_is_taken_around_it() -> None
     assert inner.account.total() == Usage(iterations=1, tool_calls=1, calls_by_function={"h": 1})
 
 
-def test_a_second_start_is_taken_by_name_until_it_is_in_the_ledger() -> None:
+def test_a_second_start_is_taken_by_name_until_it_is_in_the_usage() -> None:
     """A function whose starts are limited has none left meanwhile."""
     run = calling("f", max_calls_per_function={"f": 2}, max_tool_calls=5)
     assert run.account.restart("f") is None

@@ -126,7 +126,7 @@ limits = st.builds(
 def test_runs_beside_each_other_never_take_more_than_is_left(
     data: st.DataObject, limits: Budget, width: int, depth: int
 ) -> None:
-    """Each ends with an answer, or at a limit that it names, or is not let in; the ledger has all that was made."""
+    """Each ends with an answer, or at a limit that it names, or is not let in; all that was made is in the usage."""
     root = Node(width, depth, limits)
     for _ in range(1000):
         able = [node for node in root.tree() if node.ready()]
@@ -138,8 +138,8 @@ def test_runs_beside_each_other_never_take_more_than_is_left(
     assert limits.max_iterations is not None
     requests = sum(node.requests for node in nodes)
     starts = sum(node.starts for node in nodes)
-    ledger = root.state.usage
-    assert (ledger.iterations, ledger.tool_calls) == (requests, starts)
+    usage = root.state.usage
+    assert (usage.iterations, usage.tool_calls) == (requests, starts)
     assert requests <= limits.max_iterations
     assert limits.max_tool_calls is None or starts <= limits.max_tool_calls
     for node in nodes:

@@ -92,8 +92,8 @@ def _may_withhold(fact: Fact) -> TypeGuard[CallsWithheld | ModelReplied]:
 
 @tried(60)
 @given(plans)
-def test_a_ledger_outlives_its_process(plan: Plan) -> None:
-    """At each pause and end, the ledger read from the journal's text is the same, and resuming charges nothing."""
+def test_a_usage_outlives_its_process(plan: Plan) -> None:
+    """At each pause and end, the usage read from the journal's text is the same, and resuming charges nothing."""
     for facts, state in prefixes(finished(World(plan))):
         if isinstance(facts[-1], Paused | Ended):
             read = through_json(facts)
@@ -156,7 +156,7 @@ def _larger(limits: Budget, state: State) -> Budget:
 @tried(80)
 @given(plans, st.sampled_from([False, True, 0.5]))
 def test_the_model_reads_what_is_really_left(plan: Plan, tell: bool | float) -> None:
-    """Every request tells what the ledger leaves at that moment, never below nothing, and only if it is to."""
+    """Every request says what is left at that moment, never below 0, and only under ``tell_budget``."""
     rules = replace(plan.rules, limits=replace(plan.rules.limits, tell_budget=tell))
     for _, state in prefixes(finished(World(replace(plan, rules=rules)))):
         action = next_action(state)

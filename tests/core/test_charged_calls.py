@@ -36,8 +36,8 @@ def ended(spent: Usage | None, outcome: CallOutcome = "ok") -> CallFinished:
 def test_a_call_is_charged_what_it_reports() -> None:
     """The report at its end counts, not earlier records. The time is measured by the run around."""
     spent = replace(USED, iterations=2, tool_calls=1)
-    ledger = fold(calling(*RECORDED, ended(spent))).usage
-    assert ledger == USED + Usage(iterations=1 + 2, tool_calls=1 + 1, active_seconds=1.0, calls_by_function={"f": 1})
+    usage = fold(calling(*RECORDED, ended(spent))).usage
+    assert usage == USED + Usage(iterations=1 + 2, tool_calls=1 + 1, active_seconds=1.0, calls_by_function={"f": 1})
 
 
 @each_of(
@@ -47,9 +47,9 @@ def test_a_call_is_charged_what_it_reports() -> None:
 )
 def test_a_call_that_does_not_report_is_charged_what_it_recorded(end: Fact) -> None:
     """Its requests, its functions by name, and the tokens that it had used by the newest record."""
-    ledger = fold(calling(*RECORDED, end)).usage
+    usage = fold(calling(*RECORDED, end)).usage
     counted = Usage(iterations=1 + 1, tool_calls=1 + 1, calls_by_function={"f": 1, "g": 1})
-    assert ledger == USED + counted + Usage(active_seconds=1.0)
+    assert usage == USED + counted + Usage(active_seconds=1.0)
 
 
 def test_the_newest_record_says_what_was_used_so_far() -> None:
@@ -62,8 +62,8 @@ def test_the_newest_record_says_what_was_used_so_far() -> None:
 def test_a_call_in_doubt_that_runs_again_is_charged_both_lives_and_one_start() -> None:
     """What the first life recorded stays spent, beside what the second one reports."""
     facts = calling(*RECORDED, decided(0), began(0), ended(Usage(iterations=1)))
-    ledger = fold(facts).usage
-    assert (ledger.iterations, ledger.tool_calls, ledger.total_tokens) == (1 + 1 + 1, 1 + 1, 42)
+    usage = fold(facts).usage
+    assert (usage.iterations, usage.tool_calls, usage.total_tokens) == (1 + 1 + 1, 1 + 1, 42)
 
 
 def test_a_call_in_doubt_that_is_decided_twice_is_charged_once() -> None:

@@ -122,7 +122,7 @@ def test_the_plan_request_is_charged_as_the_rules_say(charge: bool, charged: int
 
 
 def test_a_reply_is_charged_what_it_reports() -> None:
-    """Round trips, tokens and seconds of a reply are added to the ledger, and the next trip has the next number."""
+    """Round trips, tokens and seconds of a reply are added to the usage, and the next trip has the next number."""
     usage = Usage(prompt_tokens=3, completion_tokens=4, cost=0.5)
     state = fold([run_started(), replied(says("hello", iterations=3, usage=usage))])
     assert state.usage == replace(usage, iterations=3, active_seconds=1.0)
@@ -175,8 +175,8 @@ def test_what_a_function_has_recorded_is_charged_if_it_does_not_report(fact: Fac
         ModelAsked(iteration=0, index=0, at=0.0),
         NestedCallStarted(iteration=0, index=0, function="g", at=0),
     )
-    ledger = fold((run_started(), replied(calls("f")), decided(0), began(0), asked, nested, asked, fact)).usage
-    assert (ledger.iterations - 1, ledger.calls_by_function.get("g", 0), ledger.tool_calls) == charged
+    usage = fold((run_started(), replied(calls("f")), decided(0), began(0), asked, nested, asked, fact)).usage
+    assert (usage.iterations - 1, usage.calls_by_function.get("g", 0), usage.tool_calls) == charged
 
 
 def test_a_request_of_a_function_that_does_not_run_cannot_be_recorded() -> None:
@@ -189,8 +189,8 @@ def test_a_request_of_a_function_that_does_not_run_cannot_be_recorded() -> None:
 def test_a_plan_request_that_failed_is_charged_as_the_rules_say(charge: bool, charged: int) -> None:
     """Like one that was answered; a request of the loop is always charged."""
     lost = request_failed(iteration=-1, usage=Usage(prompt_tokens=7))
-    ledger = fold([run_started(plan=True, charge_plan=charge), lost]).usage
-    assert (ledger.iterations, ledger.prompt_tokens, ledger.active_seconds) == (charged, 7, 1.0)
+    usage = fold([run_started(plan=True, charge_plan=charge), lost]).usage
+    assert (usage.iterations, usage.prompt_tokens, usage.active_seconds) == (charged, 7, 1.0)
     assert fold([run_started(charge_plan=charge), request_failed(2)]).usage.iterations == 2
     assert fold([run_started(charge_plan=False), request_failed(iteration=0)]).usage.iterations == 1
 

@@ -44,7 +44,7 @@ def test_the_results_enter_in_call_order() -> None:
 
 
 def test_started_functions_are_counted_once_each() -> None:
-    """The ledger counts starts: in all, by function, and by function with arguments where repeats are limited."""
+    """The usage counts starts: in all, by function, and by function with arguments where repeats are limited."""
     facts = [run_started(limits=Budget(max_repeated_calls=2)), *CALLED[1:], began(0), finished(0, outcome="failed")]
     state = fold(facts)
     assert state.usage.tool_calls == 1

@@ -75,7 +75,7 @@ def test_a_paused_run_that_is_stopped_has_its_batch_to_answer() -> None:
 
 
 def test_a_resumed_pause_keeps_what_was_spent_and_decided() -> None:
-    """Resuming a pause with new limits changes the limits and nothing else of the ledger or the batch."""
+    """Resuming a pause with new limits changes the limits and nothing else of the usage or the batch."""
     paused = fold(SAMPLES[Phase.PAUSED])
     limits = Budget(max_iterations=9)
     state = apply(paused, Resumed(limits=limits, at=1.0))

@@ -118,7 +118,7 @@ def test_the_flags_of_a_state_exclude_each_other_as_described(plan: Plan) -> Non
 
 @tried(80)
 @given(plans)
-def test_the_ledger_is_what_the_facts_say(plan: Plan) -> None:
+def test_the_usage_is_what_the_facts_say(plan: Plan) -> None:
     """After every fact: trips are the sum of those reported, tool calls the starts, tokens and cost those used."""
     world = World(plan)
     for facts, state in prefixes(finished(world)):

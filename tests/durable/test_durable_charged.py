@@ -145,10 +145,10 @@ def check(plan: Plan, most: int, lives: Sequence[Life]) -> None:
     limits = replace(own, max_iterations=most, max_calls_per_function={**own.max_calls_per_function, "inner": most})
     world, facts = lives_through(replace(plan, rules=replace(plan.rules, limits=limits)), lives)
     made = world.requests + world.clarifier_requests + world.plan_requests * plan.rules.charge_plan
-    ledger = fold(facts).usage
-    assert made <= ledger.iterations <= most
-    assert ledger.iterations == charged(facts, plan.rules)
-    assert world.begun["inner"] <= ledger.calls_by_function.get("inner", 0) <= most
+    usage = fold(facts).usage
+    assert made <= usage.iterations <= most
+    assert usage.iterations == charged(facts, plan.rules)
+    assert world.begun["inner"] <= usage.calls_by_function.get("inner", 0) <= most
     assert world.problems == []
     assert sum(isinstance(fact, RequestFailed) for fact in facts) <= len(lives)
 

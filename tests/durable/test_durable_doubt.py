@@ -101,7 +101,7 @@ def heard(result: FunctionCallingStepwisePlannerResult) -> str:
 
 @pytest.mark.parametrize("kind", ["idempotent", "keyed"])
 async def test_what_may_run_again_runs_again_with_its_key(kind: str, tmp_path: Path) -> None:
-    """No person is asked; the second run has the first one's key, and the ledger counts one call."""
+    """No person is asked; the second run has the first one's key, and the usage counts one call."""
     world = World(tmp_path / "runs.db", kind)
     await world.die()
     result = await world.live()

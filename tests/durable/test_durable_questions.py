@@ -102,7 +102,7 @@ async def test_a_question_waits_and_is_answered_while_no_worker_lives(asks: Asks
 
 @both_ways_to_ask
 async def test_waiting_for_an_answer_changes_no_count(asks: Asks, store: str, tmp_path: Path) -> None:
-    """The ledger of a run that waited in a store is that of one that was answered at once."""
+    """The usage of a run that waited in a store is that of one that was answered at once."""
 
     async def answers(_: Question) -> str:
         return "The first."

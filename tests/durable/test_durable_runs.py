@@ -80,7 +80,7 @@ async def test_an_ambiguous_name_is_refused(run_id: str, store: str, tmp_path: P
 
 
 async def test_a_pause_and_a_new_process_change_no_count(store: str, tmp_path: Path) -> None:
-    """The ledger of a run that paused and continued elsewhere is that of one that never did."""
+    """The usage of a run that paused and continued elsewhere is that of one that never did."""
     through = await settled(store, tmp_path, pauses=False)
     paused = await settled(store, tmp_path, pauses=True)
 

@@ -9,7 +9,7 @@ from planner_ext.approval.decisions import Approve, Decision
 from planner_ext.core.facts import CallDecided, ModelReplied, Resumed, Rules
 from planner_ext.core.fold import fold
 from planner_ext.core.state import Phase
-from planner_ext.engine.fork import InvalidForkError, forked_facts
+from planner_ext.engine.journal import InvalidForkError, forked_facts
 from support.core import violations
 from support.property_world import Plan, Turn, World, plans, starts, through_json, tried
 
@@ -59,7 +59,7 @@ def test_every_fork_of_every_run_is_resumed_to_its_end(plan: Plan) -> None:
 @tried(40)
 @given(plans)
 def test_a_fork_keeps_what_was_spent(plan: Plan) -> None:
-    """The ledger of a fork is that of the run when its iteration had ended: no request is charged for the fork."""
+    """The usage of a fork is that of the run when its iteration had ended: no request is charged for the fork."""
     world = World(plan)
     whole = asyncio.run(world.finish(world.start()))
     for at in range(fold(whole).iteration):

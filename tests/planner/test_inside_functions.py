@@ -65,7 +65,7 @@ async def test_no_way_passes_the_budget(way: str, trips: int, times: int, stream
 
 
 @every_way
-async def test_a_run_inside_is_in_the_ledger_of_calls_by_function(way: str) -> None:
+async def test_a_run_inside_is_in_the_usage_of_calls_by_function(way: str) -> None:
     """A limit by function counts all calls of the run, nested runs included."""
     async with world(greedy(way, 3)) as seen:
         with_expert(seen)

@@ -157,7 +157,7 @@ async def test_stop_ends_the_run_as_a_value(limit: str, budget: Any, trips: int,
 @both_ways
 @limits
 async def test_raise_ends_the_run_with_everything_it_had(limit: str, budget: Any, trips: int, streamed: bool) -> None:
-    """Under on_limit="raise" the error carries history, ledger, limit and checkpoint."""
+    """Under on_limit="raise" the error carries history, usage, limit and checkpoint."""
     math = Math()
     async with openai_kernel(never_stops, math=math) as (kernel, server):
         planner = planner_with(plan=False, max_iterations=trips, budget=Budget(on_limit="raise", **budget))

@@ -85,7 +85,7 @@ async def test_plain_and_streamed_runs_record_the_same_facts() -> None:
 
 
 async def test_the_results_of_plain_and_streamed_runs_are_the_same() -> None:
-    """Answer, history, ledger and usage do not depend on how the requests were made."""
+    """Answer, history and usage do not depend on how the requests were made."""
     results = []
     for streamed in (False, True):
         async with openai_kernel(EVENTFUL) as (kernel, _):

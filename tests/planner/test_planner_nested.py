@@ -92,7 +92,7 @@ async def test_the_functions_of_a_nested_run_that_crashed_are_counted(streamed: 
 @both_ways
 @pytest.mark.parametrize("on_deferred", ["hold_all", "run_safe_first"])
 async def test_a_nested_call_beside_one_that_waits_is_charged_once(on_deferred: Any, streamed: bool) -> None:
-    """Whether it runs before the pause or after it, in another process: the same ledger, and one run inside."""
+    """Whether it runs before the pause or after it, in another process: the same usage, and one run inside."""
 
     async def ask_about_add(tool: Any) -> Defer | None:
         return Defer() if tool.function_name == "add" else None

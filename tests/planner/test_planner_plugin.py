@@ -52,7 +52,7 @@ def never_ends(request: ScriptedRequest) -> ScriptedReply:
 
 @both_ways
 async def test_the_nested_answer_is_what_the_model_around_reads(streamed: bool) -> None:
-    """The function's result is the nested final answer; both runs are in one ledger."""
+    """The function's result is the nested final answer; both runs are charged to the run around."""
     kernel, expert = around([DELEGATE, say("It is 3.")], [ADD, say("3")])
     result = await invoke(planner_with("chat", plan=False, max_iterations=9), kernel, streamed=streamed)
     assert (result.status, result.final_answer, results_read(result)) == ("answered", "It is 3.", ["3"])

@@ -118,8 +118,8 @@ def _calls_to_helpers(seen: World, expert: Mind) -> int:
 
 @settings(max_examples=20, derandomize=True, deadline=None, suppress_health_check=EVERY_HEALTH_CHECK)
 @given(chat=minds, expert=minds, helper=minds, tokens=st.integers(50, 3000))
-def test_the_ledger_is_the_sum_of_all_requests(chat: Mind, expert: Mind, helper: Mind, tokens: int) -> None:
-    """Tokens and cost of every request of every run are in the outermost ledger, reservations or not."""
+def test_the_usage_is_the_sum_of_all_requests(chat: Mind, expert: Mind, helper: Mind, tokens: int) -> None:
+    """Tokens and cost of every request of every run are in the usage of the outermost run."""
     chat, expert, helper = Mind(chat.turns), Mind(expert.turns), Mind(helper.turns)
     priced: list[float] = []
 

@@ -46,7 +46,7 @@ async def limited(kernel: Any, limit: str, on_limit: Any, *, streamed: bool) -> 
 @all_limits
 @all_ends
 async def test_every_limited_run_continues_from_json(on_limit: Any, limit: str, streamed: bool) -> None:
-    """With a larger budget a fresh planner and kernel finish the run from JSON text; the ledger continues."""
+    """With a larger budget a fresh planner and kernel finish the run from JSON text; the usage continues."""
     async with openai_kernel(never_stops) as (kernel, first):
         ended = await limited(kernel, limit, on_limit, streamed=streamed)
     text = ended.checkpoint.to_json()

@@ -159,7 +159,7 @@ async def test_a_result_is_not_changed_by_what_comes_after_it(streamed: bool) ->
 
 @both_ways
 async def test_runs_of_one_planner_do_not_meet(streamed: bool) -> None:
-    """Many runs at the same time, of one planner over one kernel, keep their goals, histories and ledgers apart."""
+    """Many runs at the same time, of one planner over one kernel, keep their goals, histories and usages apart."""
     count = 12
     all_here = asyncio.Barrier(count)
 

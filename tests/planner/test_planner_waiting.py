@@ -72,7 +72,7 @@ async def test_a_deferred_call_pauses_the_run_as_a_value(streamed: bool) -> None
 async def test_a_decision_continues_from_json(
     decision: Any, read: str, ran: Any, otherwise: bool, streamed: bool
 ) -> None:
-    """A fresh planner and kernel carry a decision out, plain or streamed, however the run began; the ledger goes on."""
+    """A fresh planner and kernel carry a decision out, plain or streamed, however the run began; the usage goes on."""
     async with openai_kernel([PLAN, ADD]) as (kernel, first):
         waiting = await invoke(careful(), kernel, streamed=streamed)
     checkpoint = Checkpoint.from_json(waiting.checkpoint.to_json())

@@ -56,7 +56,7 @@ def test_a_session_takes_a_config_and_nothing_else() -> None:
         ToolUseSession(kernel_of([]), budget=5)  # pyright: ignore[reportArgumentType]  # junk, on purpose
 
 
-async def test_the_limit_raises_and_carries_history_and_ledger(talk: Talks) -> None:
+async def test_the_limit_raises_and_carries_history_and_usage(talk: Talks) -> None:
     """The call beyond it does not run, the model is not asked again, and the error says what was spent."""
     talking = talk(lambda _: ADD, TWO)
     with pytest.raises(LimitReachedError, match="Max number of tool call reached") as caught:

@@ -99,7 +99,7 @@ async def test_the_half_that_is_not_reported_is_estimated(half: CompletionUsage)
 
 
 async def test_an_estimate_survives_a_checkpoint_and_its_json() -> None:
-    """What was estimated before a pause is called an estimate after it, in ledger, facts and metadata."""
+    """What was estimated before a pause is called an estimate after it, in usage, facts and metadata."""
     kernel, _ = silent()
     limits = Budget(max_iterations=4, max_total_tokens=5_000)
     paused = await run(kernel, streamed=False, budget=limits, approval=ApprovalSettings(unmatched="defer"))

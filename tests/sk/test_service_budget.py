@@ -132,7 +132,7 @@ async def test_under_stop_every_trip_offers_functions(
 
 
 async def test_under_raise_the_error_has_everything(ask: Ask, tools: Tools, resend: Any, history: ChatHistory) -> None:
-    """``on_limit="raise"``: the error carries history, ledger, limit and checkpoint, and the history is in order."""
+    """``on_limit="raise"``: the error carries history, usage, limit and checkpoint, and the history is in order."""
     service = FunctionInvokingChatCompletion(
         ScriptedChatCompletion(stubborn), budget=Budget(max_iterations=2, on_limit="raise")
     )
