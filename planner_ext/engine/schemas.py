@@ -12,10 +12,9 @@ what RE2 makes of it: ``\d`` and ``\w`` are ASCII.
 
 import json
 import math
-import operator
 import re
 import reprlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
@@ -56,11 +55,6 @@ _TEXT_OF_A_STEP: Final = 100
 
 _ITSELF_ALONE: Registry[Any] = Registry()
 """Resolves the references of a schema within itself, and no other."""
-
-Place: TypeAlias = "tuple[Place | None, str | int | None, int]"
-"""A place in a value: that of the value around it, the key or index in that, and the level of the check."""
-
-_TOP: Final[Place] = (None, None, 0)
 
 
 class _BeyondBoundsError(Exception):
@@ -106,7 +100,7 @@ _DECODER: Final = json.JSONDecoder(parse_constant=_no_number, parse_float=_finit
 def answer_problems(schema: dict[str, Any], value: Any) -> str:
     """Describe how JSON values violate a schema, or why they cannot be checked; "" if they do not violate it."""
     try:
-        found = islice(_Check(schema, value).problems(schema, value, _TOP), _PROBLEMS)
+        found = islice(_At(_Check(schema, value, _KEYWORDS), schema, value).problems(), _PROBLEMS)
         return "; ".join(f"${one.path()}: {one.text()}" for one in found)
     except _BeyondBoundsError as refused:
         return f"The answer {refused}"
@@ -132,7 +126,8 @@ def argument_problem(parameters: Mapping[str, Any], arguments: Mapping[str, Any]
         if name not in known:
             return f"{json.dumps(name)} is not a parameter; there are: {', '.join(known) or 'none'}"
         with suppress(Exception):  # of a schema that cannot be used: the function's own check decides
-            for problem in _Check(known[name], value, only=_OF_ARGUMENTS).problems(known[name], value, _TOP):
+            check = _Check(known[name], value, _OF_ARGUMENTS)
+            for problem in _At(check, known[name], value).problems():
                 if problem.is_certain():
                     return f"{json.dumps(name)}{problem.path()}: {problem.text()}"
     return ""
@@ -235,57 +230,7 @@ def _escape_of_re2(found: re.Match[str]) -> str:
     return r"\z" if found[0] == r"\Z" else found[0]
 
 
-def _matches(pattern: str, text: str) -> bool:
-    return _pattern(pattern).search(text.encode(errors="replace")) is not None
-
-
-# The check.
-
-
-@dataclass(frozen=True, slots=True)
-class _Problem:
-    """A value that violates a keyword; ``beneath`` has a problem of each schema that it combines."""
-
-    place: Place
-    keyword: str
-    wanted: Any
-    value: Any
-    schema: Any
-    said: str
-    beneath: tuple["_Problem", ...] = ()
-
-    def path(self) -> str:
-        keys: list[str] = []
-        place: Place | None = self.place
-        while place is not None:
-            place, key, _ = place
-            if key is not None:
-                keys.append(_key_text(key))
-        return "".join(reversed(keys))
-
-    def text(self) -> str:
-        """Describe it; of the value, and of what is wanted, the beginning."""
-        wanted = ", ".join(map(repr, _listed(self.wanted))) if self.keyword == "type" else _brief(self.wanted)
-        return self.said.format(value=_brief(self.value), wanted=wanted)
-
-    def is_certain(self) -> bool:
-        """Return whether a function's own conversion refuses the value, too."""
-        value = self.value
-        match self.keyword:
-            case "required":
-                return False
-            case "anyOf" | "oneOf":
-                return all(one.is_certain() for one in self.beneath)
-            case "type":
-                types = set(_listed(self.wanted))
-                described = self.schema.get("properties") or "additionalProperties" in self.schema
-                if value is None or ("object" in types and not described):
-                    return False
-                if isinstance(value, str):
-                    return not (types & {"integer", "number"} and _is_number(value))
-                return not ("string" in types and isinstance(value, bool | int | float))
-            case _:
-                return value is not None
+# Texts and sizes.
 
 
 _REPR: Final = reprlib.Repr()
@@ -333,296 +278,380 @@ def _measured(value: object) -> int | None:
     return None if any(isinstance(one, dict | list) for one in level) else number + len(level)
 
 
-_Found: TypeAlias = Iterator[_Problem]
+# The check.
 
 
 class _Check:
-    """One check of a value: what it costs is counted, and it ends by name where that is beyond its bounds."""
+    """What one check has left, and what it has prepared."""
 
-    def __init__(self, root: Any, value: Any, only: frozenset[str] | None = None) -> None:
-        """Prepare a check of a value against a schema; ``only`` names the keywords that are read, None all."""
+    def __init__(self, root: Any, value: Any, keywords: "Mapping[str, _Rule]") -> None:
+        """Prepare a check of a value against a schema, of which these keywords are read."""
         values = _measured(value)
         if values is None:
             raise _BeyondBoundsError(_TOO_DEEP)
+        self.keywords = keywords
         self._steps = self._left = _STEPS + _STEPS_A_VALUE * values
-        self._only = only
         self._root = root
         self._targets: dict[str, Any] = {}
         self._texts: dict[int, frozenset[str]] = {}
 
-    def problems(self, schema: Any, value: Any, place: Place) -> _Found:
-        """Find how a value violates a schema."""
-        if not isinstance(schema, dict):
-            if schema is False:
-                yield _Problem(place, "", None, value, schema, "False schema does not allow {value}")
-            return
-        if place[2] >= _LEVELS_OF_CHECK:
-            raise _BeyondBoundsError(
-                f"takes more than {_LEVELS_OF_CHECK} levels to check: it is nested too deeply, or its schema refers to "
-                "itself without end."
-            )
-        self._spend(1)
-        known = cast("dict[str, Any]", schema)
-        if self._only is not None and "$ref" in known:
-            return
-        for keyword in known:
-            if (reads := _KEYWORDS.get(keyword)) is None or (self._only is not None and keyword not in self._only):
-                continue
-            self._spend(1)
-            kind, check = reads
-            if isinstance(value, kind) and not (kind is _NUMBER and isinstance(value, bool)):
-                yield from check(self, known, keyword, value, place)
-
-    def _spend(self, steps: int) -> None:
+    def spend(self, steps: int) -> None:
         self._left -= steps
         if self._left < 0:
             raise _BeyondBoundsError(
                 f"takes more than {self._steps:,} steps to check against its schema. Write a shorter and flatter one."
             )
 
-    def _fits(self, schema: Any, value: Any, place: Place) -> bool:
-        return next(self.problems(schema, value, _deeper(place)), None) is None
-
-    def _text_of(self, value: Any) -> str:
+    def text_of(self, value: Any) -> str:
         """Write a value so that equal ones have one text; whole numbers have one spelling."""
-        self._spend(_measured(value) or 0)
+        self.spend(_measured(value) or 0)
         return json.dumps(with_plain_numbers(value), sort_keys=True)
 
-    def _is_in(self, values: Any, value: Any) -> bool:
+    def is_in(self, value: Any, values: Any) -> bool:
         if id(values) not in self._texts:
-            self._texts[id(values)] = frozenset(map(self._text_of, values))
-        return self._text_of(value) in self._texts[id(values)]
+            self._texts[id(values)] = frozenset(map(self.text_of, values))
+        return self.text_of(value) in self._texts[id(values)]
 
-    def _match(self, pattern: str, text: str) -> bool:
-        self._spend(1 + len(text) // _TEXT_OF_A_STEP)
-        return _matches(pattern, text)
+    def is_equal(self, value: Any, wanted: Any) -> bool:
+        return self.text_of(value) == self.text_of(wanted)
 
-    def _target(self, reference: str) -> Any:
+    def match(self, text: str, pattern: str) -> bool:
+        self.spend(1 + len(text) // _TEXT_OF_A_STEP)
+        return _pattern(pattern).search(text.encode(errors="replace")) is not None
+
+    def target(self, reference: str) -> Any:
         if reference not in self._targets:
             self._targets[reference] = _resolver_of(self._root).lookup(reference).contents
         return self._targets[reference]
 
-    # Conditions on the value itself.
 
-    def type(self, schema: dict[str, Any], keyword: str, value: Any, place: Place) -> _Found:
-        wanted = schema[keyword]
-        if not any(_TYPES[name](value) for name in _listed(wanted) if name in _TYPES):
-            yield _Problem(place, keyword, wanted, value, schema, "{value} is not of type {wanted}")
+class _At:
+    """A value and a schema that it is checked against.
 
-    def equality(self, schema: dict[str, Any], keyword: str, value: Any, place: Place) -> _Found:
-        wanted = schema[keyword]
-        if keyword == "enum" and not self._is_in(wanted, value):
-            yield _Problem(place, keyword, wanted, value, schema, "{value} is not one of {wanted}")
-        if keyword == "const" and self._text_of(value) != self._text_of(wanted):
-            yield _Problem(place, keyword, wanted, value, schema, "{wanted} was expected, not {value}")
+    Attributes:
+        around: What this is checked for: the value around it, or another schema of the same value.
+        key: The key or index of the value in that around it; None for the same value.
+        level: How many there are around it.
+    """
 
-    def number(self, schema: dict[str, Any], keyword: str, value: Any, place: Place) -> _Found:
-        wanted = schema[keyword]
-        if isinstance(wanted, bool):  # in draft 4 it says of minimum and maximum whether they are excluded
-            of, keyword = ("minimum", keyword) if keyword.endswith("Minimum") else ("maximum", keyword)
-            if not wanted or of not in schema:
-                return
-            wanted = schema[of]
-        holds, said = _OF_NUMBERS[keyword]
-        if not holds(value, wanted):
-            yield _Problem(place, keyword, wanted, value, schema, f"{{value}} is {said} {{wanted}}")
+    __slots__ = ("around", "check", "key", "level", "schema", "value")
 
-    def length(self, schema: dict[str, Any], keyword: str, value: Any, place: Place) -> _Found:
-        wanted = schema[keyword]
-        too_short = keyword.startswith("min") and len(value) < wanted
-        too_long = keyword.startswith("max") and len(value) > wanted
-        if too_short or too_long:
-            said = "short: there must be at least" if too_short else "long: there may be at most"
-            yield _Problem(place, keyword, wanted, value, schema, f"{{value}} is too {said} {{wanted}}")
+    def __init__(
+        self, check: _Check, schema: Any, value: Any, around: "_At | None" = None, key: str | int | None = None
+    ) -> None:
+        self.check = check
+        self.schema = schema
+        self.value = value
+        self.around = around
+        self.key = key
+        self.level: int = around.level + 1 if around else 0
 
-    def pattern(self, schema: dict[str, Any], keyword: str, value: Any, place: Place) -> _Found:
-        if not self._match(schema[keyword], value):
-            yield _Problem(place, keyword, schema[keyword], value, schema, "{value} does not match {wanted}")
+    def under(self, schema: Any) -> "_At":
+        """Check the value against another schema, too."""
+        return _At(self.check, schema, self.value, self)
 
-    def unique(self, schema: dict[str, Any], keyword: str, value: Any, place: Place) -> _Found:
-        if schema[keyword] and len(set(map(self._text_of, value))) < len(value):
-            yield _Problem(place, keyword, True, value, schema, "{value} has items that are equal")
+    def inner(self, schema: Any, key: str | int) -> "_At":
+        """Check a property or an item of the value."""
+        return _At(self.check, schema, self.value[key], self, key)
 
-    def required(self, schema: dict[str, Any], keyword: str, value: Any, place: Place) -> _Found:
-        if not isinstance(wanted := schema[keyword], list):
+    def fits(self) -> bool:
+        return next(self.problems(), None) is None
+
+    def problems(self) -> "_Found":
+        """Find how the value violates the schema."""
+        schema = self.schema
+        if isinstance(schema, dict):
+            return self._problems(cast("dict[str, Any]", schema))
+        problem = _Problem(self, "", None, "False schema does not allow {value}")
+        return iter((problem,) if schema is False else ())
+
+    def _problems(self, schema: dict[str, Any]) -> "_Found":
+        if self.level >= _LEVELS_OF_CHECK:
+            raise _BeyondBoundsError(
+                f"takes more than {_LEVELS_OF_CHECK} levels to check: it is nested too deeply, or its schema refers to "
+                "itself without end."
+            )
+        check = self.check
+        value = self.value
+        check.spend(1)
+        if "$ref" in schema and "$ref" not in check.keywords:
             return
-        self._spend(len(cast("list[Any]", wanted)))
-        for name in cast("list[Any]", wanted):
-            if name not in value:
-                yield _Problem(place, keyword, name, value, schema, "{wanted} is a required property")
-
-    # Schemas of what is in the value.
-
-    def properties(self, schema: dict[str, Any], keyword: str, value: Any, place: Place) -> _Found:
-        self._spend(len(schema[keyword]))
-        for name, inner in schema[keyword].items():
-            if name in value:
-                yield from self.problems(inner, value[name], _within(place, name))
-
-    def pattern_properties(self, schema: dict[str, Any], keyword: str, value: Any, place: Place) -> _Found:
-        for pattern, inner in schema[keyword].items():
-            for name, one in value.items():
-                if self._match(pattern, name):
-                    yield from self.problems(inner, one, _within(place, name))
-
-    def additional_properties(self, schema: dict[str, Any], keyword: str, value: Any, place: Place) -> _Found:
-        patterns = schema.get("patternProperties", {})
-        if patterns and self._only is not None:
-            return  # it is about the names that no pattern matches
-        known = schema.get("properties", {})
-        self._spend(len(value))
-        for name, one in value.items():
-            if name not in known and not any(self._match(pattern, name) for pattern in patterns):
-                yield from self._further(schema, keyword, one, place, name)
-
-    def unevaluated_properties(self, schema: dict[str, Any], keyword: str, value: Any, place: Place) -> _Found:
-        seen = self._evaluated({name: part for name, part in schema.items() if name != keyword}, value, place)
-        for name, one in value.items():
-            if name not in seen:
-                yield from self._further(schema, keyword, one, place, name)
-
-    def _further(self, schema: dict[str, Any], keyword: str, value: Any, place: Place, name: str | int) -> _Found:
-        """Check what no other keyword is about; where nothing further may be there, its name is the problem."""
-        if schema[keyword] is False:
-            what = "property" if isinstance(name, str) else "item"
-            said = f"Additional {what} {{wanted}} is not allowed"
-            yield _Problem(place, keyword, name, value, schema, said)
-            return
-        yield from self.problems(schema[keyword], value, _within(place, name))
-
-    def property_names(self, schema: dict[str, Any], keyword: str, value: Any, place: Place) -> _Found:
-        for name in value:
-            yield from self.problems(schema[keyword], name, _deeper(place))
-
-    def dependent(self, schema: dict[str, Any], keyword: str, value: Any, place: Place) -> _Found:
-        self._spend(len(schema[keyword]))
-        for name, needs in schema[keyword].items():
-            if name not in value:
+        for keyword, wanted in schema.items():
+            if (rule := check.keywords.get(keyword)) is None:
                 continue
-            if isinstance(needs, list):
-                yield from self.required({"required": needs}, "required", value, place)
-            else:
-                yield from self.problems(needs, value, _deeper(place))
+            check.spend(1)
+            kind, find, said = rule
+            if not isinstance(value, kind) or (kind is _NUMBER and isinstance(value, bool)):
+                continue
+            if said is None:
+                yield from find(self, keyword, wanted)
+            elif not find(check, value, wanted):
+                yield _Problem(self, keyword, wanted, said)
 
-    def prefix_items(self, schema: dict[str, Any], keyword: str, value: Any, place: Place) -> _Found:
-        for index, (inner, one) in enumerate(zip(schema[keyword], value, strict=False)):
-            yield from self.problems(inner, one, _within(place, index))
-
-    def items(self, schema: dict[str, Any], keyword: str, value: Any, place: Place) -> _Found:
-        if isinstance(schema[keyword], list):  # in draft 2019-09 and before
-            yield from self.prefix_items(schema, keyword, value, place)
-            return
-        first = len(schema.get("prefixItems", ()))
-        for index in range(first, len(value)):
-            yield from self._further(schema, keyword, value[index], place, index)
-
-    def additional_items(self, schema: dict[str, Any], keyword: str, value: Any, place: Place) -> _Found:
-        if isinstance(prefix := schema.get("items"), list):
-            for index in range(len(cast("list[Any]", prefix)), len(value)):
-                yield from self._further(schema, keyword, value[index], place, index)
-
-    def unevaluated_items(self, schema: dict[str, Any], keyword: str, value: Any, place: Place) -> _Found:
-        seen = self._evaluated({name: part for name, part in schema.items() if name != keyword}, value, place)
-        for index, one in enumerate(value):
-            if index not in seen:
-                yield from self._further(schema, keyword, one, place, index)
-
-    def contains(self, schema: dict[str, Any], keyword: str, value: Any, place: Place) -> _Found:
-        number = sum(self._fits(schema[keyword], one, place) for one in value)
-        least = schema.get("minContains", 1)
-        most = schema.get("maxContains", math.inf)
-        if not least <= number <= most:
-            said = f"{{value}} has {number} items that fit {{wanted}}: there must be {least} to {most}"
-            yield _Problem(place, keyword, schema[keyword], value, schema, said)
-
-    # Schemas that are combined.
-
-    def reference(self, schema: dict[str, Any], keyword: str, value: Any, place: Place) -> _Found:
-        yield from self.problems(self._target(schema[keyword]), value, _deeper(place))
-
-    def all_of(self, schema: dict[str, Any], keyword: str, value: Any, place: Place) -> _Found:
-        for inner in schema[keyword]:
-            yield from self.problems(inner, value, _deeper(place))
-
-    def any_of(self, schema: dict[str, Any], keyword: str, value: Any, place: Place) -> _Found:
-        beneath: list[_Problem] = []
-        fitting = 0
-        for inner in schema[keyword]:
-            problem = next(self.problems(inner, value, _deeper(place)), None)
-            if problem is not None:
-                beneath.append(problem)
-            elif keyword == "anyOf":
-                return
-            else:
-                fitting += 1
-        if fitting == 0:
-            said = "{value} is not valid under any of the given schemas"
-            yield _Problem(place, keyword, schema[keyword], value, schema, said, tuple(beneath))
-        elif fitting > 1:
-            said = f"{{value}} is valid under {fitting} of the given schemas, and may be under one"
-            yield _Problem(place, keyword, schema[keyword], value, schema, said)
-
-    def none_of(self, schema: dict[str, Any], keyword: str, value: Any, place: Place) -> _Found:
-        if self._fits(schema[keyword], value, place):
-            said = "{value} should not be valid under {wanted}"
-            yield _Problem(place, keyword, schema[keyword], value, schema, said)
-
-    def condition(self, schema: dict[str, Any], keyword: str, value: Any, place: Place) -> _Found:
-        follows = "then" if self._fits(schema[keyword], value, place) else "else"
-        yield from self.problems(schema.get(follows, True), value, _deeper(place))
-
-    def _evaluated(self, schema: Any, value: Any, place: Place) -> set[str | int]:
-        """List the properties or items that a schema which the value fits is about, as ``unevaluated...`` counts."""
-        if not isinstance(schema, dict) or not self._fits(schema, value, place):
+    def evaluated(self) -> set[str | int]:
+        """List the properties or items that the schema is about, if the value fits it, as ``unevaluated...`` counts."""
+        part: object = self.schema
+        if not isinstance(part, dict) or not self.fits():
             return set()
-        known = cast("dict[str, Any]", schema)
-        inner: list[Any] = []
-        named = isinstance(value, dict)
-        seen = self._named(known, cast("Any", value)) if named else self._indexed(known, value, place)
-        for keyword in ("allOf", "anyOf", "oneOf"):
-            inner += known.get(keyword, [])
-        if "$ref" in known:
-            inner.append(self._target(known["$ref"]))
-        if "if" in known:
-            follows = "then" if self._fits(known["if"], value, place) else "else"
-            inner += [known["if"], known.get(follows)]
-        for name, part in known.get("dependentSchemas", {}).items():
-            inner += [part] if name in value else []
-        for part in inner:
-            seen |= self._evaluated(part, value, _deeper(place))
-        return seen
+        schema = cast("dict[str, Any]", part)
+        is_object = isinstance(self.value, dict)
+        seen = self._named(schema) if is_object else self._indexed(schema)
+        parts = [part for keyword in ("allOf", "anyOf", "oneOf") for part in schema.get(keyword, ())]
+        if "$ref" in schema:
+            parts.append(self.check.target(schema["$ref"]))
+        if "if" in schema:
+            parts += [schema["if"], self.consequence(schema["if"])]
+        parts += [part for name, part in schema.get("dependentSchemas", {}).items() if name in self.value]
+        return seen.union(*(self.under(part).evaluated() for part in parts))
 
-    def _named(self, schema: dict[str, Any], value: dict[str, Any]) -> set[str | int]:
-        self._spend(len(value))
+    def consequence(self, condition: Any) -> Any:
+        """Choose the schema that follows a condition."""
+        return self.schema.get("then" if self.under(condition).fits() else "else", True)
+
+    def unknown(self) -> Iterator[str]:
+        """Find the properties that neither ``properties`` nor ``patternProperties`` is about."""
+        known = self.schema.get("properties", ())
+        patterns = self.schema.get("patternProperties", ())
+        for name in self.value:
+            if name not in known and not any(self.check.match(name, pattern) for pattern in patterns):
+                yield name
+
+    def _named(self, schema: dict[str, Any]) -> set[str | int]:
+        self.check.spend(len(self.value))
+        names = {*self.value}
         if "additionalProperties" in schema or "unevaluatedProperties" in schema:
-            return {*value}
-        patterns = schema.get("patternProperties", ())
-        known = schema.get("properties", {})
-        return {name for name in value if name in known or any(self._match(one, name) for one in patterns)}
+            return names
+        return names.difference(self.unknown())
 
-    def _indexed(self, schema: dict[str, Any], value: list[Any], place: Place) -> set[str | int]:
-        self._spend(len(value))
+    def _indexed(self, schema: dict[str, Any]) -> set[str | int]:
+        number = len(self.value)
+        self.check.spend(number)
         rest = {"items", "additionalItems", "unevaluatedItems"} & schema.keys()
         if rest and not (rest == {"items"} and isinstance(schema["items"], list)):
-            return {*range(len(value))}
+            return {*range(number)}
         prefix = schema.get("prefixItems", schema.get("items", ()))
-        seen: set[str | int] = {*range(min(len(prefix), len(value)))}
+        seen: set[str | int] = {*range(min(len(prefix), number))}
         if "contains" in schema:
-            seen |= {index for index, one in enumerate(value) if self._fits(schema["contains"], one, place)}
+            seen |= {index for index in range(number) if self.inner(schema["contains"], index).fits()}
         return seen
 
 
-def _within(place: Place, key: str | int) -> Place:
-    return place, key, place[2] + 1
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    """A value that violates a keyword; ``beneath`` has a problem of each schema that it combines."""
+
+    at: _At
+    keyword: str
+    wanted: Any
+    said: str
+    beneath: tuple["_Problem", ...] = ()
+
+    def path(self) -> str:
+        keys: list[str] = []
+        at: _At | None = self.at
+        while at is not None:
+            if at.key is not None:
+                keys.append(_key_text(at.key))
+            at = at.around
+        return "".join(reversed(keys))
+
+    def text(self) -> str:
+        """Describe it; of the value, and of what is wanted, the beginning."""
+        wanted = ", ".join(map(repr, _listed(self.wanted))) if self.keyword == "type" else _brief(self.wanted)
+        return self.said.format(value=_brief(self.at.value), wanted=wanted)
+
+    def is_certain(self) -> bool:
+        """Return whether a function's own conversion refuses the value, too."""
+        value = self.at.value
+        match self.keyword:
+            case "required":
+                return False
+            case "anyOf" | "oneOf":
+                return all(one.is_certain() for one in self.beneath)
+            case "type":
+                types = set(_listed(self.wanted))
+                described = self.at.schema.get("properties") or "additionalProperties" in self.at.schema
+                if value is None or ("object" in types and not described):
+                    return False
+                if isinstance(value, str):
+                    return not (types & {"integer", "number"} and _is_number(value))
+                return not ("string" in types and isinstance(value, bool | int | float))
+            case _:
+                return value is not None
 
 
-def _deeper(place: Place) -> Place:
-    return place, None, place[2] + 1
+_Found: TypeAlias = Iterator[_Problem]
 
 
-def _is_multiple(value: float, wanted: float) -> bool:
+# Conditions on the value itself.
+
+
+def _is_of_type(_: _Check, value: Any, types: Any) -> bool:
+    return any(_TYPES[name](value) for name in _listed(types) if name in _TYPES)
+
+
+def _is_least(_: _Check, value: float, least: float) -> bool:
+    return value >= least
+
+
+def _is_most(_: _Check, value: float, most: float) -> bool:
+    return value <= most
+
+
+def _is_multiple(_: _Check, value: float, wanted: float) -> bool:
     """Compare the decimal numbers as they are written, exactly: their exponents are those of floats."""
     return Fraction(str(value)) % Fraction(str(wanted)) == 0
+
+
+def _has_least(_: _Check, value: Any, least: int) -> bool:
+    return len(value) >= least
+
+
+def _has_most(_: _Check, value: Any, most: int) -> bool:
+    return len(value) <= most
+
+
+def _is_distinct(check: _Check, value: list[Any], wanted: bool) -> bool:
+    return not wanted or len(set(map(check.text_of, value))) == len(value)
+
+
+def _exclusive(at: _At, keyword: str, wanted: Any) -> _Found:
+    if isinstance(wanted, bool):  # in draft 4 it says of minimum and maximum whether they are excluded
+        bound = keyword.removeprefix("exclusive").lower()
+        if not wanted or bound not in at.schema:
+            return
+        wanted = at.schema[bound]
+    if keyword == "exclusiveMinimum" and at.value <= wanted:
+        yield _Problem(at, keyword, wanted, "{value} is less than or equal to the minimum of {wanted}")
+    if keyword == "exclusiveMaximum" and at.value >= wanted:
+        yield _Problem(at, keyword, wanted, "{value} is greater than or equal to the maximum of {wanted}")
+
+
+def _required(at: _At, _: str, wanted: Any) -> _Found:
+    if isinstance(wanted, list):
+        names = cast("list[Any]", wanted)
+        at.check.spend(len(names))
+        for name in names:
+            if name not in at.value:
+                yield _Problem(at, "required", name, "{wanted} is a required property")
+
+
+# Schemas of what is in the value.
+
+
+def _properties(at: _At, _: str, wanted: Any) -> _Found:
+    at.check.spend(len(wanted))
+    for name, schema in wanted.items():
+        if name in at.value:
+            yield from at.inner(schema, name).problems()
+
+
+def _pattern_properties(at: _At, _: str, wanted: Any) -> _Found:
+    for pattern, schema in wanted.items():
+        for name in at.value:
+            if at.check.match(name, pattern):
+                yield from at.inner(schema, name).problems()
+
+
+def _additional_properties(at: _At, keyword: str, wanted: Any) -> _Found:
+    if at.schema.get("patternProperties") and "patternProperties" not in at.check.keywords:
+        return  # it is about the names that no pattern matches
+    at.check.spend(len(at.value))
+    yield from _further(at, keyword, wanted, at.unknown())
+
+
+def _unevaluated(at: _At, keyword: str, wanted: Any) -> _Found:
+    seen = at.under({name: part for name, part in at.schema.items() if name != keyword}).evaluated()
+    keys = range(len(at.value)) if keyword == "unevaluatedItems" else at.value
+    yield from _further(at, keyword, wanted, (key for key in keys if key not in seen))
+
+
+def _further(at: _At, keyword: str, wanted: Any, keys: Iterable[Any]) -> _Found:
+    """Check what no other keyword is about; where nothing further may be there, its key is the problem."""
+    for key in keys:
+        if wanted is False:
+            what = "property" if isinstance(key, str) else "item"
+            # It is about the one value, and is said at the place of all of them.
+            one = _At(at.check, wanted, at.value[key], at)
+            yield _Problem(one, keyword, key, f"Additional {what} {{wanted}} is not allowed")
+        else:
+            yield from at.inner(wanted, key).problems()
+
+
+def _property_names(at: _At, _: str, wanted: Any) -> _Found:
+    for name in at.value:
+        yield from _At(at.check, wanted, name, at).problems()
+
+
+def _dependent(at: _At, keyword: str, wanted: Any) -> _Found:
+    at.check.spend(len(wanted))
+    for name, needs in wanted.items():
+        if name in at.value:
+            yield from _required(at, keyword, needs) if isinstance(needs, list) else at.under(needs).problems()
+
+
+def _prefix_items(at: _At, _: str, wanted: Any) -> _Found:
+    for index in range(min(len(wanted), len(at.value))):
+        yield from at.inner(wanted[index], index).problems()
+
+
+def _items(at: _At, keyword: str, wanted: Any) -> _Found:
+    if isinstance(wanted, list):  # in draft 2019-09 and before
+        return _prefix_items(at, keyword, wanted)
+    return _further(at, keyword, wanted, range(len(at.schema.get("prefixItems", ())), len(at.value)))
+
+
+def _additional_items(at: _At, keyword: str, wanted: Any) -> _Found:
+    prefix: Any = at.schema.get("items")
+    if isinstance(prefix, list):
+        yield from _further(at, keyword, wanted, range(len(cast("list[Any]", prefix)), len(at.value)))
+
+
+def _contains(at: _At, keyword: str, wanted: Any) -> _Found:
+    number = sum(at.inner(wanted, index).fits() for index in range(len(at.value)))
+    least = at.schema.get("minContains", 1)
+    most = at.schema.get("maxContains", math.inf)
+    if not least <= number <= most:
+        said = f"{{value}} has {number} items that fit {{wanted}}: there must be {least} to {most}"
+        yield _Problem(at, keyword, wanted, said)
+
+
+# Schemas that are combined.
+
+
+def _reference(at: _At, _: str, wanted: Any) -> _Found:
+    return at.under(at.check.target(wanted)).problems()
+
+
+def _if(at: _At, _: str, wanted: Any) -> _Found:
+    return at.under(at.consequence(wanted)).problems()
+
+
+def _all_of(at: _At, _: str, wanted: Any) -> _Found:
+    for schema in wanted:
+        yield from at.under(schema).problems()
+
+
+def _any_of(at: _At, keyword: str, wanted: Any) -> _Found:
+    beneath: list[_Problem] = []
+    for schema in wanted:
+        problem = next(at.under(schema).problems(), None)
+        if problem is not None:
+            beneath.append(problem)
+        elif keyword == "anyOf":
+            return
+    fitting = len(wanted) - len(beneath)
+    if fitting == 0:
+        said = "{value} is not valid under any of the given schemas"
+        yield _Problem(at, keyword, wanted, said, tuple(beneath))
+    elif fitting > 1:
+        said = f"{{value}} is valid under {fitting} of the given schemas, and may be under one"
+        yield _Problem(at, keyword, wanted, said)
+
+
+def _not(at: _At, keyword: str, wanted: Any) -> _Found:
+    if at.under(wanted).fits():
+        yield _Problem(at, keyword, wanted, "{value} should not be valid under {wanted}")
 
 
 _NUMBER: Final = int | float
@@ -634,52 +663,65 @@ _TYPES: Final[Mapping[str, Callable[[Any], bool]]] = {
     "array": lambda value: isinstance(value, list),
     "object": lambda value: isinstance(value, dict),
     "number": lambda value: isinstance(value, _NUMBER) and not isinstance(value, bool),
-    "integer": lambda value: (
-        (isinstance(value, int) and not isinstance(value, bool)) or (isinstance(value, float) and value.is_integer())
-    ),
+    "integer": lambda value: _TYPES["number"](value) and (isinstance(value, int) or value.is_integer()),
 }
 
-_OF_NUMBERS: Final[Mapping[str, tuple[Callable[[Any, Any], bool], str]]] = {
-    "minimum": (operator.ge, "less than the minimum of"),
-    "maximum": (operator.le, "greater than the maximum of"),
-    "exclusiveMinimum": (operator.gt, "less than or equal to the minimum of"),
-    "exclusiveMaximum": (operator.lt, "greater than or equal to the maximum of"),
-    "multipleOf": (_is_multiple, "not a multiple of"),
-}
 
-_KEYWORDS: Final[Mapping[str, tuple[Any, Callable[..., _Found]]]] = {
-    "type": (object, _Check.type),
-    **dict.fromkeys(("enum", "const"), (object, _Check.equality)),
-    **dict.fromkeys(_OF_NUMBERS, (_NUMBER, _Check.number)),
-    **dict.fromkeys(("minLength", "maxLength"), (str, _Check.length)),
-    **dict.fromkeys(("minItems", "maxItems"), (list, _Check.length)),
-    **dict.fromkeys(("minProperties", "maxProperties"), (dict, _Check.length)),
-    "pattern": (str, _Check.pattern),
-    "uniqueItems": (list, _Check.unique),
-    "required": (dict, _Check.required),
-    "properties": (dict, _Check.properties),
-    "patternProperties": (dict, _Check.pattern_properties),
-    "additionalProperties": (dict, _Check.additional_properties),
-    "unevaluatedProperties": (dict, _Check.unevaluated_properties),
-    "propertyNames": (dict, _Check.property_names),
-    **dict.fromkeys(("dependentRequired", "dependentSchemas", "dependencies"), (dict, _Check.dependent)),
-    "prefixItems": (list, _Check.prefix_items),
-    "items": (list, _Check.items),
-    "additionalItems": (list, _Check.additional_items),
-    "unevaluatedItems": (list, _Check.unevaluated_items),
-    "contains": (list, _Check.contains),
-    "$ref": (object, _Check.reference),
-    "allOf": (object, _Check.all_of),
-    **dict.fromkeys(("anyOf", "oneOf"), (object, _Check.any_of)),
-    "not": (object, _Check.none_of),
-    "if": (object, _Check.condition),
-}
-"""The keywords, each with the values that it is about."""
+_SHORT: Final = "{value} is too short: there must be at least {wanted}"
+_LONG: Final = "{value} is too long: there may be at most {wanted}"
 
-_OF_ARGUMENTS: Final = frozenset(
-    {
-        *("type", "enum", "const", "required", "minLength", "maxLength", "minItems", "maxItems", *_OF_NUMBERS),
+_Rule: TypeAlias = tuple[Any, Callable[..., Any], str | None]
+
+_KEYWORDS: Final[Mapping[str, _Rule]] = {
+    "type": (object, _is_of_type, "{value} is not of type {wanted}"),
+    "enum": (object, _Check.is_in, "{value} is not one of {wanted}"),
+    "const": (object, _Check.is_equal, "{wanted} was expected, not {value}"),
+    "minimum": (_NUMBER, _is_least, "{value} is less than the minimum of {wanted}"),
+    "maximum": (_NUMBER, _is_most, "{value} is greater than the maximum of {wanted}"),
+    "multipleOf": (_NUMBER, _is_multiple, "{value} is not a multiple of {wanted}"),
+    "minLength": (str, _has_least, _SHORT),
+    "maxLength": (str, _has_most, _LONG),
+    "minItems": (list, _has_least, _SHORT),
+    "maxItems": (list, _has_most, _LONG),
+    "minProperties": (dict, _has_least, _SHORT),
+    "maxProperties": (dict, _has_most, _LONG),
+    "pattern": (str, _Check.match, "{value} does not match {wanted}"),
+    "uniqueItems": (list, _is_distinct, "{value} has items that are equal"),
+    "exclusiveMinimum": (_NUMBER, _exclusive, None),
+    "exclusiveMaximum": (_NUMBER, _exclusive, None),
+    "required": (dict, _required, None),
+    "properties": (dict, _properties, None),
+    "patternProperties": (dict, _pattern_properties, None),
+    "additionalProperties": (dict, _additional_properties, None),
+    "unevaluatedProperties": (dict, _unevaluated, None),
+    "propertyNames": (dict, _property_names, None),
+    "dependentRequired": (dict, _dependent, None),
+    "dependentSchemas": (dict, _dependent, None),
+    "dependencies": (dict, _dependent, None),
+    "prefixItems": (list, _prefix_items, None),
+    "items": (list, _items, None),
+    "additionalItems": (list, _additional_items, None),
+    "unevaluatedItems": (list, _unevaluated, None),
+    "contains": (list, _contains, None),
+    "$ref": (object, _reference, None),
+    "allOf": (object, _all_of, None),
+    "anyOf": (object, _any_of, None),
+    "oneOf": (object, _any_of, None),
+    "not": (object, _not, None),
+    "if": (object, _if, None),
+}
+"""The keywords: the values that each is about, then one of two checks.
+
+A condition says whether a value holds, and what the problem is if it does not. Another check, without such words, finds
+problems in what is in the value, or under other schemas.
+"""
+
+_OF_ARGUMENTS: Final = {
+    keyword: _KEYWORDS[keyword]
+    for keyword in (
+        *("type", "enum", "const", "required", "minLength", "maxLength", "minItems", "maxItems"),
+        *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
         *("items", "additionalProperties", "properties", "anyOf", "allOf", "oneOf"),
-    }
-)
+    )
+}
 """The keywords of which a function's own conversion surely thinks the same."""
