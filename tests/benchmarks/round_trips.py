@@ -69,8 +69,21 @@ class Work:
     chunks: int
     stream: bool
 
+    def body(self, trip: int) -> bytes:
+        """Write the body of the response of a trip: JSON, or server-sent events."""
+        return b"".join(self._parts(trip))
+
     def answer(self, trip: int) -> bytes:
         """Write the whole HTTP response of a trip."""
+        if not self.stream:
+            body = self.body(trip)
+            head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+            return head % len(body) + body
+        chunked = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in self._parts(trip))
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+        return head + chunked + b"0\r\n\r\n"
+
+    def _parts(self, trip: int) -> list[bytes]:
         ids = [f"call_t{trip:05d}x{index}" for index in range(self.calls)] if trip < self.trips else []
         called = [
             {"index": i, "id": id, "type": "function", "function": {"name": NAME, "arguments": '{"city": "Paris"}'}}
@@ -82,19 +95,13 @@ class Work:
             if called:
                 message["tool_calls"] = [{k: v for k, v in call.items() if k != "index"} for call in called]
             choice = {"index": 0, "message": message, "finish_reason": ended}
-            body = json.dumps(HEAD | {"object": "chat.completion", "choices": [choice], "usage": USAGE}).encode()
-            return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (
-                len(body),
-                body,
-            )
+            return [json.dumps(HEAD | {"object": "chat.completion", "choices": [choice], "usage": USAGE}).encode()]
         deltas: list[dict[str, Any]] = [{"role": "assistant", "content": None}]
         deltas += [{"tool_calls": [call]} for call in called] or [{"content": "word "}] * self.chunks
         events = [{"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
         events += [{"choices": [{"index": 0, "delta": {}, "finish_reason": ended}]}, {"choices": [], "usage": USAGE}]
         lines = [json.dumps(HEAD | {"object": "chat.completion.chunk"} | event).encode() for event in events]
-        parts = [b"data: %b\n\n" % line for line in (*lines, b"[DONE]")]
-        chunked = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
-        return b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n" + chunked
+        return [b"data: %b\n\n" % line for line in (*lines, b"[DONE]")]
 
 
 def serve(work: Work, channel: Connection) -> None:
