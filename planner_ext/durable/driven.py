@@ -13,6 +13,7 @@ from typing import Self
 
 from planner_ext.core.facts import CallFinished, CallStarted, Ended, Fact, ModelReplied, Planned
 from planner_ext.core.machine import AddMessage, CheckAnswer, Finish, Pause, WithholdCalls, next_action
+from planner_ext.core.values import Usage
 from planner_ext.durable.errors import RunFencedError, StoreError
 from planner_ext.durable.writer import JournalWriter
 from planner_ext.engine.journal import lost_request
@@ -191,7 +192,7 @@ class DrivenStore:
         if self.leaves():
             unsent = lost_request(self.writer.state, at=facts[-1].at)  # else the next life would charge it
             if unsent:
-                free = [replace(fact, reason="Not sent: the worker leaves.", iterations=0) for fact in unsent]
+                free = [replace(fact, reason="Not sent: the worker leaves.", usage=Usage()) for fact in unsent]
                 await self.writer.append(run_id, seq + len(facts), free)
             await self._interrupt()
 

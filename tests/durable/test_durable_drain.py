@@ -13,7 +13,8 @@ from typing import TypeVar
 import pytest
 
 from planner_ext.cli.__main__ import main
-from planner_ext.core.facts import CallFinished, ModelReplied
+from planner_ext.core.facts import CallFinished, ModelReplied, RequestFailed
+from planner_ext.core.values import Usage
 from planner_ext.durable import Approvals, RunRecord, Runs
 from planner_ext.durable.store import JournalStore, opened_store
 from planner_ext.sk.functions.execution import ToolExecution
@@ -245,6 +246,10 @@ async def test_leaving_the_block_drains(store: str, world: World) -> None:
         await begun(world, "order/book", "order/label")
         await leave(runs, world, "order/book")
     assert sorted(world.begun()) == ["order/ask0", "order/book", "order/label"]
+    async with opened_store(store) as journals:
+        last = (await journals.load("order")).facts[-1]
+    assert isinstance(last, RequestFailed)
+    assert last.usage == Usage()  # the request was not sent
     await see_through(store, world)
 
 
