@@ -4,6 +4,7 @@ A mark is an attribute, so copies keep it. Semantic Kernel's own function object
 be marked as well as the method: its copies in other kernels keep the mark, another object made of the method has none.
 """
 
+from functools import cache
 from types import MethodType
 from typing import Any, TypeVar, cast
 
@@ -36,9 +37,11 @@ def put_mark(keeper: Any, mark: object) -> None:
 def mark_on(function: object, kind: type[_M]) -> _M | None:
     """Return the mark of a type on a function, or else on the method that it wraps; None if there is none."""
     name = _name(kind)
-    mark = _own(function).get(name)
-    if not isinstance(mark, kind) and (method := method_of(function)) is not function:
-        mark = getattr(method, name, None)
+    own = _own(function)
+    mark = own.get(name)
+    if not isinstance(mark, kind):
+        method = own.get("method") or method_of(function)
+        mark = None if method is function else getattr(method, name, None)
     return mark if isinstance(mark, kind) else None
 
 
@@ -54,5 +57,6 @@ def _own(function: object) -> dict[str, Any]:
     return getattr(function, "__dict__", {})
 
 
+@cache
 def _name(kind: type) -> str:
     return f"__planner_ext_{kind.__name__.lower()}__"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
 from semantic_kernel.contents import ChatHistory, ChatMessageContent
-from semantic_kernel.functions import KernelArguments, KernelFunction, KernelFunctionMetadata
+from semantic_kernel.functions import KernelArguments, KernelFunction
 from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
 from planner_ext.approval.decisions import Authorize, Decision, DecisionRequest
@@ -542,19 +542,20 @@ def _check_exclusions(options: FunctionCallingStepwisePlannerOptions, kernel: Ke
     refuse_unknown("excluded_functions", options.excluded_functions, names, also=own)
 
 
-def _none(_: Sequence[KernelFunctionMetadata]) -> Sequence[KernelFunctionMetadata]:
+def _none(_: Sequence[KernelFunction]) -> Sequence[KernelFunction]:
     return ()
 
 
 def _selected(
-    functions: Sequence[KernelFunctionMetadata],
+    functions: Sequence[KernelFunction],
     *,
     options: FunctionCallingStepwisePlannerOptions,
     running: Sequence[object],
     kernel: Kernel,
     goal: str,
-) -> Sequence[KernelFunctionMetadata]:
+) -> Sequence[KernelFunction]:
     """Filter out functions that the options exclude or do not select, and planners that are already running."""
+    functions = [function for function in functions if planner_of(function) not in running]
     if options.get_available_functions is not None:
         chosen = {function.fully_qualified_name for function in options.get_available_functions(options, goal)}
         there = {function.fully_qualified_name for function in kernel.get_full_list_of_function_metadata()}
@@ -564,10 +565,12 @@ def _selected(
                 f"{', '.join(sorted(there)) or 'no function'}. Give functions of the kernel."
             )
         functions = [function for function in functions if function.fully_qualified_name in chosen]
+    plugins = options.excluded_plugins
+    names = options.excluded_functions
+    if not plugins and not names:
+        return functions
     return [
         function
         for function in functions
-        if function.plugin_name not in options.excluded_plugins
-        and not {function.name, function.fully_qualified_name} & options.excluded_functions
-        and planner_of(kernel.get_function(function.plugin_name, function.name)) not in running
+        if function.plugin_name not in plugins and not {function.name, function.fully_qualified_name} & names
     ]

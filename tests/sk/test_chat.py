@@ -247,12 +247,12 @@ def text_in(message: ChatMessageContent) -> Any:
 
 
 def test_what_is_offered_is_the_same_until_the_kernel_changes(kernel: Kernel, tools: Tools) -> None:
-    """One tuple of metadata for as long as the functions are the same: schemas are written once for it."""
+    """One mapping for as long as the functions are the same: schemas are written once for it."""
     offered = ToolSet(kernel, AUTO(), PromptExecutionSettings())
-    before = offered.metadata
+    before = offered.tools
     offered.refresh()
-    assert offered.metadata is before
+    assert offered.tools is before
     kernel.add_plugin(tools, "u")
     offered.refresh()
-    assert offered.metadata[: len(before)] == before
-    assert len(offered.metadata) == 2 * len(before)
+    assert [*offered.tools][: len(before)] == [*before]
+    assert len(offered.tools) == 2 * len(before)

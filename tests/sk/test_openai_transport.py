@@ -7,6 +7,7 @@ import pytest
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from pydantic import BaseModel
 from semantic_kernel import Kernel
+from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
 from semantic_kernel.connectors.ai.open_ai import (
     AzureChatPromptExecutionSettings,
     OpenAIChatCompletion,
@@ -21,10 +22,10 @@ from semantic_kernel.contents import (
     ImageContent,
     TextContent,
 )
-from semantic_kernel.functions import KernelFunctionMetadata
 
 from planner_ext.sk.chat.openai import OpenAITransport
 from planner_ext.sk.chat.transport import ChatRequest, GenericTransport
+from planner_ext.sk.functions.toolset import ToolSet
 from planner_ext.sk.messages import AssistantMessage
 from planner_ext.testing import call as call_of
 from planner_ext.testing import calls, say
@@ -85,8 +86,9 @@ async def service(request: pytest.FixtureRequest, endpoint: Endpoint) -> AsyncIt
     await service.client.close()
 
 
-def offered(kernel: Kernel) -> tuple[KernelFunctionMetadata, ...]:
-    return tuple(kernel.get_full_list_of_function_metadata())
+def offered(kernel: Kernel, *schemas: dict[str, Any], included: list[str] | None = None) -> ToolSet:
+    filters: Any = None if included is None else {"included_functions": included}
+    return ToolSet(kernel, FunctionChoiceBehavior.Auto(filters=filters), SETTINGS(tools=[*schemas]))
 
 
 SETTINGS_OF_EACH_KIND = {
@@ -127,8 +129,7 @@ async def test_settings_and_functions_are_sent_as_the_connector_sends_them(
             messages=conversation()[:3],
             settings=settings,
             choice=choice,
-            functions=() if choice is None else offered(kernel),
-            schemas=() if choice is None else (SCHEMA,),
+            offered=None if choice is None else offered(kernel, SCHEMA),
         )
         for streamed in (False, True):
             await both_ways(service, request, endpoint, streamed=streamed, kernel=kernel)
@@ -208,11 +209,10 @@ async def test_other_functions_are_other_schemas(endpoint: Endpoint, kernel: Ker
     service = openai_service(endpoint.origin)
     transport = OpenAITransport(service, Refused())
     both = offered(kernel)
-    for functions in (both, both[:1], both):
-        request = ChatRequest(messages=conversation(), settings=SETTINGS(), choice="auto", functions=functions)
-        await transport.ask(request)
+    for tools in (both, offered(kernel, included=["t-echo"]), offered(kernel, SCHEMA), both):
+        await transport.ask(ChatRequest(messages=conversation(), settings=SETTINGS(), choice="auto", offered=tools))
         names = [tool["function"]["name"] for tool in endpoint.seen[-1][1]["tools"]]
-        assert names == [function.fully_qualified_name for function in functions]
+        assert names == [*tools.functions, *tools.schema_only]
     await service.client.close()
 
 

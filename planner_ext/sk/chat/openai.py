@@ -23,7 +23,6 @@ from openai import AsyncAzureOpenAI, AsyncOpenAI, AsyncStream, BadRequestError
 from openai.resources.chat.completions import AsyncCompletions
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic_core import to_json
-from semantic_kernel.connectors.ai.function_calling_utils import kernel_function_metadata_to_function_call_format
 from semantic_kernel.connectors.ai.open_ai import AzureChatCompletion, OpenAIChatCompletion
 from semantic_kernel.connectors.ai.open_ai.exceptions.content_filter_ai_exception import ContentFilterAIException
 from semantic_kernel.connectors.ai.open_ai.services.open_ai_model_types import OpenAIModelTypes
@@ -35,6 +34,7 @@ from semantic_kernel.utils.telemetry.model_diagnostics import decorators as diag
 from planner_ext.sk.chat.prepared import post
 from planner_ext.sk.chat.reply import with_refusal
 from planner_ext.sk.chat.transport import ChatRequest, GenericTransport
+from planner_ext.sk.functions.toolset import ToolSet
 from planner_ext.sk.members import is_own
 
 logger = logging.getLogger(__name__)
@@ -194,8 +194,8 @@ class OpenAITransport:
                 return None
             fields, options = self._fields(request, streaming=streaming)
             tools = b""
-            if request.choice is not None and "tools" not in fields:
-                tools = b',"tools":' + self._encoded_tools(request)
+            if (offered := request.offered) is not None and "tools" not in fields:
+                tools = b',"tools":' + self._encoded_tools(offered)
             rest = _encode(fields)[1:-1].encode()
             messages = self._encoded_messages(request.messages, request.last)
         except Exception:  # the connector meets the same error, and raises its own
@@ -259,13 +259,14 @@ class OpenAITransport:
                 sent["role"] = "developer" if sent["role"] == "system" else sent["role"]
         return to_json(written)[1:-1]
 
-    def _encoded_tools(self, request: ChatRequest) -> bytes:
+    def _encoded_tools(self, offered: ToolSet) -> bytes:
         """Encode the schemas of the offered functions; cached while the functions are the same."""
-        functions, schemas = self._offered
-        if request.functions is not functions or request.schemas != schemas:
-            written = [*map(kernel_function_metadata_to_function_call_format, request.functions), *request.schemas]
-            self._tools = _encode(written).encode()
-            self._offered = (request.functions, request.schemas)
+        if self._offered != (offered.tools, offered.schemas):
+            written = [*(tool.offer for tool in offered.tools.values()), *map(_encode, offered.schemas)]
+            if not all(written):
+                raise ValueError("a schema is not JSON")
+            self._tools = f"[{','.join(written)}]".encode()
+            self._offered = (offered.tools, offered.schemas)
         return self._tools
 
     def _model(self, request: ChatRequest) -> str:

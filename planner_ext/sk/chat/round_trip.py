@@ -162,8 +162,8 @@ class KernelChat:
         return self.meter.used(Usage(), sent, self.tools if request.tool_choice else None, None)
 
     def _request(self, transcript: Sequence[TranscriptItem], request: AskModel) -> ChatRequest:
-        """Write a request, with a copy of the settings."""
-        update: dict[str, Any] = {"function_choice_behavior": None}
+        """Write a request; its settings are a copy where they differ from the run's."""
+        update: dict[str, Any] = {}
         if request.iteration < 0:
             update |= {k: v for k, v in self.plan_settings.items() if k in type(self.settings).model_fields}
         messages = self._written(transcript)
@@ -174,18 +174,16 @@ class KernelChat:
         if choice == "none" and not self._connector.takes_none:
             choice = None
         offered = choice is not None and bool(tools.functions)
-        functions = tools.metadata if offered else ()
         if choice == "none" and not offered and tools.schemas:
             update["tool_choice"] = choice
         elif choice is None:
-            update |= {key: None for key in _TOOL_SETTINGS if hasattr(self.settings, key)}
+            update |= {key: None for key in _TOOL_SETTINGS if vars(self.settings).get(key) is not None}
         return ChatRequest(
             messages=messages,
             last=with_budget_note(messages, request.left) if request.left else None,
-            settings=self.settings.model_copy(update=update),
-            choice=choice if functions else None,
-            functions=functions,
-            schemas=tools.schemas if offered else (),
+            settings=self.settings.model_copy(update=update) if update else self.settings,
+            choice=choice if offered else None,
+            offered=tools if offered else None,
         )
 
     def _may_ask_for_form(self, messages: Sequence[ChatMessageContent]) -> bool:

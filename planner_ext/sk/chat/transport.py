@@ -38,7 +38,7 @@ from planner_ext.sk.chat.reply import corrected, corrected_chunks
 from planner_ext.sk.checks import instance_of
 from planner_ext.sk.errors import InvalidSettingsError, ServiceNotFoundError
 from planner_ext.sk.functions.conversion import validation_details
-from planner_ext.sk.functions.toolset import RequestBehavior
+from planner_ext.sk.functions.toolset import RequestBehavior, ToolSet
 from planner_ext.sk.messages import calls_of, text_of, with_one_text
 
 # The service of a run, and its settings.
@@ -111,9 +111,9 @@ def _not_found(kernel: Kernel, service_id: str | None) -> ServiceNotFoundError:
 
 
 def connector_settings(
-    service: ChatCompletionClientBase, settings: PromptExecutionSettings | None
+    service: ChatCompletionClientBase, settings: PromptExecutionSettings | None, **update: Any
 ) -> PromptExecutionSettings:
-    """Copy settings into the connector's own class; Semantic Kernel's conversion would change the caller's.
+    """Copy settings into the connector's own class, and update them; Semantic Kernel's own conversion changes them.
 
     Raises:
         InvalidOptionError: If the class does not take their values; names these.
@@ -122,13 +122,14 @@ def connector_settings(
     if settings is None:
         return wanted()
     if isinstance(settings, wanted):
-        return settings.model_copy()
+        return settings.model_copy(update=update)
     own = {"function_choice_behavior": None, "extension_data": dict(settings.extension_data)}
     try:
         converted = wanted.from_prompt_execution_settings(settings.model_copy(update=own))
     except ValidationError as error:
         raise _unfit(error) from error
-    return converted.model_copy(update={"function_choice_behavior": settings.function_choice_behavior})
+    update.setdefault("function_choice_behavior", settings.function_choice_behavior)
+    return converted.model_copy(update=update)
 
 
 def _unfit(error: ValidationError) -> InvalidSettingsError:
@@ -378,18 +379,16 @@ class ChatRequest:
         messages: The messages to send. It is the same list while messages are only appended, and a new list if earlier
             messages are changed.
         last: Sent instead of the newest message, in this request only; None sends the newest message.
-        settings: A copy for this request, without a behaviour.
+        settings: Not to be changed; their behaviour is for the run.
         choice: The tool choice if functions are offered, else None.
-        functions: The kernel functions offered; the same tuple while the functions are the same.
-        schemas: The caller's own tool schemas, offered in addition.
+        offered: The functions offered, with the caller's own schemas; None if there are none.
     """
 
     messages: list[ChatMessageContent]
     last: ChatMessageContent | None = None
     settings: PromptExecutionSettings
     choice: Literal["auto", "required", "none"] | None = None
-    functions: tuple[KernelFunctionMetadata, ...] = ()
-    schemas: tuple[Any, ...] = ()
+    offered: ToolSet | None = None
 
     @property
     def sent(self) -> list[ChatMessageContent]:
@@ -425,27 +424,29 @@ class GenericTransport:
 
     def _given(self, request: ChatRequest) -> dict[str, Any]:
         """Convert a request to the arguments of the connector's methods."""
-        settings = request.settings
-        if request.choice is not None:
-            behavior = RequestBehavior.of(list(request.functions), request.choice, schemas=request.schemas)
-            settings = settings.model_copy(update={"function_choice_behavior": behavior})
+        behavior = None
+        if request.choice is not None and (tools := request.offered) is not None:
+            behavior = RequestBehavior.of(tools.metadata, request.choice, schemas=tools.schemas)
         history = ChatHistory.model_construct(messages=request.sent)
-        given = request_arguments(self.service, history, settings, self.kernel)
+        given = request_arguments(self.service, history, request.settings, behavior, self.kernel)
         return {**given, "arguments": self.arguments}
 
 
 def request_arguments(
-    service: ChatCompletionClientBase, history: ChatHistory, settings: PromptExecutionSettings, kernel: Kernel | None
+    service: ChatCompletionClientBase,
+    history: ChatHistory,
+    settings: PromptExecutionSettings,
+    behavior: FunctionChoiceBehavior | None,
+    kernel: Kernel | None,
 ) -> dict[str, Any]:
     """Return the arguments of a connector's methods for one request, as it and its provider take them.
 
-    A history that needs no change is passed on itself; see `sent`.
+    A history that needs no change is passed on itself; see `sent`. The settings are copied, with this behaviour.
 
     Raises:
         InvalidOptionError: If the connector does not take the settings.
     """
     connector = connector_of(service)
-    behavior = settings.function_choice_behavior
     messages = sent(history.messages, connector)
     if behavior is not None and behavior.type_ is FunctionChoiceType.NONE and not connector.takes_none:
         behavior = None
@@ -454,7 +455,7 @@ def request_arguments(
         kernel = kernel or Kernel()
     if behavior is not None and connector.needs_description and kernel is not None:
         behavior = _described(behavior, kernel)
-    settings = connector_settings(service, settings).model_copy(update={"function_choice_behavior": behavior})
+    settings = connector_settings(service, settings, function_choice_behavior=behavior)
     if messages is not history.messages and messages != history.messages:
         history = ChatHistory.model_construct(messages=messages)
     return {"chat_history": history, "settings": settings, "kernel": kernel}

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
-from operator import is_not
+from operator import is_not, itemgetter
 from types import CellType
 from typing import Annotated, Any, Final, Literal, Self, cast
 from weakref import ref
@@ -59,6 +59,10 @@ INJECTED = frozenset({"kernel", "service", "execution_settings", "arguments"})
 _NAMES_SHOWN: Final = 10
 
 _TYPES = {"auto": FunctionChoiceType.AUTO, "required": FunctionChoiceType.REQUIRED, "none": FunctionChoiceType.NONE}
+
+
+Select = Callable[[Sequence[KernelFunction]], Sequence[KernelFunction]]
+"""Narrows the functions that a run offers."""
 
 
 class RequestBehavior(FunctionChoiceBehavior):
@@ -108,9 +112,6 @@ class ToolSet:
 
     Attributes:
         functions: By fully qualified name, as of the last `refresh`.
-        tools: Their descriptions.
-        metadata: For a request: the same tuple while the functions are the same, without the parameters that Semantic
-            Kernel or `planner_ext.durable.effect` fills in.
         schema_only: Names in the settings' own tool schemas for which the kernel has no function.
         schemas: Those schemas.
         available: Whether there is anything to call.
@@ -124,7 +125,7 @@ class ToolSet:
         settings: PromptExecutionSettings,
         *,
         own: Sequence[KernelFunction] = (),
-        select: Callable[[Sequence[KernelFunctionMetadata]], Sequence[KernelFunctionMetadata]] | None = None,
+        select: Select | None = None,
     ) -> None:
         """Bind the offer to a kernel.
 
@@ -146,32 +147,42 @@ class ToolSet:
             function: Any = tool.get("function") if isinstance(tool, Mapping) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
             if isinstance(function, Mapping) and isinstance(name := function.get("name"), str):  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
                 self._schemas[name] = tool
-        self._offered: list[Any] = []
-        self.tools: Mapping[str, Tool] = {}
-        self.metadata: tuple[KernelFunctionMetadata, ...] = ()
+        self._tools: Mapping[str, Tool] = {}
         self.refresh()
 
     def refresh(self) -> None:
         """Read the kernel's functions again."""
         own = (*self._own, read_result()) if self.reads else self._own
         functions = {function.fully_qualified_name: function for function in own}
-        for metadata in self._kernel_functions():
-            name = metadata.fully_qualified_name
+        for function in self._kernel_functions():
+            name = function.fully_qualified_name
             if name in functions:
                 raise InvalidOptionError(
                     f"The kernel has a function {name!r}, which is the name of one that the planner offers itself. "
                     "Rename the plugin or the function, or exclude it."
                 )
-            functions[name] = self._kernel.get_function(metadata.plugin_name, metadata.name)
+            functions[name] = function
         self.functions: Mapping[str, KernelFunction] = functions
-        offered = [each for function in functions.values() for each in (function, function.metadata)]
-        if len(offered) != len(self._offered) or any(map(is_not, offered, self._offered)):
-            self._offered = offered
-            self.tools = {name: tool_of(function) for name, function in functions.items()}
-            self.metadata = tuple(_without(self.tools[name].hidden, one.metadata) for name, one in functions.items())
+        self._is_read = False
         self.schema_only = frozenset(self._schemas.keys() - functions.keys())
         self.schemas = tuple(schema for name, schema in self._schemas.items() if name in self.schema_only)
         self.available = bool(functions or self.schema_only)
+
+    @property
+    def tools(self) -> Mapping[str, "Tool"]:
+        """The descriptions of the functions: the same mapping while nothing of them has changed."""
+        if not self._is_read:
+            self._is_read = True
+            tools = {name: tool_of(function) for name, function in self.functions.items()}
+            known = self._tools
+            if len(tools) != len(known) or any(map(is_not, tools.values(), known.values())):
+                self._tools = tools
+        return self._tools
+
+    @property
+    def metadata(self) -> list[KernelFunctionMetadata]:
+        """The functions as a connector takes them: without the parameters that the model does not fill."""
+        return [_without(self.tools[name].hidden, function.metadata) for name, function in self.functions.items()]
 
     def reserve_reading(self) -> None:
         """Refuse a kernel that has a function with the name of the one that reads on in a result.
@@ -185,7 +196,7 @@ class ToolSet:
                 "on in a result over max_result_tokens. Rename the plugin or the function, or set no such limit."
             )
 
-    def _kernel_functions(self) -> Sequence[KernelFunctionMetadata]:
+    def _kernel_functions(self) -> Sequence[KernelFunction]:
         behavior = self._behavior
         if behavior is None or not behavior.enable_kernel_functions:
             return ()
@@ -196,7 +207,8 @@ class ToolSet:
             config = behavior.get_config(self._kernel)
         except ValueError as error:
             raise InvalidOptionError(f"The behaviour's filters cannot be used: {error}") from error
-        offered = config.available_functions or []
+        get = self._kernel.get_function
+        offered = [get(metadata.plugin_name, metadata.name) for metadata in config.available_functions or ()]
         return offered if self._select is None else self._select(offered)
 
 
@@ -248,6 +260,7 @@ class Tool:
         signature: ``name=digest`` of each declared parameter, joined by commas: of type, schema and default, not of
             descriptions.
         schema: JSON text of the schema of its parameters, as the model has it; "" if that is not JSON.
+        offer: JSON text of the function as a request to OpenAI has it; "" if that is not JSON.
         blocks: Whether it is synchronous, so that it would block the event loop.
         restarts: Whether it is declared ``@effect("idempotent")`` or ``"keyed"``, so that its call may start again.
         asks_model: Whether it may ask a model: a prompt, an agent, or a function that takes the kernel or a service.
@@ -266,6 +279,7 @@ class Tool:
     kinds: tuple[Any, ...]
     signature: str
     schema: str
+    offer: str
     blocks: bool
     restarts: bool
     asks_model: bool
@@ -294,32 +308,36 @@ class _KnownTool:
     """A tool with its sources: the method, or a function without one, and its declarations."""
 
     target: ref[Any]
-    declaration: tuple[bytes, tuple[Any, ...]]
+    declaration: tuple[Any, ...]
     tool: Tool
 
 
-_KNOWN: dict[int, _KnownTool] = {}
-"""By the id of the target; an entry goes with its target, so that kernels are freed when applications drop them."""
+_OF_FUNCTION = itemgetter("name", "plugin_name", "description", "is_prompt")
+_OF_PARAMETER = itemgetter(
+    "name", "type_", "is_required", "default_value", "include_in_function_choices", "schema_data"
+)
+"""What a description is made of; types are compared by identity."""
+
+_KNOWN: dict[tuple[Any, ...], _KnownTool] = {}
+"""By the id of the target and its names. An entry goes with its target, so that dropped kernels are freed."""
 
 
 def tool_of(function: KernelFunction) -> Tool:
     """Describe a kernel function; worked out again only if its declaration has changed, which may change in place."""
-    method = getattr(function, "method", None)
-    parameters = function.parameters
+    metadata = function.metadata
+    parameters = metadata.parameters
+    method = vars(function).get("method")
     target = function if method is None else method
     effect = effect_of(function)
-    names = [function.fully_qualified_name, function.is_prompt, isinstance(function, KernelFunctionFromMethod)]
-    values = [
-        (one.name, one.type_, one.is_required, one.default_value, one.include_in_function_choices, one.schema_data)
-        for one in parameters
-    ]
+    given = [vars(one) for one in parameters]
+    declared = (_OF_FUNCTION(vars(metadata)), effect and effect.kind, [_OF_PARAMETER(one) for one in given])
     try:
         # Bytes tell 1 from True, and do not change with their source; version 2 writes equal values equally.
-        written = marshal.dumps((names, None if effect is None else effect.kind, values), 2)
+        written = marshal.dumps(declared, 2)
     except ValueError:  # of a default or schema that is not plain: its changes would not be noticed
         return _described(function, method)
-    key = id(target)
-    declaration = (written, tuple(one.type_object for one in parameters))
+    key = (id(target), metadata.plugin_name, metadata.name)
+    declaration = (written, type(function), *[one["type_object"] for one in given])
     known = _KNOWN.get(key)
     if known is not None and known.target() is target and known.declaration == declaration:
         return known.tool
@@ -342,6 +360,7 @@ def _described(function: KernelFunction, method: Any) -> Tool:
         for one in function.parameters
         if one.name is not None and one.include_in_function_choices and one.name not in hidden
     }
+    offer = kernel_function_metadata_to_function_call_format(_without(hidden, function.metadata))
     return Tool(
         name=function.fully_qualified_name,
         parameters=parameters,
@@ -359,7 +378,8 @@ def _described(function: KernelFunction, method: Any) -> Tool:
         absent=_optional_without_default(function.parameters, method) if of_method else {},
         kinds=tuple(convertible_type(one.type_object) for one in function.parameters),
         signature=",".join(f"{one.name}={_digest(one)}" for one in function.parameters),
-        schema=_schema_text(function, hidden),
+        schema=_json(offer["function"]["parameters"], ensure_ascii=True),
+        offer=_json(offer, ensure_ascii=False),
         blocks=of_method and not _is_lazy(method),
         restarts=effect is not None and effect.kind != "once",
         asks_model=not of_method or not hidden.isdisjoint(("kernel", "service")) or agent_of(method) is not None,
@@ -434,10 +454,9 @@ def _payload_names(properties: Iterable[Any], prefix: str) -> Iterator[str]:
             yield from (str(one.name), f"{prefix}{one.name}")
 
 
-def _schema_text(function: KernelFunction, hidden: Set[str]) -> str:
-    offered = kernel_function_metadata_to_function_call_format(_without(hidden, function.metadata))
+def _json(value: Any, *, ensure_ascii: bool) -> str:
     try:
-        return json.dumps(offered["function"]["parameters"], separators=(",", ":"), allow_nan=False)
+        return json.dumps(value, separators=(",", ":"), allow_nan=False, ensure_ascii=ensure_ascii)
     except (TypeError, ValueError, RecursionError):
         return ""
 

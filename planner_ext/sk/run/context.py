@@ -16,7 +16,7 @@ from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoic
 from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.contents import ChatHistory, ChatMessageContent
-from semantic_kernel.functions import KernelArguments, KernelFunction, KernelFunctionMetadata
+from semantic_kernel.functions import KernelArguments, KernelFunction
 from semantic_kernel.utils.telemetry.model_diagnostics.decorators import are_sensitive_events_enabled
 
 from planner_ext.approval.decisions import approval_required
@@ -46,7 +46,7 @@ from planner_ext.sk.errors import (
     ToolExecutionError,
 )
 from planner_ext.sk.functions.questions import OWN_FUNCTIONS, OWN_PLUGIN, AskedClarifier
-from planner_ext.sk.functions.toolset import ToolSet
+from planner_ext.sk.functions.toolset import Select, ToolSet
 from planner_ext.sk.run.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.run.iteration import IterationCompletedHook
 from planner_ext.sk.run.options import CheckedOptions
@@ -75,10 +75,6 @@ class Tape(Protocol):
     def ports(self, ports: Ports, facts: Sequence[Fact]) -> Ports:
         """Return the ports of a run, given its own and its journal so far."""
         ...
-
-
-Select = Callable[[Sequence[KernelFunctionMetadata]], Sequence[KernelFunctionMetadata]]
-"""Narrows the functions that a run offers."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -133,7 +129,7 @@ class RunContext:
             settings = _with_completion_limit(settings, self.max_completion_tokens)
         self.settings = settings
         self.behavior = settings.function_choice_behavior or ALL_FUNCTIONS
-        self.tape = getattr(self.service, "tape", None)
+        self.tape = vars(self.service).get("tape")
         filters = approval_filters(self.kernel)
         options = self.options = self._own_options(filters)
         own = [function for function in (self.final_answer, self.ask_user) if function is not None]
@@ -521,15 +517,16 @@ def check_service(service: ChatCompletionClientBase, settings: PromptExecutionSe
             f"{name} does not support function calling, and there are {', '.join(sorted(tools.functions))} on offer. "
             "Use another connector, or offer no functions."
         )
-    extra: Any = getattr(settings, "extra_parameters", None) or {}
+    fields: dict[str, Any] = vars(settings)
+    extra: Any = fields.get("extra_parameters") or {}
     for option in ("number_of_responses", "candidate_count", "n"):  # OpenAI's, Google's, Mistral's and Azure AI's
-        answers = getattr(settings, option, None) or extra.get(option)
+        answers = fields.get(option) or extra.get(option)
         if isinstance(answers, int) and answers > 1:
             raise InvalidSettingsError(
                 f"{option} must be 1 where functions are offered; got {answers}. Ask once, or offer no functions."
             )
-    body: Any = getattr(settings, "extra_body", None) or {}
-    choice = getattr(settings, "tool_choice", None) or settings.extension_data.get("tool_choice")
+    body: Any = fields.get("extra_body") or {}
+    choice = fields.get("tool_choice") or settings.extension_data.get("tool_choice")
     choice = choice or body.get("tool_choice") or extra.get("tool_choice")
     if choice not in (None, "auto", {"type": "auto"}):
         raise InvalidSettingsError(

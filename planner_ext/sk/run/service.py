@@ -289,7 +289,8 @@ async def pass_through(
     settings = _request_settings(inner, settings, kwargs.get("kernel"))
     async with request as charge:
         with named_errors(inner):
-            given = request_arguments(inner, chat_history, settings, kwargs.get("kernel"))
+            behavior = settings.function_choice_behavior
+            given = request_arguments(inner, chat_history, settings, behavior, kwargs.get("kernel"))
             messages = await inner.get_chat_message_contents(**{**kwargs, **given})
         charge(messages[0] if messages else None)
     if not messages:
@@ -347,7 +348,8 @@ async def pass_through_streaming(
     async with request as charge:
         with named_errors(inner):
             try:
-                given = request_arguments(inner, chat_history, settings, kwargs.get("kernel"))
+                behavior = settings.function_choice_behavior
+                given = request_arguments(inner, chat_history, settings, behavior, kwargs.get("kernel"))
                 stream = inner.get_streaming_chat_message_contents(**{**kwargs, **given})
                 async with aclosing(corrected_chunks(stream)) as groups:
                     async for chunks in groups:
