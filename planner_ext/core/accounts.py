@@ -96,8 +96,7 @@ class CallRecorder(Protocol):
 class Tab:
     """What one call takes of the budget of its run while its function runs.
 
-    A context manager around the function: the function, and what it starts, finds the tab by `current_tab`. Afterwards
-    the tab takes no more.
+    A context manager around the function, which finds the tab by `current_tab`; afterwards the tab takes no more.
 
     Attributes:
         account: The account of the call's run.
@@ -260,8 +259,6 @@ class Account:
         shared: The budgets that it shares with other runs, those of the run around included; None takes these alone.
 
     Attributes:
-        shared: The budgets that the run shares with other runs, or None.
-        within: The call of another run in which this run is made, or None.
         held: Round trips that the run keeps for its answer.
         tabs: The tabs of the run's calls whose end is not recorded, by the calls' indexes.
     """

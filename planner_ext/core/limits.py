@@ -213,8 +213,8 @@ class Left:
     A limit that is not set is not in it. A value is below 0 if more was spent than the limit allows.
 
     Attributes:
-        amounts: Round trips, calls, tokens, US dollars and seconds, by the limit's name in `Budget`.
-        starts: Starts of functions, by fully qualified name.
+        amounts: By the limit's name in `Budget`.
+        starts: By the function's fully qualified name.
         around: The names of the amounts that are those of a run around: it has no more left, or nothing.
     """
 

@@ -182,11 +182,10 @@ def next_action(state: State, around: Left | None = None) -> Action | None:
 def may_have_asked(state: State) -> bool:
     """Return whether the next request may have been sent already, by this process or by one that has ended.
 
-    A store writes a fact first, and then the run acts on it. Most requests have no fact that announces them: where the
-    next action is a request, the last fact stands for it, and only the reply is missing (`State.intent` is
-    ``implied``). One fact may be missing before that: a store may hold `IterationCompleted` back until its next write.
-    The fact that settles the batch is never held back. So a journal that ends there is examined as if its iteration
-    were completed. A request after a failed one, and a clarifier's request, is announced by `ModelAsked`.
+    Most requests have no fact that announces them: where the next action is a request, the last fact stands for it
+    (`State.intent` is ``implied``). A store may hold `IterationCompleted` back until its next write, so a journal that
+    ends with a settled batch is examined as if its iteration were completed. A request after a failed one, and a
+    clarifier's request, is announced by `ModelAsked`.
     """
     if state.intent != "implied":
         return state.intent == "recorded"
@@ -334,9 +333,8 @@ def _question(left: Left, question: str, iteration: int, index: int | None) -> A
 def _checked_form(state: State, left: Left, end: Finish) -> Action:
     """Decide what comes before an end with an answer, where the answer must have a form.
 
-    An answer in its form ends the run. Another one is asked for again, without functions, as long as a request may be
-    made; then the run ends at its limit with the text as it is, and its reason says what is wrong with it. Without
-    a limit on round trips it is asked for ten times, and the run ends ``incomplete``.
+    An answer in its form ends the run. Another one is asked for again, without functions, until no request may be made
+    or, without a limit on round trips, ten times; then the run ends with the text as it is.
     """
     checked = state.checked
     if not end.answer or (checked is not None and not checked.problem):

@@ -88,7 +88,7 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """A run at one moment.
+    """A run at one moment; `planner_ext.core` has a table of what its fields lead to.
 
     Attributes:
         transcript: The messages so far, with completed batches only: always valid to be sent.
@@ -97,22 +97,19 @@ class State:
         errors_in_row: Batches in a row with a failed, unknown or invalid call.
         denials_in_row: Batches in a row in which every call was denied.
         iteration: The 0-based number of the next iteration.
-        rounds: Tool rounds so far, from the run's start or from when it was reopened; ``use_attempts`` limits them.
-        step_rounds: Tool rounds of this step so far.
-        planned: Whether a plan was made.
-        batch: The open batch, or None.
+        rounds: Tool rounds since the run's start, or since it was reopened.
+        step_rounds: Tool rounds of this step.
         called: Whether a function was started in the last completed batch.
-        reply: The last reply without calls, or None.
+        reply: The last reply without calls, until what follows from it is recorded.
         asked: Whether the clarifier was shown that reply, and did not answer.
         clarifications: Questions that were answered.
-        final_answer: The answer that the final-answer function was called with, or None.
-        checked: The check of the last answer's form, or None.
-        structuring: How often the answer was asked for again in its form. From the first time on, every request asks
-            for that alone.
-        limit: The first limit that withheld calls; None again once new limits replace the old ones.
-        refused: What a shared budget forbade, or None; it counts as a limit of the run that is used up.
-        stopping: Why the run stops, or None.
-        ending: Why it stops when the open batch is complete, or None.
+        final_answer: The answer that the final-answer function was called with.
+        checked: The check of the last answer's form.
+        structuring: How often the answer was asked for again in its form.
+        limit: The first limit that withheld calls.
+        refused: What a shared budget forbade.
+        stopping: Why the run stops.
+        ending: Why it stops when the open batch is complete.
         reask: Whether the next request goes without functions because of a denied call.
         sticky: What was approved for the rest of the run: see `planner_ext.core.fold.sticky_keys`.
         given: The messages that the run began with; compaction of the transcript does not change them.
@@ -120,10 +117,8 @@ class State:
         earlier: Functions started before the open batch, by fully qualified name, also inside other functions.
         inside: Functions whose results may be part of those of earlier batches, started in this run or not.
         intent: Which fact shows that the next request may have been sent: ``implied``: the last fact, if a request
-            follows it; ``recorded``: a `ModelAsked`; ``failed``: none yet, since the last request failed, so a
-            `ModelAsked` is recorded before the next one is sent.
+            follows it; ``recorded``: a `ModelAsked`; ``failed``: none yet, since the last request failed.
         at: The time of the newest fact.
-        ended: The fact that ended the run, or None.
     """
 
     phase: Phase = Phase.NEW

@@ -34,8 +34,7 @@ class _Blocks(Sequence[_T]):
 def row_of(items: Iterable[_T]) -> Sequence[_T]:
     """Make an immutable row, of which `with_item` makes cheap copies.
 
-    A batch of n calls makes some 3 n facts and each fact a new state: copying all n calls for each of them would take
-    time in proportion to n².
+    A batch of n calls makes some 3 n facts, each a new state: copying all calls for each would take n² steps.
     """
     whole = tuple(items)
     if len(whole) <= _WIDTH:

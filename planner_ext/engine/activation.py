@@ -104,14 +104,13 @@ _BY_DEFAULT = {"allow": "approve", "ask": "defer", "deny": "deny"}
 def missing_guards(before: Guards, now: Guards, offered: Collection[str]) -> list[str]:
     """List the guards that a run began with and that are missing now; empty if none is.
 
-    Additional guards are fine, with one exception: an ``allow`` rule of a policy that the run did not begin with frees
-    calls from the guards after it. Any change makes a policy count as missing: whether one policy is
-    stricter than another depends on future calls. A function that is no longer marked with ``@requires_approval``
-    counts if the function is still offered.
+    Additional guards are fine, but for an ``allow`` rule of a new policy, which frees calls from the guards after it. A
+    policy with any change is missing. A function that is no longer marked with ``@requires_approval`` counts if it is
+    still offered.
 
     Args:
         before: As the run began.
-        now: The guards of the process that continues it.
+        now: Those of the process that continues it.
         offered: Fully qualified names of the functions that it offers.
     """
     found: list[str] = []

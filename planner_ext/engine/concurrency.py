@@ -87,8 +87,7 @@ async def of_application(work: Awaitable[_T]) -> _T:
 async def in_thread(work: Callable[[], _T]) -> _T:
     """Run a function in a new daemon thread, with the caller's context variables.
 
-    ``asyncio.to_thread`` does not fit: its few threads are shared, so abandoned ones would starve the others, and the
-    loop and the interpreter wait for them when they end.
+    Not ``asyncio.to_thread``: its threads are shared, so abandoned ones would starve the others and delay the exit.
 
     Args:
         work: What to run. If the wait for it is cancelled, it continues, and its outcome is dropped.
@@ -144,8 +143,8 @@ async def _called(function: Callable[..., Any], *arguments: Any) -> Any:
 class _Background:
     """The one event loop of this process for code that is not async, in a daemon thread of its own.
 
-    One loop for all: a client keeps its connections, and these belong to the loop that opened them. It starts with the
-    first use. A forked process, which has no such thread, starts another one.
+    One loop for all, since a client's connections belong to the loop that opened them. It starts with the first use; a
+    forked process starts another one.
     """
 
     def __init__(self) -> None:
@@ -210,9 +209,8 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 def run_sync(work: Coroutine[Any, Any, _T], *, door: str) -> _T:
     """Run a coroutine to its end from code that is not async, with the caller's context variables.
 
-    It runs on the process's background loop; this thread waits, also where it runs an event loop, as a notebook does.
-    An exception that interrupts the wait, such as ``KeyboardInterrupt``, cancels the coroutine, waits for its end, and
-    gets the attributes of what that raised; a second one does not wait.
+    It runs on the process's background loop. An exception that interrupts the wait, such as ``KeyboardInterrupt``,
+    cancels the coroutine, waits for its end, and gets the attributes of what that raised; a second one does not wait.
 
     Args:
         work: What to run.
@@ -459,20 +457,15 @@ async def in_time(
 ) -> _T | OutOfTime:
     """Await work until a time limit, or until a stop that interrupts.
 
-    At the limit the work is cancelled; what it returns or raises from then on is dropped. Work that does not end
-    within ``GRACE`` seconds after that is abandoned: it continues, and is not awaited. So this returns at most
-    ``GRACE`` seconds after the limit, even if the work ignores its cancellation.
+    At the limit the work is cancelled; what it returns or raises from then on is dropped. Work that ignores that for
+    ``GRACE`` seconds is abandoned: it continues, and is not awaited.
 
     Args:
-        work: The work, which runs in a new task.
+        work: Runs in a new task.
         left: Returns the seconds that are left; None without a time limit.
-        step: Seconds after which ``left`` is called again at the latest: short if it does not follow the machine's own
-            clock.
+        step: Seconds after which ``left`` is called again at the latest.
         patience: Seconds that the work has at the limit to end before it is cancelled.
         stop: Interrupts the work as a limit does, with ``stop(now=True)``.
-
-    Returns:
-        The work's result, or `OUT_OF_TIME`.
 
     Raises:
         asyncio.CancelledError: This wait was cancelled, and the work with it.

@@ -397,10 +397,9 @@ _UNDER_WAY = (TextDelta, facts.CallStarted, facts.CallFinished)
 async def watch(run: Callable[[Emit], Awaitable[T]]) -> AsyncGenerator[Event, None]:
     """Start a run and yield its events as they happen; raise what it raises.
 
-    The run has its own task, so no span, timeout or task group of it is ever open across a ``yield``. When the consumer
-    leaves early the task is cancelled and awaited: nothing is left running. If the consumer is cancelled, its exception
-    gets the attributes of the one that the run ended with. A consumer that keeps up receives the decisions on a batch
-    before any of its calls begins.
+    The run has its own task, so no span, timeout or task group of it is open across a ``yield``. A consumer that leaves
+    early cancels it and waits for its end; the exception of one that is cancelled gets the attributes of the run's. A
+    consumer that keeps up receives the decisions on a batch before any of its calls begins.
     """
     queue: asyncio.Queue[Event | None] = asyncio.Queue()
     room = asyncio.Event()

@@ -262,11 +262,10 @@ class Ports:
 
     Attributes:
         step_message: Writes the message for ``step`` or ``insist``, see `planner_ext.core.machine.AddMessage`.
-        prompts: Writes the messages around a plan; None if the run cannot make one.
-        gate: Decides whether calls run; None approves all.
-        hook: The iteration-completed callback, or None.
-        answer_form: The form that the final answer must have; None unless the run's rules ask for one.
-        respondent: Answers the model's questions; None leaves them to a person.
+        prompts: None if the run cannot make a plan.
+        gate: None approves all calls.
+        answer_form: None unless the run's rules ask for one.
+        respondent: None leaves the model's questions to a person.
         follow: Called with every fact, synchronously and first after it was recorded; must not raise.
         max_concurrency: How many calls of a batch run at once; None is all, 1 runs them in call order.
         max_threads: How many of them run in threads at once; None is all.
@@ -277,7 +276,7 @@ class Ports:
         new_budget: Returns limits that replace the run's, once, and who set them; asked before each next action.
         shared: The budgets that the run shares with others, those of the runs around it included; None are those of the
             run around, if there is one.
-        tracing: Surrounds the actions with spans; None if nothing records them.
+        tracing: None if nothing records spans.
         count_tokens: Counts or estimates the tokens of a text; None cuts no result.
     """
 

@@ -17,8 +17,8 @@ class Reservations:
     """Reserves what the next action of a run needs, and charges what it used.
 
     A run that ends at a limit with an answer keeps one request for it: reserved with the first request of an
-    activation, used by the last one, released at a pause, a fault or another end. If the period of a budget ends
-    meanwhile, the new one may refuse it: then the run ends without an answer. So each refusal changes what follows.
+    activation, used by the last one, released at a pause, a fault or another end. The period of a budget may end
+    meanwhile, and the new one refuse it: then the run ends without an answer.
     """
 
     def __init__(self, shared: SharedBudgets, journal: Recorder) -> None:
