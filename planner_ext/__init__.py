@@ -109,7 +109,7 @@ _NAMES = {
     "sk.functions.questions": ("UserInteraction",),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
-"""The module of each name; a budget's has the errors that invalid values raise."""
+"""The module of each name. `Budget` comes from the adapters' options, so that its errors are the public classes."""
 
 
 _PUBLIC = (

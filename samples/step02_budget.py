@@ -60,7 +60,7 @@ async def main() -> None:
 
     try:
         await weigh(kernel, Budget(max_iterations=5, on_limit="raise"))
-    except LimitReachedError as error:  # it carries the history, the ledger and a checkpoint
+    except LimitReachedError as error:  # it carries the history, the usage and a checkpoint
         print(f"raise: {error}")
 
     # Not exact enough? Resume the first run. Twelve is its new total, of which five are spent.

@@ -1,7 +1,7 @@
 """Step 5: an agent on the wrapper.
 
 Semantic Kernel's ``ChatCompletionAgent`` takes the wrapper as its service. Each answer of the agent is a separate run
-with a separate ledger; the thread carries the conversation from one to the next.
+with a usage of its own; the thread carries the conversation from one to the next.
 
 Run it:
 

@@ -1,7 +1,7 @@
 """Step 11: a connector of your own.
 
 The wrapper works around any ``ChatCompletionClientBase``. This one asks a second service if the first one fails, so one
-request to it may take two round trips. If it reports that, as ``iterations`` in its reply's metadata, the ledger is
+request to it may take two round trips. If it reports that, as ``iterations`` in its reply's metadata, the run is
 charged two. If it reports nothing, the wrapper can only count its own requests, and charges one for each.
 
 Run it:

@@ -334,7 +334,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 
 def test_no_module_imports_another_by_a_text() -> None:
-    """An arrow up cannot hide: only a package's own page imports by name, to pass names on when they are asked for."""
+    """No module imports another by its name as text; only an ``__init__`` does."""
     check(
         "These import a module of the package by a text:",
         (

@@ -33,8 +33,8 @@ IN_DOUBT_PROMPT = (
 def waiting_calls(state: State) -> Mapping[int | None, Call]:
     """Find the calls of a run that wait for a person, by index and in call order; none if the run has ended.
 
-    A call in doubt is decided as far as the question about the doubt, which does not expire. A plain reply that asks is
-    shown as a call of the function that asks the user, with the index None.
+    For a call in doubt, `decided` holds the question whether to run it again; it never expires. A plain reply that asks
+    is shown as a call of the function that asks the user, with the index None.
     """
     batch = state.batch
     if batch is None:

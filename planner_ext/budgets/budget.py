@@ -37,9 +37,9 @@ class SharedBudget:
     At a limit the run does what its own budget says (``Budget.on_limit``), as at a limit of its own: ``answer`` makes
     one more request, without functions. For that the run reserves one request together with its first one, and gives it
     back at its end, or when it pauses. If the period has ended by then, and the new one is used up, it is not made.
-    The first request of a run, or of a resumed one, finds a used up budget: the run ends ``limit_reached`` without a
-    request. ``limit`` of the result is ``"{name}: {limit}"``. A batch that exceeds
-    ``max_tool_calls`` does not run, under either value of ``batch_over_limit``.
+    If the first request of a run, or of a resumed one, finds a used up budget, the run ends ``limit_reached`` without a
+    request. ``limit`` of the result is ``"{name}: {limit}"``. A batch that exceeds ``max_tool_calls`` does not run,
+    under either value of ``batch_over_limit``.
 
     A kept run is continued only by a process that has its shared budgets, by name; any other gets `RunRefusedError`.
     A run whose process died stays charged for what it had reserved. When a kept run is resumed, the request for its

@@ -314,7 +314,8 @@ class Account:
             if within.closed and state.stopping is None:
                 state = updated(state, stopping="The call in which this run was begun has ended.")
             around = within.left()
-            # The trip that the run holds of them is its own; a trip too many around is not its last reply's.
+            # The run may use the trip it keeps for its answer. If the run around overspent, show 0: this run's last
+            # reply is not to blame.
             held = {"max_iterations": self.held}
             amounts = {name: max(amount + held.get(name, 0), 0) for name, amount in around.amounts.items()}
             action = next_action(state, replace(around, amounts=amounts))

@@ -215,7 +215,7 @@ class Left:
     Attributes:
         amounts: By the limit's name in `Budget`.
         starts: By the function's fully qualified name.
-        around: The names of the amounts that are those of a run around: it has no more left, or nothing.
+        around: The limits for which the run around is the tighter one, or has nothing left.
     """
 
     amounts: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -245,6 +245,7 @@ class Left:
     def within(self, around: "Left") -> "Left":
         """@private Take the smaller value of each limit of a run and of the run around it."""
         own = self.amounts
+        # An own amount below 0 counts as 0, so a run around at 0 is named.
         tighter = (name for name, left in around.amounts.items() if left <= max(own.get(name, math.inf), 0))
         return Left(
             amounts=_smaller(own, around.amounts),

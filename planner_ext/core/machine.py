@@ -182,10 +182,9 @@ def next_action(state: State, around: Left | None = None) -> Action | None:
 def may_have_asked(state: State) -> bool:
     """Return whether the next request may have been sent already, by this process or by one that has ended.
 
-    Most requests have no fact that announces them: where the next action is a request, the last fact stands for it
-    (`State.intent` is ``implied``). A store may hold `IterationCompleted` back until its next write, so a journal that
-    ends with a settled batch is examined as if its iteration were completed. A request after a failed one, and a
-    clarifier's request, is announced by `ModelAsked`.
+    Usually nothing is recorded before a request: if the state's next action is a request, it may have been sent.
+    `IterationCompleted` may still be unwritten, so we assume it. `ModelAsked` announces the exceptions: a retry, and
+    a clarifier's request.
     """
     if state.intent != "implied":
         return state.intent == "recorded"

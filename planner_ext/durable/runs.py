@@ -767,8 +767,7 @@ class Runs(RunsClient):
         Returns:
             What is next: ``ended`` if nothing is due until a person resumes the run; else after how many ``seconds`` to
             activate it again: 0.0 if a decision was made meanwhile or this worker leaves, 5.0 if another worker drives
-                it,
-            30.0 if this worker's planner refuses it, None if only a decision continues it.
+            it, 30.0 if this worker's planner refuses it, None if only a decision continues it.
 
         Raises:
             PlannerInvalidConfigurationError: If `drive_with` was not called.

@@ -8,11 +8,11 @@ An activation leads from a run's start, or from a decision, to the next pause or
     WorkerPool  the runs that this worker drives, each in a task
     RunHandle   the result and the events of a run, for its readers
 
-A fault is an exception of a run; a retry follows. A death is the end of the worker's process while it drove the run. So
-is an interrupt or a close that leaves the run, such as ``KeyboardInterrupt``, and a cancellation of a call by anybody
-but the pool. At the allowed number of deaths the run is quarantined, also if its functions are declared repeatable. A
-new reply or result in the journal resets both numbers. A run that may have ended the process is driven alone, so that
-no call of another run is in flight if it does so again.
+A fault is an exception of a run; a retry follows. A death is the end of the worker's process while it drove the run.
+These count as a death, too: ``KeyboardInterrupt``, ``SystemExit`` or ``GeneratorExit`` out of the run, and a
+cancellation of a running call that the pool did not ask for. At the allowed number of deaths the run is quarantined,
+also if its functions are declared repeatable. A new reply or result in the journal resets both numbers. A run that may
+have ended the process is driven alone, so that no call of another run is in flight if it does so again.
 
 A worker knows planners only by `planner_ext.engine.activation`; nothing here needs Semantic Kernel.
 """
@@ -340,7 +340,11 @@ class Claims:
         return Claimable(record=record, deaths=deaths, progress=progress, alone=alone)
 
     async def take(self, claim: Claimable) -> bool:
-        """Become the owner of a run; one that has to be driven alone waits for that, then is put back for a while."""
+        """Become the owner of a run.
+
+        A run that must be driven alone waits 30 s for the other calls; if they last longer, it becomes due again 30 s
+        later.
+        """
         record = claim.record
         me = self.workers.worker_id
         if record.owner == me:
@@ -650,7 +654,10 @@ class WorkerPool:
         return replace(job, decisions=None, budget=None) if ended else job
 
     async def _claimed(self, run_id: str, *, wait: bool) -> Claim:
-        """Claim a run, after another worker has left it, and after a retry that it has left is due."""
+        """Claim a run.
+
+        Wait until no other worker drives it; if that worker scheduled a retry, wait until that time.
+        """
         waited = False
         while True:
             hold = Claim(self.workers.worker_id, self.workers.hold())  # before the row is read

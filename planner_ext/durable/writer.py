@@ -89,7 +89,10 @@ _REFUSE_DECIDED = """
     INSERT INTO planner_approvals (id, run_id, status, fingerprint, call, asked_at)
     SELECT id, run_id, status, fingerprint, call, asked_at FROM planner_approvals WHERE id = :id AND status = 'decided'
 """
-"""Fails with a duplicate key where a question was decided; stands after `_CLOSE_UNDECIDED`, which waits for that."""
+"""Fails with a duplicate key where a question was decided.
+
+Run it after `_CLOSE_UNDECIDED`, whose lock makes sure that the decision is visible.
+"""
 
 
 _DROP_BUDGET = "UPDATE planner_runs SET new_budget = NULL WHERE run_id = :run_id AND new_budget = :text"
@@ -179,8 +182,9 @@ class JournalWriter:
             store: Receives the rows.
             run_id: The run.
             facts: Its journal so far.
-            decided: Ids of the decided questions that the caller has read. A question that is decided later is not
-                closed but fences this writer, so that every decision that counts is taken. None closes them all.
+            decided: Ids of the decided questions that the caller has read. If somebody decides a question that is not
+                in this set, the write fails with `RunFencedError`, so no decision is lost. None: close all without this
+                check.
             claim: The hold of the worker that drives the run; None ignores its owner.
             is_queued: Whether the run's row says ``queued``, so that its start changes that.
             state: The fold of the facts, if the caller has it.

@@ -70,10 +70,11 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
             ``max_completion_tokens`` and, with the rest, ``max_prompt_tokens``.
         max_tokens_ratio: The share of ``max_tokens`` for the completion, from 0 to 1.
         max_completion_tokens: Maximum tokens of a reply, set in each request's settings; a run whose settings have no
-            such field is refused. None and 0 leave the settings as they are. budget, shared_budgets, price, execution,
-            approval, interceptors, pre_invoke, check_for_intervention, approver, iteration_completed, clarifier,
-            max_clarifications, observers, clock, min_iteration_time_ms, max_prompt_tokens,
-        on_invalid_history, strict_finish_reason, checkpoint_key: See `planner_ext.iteration.RunOptions`.
+            such field is refused. None and 0 leave the settings as they are.
+        budget, shared_budgets, price, execution, approval, interceptors, pre_invoke, check_for_intervention, approver,
+            iteration_completed, clarifier, max_clarifications, observers, clock, min_iteration_time_ms,
+            max_prompt_tokens, on_invalid_history, strict_finish_reason, checkpoint_key: See
+            `planner_ext.iteration.RunOptions`.
 
     Raises:
         PlannerInvalidConfigurationError: If an option is unknown or its value is invalid; names the option. Also on

@@ -95,7 +95,7 @@ class FunctionCallingStepwisePlanner:
         self._checked_options()  # which checks them
 
     def _checked_options(self) -> CheckedOptions:
-        """Read the options; what was read is used again until they change, if only a list in place."""
+        """Read the options. Cached; read again when an option changes, also when a list is changed in place."""
         options = self.options
         lists = (tuple(options.interceptors), tuple(options.observers))
         given = (*vars(options).values(), *lists, set(options.model_fields_set))

@@ -318,4 +318,5 @@ class KeptRun(PlannerRun):
             described=activation.described,
         )
         facts = await self.context.resumed(given)
-        return facts if len(facts) > 1 or activation.budget is not None else ()
+        only_resumed = len(facts) == 1 and activation.budget is None
+        return () if only_resumed else facts

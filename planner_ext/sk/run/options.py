@@ -302,7 +302,11 @@ class CheckedOptions:
 
     @classmethod
     def of(cls, taken: DecisionsTaken, **options: Unpack[RunOptions]) -> "CheckedOptions":
-        """Check options, fill in the defaults, and remember decisions in the memory of the object that they are for.
+        """Check options, and fill in the defaults.
+
+        Args:
+            taken: The memory of the door that these options are for.
+            **options: As the caller gave them.
 
         Raises:
             InvalidOptionError: If an option is invalid; names it.
