@@ -16,8 +16,10 @@ from semantic_kernel.contents import (
 )
 
 from planner_ext import FunctionInvokingChatCompletion
+from planner_ext.core.values import CallResult
 from planner_ext.errors import InvalidHistoryError
-from planner_ext.sk.chat.history import check_history, find_problems, repair_history
+from planner_ext.sk.chat.history import check_history, find_problems, render, repair_history
+from planner_ext.sk.messages import INSIDE
 from planner_ext.testing import ScriptedChatCompletion, call, calls, say
 from planner_ext.testing.rules import find_violation
 from support.served import Answer, Served, Tools
@@ -189,3 +191,28 @@ def test_checking_raises_every_problem_at_once() -> None:
     """The error lists all problems, so that they can be repaired together."""
     with pytest.raises(InvalidHistoryError, match=r"message 0: .*'z'.*message 1: the call 'a'.*call 'b'"):
         check_history([answering("z"), calling("a"), calling("b")])
+
+
+@pytest.mark.parametrize("name", ["lights-switch", "bare", "a-b-c", "-f", "p-", ""])
+@pytest.mark.parametrize("inside", [(), ("lights-look",)])
+def test_the_message_of_a_result_is_what_semantic_kernel_makes(name: str, inside: tuple[str, ...]) -> None:
+    """Messages are copies of a function's first one: equal in values, set fields and JSON, and they share nothing."""
+    results = [CallResult(call_id=f"c{at}", name=name, text=f"text {at}", inside=inside) for at in range(2)]
+    rendered = render(results)
+    for result, message in zip(results, rendered, strict=True):
+        content = FunctionResultContent(id=result.call_id, name=name, result=result.text)
+        if inside:
+            content.metadata[INSIDE] = [*inside]
+        made = ChatMessageContent(role=AuthorRole.TOOL, items=[content])
+        assert type(message) is type(made)
+        assert vars(message) == vars(made)
+        assert vars(message.items[0]) == vars(content)
+        assert message.model_fields_set == made.model_fields_set
+        assert message.items[0].model_fields_set == content.model_fields_set
+        assert message.model_dump_json() == made.model_dump_json()
+        assert message.model_dump_json(exclude_unset=True) == made.model_dump_json(exclude_unset=True)
+    first, second = rendered
+    first.items[0].metadata["changed"] = True
+    first.metadata["changed"] = True
+    first.items.append(TextContent(text="changed"))
+    assert second == render(results)[1]

@@ -7,6 +7,7 @@ of a resumed run is brought up to date, or refused and not changed.
 import json
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import takewhile
 from operator import is_
 from typing import Any, Final
@@ -49,10 +50,7 @@ def render(entries: Iterable[TranscriptItem]) -> list[ChatMessageContent]:
     for entry in entries:
         match entry:
             case CallResult():
-                content = FunctionResultContent(id=entry.call_id, name=entry.name, result=entry.text)
-                if entry.inside:
-                    content.metadata[INSIDE] = list(entry.inside)
-                message = ChatMessageContent(role=AuthorRole.TOOL, items=[content])
+                message = _result_message(entry)
             case EditedReply():
                 message = _edited(_load(entry.message), set(entry.kept), dict(entry.edited))
             case TextMessage():
@@ -61,6 +59,23 @@ def render(entries: Iterable[TranscriptItem]) -> list[ChatMessageContent]:
                 message = _load(entry)
         messages.append(message)
     return messages
+
+
+def _result_message(entry: CallResult) -> ChatMessageContent:
+    """Make the message of a result: a copy of the first one of its function, which pydantic validated."""
+    first = _first_result(entry.name)
+    content = first.items[0].model_copy()
+    metadata = {INSIDE: list(entry.inside)} if entry.inside else {}
+    vars(content).update(id=entry.call_id, result=entry.text, metadata=metadata)
+    message = first.model_copy()
+    vars(message).update(items=[content], metadata={})
+    return message
+
+
+@lru_cache(maxsize=256)
+def _first_result(name: str) -> ChatMessageContent:
+    content = FunctionResultContent(id="", name=name, result="")
+    return ChatMessageContent(role=AuthorRole.TOOL, items=[content])
 
 
 def _edited(message: ChatMessageContent, kept: set[str], edited: Mapping[str, str]) -> ChatMessageContent:
