@@ -1,5 +1,7 @@
 """How one function runs: the options, a copy that Semantic Kernel can run, a guard behind the filters, and its result.
 
+A function that nothing watches is called past Semantic Kernel's ``invoke``, which then only costs time: see `invoked`.
+
 The kernel's own function objects are not changed. Must not know the run, nor who decided.
 """
 
@@ -7,26 +9,32 @@ import asyncio
 import inspect
 import json
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping, Set
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Set
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from types import FunctionType
 from typing import Any, Final, Literal, TypeAlias, TypeVar, cast
 
+from opentelemetry.trace import INVALID_SPAN
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
+from semantic_kernel import Kernel
 from semantic_kernel.contents import ChatMessageContent, FunctionResultContent, TextContent
 from semantic_kernel.contents.kernel_content import KernelContent
 from semantic_kernel.filters.functions.function_invocation_context import FunctionInvocationContext
-from semantic_kernel.functions import FunctionResult, KernelFunction
+from semantic_kernel.functions import FunctionResult, KernelArguments, KernelFunction
 from semantic_kernel.functions.kernel_function_from_method import KernelFunctionFromMethod
+from semantic_kernel.utils.telemetry.model_diagnostics import function_tracer
 
 from planner_ext.core.errors import shown, suggests_names
 from planner_ext.core.limits import is_count, is_positive_number
 from planner_ext.engine.concurrency import contained, in_thread
+from planner_ext.engine.log import is_listening, is_set
 from planner_ext.sk.errors import InvalidOptionError, PlannerException
 from planner_ext.sk.functions.toolset import Tool, unconverted_parameter
+from planner_ext.sk.members import is_own
 
 NOT_WRITABLE = "The function returned a result that could not be written as JSON."
 """The model reads this for a result that has no text, such as one that contains itself."""
@@ -207,6 +215,87 @@ async def _run_in_thread(method: Callable[..., Any], absent: Mapping[str, None],
     if inspect.isasyncgen(result):
         return [item async for item in cast("AsyncGenerator[Any, None]", result)]
     return await result if inspect.isawaitable(result) else result
+
+
+INVOKING: Mapping[str, str] = {
+    "invoke": "01c8b6fdcd2df636",
+    "_handle_exception": "092246fe63fe667c",
+    "_invoke_internal": "2b83f8df5b4eb857",
+    "gather_function_parameters": "7cefdcde887e46e0",
+}
+"""Methods of a function that `invoked` replaces or calls, with the digests of their sources."""
+
+STACKING: Mapping[str, str] = {"construct_call_stack": "7fd44785b4cfd866"}
+"""The method of a kernel that `invoked` replaces, likewise."""
+
+_INVOKING_MODULE: Final[Any] = sys.modules[KernelFunction.__module__]
+"""Where ``invoke`` has its logger and its tracer; the package has the decorator under the module's name."""
+
+
+@dataclass(slots=True)
+class _Unwatched:
+    """What ``_invoke_internal`` takes from the context of an invocation, and puts there."""
+
+    kernel: Kernel
+    arguments: KernelArguments
+    result: FunctionResult | None = None
+
+
+def is_observed(kernel: Kernel) -> bool:
+    """Whether a log, a tracer or a meter may see the invocations of functions, or a method around them is another."""
+    return bool(
+        _INVOKING_MODULE.logger.isEnabledFor(logging.INFO)
+        or is_listening()
+        or is_set(_INVOKING_MODULE.tracer)
+        or function_tracer.are_sensitive_events_enabled()
+        or not _is_stock(KernelFunctionFromMethod, INVOKING)
+        or not _is_stock(type(kernel), STACKING)
+    )
+
+
+def invoked(
+    function: KernelFunction, kernel: Kernel, arguments: KernelArguments, call_id: str, *, observed: bool
+) -> Coroutine[Any, Any, FunctionResult | None]:
+    """Invoke a function: directly where nobody could tell the difference, else by its ``invoke``.
+
+    ``invoke`` surrounds ``_invoke_internal`` with a context, the filters, a span, a metric and lines of a log.
+
+    Args:
+        function: The function.
+        kernel: Its filters surround the function.
+        arguments: The function's.
+        call_id: For the span.
+        observed: What `is_observed` returned for this batch.
+    """
+    if observed or _is_watched(function, kernel):
+        return function.invoke(kernel, arguments, metadata={"id": call_id})
+    return _invoked_directly(function, _Unwatched(kernel, arguments))
+
+
+def _is_watched(function: KernelFunction, kernel: Kernel) -> bool:
+    """Whether a filter or a meter sees this invocation, or the function or the kernel has a method of its own."""
+    listed: Any = kernel  # its lists of filters are typed in part only
+    return bool(
+        listed.function_invocation_filters
+        or type(function) is not KernelFunctionFromMethod
+        or is_set(function.invocation_duration_histogram)
+        or not INVOKING.keys().isdisjoint(vars(function))
+        or not STACKING.keys().isdisjoint(vars(kernel))
+    )
+
+
+def _is_stock(kind: type, members: Mapping[str, str]) -> bool:
+    """Whether methods of a class are Semantic Kernel's own, with the sources on record."""
+    return all(is_own(getattr(kind, name, None), digest) for name, digest in members.items())
+
+
+async def _invoked_directly(function: Any, context: _Unwatched) -> FunctionResult | None:
+    try:
+        await function._invoke_internal(context)
+    except Exception as error:
+        function._handle_exception(INVALID_SPAN, error, {})  # which logs it
+        raise
+    return context.result
 
 
 def result_text(value: Any) -> str:

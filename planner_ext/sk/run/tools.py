@@ -38,6 +38,8 @@ from planner_ext.sk.functions.execution import (
     CallGuard,
     NotRunAgainError,
     ToolExecution,
+    invoked,
+    is_observed,
     result_text,
     runnable,
     sendable,
@@ -63,7 +65,10 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Run:
-    """One call that is about to run; ``target`` is invoked, with a guard where there are filters."""
+    """One call that is about to run; ``target`` is invoked, with a guard where there are filters.
+
+    ``observed`` is what `is_observed` returned for its batch.
+    """
 
     call: RequestedCall
     checked: ResolvedCall
@@ -72,6 +77,7 @@ class _Run:
     decided: CallDecided | None
     arguments: KernelArguments
     target: KernelFunction
+    observed: bool
 
 
 @dataclass(eq=False, repr=False)
@@ -109,6 +115,9 @@ class KernelFunctions:
     _runnable: dict[str, tuple[KernelFunction, KernelFunction]] = field(
         default_factory=dict[str, tuple[KernelFunction, KernelFunction]], init=False
     )
+    _observed: bool = field(default=True, init=False)
+    _looked_in: int | None = field(default=None, init=False)
+    """The iteration in which `is_observed` was asked last: once a batch, as asking takes half as long as a call."""
 
     def check(self, call: RequestedCall, edited: str | None = None) -> ResolvedCall:
         """Resolve a call by the exact name of a function that was offered, and validate its arguments.
@@ -223,7 +232,10 @@ class KernelFunctions:
         decided = batch.calls[index].decided
         if decided is not None and decided.edited is not None:
             call = replace(call, arguments=decided.edited)
-        return _Run(call, checked, function, tool, decided, arguments, target)
+        if batch.iteration != self._looked_in:
+            self._looked_in = batch.iteration
+            self._observed = is_observed(self.kernel)
+        return _Run(call, checked, function, tool, decided, arguments, target, self._observed)
 
     def _guard(self, run: _Run) -> CallGuard:
         """Bind filters to what was decided: nothing else of an approved call, and no second run unless it is safe."""
@@ -303,7 +315,7 @@ class KernelFunctions:
         kernel = self.kernel
         if tab is not None and self.wrap is not None and tool.asks_model:
             kernel = view_of(kernel, tab, self.wrap)
-        invocation = run.target.invoke(kernel, arguments, metadata={"id": run.call.id})
+        invocation = invoked(run.target, kernel, arguments, run.call.id, observed=run.observed)
         if seconds is None:
             outcome = await caught(invocation)
         else:
