@@ -34,7 +34,6 @@ from planner_ext.engine.concurrency import contained, in_thread
 from planner_ext.engine.log import is_listening, is_set
 from planner_ext.sk.errors import InvalidOptionError, PlannerException
 from planner_ext.sk.functions.toolset import Tool, unconverted_parameter
-from planner_ext.sk.members import is_own
 
 NOT_WRITABLE = "The function returned a result that could not be written as JSON."
 """The model reads this for a result that has no text, such as one that contains itself."""
@@ -286,6 +285,8 @@ def _is_watched(function: KernelFunction, kernel: Kernel) -> bool:
 
 def _is_stock(kind: type, members: Mapping[str, str]) -> bool:
     """Whether methods of a class are Semantic Kernel's own, with the sources on record."""
+    from planner_ext.sk.members import is_own  # noqa: PLC0415  (loaded by the first call of a function)
+
     return all(is_own(getattr(kind, name, None), digest) for name, digest in members.items())
 
 
