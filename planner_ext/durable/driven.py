@@ -53,6 +53,11 @@ class DrivenRuns:
         """Whether a run is driven alone, or waits for that."""
         return self._alone is not None
 
+    @property
+    def is_draining(self) -> bool:
+        """Whether the worker leaves."""
+        return self.interrupt is not None
+
     def drain(self, interrupt: Callable[[str], object]) -> None:
         """Start no further calls; ``interrupt`` cancels the task of a run by its name."""
         self.interrupt = interrupt
@@ -83,11 +88,11 @@ class DrivenRuns:
 
     def is_open(self, run_id: str) -> bool:
         """Whether calls of a run may start: no other run is driven alone, and the worker does not drain."""
-        return self.interrupt is None and self._alone in (None, run_id)
+        return not self.is_draining and self._alone in (None, run_id)
 
     async def until_decided(self, run_id: str) -> None:
         """Wait until calls of a run may start, or the worker drains."""
-        await self._until(lambda: self.interrupt is not None or self.is_open(run_id))
+        await self._until(lambda: self.is_draining or self.is_open(run_id))
 
     def notify(self) -> None:
         """Wake the waiting runs: a call has ended, or a run is no longer driven."""
@@ -210,7 +215,7 @@ class DrivenStore:
 
     def leaves(self) -> bool:
         """Whether the worker drains, and the run is about to start new work with none in flight."""
-        if self._driven.interrupt is None or self.calls:
+        if not self._driven.is_draining or self.calls:
             return False
         action = next_action(self.writer.state)
         return action is not None and not isinstance(action, _BOOKKEEPING)

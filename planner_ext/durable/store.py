@@ -60,6 +60,7 @@ _CONTINUES = """
     ) ELSE status IN ('queued', 'running') END
 """
 """Whether a run is driven, or is due: unless it has ended, or waits for a decision or a date."""
+_RUN_AND_DUE = f"SELECT {', '.join(RUN_COLUMNS)}, {_CONTINUES} FROM planner_runs WHERE run_id = :run_id"
 _DUE = """
     SELECT run_id, created_at FROM planner_runs
     WHERE status IN ('queued', 'running') AND (wake_at IS NULL OR wake_at <= :now) AND {which}
@@ -340,11 +341,16 @@ class JournalStore:
             UnknownRunError: If the store has no such run.
             InvalidJournalError: If the facts cannot be read.
         """
-        run = f"SELECT {', '.join(RUN_COLUMNS)}, {_CONTINUES} FROM planner_runs WHERE run_id = :run_id"
         values: dict[str, Value] = {"run_id": run_id, "now": now, "seen": seen}
-        rows, facts = await self.database.transact((run, values), (_JOURNAL, values))
+        rows, facts = await self.database.transact((_RUN_AND_DUE, values), (_JOURNAL, values))
         record = _read_run(run_id, [row[:-1] for row in rows])
         return record, bool(rows[0][-1]), read_facts(run_id, facts, first=seen)
+
+    async def record_and_due(self, run_id: str, *, now: float) -> tuple[RunRecord, bool]:
+        """Read a run without its journal, and whether it `continues`; raise `UnknownRunError` without one."""
+        rows = await self._rows(_RUN_AND_DUE, run_id=run_id, now=now)
+        record = _read_run(run_id, [row[:-1] for row in rows])
+        return record, bool(rows[0][-1])
 
     async def load_facts(self, run_id: str, seen: int) -> tuple[Fact, ...]:
         """Read a run's journal without its first ``seen`` facts; raise `InvalidJournalError` if they are damaged."""

@@ -59,8 +59,6 @@ _ELSEWHERE_SECONDS = 5.0
 """When to activate a run again that another worker drives."""
 _REFUSED_SECONDS = 30.0
 """When to activate a run again that this worker may not drive: another one may have done so."""
-_NO_FACTS = 2**31 - 1
-"""Reads a run without its journal, which never has as many facts."""
 
 _REFUSALS = (RunRefusedError, NewerSchemaError)
 """The errors of a run that this worker's planner or version may not drive; it is left to other workers, unchanged."""
@@ -266,8 +264,8 @@ def _with_crash_points(store: RunStore) -> RunStore:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claimable:
-    """A run that a worker may take.
+class Examined:
+    """A run that a worker may take, as its examination found it.
 
     Attributes:
         deaths: Deaths since its last reply or result.
@@ -279,6 +277,21 @@ class Claimable:
     deaths: int = 0
     progress: int = 0
     alone: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """What a worker found and took at one look at the due runs.
+
+    Attributes:
+        runs: The names of the runs that it owns now.
+        dead: The owners of runs that died.
+        must_examine: Whether further due runs have a dead owner, or a death.
+    """
+
+    runs: Sequence[str]
+    dead: set[str]
+    must_examine: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,12 +311,8 @@ class Claims:
     retry: RetryPolicy
     max_deaths: int
 
-    async def take_free(self, limit: int, *, skip: Collection[str]) -> tuple[list[str], set[str] | None]:
-        """Become the owner of due runs that have neither an owner nor a death, the oldest first.
-
-        Returns:
-            Their names, and the dead owners of runs, which `of` has to examine; None if no run has to be examined.
-        """
+    async def take_free(self, limit: int, *, skip: Collection[str]) -> Taken:
+        """Become the owner of due runs that have neither an owner nor a death, the oldest first."""
         now = self.clock.now()
         me = self.workers.worker_id
         look = await self.store.look(now, me, skip=skip)
@@ -311,7 +320,7 @@ class Claims:
         taken: list[str] = []
         if look.has_free:
             taken = await self.store.claim_free(now, me, skip=skip, limit=limit)
-        return taken, dead if dead or look.has_died else None
+        return Taken(runs=taken, dead=dead, must_examine=bool(dead) or look.has_died)
 
     async def dead(self) -> set[str]:
         """Return the owners of runs that died."""
@@ -321,42 +330,42 @@ class Claims:
         """Whether another worker, which lives, owns a run."""
         return record.owner not in (None, self.workers.worker_id) and record.owner not in await self.dead()
 
-    async def of(self, record: RunRecord) -> Claimable | None:
+    async def examine_or_quarantine(self, record: RunRecord) -> Examined | None:
         """Examine a run, and quarantine it at the allowed number of deaths; None if it may not be taken."""
         me = self.workers.worker_id
         owner = record.owner
         if record.status in PARKED or await self.is_elsewhere(record):
             return None
         if owner == me or (owner is None and not record.deaths):
-            return Claimable(record=record)
+            return Examined(record=record)
         died = owner is not None and record.unfinished
         progress, calls = await self._standing(record.run_id)
         _, deaths = await self.store.counts(record.run_id, progress)
         deaths += died
-        if died and await self._quarantined(Claimable(record=record, deaths=deaths, progress=progress), calls):
+        if died and await self._quarantined(Examined(record=record, deaths=deaths, progress=progress), calls):
             return None
         # one death in a request says little: after a kill all runs of a worker would be driven one by one
         alone = deaths > 1 or (deaths == 1 and calls != "")
-        return Claimable(record=record, deaths=deaths, progress=progress, alone=alone)
+        return Examined(record=record, deaths=deaths, progress=progress, alone=alone)
 
-    async def take(self, claim: Claimable) -> bool:
+    async def take(self, examined: Examined) -> bool:
         """Become the owner of a run.
 
         A run that must be driven alone waits 30 s for the other calls; if they last longer, it becomes due again 30 s
         later.
         """
-        record = claim.record
+        record = examined.record
         me = self.workers.worker_id
         if record.owner == me:
             return True
-        if claim.alone and not await self.driven.alone(record.run_id, _ALONE_SECONDS):
+        if examined.alone and not await self.driven.alone(record.run_id, _ALONE_SECONDS):
             later = self.clock.now() + _ALONE_SECONDS
-            await self._park(claim, status="running", problem=record.problem, retries=record.retries, wake_at=later)
+            await self._park(examined, status="running", problem=record.problem, retries=record.retries, wake_at=later)
             return False
-        counts = (claim.deaths, claim.progress) if record.owner is not None or record.deaths else None
+        counts = (examined.deaths, examined.progress) if record.owner is not None or record.deaths else None
         if await self.store.claim(record.run_id, me, seen=record.owner, counts=counts):
             if record.owner is not None:
-                died = f"worker {one_line(record.owner)} is gone, death {claim.deaths} of {self.max_deaths}"
+                died = f"worker {one_line(record.owner)} is gone, death {examined.deaths} of {self.max_deaths}"
                 log_run(logging.WARNING, record.run_id, f"taken over: {died}")
             return True
         self.driven.together(record.run_id)
@@ -372,21 +381,21 @@ class Claims:
         if record.owner != self.workers.worker_id or (not calls and isinstance(error, asyncio.CancelledError)):
             return
         _, deaths = await self.store.counts(run_id, progress)
-        claim = Claimable(record=record, deaths=deaths + 1, progress=progress)
-        if await self._quarantined(claim, calls):
+        examined = Examined(record=record, deaths=deaths + 1, progress=progress)
+        if await self._quarantined(examined, calls):
             return
         problem = f"Its worker was ended by {type(error).__name__} while it was driven."
-        if await self._park(claim, status="running", problem=problem):
-            log_run(logging.WARNING, run_id, f"death {claim.deaths} of {self.max_deaths}: {one_line(problem)}")
+        if await self._park(examined, status="running", problem=problem):
+            log_run(logging.WARNING, run_id, f"death {examined.deaths} of {self.max_deaths}: {one_line(problem)}")
 
-    async def _quarantined(self, claim: Claimable, calls: str) -> bool:
+    async def _quarantined(self, examined: Examined, calls: str) -> bool:
         """Quarantine a run at the allowed number of deaths; return whether it is reached."""
-        if claim.deaths < self.max_deaths:
+        if examined.deaths < self.max_deaths:
             return False
         place = f"in the call {calls}" if calls else "in a request, or beside another run's call"
-        problem = f"Its worker's process ended {claim.deaths} times while it was driven, {place}."
-        if await self._park(claim, status="quarantined", problem=problem):
-            log_run(logging.ERROR, claim.record.run_id, f"quarantined: {one_line(problem)}")
+        problem = f"Its worker's process ended {examined.deaths} times while it was driven, {place}."
+        if await self._park(examined, status="quarantined", problem=problem):
+            log_run(logging.ERROR, examined.record.run_id, f"quarantined: {one_line(problem)}")
         return True
 
     async def park_fault(self, run_id: str, error: Exception) -> None:
@@ -397,7 +406,7 @@ class Claims:
         failed = retries + 1 >= self.retry.attempts or self.retry.is_final(error)
         delay = self.retry.delay(retries + 1)
         parked = record.owner == self.workers.worker_id and await self._park(
-            Claimable(record=record, deaths=deaths, progress=progress),
+            Examined(record=record, deaths=deaths, progress=progress),
             status="failed" if failed else "running",
             wake_at=None if failed else self.clock.now() + delay,
             problem=described(error),
@@ -409,17 +418,17 @@ class Claims:
             log_run(logging.WARNING, run_id, f"retry {retries + 1} of {self.retry.attempts - 1} in {delay:.1f} s")
 
     async def _park(
-        self, claim: Claimable, *, status: str, problem: str, retries: int = 0, wake_at: float | None = None
+        self, examined: Examined, *, status: str, problem: str, retries: int = 0, wake_at: float | None = None
     ) -> bool:
         return await self.store.park(
-            claim.record.run_id,
-            seen=claim.record.owner,
+            examined.record.run_id,
+            seen=examined.record.owner,
             problem=problem,
             status=status,
             wake_at=wake_at,
             retries=retries,
-            deaths=claim.deaths,
-            progress=claim.progress,
+            deaths=examined.deaths,
+            progress=examined.progress,
             at=self.clock.now(),
         )
 
@@ -504,7 +513,7 @@ class WorkerPool:
     async def _next(self, job: Job[Any]) -> Next:
         """Return when a run is due here, whether or not it is driven now."""
         now = self.runner.clock.now()
-        record, continues, _ = await self.runner.store.load_since(job.run_id, _NO_FACTS, now=now)
+        record, continues = await self.runner.store.record_and_due(job.run_id, now=now)
         if not record.unfinished:
             return Next(record.status, None, ended=True)
         seconds = None if record.wake_at is None else max(0.0, record.wake_at - now)
@@ -577,7 +586,7 @@ class WorkerPool:
 
     @property
     def _is_leaving(self) -> bool:
-        return self.runner.driven.interrupt is not None
+        return self.runner.driven.is_draining
 
     def _interrupt(self, run_id: str) -> None:
         if (task := self._tasks.get(run_id)) is not None:
@@ -660,14 +669,14 @@ class WorkerPool:
         """
         waited = False
         while True:
-            hold = Claim(self.workers.worker_id, self.workers.hold())  # before the row is read
+            claim = Claim(self.workers.worker_id, self.workers.hold())  # before the row is read
             record = await self.runner.store.record(run_id)
             _check_not_parked(record)
             is_retried_later = record.status == "running" and (record.wake_at or 0) > self.runner.clock.now()
             if not (waited and is_retried_later):
-                claim = await self.claims.of(record)
-                if claim is not None and await self.claims.take(claim):
-                    return hold
+                examined = await self.claims.examine_or_quarantine(record)
+                if examined is not None and await self.claims.take(examined):
+                    return claim
             if not wait:
                 raise RunFencedError(f"Run {run_id!r} is left to another worker, or to later.")
             waited = True
@@ -713,13 +722,13 @@ class WorkerPool:
             return []
         refused = [run_id for run_id in self._refused if self._is_refused(job_of(run_id))]
         skip = {*refused, *self._parking, *self._tasks}
-        taken, dead = await self.claims.take_free(limit, skip=skip)
+        taken = await self.claims.take_free(limit, skip=skip)
         if self._is_leaving:  # its runs are released at the end
             return []
-        handles = [RunHandle(self, job_of(run_id)) for run_id in taken]
-        if dead is None:
+        handles = [RunHandle(self, job_of(run_id)) for run_id in taken.runs]
+        if not taken.must_examine:
             return handles
-        async with aclosing(self.runner.store.due(self.runner.clock.now(), dead)) as due:
+        async with aclosing(self.runner.store.due(self.runner.clock.now(), taken.dead)) as due:
             async for record in due:
                 if len(handles) >= limit or self._is_leaving:
                     break
@@ -730,13 +739,13 @@ class WorkerPool:
 
     async def _take_examined(self, record: RunRecord, job: Job[Any]) -> bool:
         """Claim a run whose worker died, unless it has to be driven alone while another one is."""
-        claim = await self.claims.of(record)
-        if claim is None or record.run_id in self._tasks or (claim.alone and self.runner.driven.is_taken):
+        examined = await self.claims.examine_or_quarantine(record)
+        if examined is None or record.run_id in self._tasks or (examined.alone and self.runner.driven.is_taken):
             return False
-        if claim.alone:
+        if examined.alone:
             self._start_task(record.run_id, self._drive_or_wait(job, wait=False))
             return True
-        return await self.claims.take(claim)
+        return await self.claims.take(examined)
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:
