@@ -16,8 +16,8 @@ Verdict: TypeAlias = Literal["run", "answer", "deny", "defer", "final_answer", "
 """What was decided about a call: run it; answer it without running it (unknown, invalid, supplied); deny it; ask a
 person; take it as the final answer; return it to the caller."""
 
-CallOutcome: TypeAlias = Literal["ok", "failed", "timed_out", "cancelled"]
-"""How a started call ended; ``timed_out`` at its own timeout, or at a time limit of the run."""
+FunctionOutcome: TypeAlias = Literal["ok", "failed", "timed_out", "cancelled"]
+"""How a function that was started ended; ``timed_out`` at its own timeout, or at a time limit of the run."""
 
 
 _IN_NO_LINE = frozenset(
@@ -422,7 +422,7 @@ class CallFinished(CallFact):
         brought: The functions whose calls or results were in the histories of the runs and requests inside it.
     """
 
-    outcome: CallOutcome
+    outcome: FunctionOutcome
     result: str
     error: str = ""
     terminate: bool = False

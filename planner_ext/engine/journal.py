@@ -56,7 +56,6 @@ def cancellation_reason(by: str, reason: str) -> str:
 
 
 REQUEST_LOST = "The process that made the request has ended."
-"""Why a request failed that may have been under way when its process ended."""
 
 
 def lost_request(state: State, *, at: float) -> tuple[facts.RequestFailed, ...]:
@@ -72,6 +71,16 @@ def lost_request(state: State, *, at: float) -> tuple[facts.RequestFailed, ...]:
     return (
         facts.RequestFailed(iteration=iteration, reason=REQUEST_LOST, usage=Usage(iterations=1), at=at, seconds=0.0),
     )
+
+
+def is_lost(fact: facts.RequestFailed) -> bool:
+    """Return whether the process of a request ended before its reply was recorded, as `lost_request` notes."""
+    return fact.reason == REQUEST_LOST
+
+
+def is_in_doubt(fact: facts.CallFinished) -> bool:
+    """Return whether a call was cancelled that had started and was not seen to end."""
+    return fact.outcome == "cancelled" and fact.result == IN_DOUBT
 
 
 def stopping_facts(

@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from planner_ext.approval.decisions import Decision, Defer, ToolCall
 from planner_ext.core.accounts import SharedBudgets, Tab
-from planner_ext.core.facts import LINE_WIDTH, CallOutcome, EventLine, Fact
+from planner_ext.core.facts import LINE_WIDTH, EventLine, Fact, FunctionOutcome
 from planner_ext.core.limits import Budget
 from planner_ext.core.machine import Action, AskModel, AskPerson
 from planner_ext.core.state import State
@@ -60,7 +60,7 @@ class Finished:
         terminate: Whether a filter asked to end the run after this batch.
     """
 
-    outcome: CallOutcome
+    outcome: FunctionOutcome
     text: str
     error: str = ""
     exception: BaseException | None = field(default=None, compare=False)

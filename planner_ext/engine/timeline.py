@@ -16,12 +16,12 @@ from planner_ext.approval.waiting import present_status
 from planner_ext.core import facts
 from planner_ext.core.fold import apply
 from planner_ext.core.limits import LIMIT_OF_PART, Budget
-from planner_ext.core.machine import IN_DOUBT, may_have_asked
+from planner_ext.core.machine import may_have_asked
 from planner_ext.core.results import Cut
 from planner_ext.core.state import Phase, State
 from planner_ext.core.values import Message, RequestedCall, Usage
 from planner_ext.engine.document import dump_message
-from planner_ext.engine.journal import REQUEST_LOST
+from planner_ext.engine.journal import is_in_doubt, is_lost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -390,8 +390,8 @@ class TimelineReader:
 
     def _all_iterations(self) -> Iterator[TimelineIteration]:
         yield from self._iterations[:-1]
-        for newest in self._iterations[-1:]:
-            yield replace(newest, calls=tuple(self.calls))
+        if self._iterations:
+            yield replace(self._iterations[-1], calls=tuple(self.calls))
         if self.state.ended is None and self._replied and self._is_own_request and may_have_asked(self.state):
             yield self._new_iteration(self._next_number, self.state.at)
 
@@ -443,12 +443,12 @@ class TimelineReader:
         """Whether only a process that found the run interrupted writes this fact."""
         match fact:
             case facts.RequestFailed():
-                return fact.reason == REQUEST_LOST
+                return is_lost(fact)
             case facts.CallDecided(verdict="run", person=False):
                 return self.calls[fact.index].outcome == "running"
-            case facts.CallFinished(outcome="cancelled", result=result):
+            case facts.CallFinished():
                 running = self.calls[fact.index].outcome == "running"
-                return running and result == IN_DOUBT and self.state.stopping is None
+                return running and is_in_doubt(fact) and self.state.stopping is None
             case facts.Paused():
                 return any(call.outcome == "running" for call in self.calls)
             case _:
@@ -491,7 +491,7 @@ class TimelineReader:
             ended=fact.at,
             reason=fact.reason,
             charged=facts.cost_of(fact, self.state.rules).iterations,
-            lost=fact.reason == REQUEST_LOST,
+            lost=is_lost(fact),
         )
         self._change_request(started=fact.at, failed=(*request.failed, failed))
 
@@ -513,9 +513,8 @@ class TimelineReader:
             finish_reason=fact.finish_reason,
             withheld=fact.withheld,
         )
-        message = _read_message(fact.message)
-        others = tuple(text for text in message.others if not text.startswith(_CALLS))  # they have lines of their own
-        self._change(number=fact.iteration, reply=replace(message, text=fact.text or message.text, others=others))
+        message = _read_message(fact.message, with_calls=False)  # they have lines of their own
+        self._change(number=fact.iteration, reply=replace(message, text=fact.text or message.text))
         self.calls = [_requested(index, call) for index, call in enumerate(fact.calls)]
         self._changed.update(range(len(self.calls)))
 
@@ -737,7 +736,6 @@ def _requested(index: int, call: RequestedCall) -> TimelineCall:
 
 _LONGEST_DATA = 500
 """Characters of a part that is not text, such as an image, beyond which its size is shown instead."""
-_CALLS = "calls "
 
 
 def _field(message: Message, name: str) -> str:
@@ -745,8 +743,8 @@ def _field(message: Message, name: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _read_message(message: Message) -> TimelineMessage:
-    """Read role and text of a message, and describe its other parts."""
+def _read_message(message: Message, *, with_calls: bool = True) -> TimelineMessage:
+    """Read role and text of a message, and describe its other parts, with or without its calls."""
     dumped = dump_message(message)
     if not isinstance(dumped, dict):
         return TimelineMessage(role="", text=str(dumped))
@@ -756,7 +754,8 @@ def _read_message(message: Message) -> TimelineMessage:
     parts = [cast("dict[str, Any]", part) for part in listed if isinstance(part, dict)]
     texts = [part["text"] for part in parts if _is_text(part)]
     text = "\n".join(texts) if parts else str(values.get("content") or values.get("text") or "")
-    others = tuple(_described(part) for part in parts if not _is_text(part))
+    shown = (part for part in parts if with_calls or part.get("content_type") != "function_call")
+    others = tuple(_described(part) for part in shown if not _is_text(part))
     return TimelineMessage(role=str(values.get("role", "")), text=text, others=others)
 
 
@@ -767,7 +766,7 @@ def _is_text(part: dict[str, Any]) -> bool:
 def _described(part: dict[str, Any]) -> str:
     match part:
         case {"content_type": "function_call"}:
-            return f"{_CALLS}{part.get('name')}({part.get('arguments') or ''})"
+            return f"calls {part.get('name')}({part.get('arguments') or ''})"
         case {"content_type": "function_result"}:
             return f"returns {part.get('name')}: {part.get('result')}"
         case _:

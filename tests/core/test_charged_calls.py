@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from planner_ext.core.facts import CallFinished, CallOutcome, CallsWithheld, Fact, ModelAsked, NestedCallStarted
+from planner_ext.core.facts import CallFinished, CallsWithheld, Fact, FunctionOutcome, ModelAsked, NestedCallStarted
 from planner_ext.core.fold import apply, fold
 from planner_ext.core.limits import Budget, Left
 from planner_ext.core.values import Usage
@@ -26,7 +26,7 @@ def calling(*more: Fact) -> list[Fact]:
     return [run_started(), replied(calls("f")), decided(0), began(0), *more]
 
 
-def ended(spent: Usage | None, outcome: CallOutcome = "ok") -> CallFinished:
+def ended(spent: Usage | None, outcome: FunctionOutcome = "ok") -> CallFinished:
     """The end of that call."""
     fact = finished(0, outcome=outcome, spent=spent)
     assert isinstance(fact, CallFinished)

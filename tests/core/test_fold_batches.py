@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from planner_ext.core.facts import CallOutcome, Fact, Resumed
+from planner_ext.core.facts import Fact, FunctionOutcome, Resumed
 from planner_ext.core.fold import fold, sticky_keys
 from planner_ext.core.limits import Budget
 from planner_ext.core.state import Phase
@@ -92,7 +92,7 @@ def test_one_error_makes_a_batch_an_error_and_one_start_a_batch_that_called() ->
 def test_a_clean_batch_resets_the_errors_in_a_row() -> None:
     """Only batches in a row count: one without an error starts the count again."""
     trips: list[Fact] = []
-    outcomes: list[CallOutcome] = ["failed", "timed_out", "ok"]
+    outcomes: list[FunctionOutcome] = ["failed", "timed_out", "ok"]
     for trip, outcome in enumerate(outcomes):
         trips += [
             replied(calls("f"), iteration=trip),

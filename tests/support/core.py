@@ -9,12 +9,12 @@ from planner_ext.core.facts import (
     BudgetChanged,
     CallDecided,
     CallFinished,
-    CallOutcome,
     CallStarted,
     CallsWithheld,
     Clarified,
     Ended,
     Fact,
+    FunctionOutcome,
     IterationCompleted,
     MessageAdded,
     ModelAsked,
@@ -146,7 +146,7 @@ def began(index: int, name: str = "f", *, iteration: int = 0) -> CallStarted:
     return CallStarted(iteration=iteration, index=index, call_id=f"c{index}", function=name, at=0.0)
 
 
-def finished(index: int, name: str = "f", outcome: CallOutcome = "ok", *, iteration: int = 0, **more: Any) -> Fact:
+def finished(index: int, name: str = "f", outcome: FunctionOutcome = "ok", *, iteration: int = 0, **more: Any) -> Fact:
     """Finish one call."""
     return CallFinished(
         iteration=iteration,
@@ -246,7 +246,7 @@ class Play:
     def __init__(self, *turns: Turn, verdicts: Mapping[str, Any] | None = None, **rules: Any) -> None:
         self.turns = list(turns)
         self.verdicts = dict(verdicts or {})
-        self.outcomes: dict[str, CallOutcome] = {}
+        self.outcomes: dict[str, FunctionOutcome] = {}
         self.facts: list[Fact] = []
         self.state = State()
         self.actions: list[Action] = []

@@ -28,7 +28,16 @@ from planner_ext.approval.decisions import (
 )
 from planner_ext.approval.waiting import InDoubt, pending_calls, waiting_calls
 from planner_ext.core.errors import shown, way_out
-from planner_ext.core.facts import CallDecided, CallFinished, CallOutcome, CallStarted, Clarified, Ended, Fact, Resumed
+from planner_ext.core.facts import (
+    CallDecided,
+    CallFinished,
+    CallStarted,
+    Clarified,
+    Ended,
+    Fact,
+    FunctionOutcome,
+    Resumed,
+)
 from planner_ext.core.fold import apply, fold
 from planner_ext.core.limits import Budget
 from planner_ext.core.machine import IN_DOUBT, ReviewCalls, RunCalls, next_action
@@ -559,7 +568,7 @@ async def _probed(probe: Probe | None, state: State, call: Call, decided: CallDe
     return None
 
 
-def _finished(decided: CallDecided, outcome: CallOutcome, result: str, at: float) -> CallFinished:
+def _finished(decided: CallDecided, outcome: FunctionOutcome, result: str, at: float) -> CallFinished:
     return CallFinished(
         iteration=decided.iteration,
         index=decided.index,
