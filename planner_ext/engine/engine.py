@@ -9,7 +9,7 @@ import logging
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar, assert_never
 
 from planner_ext.core import facts, machine
@@ -30,6 +30,19 @@ logger = logging.getLogger(__name__)
 
 _MOST_REPEATS = 100
 """How many actions in a row may record nothing: one that a time limit is just about to end starts nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Announced:
+    """A request that is about to be sent.
+
+    Attributes:
+        recorded: The length of the journal when it was announced.
+    """
+
+    transcript: Sequence[TranscriptItem]
+    request: machine.AskModel
+    recorded: int
 
 
 class Engine:
@@ -54,7 +67,7 @@ class Engine:
         self._stop = stop or StopHandle()
         self._calls = Calls(self._journal, ports, self._stop, self.account)
         self._asked_at: float | None = None
-        self._under_way: tuple[int, Sequence[TranscriptItem], machine.AskModel] | None = None
+        self._announced: _Announced | None = None
 
     @property
     def state(self) -> State:
@@ -77,8 +90,10 @@ class Engine:
             await self.record(replace(fact, usage=self._estimated(transcript, request)))
         for fact in new:
             await self.record(fact)
-        claims = shared is not None and is_kept and continues  # the store may have facts before this one only later
-        if self.is_running and (claims or self.state.refused is not None):  # by an earlier process: checked again
+        # This fact makes the journal longer, so no two activations begin with the same length.
+        marks_activation = shared is not None and is_kept and continues
+        recheck = self.state.refused is not None  # by an earlier process
+        if self.is_running and (marks_activation or recheck):
             await self.record(facts.SharedBudgetsChecked(at=self._journal.now()))
         if self.is_running and shared is not None:
             shared.begin(self.facts, is_kept=is_kept)
@@ -244,7 +259,7 @@ class Engine:
         reply = await self._journal.in_time(asked)
         if isinstance(reply, OutOfTime):
             interrupted = True
-            await self.record(self._failed(self._journal.interruption, sent=True))
+            await self.record(self._charge_failed(self._journal.interruption, sent=True))
         elif self._shared is not None:
             self._shared.answered(reply.usage)
         return reply
@@ -257,7 +272,13 @@ class Engine:
             await self.record(facts.ModelAsked(iteration=request.iteration, at=self._journal.now()))
         if self._ports.within is not None:
             await self._ports.within.record_request()
-        self._under_way = (len(self.facts), transcript, request)
+        self._announced = _Announced(transcript=transcript, request=request, recorded=len(self.facts))
+
+    @property
+    def _under_way(self) -> _Announced | None:
+        """The request that was announced last, unless a fact was recorded since."""
+        announced = self._announced
+        return announced if announced is not None and announced.recorded == len(self.facts) else None
 
     async def _record_failed(self, error: BaseException) -> None:
         """Record that the next request has no reply, or will not be made; a store that fails does not hide the error.
@@ -267,20 +288,23 @@ class Engine:
         cancelled = isinstance(error, asyncio.CancelledError)
         reason = "The request was cancelled." if cancelled else described(error)
         try:
-            fact = self._failed(reason, sent=self._ports.chat.was_sent(error))
+            fact = self._charge_failed(reason, sent=self._ports.chat.was_sent(error))
             await self._journal.record(fact, streamed=not cancelled)
         except Exception as problem:
             logger.info("Run %s: a failed request is not recorded: %s", self.state.run_id, problem)
 
-    def _failed(self, reason: str, *, sent: bool) -> facts.RequestFailed:
-        """Write a request without a reply; it is charged if it was under way, and may have been sent."""
+    def _charge_failed(self, reason: str, *, sent: bool) -> facts.RequestFailed:
+        """Charge a request without a reply, with the time since the last lap, and return its fact.
+
+        It is charged if it was under way, and may have been sent.
+        """
         iteration = self.state.iteration
         usage = Usage()
-        if self._under_way is not None and self._under_way[0] == len(self.facts):
-            _, transcript, request = self._under_way
-            iteration = request.iteration
+        under_way = self._under_way
+        if under_way is not None:
+            iteration = under_way.request.iteration
             if sent:
-                usage = self._estimated(transcript, request)
+                usage = self._estimated(under_way.transcript, under_way.request)
         if self._shared is not None:
             self._shared.failed(usage)
         at = self._journal.now()
