@@ -57,6 +57,11 @@ def waiting_calls(state: State) -> Mapping[int | None, Call]:
     return found
 
 
+def place_of(state: State, call: ToolCall | CallDecided) -> int | None:
+    """Return under which index `waiting_calls` has a call: None for a plain reply, whose fact has the index 0."""
+    return None if state.batch is None else call.index
+
+
 def pending_calls(state: State) -> tuple[ToolCall, ...]:
     """List what waits for a person in a run: calls, and questions.
 
@@ -72,7 +77,7 @@ def shown_call(state: State, call: Call) -> ToolCall:
     Raises:
         UnusableCheckpointError: As `pending_calls`.
     """
-    fact = call.decision
+    fact = call.decided_fact
     *plugin, function = fact.function.split("-", maxsplit=1)
     return ToolCall(
         id=fact.call_id,
@@ -108,7 +113,7 @@ def _expiry(at: float | None) -> datetime | None:
 def only_asks(state: State) -> bool:
     """Return whether a run waits for answers alone, and for no decision on a call."""
     waiting = waiting_calls(state).values()
-    return state.phase is Phase.PAUSED and all(call.decision.kind == "question" for call in waiting)
+    return state.phase is Phase.PAUSED and all(call.decided_fact.kind == "question" for call in waiting)
 
 
 def present_status(state: State) -> str:

@@ -63,7 +63,7 @@ class Call:
         return self.starts > 0
 
     @property
-    def decision(self) -> CallDecided:
+    def decided_fact(self) -> CallDecided:
         """The newest decision on a call that was reviewed."""
         assert self.decided is not None, "the call was reviewed"
         return self.decided

@@ -189,8 +189,8 @@ def call_values(state: State, call: Call) -> dict[str, Any]:
     """
     shown = shown_call(state, call)
     values = {name: shown[name] for name in _STORED}
-    if call.decision.approved and not call.started:
-        values["further"] = call.decision.source  # others have approved it
+    if call.decided_fact.approved and not call.started:
+        values["further"] = call.decided_fact.source  # others have approved it
     return values
 
 

@@ -9,7 +9,7 @@ from functools import reduce
 from hashlib import sha256
 
 from planner_ext.approval.decisions import ToolCall, question_id
-from planner_ext.approval.waiting import waiting_calls
+from planner_ext.approval.waiting import place_of, waiting_calls
 from planner_ext.core.facts import (
     BudgetChanged,
     CallDecided,
@@ -267,8 +267,8 @@ class JournalWriter:
 
     def approval_of(self, call: ToolCall) -> PendingApproval:
         """Show a call that waits as the store lists it, from the journal alone."""
-        index = None if self.state.batch is None else call.index
-        return asked_call(call, _question_id(self.state, index, self._started), self.state)
+        place = place_of(self.state, call)
+        return asked_call(call, _question_id(self.state, place, self._started), self.state)
 
     def _fact_steps(self, seq: int, facts: Sequence[Fact]) -> list[Step]:
         statement = ADD_FACT
@@ -325,7 +325,7 @@ async def cancel_run(store: JournalStore, run_id: str, *, by: str, reason: str, 
 
 
 def _open_steps(state: State, id_: str, call: Call) -> list[Step]:
-    fact = call.decision
+    fact = call.decided_fact
     problem = _compact(fact.reason) if fact.reason else None
     opens: dict[str, Value] = {
         "id": id_,
@@ -363,7 +363,7 @@ def _run_update(state: State, last: Fact, waiting: Iterable[Call], *, is_queued:
             status = last.status
         case _:
             return []
-    expiries = [call.decision.expires_at for call in waiting if call.decision.expires_at is not None]
+    expiries = [call.decided_fact.expires_at for call in waiting if call.decided_fact.expires_at is not None]
     moved = (_MOVE_RUN, {**values, "status": status, "wake_at": min(expiries, default=None)})
     problem = last.reason if isinstance(last, Ended) else ""
     told = [] if status == "running" else [notice_step(state.run_id, status, at=state.at, problem=problem)]

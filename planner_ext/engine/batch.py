@@ -378,7 +378,7 @@ class Calls:
             batch = state.batch
             assert batch is not None, "a call that runs is in the open batch"
             call = batch.calls[tab.index]
-            function = call.decision.function
+            function = call.decided_fact.function
             shared = self._account.shared
             try:
                 if self._account.restart(function) is not None:

@@ -90,7 +90,7 @@ def _events(state: State, fact: Fact) -> Sequence[tuple[int, str]]:
 
 def _waiting_text(state: State) -> str:
     waiting = waiting_calls(state)
-    questions = sum(call.decision.kind == "question" for call in waiting.values())
+    questions = sum(call.decided_fact.kind == "question" for call in waiting.values())
     numbers = {"call": len(waiting) - questions, "question": questions}
     verb = "waits" if len(waiting) == 1 else "wait"
     return f"{' and '.join(counted(number, noun) for noun, number in numbers.items() if number)} {verb}"

@@ -166,7 +166,7 @@ class Invocation:
         before = engine.state
         began = perf_counter()
         self._asked = {
-            index: before.at if call.started else call.decision.at for index, call in waiting_calls(before).items()
+            index: before.at if call.started else call.decided_fact.at for index, call in waiting_calls(before).items()
         }
         self._span = self._start("invoke_agent", self._model, _links_to(engine.facts))
         self._records = self._span.is_recording() or is_set(get_meter_provider())

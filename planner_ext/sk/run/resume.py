@@ -26,7 +26,7 @@ from planner_ext.approval.decisions import (
     further_digest,
     problem_of,
 )
-from planner_ext.approval.waiting import InDoubt, pending_calls, waiting_calls
+from planner_ext.approval.waiting import InDoubt, pending_calls, place_of, waiting_calls
 from planner_ext.core.errors import shown, way_out
 from planner_ext.core.facts import (
     CallDecided,
@@ -177,18 +177,18 @@ class _DecisionFacts:
 
     def leave(self, call: Call, at: float) -> CallDecided | None:
         """Expire a question that was not answered, or ask it again; None if it waits as before."""
-        if not _is_late(call.decision, at):
+        if not _is_late(call.decided_fact, at):
             return self._refreshed(call, at)
         answer = "The call did not run: it needed a person's approval, and nobody decided in time."
-        nobody = replace(call.decision, by="", person=False, approved=False, further=())
+        nobody = replace(call.decided_fact, by="", person=False, approved=False, further=())
         return replace(nobody, verdict="answer", answer=answer, reason="expired", at=at)
 
     async def take(self, call: Call, decision: Decision, at: float) -> CallDecided | Clarified:
         """Take a decision on a call, or the answer to a question."""
-        if call.decision.kind == "question":
+        if call.decided_fact.kind == "question":
             return self._answered(call, decision, at)
-        approved = call.started and call.decision.approved
-        fact = replace(call.decision, at=at, approved=approved, further=())
+        approved = call.started and call.decided_fact.approved
+        fact = replace(call.decided_fact, at=at, approved=approved, further=())
         call_id = call.request.id
         name = f"{call_id!r} ({fact.function})"
         if (problem := self._problem(call, fact, decision, name)) is not None:
@@ -211,7 +211,7 @@ class _DecisionFacts:
     async def _reviewed_decision(self, call: Call, decision: Decision) -> Reviewed:
         """Review an edit, and put the next question about a call that was approved as it is."""
         reviewed = Reviewed(decision=decision)
-        further = call.decision.further
+        further = call.decided_fact.further
         if isinstance(decision, Approve) and decision.arguments is not None:
             reviewed = await self._reviewed(call, decision)
         if not further or not isinstance(reviewed.decision, Approve) or reviewed.arguments is not None:
@@ -222,7 +222,7 @@ class _DecisionFacts:
     async def _reviewed(self, call: Call, approval: Approve) -> Reviewed:
         """Review the edit of an approval, as if the model had made the call with it."""
         batch = self.state.batch
-        fact = call.decision
+        fact = call.decided_fact
         assert batch is not None, "a call waits in a batch"
         resolved = self.functions.check(call.request, fact.edited)
         plain = fingerprint_of(self.state.run_id, fact.iteration, call.request.id, fact.digest, fact.signature)
@@ -239,7 +239,7 @@ class _DecisionFacts:
 
     def _answered(self, call: Call, decision: Decision, at: float) -> Clarified:
         """Take a person's answer, which took no active time; a denial is an answer, too."""
-        question = shown(call.decision.prompt)
+        question = shown(call.decided_fact.prompt)
         if not isinstance(decision, Supply | Deny):
             problem = (
                 f"The question {question} was answered {shown(decision)}: there is nothing in it to approve. "
@@ -255,10 +255,10 @@ class _DecisionFacts:
                 answer = self.functions.encode(decision.result)
             if answer.strip():
                 return Clarified(
-                    question=call.decision.prompt,
+                    question=call.decided_fact.prompt,
                     answer=answer,
-                    iteration=call.decision.iteration,
-                    index=None if self.state.batch is None else call.decision.index,
+                    iteration=call.decided_fact.iteration,
+                    index=place_of(self.state, call.decided_fact),
                     by=decision.by or "",
                     denied=denied,
                     at=at,
@@ -281,13 +281,14 @@ class _DecisionFacts:
 
     def _unbound(self, call: Call, decision: Approve, name: str) -> str | None:
         """Say why an approval was not given for the call that would run, or None."""
-        if decision.fingerprint not in (None, call.decision.fingerprint):
+        if decision.fingerprint not in (None, call.decided_fact.fingerprint):
             return (
                 f"The approval of {name} was given for another call or other arguments: its fingerprint is "
-                f"{decision.fingerprint}, the call's {call.decision.fingerprint}. Show the call again and decide again."
+                f"{decision.fingerprint}, the call's {call.decided_fact.fingerprint}. Show the call again "
+                "and decide again."
             )
-        checked = self.functions.check(call.request, call.decision.edited)
-        if is_as_decided(checked, call.decision):
+        checked = self.functions.check(call.request, call.decided_fact.edited)
+        if is_as_decided(checked, call.decided_fact):
             return None
         changed = f"The call {name} is no longer what was asked about: its function or parameters changed."
         if checked.kind != "function" or call.started:
@@ -300,8 +301,8 @@ class _DecisionFacts:
 
     def _refreshed(self, call: Call, at: float) -> CallDecided | None:
         """Ask about a call as it would run now; None if it would run as asked before, or cannot run."""
-        fact = call.decision
-        checked = self.functions.check(call.request, call.decision.edited)
+        fact = call.decided_fact
+        checked = self.functions.check(call.request, call.decided_fact.edited)
         if call.started or fact.kind != "function" or checked.kind != "function" or is_as_decided(checked, fact):
             return None
         digest = digest_of(checked.function, checked.arguments)
@@ -383,7 +384,7 @@ def calls_taken(facts: Sequence[Fact], more: Sequence[Fact]) -> dict[bytes, str]
     next_calls: list[RequestedCall] = []
     if isinstance(action, RunCalls | ReviewCalls) and after.batch is not None:
         next_calls = [after.batch.calls[index].request for index in action.indexes]
-    again = {call.request.id: _asked_again(call.decision) for call in waiting.values()}
+    again = {call.request.id: _asked_again(call.decided_fact) for call in waiting.values()}
     starts = Counter(fact.call_id for fact in facts if isinstance(fact, CallStarted) and fact.iteration == iteration)
     ends = sum(isinstance(fact, Ended) for fact in facts)
 
@@ -406,7 +407,7 @@ def _asked_again(fact: CallDecided) -> tuple[object, ...]:
 def _is_decided(index: int | None, call: Call, facts: Sequence[Fact]) -> bool:
     return any(
         isinstance(fact, Ended)  # a cancelled run: whatever waits is decided
-        or (isinstance(fact, CallDecided) and fact.call_id == call.request.id and _is_taken(call.decision, fact))
+        or (isinstance(fact, CallDecided) and fact.call_id == call.request.id and _is_taken(call.decided_fact, fact))
         or (isinstance(fact, Clarified) and fact.index == index)
         for fact in facts
     )
