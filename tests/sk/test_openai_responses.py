@@ -35,6 +35,9 @@ VALID = [
 ]
 ODD = [
     {},
+    {"cls": 1, "values": 2},
+    completion({"role": "assistant", "content": "Hi."}, created="1"),
+    completion({"role": "assistant", "content": "Hi."}, created=1.0),
     {"choices": None},
     {"choices": []},
     completion({"role": "robot", "content": "Hi."}),
@@ -59,7 +62,7 @@ def test_a_response_is_what_the_client_makes_of_it(body: dict[str, Any]) -> None
     assert same(ReadCompletion.construct(**body), ChatCompletion.construct(**body))
 
 
-@each_of("body", [*CHUNKS, {}, {"choices": [{"delta": {"role": "robot"}}]}, {"choices": [{}]}])
+@each_of("body", [*CHUNKS, {}, {"choices": [{"delta": {"role": "robot"}}]}, {"choices": [{}]}, {"created": "1"}])
 def test_a_chunk_is_what_the_client_makes_of_it(body: dict[str, Any]) -> None:
     """Pieces of text and of calls, ends, usage, and invalid chunks."""
     assert same(ReadChunk.construct(**body), ChatCompletionChunk.construct(**body))

@@ -1,23 +1,29 @@
 """A prepared request to OpenAI: what the client builds for each request is built once for each client.
 
-The client builds the first request. Later ones differ from it in their body alone, as long as everything that its
-address and headers come from is the same. A prepared request goes through the client's own HTTP client, with its hooks,
-limits and time-outs.
+The client builds the first request. Later ones differ from it in their body and cookies alone, as long as everything
+that its address and headers come from is the same. A prepared request goes through the client's own HTTP client, with
+its hooks, limits and time-outs.
 
 Only a good response is read here. If the request fails, or is answered with anything but a chat completion, the client
 makes its request as usual, and finds this outcome as that of its first attempt: retries, waits, headers and errors are
 the client's own.
 
-`USED` has the client's methods that this stands for. Before each request their sources are checked. Where one was
-changed, patched or wrapped, and where a key or header has another origin than the client's fields, the client makes
-the request.
+`USED` has the members of openai that this stands for. Before each request they are compared with their digests. Where
+one was changed, patched or wrapped, and where a key or header has another origin than the client's fields, the client
+makes the request.
 """
 
+import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Mapping
-from typing import Any, Final, NamedTuple, cast
+from functools import lru_cache
+from operator import attrgetter
+from types import FunctionType
+from typing import Any, Final, NamedTuple, TypeVar, cast
 from weakref import WeakKeyDictionary
 
+import openai
 from openai import AsyncOpenAI, AsyncStream, BaseModel
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import ValidationError
@@ -25,18 +31,60 @@ from pydantic import ValidationError
 from planner_ext.sk.members import is_own
 
 USED: Mapping[str, str] = {
-    "request": "52506e6c8ba17cff",
-    "_build_request": "23cad049a0154f76",
-    "_build_headers": "c5876332cda1627e",
-    "_prepare_options": "93373687583dc38a",
-    "_prepare_request": "0f06e1f4d4b2b982",
-    "_send_request": "147648f402885861",
-    "_process_response": "796f8bd54be85374",
+    "AsyncOpenAI.post": "18ad3d5008f9be64",
+    "AsyncOpenAI.request": "52506e6c8ba17cff",
+    "AsyncOpenAI._build_request": "23cad049a0154f76",
+    "AsyncOpenAI._build_headers": "c5876332cda1627e",
+    "AsyncOpenAI._prepare_url": "aba8dd1b1567623f",
+    "AsyncOpenAI._auth_headers": "dc0ed5567f73ee2d",
+    "AsyncOpenAI._auth_query": "2c515a90c275b6ad",
+    "AsyncOpenAI._bearer_auth": "d908b6a52967879e",
+    "AsyncOpenAI.base_url": "0c36c7b5ccb6d991",
+    "AsyncOpenAI.default_headers": "f5c1bbc751c602dd",
+    "AsyncOpenAI.default_query": "d2d42cc13a743939",
+    "AsyncOpenAI.user_agent": "41cc4eefb19e5892",
+    "AsyncOpenAI.platform_headers": "7b5d6e07978ae275",
+    "AsyncOpenAI.custom_auth": "5895ba865ce92f2e",
+    "AsyncOpenAI._prepare_options": "93373687583dc38a",
+    "AsyncOpenAI._prepare_request": "0f06e1f4d4b2b982",
+    "AsyncOpenAI._send_request": "147648f402885861",
+    "AsyncOpenAI._send_with_auth_retry": "9933f5c3cbba9c04",
+    "AsyncOpenAI._process_response": "796f8bd54be85374",
+    "AsyncOpenAI._process_response_data": "4406fcb1a3ae4105",
+    "AsyncOpenAI._make_sse_decoder": "63ab2f64e2463254",
+    "AsyncStream.__init__": "79a8f6a085c2c04d",
+    "AsyncStream.__stream__": "381c66f37dd55cb8",
+    "AsyncStream._iter_events": "afe83a0e0ef594c7",
+    "_streaming_cleanup.drain_response_async": "9a28df3f1ae3bdf9",
+    "_base_client.BaseClient.default_headers": "7850119483de9bcf",
+    "_base_client.AsyncAPIClient._prepare_options": "ba28bf69fb852b7e",
+    "_base_client.AsyncAPIClient._send_request": "39b00245a936773a",
+    "_base_client.AsyncAPIClient.custom_auth": "c1803c9fcb70ab37",
+    "_response.AsyncAPIResponse.parse": "d080f3621c5cae4b",
+    "_response.AsyncAPIResponse._parse": "44f5e2b9d1902cad",
+    "lib._client_auth.async_auth_headers": "0258c895deed1488",
+    "lib._client_auth.async_bearer_auth": "5d0d191640a9dfc2",
+    "lib._client_auth.asyncbase_url": "f9f63da12842ee20",
+    "lib._client_auth.asynccustom_auth": "f0ef13eb7ac1f2d8",
+    "lib._client_auth.async_prepare_options": "29662896c76abba7",
+    "lib._client_auth.async_prepare_request": "6ce092fc19bacbf8",
+    "lib._client_auth.async_send_request": "3c67bd15e620d104",
+    "lib._client_auth.async_send_with_auth_retry": "6e81092a6c179c16",
 }
-"""Methods of `AsyncOpenAI`, with the digests of their sources."""
+"""Members of the package `openai`, with the digests of their sources (of a property, that of its function)."""
+
+_OF_CLIENT: Final = [name.removeprefix("AsyncOpenAI.") for name in USED if name.startswith("AsyncOpenAI.")]
+_members = attrgetter(*_OF_CLIENT)
+_NAMES: Final = frozenset(_OF_CLIENT)
 
 _OTHER_ORIGINS: Final = ("_api_key_provider", "workload_identity", "_provider_runtime", "_idempotency_header")
 """Fields of a client that, if set, give each request headers of its own."""
+
+_OF_ONE_REQUEST: Final = ("content-length", "transfer-encoding", "cookie", "x-stainless-raw-response")
+"""Headers that, if an application sets them, leave no request like another."""
+
+_ORDINARY: Final = {"security": {"bearer_auth": True}}
+"""The options of a request whose settings have neither headers, query nor time-out."""
 
 _client_log = logging.getLogger("openai._base_client")
 
@@ -45,7 +93,7 @@ class ReadCompletion(ChatCompletion):
     """The type that the client is asked for; constructing it returns a `ChatCompletion`."""
 
     @classmethod
-    def construct(cls, _fields_set: set[str] | None = None, **values: Any) -> Any:
+    def construct(cls, _fields_set: set[str] | None = None, /, **values: Any) -> Any:
         """Read a response: the client calls this with its JSON."""
         return _read(ChatCompletion, values)
 
@@ -54,47 +102,52 @@ class ReadChunk(ChatCompletionChunk):
     """The type that the client is asked for; constructing it returns a `ChatCompletionChunk`."""
 
     @classmethod
-    def construct(cls, _fields_set: set[str] | None = None, **values: Any) -> Any:
+    def construct(cls, _fields_set: set[str] | None = None, /, **values: Any) -> Any:
         """Read a chunk: the client calls this with its JSON."""
         return _read(ChatCompletionChunk, values)
 
 
 def _read(kind: type[BaseModel], values: dict[str, Any]) -> BaseModel:
     try:
-        return kind.model_validate(values)
+        return kind.model_validate(values, strict=True)
     except ValidationError:
         return kind.construct(**values)
+
+
+_ClientsChunks = AsyncStream[ReadChunk]
+
+_DONE: Final = b"data: [DONE]"
+_DRAIN_SECONDS: Final = 0.1  # the client's own limit
 
 
 class Chunks(AsyncStream[ReadChunk]):
     """The chunks of a streamed response.
 
-    A plain chunk is read from its line. Anything else, the end included, is left to the client's own reader, from that
-    line on.
+    A plain chunk is read from its line, and so is the usual end. Anything else is left to the client's own reader, from
+    that line on.
     """
 
     async def __stream__(self) -> AsyncIterator[Any]:
         """Read the chunks; the client's class calls this once."""
-        source = self.response.aiter_bytes()
-        unread = b""
-        failure: Exception | None = None
+        rest = _Rest(self.response)
         try:
-            async for piece in source:
-                *events, unread = (unread + piece).split(b"\n\n")
+            while (events := await rest.events()) is not None:
                 for place, event in enumerate(events):
+                    if event == _DONE:
+                        await rest.drain()
+                        return
                     chunk = _plain_chunk(event)
                     if chunk is None:
-                        unread = b"\n\n".join([*events[place:], unread])
+                        rest.put_back(events[place:])
                         break
                     yield chunk
                 else:
                     continue
                 break
-        except Exception as error:  # the client's own reader names it
-            failure = error
-        rest = _Rest(self.response, unread, source, failure)
-        async for chunk in AsyncStream[ReadChunk](cast_to=ReadChunk, response=cast("Any", rest), client=self._client):
-            yield chunk
+            async for chunk in _ClientsChunks(cast_to=ReadChunk, response=cast("Any", rest), client=self._client):
+                yield chunk
+        finally:
+            await self.response.aclose()
 
 
 def _plain_chunk(event: bytes) -> ChatCompletionChunk | None:
@@ -102,99 +155,138 @@ def _plain_chunk(event: bytes) -> ChatCompletionChunk | None:
     if not event.startswith(b"data: {") or b"\n" in event or b"\r" in event:
         return None
     try:
-        chunk = ChatCompletionChunk.model_validate_json(event[6:])
+        chunk = ChatCompletionChunk.model_validate_json(event[6:], strict=True)
     except ValidationError:
         return None
     return None if chunk.model_extra and "error" in chunk.model_extra else chunk
 
 
 class _Rest:
-    """A response of which the beginning was read."""
+    """A streamed response: its events, and, for the client's own reader, all that comes after them."""
 
-    def __init__(self, response: Any, unread: bytes, source: AsyncIterator[bytes], failure: Exception | None) -> None:
+    def __init__(self, response: Any) -> None:
         self._response = response
-        self._unread = unread
-        self._source = source
-        self._failure = failure
+        self._pieces = response.aiter_bytes()
+        self._unread = b""
+        self._failure: Exception | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._response, name)
 
+    async def events(self) -> list[bytes] | None:
+        """Read the events that the next piece completes; None at the end, and if reading fails."""
+        try:
+            piece = await anext(self._pieces)
+        except StopAsyncIteration:
+            return None
+        except Exception as error:  # the client's own reader names it
+            self._failure = error
+            return None
+        *events, self._unread = (self._unread + piece).split(b"\n\n")
+        return events
+
+    def put_back(self, events: list[bytes]) -> None:
+        """Leave events to the client's own reader."""
+        self._unread = b"\n\n".join([*events, self._unread])
+
+    async def drain(self) -> None:
+        """Read on to the end, if it comes at once: then the connection can be used again."""
+        if self._response.http_version == "HTTP/1.1":
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(_DRAIN_SECONDS):
+                    async for _ in self._pieces:
+                        pass
+
     async def aiter_bytes(self) -> AsyncIterator[bytes]:
+        """Read all that was not read as events."""
         yield self._unread
         if self._failure is not None:
             raise self._failure
-        async for piece in self._source:
+        async for piece in self._pieces:
             yield piece
 
 
-class _Building(AsyncOpenAI):
-    """A client that keeps the requests that it builds."""
+class _Prepared(NamedTuple):
+    """What the requests of a client have in common.
 
-    _built: list[Any]
+    Attributes:
+        origin: Everything that their address and headers come from.
+        kind: The class of a request.
+        body: The class of a request's body.
+        method: ``POST``.
+        url: The address.
+        headers: The headers as the client built them, without the cookies of the HTTP client.
+        timeout: The limits of time in seconds, by their names.
+    """
+
+    origin: tuple[Any, ...]
+    kind: Any
+    body: Any
+    method: str
+    url: Any
+    headers: Any
+    timeout: dict[str, Any]
+
+    def request(self, content: bytes, cookies: Any) -> Any:
+        """Make a request with a body and with the HTTP client's cookies."""
+        request = self.kind(
+            self.method,
+            self.url,
+            headers=self.headers,
+            cookies=cookies,
+            stream=self.body(content),
+            extensions={"timeout": self.timeout.copy()},
+        )
+        request.headers["Content-Length"] = str(len(content))
+        request.read()  # hooks may look at the body
+        return request
+
+
+_PREPARED: WeakKeyDictionary[AsyncOpenAI, _Prepared] = WeakKeyDictionary()
+
+
+class _Building(AsyncOpenAI):
+    """A client that prepares its later requests by the first that it builds."""
+
+    __slots__ = ("prepared",)
+
+    prepared: _Prepared | None
 
     def _build_request(self, options: Any, **given: Any) -> Any:
         request = super()._build_request(options, **given)
-        self._built.append(request)
+        if self.prepared is None:
+            self.prepared = _prepared(self, options.url, request)
         return request
 
 
 class _AfterFirstAttempt(AsyncOpenAI):
     """A client whose first attempt was made already, with this outcome."""
 
-    _outcome: Any
+    __slots__ = ("outcome",)
+
+    outcome: Any
 
     async def _send_request(self, request: Any, **given: Any) -> Any:
-        outcome = self._outcome
+        outcome = self.outcome
         if outcome is None:
             return await super()._send_request(request, **given)
-        self._outcome = None
+        self.outcome = None
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
 
 
+_Kind = TypeVar("_Kind", bound=AsyncOpenAI)
+
 for _kind in (_Building, _AfterFirstAttempt):
     _kind.__name__ = AsyncOpenAI.__name__  # the client sends it as its name
 
 
-def _view(client: AsyncOpenAI, kind: type[AsyncOpenAI], **own: Any) -> AsyncOpenAI:
-    """Make a client of another class with the fields of this one."""
+def _view(client: AsyncOpenAI, kind: type[_Kind]) -> _Kind:
+    """Make a client of another class that shares its fields with this one."""
     view = object.__new__(kind)
-    view.__dict__ = {**client.__dict__, **own}
+    view.__dict__ = client.__dict__
     return view
-
-
-class _Prepared(NamedTuple):
-    """A request that the client built.
-
-    Attributes:
-        origin: Everything that its address and headers came from.
-        request: The request.
-        headers: Its headers without the length of its body and without cookies.
-    """
-
-    origin: tuple[Any, ...]
-    request: Any
-    headers: list[tuple[bytes, bytes]]
-
-    def with_body(self, content: bytes, cookies: Any) -> Any:
-        """Make a request that differs in its body and its cookies."""
-        built = self.request
-        length = (b"Content-Length", b"%d" % len(content))
-        request = type(built)(
-            built.method,
-            built.url,
-            headers=[*self.headers, length],
-            cookies=cookies,
-            stream=type(built.stream)(content),
-            extensions=built.extensions,
-        )
-        request.read()  # hooks may look at the body
-        return request
-
-
-_PREPARED: WeakKeyDictionary[AsyncOpenAI, _Prepared] = WeakKeyDictionary()
 
 
 async def post(client: AsyncOpenAI, *, path: str, content: bytes, options: Any, stream: bool) -> Any:
@@ -210,21 +302,22 @@ async def post(client: AsyncOpenAI, *, path: str, content: bytes, options: Any, 
     Returns:
         A `ChatCompletion`, or an `AsyncStream` of chunks.
     """
+    known = _is_known(client)
     given: Any = {"path": path, "content": content, "options": options, "stream": stream}
-    given |= {"cast_to": ReadCompletion, "stream_cls": Chunks}
-    origin = _origin(client, path, options)
-    if origin is None:
+    given |= {"cast_to": ReadCompletion, "stream_cls": Chunks if known else _ClientsChunks}
+    if not known or options != _ORDINARY or not _is_ordinary(client):
         return await client.post(**given)
     prepared = _PREPARED.get(client)
-    if prepared is None or prepared.origin != origin:
-        built: list[Any] = []
-        response = await _view(client, _Building, _built=built).post(**given)
-        headers = [item for item in built[0].headers.raw if item[0].lower() not in (b"content-length", b"cookie")]
-        _PREPARED[client] = _Prepared(origin, built[0], headers)
+    if prepared is None or prepared.origin != _origin(client, path):
+        building = _view(client, _Building)
+        building.prepared = None
+        response = await building.post(**given)
+        if building.prepared is not None:
+            _PREPARED[client] = building.prepared
         return response
-    http: Any = client._client
+    http = client.__dict__["_client"]
     try:
-        outcome = await http.send(prepared.with_body(content, http.cookies), stream=stream)
+        outcome = await http.send(prepared.request(content, http.cookies), stream=stream)
     except Exception as error:  # the client decides what it is
         outcome = error
     else:
@@ -232,7 +325,9 @@ async def post(client: AsyncOpenAI, *, path: str, content: bytes, options: Any, 
             return Chunks(cast_to=ReadChunk, response=outcome, client=client)
         if not stream and (completion := _completion(outcome)) is not None:
             return completion
-    return await _view(client, _AfterFirstAttempt, _outcome=outcome).post(**given)
+    after = _view(client, _AfterFirstAttempt)
+    after.outcome = outcome
+    return await after.post(**given)
 
 
 def _completion(response: Any) -> ChatCompletion | None:
@@ -241,43 +336,99 @@ def _completion(response: Any) -> ChatCompletion | None:
     if not response.is_success or not kind.endswith("json"):
         return None
     try:
-        completion = ChatCompletion.model_validate_json(response.content)
+        completion: Any = ChatCompletion.model_validate_json(response.content, strict=True)
     except ValidationError:
         return None
     completion._request_id = response.headers.get("x-request-id")
     return completion
 
 
-def _origin(client: AsyncOpenAI, path: str, options: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    """List everything that address and headers of a request come from; None if the client has to make it."""
+def _is_known(client: Any) -> bool:
+    """Whether the members that this stands for are what they were when it was written."""
+    try:
+        members = _members(AsyncOpenAI)
+    except AttributeError:
+        return False
+    return (
+        _are_own(members, cast("Any", AsyncStream).__stream__)
+        and _NAMES.isdisjoint(client.__dict__)
+        and not client._strict_response_validation
+    )
+
+
+@lru_cache(maxsize=8)
+def _are_own(*_seen: Any) -> bool:
+    """Whether all members have their digests; ``_seen`` are those that may be patched while a process runs."""
+    return all(is_own(_member(name), digest, "openai") for name, digest in USED.items())
+
+
+def _member(name: str) -> Any:
+    """Return a member of openai, of a property its function; None if there is none."""
+    try:
+        member = attrgetter(name)(openai)
+    except AttributeError:
+        return None
+    return getattr(member, "fget", member)
+
+
+def _is_ordinary(client: Any) -> bool:
+    """Whether a client's requests come from its fields, and those of an HTTP client, alone."""
     fields = client.__dict__
     http: Any = client._client
-    ordinary = (
+    kind = cast("Any", type(http))
+    return (
         type(client) is AsyncOpenAI
-        and all(is_own(getattr(AsyncOpenAI, name, None), digest, "openai") for name, digest in USED.items())
-        and USED.keys().isdisjoint(fields)
         and not any(fields.get(name) for name in _OTHER_ORIGINS)
-        and options.keys() == {"security"}
-        and type(http).build_request.__module__.partition(".")[0] in ("httpx", "httpx2")
-        and not client._strict_response_validation
+        and kind.__module__.partition(".")[0] in ("httpx", "httpx2", "openai")
+        and _builds_itself(kind.build_request)
+        and "build_request" not in http.__dict__
         and not _client_log.isEnabledFor(logging.DEBUG)
     )
-    if not ordinary:
-        return None
-    custom = dict(client._custom_headers)
-    sent = http.headers.raw
+
+
+@lru_cache(maxsize=8)
+def _builds_itself(build_request: Any) -> bool:
+    """Whether an HTTP client's method is the library's own, unwrapped."""
+    own = isinstance(build_request, FunctionType)
+    return own and build_request.__globals__["__name__"].partition(".")[0] in ("httpx", "httpx2")
+
+
+def _origin(client: Any, path: str) -> tuple[Any, ...]:
+    """List everything that address and headers of a request come from, in the form in which they are sent.
+
+    Numbers and what can be changed in place are listed by their text: 60 is sent otherwise than 60.0.
+    """
+    http = client._client
     return (
         path,
-        options,
         client.api_key,
         client.organization,
         client.project,
-        client.base_url,
-        client.timeout,
-        custom,
-        dict(client._custom_query),
+        client._base_url,
+        repr(client.timeout),
         client.max_retries,
+        dict(client._custom_headers),
+        repr(client._custom_query),
         http,
-        sent,
-        http.params,
+        http.headers.raw,
+        http.params.multi_items(),
+    )
+
+
+def _prepared(client: Any, path: str, request: Any) -> _Prepared | None:
+    """Prepare requests by one that a client built; None if an application gives each headers of its own."""
+    http = client._client
+    given = {name.lower() for name in (*client._custom_headers, *http.headers)}
+    if not given.isdisjoint(_OF_ONE_REQUEST):
+        return None
+    headers = request.headers.copy()
+    headers.pop("cookie", None)
+    return _Prepared(
+        origin=_origin(client, path),
+        kind=type(request),
+        body=type(request.stream),
+        method=request.method,
+        url=request.url,
+        headers=headers,
+        timeout=request.extensions["timeout"].copy(),
     )
