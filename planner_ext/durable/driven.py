@@ -195,7 +195,7 @@ class DrivenStore:
             if any(isinstance(fact, ModelReplied | Planned | CallFinished) for fact in facts):
                 self._driven.together(self.writer.run_id)
         if self.leaves():
-            unsent = lost_request(self.writer.state, at=facts[-1].at)  # else the next life would charge it
+            unsent = lost_request(self.writer.state, at=facts[-1].at)  # else the next activation would charge it
             if unsent:
                 free = [replace(fact, reason="Not sent: the worker leaves.", usage=Usage()) for fact in unsent]
                 await self.writer.append(run_id, seq + len(facts), free)
