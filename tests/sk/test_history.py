@@ -209,6 +209,8 @@ def test_the_message_of_a_result_is_what_semantic_kernel_makes(name: str, inside
         assert vars(message.items[0]) == vars(content)
         assert message.model_fields_set == made.model_fields_set
         assert message.items[0].model_fields_set == content.model_fields_set
+        assert message.__getstate__() == made.__getstate__()
+        assert content.__getstate__() == message.items[0].__getstate__()
         assert message.model_dump_json() == made.model_dump_json()
         assert message.model_dump_json(exclude_unset=True) == made.model_dump_json(exclude_unset=True)
     first, second = rendered
