@@ -381,7 +381,7 @@ class RunContext:
                 if facts := known or tuple(engine.facts):
                     carry_run(error, fold(facts), facts, key)
                 raise
-            if (limit := engine.account.open()) is not None:
+            if (limit := engine.account.open()) is not None:  # other runs in the call have taken the rest meanwhile
                 raise nothing_left(limit)
             try:
                 await engine.run()
