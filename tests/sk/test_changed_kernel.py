@@ -179,12 +179,8 @@ def sent_schemas(served: Served) -> list[Any]:
 
 
 def connected(served: Served, connector: str) -> FunctionInvokingChatCompletion:
-    inner = served.connector
-    if connector == "other":
-        inner = OtherConnector(
-            "scripted", service_id="served", async_client=as_type(OpenAIChatCompletion, inner).client
-        )
-    return FunctionInvokingChatCompletion(inner)
+    kind: Any = OtherConnector if connector == "other" else OpenAIChatCompletion
+    return FunctionInvokingChatCompletion(kind("scripted", service_id="served", async_client=served.connector.client))
 
 
 @pytest.mark.parametrize("connector", ["openai", "other"])
