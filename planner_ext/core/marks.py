@@ -31,12 +31,12 @@ def markable(function: Any, usage: str) -> Any:
 
 def put_mark(keeper: Any, mark: object) -> None:
     """Put a mark on what `markable` returned; it replaces an earlier one of its type."""
-    setattr(keeper, _name(type(mark)), mark)
+    setattr(keeper, mark_name(type(mark)), mark)
 
 
 def mark_on(function: object, kind: type[_M]) -> _M | None:
     """Return the mark of a type on a function, or else on the method that it wraps; None if there is none."""
-    name = _name(kind)
+    name = mark_name(kind)
     own = _own(function)
     mark = own.get(name)
     if not isinstance(mark, kind):
@@ -58,5 +58,6 @@ def _own(function: object) -> dict[str, Any]:
 
 
 @cache
-def _name(kind: type) -> str:
+def mark_name(kind: type) -> str:
+    """Name the attribute that holds the marks of a type."""
     return f"__planner_ext_{kind.__name__.lower()}__"

@@ -4,6 +4,7 @@
     python tests/benchmarks/round_trips.py --trips 1 10 50 200 --calls 1 8 --repetitions 5
     python tests/benchmarks/round_trips.py --stream --trips 10
     python tests/benchmarks/round_trips.py --stream --trips 1 --chunks 2000
+    python tests/benchmarks/round_trips.py --trips 1 --functions 200
 
 Self-contained: a server in a process of its own answers over HTTP on this machine, as OpenAI does, with ``--calls``
 function calls in each of ``--trips`` replies and then with a text. Four clients run against it, by turns and starting
@@ -50,24 +51,28 @@ from planner_ext import (
 from planner_ext.engine.ports import TextDelta
 
 NAME = "tools-look_up"
+DESCRIPTION = "Looks up the weather."
 RESULT = "It is sunny with a light breeze. " * 31
 SYSTEM, QUESTION = "You are a helpful assistant. Use the tools.", "What is the weather like, in each of these cities?"
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-TOOLS = [
-    {"type": "function", "function": {"name": NAME, "description": "Looks up the weather.", "parameters": PARAMETERS}}
-]
 USAGE = {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120}
 HEAD = {"id": "chatcmpl-1", "created": 1700000000, "model": "scripted"}
 
 
 @dataclass(frozen=True)
 class Work:
-    """What one run consists of: replies with calls, calls in each, pieces of the streamed text at the end."""
+    """What one run consists of: replies with calls, calls in each, pieces of the text at the end, functions offered."""
 
     trips: int
     calls: int
     chunks: int
     stream: bool
+    functions: int = 1
+
+    @property
+    def names(self) -> list[str]:
+        """Name the functions; only the first is called."""
+        return ["look_up", *(f"look_up_{number}" for number in range(1, self.functions))]
 
     def body(self, trip: int) -> bytes:
         """Write the body of the response of a trip: JSON, or server-sent events."""
@@ -130,16 +135,38 @@ def serve(work: Work, channel: Connection) -> None:
     asyncio.run(main())
 
 
-@kernel_function(name="look_up", description="Looks up the weather.")
-async def look_up(city: str) -> str:
-    """Look up the weather."""
-    return RESULT
+def function_of(name: str) -> Callable[..., Awaitable[str]]:
+    """Make a function for a kernel."""
+
+    @kernel_function(name=name, description=DESCRIPTION)
+    async def look_up(city: str) -> str:
+        return RESULT
+
+    return look_up
 
 
-async def by_hand(client: AsyncOpenAI, work: Work) -> str:
+look_up = function_of("look_up")
+
+
+def kernel_of(work: Work, **options: Any) -> Kernel:
+    """Make a kernel with the functions of a run."""
+    kernel = Kernel(**options)
+    for name in work.names:
+        kernel.add_function("tools", function_of(name))
+    return kernel
+
+
+def by_hand_of(client: AsyncOpenAI, work: Work) -> Callable[[], Awaitable[str]]:
+    """Make the loop by hand; the schemas are written once."""
+    schemas = [{"name": f"tools-{name}", "description": DESCRIPTION, "parameters": PARAMETERS} for name in work.names]
+    tools = [{"type": "function", "function": schema} for schema in schemas]
+    return lambda: by_hand(client, work, tools)
+
+
+async def by_hand(client: AsyncOpenAI, work: Work, tools: list[Any]) -> str:
     """Chain calls with nothing but the openai client."""
     messages: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}]
-    extra = {"messages": messages, "tools": TOOLS}
+    extra = {"messages": messages, "tools": tools}
     while True:
         text, called = await (hand_streamed if work.stream else hand_plain)(client, extra)
         if not called:
@@ -187,8 +214,7 @@ class Chained:
         most = work.trips + 2
         self._service = FunctionInvokingChatCompletion(stock, budget=Budget(max_iterations=most)) if wrapped else stock
         self._stream = work.stream
-        self._kernel = Kernel()
-        self._kernel.add_function("tools", look_up)
+        self._kernel = kernel_of(work)
         auto = FunctionChoiceBehavior.Auto(maximum_auto_invoke_attempts=most)
         self._settings = OpenAIChatPromptExecutionSettings(function_choice_behavior=auto)
 
@@ -204,8 +230,7 @@ class Chained:
 
 def planner_of(client: AsyncOpenAI, work: Work) -> Callable[[], Awaitable[str]]:
     """Make the planner over the same connector."""
-    kernel = Kernel(services={"scripted": OpenAIChatCompletion("scripted", async_client=client)})
-    kernel.add_function("tools", look_up)
+    kernel = kernel_of(work, services={"scripted": OpenAIChatCompletion("scripted", async_client=client)})
     options = FunctionCallingStepwisePlannerOptions(
         budget=Budget(max_iterations=work.trips + 2),
         plan=False,
@@ -245,7 +270,7 @@ def compare(work: Work, repetitions: int) -> dict[str, float]:
     try:
         client = AsyncOpenAI(base_url=f"http://127.0.0.1:{ours.recv()}/v1", api_key="any", max_retries=0)
         clients: dict[str, Callable[[], Awaitable[str]]] = {
-            "by hand": lambda: by_hand(client, work),
+            "by hand": by_hand_of(client, work),
             "stock": Chained(client, work, wrapped=False).run,
             "service": Chained(client, work, wrapped=True).run,
             "planner": planner_of(client, work),
@@ -271,6 +296,7 @@ def main() -> None:
     parser.add_argument("--trips", type=int, nargs="+", default=[10], help="replies with calls in a run")
     parser.add_argument("--calls", type=int, nargs="+", default=[1], help="calls in each of those replies")
     parser.add_argument("--chunks", type=int, default=1, help="pieces of text at the end")
+    parser.add_argument("--functions", type=int, default=1, help="functions offered, of which one is called")
     parser.add_argument("--stream", action="store_true", help="stream the replies")
     parser.add_argument("--repetitions", type=int, default=5)
     given = parser.parse_args()
@@ -280,8 +306,10 @@ def main() -> None:
     )
     for trips in given.trips:
         for calls in given.calls:
-            costs = compare(Work(trips, calls, given.chunks, given.stream), given.repetitions)
-            name = f"{trips} trips, {calls} calls, {'streamed' if given.stream else 'plain'}"
+            work = Work(trips, calls, given.chunks, given.stream, given.functions)
+            costs = compare(work, given.repetitions)
+            offered = f", {work.functions} offered" if work.functions > 1 else ""
+            name = f"{trips} trips, {calls} calls{offered}, {'streamed' if given.stream else 'plain'}"
             cells = [f"{cost:.2f} ({cost / costs['by hand']:.2f})" for cost in costs.values()]
             print(f"{name:36}" + "".join(f"{cell:>18}" for cell in cells), flush=True)
 

@@ -2,7 +2,7 @@
 
 import gc
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from copy import deepcopy
 from typing import Annotated, Any
 
@@ -48,6 +48,9 @@ class Shop:
     @kernel_function(description="Counts.")
     async def count(self) -> int:
         return 3
+
+    def counted(self, key: str, arguments: Mapping[str, Any]) -> None:
+        """Cannot tell."""
 
     @kernel_function(description="Rebuilds.")
     async def rebuild(self) -> str:
@@ -262,6 +265,8 @@ async def test_another_method_runs_at_the_next_call(ask: Ask) -> None:
 async def test_a_kernel_is_freed_when_its_application_drops_it(ask: Ask, serve: Serve, door: str) -> None:
     """What is kept of a kernel's functions keeps neither it nor its plugins."""
     kernel = shop()
+    plugin = sell(kernel).method.__self__
+    effect(probe=plugin.counted)(kernel.get_function("shop", "count"))
     served = serve([call("shop-count"), say("Three.")])
     if door == "service":
         await ask(FunctionInvokingChatCompletion(served.connector), kernel=kernel)
@@ -269,7 +274,7 @@ async def test_a_kernel_is_freed_when_its_application_drops_it(ask: Ask, serve: 
         kernel.add_service(served.connector)
         options = FunctionCallingStepwisePlannerOptions(plan=False)
         await FunctionCallingStepwisePlanner(options=options).invoke(kernel, "How many?")
-    kept = [weakref.ref(kernel), weakref.ref(sell(kernel).method.__self__)]
-    del kernel
+    kept = [weakref.ref(kernel), weakref.ref(plugin)]
+    del kernel, plugin
     gc.collect()
     assert [one() for one in kept] == [None, None]

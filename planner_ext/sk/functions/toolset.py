@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
-from operator import is_not, itemgetter
+from operator import itemgetter
 from types import CellType
 from typing import Annotated, Any, Final, Literal, Self, cast
 from weakref import ref
@@ -38,8 +38,9 @@ from semantic_kernel.functions import (
 from semantic_kernel.functions.kernel_function_from_method import KernelFunctionFromMethod
 
 from planner_ext.approval.decisions import edited_text, with_plain_numbers
+from planner_ext.core.marks import mark_name
 from planner_ext.core.results import READ_RESULT
-from planner_ext.engine.effects import effect_of, injected
+from planner_ext.engine.effects import Effect, effect_of, injected
 from planner_ext.sk.errors import InvalidOptionError
 from planner_ext.sk.functions.conversion import (
     InvalidArguments,
@@ -148,6 +149,7 @@ class ToolSet:
             if isinstance(function, Mapping) and isinstance(name := function.get("name"), str):  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
                 self._schemas[name] = tool
         self._tools: Mapping[str, Tool] = {}
+        self._declared: object = None
         self.refresh()
 
     def refresh(self) -> None:
@@ -173,10 +175,12 @@ class ToolSet:
         """The descriptions of the functions: the same mapping while nothing of them has changed."""
         if not self._is_read:
             self._is_read = True
-            tools = {name: tool_of(function) for name, function in self.functions.items()}
-            known = self._tools
-            if len(tools) != len(known) or any(map(is_not, tools.values(), known.values())):
-                self._tools = tools
+            functions = self.functions.values()
+            methods = [vars(function).get("method", function) for function in functions]
+            declared = (methods, _declaration(functions))
+            if declared != self._declared or declared[1] is None:
+                self._declared = declared
+                self._tools = {name: tool_of(function) for name, function in self.functions.items()}
         return self._tools
 
     @property
@@ -318,26 +322,20 @@ _OF_PARAMETER = itemgetter(
 )
 """What a description is made of; types are compared by identity."""
 
+_EFFECT: Final = mark_name(Effect)
+
 _KNOWN: dict[tuple[Any, ...], _KnownTool] = {}
 """By the id of the target and its names. An entry goes with its target, so that dropped kernels are freed."""
 
 
 def tool_of(function: KernelFunction) -> Tool:
     """Describe a kernel function; worked out again only if its declaration has changed, which may change in place."""
-    metadata = function.metadata
-    parameters = metadata.parameters
     method = vars(function).get("method")
-    target = function if method is None else method
-    effect = effect_of(function)
-    given = [vars(one) for one in parameters]
-    declared = (_OF_FUNCTION(vars(metadata)), effect and effect.kind, [_OF_PARAMETER(one) for one in given])
-    try:
-        # Bytes tell 1 from True, and do not change with their source; version 2 writes equal values equally.
-        written = marshal.dumps(declared, 2)
-    except ValueError:  # of a default or schema that is not plain: its changes would not be noticed
+    declaration = _declaration([function])
+    if declaration is None:
         return _described(function, method)
-    key = (id(target), metadata.plugin_name, metadata.name)
-    declaration = (written, type(function), *[one["type_object"] for one in given])
+    target = function if method is None else method
+    key = (id(target), function.metadata.plugin_name, function.metadata.name)
     known = _KNOWN.get(key)
     if known is not None and known.target() is target and known.declaration == declaration:
         return known.tool
@@ -345,6 +343,26 @@ def tool_of(function: KernelFunction) -> Tool:
     with suppress(TypeError):  # of a target that has no weak references
         _KNOWN[key] = _KnownTool(ref(target, lambda _: _KNOWN.pop(key, None)), declaration, tool)
     return tool
+
+
+def _declaration(functions: Iterable[KernelFunction]) -> tuple[Any, ...] | None:
+    """Collect what the descriptions of functions are made of, besides their methods, in a form that does not change.
+
+    None for a default or schema that is not plain: its changes would not be noticed.
+    """
+    own: list[dict[str, Any]] = [vars(function) for function in functions]
+    metadata: list[dict[str, Any]] = [vars(one["metadata"]) for one in own]
+    parameters: list[dict[str, Any]] = [vars(parameter) for one in metadata for parameter in one["parameters"]]
+    counts = [len(one["parameters"]) for one in metadata]
+    effects = [mark for one in own for mark in (one.get(_EFFECT), getattr(one.get("method"), _EFFECT, None))]
+    kinds = [getattr(mark, "kind", None) for mark in effects]  # a probe may belong to the plugin
+    plain = (kinds, counts, [*map(_OF_FUNCTION, metadata)], [*map(_OF_PARAMETER, parameters)])
+    try:
+        # Bytes tell 1 from True, and do not change with their source; version 2 writes equal values equally.
+        written = marshal.dumps(plain, 2)
+    except ValueError:
+        return None
+    return written, [*map(type, functions)], [one["type_object"] for one in parameters]
 
 
 def _described(function: KernelFunction, method: Any) -> Tool:
