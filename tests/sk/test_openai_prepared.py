@@ -294,6 +294,8 @@ STREAMS: dict[str, Answer] = {
     "nothing": streamed(),
     "text after the end": streamed(*EVENTS, DONE, b"data: {more", b"}\n\n"),
     "text after the end at once": streamed(WHOLE + b"data: {more}\n\n"),
+    "an end with more": streamed(*EVENTS, DONE[:-2] + b" or not\ndata: {\nevent: thread.any\n\n", EVENTS[0]),
+    "an end with a name": streamed(*EVENTS, b"event: end\n" + DONE, EVENTS[0]),
     "never closed": streamed(*EVENTS, DONE, then="hang"),
     "byte by byte": streamed(*(WHOLE[place : place + 1] for place in range(len(WHOLE)))),
     "gzip": streamed(
@@ -307,6 +309,29 @@ STREAMS: dict[str, Answer] = {
 async def test_a_stream_is_read_as_the_client_reads_it(kind: str, wire: Wire, waits: list[float]) -> None:
     """The same chunks, and the same error after them."""
     await both(wire, waits, STREAMS[kind], stream=True)
+
+
+FRAMINGS = {
+    "LF": EVENTS[0],
+    "CRLF": EVENTS[0].replace(b"\n", b"\r\n"),
+    "CR": EVENTS[0].replace(b"\n", b"\r"),
+    "no space": EVENTS[0].replace(b"data: ", b"data:"),
+    "a comment": b": wait\n\n" + EVENTS[0],
+    "the name of the event": b"event: chunk\n" + EVENTS[0],
+}
+
+
+@pytest.mark.parametrize("framing", FRAMINGS)
+async def test_a_chunk_is_read_when_it_arrives(framing: str, wire: Wire) -> None:
+    """Whatever ends the lines of a server: no chunk waits for the next."""
+    client = client_of(wire)
+    wire.will([streamed(FRAMINGS[framing][:20], FRAMINGS[framing][20:], then="hang")])
+    for _ in range(2):
+        stream = await ours(client, True)
+        chunk = await asyncio.wait_for(anext(stream), 10)
+        assert chunk.id == CHUNKS[0]["id"]
+        await stream.close()
+    await client.close()
 
 
 @pytest.mark.parametrize("end", ["keep", "hang"])
@@ -410,6 +435,7 @@ ODD_EVENTS = [
     event(created="1"),
     b'data: {"error": {"message": "No."}}\n\n',
     b"data: {\n\n",
+    b"data: [DONE] or not\ndata: x\n\n",
     DONE,
 ]
 
@@ -707,11 +733,17 @@ async def test_options_of_a_copy_are_its_own(wire: Wire, waits: list[float]) -> 
 async def test_a_client_that_is_gone_is_not_kept(wire: Wire, waits: list[float]) -> None:
     """What was prepared goes with its client."""
     client = client_of(wire)
+
+    async def hook(_: Any, client: AsyncOpenAI = client) -> None:
+        assert client
+
+    client._client.event_hooks = {"request": [hook]}
     wire.will([fine(False)])
     await ours(client, False)
+    assert client in module._PREPARED
     gone = weakref.ref(client)
     await client.close()
-    del client
+    del client, hook
     gc.collect()
     assert gone() is None
 

@@ -21,7 +21,7 @@ from functools import lru_cache
 from operator import attrgetter
 from types import FunctionType
 from typing import Any, Final, NamedTuple, TypeVar, cast
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import openai
 from openai import AsyncOpenAI, AsyncStream, BaseModel
@@ -133,7 +133,7 @@ class Chunks(AsyncStream[ReadChunk]):
         try:
             while (events := await rest.events()) is not None:
                 for place, event in enumerate(events):
-                    if event == _DONE:
+                    if event.startswith(_DONE):
                         await rest.drain()
                         return
                     chunk = _plain_chunk(event)
@@ -150,9 +150,9 @@ class Chunks(AsyncStream[ReadChunk]):
             await self.response.aclose()
 
 
-def _plain_chunk(event: bytes) -> ChatCompletionChunk | None:
+def _plain_chunk(event: bytearray) -> ChatCompletionChunk | None:
     """Read a server-sent event that is one line of data with a chunk; None if it is anything else."""
-    if not event.startswith(b"data: {") or b"\n" in event or b"\r" in event:
+    if not event.startswith(b"data: {") or b"\n" in event:
         return None
     try:
         chunk = ChatCompletionChunk.model_validate_json(event[6:], strict=True)
@@ -167,14 +167,14 @@ class _Rest:
     def __init__(self, response: Any) -> None:
         self._response = response
         self._pieces = response.aiter_bytes()
-        self._unread = b""
+        self._unread = bytearray()
         self._failure: Exception | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._response, name)
 
-    async def events(self) -> list[bytes] | None:
-        """Read the events that the next piece completes; None at the end, and if reading fails."""
+    async def events(self) -> list[bytearray] | None:
+        """Read the events that the next piece completes; None if all that comes is for the client's own reader."""
         try:
             piece = await anext(self._pieces)
         except StopAsyncIteration:
@@ -182,12 +182,17 @@ class _Rest:
         except Exception as error:  # the client's own reader names it
             self._failure = error
             return None
-        *events, self._unread = (self._unread + piece).split(b"\n\n")
+        self._unread += piece
+        if b"\r" in piece:  # lines that end otherwise
+            return None
+        if b"\n" not in piece:
+            return []
+        *events, self._unread = self._unread.split(b"\n\n")
         return events
 
-    def put_back(self, events: list[bytes]) -> None:
+    def put_back(self, events: list[bytearray]) -> None:
         """Leave events to the client's own reader."""
-        self._unread = b"\n\n".join([*events, self._unread])
+        self._unread = bytearray(b"\n\n").join([*events, self._unread])
 
     async def drain(self) -> None:
         """Read on to the end, if it comes at once: then the connection can be used again."""
@@ -199,7 +204,7 @@ class _Rest:
 
     async def aiter_bytes(self) -> AsyncIterator[bytes]:
         """Read all that was not read as events."""
-        yield self._unread
+        yield bytes(self._unread)
         if self._failure is not None:
             raise self._failure
         async for piece in self._pieces:
@@ -396,7 +401,8 @@ def _builds_itself(build_request: Any) -> bool:
 def _origin(client: Any, path: str) -> tuple[Any, ...]:
     """List everything that address and headers of a request come from, in the form in which they are sent.
 
-    Numbers and what can be changed in place are listed by their text: 60 is sent otherwise than 60.0.
+    Numbers and what can be changed in place are listed by their text: 60 is sent otherwise than 60.0. The HTTP client
+    is not held, since its hooks may hold the client.
     """
     http = client._client
     return (
@@ -409,7 +415,7 @@ def _origin(client: Any, path: str) -> tuple[Any, ...]:
         client.max_retries,
         dict(client._custom_headers),
         repr(client._custom_query),
-        http,
+        ref(http),
         http.headers.raw,
         http.params.multi_items(),
     )
