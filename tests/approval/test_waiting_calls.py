@@ -33,7 +33,8 @@ def test_a_question_about_a_call_in_doubt_does_not_expire() -> None:
     approved = replace(deferred, verdict="run", person=True)
     facts = [run_started(), replied(calls("f")), deferred, PAUSED, RESUMED, approved, began(0), PAUSED]
     (waiting,) = waiting_calls(fold(facts)).values()
-    assert (waiting.started, waiting.decision.expires_at, waiting.decision.prompt) == (True, None, IN_DOUBT_PROMPT)
+    fact = waiting.decided_fact
+    assert (waiting.started, fact.expires_at, fact.prompt) == (True, None, IN_DOUBT_PROMPT)
 
 
 async def deferring(call: ToolCall) -> Defer:
