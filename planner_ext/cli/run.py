@@ -327,7 +327,7 @@ class CliRun:
 def _is_approved_already(call: ToolCall, result: Result) -> bool:
     """Whether an approval for the rest of the run covers this call, which waited before the approval was given."""
     state = result.checkpoint.state()
-    fact = next(one.decision for one in waiting_calls(state).values() if one.request.id == call.id)
+    fact = next(one.decided_fact for one in waiting_calls(state).values() if one.request.id == call.id)
     keys = sticky_keys(fact.function, fact.digest, fact.signature, source=fact.source, roles=fact.roles)
     return not state.sticky.isdisjoint(keys.values())
 
