@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from openai import AsyncOpenAI
-from round_trips import QUESTION, SYSTEM, TOOLS, Chained, Work, by_hand, look_up, planner_of, written
+from round_trips import Chained, Work, by_hand_of, planner_of, written
 
 from planner_ext.sk.chat.prepared import post
 
@@ -54,21 +54,15 @@ def client_of(work: Work) -> AsyncOpenAI:
     return AsyncOpenAI(base_url="http://127.0.0.1/v1", api_key="any", max_retries=0, http_client=transport)
 
 
-async def prepared(client: AsyncOpenAI, work: Work) -> str:
-    """Chain calls with nothing but prepared requests."""
-    messages: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}]
-    while True:
-        body = json.dumps({"model": "scripted", "messages": messages, "tools": TOOLS}).encode()
-        options = {"security": {"bearer_auth": True}}
-        response = await post(client, path="/chat/completions", content=body, options=options, stream=False)
-        message = response.choices[0].message
-        called = [written(c.id, c.function.name, c.function.arguments) for c in message.tool_calls or ()]
-        if not called:
-            return message.content
-        messages.append({"role": "assistant", "tool_calls": called})
-        results = await asyncio.gather(*(look_up(**json.loads(call["function"]["arguments"])) for call in called))
-        for call, result in zip(called, results, strict=True):
-            messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
+async def prepared(client: AsyncOpenAI, extra: dict[str, Any]) -> tuple[str, list[Any]]:
+    """Make one prepared request."""
+    body = json.dumps({"model": "scripted", **extra}).encode()
+    options = {"security": {"bearer_auth": True}}
+    response = await post(client, path="/chat/completions", content=body, options=options, stream=False)
+    message = response.choices[0].message
+    return message.content or "", [
+        written(c.id, c.function.name, c.function.arguments) for c in message.tool_calls or ()
+    ]
 
 
 def run_of(name: str, work: Work) -> Callable[[], Awaitable[str]]:
@@ -76,9 +70,9 @@ def run_of(name: str, work: Work) -> Callable[[], Awaitable[str]]:
     client = client_of(work)
     match name:
         case "by hand":
-            return lambda: by_hand(client, work)
+            return by_hand_of(client, work)
         case "prepared":
-            return lambda: prepared(client, work)
+            return by_hand_of(client, work, prepared)
         case "planner":
             return planner_of(client, work)
         case _:

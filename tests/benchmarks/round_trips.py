@@ -32,7 +32,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypeAlias
 
 from openai import AsyncOpenAI
 from semantic_kernel import Kernel
@@ -156,19 +156,24 @@ def kernel_of(work: Work, **options: Any) -> Kernel:
     return kernel
 
 
-def by_hand_of(client: AsyncOpenAI, work: Work) -> Callable[[], Awaitable[str]]:
+Ask: TypeAlias = Callable[[AsyncOpenAI, dict[str, Any]], Awaitable[tuple[str, list[Any]]]]
+"""Makes one request with messages and tools; returns text and calls."""
+
+
+def by_hand_of(client: AsyncOpenAI, work: Work, ask: Ask | None = None) -> Callable[[], Awaitable[str]]:
     """Make the loop by hand; the schemas are written once."""
     schemas = [{"name": f"tools-{name}", "description": DESCRIPTION, "parameters": PARAMETERS} for name in work.names]
     tools = [{"type": "function", "function": schema} for schema in schemas]
-    return lambda: by_hand(client, work, tools)
+    asks = ask or (hand_streamed if work.stream else hand_plain)
+    return lambda: by_hand(client, asks, tools)
 
 
-async def by_hand(client: AsyncOpenAI, work: Work, tools: list[Any]) -> str:
+async def by_hand(client: AsyncOpenAI, ask: Ask, tools: list[Any]) -> str:
     """Chain calls with nothing but the openai client."""
     messages: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}]
     extra = {"messages": messages, "tools": tools}
     while True:
-        text, called = await (hand_streamed if work.stream else hand_plain)(client, extra)
+        text, called = await ask(client, extra)
         if not called:
             return text
         messages.append({"role": "assistant", "tool_calls": called})
