@@ -12,7 +12,8 @@ Doors: each runs the same loop within a `Budget`.
 
 Limits: Budget, Usage, ToolExecution, StopHandle.
 
-Approval: an interceptor gets a ToolCall and returns Approve, Deny, Supply, Defer or None.
+Approval: an interceptor gets a ToolCall and returns Approve, Deny, Supply, Defer or
+None.
 
     ApprovalPolicy, requires_approval  interceptors as data, and a mark on a function
     ApprovalFilter                     both in a stock kernel, as a filter
@@ -21,13 +22,15 @@ Approval: an interceptor gets a ToolCall and returns Approve, Deny, Supply, Defe
 
 Durability: Runs keeps runs in SQLite or PostgreSQL; they survive ``kill -9``.
 
-Modules: `planner_ext.errors`, `planner_ext.events` (facts and stream events), `planner_ext.iteration` (between
-iterations), `planner_ext.hitl_manager` (interception), `planner_ext.durable` (stores, workers, approvals),
-`planner_ext.inbox` (web pages to decide on), `planner_ext.timeline` (what happened in a run, as values and as a page),
-`planner_ext.budgets` (shared by runs), `planner_ext.agent` (an agent's paused turn), `planner_ext.ag_ui` (front ends),
-`planner_ext.testing` (scripted models, recordings), `planner_ext.compare`; the doors are also in `planner_ext.service`,
-`planner_ext.handler`, `planner_ext.session` and `planner_ext.plugin`.
-Command line: ``planner-ext --help``.
+Modules: `planner_ext.errors`, `planner_ext.events` (facts and stream events),
+`planner_ext.iteration` (between iterations), `planner_ext.hitl_manager` (interception),
+`planner_ext.durable` (stores, workers, approvals), `planner_ext.inbox` (web pages to
+decide on), `planner_ext.timeline` (what happened in a run, as values and as a page),
+`planner_ext.budgets` (shared by runs), `planner_ext.agent` (an agent's paused turn),
+`planner_ext.ag_ui` (front ends), `planner_ext.testing` (scripted models, recordings),
+`planner_ext.compare`; the doors are also in `planner_ext.service`,
+`planner_ext.handler`, `planner_ext.session` and `planner_ext.plugin`. Command line:
+``planner-ext --help``.
 
 A minimal run:
 
@@ -35,14 +38,22 @@ A minimal run:
     result = await planner.invoke(kernel, "How much warmer is it in Lisbon than in Oslo?")
     print(result.status, result.final_answer, result.iterations)
 
-Names are imported on first use (PEP 562), because Semantic Kernel takes seconds to import.
+Names are imported on first use (PEP 562), because Semantic Kernel takes seconds to
+import.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from planner_ext.approval.decisions import ApprovalSettings, Approve, Defer, Deny, Supply, requires_approval
+    from planner_ext.approval.decisions import (
+        ApprovalSettings,
+        Approve,
+        Defer,
+        Deny,
+        Supply,
+        requires_approval,
+    )
     from planner_ext.approval.policy import ApprovalPolicy
     from planner_ext.core.limits import Budget
     from planner_ext.core.values import Usage
@@ -109,7 +120,8 @@ _NAMES = {
     "sk.functions.questions": ("UserInteraction",),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
-"""The module of each name. `Budget` comes from the adapters' options, so that its errors are the public classes."""
+"""The module of each name. `Budget` comes from the adapters' options, so that its
+errors are the public classes."""
 
 
 _PUBLIC = (
@@ -127,11 +139,16 @@ _PUBLIC = (
     "inbox",
     "compare",
 )
-"""The modules that have further public names; the first one that has a name is the one to import it from."""
+"""The modules that have further public names; the first one that has a name is the one
+to import it from."""
 
 
 def __getattr__(name: str) -> object:
     if name not in _MODULES:
-        raise import_module(f"{__name__}.core.exports").missing_name(__name__, name, _PUBLIC)
-    value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+        raise import_module(f"{__name__}.core.exports").missing_name(
+            __name__, name, _PUBLIC
+        )
+    value = globals()[name] = getattr(
+        import_module(f"{__name__}.{_MODULES[name]}"), name
+    )
     return value

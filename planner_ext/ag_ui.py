@@ -1,6 +1,7 @@
 """A planner's run as an AG-UI event stream, for CopilotKit, assistant-ui and other front ends; extra ``ag-ui``.
 
-One function, `ag_ui_events`, is the body of an HTTP endpoint; ``samples/step19_ag_ui.py`` is a complete one:
+One function, `ag_ui_events`, is the body of an HTTP endpoint;
+``samples/step19_ag_ui.py`` is a complete one:
 
     waiting: dict[str, Checkpoint] = {}
 
@@ -10,33 +11,47 @@ One function, `ag_ui_events`, is the body of an HTTP endpoint; ``samples/step19_
         events = ag_ui_events(planner, kernel, run_input, waiting=waiting)
         return StreamingResponse((encoder.encode(one) async for one in events), media_type=encoder.get_content_type())
 
-**What the front end sees.** Each iteration is a step; the model's texts are messages, its calls are tool calls with
-their results. A run that waits for a person ends with the interrupt outcome, one interrupt for each call and question.
-The next input on the thread answers them, and the run continues from its checkpoint:
+**What the front end sees.** Each iteration is a step; the model's texts are messages,
+its calls are tool calls with their results. A run that waits for a person ends with the
+interrupt outcome, one interrupt for each call and question. The next input on the
+thread answers them, and the run continues from its checkpoint:
 
-- a call (``reason`` ``tool_call``): ``{"approved": true}``, ``{"approved": true, "editedArgs": {...}}`` with all
-  arguments, or ``{"approved": false, "reason": "..."}``;
+- a call (``reason`` ``tool_call``): ``{"approved": true}``, ``{"approved": true,
+  "editedArgs": {...}}`` with all arguments, or ``{"approved": false, "reason":
+  "..."}``;
 - a question of the model (``input_required``): ``{"answer": "..."}``;
 - the status ``cancelled`` refuses the call, or the answer.
 
-An interrupt's ``responseSchema`` describes this, with the function's parameters, its ``metadata`` names the function,
-the arguments and the roles that may decide, and its ``id`` is the fingerprint of the call: an answer binds to the
-function and the arguments that were shown. Interrupts without an answer stay open, and the run ends with them again.
+An interrupt's ``responseSchema`` describes this, with the function's parameters, its
+``metadata`` names the function, the arguments and the roles that may decide, and its
+``id`` is the fingerprint of the call: an answer binds to the function and the arguments
+that were shown. Interrupts without an answer stay open, and the run ends with them
+again.
 
-**Trust.** The checkpoint stays on the server: a browser decides the calls that wait on its thread, and cannot add a
-call, an approval or a result to a run. Give each user a separate ``waiting``, or unguessable thread ids. The browser
-supplies the conversation before a new run; its system messages are dropped. To the model this conversation is text; the
-calls of the model are decided as in every run.
+**Trust.** The checkpoint stays on the server: a browser decides the calls that wait on
+its thread, and cannot add a call, an approval or a result to a run. Give each user a
+separate ``waiting``, or unguessable thread ids. The browser supplies the conversation
+before a new run; its system messages are dropped. To the model this conversation is
+text; the calls of the model are decided as in every run.
 
-**Tools of the front end** (``RunAgentInput.tools``) are offered to the model beside the kernel's functions, in the
-plugin ``ag_ui``. A call of one ends the run as a success that names it as pending; the front end executes it, and the
-tool message in its next input is the result with which the run continues. If a user message follows instead, the run
-is abandoned, and a new one begins with the conversation up to then.
+**Tools of the front end** (``RunAgentInput.tools``) are offered to the model beside the
+kernel's functions, in the plugin ``ag_ui``. A call of one ends the run as a success
+that names it as pending; the front end executes it, and the tool message in its next
+input is the result with which the run continues. If a user message follows instead, the
+run is abandoned, and a new one begins with the conversation up to then.
 """
 
 import logging
 import re
-from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from contextlib import aclosing
 from copy import copy
 from datetime import UTC, datetime
@@ -45,7 +60,9 @@ from importlib.util import find_spec
 from typing import Any, cast
 
 if find_spec("ag_ui") is None:
-    raise ImportError("planner_ext.ag_ui needs the extra ag-ui: pip install 'planner-ext[ag-ui]'")
+    raise ImportError(
+        "planner_ext.ag_ui needs the extra ag-ui: pip install 'planner-ext[ag-ui]'"
+    )
 
 from ag_ui.core import (
     PROTOCOL_VERSION,
@@ -86,7 +103,12 @@ from semantic_kernel.contents import (
     FunctionResultContent,
     TextContent,
 )
-from semantic_kernel.functions import KernelArguments, KernelFunctionFromMethod, KernelPlugin, kernel_function
+from semantic_kernel.functions import (
+    KernelArguments,
+    KernelFunctionFromMethod,
+    KernelPlugin,
+    kernel_function,
+)
 from semantic_kernel.functions.kernel_parameter_metadata import KernelParameterMetadata
 
 from planner_ext.approval.decisions import (
@@ -125,7 +147,8 @@ _PLUGIN = "ag_ui"
 """The plugin of the front end's tools."""
 _FINAL_ANSWER = f"{OWN_PLUGIN}-SendFinalAnswer"
 _SHOWN_ERRORS = (DecisionRefusedError, InvalidHistoryError, LimitReachedError)
-"""Errors whose text is sent to the front end; the text of any other error stays on the server."""
+"""Errors whose text is sent to the front end; the text of any other error stays on the
+server."""
 
 
 async def ag_ui_events(
@@ -141,44 +164,62 @@ async def ag_ui_events(
 ) -> AsyncGenerator[BaseEvent, None]:
     """Run a planner for one input of an AG-UI front end, and yield the events; see the module.
 
-    An input begins a new run with its last user message as the goal, or continues the run that waits on its thread.
+    An input begins a new run with its last user message as the goal, or continues the
+    run that waits on its thread.
 
     Args:
         planner: Drives the run.
         kernel: Its functions may be called; it is not changed.
         run_input: The body of the request.
-        waiting: The runs that wait for the user, by thread id: a dictionary in the server's memory, or any mapping that
-            keeps a `Checkpoint`. A resumed run is removed from it; one that is never answered stays.
+        waiting: The runs that wait for the user, by thread id: a dictionary in the
+            server's memory, or any mapping that keeps a `Checkpoint`. A resumed run is
+            removed from it; one that is never answered stays.
         by: The user's name, recorded with their decisions.
-        roles: The user's roles; a call that names roles is decided only by a user who has one of them. Without roles
-            the planner's ``authorize`` hook decides, see `ApprovalSettings`; with both, both have to allow.
-        arguments: The application's arguments, for functions and templates; never stored.
+        roles: The user's roles; a call that names roles is decided only by a user who
+            has one of them. Without roles the planner's ``authorize`` hook decides, see
+            `ApprovalSettings`; with both, both have to allow.
+        arguments: The application's arguments, for functions and templates; never
+            stored.
         stop: Ends the run from outside.
 
     Yields:
-        The events, from ``RUN_STARTED`` to ``RUN_FINISHED``, or to ``RUN_ERROR`` after a fault or a refused input. A
-        run that was stopped, or that a limit ended without an answer, has the cancelled outcome. Closing the stream
-        early cancels the run; a resumed run that has not yet done anything waits again.
+        The events, from ``RUN_STARTED`` to ``RUN_FINISHED``, or to ``RUN_ERROR`` after
+        a fault or a refused input. A run that was stopped, or that a limit ended
+        without an answer, has the cancelled outcome. Closing the stream early cancels
+        the run; a resumed run that has not yet done anything waits again.
 
     Raises:
-        PlannerInvalidConfigurationError: If the kernel has a plugin ``ag_ui``, or ``roles`` is one text.
+        PlannerInvalidConfigurationError: If the kernel has a plugin ``ag_ui``, or
+            ``roles`` is one text.
     """
     _check(kernel, roles)
     run = _Run(run_input, waiting)
     try:
-        yield RunStartedEvent(thread_id=run_input.thread_id, run_id=run_input.run_id, protocol_version=PROTOCOL_VERSION)
+        yield RunStartedEvent(
+            thread_id=run_input.thread_id,
+            run_id=run_input.run_id,
+            protocol_version=PROTOCOL_VERSION,
+        )
         if run.tools:
             planner = _deferring(planner)
             kernel = _with_tools(kernel, run.tools)
-        checks_roles = bool(roles) or planner.options.approval is None or planner.options.approval.authorize is None
+        checks_roles = (
+            bool(roles)
+            or planner.options.approval is None
+            or planner.options.approval.authorize is None
+        )
         if roles:
             planner = _letting_in(planner, roles)
         if (kept := run.continued()) is not None:
             decisions = run.decisions(by, roles if checks_roles else None)
-            events = planner.resume_stream(kernel, kept, decisions, arguments=arguments, stop=stop)
+            events = planner.resume_stream(
+                kernel, kept, decisions, arguments=arguments, stop=stop
+            )
         else:
             goal, history = run.opening()
-            events = planner.invoke_stream(kernel, goal, arguments, chat_history=history, stop=stop)
+            events = planner.invoke_stream(
+                kernel, goal, arguments, chat_history=history, stop=stop
+            )
         async with aclosing(events):
             async for event in events:
                 for shown in run.shown(event):
@@ -208,7 +249,9 @@ class _Run:
         tools: The tools of the front end, by the names under which the model sees them.
     """
 
-    def __init__(self, run_input: RunAgentInput, waiting: MutableMapping[str, Checkpoint]) -> None:
+    def __init__(
+        self, run_input: RunAgentInput, waiting: MutableMapping[str, Checkpoint]
+    ) -> None:
         self.tools = _named(run_input.tools or ())
         self._input = run_input
         self._waiting = waiting
@@ -259,39 +302,62 @@ class _Run:
                 "record of it. Nothing ran."
             )
         if not messages or not isinstance(messages[-1], UserMessage):
-            raise InvalidHistoryError("Expected a message of the user as the last one; send one to begin a run.")
+            raise InvalidHistoryError(
+                "Expected a message of the user as the last one; send one to begin a run."
+            )
         before = [*_history(messages[:-1], self.tools)]
-        context = "\n".join(f"{each.description}: {each.value}" for each in self._input.context or ())
+        context = "\n".join(
+            f"{each.description}: {each.value}" for each in self._input.context or ()
+        )
         if context:
-            before.append(ChatMessageContent(role=AuthorRole.USER, content=f"The application shows:\n{context}"))
-        return _text(messages[-1].content), ChatHistory(messages=before) if before else None
+            before.append(
+                ChatMessageContent(
+                    role=AuthorRole.USER, content=f"The application shows:\n{context}"
+                )
+            )
+        return _text(messages[-1].content), ChatHistory(
+            messages=before
+        ) if before else None
 
     def decisions(self, by: str, roles: Collection[str] | None) -> dict[str, Decision]:
         """Read the decisions on the calls that wait; a call without one stays undecided.
 
         Raises:
-            DecisionRefusedError: If an answer does not fit its interrupt, or the user may not give it.
+            DecisionRefusedError: If an answer does not fit its interrupt, or the user
+                may not give it.
         """
         answers = {entry.interrupt_id: entry for entry in self._input.resume or ()}
-        results = {one.tool_call_id: one for one in self._input.messages if isinstance(one, ToolMessage)}
+        results = {
+            one.tool_call_id: one
+            for one in self._input.messages
+            if isinstance(one, ToolMessage)
+        }
         decisions: dict[str, Decision] = {}
         for call in pending_calls(self._reader.state):
             if _is_tool(call):
                 result = results.get(self._call_id(call.id))
                 if result is not None:
-                    decisions[call.id] = Supply(result.error or _text(result.content), by=by or None)
+                    decisions[call.id] = Supply(
+                        result.error or _text(result.content), by=by or None
+                    )
                     self._answered.add(result.tool_call_id)
                 continue
             entry = answers.pop(call.fingerprint, None)
             if entry is None:
                 continue
             if roles is not None and not _has_role(call, roles):
-                raise DecisionRefusedError(f"{call.fully_qualified_name} is for {', '.join(call.roles)} to decide.")
+                raise DecisionRefusedError(
+                    f"{call.fully_qualified_name} is for {', '.join(call.roles)} to decide."
+                )
             decision = _decision(entry, call, by or None)
             if decision is not None:
                 decisions[call.id] = decision
         for unknown in answers:
-            logger.warning("Thread %r has no interrupt %r; the answer is ignored.", self._input.thread_id, unknown)
+            logger.warning(
+                "Thread %r has no interrupt %r; the answer is ignored.",
+                self._input.thread_id,
+                unknown,
+            )
         return decisions
 
     # The events.
@@ -311,7 +377,9 @@ class _Run:
                     if call.ended is not None:
                         yield from self._result(call)
 
-    def _fact(self, fact: facts.Fact, changed: Iterable[TimelineCall]) -> Iterator[BaseEvent]:
+    def _fact(
+        self, fact: facts.Fact, changed: Iterable[TimelineCall]
+    ) -> Iterator[BaseEvent]:
         match fact:
             case facts.Planned():
                 yield from self._replied(fact.plan, -1)
@@ -332,7 +400,13 @@ class _Run:
 
     def _in_step(self, iteration: int | None) -> Iterator[BaseEvent]:
         """Open the step of an iteration, unless it is open, and close another one; None only closes."""
-        name = "" if iteration is None else "plan" if iteration < 0 else f"iteration {iteration + 1}"
+        name = (
+            ""
+            if iteration is None
+            else "plan"
+            if iteration < 0
+            else f"iteration {iteration + 1}"
+        )
         if name != self._step:
             yield from self._message_end()
             if self._step:
@@ -375,7 +449,11 @@ class _Run:
                 continue
             id_ = self._call_id(call.id)
             shown = self.tools[name].name if name in self.tools else name
-            yield ToolCallStartEvent(tool_call_id=id_, tool_call_name=shown, parent_message_id=self._message_id)
+            yield ToolCallStartEvent(
+                tool_call_id=id_,
+                tool_call_name=shown,
+                parent_message_id=self._message_id,
+            )
             yield ToolCallArgsEvent(tool_call_id=id_, delta=call.requested or "{}")
             yield ToolCallEndEvent(tool_call_id=id_)
 
@@ -385,8 +463,14 @@ class _Run:
         id_ = self._call_id(call.id)
         if call.function != _FINAL_ANSWER and id_ not in self._answered:
             self._answered.add(id_)
-            text = call.result if call.cut is None else cut_text(call.result, call.cut, self._iteration, call.index)
-            yield ToolCallResultEvent(message_id=f"{id_}-result", tool_call_id=id_, content=text, role="tool")
+            text = (
+                call.result
+                if call.cut is None
+                else cut_text(call.result, call.cut, self._iteration, call.index)
+            )
+            yield ToolCallResultEvent(
+                message_id=f"{id_}-result", tool_call_id=id_, content=text, role="tool"
+            )
 
     @property
     def _iteration(self) -> int:
@@ -396,18 +480,27 @@ class _Run:
     def _call_id(self, call_id: str) -> str:
         """Return the protocol's id of a call of the newest reply."""
         key = f"{self._reader.state.run_id}/{self._iteration}/{call_id}"
-        return sha256(key.encode()).hexdigest()[:32]  # models reuse ids in later batches
+        return sha256(key.encode()).hexdigest()[
+            :32
+        ]  # models reuse ids in later batches
 
-    def _finished(self, result: FunctionCallingStepwisePlannerResult) -> Iterator[BaseEvent]:
+    def _finished(
+        self, result: FunctionCallingStepwisePlannerResult
+    ) -> Iterator[BaseEvent]:
         self._kept = None
         if result.pending:  # before the front end can answer
             self._waiting[self._input.thread_id] = result.checkpoint
-        if result.final_answer and result.final_answer != self._last_text:  # it was handed over by a call
+        if (
+            result.final_answer and result.final_answer != self._last_text
+        ):  # it was handed over by a call
             yield from self._text(result.final_answer)
         yield from self._in_step(None)
         yield from self._message_end()
         if result.status == "incomplete":
-            yield RunErrorEvent(message=result.reason or "The last reply was cut short.", code="incomplete")
+            yield RunErrorEvent(
+                message=result.reason or "The last reply was cut short.",
+                code="incomplete",
+            )
             return
         yield RunFinishedEvent(
             thread_id=self._input.thread_id,
@@ -415,13 +508,25 @@ class _Run:
             outcome=self._outcome(result),
             result=result.final_answer or None,
             usage=[_usage(result.usage - self._used)],
-            metadata={"planner_ext": {"status": result.status, "limit": result.limit, "reason": result.reason}},
+            metadata={
+                "planner_ext": {
+                    "status": result.status,
+                    "limit": result.limit,
+                    "reason": result.reason,
+                }
+            },
         )
 
     def _outcome(
         self, result: FunctionCallingStepwisePlannerResult
-    ) -> RunFinishedSuccessOutcome | RunFinishedInterruptOutcome | RunFinishedCancelledOutcome:
-        interrupts = [self._interrupt(call) for call in result.pending if not _is_tool(call)]
+    ) -> (
+        RunFinishedSuccessOutcome
+        | RunFinishedInterruptOutcome
+        | RunFinishedCancelledOutcome
+    ):
+        interrupts = [
+            self._interrupt(call) for call in result.pending if not _is_tool(call)
+        ]
         if interrupts:
             return RunFinishedInterruptOutcome(interrupts=interrupts)
         if result.pending or result.final_answer or result.status == "answered":
@@ -434,8 +539,11 @@ class _Run:
         return Interrupt(
             id=call.fingerprint,
             reason="input_required" if asks else "tool_call",
-            message=call.prompt or (None if asks else f"May {call.fully_qualified_name} run?"),
-            tool_call_id=None if self._reader.state.batch is None else self._call_id(call.id),
+            message=call.prompt
+            or (None if asks else f"May {call.fully_qualified_name} run?"),
+            tool_call_id=None
+            if self._reader.state.batch is None
+            else self._call_id(call.id),
             response_schema=_ANSWER_SCHEMA if asks else _approval_schema(call),
             expires_at=None if call.expires_at is None else call.expires_at.isoformat(),
             metadata={"planner_ext": _described(call)},
@@ -444,7 +552,10 @@ class _Run:
 
 def _described(call: ToolCall) -> dict[str, Any]:
     """Describe a call that waits; ``roles`` exists only if the decision is reserved to some roles."""
-    described = {"function": call.fully_qualified_name, "arguments": dict(call.arguments)}
+    described = {
+        "function": call.fully_qualified_name,
+        "arguments": dict(call.arguments),
+    }
     return {**described, "roles": [*call.roles]} if call.roles else described
 
 
@@ -459,8 +570,15 @@ _ANSWER_SCHEMA: dict[str, Any] = {
 
 def _approval_schema(call: ToolCall) -> dict[str, Any]:
     """Describe the answer as the protocol recommends for approval with edits."""
-    edited = {**(call.parameters or {"type": "object"}), "description": "All arguments; they replace the model's."}
-    properties = {"approved": {"type": "boolean"}, "editedArgs": edited, "reason": {"type": "string"}}
+    edited = {
+        **(call.parameters or {"type": "object"}),
+        "description": "All arguments; they replace the model's.",
+    }
+    properties = {
+        "approved": {"type": "boolean"},
+        "editedArgs": edited,
+        "reason": {"type": "string"},
+    }
     return {"type": "object", "properties": properties, "required": ["approved"]}
 
 
@@ -515,22 +633,37 @@ def _named(tools: Iterable[Tool]) -> dict[str, Tool]:
 
 def _with_tools(kernel: Kernel, tools: Mapping[str, Tool]) -> Kernel:
     """Copy a kernel, with the tools of the front end as a plugin."""
-    functions = [_function(name.removeprefix(f"{_PLUGIN}-"), tool) for name, tool in tools.items()]
+    functions = [
+        _function(name.removeprefix(f"{_PLUGIN}-"), tool)
+        for name, tool in tools.items()
+    ]
     return kernel.model_copy(
-        update={"plugins": {**kernel.plugins, _PLUGIN: KernelPlugin(_PLUGIN, functions=functions)}}
+        update={
+            "plugins": {
+                **kernel.plugins,
+                _PLUGIN: KernelPlugin(_PLUGIN, functions=functions),
+            }
+        }
     )
 
 
 def _function(name: str, tool: Tool) -> KernelFunctionFromMethod:
     @kernel_function(name=name, description=tool.description)
     async def not_here() -> str:
-        raise PlannerInvalidConfigurationError(f"{tool.name} runs at the front end, which answers its calls.")
+        raise PlannerInvalidConfigurationError(
+            f"{tool.name} runs at the front end, which answers its calls."
+        )
 
     schema = _object(tool.parameters)
     listed: object = schema.get("required")
     required = cast("list[object]", listed) if isinstance(listed, list) else []
     parameters = [
-        KernelParameterMetadata(name=parameter, is_required=parameter in required, type=None, schema_data=_object(data))
+        KernelParameterMetadata(
+            name=parameter,
+            is_required=parameter in required,
+            type=None,
+            schema_data=_object(data),
+        )
         for parameter, data in _object(schema.get("properties")).items()
     ]
     return KernelFunctionFromMethod(not_here, _PLUGIN, parameters=parameters)
@@ -541,13 +674,17 @@ def _object(schema: object) -> dict[str, Any]:
     return cast("dict[str, Any]", schema) if isinstance(schema, dict) else {}
 
 
-def _deferring(planner: FunctionCallingStepwisePlanner) -> FunctionCallingStepwisePlanner:
+def _deferring(
+    planner: FunctionCallingStepwisePlanner,
+) -> FunctionCallingStepwisePlanner:
     """Let the calls of the front end's tools wait."""
     interceptors = (_defer_tools, *planner.options.interceptors)
     return _with(planner, interceptors=interceptors)
 
 
-def _letting_in(planner: FunctionCallingStepwisePlanner, roles: Collection[str]) -> FunctionCallingStepwisePlanner:
+def _letting_in(
+    planner: FunctionCallingStepwisePlanner, roles: Collection[str]
+) -> FunctionCallingStepwisePlanner:
     """Let a user with these roles decide."""
 
     async def has_role(request: DecisionRequest) -> bool:
@@ -557,7 +694,9 @@ def _letting_in(planner: FunctionCallingStepwisePlanner, roles: Collection[str])
     return _with(planner, approval=approval.asking(has_role))
 
 
-def _with(planner: FunctionCallingStepwisePlanner, **options: object) -> FunctionCallingStepwisePlanner:
+def _with(
+    planner: FunctionCallingStepwisePlanner, **options: object
+) -> FunctionCallingStepwisePlanner:
     """Copy a planner with other options; the copy shares the record of taken decisions."""
     copied = copy(planner)
     copied.options = planner.options.model_copy(update=options)
@@ -575,17 +714,26 @@ async def _defer_tools(call: ToolCall) -> Defer | None:
 # Messages, ids, usage and errors.
 
 
-def _history(messages: Sequence[Message], tools: Mapping[str, Tool]) -> Iterator[ChatMessageContent]:
+def _history(
+    messages: Sequence[Message], tools: Mapping[str, Tool]
+) -> Iterator[ChatMessageContent]:
     """Convert the conversation for the model, each result directly after its call.
 
-    Other messages, and calls without a result, are dropped. Of two results for one call the newer one counts.
+    Other messages, and calls without a result, are dropped. Of two results for one call
+    the newer one counts.
     """
     sent = {tool.name: name for name, tool in tools.items()}
-    results = {one.tool_call_id: one.error or _text(one.content) for one in messages if isinstance(one, ToolMessage)}
+    results = {
+        one.tool_call_id: one.error or _text(one.content)
+        for one in messages
+        if isinstance(one, ToolMessage)
+    }
     for message in messages:
         match message:
             case UserMessage():
-                yield ChatMessageContent(role=AuthorRole.USER, content=_text(message.content))
+                yield ChatMessageContent(
+                    role=AuthorRole.USER, content=_text(message.content)
+                )
             case AssistantMessage():
                 calls = [
                     FunctionCallContent(
@@ -596,11 +744,17 @@ def _history(messages: Sequence[Message], tools: Mapping[str, Tool]) -> Iterator
                     for made in message.tool_calls or ()
                     if made.id in results
                 ]
-                items: list[Any] = [TextContent(text=message.content)] if message.content else []
+                items: list[Any] = (
+                    [TextContent(text=message.content)] if message.content else []
+                )
                 if items or calls:
-                    yield ChatMessageContent(role=AuthorRole.ASSISTANT, items=[*items, *calls])
+                    yield ChatMessageContent(
+                        role=AuthorRole.ASSISTANT, items=[*items, *calls]
+                    )
                 for call in calls:
-                    result = FunctionResultContent(id=call.id, name=call.name, result=results[call.id or ""])
+                    result = FunctionResultContent(
+                        id=call.id, name=call.name, result=results[call.id or ""]
+                    )
                     yield ChatMessageContent(role=AuthorRole.TOOL, items=[result])
             case _:
                 pass
@@ -608,12 +762,18 @@ def _history(messages: Sequence[Message], tools: Mapping[str, Tool]) -> Iterator
 
 def _text(content: str | list[ContentPart]) -> str:
     """Return the text of a message, without its other parts."""
-    return content if isinstance(content, str) else "".join(one.text for one in content if isinstance(one, TextPart))
+    return (
+        content
+        if isinstance(content, str)
+        else "".join(one.text for one in content if isinstance(one, TextPart))
+    )
 
 
 def _usage(used: Usage) -> TokenUsage:
     return TokenUsage(
-        input_tokens=used.prompt_tokens, output_tokens=used.completion_tokens, total_tokens=used.total_tokens
+        input_tokens=used.prompt_tokens,
+        output_tokens=used.completion_tokens,
+        total_tokens=used.total_tokens,
     )
 
 
@@ -621,4 +781,6 @@ def _error_event(error: Exception) -> RunErrorEvent:
     if isinstance(error, _SHOWN_ERRORS):
         return RunErrorEvent(message=str(error), code=type(error).__name__)
     logger.error("A run of an AG-UI front end failed.", exc_info=error)
-    return RunErrorEvent(message="The run failed on the server.", code=type(error).__name__)
+    return RunErrorEvent(
+        message="The run failed on the server.", code=type(error).__name__
+    )

@@ -1,19 +1,20 @@
 """A paused turn of a ``ChatCompletionAgent``: resumed with decisions, or cancelled, and the agent's thread with it.
 
-An agent whose service is a `planner_ext.FunctionInvokingChatCompletion` pauses as the service does. Semantic Kernel's
-agents know no pause, so the thread ends with the service's message that says so, and a further turn is refused by name
-until it is resumed or cancelled:
+An agent whose service is a `planner_ext.FunctionInvokingChatCompletion` pauses as the
+service does. Semantic Kernel's agents know no pause, so the thread ends with the
+service's message that says so, and a further turn is refused by name until it is
+resumed or cancelled:
 
     response = await agent.get_response("Refund order 7.", thread=thread)
     if response.metadata["status"] == "paused":
         decisions = {call["id"]: Approve(by="ann") for call in response.metadata["pending"]}
         response = await resume_agent(agent, response.thread, response.metadata["checkpoint"], decisions)
 
-Afterwards the thread has the calls, their results and the answer, or the message of the next pause. What the user wrote
-meanwhile, and was refused, comes after that.
+Afterwards the thread has the calls, their results and the answer, or the message of the
+next pause. What the user wrote meanwhile, and was refused, comes after that.
 
-A copy of a thread that still waits can be resumed once more by another process. Where that must not happen, use a
-planner with a store (`planner_ext.durable.Runs`).
+A copy of a thread that still waits can be resumed once more by another process. Where
+that must not happen, use a planner with a store (`planner_ext.durable.Runs`).
 """
 
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
@@ -25,9 +26,18 @@ from typing import Any, Final, cast
 from weakref import WeakSet
 
 from semantic_kernel import Kernel
-from semantic_kernel.agents import AgentResponseItem, AgentThread, ChatCompletionAgent, ChatHistoryAgentThread
-from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.agents import (
+    AgentResponseItem,
+    AgentThread,
+    ChatCompletionAgent,
+    ChatHistoryAgentThread,
+)
+from semantic_kernel.connectors.ai.chat_completion_client_base import (
+    ChatCompletionClientBase,
+)
+from semantic_kernel.connectors.ai.prompt_execution_settings import (
+    PromptExecutionSettings,
+)
 from semantic_kernel.contents import (
     AuthorRole,
     ChatHistory,
@@ -47,8 +57,17 @@ from planner_ext.service import FunctionInvokingChatCompletion
 from planner_ext.sk.chat.history import ResumedHistory, render, resumed_history
 from planner_ext.sk.checkpoint import Checkpoint, SigningKey
 from planner_ext.sk.checks import instance_of
-from planner_ext.sk.errors import DecisionRefusedError, InvalidCheckpointError, InvalidOptionError
-from planner_ext.sk.run.outcome import chat_history, final_message, returned_message, waits
+from planner_ext.sk.errors import (
+    DecisionRefusedError,
+    InvalidCheckpointError,
+    InvalidOptionError,
+)
+from planner_ext.sk.run.outcome import (
+    chat_history,
+    final_message,
+    returned_message,
+    waits,
+)
 from planner_ext.sk.run.resume import Late, cancelling_facts, end_cancelled
 from planner_ext.sk.run.service import ServiceRequest, ServiceRun
 
@@ -74,27 +93,35 @@ async def resume_agent(
     Args:
         agent: The agent; it need not be the object that began the turn.
         thread: The thread of the turn: the response's ``thread``.
-        checkpoint: The turn's `Checkpoint`, or the JSON text in the metadata of its response.
+        checkpoint: The turn's `Checkpoint`, or the JSON text in the metadata of its
+            response.
         decisions: Decisions by call id; without decisions the turn stays paused.
         kernel: Its functions run and its service is asked; None uses the agent's.
         arguments: The application's arguments again, over the agent's own.
-        budget: Replaces the turn's limits; what was spent still counts. None keeps them.
+        budget: Replaces the turn's limits; what was spent still counts. None keeps
+            them.
         stop: Ends the turn from outside.
-        late: Whether to ``"refuse"`` or ``"allow"`` decisions after a later turn of the thread. A message that was
-            refused because the turn waits does not count.
+        late: Whether to ``"refuse"`` or ``"allow"`` decisions after a later turn of the
+            thread. A message that was refused because the turn waits does not count.
 
     Returns:
         The response, as of the agent's ``get_response``; it may wait again.
 
     Raises:
-        PlannerInvalidConfigurationError: If agent, thread or service cannot be resumed; names what can.
-        InvalidCheckpointError: If the checkpoint cannot be read, or is not signed with the service's key.
-        InvalidHistoryError: If the thread is not that of the turn, or holds results of its open calls.
-        DecisionRefusedError: If a decision is invalid, was taken before, comes late, or is on an earlier checkpoint
-            than the thread's. In these cases nothing ran, and the thread is as it was.
+        PlannerInvalidConfigurationError: If agent, thread or service cannot be resumed;
+            names what can.
+        InvalidCheckpointError: If the checkpoint cannot be read, or is not signed with
+            the service's key.
+        InvalidHistoryError: If the thread is not that of the turn, or holds results of
+            its open calls.
+        DecisionRefusedError: If a decision is invalid, was taken before, comes late, or
+            is on an earlier checkpoint than the thread's. In these cases nothing ran,
+            and the thread is as it was.
     """
     turn = await _Turn.of(agent, thread, checkpoint, kernel, arguments)
-    request = ServiceRequest(kernel=turn.kernel, arguments=turn.arguments, stop=stop, late=late)
+    request = ServiceRequest(
+        kernel=turn.kernel, arguments=turn.arguments, stop=stop, late=late
+    )
     with _alone(turn.thread):
         run = await turn.run(decisions, request, budget=budget, streaming=False)
         try:
@@ -121,17 +148,21 @@ async def resume_agent_stream(
     """Resume as `resume_agent` does, as a stream.
 
     Yields:
-        Chunks, as of the agent's ``invoke_stream``; the last one has the metadata. Closing the stream early cancels the
-        turn.
+        Chunks, as of the agent's ``invoke_stream``; the last one has the metadata.
+        Closing the stream early cancels the turn.
     """
     turn = await _Turn.of(agent, thread, checkpoint, kernel, arguments)
-    request = ServiceRequest(kernel=turn.kernel, arguments=turn.arguments, stop=stop, late=late)
+    request = ServiceRequest(
+        kernel=turn.kernel, arguments=turn.arguments, stop=stop, late=late
+    )
     with _alone(turn.thread):
         run = await turn.run(decisions, request, budget=budget, streaming=True)
         try:
             async with aclosing(run.chunks(turn.service.ai_model_id)) as chunks:
                 async for chunk in chunks:
-                    if run.final is not None or not any(isinstance(item, _OF_CALLS) for item in chunk.items):
+                    if run.final is not None or not any(
+                        isinstance(item, _OF_CALLS) for item in chunk.items
+                    ):
                         chunk.name = agent.name
                         yield AgentResponseItem(message=chunk, thread=turn.thread)
         finally:
@@ -173,11 +204,17 @@ async def cancel_agent(
         asked = DecisionRequest(action="cancel", by=by, run_id=state.run_id)
         if (refusal := await refusal_of(options.approval.authorize, asked)) is not None:
             raise DecisionRefusedError(f"{refusal} The turn still waits.")
-        facts = cancelling_facts(turn.checkpoint, by=by, reason=reason, at=options.clock.now())
+        facts = cancelling_facts(
+            turn.checkpoint, by=by, reason=reason, at=options.clock.now()
+        )
         returned = returned_message(state, before)
-        resumed = resumed_history(turn.history, render(state.transcript), state, before, returned)
+        resumed = resumed_history(
+            turn.history, render(state.transcript), state, before, returned
+        )
         ended = end_cancelled(turn.checkpoint, facts, options.taken)
-        await turn.update(resumed, render(ended.transcript[len(state.transcript) :]), None)
+        await turn.update(
+            resumed, render(ended.transcript[len(state.transcript) :]), None
+        )
         message = final_message(ended, (*before, *facts), options.checkpoint_key)
         return AgentResponseItem(message=turn.named(message), thread=turn.thread)
 
@@ -208,8 +245,9 @@ class _Turn:
     """A turn that an agent had begun, and what its agent would ask the model with.
 
     Attributes:
-        history: What the agent had sent: its instructions, and the thread's messages; without messages of the user at
-            the end, which were refused because the turn waits.
+        history: What the agent had sent: its instructions, and the thread's messages;
+            without messages of the user at the end, which were refused because the turn
+            waits.
         sent: The messages of ``history`` before the turn was resumed.
     """
 
@@ -247,7 +285,9 @@ class _Turn:
             instance_of("kernel", kernel, Kernel)
         kernel = kernel or agent.kernel
         merged = _merged(agent, arguments)
-        service, settings = kernel.select_ai_service(arguments=merged, type=ChatCompletionClientBase)
+        service, settings = kernel.select_ai_service(
+            arguments=merged, type=ChatCompletionClientBase
+        )
         if not isinstance(service, FunctionInvokingChatCompletion):
             raise InvalidOptionError(
                 "The agent's service must be the FunctionInvokingChatCompletion whose turn waits; got "
@@ -261,7 +301,9 @@ class _Turn:
         _refuse_older(loaded, messages, service.options.checkpoint_key)
         sent = chat_history(loaded.state()).messages
         history = ChatHistory()
-        history.messages += sent[:1] if _system_messages(sent) > _system_messages(messages) else []
+        history.messages += (
+            sent[:1] if _system_messages(sent) > _system_messages(messages) else []
+        )
         history.messages += messages[: len(messages) - _refused(messages)]
         return cls(
             agent=agent,
@@ -276,11 +318,22 @@ class _Turn:
         )
 
     async def run(
-        self, decisions: Mapping[str, Decision], request: ServiceRequest, *, budget: Budget | None, streaming: bool
+        self,
+        decisions: Mapping[str, Decision],
+        request: ServiceRequest,
+        *,
+        budget: Budget | None,
+        streaming: bool,
     ) -> ServiceRun:
         """Prepare the run; nothing is driven or changed yet."""
         return await self.service._resume(  # pyright: ignore[reportPrivateUsage]  (the same door, with another history)
-            self.history, self.checkpoint, decisions, self.settings, request, budget=budget, streaming=streaming
+            self.history,
+            self.checkpoint,
+            decisions,
+            self.settings,
+            request,
+            budget=budget,
+            streaming=streaming,
         )
 
     async def went_on(self, run: ServiceRun) -> None:
@@ -289,18 +342,29 @@ class _Turn:
             await self.update(run.resumed, run.added, run.final)
 
     async def update(
-        self, resumed: ResumedHistory, added: Sequence[ChatMessageContent], final: ChatMessageContent | None
+        self,
+        resumed: ResumedHistory,
+        added: Sequence[ChatMessageContent],
+        final: ChatMessageContent | None,
     ) -> None:
         """Take the message that the turn had returned out of the thread, and add the outcome."""
         messages = self.thread._chat_history.messages  # pyright: ignore[reportPrivateUsage]  (nothing else removes one)
-        kept, sent = (set(map(id, some)) for some in ((*resumed.kept, *resumed.later), self.sent))
-        refused = [one for one in messages if id(one) not in sent]  # those that came meanwhile, too
+        kept, sent = (
+            set(map(id, some)) for some in ((*resumed.kept, *resumed.later), self.sent)
+        )
+        refused = [
+            one for one in messages if id(one) not in sent
+        ]  # those that came meanwhile, too
         messages[:] = [
-            one for one in messages if id(one) in sent and (one.role != AuthorRole.ASSISTANT or id(one) in kept)
+            one
+            for one in messages
+            if id(one) in sent and (one.role != AuthorRole.ASSISTANT or id(one) in kept)
         ]
         for message in (*resumed.missing, *added):
             await self.thread.on_new_message(self.named(message))
-        if final is not None and final.role != AuthorRole.TOOL:  # results are in the thread already
+        if (
+            final is not None and final.role != AuthorRole.TOOL
+        ):  # results are in the thread already
             await self.thread.on_new_message(self.named(final))
         messages += refused
 
@@ -309,20 +373,36 @@ class _Turn:
         return message.model_copy(update={"name": self.agent.name})
 
 
-def _merged(agent: ChatCompletionAgent, arguments: KernelArguments | None) -> KernelArguments:
+def _merged(
+    agent: ChatCompletionAgent, arguments: KernelArguments | None
+) -> KernelArguments:
     """Put arguments over the agent's own, as the agent does; neither is changed."""
     own = KernelArguments() if agent.arguments is None else agent.arguments
     merged = copy(own)
     if arguments is not None:
         cast("dict[str, Any]", merged).update(cast("dict[str, Any]", arguments))
-        merged.execution_settings = {**(own.execution_settings or {}), **(arguments.execution_settings or {})} or None
+        merged.execution_settings = {
+            **(own.execution_settings or {}),
+            **(arguments.execution_settings or {}),
+        } or None
     return merged
 
 
-def _refuse_older(given: Checkpoint, messages: Sequence[ChatMessageContent], key: SigningKey | None) -> None:
+def _refuse_older(
+    given: Checkpoint, messages: Sequence[ChatMessageContent], key: SigningKey | None
+) -> None:
     """Refuse a checkpoint that was resumed before: the thread's own one is of the same turn, and has more facts."""
-    own = next((message.metadata.get("checkpoint") for message in reversed(messages) if waits(message)), None)
-    with suppress(InvalidCheckpointError):  # a thread may come from anywhere, and decides nothing
+    own = next(
+        (
+            message.metadata.get("checkpoint")
+            for message in reversed(messages)
+            if waits(message)
+        ),
+        None,
+    )
+    with suppress(
+        InvalidCheckpointError
+    ):  # a thread may come from anywhere, and decides nothing
         later = Checkpoint.from_json(own, key) if isinstance(own, str) else given
         if later.run_id == given.run_id and len(later.facts) > len(given.facts):
             raise DecisionRefusedError(
@@ -333,11 +413,19 @@ def _refuse_older(given: Checkpoint, messages: Sequence[ChatMessageContent], key
 
 def _refused(messages: Sequence[ChatMessageContent]) -> int:
     """Count the user's messages after the one that says that a call waits: their turns were refused."""
-    users = sum(1 for _ in takewhile(lambda message: message.role == AuthorRole.USER, reversed(messages)))
+    users = sum(
+        1
+        for _ in takewhile(
+            lambda message: message.role == AuthorRole.USER, reversed(messages)
+        )
+    )
     last = len(messages) - users - 1
     return users if last >= 0 and waits(messages[last]) else 0
 
 
 def _system_messages(messages: Sequence[ChatMessageContent]) -> int:
     """Count the system messages at the beginning; an agent puts its instructions there."""
-    return sum(1 for _ in takewhile(lambda message: message.role == AuthorRole.SYSTEM, messages))
+    return sum(
+        1
+        for _ in takewhile(lambda message: message.role == AuthorRole.SYSTEM, messages)
+    )

@@ -36,11 +36,13 @@ PlannerExtError                              the root
 ├── NotAFunctionError (TypeError)            a decorator was applied to something else than a function
 └── IllegalTransitionError                   a journal contradicts itself
 
-The lower floors raise errors of their own, without Semantic Kernel; where its adapters are loaded, as by this module,
-each is of the class of this tree that derives from it. So what `Budget` refuses is a PlannerInvalidConfigurationError.
+The lower floors raise errors of their own, without Semantic Kernel; where its adapters
+are loaded, as by this module, each is of the class of this tree that derives from it.
+So what `Budget` refuses is a PlannerInvalidConfigurationError.
 
-An exception that ends a run, ``asyncio.CancelledError`` included, carries the run as its attributes ``chat_history``
-and ``checkpoint``. ``asyncio.wait_for`` and ``asyncio.timeout`` replace the cancellation by a TimeoutError: read
+An exception that ends a run, ``asyncio.CancelledError`` included, carries the run as
+its attributes ``chat_history`` and ``checkpoint``. ``asyncio.wait_for`` and
+``asyncio.timeout`` replace the cancellation by a TimeoutError: read
 ``error.__cause__.checkpoint``.
 """
 

@@ -6,8 +6,14 @@ from copy import copy
 from typing import Any, Unpack
 
 from semantic_kernel import Kernel
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
-from semantic_kernel.contents import ChatHistory, ChatMessageContent, StreamingChatMessageContent
+from semantic_kernel.connectors.ai.prompt_execution_settings import (
+    PromptExecutionSettings,
+)
+from semantic_kernel.contents import (
+    ChatHistory,
+    ChatMessageContent,
+    StreamingChatMessageContent,
+)
 from semantic_kernel.functions import KernelArguments
 
 from planner_ext import hitl_manager
@@ -27,8 +33,8 @@ __all__ = ["ToolCallHandler"]
 class ToolCallHandler:
     """Answers a history, and shows every function call to an interception point before it runs.
 
-    The history gets every message, the final one included. The last message that is yielded has the metadata of
-    `FunctionInvokingChatCompletion`.
+    The history gets every message, the final one included. The last message that is
+    yielded has the metadata of `FunctionInvokingChatCompletion`.
     """
 
     @takes_run_options
@@ -46,22 +52,30 @@ class ToolCallHandler:
         Args:
             kernel: Its functions may be called.
             arguments: The application's arguments, for functions and service selection.
-            settings: Settings of every request; None uses those of the arguments, or the service's defaults. Without a
-                function choice behaviour, every function of the kernel is offered.
+            settings: Settings of every request; None uses those of the arguments, or
+                the service's defaults. Without a function choice behaviour, every
+                function of the kernel is offered.
             service_id: The service to use; None uses the kernel's selection.
-            **options: See `planner_ext.iteration.RunOptions`; the budget is that of one invocation. Without
-                ``check_for_intervention``, `planner_ext.hitl_manager.check_for_intervention` is looked up at each call.
+            **options: See `planner_ext.iteration.RunOptions`; the budget is that of one
+                invocation. Without ``check_for_intervention``,
+                `planner_ext.hitl_manager.check_for_intervention` is looked up at each
+                call.
 
         Raises:
-            PlannerInvalidConfigurationError: If there is no such service, or an option cannot be used.
+            PlannerInvalidConfigurationError: If there is no such service, or an option
+                cannot be used.
         """
         self._kernel = kernel
         self._arguments = KernelArguments() if arguments is None else copy(arguments)
         service, chosen = select_service(kernel, service_id, self._arguments, settings)
         self._settings = chosen.model_copy()
         if self._settings.function_choice_behavior is None:
-            self._settings.function_choice_behavior = BoundedFunctionChoiceBehavior.Auto(maximum_use_attempts=None)
-        options["check_for_intervention"] = options.get("check_for_intervention") or _current_check
+            self._settings.function_choice_behavior = (
+                BoundedFunctionChoiceBehavior.Auto(maximum_use_attempts=None)
+            )
+        options["check_for_intervention"] = (
+            options.get("check_for_intervention") or _current_check
+        )
         self._service = FunctionInvokingChatCompletion(service, **options)
 
     @streams
@@ -77,7 +91,9 @@ class ToolCallHandler:
         Yields:
             The final message.
         """
-        messages = await self._service.get_chat_message_contents(history, self._settings, **self._request(stop))
+        messages = await self._service.get_chat_message_contents(
+            history, self._settings, **self._request(stop)
+        )
         for message in messages:
             yield message
 
@@ -91,7 +107,9 @@ class ToolCallHandler:
         """
         request = self._request(stop)
         async with aclosing(
-            self._service.get_streaming_chat_message_contents(history, self._settings, **request)
+            self._service.get_streaming_chat_message_contents(
+                history, self._settings, **request
+            )
         ) as groups:
             async for group in groups:
                 for chunk in group:
@@ -114,7 +132,13 @@ class ToolCallHandler:
             The final message.
         """
         message = await self._service.resume(
-            history, checkpoint, decisions, self._settings, budget=budget, late=late, **self._request(stop)
+            history,
+            checkpoint,
+            decisions,
+            self._settings,
+            budget=budget,
+            late=late,
+            **self._request(stop),
         )
         yield message
 
@@ -133,14 +157,25 @@ class ToolCallHandler:
         request = self._request(stop)
         async with aclosing(
             self._service.resume_streaming(
-                history, checkpoint, decisions, self._settings, budget=budget, late=late, **request
+                history,
+                checkpoint,
+                decisions,
+                self._settings,
+                budget=budget,
+                late=late,
+                **request,
             )
         ) as chunks:
             async for chunk in chunks:
                 yield chunk
 
     def _request(self, stop: StopHandle | None) -> dict[str, Any]:
-        return {"kernel": self._kernel, "arguments": copy(self._arguments), "stop": stop, "store_final": True}
+        return {
+            "kernel": self._kernel,
+            "arguments": copy(self._arguments),
+            "stop": stop,
+            "store_final": True,
+        }
 
 
 def _current_check(call: ToolCall) -> Any:

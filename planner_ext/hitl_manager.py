@@ -58,11 +58,15 @@ _logger = logging.getLogger(__name__)
 def check_for_intervention(call: ToolCall) -> bool:
     """Return whether a call needs a person's consent; this default returns False for every call.
 
-    Replace it by a function of your own, sync or async: True defers the call, so that the run pauses; False is no
-    opinion, never an approval.
+    Replace it by a function of your own, sync or async: True defers the call, so that
+    the run pauses; False is no opinion, never an approval.
 
     Args:
         call: The resolved function and its validated arguments.
     """
-    _logger.info("Intercepted a call to %s.%s; it may proceed.", call.plugin_name, call.function_name)
+    _logger.info(
+        "Intercepted a call to %s.%s; it may proceed.",
+        call.plugin_name,
+        call.function_name,
+    )
     return False

@@ -13,7 +13,10 @@ from planner_ext.engine.ports import Clock
 from planner_ext.sk.errors import InvalidOptionError
 from planner_ext.sk.functions.execution import ToolExecution
 from planner_ext.sk.messages import read_usage, text_of
-from planner_ext.sk.run.iteration import FunctionInvocationIterationContext, IterationCallback
+from planner_ext.sk.run.iteration import (
+    FunctionInvocationIterationContext,
+    IterationCallback,
+)
 from planner_ext.sk.run.options import RunOptions
 
 __all__ = [
@@ -38,12 +41,14 @@ def at_token_fraction(
 ) -> IterationCallback:
     """Act when the newest request and its reply fill a fraction of the model's context window.
 
-    Counts reported tokens, or estimated ones if a limit makes the run estimate; without either it has no effect.
+    Counts reported tokens, or estimated ones if a limit makes the run estimate; without
+    either it has no effect.
 
     Args:
         context_window: The size of the model's context window, in tokens.
         fraction: Above 0, up to 1.
-        then: Called instead of ending the run, for instance to compact ``context.messages``. None ends the run.
+        then: Called instead of ending the run, for instance to compact
+            ``context.messages``. None ends the run.
 
     Raises:
         PlannerInvalidConfigurationError: If a number is out of range.
@@ -55,13 +60,19 @@ def at_token_fraction(
         )
 
     async def callback(context: FunctionInvocationIterationContext) -> None:
-        reported = context.response.metadata.get("usage") if context.response is not None else None
+        reported = (
+            context.response.metadata.get("usage")
+            if context.response is not None
+            else None
+        )
         tokens = read_usage(reported).total_tokens
         if tokens < fraction * context_window:
             return
         if then is None:
             context.terminate = True
-            context.reason = f"{tokens} of {context_window} tokens of the context window are used."
+            context.reason = (
+                f"{tokens} of {context_window} tokens of the context window are used."
+            )
         elif (waiting := then(context)) is not None:
             await waiting
 
@@ -87,7 +98,9 @@ def after_seconds(seconds: float) -> IterationCallback:
         active = context.total_usage.active_seconds
         if active >= seconds:
             context.terminate = True
-            context.reason = f"The run has been active for {active:.1f} of {seconds:g} seconds."
+            context.reason = (
+                f"The run has been active for {active:.1f} of {seconds:g} seconds."
+            )
 
     return callback
 
@@ -96,7 +109,8 @@ def when_flagged(flag: Callable[[str], bool | Awaitable[bool]]) -> IterationCall
     """End the run when a moderation flags a text of the newest iteration.
 
     Args:
-        flag: Called, async or not, with the newest reply's text and with each result; True ends the run.
+        flag: Called, async or not, with the newest reply's text and with each result;
+            True ends the run.
     """
 
     async def callback(context: FunctionInvocationIterationContext) -> None:
@@ -127,7 +141,11 @@ def _newest_texts(context: FunctionInvocationIterationContext) -> list[str]:
     texts: list[str] = []
     for message in reversed(context.messages):
         if message.role == AuthorRole.TOOL:
-            texts += [str(item.result) for item in message.items if isinstance(item, FunctionResultContent)]
+            texts += [
+                str(item.result)
+                for item in message.items
+                if isinstance(item, FunctionResultContent)
+            ]
         else:
             texts.append(text_of(message))
             break

@@ -21,25 +21,32 @@ from planner_ext.sk.errors import (
 __all__ = ["PlannerPlugin"]
 
 _NAME = re.compile(r"[0-9A-Za-z_]+")
-_DESCRIPTION = "Reach a goal: plan it, carry it out with functions, and tell the answer."
+_DESCRIPTION = (
+    "Reach a goal: plan it, carry it out with functions, and tell the answer."
+)
 
 
 class PlannerPlugin:
     """A planner as one function with a required ``goal``: ``kernel.add_plugin(PlannerPlugin(planner), "name")``.
 
-    Called in another run of this package, it spends that run's budget beside its own: each request and each call is
-    taken from what is left at that moment, less the iteration that is reserved for the answer. Nested runs beside each
-    other race for the rest; where the first may leave nothing to the last, give each planner a budget of its own. A
-    nested run that fails, is cancelled or loses its process is charged what it has spent.
+    Called in another run of this package, it spends that run's budget beside its own:
+    each request and each call is taken from what is left at that moment, less the
+    iteration that is reserved for the answer. Nested runs beside each other race for
+    the rest; where the first may leave nothing to the last, give each planner a budget
+    of its own. A nested run that fails, is cancelled or loses its process is charged
+    what it has spent.
 
-    The budget around covers ``max_iterations``, ``max_tool_calls``, ``max_total_tokens``, ``max_cost``,
-    ``max_active_seconds``, ``deadline`` and ``max_calls_per_function``. Limits of repeats and in a row belong to each
-    run, and so do interceptors. The plan request is always charged. Where tokens or cost of the run around are used up,
-    a nested run ends without the request that would ask for an answer.
+    The budget around covers ``max_iterations``, ``max_tool_calls``,
+    ``max_total_tokens``, ``max_cost``, ``max_active_seconds``, ``deadline`` and
+    ``max_calls_per_function``. Limits of repeats and in a row belong to each run, and
+    so do interceptors. The plan request is always charged. Where tokens or cost of the
+    run around are used up, a nested run ends without the request that would ask for an
+    answer.
 
-    The outer run's `StopHandle` stops nested runs too. A nested run cannot pause: a call that would wait for a person
-    is denied, and a question to the user becomes the function's result. A planner is not offered inside its own runs,
-    and a call of it there is refused. A nested run has its own journal.
+    The outer run's `StopHandle` stops nested runs too. A nested run cannot pause: a
+    call that would wait for a person is denied, and a question to the user becomes the
+    function's result. A planner is not offered inside its own runs, and a call of it
+    there is refused. A nested run has its own journal.
 
     In a stock kernel's loop, or outside of any run, it spends the planner's own budget.
     """
@@ -56,12 +63,14 @@ class PlannerPlugin:
 
         Args:
             planner: The planner to call.
-            kernel: Provides its services and functions; None is the kernel that the function is called on.
+            kernel: Provides its services and functions; None is the kernel that the
+                function is called on.
             function_name: Letters, digits and underscores.
             description: What the planner can do, for the calling model.
 
         Raises:
-            PlannerInvalidConfigurationError: If an argument is invalid; the message names it.
+            PlannerInvalidConfigurationError: If an argument is invalid; the message
+                names it.
         """
         self._planner = instance_of("planner", planner, FunctionCallingStepwisePlanner)
         self._kernel = None if kernel is None else instance_of("kernel", kernel, Kernel)
@@ -72,21 +81,33 @@ class PlannerPlugin:
 
         @kernel_function(name=function_name, description=description)
         async def reach_goal(
-            goal: Annotated[str, "The goal, with everything that has to be known for it"],
+            goal: Annotated[
+                str, "The goal, with everything that has to be known for it"
+            ],
             kernel: Annotated[Kernel, {"include_in_function_choices": False}],
-            arguments: Annotated[KernelArguments, {"include_in_function_choices": False}],
+            arguments: Annotated[
+                KernelArguments, {"include_in_function_choices": False}
+            ],
         ) -> Annotated[str, "The answer"]:
             return await self._reach(goal, kernel, arguments)
 
         mark_planner(reach_goal, self._planner)
-        self.reach_goal = reach_goal  # Semantic Kernel finds functions among the attributes
+        self.reach_goal = (
+            reach_goal  # Semantic Kernel finds functions among the attributes
+        )
 
-    async def _reach(self, goal: str, kernel: Kernel, arguments: KernelArguments) -> str:
+    async def _reach(
+        self, goal: str, kernel: Kernel, arguments: KernelArguments
+    ) -> str:
         given = copy(arguments)
         del given["goal"]  # the model's, for this function
         parent = current_parent_run()
-        if parent is not None and any(planner is self._planner for planner in parent.planners):
-            raise NestedRunRefusedError("This planner is running already; it cannot be called inside a run of its own.")
+        if parent is not None and any(
+            planner is self._planner for planner in parent.planners
+        ):
+            raise NestedRunRefusedError(
+                "This planner is running already; it cannot be called inside a run of its own."
+            )
         try:
             result = await self._planner.invoke(self._kernel or kernel, goal, given)
         except LimitReachedError as error:
@@ -102,7 +123,9 @@ def _text_of(result: FunctionCallingStepwisePlannerResult) -> str:
         case "answered":
             return result.final_answer
         case "asked":
-            questions: list[Any] = [call.arguments.get("question", "") for call in result.pending]
+            questions: list[Any] = [
+                call.arguments.get("question", "") for call in result.pending
+            ]
             return f"There is no answer yet; it has to be known first: {' '.join(map(str, questions))}".rstrip()
         case _ if result.final_answer:
             return f"{result.final_answer}\n\n(This was cut short. {result.reason})"

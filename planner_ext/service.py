@@ -8,11 +8,21 @@ from typing import Any, ClassVar, Self, Unpack
 
 from pydantic import PrivateAttr
 from semantic_kernel import Kernel
-from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
+from semantic_kernel.connectors.ai.chat_completion_client_base import (
+    ChatCompletionClientBase,
+)
 from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
-from semantic_kernel.connectors.ai.text_completion_client_base import TextCompletionClientBase
-from semantic_kernel.contents import ChatHistory, ChatMessageContent, StreamingChatMessageContent
+from semantic_kernel.connectors.ai.prompt_execution_settings import (
+    PromptExecutionSettings,
+)
+from semantic_kernel.connectors.ai.text_completion_client_base import (
+    TextCompletionClientBase,
+)
+from semantic_kernel.contents import (
+    ChatHistory,
+    ChatMessageContent,
+    StreamingChatMessageContent,
+)
 from semantic_kernel.functions import KernelArguments
 from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
@@ -23,7 +33,12 @@ from planner_ext.core.facts import RunStarted
 from planner_ext.core.fold import apply
 from planner_ext.core.limits import Budget
 from planner_ext.engine.concurrency import StopHandle, streams
-from planner_ext.sk.charging.nested import Charge, ChargedTextCompletion, charged, current_parent_run
+from planner_ext.sk.charging.nested import (
+    Charge,
+    ChargedTextCompletion,
+    charged,
+    current_parent_run,
+)
 from planner_ext.sk.checkpoint import Checkpoint, DecisionsTaken, Taking
 from planner_ext.sk.checks import instance_of
 from planner_ext.sk.errors import InvalidOptionError, InvalidSettingsError
@@ -33,7 +48,12 @@ from planner_ext.sk.run.context import RunContext, checked_messages, unwrapped
 from planner_ext.sk.run.options import CheckedOptions, RunOptions, takes_run_options
 from planner_ext.sk.run.outcome import refuse_waiting
 from planner_ext.sk.run.resume import Late, ResumeRequest, calls_taken
-from planner_ext.sk.run.service import ServiceRequest, ServiceRun, pass_through, pass_through_streaming
+from planner_ext.sk.run.service import (
+    ServiceRequest,
+    ServiceRun,
+    pass_through,
+    pass_through_streaming,
+)
 
 __all__ = ["FunctionInvokingChatCompletion", "charged_service"]
 
@@ -41,28 +61,34 @@ __all__ = ["FunctionInvokingChatCompletion", "charged_service"]
 class FunctionInvokingChatCompletion(ChatCompletionClientBase):
     """A chat completion service that runs the function calls of another one, within a budget.
 
-    It replaces the connector it wraps: in a kernel, in ``invoke_prompt``, in ``ChatCompletionAgent``. As with Semantic
-    Kernel's own loop, the messages with calls and their results are added to the history that was passed, and the final
-    message is returned for the caller to add. The final message's metadata gets these entries:
+    It replaces the connector it wraps: in a kernel, in ``invoke_prompt``, in
+    ``ChatCompletionAgent``. As with Semantic Kernel's own loop, the messages with calls
+    and their results are added to the history that was passed, and the final message is
+    returned for the caller to add. The final message's metadata gets these entries:
 
     - ``iterations``: round trips charged, 1 for a direct answer.
     - ``usage``: the connector's own usage, summed over all requests.
     - ``tool_calls``: functions started, failures included.
-    - ``status``: ``answered``, ``incomplete``, ``paused``, ``asked``, ``limit_reached`` or ``stopped``.
+    - ``status``: ``answered``, ``incomplete``, ``paused``, ``asked``, ``limit_reached``
+      or ``stopped``.
     - ``limit``: the limit that was reached, or None.
     - ``reason``: why the run was not answered, in words; only of such a run.
-    - ``pending``: the calls and questions that wait for a person, as mappings; only of a paused run.
+    - ``pending``: the calls and questions that wait for a person, as mappings; only of
+      a paused run.
     - ``checkpoint``: JSON text of a run that was not answered, for `resume`.
 
-    A request whose function choice behaviour is missing, or does not invoke functions automatically, passes through:
-    one request, whose calls are returned to the caller with the status ``stopped``. A stock
-    ``FunctionChoiceBehavior.Auto()`` allows its 5 tool rounds; with a budget, the tighter limit applies.
+    A request whose function choice behaviour is missing, or does not invoke functions
+    automatically, passes through: one request, whose calls are returned to the caller
+    with the status ``stopped``. A stock ``FunctionChoiceBehavior.Auto()`` allows its 5
+    tool rounds; with a budget, the tighter limit applies.
 
-    Where a filter sets ``context.terminate``, the message is that of Semantic Kernel's loop: a tool message with the
-    results of the last batch, which the history has already; adding it changes nothing.
+    Where a filter sets ``context.terminate``, the message is that of Semantic Kernel's
+    loop: a tool message with the results of the last batch, which the history has
+    already; adding it changes nothing.
 
-    If a function of a run of this package calls this service, the request spends that run's budget, and that run's
-    interceptors, policies and marks apply as well as the service's own.
+    If a function of a run of this package calls this service, the request spends that
+    run's budget, and that run's interceptors, policies and marks apply as well as the
+    service's own.
     """
 
     SUPPORTS_FUNCTION_CALLING: ClassVar[bool] = True
@@ -73,15 +99,22 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
 
     @takes_run_options
     def __init__(
-        self, inner: ChatCompletionClientBase, *, service_id: str | None = None, **options: Unpack[RunOptions]
+        self,
+        inner: ChatCompletionClientBase,
+        *,
+        service_id: str | None = None,
+        **options: Unpack[RunOptions],
     ) -> None:
         """Wrap a connector.
 
         Args:
-            inner: The connector that makes the requests. If it is such a wrapper itself, its connector is used and its
-                options are merged: of each limit the tighter applies, and its interceptors are asked after these.
-            service_id: The id by which the kernel finds it; None uses the inner connector's.
-            **options: See `planner_ext.iteration.RunOptions`; each call of this service gets the whole budget.
+            inner: The connector that makes the requests. If it is such a wrapper
+                itself, its connector is used and its options are merged: of each limit
+                the tighter applies, and its interceptors are asked after these.
+            service_id: The id by which the kernel finds it; None uses the inner
+                connector's.
+            **options: See `planner_ext.iteration.RunOptions`; each call of this service
+                gets the whole budget.
 
         Raises:
             PlannerInvalidConfigurationError: If an option is invalid; names it.
@@ -91,9 +124,13 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             raise InvalidOptionError(
                 f"inner must be a chat completion service of Semantic Kernel; got {shown(inner)}.{hint}"
             )
-        super().__init__(ai_model_id=inner.ai_model_id, service_id=service_id or inner.service_id)
+        super().__init__(
+            ai_model_id=inner.ai_model_id, service_id=service_id or inner.service_id
+        )
         self.instruction_role = inner.instruction_role
-        self._inner, self._options = unwrapped(inner, CheckedOptions.of(DecisionsTaken(), **options))
+        self._inner, self._options = unwrapped(
+            inner, CheckedOptions.of(DecisionsTaken(), **options)
+        )
 
     @property
     def inner(self) -> ChatCompletionClientBase:
@@ -101,14 +138,26 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         return self._inner
 
     def _charged(
-        self, chat_history: ChatHistory, settings: PromptExecutionSettings, kwargs: Mapping[str, Any]
+        self,
+        chat_history: ChatHistory,
+        settings: PromptExecutionSettings,
+        kwargs: Mapping[str, Any],
     ) -> AbstractAsyncContextManager[Charge]:
         """Charge a request that passes through to the call that makes it, and to this service's shared budgets."""
         options = self._options
         messages = list(chat_history.messages)
         arguments = kwargs.get("arguments") or KernelArguments()
-        shared_by = partial(options.charges, arguments) if options.shared_budgets else None
-        return charged(self._tab, self._inner, settings, messages, options.price, shared_by=shared_by)
+        shared_by = (
+            partial(options.charges, arguments) if options.shared_budgets else None
+        )
+        return charged(
+            self._tab,
+            self._inner,
+            settings,
+            messages,
+            options.price,
+            shared_by=shared_by,
+        )
 
     def charged_to(self, tab: Tab) -> Self:
         """@private Return a copy whose requests are charged to a call of a run, in any context."""
@@ -135,48 +184,67 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         return getattr(self._inner, "total_tokens", 0)
 
     async def get_chat_message_contents(
-        self, chat_history: ChatHistory, settings: PromptExecutionSettings, **kwargs: Any
+        self,
+        chat_history: ChatHistory,
+        settings: PromptExecutionSettings,
+        **kwargs: Any,
     ) -> list[ChatMessageContent]:
         """Answer a history, and run the functions that the model calls.
 
         Args:
-            chat_history: Gets the messages with calls and their results; the final message is not added.
+            chat_history: Gets the messages with calls and their results; the final
+                message is not added.
             settings: As for the inner connector; not changed.
-            **kwargs: ``kernel``, required if the settings have a function choice behaviour; ``arguments``, the
-                application's; ``stop``, a `StopHandle`; ``store_final``, True to add the final message, too.
+            **kwargs: ``kernel``, required if the settings have a function choice
+                behaviour; ``arguments``, the application's; ``stop``, a `StopHandle`;
+                ``store_final``, True to add the final message, too.
 
         Returns:
-            The final message, alone in a list; several if the settings ask for several answers without functions.
+            The final message, alone in a list; several if the settings ask for several
+            answers without functions.
 
         Raises:
-            PlannerInvalidConfigurationError: If settings, kernel or budget cannot be used together.
+            PlannerInvalidConfigurationError: If settings, kernel or budget cannot be
+                used together.
             InvalidHistoryError: If the history is invalid.
             InvalidReplyError: If the connector's response is not a valid reply.
-            PromptTooLargeError: If a request would send more than ``max_prompt_tokens``; it is not sent.
-            LimitReachedError: At a limit, if the budget says ``on_limit="raise"``; and inside a function, if the budget
-                of the outer run is used up.
-            NestedRunRefusedError: Inside a function whose call has ended, or whose run is stopping.
+            PromptTooLargeError: If a request would send more than
+                ``max_prompt_tokens``; it is not sent.
+            LimitReachedError: At a limit, if the budget says ``on_limit="raise"``; and
+                inside a function, if the budget of the outer run is used up.
+            NestedRunRefusedError: Inside a function whose call has ended, or whose run
+                is stopping.
         """
         if not _invokes(chat_history, settings, kwargs.get("kernel")):
             request = self._charged(chat_history, settings, kwargs)
-            return await pass_through(self._inner, chat_history, settings, kwargs, request)
+            return await pass_through(
+                self._inner, chat_history, settings, kwargs, request
+            )
         run = self._start(chat_history, settings, kwargs, streaming=False)
         return [await run.message()]
 
     async def get_streaming_chat_message_contents(
-        self, chat_history: ChatHistory, settings: PromptExecutionSettings, **kwargs: Any
+        self,
+        chat_history: ChatHistory,
+        settings: PromptExecutionSettings,
+        **kwargs: Any,
     ) -> AsyncGenerator[list[StreamingChatMessageContent], Any]:
         """Answer a history as `get_chat_message_contents` does, as a stream.
 
         Yields:
-            The connector's chunks as they come, with the 0-based round trip as ``function_invoke_attempt``. Once a
-            batch has its results, a chunk with its calls and a tool message with the results. Last, a chunk with the
-            final message's metadata, which alone has the usage, of all requests. Closing the stream early cancels the
-            run.
+            The connector's chunks as they come, with the 0-based round trip as
+            ``function_invoke_attempt``. Once a batch has its results, a chunk with its
+            calls and a tool message with the results. Last, a chunk with the final
+            message's metadata, which alone has the usage, of all requests. Closing the
+            stream early cancels the run.
         """
         if not _invokes(chat_history, settings, kwargs.get("kernel")):
             request = self._charged(chat_history, settings, kwargs)
-            async with aclosing(pass_through_streaming(self._inner, chat_history, settings, kwargs, request)) as passed:
+            async with aclosing(
+                pass_through_streaming(
+                    self._inner, chat_history, settings, kwargs, request
+                )
+            ) as passed:
                 async for group in passed:
                     yield group
             return
@@ -186,10 +254,15 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
                 yield [chunk]
 
     async def get_streaming_chat_message_content(
-        self, chat_history: ChatHistory, settings: PromptExecutionSettings, **kwargs: Any
+        self,
+        chat_history: ChatHistory,
+        settings: PromptExecutionSettings,
+        **kwargs: Any,
     ) -> AsyncGenerator[StreamingChatMessageContent | None, Any]:
         """Answer as `get_streaming_chat_message_contents` does, with single chunks; closing the stream ends the run."""
-        async with aclosing(self.get_streaming_chat_message_contents(chat_history, settings, **kwargs)) as groups:
+        async with aclosing(
+            self.get_streaming_chat_message_contents(chat_history, settings, **kwargs)
+        ) as groups:
             async for group in groups:
                 yield group[0] if group else None
 
@@ -209,40 +282,62 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
     ) -> ChatMessageContent:
         """Resume a run that is paused, or that a limit or a stop ended.
 
-        A checkpoint does not record that it was resumed. This service, and the handlers, planners and copies that share
-        it, accept one decision on a call, and remember the newest 100,000; a resume that fails before a function has
-        started releases its decisions. Another service with an empty history, or another process, would run the call
-        again: if that can happen, use a planner with a store (`planner_ext.durable.Runs`).
+        A checkpoint does not record that it was resumed. This service, and the
+        handlers, planners and copies that share it, accept one decision on a call, and
+        remember the newest 100,000; a resume that fails before a function has started
+        releases its decisions. Another service with an empty history, or another
+        process, would run the call again: if that can happen, use a planner with a
+        store (`planner_ext.durable.Runs`).
 
         Args:
-            chat_history: The run's history so far; missing messages are added, and an empty history is filled. The
-                message that the run had returned is removed, if it was added. Text, calls and results are compared, not
+            chat_history: The run's history so far; missing messages are added, and an
+                empty history is filled. The message that the run had returned is
+                removed, if it was added. Text, calls and results are compared, not
                 metadata.
-            checkpoint: The run's `Checkpoint`, or the JSON text in the metadata of its last message. Anyone who can
-                write an unsigned one can put an approval in it; a ``checkpoint_key`` refuses those.
+            checkpoint: The run's `Checkpoint`, or the JSON text in the metadata of its
+                last message. Anyone who can write an unsigned one can put an approval
+                in it; a ``checkpoint_key`` refuses those.
             decisions: By call id. No request is made before every call is decided.
             settings: The settings of the original request.
-            kernel: Its functions run; it need not be the kernel that the run began with.
-            arguments: The application's arguments again; a checkpoint does not hold them.
-            budget: Replaces the run's limits; what was spent still counts, and the budget of a wrapped service still
-                applies.
+            kernel: Its functions run; it need not be the kernel that the run began
+                with.
+            arguments: The application's arguments again; a checkpoint does not hold
+                them.
+            budget: Replaces the run's limits; what was spent still counts, and the
+                budget of a wrapped service still applies.
             stop: Ends the run from outside.
             store_final: Whether to add the final message to the history, too.
-            late: Whether to ``"refuse"`` or ``"allow"`` decisions if the history holds a later message of the user, or
-                later calls. If allowed, the model does not read what came after the pause, and the calls are added
-                after it.
+            late: Whether to ``"refuse"`` or ``"allow"`` decisions if the history holds
+                a later message of the user, or later calls. If allowed, the model does
+                not read what came after the pause, and the calls are added after it.
 
         Returns:
             The final message, as of `get_chat_message_contents`.
 
         Raises:
-            InvalidCheckpointError: If the checkpoint cannot be read, or is not signed with the ``checkpoint_key``.
-            InvalidHistoryError: If the history is not that of the run, or holds results of its open calls; it is not
-                changed.
-            DecisionRefusedError: If a decision is invalid, was taken before, or comes late; then no decision is taken.
+            InvalidCheckpointError: If the checkpoint cannot be read, or is not signed
+                with the ``checkpoint_key``.
+            InvalidHistoryError: If the history is not that of the run, or holds results
+                of its open calls; it is not changed.
+            DecisionRefusedError: If a decision is invalid, was taken before, or comes
+                late; then no decision is taken.
         """
-        request = ServiceRequest(kernel=kernel, arguments=arguments, stop=stop, store_final=store_final, late=late)
-        run = await self._resume(chat_history, checkpoint, decisions, settings, request, budget=budget, streaming=False)
+        request = ServiceRequest(
+            kernel=kernel,
+            arguments=arguments,
+            stop=stop,
+            store_final=store_final,
+            late=late,
+        )
+        run = await self._resume(
+            chat_history,
+            checkpoint,
+            decisions,
+            settings,
+            request,
+            budget=budget,
+            streaming=False,
+        )
         return await run.message()
 
     @streams
@@ -261,8 +356,22 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         late: Late = "refuse",
     ) -> AsyncGenerator[StreamingChatMessageContent, Any]:
         """Resume as `resume` does, as a stream of chunks like those of ``get_streaming_chat_message_content``."""
-        request = ServiceRequest(kernel=kernel, arguments=arguments, stop=stop, store_final=store_final, late=late)
-        run = await self._resume(chat_history, checkpoint, decisions, settings, request, budget=budget, streaming=True)
+        request = ServiceRequest(
+            kernel=kernel,
+            arguments=arguments,
+            stop=stop,
+            store_final=store_final,
+            late=late,
+        )
+        run = await self._resume(
+            chat_history,
+            checkpoint,
+            decisions,
+            settings,
+            request,
+            budget=budget,
+            streaming=True,
+        )
         async with aclosing(run.chunks(self.ai_model_id)) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -280,14 +389,32 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
                 "kernel= is needed where the settings have a function choice behaviour; got None. Pass the kernel "
                 "whose functions may be called."
             )
-        request = ServiceRequest(**{name: kwargs[name] for name in ServiceRequest.__slots__ if name in kwargs})
-        messages = tuple(checked_messages(chat_history.messages, self._options.on_invalid_history, request.kernel))
+        request = ServiceRequest(
+            **{
+                name: kwargs[name]
+                for name in ServiceRequest.__slots__
+                if name in kwargs
+            }
+        )
+        messages = tuple(
+            checked_messages(
+                chat_history.messages, self._options.on_invalid_history, request.kernel
+            )
+        )
         context = self._context(request, settings, self._options, streaming=streaming)
         if self._options.on_invalid_history == "repair":
             chat_history.messages[:] = messages
         at = context.options.clock.now()
-        started = RunStarted(run_id=context.new_run_id(), rules=context.rules(), messages=messages, at=at)
-        return ServiceRun(history=chat_history, context=context, request=request, new=(started,), known=len(messages))
+        started = RunStarted(
+            run_id=context.new_run_id(), rules=context.rules(), messages=messages, at=at
+        )
+        return ServiceRun(
+            history=chat_history,
+            context=context,
+            request=request,
+            new=(started,),
+            known=len(messages),
+        )
 
     async def _resume(
         self,
@@ -305,7 +432,9 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         _check_request(chat_history, settings)
         loaded = Checkpoint.given(checkpoint, own.checkpoint_key)
         limits = None if budget is None else own.bounded(budget)
-        options = replace(own, budget=limits or own.bounded(loaded.state().rules.limits))
+        options = replace(
+            own, budget=limits or own.bounded(loaded.state().rules.limits)
+        )
         given = ResumeRequest(checkpoint=loaded, decisions=decisions, budget=limits)
         context = self._context(request, settings, options, streaming=streaming)
         new = await context.resumed(given)
@@ -322,10 +451,17 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         )
 
     def _context(
-        self, request: ServiceRequest, settings: PromptExecutionSettings, options: CheckedOptions, *, streaming: bool
+        self,
+        request: ServiceRequest,
+        settings: PromptExecutionSettings,
+        options: CheckedOptions,
+        *,
+        streaming: bool,
     ) -> RunContext:
         behavior = settings.function_choice_behavior
-        asks = options.takes_questions and (behavior is None or behavior.type_ is not FunctionChoiceType.NONE)
+        asks = options.takes_questions and (
+            behavior is None or behavior.type_ is not FunctionChoiceType.NONE
+        )
         return RunContext(
             kernel=request.kernel,
             service=self._inner,
@@ -345,20 +481,34 @@ def charged_service(service: AIServiceClientBase, tab: Tab) -> AIServiceClientBa
         return service.charged_to(tab)
     if isinstance(service, ChatCompletionClientBase):
         return FunctionInvokingChatCompletion(service).charged_to(tab)
-    return ChargedTextCompletion(service, tab) if isinstance(service, TextCompletionClientBase) else service
+    return (
+        ChargedTextCompletion(service, tab)
+        if isinstance(service, TextCompletionClientBase)
+        else service
+    )
 
 
-def _check_request(chat_history: ChatHistory, settings: PromptExecutionSettings) -> None:
+def _check_request(
+    chat_history: ChatHistory, settings: PromptExecutionSettings
+) -> None:
     instance_of("chat_history", chat_history, ChatHistory)
     instance_of("settings", settings, PromptExecutionSettings)
 
 
-def _invokes(chat_history: ChatHistory, settings: PromptExecutionSettings, kernel: Kernel | None) -> bool:
+def _invokes(
+    chat_history: ChatHistory, settings: PromptExecutionSettings, kernel: Kernel | None
+) -> bool:
     """Whether functions are invoked; otherwise the request passes through, as one for several answers does."""
     _check_request(chat_history, settings)
     refuse_waiting(chat_history.messages)
     behavior = settings.function_choice_behavior
     if behavior is None or not behavior.auto_invoke_kernel_functions:
         return False
-    answers = getattr(settings, "number_of_responses", None) or settings.extension_data.get("number_of_responses") or 1
-    return answers == 1 or kernel is None or ToolSet(kernel, behavior, settings).available
+    answers = (
+        getattr(settings, "number_of_responses", None)
+        or settings.extension_data.get("number_of_responses")
+        or 1
+    )
+    return (
+        answers == 1 or kernel is None or ToolSet(kernel, behavior, settings).available
+    )

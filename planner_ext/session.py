@@ -1,6 +1,7 @@
 """``ToolUseSession``: a conversation in which the session (closed loop) or its caller (open loop) runs the functions.
 
-The session copies every message it is given and returns copies. Rejected input leaves the conversation unchanged.
+The session copies every message it is given and returns copies. Rejected input leaves
+the conversation unchanged.
 """
 
 import asyncio
@@ -14,10 +15,16 @@ from typing import Any, TypeAlias, Unpack, cast
 
 from pydantic import ValidationError
 from semantic_kernel import Kernel
-from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
-from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
+from semantic_kernel.connectors.ai.chat_completion_client_base import (
+    ChatCompletionClientBase,
+)
+from semantic_kernel.connectors.ai.function_choice_behavior import (
+    FunctionChoiceBehavior,
+)
 from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.connectors.ai.prompt_execution_settings import (
+    PromptExecutionSettings,
+)
 from semantic_kernel.contents import (
     AuthorRole,
     ChatHistory,
@@ -60,8 +67,13 @@ __all__ = ["AutomaticToolUseConfig", "Messages", "OpenCall", "ToolUseSession"]
 
 logger = logging.getLogger(__name__)
 
-Messages: TypeAlias = ChatMessageContent | FunctionResultContent | Iterable[ChatMessageContent | FunctionResultContent]
-"""One message, or several in order, a ``ChatHistory`` included; a result by itself is its tool message."""
+Messages: TypeAlias = (
+    ChatMessageContent
+    | FunctionResultContent
+    | Iterable[ChatMessageContent | FunctionResultContent]
+)
+"""One message, or several in order, a ``ChatHistory`` included; a result by itself is
+its tool message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +82,8 @@ class OpenCall(ReadByKey):
 
     Attributes:
         id: The call's id, which its result repeats.
-        fully_qualified_name: The name that the model used, ``plugin-function``, unchecked.
+        fully_qualified_name: The name that the model used, ``plugin-function``,
+            unchecked.
         raw_arguments: The JSON text as received, "{}" if the model sent no text.
     """
 
@@ -83,7 +96,8 @@ class OpenCall(ReadByKey):
         """The parsed arguments, not validated against a function.
 
         Raises:
-            InvalidReplyError: If the text is not a JSON object. Answer the call with a result that says so.
+            InvalidReplyError: If the text is not a JSON object. Answer the call with a
+                result that says so.
         """
         parsed = parse_object(self.raw_arguments)
         if isinstance(parsed, InvalidArguments):
@@ -97,19 +111,28 @@ class OpenCall(ReadByKey):
         """Make the tool message that answers the call; append it to the session.
 
         Args:
-            value: What the function returned. Text stays as it is, None becomes "", everything else becomes JSON.
+            value: What the function returned. Text stays as it is, None becomes "",
+                everything else becomes JSON.
         """
-        content = FunctionResultContent(id=self.id, name=self.fully_qualified_name, result=result_text(value))
+        content = FunctionResultContent(
+            id=self.id, name=self.fully_qualified_name, result=result_text(value)
+        )
         return ChatMessageContent(role=AuthorRole.TOOL, items=[content])
 
 
-def _copied(name: str, given: object, *, text_allowed: bool = True) -> list[ChatMessageContent]:
+def _copied(
+    name: str, given: object, *, text_allowed: bool = True
+) -> list[ChatMessageContent]:
     """Copy messages deeply, each result into a separate message; a text becomes a user message."""
     if isinstance(given, str) and text_allowed:
         if not given.strip():
-            raise InvalidOptionError(f"{name} must not be an empty text; got {shown(given)}.")
+            raise InvalidOptionError(
+                f"{name} must not be an empty text; got {shown(given)}."
+            )
         return [ChatMessageContent(role=AuthorRole.USER, content=given)]
-    if isinstance(given, ChatMessageContent | FunctionResultContent | str) or not isinstance(given, Iterable):
+    if isinstance(
+        given, ChatMessageContent | FunctionResultContent | str
+    ) or not isinstance(given, Iterable):
         given = (given,)
     messages: list[ChatMessageContent] = []
     for message in cast("Iterable[object]", given):
@@ -131,14 +154,20 @@ def _open_calls(messages: Sequence[ChatMessageContent]) -> tuple[OpenCall, ...]:
     for message in reversed(messages):
         if message.role != AuthorRole.TOOL:
             return tuple(call for call in _calls(message) if call.id not in answered)
-        answered |= {item.id for item in message.items if isinstance(item, FunctionResultContent)}
+        answered |= {
+            item.id for item in message.items if isinstance(item, FunctionResultContent)
+        }
     return ()
 
 
 def _calls(message: ChatMessageContent) -> list[OpenCall]:
     requested = requested_calls(message) if message.role == AuthorRole.ASSISTANT else ()
     return [
-        OpenCall(id=call.id, fully_qualified_name=call.name, raw_arguments=given_arguments(call.arguments))
+        OpenCall(
+            id=call.id,
+            fully_qualified_name=call.name,
+            raw_arguments=given_arguments(call.arguments),
+        )
         for call in requested
     ]
 
@@ -148,10 +177,15 @@ def _with_added(
 ) -> list[ChatMessageContent]:
     """Add messages to a conversation; calls and results come in pairs, and only calls that were open may stay open.
 
-    A pair whose call is the open one may be given whole: its call is not added a second time.
+    A pair whose call is the open one may be given whole: its call is not added a second
+    time.
     """
     waiting = _open_calls(messages)
-    if waiting and added and [call.id for call in _calls(added[0])] == [call.id for call in waiting]:
+    if (
+        waiting
+        and added
+        and [call.id for call in _calls(added[0])] == [call.id for call in waiting]
+    ):
         added = added[1:]
     combined = [*messages, *added]
     still_open = [call for call in _open_calls(combined) if call in waiting]
@@ -167,16 +201,32 @@ def _with_added(
 def _misplaced(messages: Sequence[ChatMessageContent], first: int) -> Generator[str]:
     """Name the calls outside assistant messages, and the results outside tool messages, that are alone there."""
     for place, message in enumerate(messages[first:], first):
-        calls = {item.id or "" for item in message.items if isinstance(item, FunctionCallContent)}
-        results = {item.id or "" for item in message.items if isinstance(item, FunctionResultContent)}
+        calls = {
+            item.id or ""
+            for item in message.items
+            if isinstance(item, FunctionCallContent)
+        }
+        results = {
+            item.id or ""
+            for item in message.items
+            if isinstance(item, FunctionResultContent)
+        }
         role = message.role.value
         if role != AuthorRole.ASSISTANT:
-            yield from (f"message {place}: the call {one!r} in a {role} message" for one in sorted(calls - results))
+            yield from (
+                f"message {place}: the call {one!r} in a {role} message"
+                for one in sorted(calls - results)
+            )
         if role != AuthorRole.TOOL:
-            yield from (f"message {place}: the result {one!r} in a {role} message" for one in sorted(results - calls))
+            yield from (
+                f"message {place}: the result {one!r} in a {role} message"
+                for one in sorted(results - calls)
+            )
 
 
-def _checked_prompt(messages: list[ChatMessageContent], *, closed: bool) -> list[ChatMessageContent]:
+def _checked_prompt(
+    messages: list[ChatMessageContent], *, closed: bool
+) -> list[ChatMessageContent]:
     """Return a conversation that may be sent."""
     if problems := find_problems(messages):
         raise InvalidHistoryError(
@@ -184,7 +234,9 @@ def _checked_prompt(messages: list[ChatMessageContent], *, closed: bool) -> list
             f"{'; '.join(problems)}. Append the results first; nothing was sent."
         )
     if not messages:
-        raise InvalidOptionError("prompt needs a text or messages; got none, and the session is empty.")
+        raise InvalidOptionError(
+            "prompt needs a text or messages; got none, and the session is empty."
+        )
     if closed and messages[-1].role == AuthorRole.ASSISTANT:
         raise InvalidOptionError(
             "The last message of a prompt must not be the assistant's in closed loop: which of several replies should "
@@ -196,13 +248,20 @@ def _checked_prompt(messages: list[ChatMessageContent], *, closed: bool) -> list
 def _as_reply(messages: Sequence[ChatMessageContent]) -> list[ChatMessageContent]:
     """Merge the reply to an open-loop request into at most one message, its ids reissued as in closed loop.
 
-    A reply that was cut short keeps its text and loses its calls, which may be incomplete.
+    A reply that was cut short keeps its text and loses its calls, which may be
+    incomplete.
     """
     if not messages:
         return []
     reply, _ = accepted_reply(messages)
-    if calls_of(reply) and reply.finish_reason is not None and reply.finish_reason.value in CUT_SHORT:
-        items: list[Any] = [item for item in reply.items if not isinstance(item, FunctionCallContent)]
+    if (
+        calls_of(reply)
+        and reply.finish_reason is not None
+        and reply.finish_reason.value in CUT_SHORT
+    ):
+        items: list[Any] = [
+            item for item in reply.items if not isinstance(item, FunctionCallContent)
+        ]
         return [with_items(reply, items, reply.metadata)] if text_of(reply) else []
     return [reply]
 
@@ -213,12 +272,15 @@ class AutomaticToolUseConfig:
     """Choose who runs the functions that the model calls.
 
     Attributes:
-        enabled: True (closed loop): the session runs them. False (open loop): the caller runs them.
-        max_tool_calls: How many functions one prompt may start in closed loop, failures included; 0 or more. A batch
-            that would exceed it does not run, and the prompt raises `LimitReachedError`.
+        enabled: True (closed loop): the session runs them. False (open loop): the
+            caller runs them.
+        max_tool_calls: How many functions one prompt may start in closed loop, failures
+            included; 0 or more. A batch that would exceed it does not run, and the
+            prompt raises `LimitReachedError`.
 
     Raises:
-        PlannerInvalidConfigurationError: If a value is invalid; the message names the field.
+        PlannerInvalidConfigurationError: If a value is invalid; the message names the
+            field.
     """
 
     enabled: bool = True
@@ -230,7 +292,9 @@ class AutomaticToolUseConfig:
                 f"AutomaticToolUseConfig.enabled must be True or False; got {shown(self.enabled)}."
             )
         if not is_count(self.max_tool_calls, least=0):
-            problem = f"must be a whole number, 0 or more; got {shown(self.max_tool_calls)}."
+            problem = (
+                f"must be a whole number, 0 or more; got {shown(self.max_tool_calls)}."
+            )
             raise InvalidOptionError(f"AutomaticToolUseConfig.max_tool_calls {problem}")
 
 
@@ -252,16 +316,20 @@ class _Turn:
 class ToolUseSession:
     """A conversation with a model that may call the kernel's functions.
 
-    In closed loop a prompt runs the functions and returns the text of the last reply. In open loop it returns the text
-    of one reply; its calls are in `pending` until the caller appends their results, and ``prompt()`` continues. The
-    messages are the same in both.
+    In closed loop a prompt runs the functions and returns the text of the last reply.
+    In open loop it returns the text of one reply; its calls are in `pending` until the
+    caller appends their results, and ``prompt()`` continues. The messages are the same
+    in both.
 
-    A prompt that raises, is cancelled, or whose stream is closed early keeps what cannot be undone: once calls have
-    results, its messages stay, and ``prompt()`` continues from there. Otherwise the session is as it was.
+    A prompt that raises, is cancelled, or whose stream is closed early keeps what
+    cannot be undone: once calls have results, its messages stay, and ``prompt()``
+    continues from there. Otherwise the session is as it was.
 
-    A session answers one prompt at a time; meanwhile `prompt` and `append` raise `SessionBusyError`. It does not pause:
-    a deferred call or an open question raises `RunNotAnsweredError` with a checkpoint for `ToolCallHandler.resume`. A
-    decision after a later prompt of the session, in the same process, is refused unless ``late="allow"``.
+    A session answers one prompt at a time; meanwhile `prompt` and `append` raise
+    `SessionBusyError`. It does not pause: a deferred call or an open question raises
+    `RunNotAnsweredError` with a checkpoint for `ToolCallHandler.resume`. A decision
+    after a later prompt of the session, in the same process, is refused unless
+    ``late="allow"``.
     """
 
     @takes_run_options
@@ -280,30 +348,46 @@ class ToolUseSession:
 
         Args:
             kernel: Its functions may be called; read again for each request.
-            initial_prompts: Messages that the conversation begins with, such as a system message and examples.
-            tool_use_config: Who runs the functions, and how many of them one prompt may start.
-            service_id: The service to use; None leaves it to the kernel's own selection.
-            settings: Settings of every request; None takes those of the arguments, or the service's defaults. Their
-                function choice behaviour selects the functions that are offered; without one, all are.
+            initial_prompts: Messages that the conversation begins with, such as a
+                system message and examples.
+            tool_use_config: Who runs the functions, and how many of them one prompt may
+                start.
+            service_id: The service to use; None leaves it to the kernel's own
+                selection.
+            settings: Settings of every request; None takes those of the arguments, or
+                the service's defaults. Their function choice behaviour selects the
+                functions that are offered; without one, all are.
             arguments: The application's arguments, for functions and service selection.
-            **options: See `planner_ext.iteration.RunOptions`. In open loop only ``on_invalid_history`` has an effect.
-                Of two limits on tool calls the tighter holds; without a ``budget`` it raises (``on_limit="raise"``).
-                Without ``execution`` the model reads the message of a function's error (``include_error_detail=True``).
+            **options: See `planner_ext.iteration.RunOptions`. In open loop only
+                ``on_invalid_history`` has an effect. Of two limits on tool calls the
+                tighter holds; without a ``budget`` it raises (``on_limit="raise"``).
+                Without ``execution`` the model reads the message of a function's error
+                (``include_error_detail=True``).
 
         Raises:
-            PlannerInvalidConfigurationError: If there is no such service, or an option cannot be used, naming it.
-            InvalidHistoryError: If the initial prompts hold half of a pair of call and result.
+            PlannerInvalidConfigurationError: If there is no such service, or an option
+                cannot be used, naming it.
+            InvalidHistoryError: If the initial prompts hold half of a pair of call and
+                result.
         """
         config = instance_of("tool_use_config", tool_use_config, AutomaticToolUseConfig)
         self._kernel = kernel
         self._repairs = options.get("on_invalid_history") == "repair"
-        self._messages = _with_added((), self._fit(_copied("initial_prompts", initial_prompts, text_allowed=False)))
+        self._messages = _with_added(
+            (),
+            self._fit(_copied("initial_prompts", initial_prompts, text_allowed=False)),
+        )
         self._closed = config.enabled
         self._arguments = KernelArguments() if arguments is None else copy(arguments)
         service, chosen = select_service(kernel, service_id, self._arguments, settings)
         behavior = _behavior(chosen.function_choice_behavior, closed=config.enabled)
-        self._settings = chosen.model_copy(update={"function_choice_behavior": behavior})
-        self._refuse_format(getattr(chosen, "response_format", None) or chosen.extension_data.get("response_format"))
+        self._settings = chosen.model_copy(
+            update={"function_choice_behavior": behavior}
+        )
+        self._refuse_format(
+            getattr(chosen, "response_format", None)
+            or chosen.extension_data.get("response_format")
+        )
         options["budget"] = _budget(options.get("budget"), config.max_tool_calls)
         if options.get("execution") is None:
             options["execution"] = ToolExecution(include_error_detail=True)
@@ -318,8 +402,8 @@ class ToolUseSession:
     def pending(self) -> tuple[OpenCall, ...]:
         """The calls that wait for results, in the model's order.
 
-        In closed loop these are calls of functions known only by their schema, and calls that a budget or a denial
-        returned.
+        In closed loop these are calls of functions known only by their schema, and
+        calls that a budget or a denial returned.
         """
         return _open_calls(self._messages)
 
@@ -327,11 +411,12 @@ class ToolUseSession:
         """Add messages to the conversation without asking the model.
 
         Args:
-            messages: A text is a user message. Calls and results come in pairs; the results of `pending` calls may be
-                appended one by one.
+            messages: A text is a user message. Calls and results come in pairs; the
+                results of `pending` calls may be appended one by one.
 
         Raises:
-            InvalidHistoryError: If half of a pair is missing, naming the ids; nothing was added.
+            InvalidHistoryError: If half of a pair is missing, naming the ids; nothing
+                was added.
             SessionBusyError: If a prompt is being answered.
         """
         added = _copied("messages", messages)
@@ -356,27 +441,32 @@ class ToolUseSession:
         """Ask the model, and wait for its answer.
 
         Args:
-            prompt: A text is a user message; messages may hold pairs of call and result. None continues with the
-                messages that were appended.
-            response_format: The reply's form, as the service's settings take it: a pydantic model, or OpenAI's mapping.
-                Open loop only.
-            stop: Ends a closed loop from outside: running functions finish, no request follows, the answer is "".
+            prompt: A text is a user message; messages may hold pairs of call and
+                result. None continues with the messages that were appended.
+            response_format: The reply's form, as the service's settings take it: a
+                pydantic model, or OpenAI's mapping. Open loop only.
+            stop: Ends a closed loop from outside: running functions finish, no request
+                follows, the answer is "".
 
         Returns:
             The text of the last reply, after all functions; "" if it has no text.
 
         Raises:
-            PlannerInvalidConfigurationError: If there is nothing to answer; in closed loop, with a response format or a
-                prefilled reply. Nothing was sent.
+            PlannerInvalidConfigurationError: If there is nothing to answer; in closed
+                loop, with a response format or a prefilled reply. Nothing was sent.
             InvalidHistoryError: If a call has no result. Nothing was sent.
             SessionBusyError: If another prompt is being answered.
-            LimitReachedError: At a limit, with the history and what was spent. The batch beyond it did not run.
-            RunNotAnsweredError: If an interceptor deferred a call, or a question stayed open.
+            LimitReachedError: At a limit, with the history and what was spent. The
+                batch beyond it did not run.
+            RunNotAnsweredError: If an interceptor deferred a call, or a question stayed
+                open.
         """
         async with self._only(_Turn()):
             settings = self._settings_with(response_format)
             with self._answering(prompt) as history:
-                replies = await self._service.get_chat_message_contents(history, settings, **self._request(stop))
+                replies = await self._service.get_chat_message_contents(
+                    history, settings, **self._request(stop)
+                )
                 return "".join(_text(reply, self._key) for reply in replies)
 
     @streams
@@ -398,12 +488,18 @@ class ToolUseSession:
         return stream
 
     async def _stream(
-        self, prompt: str | Messages | None, response_format: Any, stop: StopHandle | None, turn: _Turn
+        self,
+        prompt: str | Messages | None,
+        response_format: Any,
+        stop: StopHandle | None,
+        turn: _Turn,
     ) -> AsyncGenerator[str, None]:
         async with self._only(turn):
             settings = self._settings_with(response_format)
             with self._answering(prompt) as history:
-                groups = self._service.get_streaming_chat_message_contents(history, settings, **self._request(stop))
+                groups = self._service.get_streaming_chat_message_contents(
+                    history, settings, **self._request(stop)
+                )
                 async with aclosing(groups):
                     async for group in groups:
                         if text := "".join(_text(chunk, self._key) for chunk in group):
@@ -419,10 +515,14 @@ class ToolUseSession:
             yield
 
     @contextmanager
-    def _answering(self, prompt: str | Messages | None) -> Generator[ChatHistory, None, None]:
+    def _answering(
+        self, prompt: str | Messages | None
+    ) -> Generator[ChatHistory, None, None]:
         """Yield a working copy of the conversation; keep it if it was answered, or cannot be undone."""
         added = [] if prompt is None else _copied("prompt", prompt)
-        asked = _checked_prompt(self._fit([*self._messages, *added]), closed=self._closed)
+        asked = _checked_prompt(
+            self._fit([*self._messages, *added]), closed=self._closed
+        )
         history = ChatHistory(messages=asked)
         try:
             yield history
@@ -442,7 +542,11 @@ class ToolUseSession:
         self._waiting = waiting
 
     def _fit(self, messages: list[ChatMessageContent]) -> list[ChatMessageContent]:
-        return checked_messages(messages, "repair", self._kernel) if self._repairs else messages
+        return (
+            checked_messages(messages, "repair", self._kernel)
+            if self._repairs
+            else messages
+        )
 
     def _kept(self, history: ChatHistory, asked: int) -> list[ChatMessageContent]:
         if self._closed:
@@ -457,7 +561,11 @@ class ToolUseSession:
         settings = self._settings.model_copy()
         try:
             settings.response_format = response_format  # pyright: ignore[reportAttributeAccessIssue]
-        except (ValidationError, ValueError, ServiceInvalidExecutionSettingsError) as error:
+        except (
+            ValidationError,
+            ValueError,
+            ServiceInvalidExecutionSettingsError,
+        ) as error:
             raise InvalidSettingsError(
                 f"response_format must be one that {type(settings).__name__} takes; got {shown(response_format)}: "
                 f"{error}"
@@ -472,7 +580,12 @@ class ToolUseSession:
             )
 
     def _request(self, stop: StopHandle | None) -> dict[str, Any]:
-        return {"kernel": self._kernel, "arguments": copy(self._arguments), "stop": stop, "store_final": True}
+        return {
+            "kernel": self._kernel,
+            "arguments": copy(self._arguments),
+            "stop": stop,
+            "store_final": True,
+        }
 
 
 def _busy() -> SessionBusyError:
@@ -482,18 +595,29 @@ def _busy() -> SessionBusyError:
     )
 
 
-def _behavior(given: FunctionChoiceBehavior | None, *, closed: bool) -> FunctionChoiceBehavior:
+def _behavior(
+    given: FunctionChoiceBehavior | None, *, closed: bool
+) -> FunctionChoiceBehavior:
     """Keep the functions that a behaviour offers; the session chooses who runs them."""
     if given is None:
-        return BoundedFunctionChoiceBehavior.Auto(auto_invoke=closed, maximum_use_attempts=None)
+        return BoundedFunctionChoiceBehavior.Auto(
+            auto_invoke=closed, maximum_use_attempts=None
+        )
     behavior = given.model_copy()
-    if behavior.type_ is not FunctionChoiceType.NONE and behavior.auto_invoke_kernel_functions != closed:
+    if (
+        behavior.type_ is not FunctionChoiceType.NONE
+        and behavior.auto_invoke_kernel_functions != closed
+    ):
         behavior.auto_invoke_kernel_functions = closed
     return behavior
 
 
 def _budget(given: Budget | None, max_tool_calls: int) -> Budget:
-    budget = Budget(on_limit="raise") if given is None else instance_of("budget", given, Budget)
+    budget = (
+        Budget(on_limit="raise")
+        if given is None
+        else instance_of("budget", given, Budget)
+    )
     if budget.max_tool_calls is not None and budget.max_tool_calls > max_tool_calls:
         logger.warning(
             "The budget's max_tool_calls=%d cannot be reached: max_tool_calls=%d of the session's tool_use_config is "
@@ -509,7 +633,9 @@ def _text(message: ChatMessageContent, key: SigningKey | None) -> str:
     """Return the text of a reply or a chunk; raise `RunNotAnsweredError` if the run waits."""
     if message.metadata.get("status") not in ("paused", "asked"):
         return text_of(message)
-    checkpoint = Checkpoint.of_run(Checkpoint.from_json(message.metadata["checkpoint"], key).facts, key)
+    checkpoint = Checkpoint.of_run(
+        Checkpoint.from_json(message.metadata["checkpoint"], key).facts, key
+    )
     state = checkpoint.state()
     raise run_not_answered(
         state,

@@ -49,10 +49,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport() -> Generator[
+    None, pytest.TestReport, pytest.TestReport
+]:
     """Escape the lone surrogates that some tests log: a report has to be sent from process to process."""
     report = yield
-    report.sections = [(name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections]
+    report.sections = [
+        (name, text.encode("utf-8", "backslashreplace").decode())
+        for name, text in report.sections
+    ]
     return report
 
 

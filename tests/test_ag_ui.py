@@ -39,7 +39,15 @@ from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.events import CallDecided, Clarified, Fact
 from planner_ext.hitl_manager import Defer, ToolCall
 from planner_ext.iteration import StopHandle
-from planner_ext.testing import Script, ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, calls, say
+from planner_ext.testing import (
+    Script,
+    ScriptedChatCompletion,
+    ScriptedReply,
+    ScriptedRequest,
+    call,
+    calls,
+    say,
+)
 from planner_ext.testing.rules import find_violation
 from support.ag_ui import FrontEnd
 from support.stock import scripted_by
@@ -50,7 +58,11 @@ APPROVE = {"approved": True}
 COLOUR = Tool(
     name="set-colour",
     description="Colours the page.",
-    parameters={"type": "object", "properties": {"colour": {"type": "string"}}, "required": ["colour"]},
+    parameters={
+        "type": "object",
+        "properties": {"colour": {"type": "string"}},
+        "required": ["colour"],
+    },
 )
 
 
@@ -81,7 +93,11 @@ class Desk:
     """A server with a planner, a kernel and what waits, and a front end at it."""
 
     def __init__(self, script: Script, **options: Any) -> None:
-        self.shop, self.service, self.front = Shop(), ScriptedChatCompletion(script), FrontEnd()
+        self.shop, self.service, self.front = (
+            Shop(),
+            ScriptedChatCompletion(script),
+            FrontEnd(),
+        )
         self.waiting: dict[str, Checkpoint] = {}
         self.kernel = Kernel()
         self.kernel.add_plugin(self.shop, "shop")
@@ -91,11 +107,15 @@ class Desk:
 
     def stream(self, run_input: RunAgentInput, **options: Any) -> Any:
         """Begin a run of the protocol."""
-        return ag_ui_events(self.planner, self.kernel, run_input, waiting=self.waiting, **options)
+        return ag_ui_events(
+            self.planner, self.kernel, run_input, waiting=self.waiting, **options
+        )
 
     async def run(self, run_input: RunAgentInput, **options: Any) -> list[str]:
         """Stream a run to the front end; return the types of the events."""
-        events: list[BaseEvent] = [event async for event in self.stream(run_input, **options)]
+        events: list[BaseEvent] = [
+            event async for event in self.stream(run_input, **options)
+        ]
         return self.front.take(events)
 
     @property
@@ -111,22 +131,58 @@ class Desk:
     @property
     def sent(self) -> list[tuple[str, str]]:
         """Roles and contents of the newest request to the model."""
-        return [(str(one["role"]), str(one.get("content") or "")) for one in self.service.requests[-1].messages]
+        return [
+            (str(one["role"]), str(one.get("content") or ""))
+            for one in self.service.requests[-1].messages
+        ]
 
 
 async def test_a_run_is_steps_texts_calls_and_results() -> None:
     """In the protocol's order, with the answer and the tokens at the end; the front end has the conversation."""
-    desk = Desk([calls(call("shop-price", {"article": "lamp"}), call("shop-price", {}), text="Let me see."), say("42")])
+    desk = Desk(
+        [
+            calls(
+                call("shop-price", {"article": "lamp"}),
+                call("shop-price", {}),
+                text="Let me see.",
+            ),
+            say("42"),
+        ]
+    )
     text = ["TEXT_MESSAGE_START", "TEXT_MESSAGE_CONTENT", "TEXT_MESSAGE_END"]
     one_call = ["TOOL_CALL_START", "TOOL_CALL_ARGS", "TOOL_CALL_END"]
     types = await desk.run(desk.front.ask("What is a lamp?"))
-    assert [kind for kind in dict.fromkeys(types)][:3] == ["RUN_STARTED", "STEP_STARTED", "TEXT_MESSAGE_START"]
-    merged = [kind for n, kind in enumerate(types) if kind != "TEXT_MESSAGE_CONTENT" or types[n - 1] != kind]
-    first = ["STEP_STARTED", *text, *one_call * 2, "TOOL_CALL_RESULT", "TOOL_CALL_RESULT", "STEP_FINISHED"]
-    assert merged == ["RUN_STARTED", *first, "STEP_STARTED", *text, "STEP_FINISHED", "RUN_FINISHED"]
+    assert [kind for kind in dict.fromkeys(types)][:3] == [
+        "RUN_STARTED",
+        "STEP_STARTED",
+        "TEXT_MESSAGE_START",
+    ]
+    merged = [
+        kind
+        for n, kind in enumerate(types)
+        if kind != "TEXT_MESSAGE_CONTENT" or types[n - 1] != kind
+    ]
+    first = [
+        "STEP_STARTED",
+        *text,
+        *one_call * 2,
+        "TOOL_CALL_RESULT",
+        "TOOL_CALL_RESULT",
+        "STEP_FINISHED",
+    ]
+    assert merged == [
+        "RUN_STARTED",
+        *first,
+        "STEP_STARTED",
+        *text,
+        "STEP_FINISHED",
+        "RUN_FINISHED",
+    ]
     assert (desk.end.outcome.type, desk.end.result) == ("success", "42")
     assert desk.end.usage[0].total_tokens > 0
-    assert [(one.role, one.content) for one in desk.front.messages if one.role != "tool"] == [
+    assert [
+        (one.role, one.content) for one in desk.front.messages if one.role != "tool"
+    ] == [
         ("user", "What is a lamp?"),
         ("assistant", "Let me see."),
         ("assistant", "42"),
@@ -139,7 +195,11 @@ async def test_a_run_is_steps_texts_calls_and_results() -> None:
     [
         (APPROVE, [5.0], "paid 5.0"),
         ({"approved": True, "editedArgs": {"amount": 3}}, [3.0], "paid 3.0"),
-        ({"approved": False, "reason": "too much"}, [], "The call was refused and did not run: too much"),
+        (
+            {"approved": False, "reason": "too much"},
+            [],
+            "The call was refused and did not run: too much",
+        ),
         (None, [], "The call was refused and did not run: the user gave no decision"),
     ],
 )
@@ -148,41 +208,62 @@ async def test_a_pause_is_an_interrupt_that_the_next_input_answers(
 ) -> None:
     """Approved, edited, denied or abandoned: the original call gets its result, and is not sent again."""
     seen: list[Fact] = []
-    script = [replace(PAY, prompt_tokens=100), ScriptedReply(text="Done.", prompt_tokens=7)]
+    script = [
+        replace(PAY, prompt_tokens=100),
+        ScriptedReply(text="Done.", prompt_tokens=7),
+    ]
     desk = Desk(script, observers=[seen.append])
     await desk.run(desk.front.ask("Pay."))
     (interrupt,) = desk.front.interrupts
-    assert (interrupt.reason, interrupt.message, interrupt.expires_at) == ("tool_call", "Really?", None)
+    assert (interrupt.reason, interrupt.message, interrupt.expires_at) == (
+        "tool_call",
+        "Really?",
+        None,
+    )
     assert interrupt.response_schema is not None
     edited = interrupt.response_schema["properties"]["editedArgs"]
     assert edited["properties"]["amount"]["type"] == "number"
-    assert interrupt.metadata == {"planner_ext": {"function": "shop-pay", "arguments": {"amount": 5.0}}}
+    assert interrupt.metadata == {
+        "planner_ext": {"function": "shop-pay", "arguments": {"amount": 5.0}}
+    }
     assert (desk.shop.paid, list(desk.waiting)) == ([], ["thread"])
     types = await desk.run(desk.front.answer(payload), by="ann")
     assert "TOOL_CALL_START" not in types
     assert (desk.end.outcome.type, desk.end.result) == ("success", "Done.")
     assert (desk.shop.paid, desk.results, desk.waiting) == (paid, [result], {})
     assert desk.sent[-1] == ("tool", result)
-    assert [fact.by for fact in seen if isinstance(fact, CallDecided) and fact.person] == ["ann"]
+    assert [
+        fact.by for fact in seen if isinstance(fact, CallDecided) and fact.person
+    ] == ["ann"]
     assert desk.end.usage[0].input_tokens == 7, "the run before has reported its own"
 
 
 async def test_a_question_is_an_interrupt_whose_answer_the_model_reads() -> None:
     """Asked by the model's function or as a plain reply, in which case no tool call belongs to it."""
     hand_over = call("UserInteraction-SendFinalAnswer", {"answer": "Done."})
-    script = [call("UserInteraction-AskUser", {"question": "Which one?"}), say("And which size?"), hand_over]
+    script = [
+        call("UserInteraction-AskUser", {"question": "Which one?"}),
+        say("And which size?"),
+        hand_over,
+    ]
     seen: list[Fact] = []
     desk = Desk(script, require_final_answer_function=True, observers=[seen.append])
     await desk.run(desk.front.ask("Buy."))
     (first,) = desk.front.interrupts
-    assert (first.reason, first.message, first.tool_call_id is None) == ("input_required", "Which one?", False)
+    assert (first.reason, first.message, first.tool_call_id is None) == (
+        "input_required",
+        "Which one?",
+        False,
+    )
     assert first.response_schema is not None
     assert first.response_schema["required"] == ["answer"]
     await desk.run(desk.front.answer({"answer": "the lamp"}))
     (second,) = desk.front.interrupts
     assert (second.message, second.tool_call_id) == ("And which size?", None)
     await desk.run(desk.front.answer({"answer": "large"}), by="ann")
-    assert [fact.by for fact in seen if isinstance(fact, Clarified) and fact.answer] == ["", "ann"]
+    assert [
+        fact.by for fact in seen if isinstance(fact, Clarified) and fact.answer
+    ] == ["", "ann"]
     assert desk.end.result == "Done."
     assert ("tool", "the lamp") in desk.sent
     assert desk.sent[-1] == ("user", "large")
@@ -238,26 +319,46 @@ async def test_one_role_is_not_a_list_of_letters() -> None:
     """A text as the user's roles would let in every user with a role of one letter: it is refused by name."""
     desk = Desk([call("shop-refund", {"amount": 5}), say("Done.")])
     await desk.run(desk.front.ask("Refund."))
-    with pytest.raises(PlannerInvalidConfigurationError, match=r"a list of names; got the text 'finance'"):
+    with pytest.raises(
+        PlannerInvalidConfigurationError,
+        match=r"a list of names; got the text 'finance'",
+    ):
         await anext(desk.stream(desk.front.answer(APPROVE), roles="finance"))
     assert (desk.shop.paid, list(desk.waiting)) == ([], ["thread"])
 
 
 async def test_an_interrupt_says_who_may_decide() -> None:
     """The front end reads the roles of the call, and of an edited call those that are asked next."""
-    large = {"function": "refund", "arguments": {"amount": {"gt": 10}}, "action": "ask", "roles": ["boss"]}
+    large = {
+        "function": "refund",
+        "arguments": {"amount": {"gt": 10}},
+        "action": "ask",
+        "roles": ["boss"],
+    }
     policy = ApprovalPolicy.from_dict({"default": "allow", "rules": [large]})
-    desk = Desk([call("shop-refund", {"amount": 5}), say("Done.")], interceptors=[policy])
+    desk = Desk(
+        [call("shop-refund", {"amount": 5}), say("Done.")], interceptors=[policy]
+    )
     await desk.run(desk.front.ask("Refund."))
     shown = desk.front.interrupts[0].metadata
     assert shown is not None
     roles = [shown["planner_ext"]["roles"]]
-    await desk.run(desk.front.answer({"approved": True, "editedArgs": {"amount": 50}}), roles=["finance"])
+    await desk.run(
+        desk.front.answer({"approved": True, "editedArgs": {"amount": 50}}),
+        roles=["finance"],
+    )
     (waits,) = desk.front.interrupts
-    described = {"function": "shop-refund", "arguments": {"amount": 50}, "roles": ["boss"]}
+    described = {
+        "function": "shop-refund",
+        "arguments": {"amount": 50},
+        "roles": ["boss"],
+    }
     assert (roles, waits.metadata) == ([["finance"]], {"planner_ext": described})
     await desk.run(desk.front.answer(APPROVE), roles=["finance"])
-    assert (desk.end.message, desk.shop.paid) == ("shop-refund is for boss to decide.", [])
+    assert (desk.end.message, desk.shop.paid) == (
+        "shop-refund is for boss to decide.",
+        [],
+    )
 
 
 async def test_an_approval_is_one_start() -> None:
@@ -276,17 +377,29 @@ async def test_an_approval_is_one_start() -> None:
 
 async def test_an_answer_binds_to_what_was_shown() -> None:
     """The answer to an earlier pause decides no later call, even if the model uses its id and arguments again."""
-    desk = Desk([call("shop-pay", {"amount": 5}, id="c"), call("shop-pay", {"amount": 5}, id="c"), say("Done.")])
+    desk = Desk(
+        [
+            call("shop-pay", {"amount": 5}, id="c"),
+            call("shop-pay", {"amount": 5}, id="c"),
+            say("Done."),
+        ]
+    )
     await desk.run(desk.front.ask("Pay."))
     answer = desk.front.answer(APPROVE)
     await desk.run(answer)
     assert len(desk.front.interrupts) == 1
     await desk.run(answer.model_copy(update={"run_id": "again"}))
     assert (desk.end.outcome.type, desk.shop.paid) == ("interrupt", [5.0])
-    assert len({one.tool_call_id for one in desk.front.messages if one.role == "tool"}) == 1
+    assert (
+        len({one.tool_call_id for one in desk.front.messages if one.role == "tool"})
+        == 1
+    )
     await desk.run(desk.front.answer(APPROVE))
     assert desk.shop.paid == [5.0, 5.0]
-    assert len({one.tool_call_id for one in desk.front.messages if one.role == "tool"}) == 2
+    assert (
+        len({one.tool_call_id for one in desk.front.messages if one.role == "tool"})
+        == 2
+    )
 
 
 async def test_a_question_that_expires_is_abandoned() -> None:
@@ -296,11 +409,15 @@ async def test_a_question_that_expires_is_abandoned() -> None:
     async def soon(asked: ToolCall) -> Defer:
         return Defer(expires_in=1e-6)
 
-    desk = Desk([call("shop-price", {"article": "lamp"}), say("Too late.")], interceptors=[soon])
+    desk = Desk(
+        [call("shop-price", {"article": "lamp"}), say("Too late.")], interceptors=[soon]
+    )
     await desk.run(desk.front.ask("Pay."))
     (interrupt,) = desk.front.interrupts
     assert interrupt.expires_at is not None
-    assert now < datetime.fromisoformat(interrupt.expires_at) < now + timedelta(seconds=60)
+    assert (
+        now < datetime.fromisoformat(interrupt.expires_at) < now + timedelta(seconds=60)
+    )
     await desk.run(desk.front.answer(APPROVE))
     assert desk.end.code == "DecisionRefusedError"
     await desk.run(desk.front.answer(None))
@@ -312,27 +429,49 @@ async def test_tools_of_the_front_end_end_the_run_and_continue_it() -> None:
     desk = Desk([call("ag_ui-set_colour", {"colour": "red"}), say("It is red.")])
     await desk.run(desk.front.ask("Red, please."))
     assert "There is no function" in desk.results[0]
-    desk = Desk([call("ag_ui-set_colour"), call("ag_ui-set_colour", {"colour": "red"}), say("It is red.")])
+    desk = Desk(
+        [
+            call("ag_ui-set_colour"),
+            call("ag_ui-set_colour", {"colour": "red"}),
+            say("It is red."),
+        ]
+    )
     await desk.run(desk.front.ask("Red, please.", tools=[COLOUR]))
     (pending,) = desk.end.outcome.pending_tool_call_ids
-    assert (desk.end.outcome.type, len(desk.results), "colour" in desk.results[0]) == ("success", 1, True)
-    assistant = [one for one in desk.front.messages if isinstance(one, AssistantMessage)]
-    assert [each.function.name for one in assistant for each in one.tool_calls or ()] == ["set-colour"] * 2
+    assert (desk.end.outcome.type, len(desk.results), "colour" in desk.results[0]) == (
+        "success",
+        1,
+        True,
+    )
+    assistant = [
+        one for one in desk.front.messages if isinstance(one, AssistantMessage)
+    ]
+    assert [
+        each.function.name for one in assistant for each in one.tool_calls or ()
+    ] == ["set-colour"] * 2
     await desk.run(desk.front.send_result(pending, "The page is red.", tools=[COLOUR]))
-    assert (desk.end.result, desk.sent[-1]) == ("It is red.", ("tool", "The page is red."))
+    assert (desk.end.result, desk.sent[-1]) == (
+        "It is red.",
+        ("tool", "The page is red."),
+    )
     assert list(desk.kernel.plugins) == ["shop"]
 
 
 async def test_what_the_front_end_has_not_executed_stays_pending() -> None:
     """Each success names every call that still waits for the front end, also those of an earlier input."""
-    red, blue = (call("ag_ui-set_colour", {"colour": colour}) for colour in ("red", "blue"))
+    red, blue = (
+        call("ag_ui-set_colour", {"colour": colour}) for colour in ("red", "blue")
+    )
     desk = Desk([calls(red, blue), say("Purple.")])
     await desk.run(desk.front.ask("Red and blue, please.", tools=[COLOUR]))
     first, second = desk.end.outcome.pending_tool_call_ids
     await desk.run(desk.front.send_result(first, "red", tools=[COLOUR]))
     assert desk.end.outcome.pending_tool_call_ids == [second]
     await desk.run(desk.front.send_result(second, "blue", tools=[COLOUR]))
-    assert (desk.end.result, desk.end.outcome.pending_tool_call_ids) == ("Purple.", None)
+    assert (desk.end.result, desk.end.outcome.pending_tool_call_ids) == (
+        "Purple.",
+        None,
+    )
 
 
 async def test_a_call_that_was_approved_is_not_the_front_ends() -> None:
@@ -352,20 +491,36 @@ async def test_two_tools_keep_their_names() -> None:
     tools = [Tool(name=name, description=name, parameters={}) for name in names]
     desk = Desk([call("ag_ui-set_colour_2")])
     await desk.run(desk.front.ask("Blue.", tools=tools))
-    offered = [name for name in desk.service.requests[0].tools if name.startswith("ag_ui-")]
-    assert offered == ["ag_ui-set_colour", "ag_ui-set_colour_2", "ag_ui-__", "ag_ui-___2"]
-    (assistant,) = [one for one in desk.front.messages if isinstance(one, AssistantMessage)]
+    offered = [
+        name for name in desk.service.requests[0].tools if name.startswith("ag_ui-")
+    ]
+    assert offered == [
+        "ag_ui-set_colour",
+        "ag_ui-set_colour_2",
+        "ag_ui-__",
+        "ag_ui-___2",
+    ]
+    (assistant,) = [
+        one for one in desk.front.messages if isinstance(one, AssistantMessage)
+    ]
     assert [each.function.name for each in assistant.tool_calls or ()] == ["set_colour"]
 
 
 @each_of(
     "schema",
-    [None, True, {"type": "object", "properties": None, "required": None}, {"properties": {"colour": True}}],
+    [
+        None,
+        True,
+        {"type": "object", "properties": None, "required": None},
+        {"properties": {"colour": True}},
+    ],
 )
 async def test_a_tool_of_any_schema_is_offered(schema: Any) -> None:
     """A schema may be a boolean, or lack what an object's schema has."""
     desk = Desk([call("ag_ui-set_colour")])
-    await desk.run(desk.front.ask("Red.", tools=[COLOUR.model_copy(update={"parameters": schema})]))
+    await desk.run(
+        desk.front.ask("Red.", tools=[COLOUR.model_copy(update={"parameters": schema})])
+    )
     assert len(desk.end.outcome.pending_tool_call_ids) == 1
 
 
@@ -373,7 +528,9 @@ async def test_a_user_who_continues_begins_a_new_run_with_the_conversation() -> 
     """A run that only a tool of the front end holds is left; the tool's result is in the history."""
     desk = Desk([call("ag_ui-set_colour", {"colour": "red"}), say("Blue, then.")])
     await desk.run(desk.front.ask("Red, please.", tools=[COLOUR]))
-    desk.front.send_result(desk.end.outcome.pending_tool_call_ids[0], "The page is red.")
+    desk.front.send_result(
+        desk.end.outcome.pending_tool_call_ids[0], "The page is red."
+    )
     await desk.run(desk.front.ask("No, blue.", tools=[COLOUR]))
     assert (desk.end.result, desk.waiting) == ("Blue, then.", {})
     assert desk.sent == [
@@ -403,14 +560,20 @@ async def test_the_conversation_is_text_for_the_model() -> None:
     await desk.run(desk.front.ask("Pay."))
     desk.waiting.clear()
     desk.front.messages.insert(0, SystemMessage(id="s", content="Obey."))
-    await desk.run(desk.front.ask("Hello?", context=[Context(description="page", value="checkout")]))
+    await desk.run(
+        desk.front.ask(
+            "Hello?", context=[Context(description="page", value="checkout")]
+        )
+    )
     assert desk.sent == [
         ("user", "Pay."),
         ("user", "The application shows:\npage: checkout"),
         ("user", "Hello?"),
     ]
     desk.front.send_result(desk.front.unanswered("shop-pay")[0], "paid 5.0")
-    desk.front.messages.append(desk.front.messages[-1].model_copy(update={"id": "new", "content": "not paid"}))
+    desk.front.messages.append(
+        desk.front.messages[-1].model_copy(update={"id": "new", "content": "not paid"})
+    )
     await desk.run(desk.front.ask("Paid?"))
     assert [text for role, text in desk.sent if role == "tool"] == ["not paid"]
     desk.front.messages.append(SystemMessage(id="t", content="Obey."))
@@ -418,24 +581,36 @@ async def test_the_conversation_is_text_for_the_model() -> None:
     assert (desk.end.type.value, desk.end.code) == ("RUN_ERROR", "InvalidHistoryError")
 
 
-async def test_a_fault_tells_the_browser_nothing_of_the_server(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_fault_tells_the_browser_nothing_of_the_server(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """The stream ends with an error of its kind, and the log has the rest; the conversation can continue."""
     desk = Desk([PAY, ServiceResponseException("at 10.0.0.7"), say("Fine.")])
     await desk.run(desk.front.ask("Pay."))
     await desk.run(desk.front.answer({"approved": False}))
-    assert (desk.end.message, desk.end.code) == ("The run failed on the server.", "ServiceCallError")
+    assert (desk.end.message, desk.end.code) == (
+        "The run failed on the server.",
+        "ServiceCallError",
+    )
     assert "A run of an AG-UI front end failed." in caplog.text
     await desk.run(desk.front.ask("Well?"))
     assert (desk.end.result, desk.waiting) == ("Fine.", {})
     assert [role for role, _ in desk.sent] == ["user", "assistant", "tool", "user"]
 
 
-@pytest.mark.parametrize(("error", "end"), [(ServiceResponseException("reset"), "RUN_ERROR"), (None, "RUN_FINISHED")])
-async def test_a_text_that_breaks_off_is_ended(error: Exception | None, end: str) -> None:
+@pytest.mark.parametrize(
+    ("error", "end"),
+    [(ServiceResponseException("reset"), "RUN_ERROR"), (None, "RUN_FINISHED")],
+)
+async def test_a_text_that_breaks_off_is_ended(
+    error: Exception | None, end: str
+) -> None:
     """A reply that fails, or that a limit cuts off while it arrives, leaves no message open."""
 
     class Broken(ScriptedChatCompletion):
-        async def _inner_get_streaming_chat_message_contents(self, *given: Any) -> AsyncGenerator[Any, Any]:
+        async def _inner_get_streaming_chat_message_contents(
+            self, *given: Any
+        ) -> AsyncGenerator[Any, Any]:
             stream: Any = super()._inner_get_streaming_chat_message_contents
             async for chunk in stream(*given):
                 yield chunk
@@ -446,9 +621,15 @@ async def test_a_text_that_breaks_off_is_ended(error: Exception | None, end: str
             await asyncio.Event().wait()
 
     desk = Desk([], budget=Budget(max_active_seconds=0.2))
-    desk.kernel.add_service(scripted_by(Broken, [say("Half a sentence.")]), overwrite=True)
+    desk.kernel.add_service(
+        scripted_by(Broken, [say("Half a sentence.")]), overwrite=True
+    )
     types = await desk.run(desk.front.ask("Go."))
-    assert (types.count("TEXT_MESSAGE_START"), types.count("TEXT_MESSAGE_END"), types[-1]) == (1, 1, end)
+    assert (
+        types.count("TEXT_MESSAGE_START"),
+        types.count("TEXT_MESSAGE_END"),
+        types[-1],
+    ) == (1, 1, end)
 
 
 async def test_leaving_the_stream_cancels_the_run() -> None:
@@ -469,10 +650,15 @@ async def test_leaving_the_stream_cancels_the_run() -> None:
 
 async def test_an_answered_question_is_not_answered_again() -> None:
     """Its answer leads to a request to the model, which a user who leaves the stream cannot have repeated for free."""
-    desk = Desk([say("Which one?"), say("A long answer. " * 9)], require_final_answer_function=True)
+    desk = Desk(
+        [say("Which one?"), say("A long answer. " * 9)],
+        require_final_answer_function=True,
+    )
     await desk.run(desk.front.ask("Buy."))
     assert desk.front.interrupts[0].tool_call_id is None
-    async with aclosing(desk.stream(desk.front.answer({"answer": "the lamp"}))) as events:
+    async with aclosing(
+        desk.stream(desk.front.answer({"answer": "the lamp"}))
+    ) as events:
         while not isinstance(await anext(events), TextMessageContentEvent):
             pass
     assert (len(desk.service.requests), desk.waiting) == (2, {})
@@ -493,11 +679,22 @@ async def test_the_next_input_may_come_before_the_stream_is_closed() -> None:
 async def test_an_answer_that_a_call_hands_over_is_a_message(plan: bool) -> None:
     """The call is not shown, its text is; the plan is a step before the first iteration."""
     answer = call("UserInteraction-SendFinalAnswer", {"answer": "It is 42."})
-    desk = Desk([*([say("1. Look.")] if plan else []), answer], plan=plan, require_final_answer_function=True)
+    desk = Desk(
+        [*([say("1. Look.")] if plan else []), answer],
+        plan=plan,
+        require_final_answer_function=True,
+    )
     types = await desk.run(desk.front.ask("What is a lamp?"))
     assert "TOOL_CALL_START" not in types
-    assert [one.content for one in desk.front.messages[1:]] == [*(["1. Look."] if plan else []), "It is 42."]
-    steps = [event.step_name for event in desk.front.events if isinstance(event, StepStartedEvent)]
+    assert [one.content for one in desk.front.messages[1:]] == [
+        *(["1. Look."] if plan else []),
+        "It is 42.",
+    ]
+    steps = [
+        event.step_name
+        for event in desk.front.events
+        if isinstance(event, StepStartedEvent)
+    ]
     assert steps == [*(["plan"] if plan else []), "iteration 1"]
 
 
@@ -506,16 +703,28 @@ async def test_a_run_that_was_ended_is_cancelled() -> None:
     lamp = call("shop-price", {"article": "lamp"})
     desk = Desk([lamp, lamp], budget=Budget(max_tool_calls=1, on_limit="stop"))
     await desk.run(desk.front.ask("Go."))
-    assert (desk.end.outcome.type, desk.end.metadata["planner_ext"]["limit"]) == ("cancelled", "max_tool_calls")
-    assert desk.results == ["42", "Not executed: The limit max_tool_calls=1 was reached."]
-    assert [one.role for one in desk.front.messages] == ["user", *["assistant", "tool"] * 2], "a message for each batch"
+    assert (desk.end.outcome.type, desk.end.metadata["planner_ext"]["limit"]) == (
+        "cancelled",
+        "max_tool_calls",
+    )
+    assert desk.results == [
+        "42",
+        "Not executed: The limit max_tool_calls=1 was reached.",
+    ]
+    assert [one.role for one in desk.front.messages] == [
+        "user",
+        *["assistant", "tool"] * 2,
+    ], "a message for each batch"
     desk = Desk([lamp, say("It is 42.")], max_iterations=2)
     await desk.run(desk.front.ask("Go."))
     assert (desk.end.outcome.type, desk.end.result) == ("success", "It is 42.")
     stop = StopHandle()
     stop.stop("That is enough.")
     await desk.run(desk.front.ask("Go."), stop=stop)
-    assert (desk.end.outcome.type, desk.end.metadata["planner_ext"]["reason"]) == ("cancelled", "That is enough.")
+    assert (desk.end.outcome.type, desk.end.metadata["planner_ext"]["reason"]) == (
+        "cancelled",
+        "That is enough.",
+    )
     desk = Desk([ScriptedReply(text="Half a", finish_reason="length")])
     await desk.run(desk.front.ask("Go."))
     assert (desk.end.type.value, desk.end.code) == ("RUN_ERROR", "incomplete")
@@ -541,8 +750,13 @@ CALLS = {
     "read": call("Results-read", {"call": "c", "offset": 1}),
     "hand over": call("UserInteraction-SendFinalAnswer", {"answer": "42"}),
 }
-BATCHES = st.lists(st.lists(st.sampled_from(sorted(CALLS)), min_size=1, max_size=3), max_size=3)
-PAYLOADS = st.lists(st.sampled_from([APPROVE, {"approved": False}, {"answer": "the lamp"}, None]), max_size=6)
+BATCHES = st.lists(
+    st.lists(st.sampled_from(sorted(CALLS)), min_size=1, max_size=3), max_size=3
+)
+PAYLOADS = st.lists(
+    st.sampled_from([APPROVE, {"approved": False}, {"answer": "the lamp"}, None]),
+    max_size=6,
+)
 BUDGETS = (
     Budget(),
     Budget(max_tool_calls=2),
@@ -553,9 +767,19 @@ BUDGETS = (
 
 
 @settings(deadline=None, max_examples=30)
-@drawn(BATCHES, PAYLOADS, st.sampled_from(BUDGETS), st.booleans(), st.sampled_from(["So.", None]))
+@drawn(
+    BATCHES,
+    PAYLOADS,
+    st.sampled_from(BUDGETS),
+    st.booleans(),
+    st.sampled_from(["So.", None]),
+)
 async def test_the_thread_always_stays_valid(
-    batches: list[list[str]], payloads: list[object], budget: Budget, insists: bool, text: str | None
+    batches: list[list[str]],
+    payloads: list[object],
+    budget: Budget,
+    insists: bool,
+    text: str | None,
 ) -> None:
     """Each stream keeps the protocol's order, and the conversation at the front end is one that servers accept."""
     begins = [calls(*(CALLS[name] for name in batch), text=text) for batch in batches]
@@ -571,5 +795,12 @@ async def test_the_thread_always_stays_valid(
         for call_id in desk.front.unanswered("set-colour") if desk.waiting else ():
             desk.front.send_result(call_id, "It is red.")
         answers = [payloads.pop() if payloads else None for _ in desk.front.interrupts]
-        run_input = desk.front.answer(*answers, **given) if desk.waiting else desk.front.ask("And?", **given)
-    assert find_violation({"model": "any", "messages": desk.service.requests[-1].messages}) is None
+        run_input = (
+            desk.front.answer(*answers, **given)
+            if desk.waiting
+            else desk.front.ask("And?", **given)
+        )
+    assert (
+        find_violation({"model": "any", "messages": desk.service.requests[-1].messages})
+        is None
+    )

@@ -293,8 +293,18 @@ def test_the_root_holds_the_contract_and_nothing_else() -> None:
 @each_of(
     ("name", "module"),
     [
-        *(("ToolCall", "hitl_manager"), ("SharedBudget", "budgets"), ("Approvals", "durable"), ("effect", "durable")),
-        *(("LimitReachedError", "errors"), ("TextDelta", "events"), ("say", "testing"), ("ag_ui_events", "ag_ui")),
+        *(
+            ("ToolCall", "hitl_manager"),
+            ("SharedBudget", "budgets"),
+            ("Approvals", "durable"),
+            ("effect", "durable"),
+        ),
+        *(
+            ("LimitReachedError", "errors"),
+            ("TextDelta", "events"),
+            ("say", "testing"),
+            ("ag_ui_events", "ag_ui"),
+        ),
     ],
 )
 def test_a_name_that_the_root_lacks_is_found(name: str, module: str) -> None:
@@ -330,8 +340,14 @@ def promised() -> list[tuple[str, inspect.Signature]]:
         if inspect.isfunction(value):
             found.append((name, inspect.signature(value)))
         elif inspect.isclass(value):
-            methods = ((key, method) for key, method in vars(value).items() if inspect.isfunction(method))
-            found += [(f"{name}.{key}", inspect.signature(method)) for key, method in methods]
+            methods = (
+                (key, method)
+                for key, method in vars(value).items()
+                if inspect.isfunction(method)
+            )
+            found += [
+                (f"{name}.{key}", inspect.signature(method)) for key, method in methods
+            ]
     return found
 
 
@@ -343,8 +359,14 @@ def find(name: str) -> Any:
     return getattr(found, method) if method else found
 
 
-@each_of(("name", "contract"), promised(), ids=lambda value: value if isinstance(value, str) else "")
-def test_a_signature_is_that_of_the_contract(name: str, contract: inspect.Signature) -> None:
+@each_of(
+    ("name", "contract"),
+    promised(),
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_signature_is_that_of_the_contract(
+    name: str, contract: inspect.Signature
+) -> None:
     """Parameters keep their names, their kinds and their defaults; a further one can only be given by keyword."""
     seen = inspect.signature(find(name)).parameters
     for promised in contract.parameters.values():
@@ -352,7 +374,9 @@ def test_a_signature_is_that_of_the_contract(name: str, contract: inspect.Signat
         known = seen[promised.name]
         assert known.kind is promised.kind
         assert promised.default is ... or known.default == promised.default
-    by_position = [one.name for one in seen.values() if one.kind <= one.POSITIONAL_OR_KEYWORD]
+    by_position = [
+        one.name for one in seen.values() if one.kind <= one.POSITIONAL_OR_KEYWORD
+    ]
     assert by_position == [one for one in contract.parameters if one in by_position]
 
 
@@ -380,7 +404,8 @@ def documented(module: ModuleType, name: str) -> bool:
         return has_own_docstring(value) and all(
             getattr(method, "__doc__", None)
             for key, method in vars(value).items()
-            if not key.startswith("_") and (inspect.isroutine(method) or isinstance(method, property))
+            if not key.startswith("_")
+            and (inspect.isroutine(method) or isinstance(method, property))
         )
     if inspect.isroutine(value):
         return bool(value.__doc__)
@@ -426,7 +451,13 @@ def test_the_tree_of_errors_is_drawn() -> None:
 
 
 def blocks() -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", README.read_text(), re.DOTALL | re.MULTILINE) if README.exists() else []
+    return (
+        re.findall(
+            r"^```python\n(.*?)^```", README.read_text(), re.DOTALL | re.MULTILINE
+        )
+        if README.exists()
+        else []
+    )
 
 
 @pytest.mark.skipif(not blocks(), reason="the README has no Python code")
@@ -439,13 +470,19 @@ def test_the_readmes_code_compiles() -> None:
 def test_the_help_of_the_package_is_a_page() -> None:
     """``help(planner_ext)`` fits on one page: what there is and where, without the classes' own documentation."""
     code = "import planner_ext, pydoc; print(len(pydoc.plain(pydoc.render_doc(planner_ext)).splitlines()))"
-    lines = int(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
+    lines = int(
+        subprocess.run(
+            [sys.executable, "-c", code], check=True, capture_output=True, text=True
+        ).stdout
+    )
     assert lines <= 80
 
 
 def test_every_public_name_is_in_the_overview() -> None:
     """The package's docstring names everything that the root exports."""
-    assert [name for name in planner_ext.__all__ if name not in (planner_ext.__doc__ or "")] == []
+    assert [
+        name for name in planner_ext.__all__ if name not in (planner_ext.__doc__ or "")
+    ] == []
 
 
 INTERNAL = {
@@ -474,15 +511,25 @@ def signatures() -> Iterator[tuple[str, object]]:
             yield name, value
             members = tuple(vars(value).items()) if inspect.isclass(value) else ()
             for key, member in members:
-                plain = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
-                if inspect.isfunction(plain) and (not key.startswith("_") or key in ("__init__", "__call__")):
+                plain = (
+                    member.fget
+                    if isinstance(member, property)
+                    else getattr(member, "__func__", member)
+                )
+                if inspect.isfunction(plain) and (
+                    not key.startswith("_") or key in ("__init__", "__call__")
+                ):
                     yield f"{name}.{key}", plain
 
 
 def types_in(annotation: object) -> Iterator[type]:
     """Give the classes that an annotation names, at any depth."""
     for inner in get_args(annotation):
-        yield from (each for part in (inner if isinstance(inner, list | tuple) else [inner]) for each in types_in(part))
+        yield from (
+            each
+            for part in (inner if isinstance(inner, list | tuple) else [inner])
+            for each in types_in(part)
+        )
     kind = get_origin(annotation) or annotation
     if inspect.isclass(kind):
         yield kind
@@ -491,10 +538,14 @@ def types_in(annotation: object) -> Iterator[type]:
 def test_every_type_in_a_public_signature_is_public() -> None:
     """The type of each parameter and result of the package can be imported from a public module."""
     modules = [importlib.import_module(module) for module in MODULES]
-    public = {id(getattr(module, name)) for module in modules for name in module.__all__}
+    public = {
+        id(getattr(module, name)) for module in modules for name in module.__all__
+    }
     missing: set[str] = set()
     for where, value in signatures():
-        if where in INTERNAL or not (inspect.isclass(value) or inspect.isfunction(value)):
+        if where in INTERNAL or not (
+            inspect.isclass(value) or inspect.isfunction(value)
+        ):
             continue
         try:
             hints = get_type_hints(value)
@@ -504,6 +555,8 @@ def test_every_type_in_a_public_signature_is_public() -> None:
             missing |= {
                 f"{where}({name}: {kind.__name__})"
                 for kind in types_in(annotation)
-                if kind.__module__.startswith("planner_ext") and id(kind) not in public and not name.startswith("_")
+                if kind.__module__.startswith("planner_ext")
+                and id(kind) not in public
+                and not name.startswith("_")
             }
     assert not missing, "\n".join(sorted(missing))

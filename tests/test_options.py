@@ -51,7 +51,9 @@ def asked(_: Any) -> None:
 
 GIVEN: dict[str, Any] = {
     "budget": Budget(max_total_tokens=7),
-    "shared_budgets": [SharedBudget("app", store=BudgetStore.memory(), max_iterations=5)],
+    "shared_budgets": [
+        SharedBudget("app", store=BudgetStore.memory(), max_iterations=5)
+    ],
     "price": lambda model, usage: 0.01,
     "execution": ToolExecution(max_concurrency=1),
     "approval": ApprovalSettings(unmatched="deny"),
@@ -89,14 +91,20 @@ def kernel() -> Kernel:
 def made_by(door: type, **options: Any) -> CheckedOptions:
     """Make a door with options, and read what it works with."""
     if door is FunctionInvokingChatCompletion:
-        return FunctionInvokingChatCompletion(ScriptedChatCompletion([]), **options).options
+        return FunctionInvokingChatCompletion(
+            ScriptedChatCompletion([]), **options
+        ).options
     if door is FunctionCallingStepwisePlannerOptions:
-        planner = FunctionCallingStepwisePlanner(options=FunctionCallingStepwisePlannerOptions(**options))
+        planner = FunctionCallingStepwisePlanner(
+            options=FunctionCallingStepwisePlannerOptions(**options)
+        )
         return planner._checked_options()
     return door(kernel(), **options)._service.options
 
 
-every_door = pytest.mark.parametrize("door", [*DOORS, FunctionCallingStepwisePlannerOptions])
+every_door = pytest.mark.parametrize(
+    "door", [*DOORS, FunctionCallingStepwisePlannerOptions]
+)
 
 
 @pytest.mark.parametrize("door", DOORS)
@@ -115,7 +123,9 @@ def test_a_store_shows_every_option_of_a_worker(door: Any) -> None:
     """Both take the same options, by keyword, with the types that `WorkerOptions` documents; another is refused."""
     shown = inspect.signature(door).parameters
     documented = get_type_hints(WorkerOptions)
-    assert [name for name, one in shown.items() if one.kind is one.KEYWORD_ONLY] == [*documented]
+    assert [name for name, one in shown.items() if one.kind is one.KEYWORD_ONLY] == [
+        *documented
+    ]
     assert {name: shown[name].annotation for name in documented} == documented
     assert all(f"    {name}: " in str(WorkerOptions.__doc__) for name in documented)
 
@@ -131,7 +141,10 @@ async def test_a_worker_takes_no_option_that_there_is_not(tmp_path: Path) -> Non
 
 def test_the_planners_options_are_the_same() -> None:
     """The planner's options have a field for each, of the same type and default."""
-    fields, kinds = FunctionCallingStepwisePlannerOptions.model_fields, get_type_hints(RunOptions)
+    fields, kinds = (
+        FunctionCallingStepwisePlannerOptions.model_fields,
+        get_type_hints(RunOptions),
+    )
     own = get_type_hints(FunctionCallingStepwisePlannerOptions)
     for name in DEFAULTS:
         assert fields[name].default == DEFAULTS[name]
@@ -139,11 +152,21 @@ def test_the_planners_options_are_the_same() -> None:
 
 
 @each_of("name", [name for name in DEFAULTS if name != "clock"])
-def test_an_option_of_a_wrapped_service_holds_unless_it_is_the_doors_alone(name: str) -> None:
+def test_an_option_of_a_wrapped_service_holds_unless_it_is_the_doors_alone(
+    name: str,
+) -> None:
     """Each option has a rule for the merge: a door without options has those of the service that it wraps."""
     wrapped = FunctionInvokingChatCompletion(ScriptedChatCompletion([]), **GIVEN)
-    merged = made_by(FunctionInvokingChatCompletion), FunctionInvokingChatCompletion(wrapped).options
-    own = ("execution", "min_iteration_time_ms", "on_invalid_history", "strict_finish_reason")
+    merged = (
+        made_by(FunctionInvokingChatCompletion),
+        FunctionInvokingChatCompletion(wrapped).options,
+    )
+    own = (
+        "execution",
+        "min_iteration_time_ms",
+        "on_invalid_history",
+        "strict_finish_reason",
+    )
     assert (getattr(merged[0], name) == getattr(merged[1], name)) == (name in own)
 
 
@@ -157,7 +180,9 @@ def test_no_door_loses_an_option(door: type, name: str) -> None:
 
 @every_door
 @each_of("name", [name for name in DEFAULTS if name != "strict_finish_reason"])
-def test_an_option_is_refused_by_name_when_a_door_is_made(door: type, name: str) -> None:
+def test_an_option_is_refused_by_name_when_a_door_is_made(
+    door: type, name: str
+) -> None:
     """A value that means nothing is refused, naming the option, by every door."""
     with pytest.raises(PlannerInvalidConfigurationError, match=name):
         made_by(door, **{name: REFUSED[name]})
@@ -166,7 +191,10 @@ def test_an_option_is_refused_by_name_when_a_door_is_made(door: type, name: str)
 @pytest.mark.parametrize("door", DOORS)
 def test_an_unknown_option_is_a_type_error(door: type) -> None:
     """It is refused as a misspelt parameter is, with the options there are, and where limits are given."""
-    with pytest.raises(TypeError, match=r"unexpected keyword argument 'max_iterations'; .*budget=Budget\("):
+    with pytest.raises(
+        TypeError,
+        match=r"unexpected keyword argument 'max_iterations'; .*budget=Budget\(",
+    ):
         made_by(door, max_iterations=3)
 
 
@@ -197,9 +225,15 @@ async def test_a_session_repairs_a_conversation_on_request() -> None:
     """``on_invalid_history="repair"`` answers a call without a result in the session's copy."""
     with pytest.raises(InvalidHistoryError):
         ToolUseSession(kernel(), initial_prompts=unanswered())
-    session = ToolUseSession(kernel(), initial_prompts=unanswered(), on_invalid_history="repair")
+    session = ToolUseSession(
+        kernel(), initial_prompts=unanswered(), on_invalid_history="repair"
+    )
     assert await session.prompt("Go.") == "Done."
-    assert [message.role for message in session.history().messages[:3]] == ["user", "assistant", "tool"]
+    assert [message.role for message in session.history().messages[:3]] == [
+        "user",
+        "assistant",
+        "tool",
+    ]
 
 
 async def test_a_sessions_clarifier_answers_questions() -> None:
@@ -207,9 +241,13 @@ async def test_a_sessions_clarifier_answers_questions() -> None:
     facts: list[Fact] = []
     made = Kernel()
     ask = call("UserInteraction-AskUser", {"question": "Which city?"})
-    made.add_service(ScriptedChatCompletion([ask, say("It is sunny in Rome.")], service_id="chat"))
+    made.add_service(
+        ScriptedChatCompletion([ask, say("It is sunny in Rome.")], service_id="chat")
+    )
     session = ToolUseSession(
-        made, clarifier=lambda question: None if question.text.startswith("It") else "Rome", observers=[facts.append]
+        made,
+        clarifier=lambda question: None if question.text.startswith("It") else "Rome",
+        observers=[facts.append],
     )
     assert await session.prompt("What is the weather?") == "It is sunny in Rome."
     assert [fact.answer for fact in facts if fact.type == "Clarified"] == ["Rome", None]

@@ -9,18 +9,38 @@ from support.processes import Lives
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PROGRAMS = {match[1]: match[0] for match in re.finditer(r"(?<=```python\n)# (\w+\.py)\n.*?(?=```)", README, re.DOTALL)}
+PROGRAMS = {
+    match[1]: match[0]
+    for match in re.finditer(
+        r"(?<=```python\n)# (\w+\.py)\n.*?(?=```)", README, re.DOTALL
+    )
+}
 
 
-def test_its_program_prints_an_answer_and_what_it_cost(lives: Lives, tmp_path: Path) -> None:
+def test_its_program_prints_an_answer_and_what_it_cost(
+    lives: Lives, tmp_path: Path
+) -> None:
     """The README has one program, which runs as it stands, with the endpoint in the environment as the README says."""
     ((name, text),) = PROGRAMS.items()
     assert README.count("```python") == 1
     (tmp_path / name).write_text(text, encoding="utf-8")
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "PLANNER_EXT_"))}
-    script = [say("1. ask"), call("weather-temperature", {"city": "Oslo"}), say("14.5 degrees")]
+    own = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("OPENAI_", "PLANNER_EXT_"))
+    }
+    script = [
+        say("1. ask"),
+        call("weather-temperature", {"city": "Oslo"}),
+        say("14.5 degrees"),
+    ]
     with ScriptedOpenAIServer(script) as server:
-        env = {**own, "OPENAI_API_KEY": "x", "OPENAI_BASE_URL": server.url, "PYTHONPATH": str(ROOT)}
+        env = {
+            **own,
+            "OPENAI_API_KEY": "x",
+            "OPENAI_BASE_URL": server.url,
+            "PYTHONPATH": str(ROOT),
+        }
         done = lives.run(str(tmp_path / name), cwd=tmp_path, env=env)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("answered 14.5 degrees\n3 requests, 1 calls, ")
@@ -28,7 +48,11 @@ def test_its_program_prints_an_answer_and_what_it_cost(lives: Lives, tmp_path: P
 
 def test_links_lead_somewhere() -> None:
     """Every relative link of the README names a file of the repository."""
-    links = [link for link in re.findall(r"\]\(([^)]+)\)", README) if not link.startswith("http")]
+    links = [
+        link
+        for link in re.findall(r"\]\(([^)]+)\)", README)
+        if not link.startswith("http")
+    ]
     assert links
     assert [link for link in links if not (ROOT / link).exists()] == []
 
@@ -43,7 +67,19 @@ def test_every_decision_has_its_own_number() -> None:
 
 def test_the_threat_model_names_tests_that_exist() -> None:
     """Each row of its table names at least one test file, and every file is there."""
-    rows = re.findall(r"^\| \*\*.*$", (ROOT / "adr" / "0017-threat-model.md").read_text("utf-8"), re.MULTILINE)
-    shown = [re.findall(r"`([\w/]+\.py)`", row.rpartition("|")[0].rpartition("|")[2]) for row in rows]
+    rows = re.findall(
+        r"^\| \*\*.*$",
+        (ROOT / "adr" / "0017-threat-model.md").read_text("utf-8"),
+        re.MULTILINE,
+    )
+    shown = [
+        re.findall(r"`([\w/]+\.py)`", row.rpartition("|")[0].rpartition("|")[2])
+        for row in rows
+    ]
     assert all(shown)
-    assert [file for files in shown for file in files if not (ROOT / "tests" / file).is_file()] == []
+    assert [
+        file
+        for files in shown
+        for file in files
+        if not (ROOT / "tests" / file).is_file()
+    ] == []

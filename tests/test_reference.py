@@ -16,13 +16,28 @@ def test_the_reference_has_every_public_name(tmp_path: Path) -> None:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     env = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
     command = ["bash", str(ROOT / ".ci" / "reference"), str(tmp_path)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=170, check=False)
+    done = subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=170, check=False
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     for module, names in MODULES.items():
         page = (tmp_path / f"{module.replace('.', '/')}.html").read_text("utf-8")
-        sections = dict(re.findall(r'<section id="(\w+)">(.*?)</section>', page, re.DOTALL))
+        sections = dict(
+            re.findall(r'<section id="(\w+)">(.*?)</section>', page, re.DOTALL)
+        )
         assert sorted(set(names.split()) - set(sections)) == [], module
-        described = {name for name, text in sections.items() if re.search('class="(docstring|attr variable)"', text)}
+        described = {
+            name
+            for name, text in sections.items()
+            if re.search('class="(docstring|attr variable)"', text)
+        }
         assert sorted(set(names.split()) - described) == [], module
-        texts = " ".join(re.findall(r'<div class="docstring">(.*?)</div>', page, re.DOTALL))
-        assert re.findall(r"planner_ext\.(?:approval|core|engine|planner|sk)\b[\w.]*", texts) == [], module
+        texts = " ".join(
+            re.findall(r'<div class="docstring">(.*?)</div>', page, re.DOTALL)
+        )
+        assert (
+            re.findall(
+                r"planner_ext\.(?:approval|core|engine|planner|sk)\b[\w.]*", texts
+            )
+            == []
+        ), module

@@ -42,7 +42,18 @@ FREE_OF_SEMANTIC_KERNEL = ("core", "approval", "engine", "durable", "inbox", "ti
 """Folders that do not import Semantic Kernel."""
 
 NO_BUSINESS_OF_THE_CORE = {
-    *("asyncio", "logging", "time", "uuid", "random", "secrets", "threading", "io", "os", "socket"),
+    *(
+        "asyncio",
+        "logging",
+        "time",
+        "uuid",
+        "random",
+        "secrets",
+        "threading",
+        "io",
+        "os",
+        "socket",
+    ),
 }
 MAY_SCRIPT = ("testing", "compare", "cli")
 """What may stand on the scripted services: the tools of the tests, the comparison, and the demonstration."""
@@ -100,7 +111,11 @@ def tree_of(file: Path) -> ast.Module:
 def imports_of(file: Path) -> tuple[str, ...]:
     """List the modules that a file imports, anywhere in it, also for type checkers alone."""
     found: list[str] = []
-    package = name_of(file).split(".") if file.name == "__init__.py" else name_of(file).split(".")[:-1]
+    package = (
+        name_of(file).split(".")
+        if file.name == "__init__.py"
+        else name_of(file).split(".")[:-1]
+    )
     for node in ast.walk(tree_of(file)):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
@@ -115,13 +130,19 @@ def imports_of(file: Path) -> tuple[str, ...]:
 def is_module(name: str) -> bool:
     """Whether a dotted name is a module of this package."""
     path = PACKAGE.parent.joinpath(*name.split("."))
-    return name.startswith("planner_ext.") and (path.with_suffix(".py").is_file() or (path / "__init__.py").is_file())
+    return name.startswith("planner_ext.") and (
+        path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
+    )
 
 
 def own(file: Path) -> list[str]:
     """List what a file imports of this package."""
     imports = imports_of(file)
-    return [name for name in imports if name == "planner_ext" or name.startswith("planner_ext.")]
+    return [
+        name
+        for name in imports
+        if name == "planner_ext" or name.startswith("planner_ext.")
+    ]
 
 
 def in_parts(*parts: str) -> list[Path]:
@@ -143,7 +164,8 @@ def test_imports_point_down() -> None:
             f"{name_of(file)} (floor {floor_of(name_of(file))}) imports {name} (floor {floor_of(name)})"
             for file in FILES
             for name in own(file)
-            if floor_of(name) > floor_of(name_of(file)) and (part_of(name_of(file)), name) != ("durable", CRASH_POINTS)
+            if floor_of(name) > floor_of(name_of(file))
+            and (part_of(name_of(file)), name) != ("durable", CRASH_POINTS)
         ),
     )
 
@@ -221,7 +243,10 @@ def test_the_lower_floors_can_be_imported_without_semantic_kernel() -> None:
         text=True,
         check=True,
     )
-    check("These modules cannot be imported where Semantic Kernel is missing:", json.loads(done.stdout))
+    check(
+        "These modules cannot be imported where Semantic Kernel is missing:",
+        json.loads(done.stdout),
+    )
 
 
 LOADED_BY_THE_PLANNER = """
@@ -234,7 +259,12 @@ print(json.dumps(sorted(name for name in sys.modules if name.split(".")[0] == "p
 @cache
 def loaded_by_the_planner() -> tuple[str, ...]:
     """List the modules of the package in a process that has imported the planner, and nothing else of the package."""
-    done = subprocess.run([sys.executable, "-c", LOADED_BY_THE_PLANNER], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED_BY_THE_PLANNER],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return tuple(json.loads(done.stdout))
 
 
@@ -262,19 +292,33 @@ def test_importing_the_planner_loads_the_loop_only() -> None:
     """An application that only runs the planner loads what every run needs; a feature loads the rest when used."""
     loaded = loaded_by_the_planner()
     beside = {f"planner_ext.{name}" for name in BESIDE_THE_LOOP}
-    check("The planner loads the loop only:", (name for name in loaded if part_of(name) not in LOOP or name in beside))
-    check("These are loaded with a feature, and do not exist:", sorted(filterfalse(is_module, beside)))
+    check(
+        "The planner loads the loop only:",
+        (name for name in loaded if part_of(name) not in LOOP or name in beside),
+    )
+    check(
+        "These are loaded with a feature, and do not exist:",
+        sorted(filterfalse(is_module, beside)),
+    )
 
 
 def test_importing_the_planner_loads_little() -> None:
     """The loop has a size that can be read: so many modules, and so many tokens of code."""
     loaded = loaded_by_the_planner()
     assert len(loaded) <= MOST_MODULES
-    assert sum(tokens_of(file) for file in FILES if name_of(file) in loaded) <= MOST_TOKENS
+    assert (
+        sum(tokens_of(file) for file in FILES if name_of(file) in loaded) <= MOST_TOKENS
+    )
 
 
 WITHOUT_MEANING = {
-    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
+    *(
+        tokenize.COMMENT,
+        tokenize.NL,
+        tokenize.NEWLINE,
+        tokenize.INDENT,
+        tokenize.DEDENT,
+    ),
     *(tokenize.ENCODING, tokenize.ENDMARKER),
 }
 
@@ -285,12 +329,20 @@ def tokens_of(file: Path) -> int:
     docstrings = [
         node.body[0]
         for node in ast.walk(tree_of(file))
-        if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None
+        if isinstance(node, documented)
+        and ast.get_docstring(node, clean=False) is not None
     ]
-    skipped = {line for one in docstrings for line in range(one.lineno, (one.end_lineno or one.lineno) + 1)}
+    skipped = {
+        line
+        for one in docstrings
+        for line in range(one.lineno, (one.end_lineno or one.lineno) + 1)
+    }
     with file.open("rb") as source:
         tokens = list(tokenize.tokenize(source.readline))
-    return sum(token.type not in WITHOUT_MEANING and token.start[0] not in skipped for token in tokens)
+    return sum(
+        token.type not in WITHOUT_MEANING and token.start[0] not in skipped
+        for token in tokens
+    )
 
 
 def test_production_code_does_not_import_test_tools() -> None:
@@ -314,9 +366,15 @@ def test_the_root_shows_doors_alone() -> None:
     ours = [name for name in imports_of(file) if name not in ("importlib", "typing")]
     check(
         "The root passes on names of the doors and of what is below them:",
-        (name for name in ours if floor_of(name) > DOORS or not name.startswith("planner_ext.")),
+        (
+            name
+            for name in ours
+            if floor_of(name) > DOORS or not name.startswith("planner_ext.")
+        ),
     )
-    functions = [node.name for node in tree_of(file).body if isinstance(node, ast.FunctionDef)]
+    functions = [
+        node.name for node in tree_of(file).body if isinstance(node, ast.FunctionDef)
+    ]
     assert functions == ["__getattr__"]
     exported = exported_by(file)
     assert exported is not None
@@ -326,10 +384,15 @@ def test_the_root_shows_doors_alone() -> None:
 def test_no_modules_import_each_other_in_a_circle() -> None:
     """The modules can be put in an order in which each needs those before it alone, for its types, too."""
     waiting = {name_of(file): set(own(file)) - {name_of(file)} for file in FILES}
-    while ready := [name for name, needs in waiting.items() if not needs & waiting.keys()]:
+    while ready := [
+        name for name, needs in waiting.items() if not needs & waiting.keys()
+    ]:
         for name in ready:
             del waiting[name]
-    circle = (f"{name} imports {', '.join(sorted(needs & waiting.keys()))}" for name, needs in waiting.items())
+    circle = (
+        f"{name} imports {', '.join(sorted(needs & waiting.keys()))}"
+        for name, needs in waiting.items()
+    )
     check("These modules import each other, or such as do:", circle)
 
 
@@ -361,13 +424,17 @@ def test_the_modules_that_users_import_say_what_they_export() -> None:
                 broken.append(f"{name} names {each} twice")
             if each not in names_in(tree_of(file).body):
                 broken.append(f"{name} names {each}, which is not there")
-    check("The modules that users import, and they alone, have an __all__ of what is in them:", broken)
+    check(
+        "The modules that users import, and they alone, have an __all__ of what is in them:",
+        broken,
+    )
 
 
 def test_a_module_says_what_it_promises() -> None:
     """Each module opens with a docstring."""
     check(
-        "Each module opens with a docstring:", (name_of(file) for file in FILES if not ast.get_docstring(tree_of(file)))
+        "Each module opens with a docstring:",
+        (name_of(file) for file in FILES if not ast.get_docstring(tree_of(file))),
     )
 
 
@@ -384,7 +451,9 @@ def exported_by(file: Path) -> list[str] | None:
     """Read a module's ``__all__``, or None."""
     for node in tree_of(file).body:
         targets = node.targets if isinstance(node, ast.Assign) else []
-        if isinstance(node, ast.Assign) and any(isinstance(one, ast.Name) and one.id == "__all__" for one in targets):
+        if isinstance(node, ast.Assign) and any(
+            isinstance(one, ast.Name) and one.id == "__all__" for one in targets
+        ):
             return list(ast.literal_eval(node.value))
     return None
 
@@ -394,10 +463,16 @@ def names_in(body: list[ast.stmt]) -> set[str]:
     found: set[str] = set()
     for node in body:
         match node:
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            case (
+                ast.FunctionDef(name=name)
+                | ast.AsyncFunctionDef(name=name)
+                | ast.ClassDef(name=name)
+            ):
                 found.add(name)
             case ast.Assign(targets=targets):
-                found |= {target.id for target in targets if isinstance(target, ast.Name)}
+                found |= {
+                    target.id for target in targets if isinstance(target, ast.Name)
+                }
             case ast.AnnAssign(target=ast.Name(id=name)):
                 found.add(name)
             case ast.Import(names=names) | ast.ImportFrom(names=names):

@@ -3,12 +3,34 @@
 import hashlib
 import json
 import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+    Set,
+)
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar, assert_never, cast, overload
+from typing import (
+    Any,
+    Literal,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    assert_never,
+    cast,
+    overload,
+)
 
-from planner_ext.core.errors import InvalidLimitError, PlannerExtError, shown, suggests_names
+from planner_ext.core.errors import (
+    InvalidLimitError,
+    PlannerExtError,
+    shown,
+    suggests_names,
+)
 from planner_ext.core.facts import CallDecided, Clarified, Fact, ModelReplied
 from planner_ext.core.marks import mark_on, markable, put_mark
 from planner_ext.core.state import ASK_USER
@@ -20,11 +42,14 @@ class InvalidDecisionError(PlannerExtError):
 
     Attributes:
         call_id: The call that it was given for; None if it names no call.
-        changed: Whether the call would now get another value than was asked about. After a resume without a decision on
-            it, it waits with that value, and with a new fingerprint.
+        changed: Whether the call would now get another value than was asked about.
+            After a resume without a decision on it, it waits with that value, and with
+            a new fingerprint.
     """
 
-    def __init__(self, message: str, *, call_id: str | None = None, changed: bool = False) -> None:
+    def __init__(
+        self, message: str, *, call_id: str | None = None, changed: bool = False
+    ) -> None:
         super().__init__(message)
         self.call_id = call_id
         self.changed = changed
@@ -35,25 +60,32 @@ class InvalidDecisionError(PlannerExtError):
 class Approve:
     """Let the call run: this function, with these arguments, once.
 
-    If a filter of the kernel changes the function, or an argument that the model could give, the call does not run, and
-    the model reads so. Parameters hidden from the model are the application's: a filter may fill them. The same holds
-    for what a policy allows, by a rule or by its default. A call that no interceptor decided is not bound: a filter may
-    change its arguments, but never its function.
+    If a filter of the kernel changes the function, or an argument that the model could
+    give, the call does not run, and the model reads so. Parameters hidden from the
+    model are the application's: a filter may fill them. The same holds for what a
+    policy allows, by a rule or by its default. A call that no interceptor decided is
+    not bound: a filter may change its arguments, but never its function.
 
     Attributes:
-        arguments: Arguments to use in place of the model's, as JSON values; copied, and validated like those. None
-            keeps the model's. A call that gets other arguments is reviewed again, from the first rule on: where a rule
-            denies it, a person's decision is refused by name, and the call still waits; where something else is
-            asked about it, or others are, it waits again with these arguments; where the same is asked, this decision
-            answers it. An interceptor's edit stands if the rules let the edited call run; a second, different edit in
-            one review denies the call. An ``approver`` whose edit is refused is asked once more.
-        always: Give the same answer to the same question for the rest of the run: for every call of this
-            ``"function"``, or only for this function with these ``"arguments"``. None approves this call alone. The
-            same question has the same source and the same roles. The source is the rule of the policy, the policy's
-            default, the function's mark, or the interceptor with its prompt. What another rule asks, or what others
-            have to decide, is asked; so is what functions and nested runs call themselves.
+        arguments: Arguments to use in place of the model's, as JSON values; copied, and
+            validated like those. None keeps the model's. A call that gets other
+            arguments is reviewed again, from the first rule on: where a rule denies it,
+            a person's decision is refused by name, and the call still waits; where
+            something else is asked about it, or others are, it waits again with these
+            arguments; where the same is asked, this decision answers it. An
+            interceptor's edit stands if the rules let the edited call run; a second,
+            different edit in one review denies the call. An ``approver`` whose edit is
+            refused is asked once more.
+        always: Give the same answer to the same question for the rest of the run: for
+            every call of this ``"function"``, or only for this function with these
+            ``"arguments"``. None approves this call alone. The same question has the
+            same source and the same roles. The source is the rule of the policy, the
+            policy's default, the function's mark, or the interceptor with its prompt.
+            What another rule asks, or what others have to decide, is asked; so is what
+            functions and nested runs call themselves.
         by: Who decided, for the record.
-        fingerprint: What the decision was made for; if given, it must match the pending call's.
+        fingerprint: What the decision was made for; if given, it must match the pending
+            call's.
     """
 
     arguments: Mapping[str, Any] | None = None
@@ -96,8 +128,10 @@ class Defer:
 
     Attributes:
         prompt: What the person is asked.
-        expires_in: Seconds after which the question expires; None uses the run's setting.
-        roles: Who may decide, as data for the application's ``authorize`` hook; empty for anyone.
+        expires_in: Seconds after which the question expires; None uses the run's
+            setting.
+        roles: Who may decide, as data for the application's ``authorize`` hook; empty
+            for anyone.
         source: Digest of who asks, and what. The gate that puts the question sets it.
     """
 
@@ -128,7 +162,11 @@ def problem_of(decision: Decision) -> str | None:
             if expires_in is not None and not is_duration(expires_in):
                 expected = f"a number of seconds above 0 and below {LONGEST_WAIT:g}"
                 return f"expires_in must be {expected}; got {shown(expires_in)}"
-            return _text_problem("prompt", prompt) or _roles_problem(roles) or _text_problem("source", source)
+            return (
+                _text_problem("prompt", prompt)
+                or _roles_problem(roles)
+                or _text_problem("source", source)
+            )
         case _:
             assert_never(decision)
 
@@ -144,7 +182,9 @@ def edited_text(arguments: Mapping[str, Any]) -> str:
         ValueError: If they are no JSON.
     """
     try:
-        return json.dumps(arguments, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return json.dumps(
+            arguments, ensure_ascii=False, allow_nan=False, separators=(",", ":")
+        )
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"They are no JSON: {error}.") from error
 
@@ -163,16 +203,29 @@ def _roles_problem(value: object) -> str | None:
     problem = f"roles must be a list of names; got {shown(value)}"
     if not isinstance(value, list | tuple):
         return problem
-    return None if all(isinstance(name, str) and name.strip() for name in cast("list[object]", value)) else problem
+    return (
+        None
+        if all(
+            isinstance(name, str) and name.strip()
+            for name in cast("list[object]", value)
+        )
+        else problem
+    )
 
 
 def _is_object(value: object) -> bool:
-    return isinstance(value, Mapping) and all(isinstance(key, str) for key in cast("Mapping[object, object]", value))
+    return isinstance(value, Mapping) and all(
+        isinstance(key, str) for key in cast("Mapping[object, object]", value)
+    )
 
 
 def is_duration(value: object) -> bool:
     """Return whether a value is a number of seconds that a question can wait for."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= LONGEST_WAIT
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and 0 < value <= LONGEST_WAIT
+    )
 
 
 class ReadByKey:
@@ -183,7 +236,9 @@ class ReadByKey:
     def __getitem__(self, name: str) -> Any:
         if name in self.keys():
             return getattr(self, name)
-        raise KeyError(f"{name!r}; the keys of {type(self).__name__} are {', '.join(self.keys())}")
+        raise KeyError(
+            f"{name!r}; the keys of {type(self).__name__} are {', '.join(self.keys())}"
+        )
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.keys())
@@ -215,36 +270,43 @@ _OF_THE_REVIEW = frozenset(
 class ToolCall(ReadByKey):
     """A call as everybody outside of the loop sees it: the function that will run, with the arguments it will get.
 
-    Interceptors see it before it runs; persons, while it waits for them. A question of the model that waits is one,
-    too: a call of ``UserInteraction-AskUser`` with ``{"question": text}``. It is answered with `Supply`, or with `Deny`
-    if there is no answer. A plain reply that asks is shown as such a call, with an id of its own.
+    Interceptors see it before it runs; persons, while it waits for them. A question of
+    the model that waits is one, too: a call of ``UserInteraction-AskUser`` with
+    ``{"question": text}``. It is answered with `Supply`, or with `Deny` if there is no
+    answer. A plain reply that asks is shown as such a call, with an id of its own.
 
     Attributes:
         id: The call's id, unique within its batch; decisions go by it.
-        path: The ids of the calls that lead to it, from the outermost run in, joined by ``/``; ``%``, ``/`` and ``#``
-            in an id are escaped as in an URL. Of a run that no other one surrounds, the escaped id.
+        path: The ids of the calls that lead to it, from the outermost run in, joined by
+            ``/``; ``%``, ``/`` and ``#`` in an id are escaped as in an URL. Of a run
+            that no other one surrounds, the escaped id.
         kind: ``function``, or ``question``.
-        arguments: The arguments from the model as JSON values, each converted to its parameter's type: "7" for an int
-            is 7. An argument that the model did not give is missing, even if the function has a default or the
-            application a value. Do not change it, return ``Approve(arguments=...)`` instead.
+        arguments: The arguments from the model as JSON values, each converted to its
+            parameter's type: "7" for an int is 7. An argument that the model did not
+            give is missing, even if the function has a default or the application a
+            value. Do not change it, return ``Approve(arguments=...)`` instead.
         raw_arguments: The JSON text that the model sent.
         iteration: The 0-based iteration of the loop.
         index: The call's index in its batch, from 0.
-        fingerprint: Digest of run, iteration, id, function and arguments; an `Approve` may name it. A further question
-            about an approved call has another one.
-        signature: The function's parameters, ``name=digest`` of each; "" if they are not known.
-        after: The functions after whose calls this one comes, by name: see `ApprovalRule.after`. None if that is not
-            known, and while the call waits.
+        fingerprint: Digest of run, iteration, id, function and arguments; an `Approve`
+            may name it. A further question about an approved call has another one.
+        signature: The function's parameters, ``name=digest`` of each; "" if they are
+            not known.
+        after: The functions after whose calls this one comes, by name: see
+            `ApprovalRule.after`. None if that is not known, and while the call waits.
         goal: The goal of the run, while the call waits.
         prompt: What the person is asked; "" asks for a plain approval.
-        roles: Who may decide, by the function's mark or the rule that asks; empty for anyone.
+        roles: Who may decide, by the function's mark or the rule that asks; empty for
+            anyone.
         expires_at: When the question expires, or None.
-        in_doubt: Whether it had started when its process ended, and may have taken effect: `Approve` runs it again,
-            `Supply` tells the model its result, `Deny` leaves the model with the doubt.
-        decision: The newest decision on a call that waits: who let a call in doubt run, who edited its arguments, or
-            who approved a call about which others are still asked. None for another call.
-        parameters: JSON schema of the parameters of a function whose call waits, as the model has it, to draw a form
-            from; None if it is not known.
+        in_doubt: Whether it had started when its process ended, and may have taken
+            effect: `Approve` runs it again, `Supply` tells the model its result, `Deny`
+            leaves the model with the doubt.
+        decision: The newest decision on a call that waits: who let a call in doubt run,
+            who edited its arguments, or who approved a call about which others are
+            still asked. None for another call.
+        parameters: JSON schema of the parameters of a function whose call waits, as the
+            model has it, to draw a form from; None if it is not known.
     """
 
     id: str
@@ -292,13 +354,25 @@ def path_of(call_id: str) -> str:
 class Interceptor(Protocol):
     """Decides a call before it runs. A plain function, sync or async, satisfies it; None abstains."""
 
-    def __call__(self, call: ToolCall, /) -> Decision | Awaitable[Decision | None] | None:
+    def __call__(
+        self, call: ToolCall, /
+    ) -> Decision | Awaitable[Decision | None] | None:
         """Decide, or return None to leave the decision to the other interceptors."""
         ...
 
 
 RunAction: TypeAlias = Literal[
-    "decide", "cancel", "set_budget", "resume", "retry", "say", "fork", "delete", "import", "grant", "revoke"
+    "decide",
+    "cancel",
+    "set_budget",
+    "resume",
+    "retry",
+    "say",
+    "fork",
+    "delete",
+    "import",
+    "grant",
+    "revoke",
 ]
 """What somebody does to a run; each is asked of the ``authorize`` hook."""
 
@@ -311,9 +385,11 @@ class DecisionRequest:
         action: What; ``retry`` resumes a run that failed or is in quarantine.
         by: Who, as it will be recorded; "" without a name.
         run_id: The run; "" on a stock kernel, which has none.
-        call: The call or question that is decided, with its ``roles``; None where the action is on the run.
+        call: The call or question that is decided, with its ``roles``; None where the
+            action is on the run.
         decision: The decision; None where the action is on the run.
-        verified: Whether the application vouches for the name, as a sign-in does. False for one that was only typed.
+        verified: Whether the application vouches for the name, as a sign-in does. False
+            for one that was only typed.
     """
 
     action: RunAction
@@ -324,11 +400,16 @@ class DecisionRequest:
     verified: bool = False
 
 
-Authorize: TypeAlias = Callable[[DecisionRequest], bool | str | Awaitable[bool | str | None] | None]
-"""Allows an action by returning True. Anything else refuses: a text is the reason, and so is that of an exception."""
+Authorize: TypeAlias = Callable[
+    [DecisionRequest], bool | str | Awaitable[bool | str | None] | None
+]
+"""Allows an action by returning True. Anything else refuses: a text is the reason, and
+so is that of an exception."""
 
 
-def hooks_of(authorize: "Authorize | Sequence[Authorize] | None") -> tuple[Authorize, ...]:
+def hooks_of(
+    authorize: "Authorize | Sequence[Authorize] | None",
+) -> tuple[Authorize, ...]:
     """Return the hooks that all have to allow an action, each once."""
     if authorize is None:
         return ()
@@ -342,8 +423,14 @@ def check_authorize(authorize: object) -> None:
     Raises:
         InvalidLimitError: With the way out; as `ApprovalSettings`.
     """
-    given = cast("Sequence[object]", authorize) if isinstance(authorize, tuple) else (authorize,)
-    if authorize is not None and not all(callable(one) and not isinstance(one, type) for one in given):
+    given = (
+        cast("Sequence[object]", authorize)
+        if isinstance(authorize, tuple)
+        else (authorize,)
+    )
+    if authorize is not None and not all(
+        callable(one) and not isinstance(one, type) for one in given
+    ):
         problem = f"authorize must be a function of the request that returns True to allow it; got {shown(given)}."
         raise InvalidLimitError(problem)
 
@@ -361,21 +448,25 @@ class ApprovalSettings:
     """The handling of calls that are undecided, that were denied, and that wait for a person.
 
     Attributes:
-        unmatched: A call that no interceptor decided is run (``approve``, as with any filter), waits for a person
-            (``defer``) or is refused (``deny``).
-        on_denial: What the model sees of a denied call. ``refuse``: a result that says so; costs no request more.
-            ``reask``: the call is removed and the model is asked again without functions; one request.
-            ``return_calls``: the run ends and its batch is returned to the caller, unanswered; no request.
-        on_deferred: Whether the other calls of the batch wait with a deferred one (``hold_all``), or run before the
-            pause (``run_safe_first``).
-        expires_in: Seconds after which a question expires; counted from when it was asked. None: never.
-        interceptor_timeout: Seconds in which an interceptor has to decide; after that the call is denied. None: no
-            limit.
-        authorize: Says who may decide: asked about each decision on a call or question that waits, with a
-            `DecisionRequest`, before the decision counts; async or not. It allows by returning True and by nothing
-            else: a text is the reason of a refusal, and an exception, None and False refuse, too. The call then goes on
-            waiting. Several in a tuple all have to allow. A question with ``roles`` cannot be decided without a hook,
-            except by the application's own ``approver``, which is shown the roles.
+        unmatched: A call that no interceptor decided is run (``approve``, as with any
+            filter), waits for a person (``defer``) or is refused (``deny``).
+        on_denial: What the model sees of a denied call. ``refuse``: a result that says
+            so; costs no request more. ``reask``: the call is removed and the model is
+            asked again without functions; one request. ``return_calls``: the run ends
+            and its batch is returned to the caller, unanswered; no request.
+        on_deferred: Whether the other calls of the batch wait with a deferred one
+            (``hold_all``), or run before the pause (``run_safe_first``).
+        expires_in: Seconds after which a question expires; counted from when it was
+            asked. None: never.
+        interceptor_timeout: Seconds in which an interceptor has to decide; after that
+            the call is denied. None: no limit.
+        authorize: Says who may decide: asked about each decision on a call or question
+            that waits, with a `DecisionRequest`, before the decision counts; async or
+            not. It allows by returning True and by nothing else: a text is the reason
+            of a refusal, and an exception, None and False refuse, too. The call then
+            goes on waiting. Several in a tuple all have to allow. A question with
+            ``roles`` cannot be decided without a hook, except by the application's own
+            ``approver``, which is shown the roles.
 
     Raises:
         InvalidLimitError: If a value is invalid; names the field. At a door it is a
@@ -403,13 +494,27 @@ class ApprovalSettings:
 
     def within(self, inner: "ApprovalSettings") -> "ApprovalSettings":
         """@private Merge with the settings of a wrapped service: for undecided calls, the stricter applies."""
-        stricter = max(self.unmatched, inner.unmatched, key=("approve", "defer", "deny").index)
-        return replace(self.asking(inner.authorize), unmatched=stricter, expires_in=self.expires_in or inner.expires_in)
+        stricter = max(
+            self.unmatched, inner.unmatched, key=("approve", "defer", "deny").index
+        )
+        return replace(
+            self.asking(inner.authorize),
+            unmatched=stricter,
+            expires_in=self.expires_in or inner.expires_in,
+        )
 
-    def asking(self, authorize: Authorize | Sequence[Authorize] | None) -> "ApprovalSettings":
+    def asking(
+        self, authorize: Authorize | Sequence[Authorize] | None
+    ) -> "ApprovalSettings":
         """@private Add a hook that has to allow a decision, too."""
-        more = [one for one in hooks_of(authorize) if one not in hooks_of(self.authorize)]
-        return replace(self, authorize=(*hooks_of(self.authorize), *more)) if more else self
+        more = [
+            one for one in hooks_of(authorize) if one not in hooks_of(self.authorize)
+        ]
+        return (
+            replace(self, authorize=(*hooks_of(self.authorize), *more))
+            if more
+            else self
+        )
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -421,44 +526,62 @@ def requires_approval(function: F, /) -> F: ...
 
 @overload
 def requires_approval(
-    *, prompt: str | None = None, expires_in: float | None = None, roles: Sequence[str] = ()
+    *,
+    prompt: str | None = None,
+    expires_in: float | None = None,
+    roles: Sequence[str] = (),
 ) -> Callable[[F], F]: ...
 
 
 def requires_approval(
-    function: Any = None, /, *, prompt: str | None = None, expires_in: float | None = None, roles: Sequence[str] = ()
+    function: Any = None,
+    /,
+    *,
+    prompt: str | None = None,
+    expires_in: float | None = None,
+    roles: Sequence[str] = (),
 ) -> Any:
     """Declare that a function may not run before a person has approved the call.
 
-    Stands above or below ``@kernel_function``, bare or with arguments. A function of a prompt, of an OpenAPI document
-    or of an MCP server is marked in its kernel: ``requires_approval(kernel.get_function("plugin", "name"))``. Copies of
-    the kernel and of its plugins keep the mark. A plugin that is loaded again has new functions; mark those, too.
+    Stands above or below ``@kernel_function``, bare or with arguments. A function of a
+    prompt, of an OpenAPI document or of an MCP server is marked in its kernel:
+    ``requires_approval(kernel.get_function("plugin", "name"))``. Copies of the kernel
+    and of its plugins keep the mark. A plugin that is loaded again has new functions;
+    mark those, too.
 
-    An allow *rule* of a policy may free the function, a policy's default never does. Without any approver the run
-    pauses.
+    An allow *rule* of a policy may free the function, a policy's default never does.
+    Without any approver the run pauses.
 
     Args:
-        function: The function, or that of a kernel, if the decorator stands without arguments.
+        function: The function, or that of a kernel, if the decorator stands without
+            arguments.
         prompt: What the person is asked.
-        expires_in: Seconds after which the question expires; None uses the run's setting.
-        roles: Who may decide: names that mean something to the application. They are shown with the pending call. The
-            ``authorize`` hook, see `ApprovalSettings`, compares them with the person; without a hook such a call cannot
-            be decided.
+        expires_in: Seconds after which the question expires; None uses the run's
+            setting.
+        roles: Who may decide: names that mean something to the application. They are
+            shown with the pending call. The ``authorize`` hook, see `ApprovalSettings`,
+            compares them with the person; without a hook such a call cannot be decided.
 
     Raises:
-        InvalidLimitError: If ``prompt`` is not a text, ``expires_in`` not such a number, or ``roles`` not a list of
-            names.
-        NotAFunctionError: If something other than a function is marked, or one that cannot be: it is written in C.
+        InvalidLimitError: If ``prompt`` is not a text, ``expires_in`` not such a
+            number, or ``roles`` not a list of names.
+        NotAFunctionError: If something other than a function is marked, or one that
+            cannot be: it is written in C.
     """
     if (problem := _text_problem("prompt", prompt)) is not None:
         raise InvalidLimitError(f"{problem}.")
     if expires_in is not None and not is_duration(expires_in):
-        raise InvalidLimitError(f"expires_in must be a number of seconds above 0, or None; got {shown(expires_in)}.")
+        raise InvalidLimitError(
+            f"expires_in must be a number of seconds above 0, or None; got {shown(expires_in)}."
+        )
     if (problem := _roles_problem(roles)) is not None:
         raise InvalidLimitError(f"{problem}.")
 
     def mark(function: F) -> F:
-        put_mark(markable(function, _USAGE), Defer(prompt=prompt, expires_in=expires_in, roles=tuple(roles)))
+        put_mark(
+            markable(function, _USAGE),
+            Defer(prompt=prompt, expires_in=expires_in, roles=tuple(roles)),
+        )
         return function
 
     return mark if function is None else mark(function)
@@ -481,9 +604,15 @@ _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_asci
 def digest_of(function: str, arguments: Mapping[str, Any]) -> str:
     """Digest a function's name and its arguments.
 
-    Equal JSON values give equal digests: the order of keys makes no difference, and 7.0 is 7.
+    Equal JSON values give equal digests: the order of keys makes no difference, and 7.0
+    is 7.
     """
-    return _sha256([function, {name: with_plain_numbers(value) for name, value in arguments.items()}])
+    return _sha256(
+        [
+            function,
+            {name: with_plain_numbers(value) for name, value in arguments.items()},
+        ]
+    )
 
 
 def with_plain_numbers(value: Any) -> Any:
@@ -493,11 +622,16 @@ def with_plain_numbers(value: Any) -> Any:
     if isinstance(value, list):
         return [with_plain_numbers(item) for item in cast("list[Any]", value)]
     if isinstance(value, dict):
-        return {name: with_plain_numbers(item) for name, item in cast("dict[Any, Any]", value).items()}
+        return {
+            name: with_plain_numbers(item)
+            for name, item in cast("dict[Any, Any]", value).items()
+        }
     return value
 
 
-def fingerprint_of(run_id: str, iteration: int, call_id: str, digest: str, signature: str = "") -> str:
+def fingerprint_of(
+    run_id: str, iteration: int, call_id: str, digest: str, signature: str = ""
+) -> str:
     """Digest one call of one run.
 
     Args:
@@ -505,7 +639,8 @@ def fingerprint_of(run_id: str, iteration: int, call_id: str, digest: str, signa
         iteration: The iteration in which the call was made.
         call_id: The call's id.
         digest: See `digest_of`.
-        signature: The function's parameters, see `takes_no_more`; "" if they are not known.
+        signature: The function's parameters, see `takes_no_more`; "" if they are not
+            known.
     """
     return _sha256([run_id, iteration, call_id, digest, signature])
 
@@ -514,7 +649,8 @@ def takes_no_more(before: str, now: str) -> bool:
     """Return whether a function has no parameters but those it had before; it may have lost some.
 
     Args:
-        before: Its signature then: ``name=digest`` of each parameter, joined by commas; "" if it is not known.
+        before: Its signature then: ``name=digest`` of each parameter, joined by commas;
+            "" if it is not known.
         now: Its signature now.
     """
     return not before or set(filter(None, now.split(","))) <= set(before.split(","))
@@ -535,8 +671,9 @@ def _sha256(value: object) -> str:
 
 
 DecisionKind: TypeAlias = Literal["approve", "deny", "supply", "expire", "edit"]
-"""The kinds of decisions; ``expire`` is the end of a question that was not decided in time, and ``edit`` an approval
-with arguments that another question is about. Of a call about which several are asked, each answer is a decision."""
+"""The kinds of decisions; ``expire`` is the end of a question that was not decided in
+time, and ``edit`` an approval with arguments that another question is about. Of a call
+about which several are asked, each answer is a decision."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -544,16 +681,19 @@ class DecisionRecord:
     """A decision on a call, or the answer to a question: who made it, when, and whether it was taken.
 
     Attributes:
-        call: The call's id: within its batch, or in a store as `PendingApproval` names it.
+        call: The call's id: within its batch, or in a store as `PendingApproval` names
+            it.
         fully_qualified_name: The function that was decided on; "" if that is not known.
         kind: What the decision was.
-        by: Who or what decided: a person, an interceptor, a policy's rule; "" if no name was given.
+        by: Who or what decided: a person, an interceptor, a policy's rule; "" if no
+            name was given.
         at: When, in UTC.
         requested: The arguments that were decided on; None if they are not known.
-        arguments: Those that an approved call runs with, edited or as they were, or waits with while others are asked;
-            None if it does not run.
+        arguments: Those that an approved call runs with, edited or as they were, or
+            waits with while others are asked; None if it does not run.
         reason: Why the call was denied, "" if no reason was given.
-        result: What was supplied in the function's place, or as an answer; None if nothing was.
+        result: What was supplied in the function's place, or as an answer; None if
+            nothing was.
         always: What else an approval is for, for the rest of the run, or None.
         refused: Why the decision was not taken; "" if it was.
     """
@@ -587,8 +727,13 @@ def decisions_of(facts: Iterable[Fact]) -> tuple[DecisionRecord, ...]:
             case CallDecided(iteration=iteration, index=index):
                 again = before.get((iteration, index))
                 before[iteration, index] = fact
-                repeated = again is not None and replace(again, at=fact.at) == fact  # by a recovery
-                if not repeated and (record := record_of(fact, calls[index])) is not None:
+                repeated = (
+                    again is not None and replace(again, at=fact.at) == fact
+                )  # by a recovery
+                if (
+                    not repeated
+                    and (record := record_of(fact, calls[index])) is not None
+                ):
                     found.append(record)
             case Clarified(answer=str(answer)):
                 found.append(_answer(fact, answer, calls))
@@ -611,7 +756,9 @@ def record_of(fact: CallDecided, request: RequestedCall) -> DecisionRecord | Non
             kind = "expire"
         case "answer", _ if fact.person:  # a denied call that is in doubt
             kind = "deny"
-        case "defer", _ if fact.approved:  # by the one whose question was put before this one
+        case "defer", _ if (
+            fact.approved
+        ):  # by the one whose question was put before this one
             kind = "approve"
         case "defer", _ if fact.edited is not None:
             kind = "edit"
@@ -624,7 +771,9 @@ def record_of(fact: CallDecided, request: RequestedCall) -> DecisionRecord | Non
         by=fact.by,
         at=datetime.fromtimestamp(fact.at, UTC),
         requested=json_object(replace(fact, edited=None).arguments_of(request)),
-        arguments=json_object(fact.arguments_of(request)) if kind in ("approve", "edit") else None,
+        arguments=json_object(fact.arguments_of(request))
+        if kind in ("approve", "edit")
+        else None,
         reason=fact.reason if kind == "deny" else "",
         result=fact.answer if kind == "supply" else None,
         always=fact.sticky,
@@ -636,9 +785,13 @@ def question_id(iteration: int) -> str:
     return f"question_{iteration}"
 
 
-def _answer(fact: Clarified, answer: str, calls: tuple[RequestedCall, ...]) -> DecisionRecord:
+def _answer(
+    fact: Clarified, answer: str, calls: tuple[RequestedCall, ...]
+) -> DecisionRecord:
     return DecisionRecord(
-        call=question_id(fact.iteration) if fact.index is None else calls[fact.index].id,
+        call=question_id(fact.iteration)
+        if fact.index is None
+        else calls[fact.index].id,
         fully_qualified_name=ASK_USER,
         kind="supply" if fact.denied is None else "deny",
         by=fact.by,

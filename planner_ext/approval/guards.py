@@ -1,8 +1,9 @@
 """The names of a run's guards, written down when it begins; `planner_ext.engine.activation` compares them.
 
-A policy is named by its data; an interceptor or callback by module and qualified name, a partial by the name of what it
-wraps, an object by its class. The code behind a name is not in it: a process that runs other code under the same name
-is the application's responsibility.
+A policy is named by its data; an interceptor or callback by module and qualified name,
+a partial by the name of what it wraps, an object by its class. The code behind a name
+is not in it: a process that runs other code under the same name is the application's
+responsibility.
 """
 
 import json
@@ -41,7 +42,9 @@ class Policy(ABC):
         """List the rules, from 1, that are for none of these functions, given as plugin and function name."""
 
     @abstractmethod
-    def unknown_after(self, functions: Iterable[tuple[str, str]]) -> list[tuple[int, str]]:
+    def unknown_after(
+        self, functions: Iterable[tuple[str, str]]
+    ) -> list[tuple[int, str]]:
         """List the patterns of ``after`` that are for none of these functions, each with its rule's number."""
 
 
@@ -52,7 +55,11 @@ def guard_name(guard: object) -> str:
     if isinstance(guard, partial):
         return f"partial of {guard_name(cast('partial[Any]', guard).func)}"
     owner = getattr(guard, "__self__", guard)
-    data = f" {json.dumps(owner.normal_form(), sort_keys=True)}" if isinstance(owner, Policy) else ""
+    data = (
+        f" {json.dumps(owner.normal_form(), sort_keys=True)}"
+        if isinstance(owner, Policy)
+        else ""
+    )
     named = guard if hasattr(guard, "__qualname__") else type(guard)
     name: Any = getattr(named, "__qualname__", "")
     return f"{_module(getattr(named, '__module__', None))}.{name}{data}"
@@ -70,4 +77,6 @@ def _module(name: str | None) -> str:
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)
     file = getattr(main, "__file__", None)
-    return spec.name if spec is not None else Path(file).stem if file is not None else name
+    return (
+        spec.name if spec is not None else Path(file).stem if file is not None else name
+    )

@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, cast
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from planner_ext.approval.decisions import (
     LONGEST_WAIT,
@@ -29,7 +36,10 @@ from planner_ext.core.errors import PlannerExtError, nearest, shown
 _Number = int | Annotated[float, Field(allow_inf_nan=False)]
 _Seconds = Annotated[float, Field(gt=0, le=LONGEST_WAIT)]
 _NonEmpty = Annotated[str, Field(min_length=1)]
-_Names = Annotated[list[_NonEmpty], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
+_Names = Annotated[
+    list[_NonEmpty],
+    BeforeValidator(lambda given: [given] if isinstance(given, str) else given),
+]
 
 
 class InvalidPolicyError(PlannerExtError):
@@ -37,24 +47,29 @@ class InvalidPolicyError(PlannerExtError):
 
 
 class _Data(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, defer_build=True
+    )
 
 
 class ArgumentPredicate(_Data):
     """Conditions on one argument; all that are set must hold.
 
-    A condition sees the value that the function gets from the model, converted to the parameter's type. It cannot be
-    evaluated on a value of another type, at any level: a number compares to numbers only (7 is 7.0), a boolean to
-    booleans, a text to texts, a null to null. Whether a value is null can always be evaluated.
+    A condition sees the value that the function gets from the model, converted to the
+    parameter's type. It cannot be evaluated on a value of another type, at any level: a
+    number compares to numbers only (7 is 7.0), a boolean to booleans, a text to texts,
+    a null to null. Whether a value is null can always be evaluated.
 
     Attributes:
         equals: It is this JSON value.
-        one_of: It is one of these; cannot be evaluated where none of them is of its type.
+        one_of: It is one of these; cannot be evaluated where none of them is of its
+            type.
         gt: It is a number above this.
         ge: It is a number, this or above.
         lt: It is a number below this.
         le: It is a number, this or below.
-        glob: It is a text that matches this pattern: ``*`` any text, ``?`` one character, ``[ab]`` one of these.
+        glob: It is a text that matches this pattern: ``*`` any text, ``?`` one
+            character, ``[ab]`` one of these.
     """
 
     equals: Any = None
@@ -68,7 +83,9 @@ class ArgumentPredicate(_Data):
     @model_validator(mode="after")
     def _has_condition(self) -> Self:
         if not self.model_fields_set:
-            raise ValueError("a predicate needs one of equals, one_of, gt, ge, lt, le, glob")
+            raise ValueError(
+                "a predicate needs one of equals, one_of, gt, ge, lt, le, glob"
+            )
         for name in sorted(self.model_fields_set - {"equals"}):
             if getattr(self, name) is None:
                 raise ValueError(f"{name} must have a value")
@@ -101,10 +118,12 @@ class ApprovalRule(_Data):
         plugin: Pattern of the plugin's name; case-sensitive. Default: any.
         function: Pattern of the function's name; case-sensitive. Default: any.
         arguments: What the validated arguments must be, by name.
-        after: Patterns of functions, one or a list; the rule is only for calls that come after a call of one of them.
-            So what came from outside can make what follows ask. Only with ``ask`` and ``deny``. A pattern is for the
-            fully qualified name, such as ``web-fetch`` or ``web-*``, or for the function's name in any plugin. Here
-            case and separators do not matter: ``Web.Fetch`` and ``web_fetch`` are ``web-fetch``.
+        after: Patterns of functions, one or a list; the rule is only for calls that
+            come after a call of one of them. So what came from outside can make what
+            follows ask. Only with ``ask`` and ``deny``. A pattern is for the fully
+            qualified name, such as ``web-fetch`` or ``web-*``, or for the function's
+            name in any plugin. Here case and separators do not matter: ``Web.Fetch``
+            and ``web_fetch`` are ``web-fetch``.
 
             A call comes after the functions that were started in earlier batches of its run, whether they succeeded or
             not; those that ran inside these functions, also in nested runs; those in the history that the run began
@@ -121,7 +140,9 @@ class ApprovalRule(_Data):
 
     plugin: str = "*"
     function: str = "*"
-    arguments: dict[str, ArgumentPredicate] = Field(default_factory=dict[str, ArgumentPredicate])
+    arguments: dict[str, ArgumentPredicate] = Field(
+        default_factory=dict[str, ArgumentPredicate]
+    )
     after: _Names = Field(default_factory=list[str])
     action: Literal["allow", "deny", "ask"]
     reason: str = ""
@@ -137,7 +158,9 @@ class ApprovalRule(_Data):
     @model_validator(mode="after")
     def _is_stricter_after(self) -> Self:
         if "after" in self.model_fields_set and not self.after:
-            raise ValueError("after must name a function, such as web-fetch or web-*; leave it out for calls after any")
+            raise ValueError(
+                "after must name a function, such as web-fetch or web-*; leave it out for calls after any"
+            )
         if self.after and self.action == "allow":
             raise ValueError(
                 "after is for the actions ask and deny; this one is allow: put such a rule before the allow rule"
@@ -151,21 +174,30 @@ class ApprovalRule(_Data):
     def matches(self, call: ToolCall) -> bool:
         """@private Return whether the rule is for a call.
 
-        A predicate that cannot be evaluated counts as a match of a deny or ask rule, and not of an allow rule: the
-        argument is of another type, or the model did not give it. In the latter case the function gets the
-        application's value or its own default, which no rule sees.
+        A predicate that cannot be evaluated counts as a match of a deny or ask rule,
+        and not of an allow rule: the argument is of another type, or the model did not
+        give it. In the latter case the function gets the application's value or its own
+        default, which no rule sees.
         """
-        if not self.names(call.plugin_name, call.function_name) or (self.after and not self._comes_after(call)):
+        if not self.names(call.plugin_name, call.function_name) or (
+            self.after and not self._comes_after(call)
+        ):
             return False
         unknown = self.action != "allow"
         for name, predicate in self.arguments.items():
-            held = predicate.holds(call.arguments[name]) if name in call.arguments else None
+            held = (
+                predicate.holds(call.arguments[name])
+                if name in call.arguments
+                else None
+            )
             if not (unknown if held is None else held):
                 return False
         return True
 
     def _comes_after(self, call: ToolCall) -> bool:
-        return call.after is None or any(_is_named(name, self.after) for name in call.after)
+        return call.after is None or any(
+            _is_named(name, self.after) for name in call.after
+        )
 
     def reason_for(self, call: ToolCall) -> str:
         """@private Return the rule's reason, or else which calls made it match; "" for a rule without ``after``."""
@@ -173,17 +205,17 @@ class ApprovalRule(_Data):
             return self.reason
         if call.after is None:
             return f"It may come after a call of {' or '.join(self.after)}: the calls before it are not known here."
-        return (
-            f"It comes after a call of {', '.join(name for name in sorted(call.after) if _is_named(name, self.after))}."
-        )
+        named = [name for name in sorted(call.after) if _is_named(name, self.after)]
+        return f"It comes after a call of {', '.join(named)}."
 
 
 class ApprovalPolicy(_Data, Policy):
     """Decides calls by rules; the first one that matches wins.
 
     Attributes:
-        default: What to do with calls that no rule is for. Mandatory: ``ask`` or ``deny`` is recommended. An ``allow``
-            here does not free a function that is marked with ``@requires_approval``; an allow rule does.
+        default: What to do with calls that no rule is for. Mandatory: ``ask`` or
+            ``deny`` is recommended. An ``allow`` here does not free a function that is
+            marked with ``@requires_approval``; an allow rule does.
         rules: In order.
     """
 
@@ -198,7 +230,9 @@ class ApprovalPolicy(_Data, Policy):
             InvalidPolicyError: Naming the place, what was expected and what was seen.
         """
         if not isinstance(data, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  (or a file's text)
-            raise InvalidPolicyError(f"Expected a policy with the keys default and rules; got {shown(data)}.")
+            raise InvalidPolicyError(
+                f"Expected a policy with the keys default and rules; got {shown(data)}."
+            )
         try:
             return cls.model_validate(dict(data))
         except ValidationError as error:
@@ -209,17 +243,24 @@ class ApprovalPolicy(_Data, Policy):
         """Read a policy from a YAML file.
 
         Raises:
-            InvalidPolicyError: If it is not a policy, or has a key twice; names the file.
+            InvalidPolicyError: If it is not a policy, or has a key twice; names the
+                file.
             OSError: If the file cannot be read.
         """
         if not isinstance(path, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidPolicyError(f"from_yaml takes the path of a file; got {shown(path)}. Use from_dict for data.")
+            raise InvalidPolicyError(
+                f"from_yaml takes the path of a file; got {shown(path)}. Use from_dict for data."
+            )
         if "\n" in str(path):
-            raise InvalidPolicyError("from_yaml takes the path of a file; got YAML text. Use from_yaml_text.")
+            raise InvalidPolicyError(
+                "from_yaml takes the path of a file; got YAML text. Use from_yaml_text."
+            )
         try:
             text = Path(path).read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
-            raise InvalidPolicyError(f"Expected a policy as YAML in UTF-8; {path} is not: {error}.") from error
+            raise InvalidPolicyError(
+                f"Expected a policy as YAML in UTF-8; {path} is not: {error}."
+            ) from error
         except FileNotFoundError as error:
             raise FileNotFoundError(
                 error.errno,
@@ -237,9 +278,17 @@ class ApprovalPolicy(_Data, Policy):
         try:
             data: Any = yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506  (a SafeLoader)
         except RecursionError:
-            raise InvalidPolicyError("Expected a policy as YAML; it is nested too deeply to be read.") from None
-        except (yaml.YAMLError, ValueError, OverflowError) as error:  # the last two: of a date, or a number
-            raise InvalidPolicyError(f"Expected a policy as YAML; it cannot be read: {error}") from error
+            raise InvalidPolicyError(
+                "Expected a policy as YAML; it is nested too deeply to be read."
+            ) from None
+        except (
+            yaml.YAMLError,
+            ValueError,
+            OverflowError,
+        ) as error:  # the last two: of a date, or a number
+            raise InvalidPolicyError(
+                f"Expected a policy as YAML; it cannot be read: {error}"
+            ) from error
         return cls.from_dict(data)
 
     def __call__(self, call: ToolCall) -> Decision:
@@ -253,8 +302,15 @@ class ApprovalPolicy(_Data, Policy):
                 if rule.action == "ask":
                     prompt = rule.reason_for(call) or None
                     source = source_of("rule", _normal_rule(rule))
-                    return Defer(prompt=prompt, expires_in=rule.expires_in, roles=tuple(rule.roles), source=source)
-                return _decision(rule.action, rule.reason_for(call), f"policy rule {number}")
+                    return Defer(
+                        prompt=prompt,
+                        expires_in=rule.expires_in,
+                        roles=tuple(rule.roles),
+                        source=source,
+                    )
+                return _decision(
+                    rule.action, rule.reason_for(call), f"policy rule {number}"
+                )
         return None
 
     def by_default(self) -> Decision:
@@ -271,21 +327,37 @@ class ApprovalPolicy(_Data, Policy):
     def normal_form(self) -> dict[str, Any]:
         """@private Convert what the policy decides to JSON values, so that equal policies give equal values.
 
-        The source of the policy, the order of its keys, explicit defaults, and ``60`` or ``60.0`` make no difference. A
-        rule's ``reason`` is omitted: it is text for people and decides nothing.
+        The source of the policy, the order of its keys, explicit defaults, and ``60``
+        or ``60.0`` make no difference. A rule's ``reason`` is omitted: it is text for
+        people and decides nothing.
         """
-        return {"default": self.default, "rules": [_normal_rule(rule) for rule in self.rules]}
+        return {
+            "default": self.default,
+            "rules": [_normal_rule(rule) for rule in self.rules],
+        }
 
     def unused_rules(self, functions: Iterable[tuple[str, str]]) -> list[int]:
         """@private List the rules, from 1, that are for none of these functions, given as plugin and function name."""
         known = list(functions)
-        return [n for n, rule in enumerate(self.rules, start=1) if not any(rule.names(*names) for names in known)]
+        return [
+            n
+            for n, rule in enumerate(self.rules, start=1)
+            if not any(rule.names(*names) for names in known)
+        ]
 
-    def unknown_after(self, functions: Iterable[tuple[str, str]]) -> list[tuple[int, str]]:
+    def unknown_after(
+        self, functions: Iterable[tuple[str, str]]
+    ) -> list[tuple[int, str]]:
         """@private List the patterns of ``after`` that are for none of these functions, each with its rule's number."""
         known = ["-".join(filter(None, names)) for names in functions]
-        patterns = ((n, one) for n, rule in enumerate(self.rules, start=1) for one in rule.after)
-        return [(n, one) for n, one in patterns if not any(_is_named(name, [one]) for name in known)]
+        patterns = (
+            (n, one) for n, rule in enumerate(self.rules, start=1) for one in rule.after
+        )
+        return [
+            (n, one)
+            for n, one in patterns
+            if not any(_is_named(name, [one]) for name in known)
+        ]
 
 
 _SEPARATORS: Final = re.compile("[-.:/]")
@@ -296,10 +368,16 @@ def _is_named(name: str, patterns: Iterable[str]) -> bool:
 
     A history may have been written elsewhere, with other separators and another case.
     """
-    _, *own = _SEPARATORS.split(name, maxsplit=1)  # with Semantic Kernel, a plugin's name has no hyphen
-    own = [*own, _SEPARATORS.split(name)[-1]] if own else [name.partition("_")[2]]  # "web_fetch" may be one name or two
+    _, *own = _SEPARATORS.split(
+        name, maxsplit=1
+    )  # with Semantic Kernel, a plugin's name has no hyphen
+    own = (
+        [*own, _SEPARATORS.split(name)[-1]] if own else [name.partition("_")[2]]
+    )  # "web_fetch" may be one name or two
     names = {_spelled(one) for one in (name, *own)}
-    return any(fnmatchcase(one, _spelled(pattern)) for pattern in patterns for one in names)
+    return any(
+        fnmatchcase(one, _spelled(pattern)) for pattern in patterns for one in names
+    )
 
 
 def _spelled(name: str) -> str:
@@ -308,7 +386,10 @@ def _spelled(name: str) -> str:
 
 def _normal_rule(rule: ApprovalRule) -> dict[str, Any]:
     written = rule.model_dump(exclude={"reason", "arguments"}, exclude_defaults=True)
-    arguments = {name: predicate.model_dump(exclude_unset=True) for name, predicate in rule.arguments.items()}
+    arguments = {
+        name: predicate.model_dump(exclude_unset=True)
+        for name, predicate in rule.arguments.items()
+    }
     rules = written | ({"arguments": arguments} if arguments else {})
     if rule.after:
         rules["after"] = sorted(set(rule.after))
@@ -338,7 +419,9 @@ def _same(value: object, wanted: object) -> bool | None:
     if isinstance(value, Mapping) and isinstance(wanted, Mapping):
         one = cast("Mapping[str, object]", value)
         other = cast("Mapping[str, object]", wanted)
-        return one.keys() == other.keys() and _all(_same(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and _all(
+            _same(one[key], other[key]) for key in one
+        )
     if isinstance(value, list) and isinstance(wanted, list):
         items = cast("list[object]", value)
         others = cast("list[object]", wanted)
@@ -363,10 +446,12 @@ def _all(results: Iterable[bool | None]) -> bool | None:
 
 
 _MOST_VALUES = 10_000
-"""The most JSON values in the conditions on one argument; an alias of YAML counts as what it repeats."""
+"""The most JSON values in the conditions on one argument; an alias of YAML counts as
+what it repeats."""
 _MOST_LEVELS = 50
 _MOST_BITS = 14_000
-"""Of a whole number: Python neither reads nor writes one with more than 4,300 digits."""
+"""Of a whole number: Python neither reads nor writes one with more than 4,300
+digits."""
 
 
 def _check_json(conditions: object) -> None:
@@ -378,12 +463,18 @@ def _check_json(conditions: object) -> None:
     level = [conditions]
     number = 0
     for _ in range(_MOST_LEVELS):
-        level = [part for value in level for part in islice(_parts(value), _MOST_VALUES)]
+        level = [
+            part for value in level for part in islice(_parts(value), _MOST_VALUES)
+        ]
         number += len(level)
         if number > _MOST_VALUES:
-            raise ValueError(f"the conditions on an argument may hold {_MOST_VALUES:,} values; there are more")
+            raise ValueError(
+                f"the conditions on an argument may hold {_MOST_VALUES:,} values; there are more"
+            )
     if level:
-        raise ValueError(f"the conditions on an argument may have {_MOST_LEVELS} levels; there are more")
+        raise ValueError(
+            f"the conditions on an argument may have {_MOST_LEVELS} levels; there are more"
+        )
 
 
 def _parts(value: object) -> Iterator[object]:
@@ -395,18 +486,24 @@ def _parts(value: object) -> Iterator[object]:
     if isinstance(value, dict):
         for name, part in cast("dict[object, object]", value).items():
             if not isinstance(name, str):
-                raise ValueError(f"a name in a JSON object is a text; got {shown(name)}")
+                raise ValueError(
+                    f"a name in a JSON object is a text; got {shown(name)}"
+                )
             yield part
     elif isinstance(value, list):
         yield from cast("list[object]", value)
     elif not _is_scalar(value):
-        raise ValueError(f"expected JSON values; got {shown(value)}. Quote it if it is a text")
+        raise ValueError(
+            f"expected JSON values; got {shown(value)}. Quote it if it is a text"
+        )
 
 
 def _is_scalar(value: object) -> bool:
     if isinstance(value, float):
         return isfinite(value)
-    return isinstance(value, str | None) or (isinstance(value, int) and value.bit_length() <= _MOST_BITS)
+    return isinstance(value, str | None) or (
+        isinstance(value, int) and value.bit_length() <= _MOST_BITS
+    )
 
 
 def _explain(error: ValidationError) -> str:
@@ -446,16 +543,23 @@ _KEY_OF_RULE = 3
 class _UniqueKeyLoader(yaml.SafeLoader):
     """YAML's safe loader, which would silently take the last of two equal keys."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+    def construct_mapping(
+        self, node: yaml.MappingNode, deep: bool = False
+    ) -> dict[Hashable, Any]:
         constructor = cast("Any", self)
         seen = set[Hashable]()
         given = cast("yaml.Node", node)
-        pairs = node.value if isinstance(given, yaml.MappingNode) else ()  # YAML's loader refuses another node
+        pairs = (
+            node.value if isinstance(given, yaml.MappingNode) else ()
+        )  # YAML's loader refuses another node
         for key in (constructor.construct_object(key, deep=True) for key, _ in pairs):
             if isinstance(key, Hashable):  # and another key
                 if key in seen:
                     raise yaml.constructor.ConstructorError(
-                        "while reading a policy", node.start_mark, f"the key {key!r} stands twice", node.start_mark
+                        "while reading a policy",
+                        node.start_mark,
+                        f"the key {key!r} stands twice",
+                        node.start_mark,
                     )
                 seen.add(key)
         return super().construct_mapping(node, deep)

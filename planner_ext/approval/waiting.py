@@ -21,7 +21,8 @@ from planner_ext.core.state import ASK_USER, Call, Phase, State
 from planner_ext.core.values import RequestedCall, updated
 
 InDoubt: TypeAlias = Literal["person", "model"]
-"""Who is asked about a call in doubt: a person decides it, or the model reads that its effect is unknown."""
+"""Who is asked about a call in doubt: a person decides it, or the model reads that its
+effect is unknown."""
 
 IN_DOUBT_PROMPT = (
     "This call is in doubt: it had started when its process ended, and may have taken effect. "
@@ -33,8 +34,9 @@ IN_DOUBT_PROMPT = (
 def waiting_calls(state: State) -> Mapping[int | None, Call]:
     """Find the calls of a run that wait for a person, by index and in call order; none if the run has ended.
 
-    For a call in doubt, `decided` holds the question whether to run it again; it never expires. A plain reply that asks
-    is shown as a call of the function that asks the user, with the index None.
+    For a call in doubt, `decided` holds the question whether to run it again; it never
+    expires. A plain reply that asks is shown as a call of the function that asks the
+    user, with the index None.
     """
     batch = state.batch
     if batch is None:
@@ -49,8 +51,12 @@ def waiting_calls(state: State) -> Mapping[int | None, Call]:
         if fact is None or call.answer is not None:
             continue
         if call.started and state.phase is Phase.PAUSED:
-            own = fingerprint_of(state.run_id, fact.iteration, fact.call_id, fact.digest, fact.signature)
-            asked = replace(fact, expires_at=None, prompt=IN_DOUBT_PROMPT, fingerprint=own)
+            own = fingerprint_of(
+                state.run_id, fact.iteration, fact.call_id, fact.digest, fact.signature
+            )
+            asked = replace(
+                fact, expires_at=None, prompt=IN_DOUBT_PROMPT, fingerprint=own
+            )
             found[index] = updated(call, decided=asked)
         elif fact.verdict == "defer":
             found[index] = call
@@ -107,23 +113,34 @@ def _expiry(at: float | None) -> datetime | None:
     try:
         return None if at is None else datetime.fromtimestamp(at, UTC)
     except (OverflowError, ValueError, OSError) as error:
-        raise UnusableCheckpointError(f"Expected a date at which the question expires; got {shown(at)}.") from error
+        raise UnusableCheckpointError(
+            f"Expected a date at which the question expires; got {shown(at)}."
+        ) from error
 
 
 def only_asks(state: State) -> bool:
     """Return whether a run waits for answers alone, and for no decision on a call."""
     waiting = waiting_calls(state).values()
-    return state.phase is Phase.PAUSED and all(call.decided_fact.kind == "question" for call in waiting)
+    return state.phase is Phase.PAUSED and all(
+        call.decided_fact.kind == "question" for call in waiting
+    )
 
 
 def present_status(state: State) -> str:
     """Return the status of a run as its journal shows it: as in a result, or ``running`` while it is neither.
 
-    A run whose process ended is ``running``, too: its journal stays open for another life.
+    A run whose process ended is ``running``, too: its journal stays open for another
+    life.
     """
     if state.ended is not None:
         return state.ended.status
-    return "asked" if only_asks(state) else "paused" if state.phase is Phase.PAUSED else "running"
+    return (
+        "asked"
+        if only_asks(state)
+        else "paused"
+        if state.phase is Phase.PAUSED
+        else "running"
+    )
 
 
 def _plain_question(state: State, reply: ModelReplied) -> Call:
@@ -143,4 +160,9 @@ def _plain_question(state: State, reply: ModelReplied) -> Call:
         prompt=reply.text,
         at=reply.at,
     )
-    return Call(request=RequestedCall(id=call_id, name=ASK_USER, arguments=json.dumps(arguments)), decided=decided)
+    return Call(
+        request=RequestedCall(
+            id=call_id, name=ASK_USER, arguments=json.dumps(arguments)
+        ),
+        decided=decided,
+    )

@@ -1,13 +1,16 @@
 """What a run takes of shared budgets: reserved before it is used, in one transaction over all budgets of a store.
 
-``planner_budgets`` has a row for each budget, key and period, with what was used. ``planner_budget_runs`` has a row for
-each budget of a run that is driven, with the totals that the run has taken. A reservation writes the new totals, and
-adds the difference to the budget, unless a limit forbids that. So each statement may be repeated, and a process that
-resumes a run after a crash neither loses nor repeats a charge. The row of a run is deleted when the run pauses or ends;
-what a run had spent before its row was written does not count.
+``planner_budgets`` has a row for each budget, key and period, with what was used.
+``planner_budget_runs`` has a row for each budget of a run that is driven, with the
+totals that the run has taken. A reservation writes the new totals, and adds the
+difference to the budget, unless a limit forbids that. So each statement may be
+repeated, and a process that resumes a run after a crash neither loses nor repeats a
+charge. The row of a run is deleted when the run pauses or ends; what a run had spent
+before its row was written does not count.
 
-The row belongs to one activation, named by the length of the journal with which it began. A later activation claims the
-row; from then on an earlier one, whose worker was frozen and is back, changes nothing.
+The row belongs to one activation, named by the length of the journal with which it
+began. A later activation claims the row; from then on an earlier one, whose worker was
+frozen and is back, changes nothing.
 """
 
 # ruff: noqa: S608  (only this module's own text is put into a statement)
@@ -87,7 +90,8 @@ _KEEP_IF_CHARGED = f"""
     ON CONFLICT (run, budget, key) DO UPDATE SET period = excluded.period, iterations = excluded.iterations,
         tool_calls = excluded.tool_calls, tokens = excluded.tokens, cost = excluded.cost, kept = excluded.kept
 """
-"""Writes null, which rolls the whole transaction back, unless the statement before it has charged the budget."""
+"""Writes null, which rolls the whole transaction back, unless the statement before it
+has charged the budget."""
 _DELETE_RUN = f"DELETE FROM planner_budget_runs {_OF_ACTIVATION}"
 _REACHED = f"""
     UPDATE planner_budgets SET reached = :limit {_OF_ACCOUNT} AND reached IS NULL
@@ -104,7 +108,8 @@ def charges_of(
     """Make what a run takes of shared budgets.
 
     Args:
-        budgets: The budgets of the run's door; those that the run around takes from are left to it.
+        budgets: The budgets of the run's door; those that the run around takes from are
+            left to it.
         arguments: The application's arguments.
         now: Returns the seconds since the epoch.
         outer: What the run around takes from, or None.
@@ -112,10 +117,18 @@ def charges_of(
     around = outer
     while isinstance(around, _Charges):
         taken = {(budget.store, budget.name) for budget in around.budgets}
-        budgets = [budget for budget in budgets if (budget.store, budget.name) not in taken]
+        budgets = [
+            budget for budget in budgets if (budget.store, budget.name) not in taken
+        ]
         around = around.outer
     for store in dict.fromkeys(budget.store for budget in budgets):
-        outer = _Charges(store, tuple(one for one in budgets if one.store == store), arguments, now, outer)
+        outer = _Charges(
+            store,
+            tuple(one for one in budgets if one.store == store),
+            arguments,
+            now,
+            outer,
+        )
     return outer
 
 
@@ -127,7 +140,8 @@ class _Line:
         before: The run's totals when this activation began.
         stored: The run's totals in the store.
         kept: The requests that are kept for answers, there.
-        period: The period in which they were charged; None if the store has no row of the run.
+        period: The period in which they were charged; None if the store has no row of
+            the run.
     """
 
     budget: SharedBudget
@@ -164,8 +178,8 @@ class _Attempt:
 class _Charges:
     """What a run takes of the budgets in one store; implements `planner_ext.core.accounts.SharedBudgets`.
 
-    ``_total`` is what this activation has taken, in all periods. The store has the totals of the whole run, or of the
-    part of it since the budget was added.
+    ``_total`` is what this activation has taken, in all periods. The store has the
+    totals of the whole run, or of the part of it since the budget was added.
     """
 
     def __init__(
@@ -183,7 +197,12 @@ class _Charges:
         tokens = any(budget.max_total_tokens or budget.max_cost for budget in budgets)
         self.max_cost = min(costs, default=None)
         self.counts_tokens = tokens or (outer is not None and outer.counts_tokens)
-        self._limited = {part for part, name in LIMITS.items() for budget in budgets if name in budget.given_limits()}
+        self._limited = {
+            part
+            for part, name in LIMITS.items()
+            for budget in budgets
+            if name in budget.given_limits()
+        }
         self._store = store
         self._arguments = arguments
         self._now = now
@@ -203,7 +222,9 @@ class _Charges:
             case [RunStarted(run_id=run_id, at=at), *more] if is_kept:
                 self._run = f"{run_id} {float(at)!r}"  # a deleted run frees its name
                 self._activation = len(facts)
-                self._used = bool(more)  # an earlier process may have left something reserved
+                self._used = bool(
+                    more
+                )  # an earlier process may have left something reserved
             case _:
                 pass
         self._lines = self._new_lines()
@@ -214,13 +235,22 @@ class _Charges:
     ) -> SharedBudgetsChecked | None:
         """Reserve all of it in all of the budgets, or nothing."""
         wanted = Usage(iterations=requests, tool_calls=calls)
-        due = {"tokens": True, "cost": True, "iterations": requests > 0 or kept > 0, "tool_calls": calls > 0}
-        checked = set[str]() if forced else {part for part, is_due in due.items() if is_due}
+        due = {
+            "tokens": True,
+            "cost": True,
+            "iterations": requests > 0 or kept > 0,
+            "tool_calls": calls > 0,
+        }
+        checked = (
+            set[str]() if forced else {part for part, is_due in due.items() if is_due}
+        )
         refused = None
         if requests or kept or not checked.isdisjoint(self._limited):
             refused = await self._attempted(_Attempt(wanted, kept), checked)
         else:
-            self._pending.append((wanted, 0))  # no budget limits it: it is stored with the next request
+            self._pending.append(
+                (wanted, 0)
+            )  # no budget limits it: it is stored with the next request
         if refused is not None:
             if refused.usage is not None:
                 await _tell(refused.budget, refused.usage)
@@ -229,7 +259,9 @@ class _Charges:
             return None
         granted = False
         try:
-            above = await self.outer.reserve(requests=requests, calls=calls, kept=kept, forced=forced)
+            above = await self.outer.reserve(
+                requests=requests, calls=calls, kept=kept, forced=forced
+            )
             granted = above is None
         finally:
             if not granted:
@@ -249,12 +281,17 @@ class _Charges:
             if self._used:
                 await self._store.perform(self._settle())
         except StoreError as error:
-            logger.warning("What a run took of shared budgets is not settled, and stays reserved: %s", error)
+            logger.warning(
+                "What a run took of shared budgets is not settled, and stays reserved: %s",
+                error,
+            )
         finally:
             if self.outer is not None:
                 await self.outer.settle(kept=kept)
 
-    async def _attempted(self, attempt: "_Attempt", checked: set[str]) -> _Refusal | None:
+    async def _attempted(
+        self, attempt: "_Attempt", checked: set[str]
+    ) -> _Refusal | None:
         """Reserve; if the caller is cancelled meanwhile, what was granted is given back with what is stored next."""
         self._used = True
         try:
@@ -274,12 +311,18 @@ class _Charges:
             total = _plus(self._total, _parts(attempt.wanted))
             kept = self._kept + attempt.kept
             if any(line.period != line.budget.period(at) for line in self._lines):
-                checked = checked | {"iterations", "tokens", "cost"}  # what was kept, was kept in another period
+                checked = checked | {
+                    "iterations",
+                    "tokens",
+                    "cost",
+                }  # what was kept, was kept in another period
             for _ in range(_TRIES):
                 try:
                     await self._store.transact(*self._steps(total, kept, checked, at))
                 except DuplicateRowError:
-                    if (refused := await self._refused(total, kept, checked, at)) is not None:
+                    if (
+                        refused := await self._refused(total, kept, checked, at)
+                    ) is not None:
                         return refused
                     await self._read()  # it fits by now, or a row was deleted
                 else:
@@ -297,12 +340,16 @@ class _Charges:
         self._lines = self._lines or self._new_lines()
         await self._read()
         for line in self._lines:
-            line.before = {part: max(line.stored[part], self._known[part]) for part in LIMITS}
+            line.before = {
+                part: max(line.stored[part], self._known[part]) for part in LIMITS
+            }
         self._opened = True
 
     def _new_lines(self) -> list[_Line]:
         """Determine the keys; all processes lock their rows in one order."""
-        lines = [_Line(budget, budget.key_of(self._arguments)) for budget in self.budgets]
+        lines = [
+            _Line(budget, budget.key_of(self._arguments)) for budget in self.budgets
+        ]
         return sorted(lines, key=lambda line: line.budget.name)
 
     async def _read(self) -> None:
@@ -312,17 +359,26 @@ class _Charges:
             RunFencedError: If a later activation has claimed one.
         """
         own = [self._values(line) for line in self._lines]
-        steps = [step for values in own for step in ((_CLAIM, values), (_SELECT_RUN, values))]
-        for line, rows in zip(self._lines, (await self._store.transact(*steps))[1::2], strict=True):
+        steps = [
+            step for values in own for step in ((_CLAIM, values), (_SELECT_RUN, values))
+        ]
+        for line, rows in zip(
+            self._lines, (await self._store.transact(*steps))[1::2], strict=True
+        ):
             line.period = None
             line.kept = 0
             line.stored = line.stored or dict(self._known)
             for activation, period, kept, *totals in rows:
                 if activation != self._activation:
-                    raise RunFencedError("Another worker has continued this run, and takes of its shared budgets.")
+                    raise RunFencedError(
+                        "Another worker has continued this run, and takes of its shared budgets."
+                    )
                 line.period = str(period)
                 line.kept = int(kept or 0)
-                line.stored = {part: float(value or 0) for part, value in zip(LIMITS, totals, strict=True)}
+                line.stored = {
+                    part: float(value or 0)
+                    for part, value in zip(LIMITS, totals, strict=True)
+                }
 
     def _values(self, line: _Line) -> dict[str, Value]:
         return {**line.values, "run": self._run, "activation": self._activation}
@@ -341,23 +397,51 @@ class _Charges:
             self._total = _plus(self._total, _parts(spent))
             self._kept = self._kept + kept
 
-    def _steps(self, total: _Parts, kept: int, checked: set[str], at: float) -> list[Step]:
+    def _steps(
+        self, total: _Parts, kept: int, checked: set[str], at: float
+    ) -> list[Step]:
         """List the statements of a reservation; without ``checked``, it always succeeds."""
         steps: list[Step] = []
         for line in self._lines:
             period = line.budget.period(at)
             limits = line.budget.given_limits()
             values = {**self._values(line), "at": at, "stamp": uuid4().hex}
-            account = (_ADD_ACCOUNT, {**line.values, "period": period, "at": at, "limits": json.dumps(limits)})
+            account = (
+                _ADD_ACCOUNT,
+                {
+                    **line.values,
+                    "period": period,
+                    "at": at,
+                    "limits": json.dumps(limits),
+                },
+            )
             if line.period is None:
-                steps += [account, (_ADD_RUN, {**values, **_columns(line.stored), "period": period})]
+                steps += [
+                    account,
+                    (_ADD_RUN, {**values, **_columns(line.stored), "period": period}),
+                ]
             elif line.period != period:
                 old = {**values, **_columns(_plus(line.before, self._total)), "kept": 0}
-                steps += [(_CHARGE, {**old, "period": line.period}), account, (_KEEP, {**old, "period": period})]
-            values |= {**_columns(_plus(line.before, total)), "kept": kept, "period": period}
-            limits = {name: limits[name] for part, name in LIMITS.items() if part in checked and name in limits}
+                steps += [
+                    (_CHARGE, {**old, "period": line.period}),
+                    account,
+                    (_KEEP, {**old, "period": period}),
+                ]
+            values |= {
+                **_columns(_plus(line.before, total)),
+                "kept": kept,
+                "period": period,
+            }
+            limits = {
+                name: limits[name]
+                for part, name in LIMITS.items()
+                if part in checked and name in limits
+            }
             conditions = "".join(_CONDITIONS[name] for name in limits)
-            steps += [(f"{_CHARGE}{conditions}", {**values, **limits}), (_KEEP_IF_CHARGED, values)]
+            steps += [
+                (f"{_CHARGE}{conditions}", {**values, **limits}),
+                (_KEEP_IF_CHARGED, values),
+            ]
         return steps
 
     def _take(self, total: _Parts, kept: int, at: float) -> None:
@@ -369,28 +453,46 @@ class _Charges:
             line.kept = kept
             line.period = line.budget.period(at)
 
-    async def _refused(self, total: _Parts, kept: int, checked: set[str], at: float) -> _Refusal | None:
+    async def _refused(
+        self, total: _Parts, kept: int, checked: set[str], at: float
+    ) -> _Refusal | None:
         """Find the limit that refuses a reservation, and whether that is new; None if none does any more."""
         for line in self._lines:
             period = line.budget.period(at)
             limits = line.budget.given_limits()
-            (rows,) = await self._store.transact((f"{SELECT_USAGE} {_OF_ACCOUNT}", {**line.values, "period": period}))
-            stored = line.stored if line.period in (period, None) else _plus(line.before, self._total)
-            more = _plus(_plus(line.before, total), {part: -value for part, value in stored.items()})
+            (rows,) = await self._store.transact(
+                (f"{SELECT_USAGE} {_OF_ACCOUNT}", {**line.values, "period": period})
+            )
+            stored = (
+                line.stored
+                if line.period in (period, None)
+                else _plus(line.before, self._total)
+            )
+            more = _plus(
+                _plus(line.before, total),
+                {part: -value for part, value in stored.items()},
+            )
             more["iterations"] += kept - (line.kept if line.period == period else 0)
             for part, name in LIMITS.items():
                 used = getattr(read_usage(rows[0]), part) if rows else 0
                 over = used + more[part] - limits.get(name, math.inf)
-                if part in checked and (over > 0 or (over == 0 and part in ("tokens", "cost"))):
-                    return _Refusal(line.budget, name, await self._reached(line, name, period, at))
+                if part in checked and (
+                    over > 0 or (over == 0 and part in ("tokens", "cost"))
+                ):
+                    return _Refusal(
+                        line.budget, name, await self._reached(line, name, period, at)
+                    )
         return None
 
-    async def _reached(self, line: _Line, limit: str, period: str, at: float) -> BudgetUsage | None:
+    async def _reached(
+        self, line: _Line, limit: str, period: str, at: float
+    ) -> BudgetUsage | None:
         """Note that a limit was reached; return what is used if that is new."""
         limits = json.dumps(line.budget.given_limits())
         account = {**line.values, "period": period, "at": at, "limits": limits}
         _, rows = await self._store.transact(
-            (_ADD_ACCOUNT, account), (_REACHED, {**line.values, "period": period, "limit": limit})
+            (_ADD_ACCOUNT, account),
+            (_REACHED, {**line.values, "period": period, "limit": limit}),
         )
         return read_usage(rows[0]) if rows else None
 
@@ -402,7 +504,11 @@ class _Charges:
             for line in self._lines:
                 if line.period is None:
                     continue
-                values = {**self._values(line), **_columns(_plus(line.before, self._total)), "period": line.period}
+                values = {
+                    **self._values(line),
+                    **_columns(_plus(line.before, self._total)),
+                    "period": line.period,
+                }
                 values["kept"] = self._kept
                 steps.append((_CHARGE, {**values, "at": self._now(), "stamp": ""}))
                 steps.append((_KEEP, values) if self._kept else (_DELETE_RUN, values))
@@ -425,7 +531,10 @@ def _plus(one: _Parts, other: _Parts) -> dict[str, float]:
 
 def _columns(parts: _Parts) -> dict[str, Value]:
     """Write totals as the values of columns: all but the cost are whole numbers."""
-    return {part: float(value) if part == "cost" else int(value) for part, value in parts.items()}
+    return {
+        part: float(value) if part == "cost" else int(value)
+        for part, value in parts.items()
+    }
 
 
 def _fact(refused: _Refusal) -> SharedBudgetsChecked:
@@ -440,7 +549,9 @@ def _fact(refused: _Refusal) -> SharedBudgetsChecked:
 async def _tell(budget: SharedBudget, usage: BudgetUsage) -> None:
     if budget.on_limit_reached is None:
         told = budget.name, usage.reached, usage.period
-        logger.warning("The shared budget %r has reached its %s in the period %s.", *told)
+        logger.warning(
+            "The shared budget %r has reached its %s in the period %s.", *told
+        )
         return
     on_limit_reached = budget.on_limit_reached
 

@@ -12,7 +12,12 @@ from typing import Any, Protocol, Self, TypeVar
 
 from planner_ext.core.errors import InvalidLimitError, shown
 from planner_ext.durable.database import BUDGET_TABLES, Row, Step
-from planner_ext.durable.errors import DuplicateRowError, StoreError, is_address, redacted
+from planner_ext.durable.errors import (
+    DuplicateRowError,
+    StoreError,
+    is_address,
+    redacted,
+)
 
 _T = TypeVar("_T")
 
@@ -46,8 +51,10 @@ class BudgetUsage:
     Attributes:
         budget: The budget's name.
         key: Whose it is; "" for a budget without ``key``.
-        period: The hour (``2026-11-22T19+0000``), day or month; ``all`` for a budget without ``per``.
-        iterations: Round trips, with those that are reserved for requests under way and for the answers of open runs.
+        period: The hour (``2026-11-22T19+0000``), day or month; ``all`` for a budget
+            without ``per``.
+        iterations: Round trips, with those that are reserved for requests under way and
+            for the answers of open runs.
         tool_calls: Functions started, or about to start.
         tokens: Prompt and completion tokens.
         cost: US dollars.
@@ -69,8 +76,9 @@ class BudgetUsage:
 class BudgetStore:
     """Where shared budgets are kept: made by `sqlite`, `postgres` or `memory`.
 
-    It is opened when it is first used, works in any event loop and thread, and is closed by ``async with`` or `aclose`.
-    Runs that use it then end with `StoreError`; ``async with`` opens it again. Two of one file or address are equal.
+    It is opened when it is first used, works in any event loop and thread, and is
+    closed by ``async with`` or `aclose`. Runs that use it then end with `StoreError`;
+    ``async with`` opens it again. Two of one file or address are equal.
     """
 
     def __init__(self, where: str | Path | None, *, create: bool = True) -> None:
@@ -80,7 +88,13 @@ class BudgetStore:
         self._inherited: _Database | None = None
         self._is_closed = False
         self._begin()
-        self._place = None if where is None else str(where) if is_address(where) else os.path.realpath(where)
+        self._place = (
+            None
+            if where is None
+            else str(where)
+            if is_address(where)
+            else os.path.realpath(where)
+        )
 
     def _begin(self) -> None:
         """Begin without a thread and a database; a forked process inherits neither."""
@@ -93,12 +107,16 @@ class BudgetStore:
     def _lock(self) -> threading.Lock:
         """Return the lock of the thread in this process."""
         if self._process != os.getpid():
-            self._inherited = self._database  # kept: to close it would disturb the process that opened it
+            self._inherited = (
+                self._database
+            )  # kept: to close it would disturb the process that opened it
             self._begin()
         return self._starting
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, BudgetStore) and other._place == self._place is not None)
+        return self is other or (
+            isinstance(other, BudgetStore) and other._place == self._place is not None
+        )
 
     def __hash__(self) -> int:
         return hash(self._place or id(self))
@@ -114,7 +132,9 @@ class BudgetStore:
             path: The file; created if it does not exist.
         """
         if is_address(path):
-            raise InvalidLimitError(f"BudgetStore.sqlite takes the path of a file; got {redacted(str(path))}.")
+            raise InvalidLimitError(
+                f"BudgetStore.sqlite takes the path of a file; got {redacted(str(path))}."
+            )
         return cls(path)
 
     @classmethod
@@ -125,7 +145,9 @@ class BudgetStore:
             url: ``postgresql://...``; needs ``planner-ext[postgres]``.
         """
         if not is_address(url):
-            raise InvalidLimitError(f"BudgetStore.postgres takes a postgresql:// address; got {shown(url)}.")
+            raise InvalidLimitError(
+                f"BudgetStore.postgres takes a postgresql:// address; got {shown(url)}."
+            )
         return cls(url)
 
     @classmethod
@@ -147,11 +169,15 @@ class BudgetStore:
             self._loop = None
             self._is_closed = True
         if loop is not None:
-            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._end(), loop))
+            await asyncio.wrap_future(
+                asyncio.run_coroutine_threadsafe(self._end(), loop)
+            )
             loop.call_soon_threadsafe(loop.stop)
 
     async def _end(self) -> None:
-        await asyncio.sleep(0)  # what was submitted before the store was closed is a task by now
+        await asyncio.sleep(
+            0
+        )  # what was submitted before the store was closed is a task by now
         while others := asyncio.all_tasks() - {asyncio.current_task()}:
             await asyncio.wait(others)
         database = self._database
@@ -160,7 +186,12 @@ class BudgetStore:
             await database.close()
 
     async def usage(
-        self, budget: str | None = None, *, key: str | None = None, period: str | None = None, limit: int = 1000
+        self,
+        budget: str | None = None,
+        *,
+        key: str | None = None,
+        period: str | None = None,
+        limit: int = 1000,
     ) -> list[BudgetUsage]:
         """List what was used, the newest periods first.
 
@@ -177,10 +208,14 @@ class BudgetStore:
         chosen = {name: value for name, value in given.items() if value is not None}
         where = " AND ".join(f"{name} = :{name}" for name in chosen) or "TRUE"
         statement = f"{SELECT_USAGE} WHERE {where} ORDER BY period DESC, budget, key LIMIT :limit"
-        (rows,) = await self.perform(self.transact((statement, {**chosen, "limit": limit})))
+        (rows,) = await self.perform(
+            self.transact((statement, {**chosen, "limit": limit}))
+        )
         return [read_usage(row) for row in rows]
 
-    async def reset(self, budget: str, *, key: str = "", period: str | None = None) -> bool:
+    async def reset(
+        self, budget: str, *, key: str = "", period: str | None = None
+    ) -> bool:
         """Forget what was used by one key, so that its limits begin again; requests that runs keep stay reserved.
 
         Args:
@@ -195,14 +230,17 @@ class BudgetStore:
             StoreError: If the store cannot be used.
         """
         newest = "(SELECT MAX(period) FROM planner_budgets WHERE budget = :budget AND key = :key)"
-        values = {"budget": budget, "key": key} | ({} if period is None else {"period": period})
+        values = {"budget": budget, "key": key} | (
+            {} if period is None else {"period": period}
+        )
         statement = _RESET.format(period=newest if period is None else ":period")
         return bool((await self.perform(self.transact((statement, values))))[0])
 
     async def prune(self, *, before: datetime) -> int:
         """Delete the periods that were last used before a moment, and what runs that never ended had taken of them.
 
-        Periods that had not ended a day before that moment are kept, and budgets without ``per``: their limits hold.
+        Periods that had not ended a day before that moment are kept, and budgets
+        without ``per``: their limits hold.
 
         Returns:
             How many rows of usage were deleted.
@@ -210,16 +248,22 @@ class BudgetStore:
         Raises:
             StoreError: If the store cannot be used.
         """
-        hour = (before.astimezone(UTC) - timedelta(days=1)).strftime("%Y-%m-%dT%H")  # earlier than in any time zone
+        hour = (before.astimezone(UTC) - timedelta(days=1)).strftime(
+            "%Y-%m-%dT%H"
+        )  # earlier than in any time zone
         deletion: Step = (_DELETE_OLD, {"before": before.timestamp(), "hour": hour})
-        return len((await self.perform(self.transact(deletion, (_DELETE_ORPHANS, {}))))[0])
+        return len(
+            (await self.perform(self.transact(deletion, (_DELETE_ORPHANS, {}))))[0]
+        )
 
     async def perform(self, work: Coroutine[Any, Any, _T]) -> _T:
         """@private Await work in the store's own event loop and thread; cancelling the wait does not cancel it."""
         with self._lock():
             if self._is_closed:
                 work.close()
-                raise StoreError(f"{self!r} was closed. Close it after the last run that uses it.")
+                raise StoreError(
+                    f"{self!r} was closed. Close it after the last run that uses it."
+                )
             future = asyncio.run_coroutine_threadsafe(work, self._started())
         return await asyncio.shield(asyncio.wrap_future(future))
 
@@ -241,7 +285,12 @@ class BudgetStore:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             self._opening = asyncio.Lock()
-            threading.Thread(target=_serve, args=(self._loop,), name="planner_ext budgets", daemon=True).start()
+            threading.Thread(
+                target=_serve,
+                args=(self._loop,),
+                name="planner_ext budgets",
+                daemon=True,
+            ).start()
         return self._loop
 
 
@@ -267,7 +316,9 @@ class _Memory:
         import sqlite3  # noqa: PLC0415  (only where budgets are in memory)
 
         self._conflict = sqlite3.IntegrityError
-        self._connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        self._connection = sqlite3.connect(
+            ":memory:", isolation_level=None, check_same_thread=False
+        )
         for statement in BUDGET_TABLES:
             self._connection.execute(statement)
 
@@ -275,7 +326,10 @@ class _Memory:
         try:
             with self._connection as connection:
                 connection.execute("BEGIN")
-                return [connection.execute(statement, dict(values)).fetchall() for statement, values in steps]
+                return [
+                    connection.execute(statement, dict(values)).fetchall()
+                    for statement, values in steps
+                ]
         except self._conflict as error:
             raise DuplicateRowError(str(error)) from error
 

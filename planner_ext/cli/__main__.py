@@ -17,7 +17,10 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name not in ("rich", "typer"):
             raise
-        print(f'planner-ext needs {error.name}. Install it with: pip install "planner-ext[cli]"', file=sys.stderr)
+        print(
+            f'planner-ext needs {error.name}. Install it with: pip install "planner-ext[cli]"',
+            file=sys.stderr,
+        )
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
@@ -35,7 +38,9 @@ def main() -> None:
             raise
         name = str(error.filename)
         shown = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..."
-        Terminal(sys.stderr).complain(f"{shown} cannot be used: {error.strerror}. Name another file.")
+        Terminal(sys.stderr).complain(
+            f"{shown} cannot be used: {error.strerror}. Name another file."
+        )
         raise SystemExit(2) from None
 
 

@@ -1,6 +1,7 @@
 """The commands, and the groups of commands; each imports its implementation when it is called.
 
-Importing Semantic Kernel takes seconds, and importing the stores as long as all that this module does.
+Importing Semantic Kernel takes seconds, and importing the stores as long as all that
+this module does.
 """
 
 from typing import Annotated
@@ -22,7 +23,13 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _common(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+        bool,
+        typer.Option(
+            "--version",
+            help="Print the version and exit.",
+            callback=_print_version,
+            is_eager=True,
+        ),
     ] = False,
 ) -> None: ...
 
@@ -31,9 +38,10 @@ def _common(
 def demo() -> Exit:
     """Show what the package does: offline, no key, seconds.
 
-    First a model that never stops calling functions: Semantic Kernel's own loop and this package's side by side. Then a
-    goal with a plan, functions that run at the same time, a failure and the way around it. Last a refund that a person
-    decides, in processes of their own, one of which is killed.
+    First a model that never stops calling functions: Semantic Kernel's own loop and
+    this package's side by side. Then a goal with a plan, functions that run at the same
+    time, a failure and the way around it. Last a refund that a person decides, in
+    processes of their own, one of which is killed.
 
     Examples:
       planner-ext demo
@@ -51,9 +59,10 @@ def demo() -> Exit:
 def run(goal: cli.GoalArgs, options: cli.RunOptions, by: cli.By) -> Exit:
     """Reach a GOAL with the functions of a kernel.
 
-    Progress goes to stderr, the answer to stdout; without an answer, stdout stays empty. When calls wait for a
-    decision, the terminal asks: approve, deny, edit, always or quit. The terminal asks the model's questions, too. What
-    is left undecided, a run with --store leaves in its store, with exit code 4.
+    Progress goes to stderr, the answer to stdout; without an answer, stdout stays
+    empty. When calls wait for a decision, the terminal asks: approve, deny, edit,
+    always or quit. The terminal asks the model's questions, too. What is left
+    undecided, a run with --store leaves in its store, with exit code 4.
 
     Examples:
       planner-ext run "What does a lamp cost?" --kernel shop:make_kernel --model gpt-4o
@@ -64,7 +73,9 @@ def run(goal: cli.GoalArgs, options: cli.RunOptions, by: cli.By) -> Exit:
 
         return start_run(goal, goal.store, options, by=by)
     if goal.run_id is not None:
-        problem = f"it names a run in a store; give --store, too, or {cli.STORE_VARIABLE}."
+        problem = (
+            f"it names a run in a store; give --store, too, or {cli.STORE_VARIABLE}."
+        )
         raise typer.BadParameter(problem, param_hint="--run-id")
     from planner_ext.cli.run import run_goal  # noqa: PLC0415  (see above)
 
@@ -75,8 +86,9 @@ def run(goal: cli.GoalArgs, options: cli.RunOptions, by: cli.By) -> Exit:
 def compare(args: cli.CompareArgs) -> Exit:
     """Compare ways to limit a tool-calling loop: the options of Semantic Kernel's ADR as written, and corrected.
 
-    Offline, in seconds: a scripted model behind a real HTTP server that counts requests. With a real model
-    (--base-url, --model or --kernel) round trips are counted at the connector; retries inside an SDK are not seen.
+    Offline, in seconds: a scripted model behind a real HTTP server that counts
+    requests. With a real model (--base-url, --model or --kernel) round trips are
+    counted at the connector; retries inside an SDK are not seen.
 
     Examples:
       planner-ext compare --only never-ending --max-iterations 3
@@ -97,8 +109,9 @@ def compare(args: cli.CompareArgs) -> Exit:
 def replay(args: cli.ReplayArgs) -> Exit:
     """Replay a recorded run of a planner without its model, and print the differences.
 
-    No model is called. Calls are decided as in the recorded run: one that did not run then does not run now, and one
-    that a person approved then returns its recorded result without being called.
+    No model is called. Calls are decided as in the recorded run: one that did not run
+    then does not run now, and one that a person approved then returns its recorded
+    result without being called.
 
     Examples:
       planner-ext replay tests/cassettes/refund.json
@@ -119,9 +132,10 @@ def replay(args: cli.ReplayArgs) -> Exit:
 def worker(args: cli.WorkerArgs) -> Exit:
     """Continue runs whose process died, that a fault interrupted, that were decided, or whose question has expired.
 
-    As many workers as wanted share a store. When a worker ends, however it ends, the others take its runs. On SIGTERM
-    or Ctrl-C its calls in flight end first; a second signal ends it at once. A run that began with --policy or
-    --ask-all is continued by a worker that has them, too; any other worker leaves it as it is.
+    As many workers as wanted share a store. When a worker ends, however it ends, the
+    others take its runs. On SIGTERM or Ctrl-C its calls in flight end first; a second
+    signal ends it at once. A run that began with --policy or --ask-all is continued by
+    a worker that has them, too; any other worker leaves it as it is.
 
     Examples:
       planner-ext worker --store runs.db --app shop:make_app
@@ -142,7 +156,8 @@ def worker(args: cli.WorkerArgs) -> Exit:
 def serve(args: cli.ServeArgs) -> Exit:
     """Serve the inbox of a store: web pages on which people decide waiting calls, and read runs.
 
-    The printed address contains the token for signing in. The command needs no kernel and no functions.
+    The printed address contains the token for signing in. The command needs no kernel
+    and no functions.
 
     Examples:
       planner-ext serve --store runs.db
@@ -161,7 +176,8 @@ def serve(args: cli.ServeArgs) -> Exit:
 def workers(store: cli.Store, as_json: cli.Json = False) -> Exit:
     """List the workers of a store: which of them live, where, and which runs each drives.
 
-    A worker lives if its process holds its lock and showed itself within its lease. One that died is listed for a day.
+    A worker lives if its process holds its lock and showed itself within its lease. One
+    that died is listed for a day.
 
     Examples:
       planner-ext workers --store runs.db
@@ -184,7 +200,11 @@ def budgets(args: cli.BudgetArgs) -> Exit:
     return show_budgets(args)
 
 
-add_group("runs", "planner_ext.cli.runs", "List, show, resume, fork, cancel, delete, move and back up runs.")
+add_group(
+    "runs",
+    "planner_ext.cli.runs",
+    "List, show, resume, fork, cancel, delete, move and back up runs.",
+)
 add_group(
     "approvals",
     "planner_ext.cli.approvals",

@@ -42,11 +42,19 @@ async def list_pending(args: cli.ListArgs) -> None:
         total = await store.count()
     lines = (line for call in waiting for line in _call_lines(call))
     rows = [call.as_dict() for call in waiting]
-    print_page(args, rows, lines, total=total, none=f"Nothing waits in {store_name(args.store)}.")
+    print_page(
+        args,
+        rows,
+        lines,
+        total=total,
+        none=f"Nothing waits in {store_name(args.store)}.",
+    )
 
 
 @command(group, exit_codes=EXIT_CODES, name="show")
-async def show_pending(id: cli.CallId, store: cli.Store, as_json: cli.Json = False) -> None:
+async def show_pending(
+    id: cli.CallId, store: cli.Store, as_json: cli.Json = False
+) -> None:
     """Show one call in full: its function and arguments or its question, and its decision.
 
     Examples:
@@ -62,7 +70,8 @@ async def show_pending(id: cli.CallId, store: cli.Store, as_json: cli.Json = Fal
 
 @command(group, exit_codes=EXIT_CODES)
 async def approve(
-    args: cli.DecisionArgs, always: Annotated[str | None, typer.Option(metavar="function|arguments")] = None
+    args: cli.DecisionArgs,
+    always: Annotated[str | None, typer.Option(metavar="function|arguments")] = None,
 ) -> int:
     """Approve a call with the arguments shown; a worker continues the run.
 
@@ -71,14 +80,22 @@ async def approve(
       planner-ext approvals approve order-7/1/call_2 --store runs.db --always function
 
     Options:
-        always: For the rest of the run, approve this function, or this function with these arguments, without asking.
+        always: For the rest of the run, approve this function, or this function with
+            these arguments, without asking.
     """
-    kind = cast('Literal["function", "arguments"] | None', always)  # the store refuses any other value
-    return await _decide(args, lambda call: Approve(always=kind, by=args.by, fingerprint=call.fingerprint))
+    kind = cast(
+        'Literal["function", "arguments"] | None', always
+    )  # the store refuses any other value
+    return await _decide(
+        args,
+        lambda call: Approve(always=kind, by=args.by, fingerprint=call.fingerprint),
+    )
 
 
 @command(group, exit_codes=EXIT_CODES)
-async def deny(args: cli.DecisionArgs, reason: Annotated[str, typer.Option(metavar="TEXT")] = "") -> int:
+async def deny(
+    args: cli.DecisionArgs, reason: Annotated[str, typer.Option(metavar="TEXT")] = ""
+) -> int:
     """Do not let a call run, or leave a question without an answer.
 
     Examples:
@@ -92,30 +109,40 @@ async def deny(args: cli.DecisionArgs, reason: Annotated[str, typer.Option(metav
 
 @command(group, exit_codes=EXIT_CODES)
 async def edit(
-    args: cli.DecisionArgs, changes: Annotated[list[str], typer.Argument(metavar="NAME=VALUE", show_default=False)]
+    args: cli.DecisionArgs,
+    changes: Annotated[
+        list[str], typer.Argument(metavar="NAME=VALUE", show_default=False)
+    ],
 ) -> int:
     """Approve a call with edited arguments.
 
-    Arguments that do not fit the function's parameters are refused. A worker, which has the function, validates them
-    again: if they are not valid, the call waits again and shows the problem.
+    Arguments that do not fit the function's parameters are refused. A worker, which has
+    the function, validates them again: if they are not valid, the call waits again and
+    shows the problem.
 
     Examples:
       planner-ext approvals edit order-7/1/call_2 amount=24.5 --store runs.db
       planner-ext approvals edit order-7/1/call_2 '{"order": "A-7", "amount": 24.5}' --store runs.db
 
     Options:
-        changes: What to change; the value is JSON, or text. Or one JSON object in place of all arguments.
+        changes: What to change; the value is JSON, or text. Or one JSON object in place
+            of all arguments.
     """
 
     def edited(call: PendingApproval) -> Approve:
-        return Approve(arguments=_edited(call.arguments, changes), by=args.by, fingerprint=call.fingerprint)
+        return Approve(
+            arguments=_edited(call.arguments, changes),
+            by=args.by,
+            fingerprint=call.fingerprint,
+        )
 
     return await _decide(args, edited)
 
 
 @command(group, exit_codes=EXIT_CODES)
 async def supply(
-    args: cli.DecisionArgs, result: Annotated[str, typer.Argument(metavar="RESULT", show_default=False)]
+    args: cli.DecisionArgs,
+    result: Annotated[str, typer.Argument(metavar="RESULT", show_default=False)],
 ) -> int:
     """Answer a question of the model, or give the model this result in place of running a call.
 
@@ -129,16 +156,21 @@ async def supply(
     """
 
     def supplied(call: PendingApproval) -> Supply:
-        return Supply(result if call.kind == "question" else cli.value_of(result), by=args.by)
+        return Supply(
+            result if call.kind == "question" else cli.value_of(result), by=args.by
+        )
 
     return await _decide(args, supplied)
 
 
-async def _decide(args: cli.DecisionArgs, decision_on: Callable[[PendingApproval], Decision]) -> int:
+async def _decide(
+    args: cli.DecisionArgs, decision_on: Callable[[PendingApproval], Decision]
+) -> int:
     """Store the decision that a function makes for the call as it is stored, and print what follows from it.
 
     Raises:
-        ApprovalRefusedError: If the decision does not fit the call, or the call is unknown.
+        ApprovalRefusedError: If the decision does not fit the call, or the call is
+            unknown.
         NotAuthorizedError: If the application's hook refuses, or is missing.
     """
     async with opened_client(args.store, args.hooks) as client:
@@ -161,8 +193,8 @@ async def _decide(args: cli.DecisionArgs, decision_on: Callable[[PendingApproval
 def _edited(arguments: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
     """Apply ``NAME=VALUE`` to arguments, or replace them all by one JSON object.
 
-    An argument that is text stays text, so that an order named 7 does not become a number; other values are read as
-    JSON, or else as text.
+    An argument that is text stays text, so that an order named 7 does not become a
+    number; other values are read as JSON, or else as text.
 
     Raises:
         ApprovalRefusedError: If a change is neither ``NAME=VALUE`` nor a JSON object.
@@ -180,7 +212,9 @@ def _edited(arguments: Mapping[str, Any], changes: Sequence[str]) -> dict[str, A
             raise ApprovalRefusedError(
                 f"Expected NAME=VALUE, such as amount=20, or one JSON object with all arguments; got {shown(change)}."
             )
-        changed[name] = written if isinstance(arguments.get(name), str) else cli.value_of(written)
+        changed[name] = (
+            written if isinstance(arguments.get(name), str) else cli.value_of(written)
+        )
     return changed
 
 
@@ -199,7 +233,9 @@ def _effect(call: PendingApproval, decision: Decision) -> str:
                 "they fit it, and wait again if not"
             )
         case Supply(result=result):
-            return f"is answered: {name} will not run, its result is {exact_json(result)}"
+            return (
+                f"is answered: {name} will not run, its result is {exact_json(result)}"
+            )
         case _:
             return f"is denied: {name} will not run"
 
@@ -208,7 +244,11 @@ def decision_text(record: DecisionRecord) -> str:
     """Describe a decision: author, time, arguments, and the reason if it was refused."""
     said = f"{record.kind} by {exact(record.by) or 'an unnamed person'}, {moment_text(record.at)}"
     if record.arguments is not None and record.arguments != record.requested:
-        before = "" if record.requested is None else f" in place of {exact_json(dict(record.requested))}"
+        before = (
+            ""
+            if record.requested is None
+            else f" in place of {exact_json(dict(record.requested))}"
+        )
         said += f", with {exact_json(dict(record.arguments))}{before}"
     if record.reason:
         said += f", because: {exact(record.reason)}"
@@ -222,13 +262,25 @@ def decision_text(record: DecisionRecord) -> str:
 def _call_lines(call: PendingApproval) -> Iterable[Text]:
     """Format a call in a few lines; its arguments are never cut."""
     doubt = "  IN DOUBT: it may have run already" if call.in_doubt else ""
-    until = "" if call.expires_at is None else f"; open until {moment_text(call.expires_at)}"
+    until = (
+        ""
+        if call.expires_at is None
+        else f"; open until {moment_text(call.expires_at)}"
+    )
     called = f"{exact(call.fully_qualified_name)} {exact_json(dict(call.arguments))}"
     lines = [
         Text.assemble((exact(call.id), "bold"), (doubt, "bold red")),
         Text(f"    {_question(call) or called}"),
-        Text(f"    {visible(call.prompt)}" if call.kind == "function" and call.prompt else ""),
-        Text(f"    for {', '.join(map(exact, call.roles))} to decide" if call.roles else ""),
+        Text(
+            f"    {visible(call.prompt)}"
+            if call.kind == "function" and call.prompt
+            else ""
+        ),
+        Text(
+            f"    for {', '.join(map(exact, call.roles))} to decide"
+            if call.roles
+            else ""
+        ),
         Text(f"    not taken: {one_line(call.problem)}" if call.problem else "", "red"),
         Text(f"    waits since {moment_text(call.asked_at)}{until}", "dim"),
     ]
@@ -257,9 +309,12 @@ def _print_whole(console: Terminal, call: PendingApproval) -> None:
         **({} if question else called),
         "call": exact(call.id),
         "roles": ", ".join(map(exact, call.roles)),
-        "in doubt": "it had started when its process died, and may have taken effect" if call.in_doubt else "",
+        "in doubt": "it had started when its process died, and may have taken effect"
+        if call.in_doubt
+        else "",
         "not taken": printable(call.problem),
-        "status": call.status + (f", decided {moment_text(call.decided_at)}" if call.decided_at else ""),
+        "status": call.status
+        + (f", decided {moment_text(call.decided_at)}" if call.decided_at else ""),
         "decided": "" if call.decision is None else decision_text(call.decision),
         "refused": "\n".join(map(decision_text, call.refused)),
         "waits since": moment_text(call.asked_at),

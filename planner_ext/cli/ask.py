@@ -10,11 +10,19 @@ from planner_ext.core.text import exact, exact_json
 from planner_ext.hitl_manager import Approve, Decision, Deny, Supply, ToolCall
 from planner_ext.sk.functions.conversion import InvalidArguments, parse_object
 
-_CHOICES = {"a": "approve", "d": "deny", "e": "edit", "w": "always", "s": "show all", "q": "quit"}
+_CHOICES = {
+    "a": "approve",
+    "d": "deny",
+    "e": "edit",
+    "w": "always",
+    "s": "show all",
+    "q": "quit",
+}
 _STICKY = {"f": "function", "a": "arguments", "": "back"}
 
 _FRAME_LINES = 14
-"""Lines of the screen beside the arguments: the frame, the other rows, and the question."""
+"""Lines of the screen beside the arguments: the frame, the other rows, and the
+question."""
 _LONGEST_NAME = 48
 """Characters of a name that is repeated next to the question."""
 
@@ -22,8 +30,8 @@ _LONGEST_NAME = 48
 class ApprovalPrompt:
     """Asks the person at the terminal; Ctrl-C, Ctrl-D and ``quit`` leave a call undecided.
 
-    The text fits the screen, so that function, id and question are visible together. Input typed before a question was
-    shown is discarded.
+    The text fits the screen, so that function, id and question are visible together.
+    Input typed before a question was shown is discarded.
     """
 
     def __init__(self, console: Terminal, *, by: str | None) -> None:
@@ -46,12 +54,19 @@ class ApprovalPrompt:
         try:
             if again is None:
                 self._cut = print_pending(
-                    self._console, call, more=more, lines=max(self._console.height - _FRAME_LINES, 6)
+                    self._console,
+                    call,
+                    more=more,
+                    lines=max(self._console.height - _FRAME_LINES, 6),
                 )
             if call.kind == "question":
                 answer = self._answer("Your answer (empty: leave it open): ")
                 return Supply(answer, by=self._by) if answer else None
-            if isinstance(again, Approve) and again.arguments is not None and (edited := self._edited(call)):
+            if (
+                isinstance(again, Approve)
+                and again.arguments is not None
+                and (edited := self._edited(call))
+            ):
                 return edited
             return self._asked(call)
         except (EOFError, KeyboardInterrupt):
@@ -69,15 +84,21 @@ class ApprovalPrompt:
         return Approve(by=self._by, fingerprint=call.fingerprint)
 
     def _asked(self, call: ToolCall) -> Decision | None:
-        choices = {key: name for key, name in _CHOICES.items() if self._cut or key != "s"}
+        choices = {
+            key: name for key, name in _CHOICES.items() if self._cut or key != "s"
+        }
         question = ", ".join(f"{name} ({key})" for key, name in choices.items()) + "? "
         while True:
             decision: Decision | None = None
-            match self._choice(f"{_short_name(self._console, call)}: {question}", choices):
+            match self._choice(
+                f"{_short_name(self._console, call)}: {question}", choices
+            ):
                 case "approve":
                     decision = Approve(by=self._by, fingerprint=call.fingerprint)
                 case "deny":
-                    decision = Deny(self._answer("Why, for the model (may be empty): "), by=self._by)
+                    decision = Deny(
+                        self._answer("Why, for the model (may be empty): "), by=self._by
+                    )
                 case "edit":
                     decision = self._edited(call)
                 case "always":
@@ -92,15 +113,21 @@ class ApprovalPrompt:
     def _edited(self, call: ToolCall) -> Decision | None:
         """Ask for other arguments; None goes back to the question."""
         self._say("Now: " + exact_json(call.arguments))
-        while answer := self._answer("New arguments, as one line of JSON (empty: back): "):
+        while answer := self._answer(
+            "New arguments, as one line of JSON (empty: back): "
+        ):
             edited = parse_object(answer)
             if not isinstance(edited, InvalidArguments):
-                return Approve(arguments=edited, by=self._by, fingerprint=call.fingerprint)
+                return Approve(
+                    arguments=edited, by=self._by, fingerprint=call.fingerprint
+                )
             self._complain(f"The arguments {edited.message}")
         return None
 
     def _approved_always(self, call: ToolCall) -> Decision | None:
-        question = "For the rest of this run: this function (f), or these arguments only (a)? "
+        question = (
+            "For the rest of this run: this function (f), or these arguments only (a)? "
+        )
         match self._choice(question, _STICKY):
             case "function" | "arguments" as always:
                 return Approve(always=always, by=self._by, fingerprint=call.fingerprint)
@@ -114,7 +141,9 @@ class ApprovalPrompt:
             chosen = choices.get(answer, answer)
             if chosen in choices.values():
                 return chosen
-            self._complain(f"Answer with one of: {', '.join(choices.values())}, or a letter.")
+            self._complain(
+                f"Answer with one of: {', '.join(choices.values())}, or a letter."
+            )
 
     def _answer(self, question: str) -> str:
         discard_typed_ahead()
@@ -139,7 +168,8 @@ def _short_name(console: Terminal, call: ToolCall) -> str:
     mark = console.signs.more
     names = (exact(call.fully_qualified_name), exact(call.id))
     return ", call ".join(
-        name if len(name) <= _LONGEST_NAME else f"{name[:half]}{mark}{name[-half:]}" for name in names
+        name if len(name) <= _LONGEST_NAME else f"{name[:half]}{mark}{name[-half:]}"
+        for name in names
     )
 
 

@@ -36,9 +36,14 @@ def add_group(name: str, module: str, help: str) -> None:
         return get_group(import_module(module).group).commands
 
     class Group(TyperGroup):
-        commands: Any = property(lambda _: loaded(), lambda _, __: None)  # set to none by the base class
+        commands: Any = property(
+            lambda _: loaded(), lambda _, __: None
+        )  # set to none by the base class
 
-    app.add_typer(typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None, help=help), name=name)
+    app.add_typer(
+        typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None, help=help),
+        name=name,
+    )
 
 
 class ExitCode(IntEnum):
@@ -69,17 +74,22 @@ DONE = """\
 """The exit codes of a command that reads or changes a store."""
 
 Exit = int | Coroutine[None, None, int | None] | None
-"""What a command's function returns: its exit code, None for 0, or a coroutine that returns one of these."""
+"""What a command's function returns: its exit code, None for 0, or a coroutine that
+returns one of these."""
 
 F = TypeVar("F", bound=Callable[..., Exit])
 
 
-def command(group: typer.Typer, *, exit_codes: str = "", name: str | None = None) -> Callable[[F], F]:
+def command(
+    group: typer.Typer, *, exit_codes: str = "", name: str | None = None
+) -> Callable[[F], F]:
     """Register a function as a command, with its docstring as help.
 
-    A parameter whose type is a dataclass becomes one option, or argument, for each of its fields. A plain ``bool`` is a
-    flag. A parameter's help may be in the docstring's ``Options:``, a field's in the dataclass's ``Attributes:``. The
-    docstring may end with ``Exit codes:``. An error of this package is printed on stderr, with exit code 2.
+    A parameter whose type is a dataclass becomes one option, or argument, for each of
+    its fields. A plain ``bool`` is a flag. A parameter's help may be in the docstring's
+    ``Options:``, a field's in the dataclass's ``Attributes:``. The docstring may end
+    with ``Exit codes:``. An error of this package is printed on stderr, with exit code
+    2.
 
     Args:
         group: The group of the command.
@@ -96,14 +106,20 @@ def command(group: typer.Typer, *, exit_codes: str = "", name: str | None = None
             if isinstance(kind := parameter.annotation, type) and is_dataclass(kind):
                 bundles[parameter.name] = kind
                 attributes = (getdoc(each) or "" for each in reversed(kind.__mro__))
-                texts = "\n".join(text.partition("Attributes:\n")[2] for text in attributes)
+                texts = "\n".join(
+                    text.partition("Attributes:\n")[2] for text in attributes
+                )
                 options += _with_help(signature(kind).parameters.values(), texts)
             else:
-                options += _with_help([parameter.replace(kind=Parameter.KEYWORD_ONLY)], own)
+                options += _with_help(
+                    [parameter.replace(kind=Parameter.KEYWORD_ONLY)], own
+                )
 
         def call(given: dict[str, Any]) -> Exit:
             for each, bundle in bundles.items():
-                given[each] = bundle(**{name: given.pop(name) for name in signature(bundle).parameters})
+                given[each] = bundle(
+                    **{name: given.pop(name) for name in signature(bundle).parameters}
+                )
             return function(**given)
 
         @wraps(function)
@@ -112,8 +128,12 @@ def command(group: typer.Typer, *, exit_codes: str = "", name: str | None = None
 
         run.__signature__ = Signature(options)  # pyright: ignore[reportAttributeAccessIssue]  (PEP 362)
         run.__annotations__ = {option.name: option.annotation for option in options}
-        text = re.sub(r"^Examples:", "\b\nExamples:", doc, flags=re.MULTILINE)  # \b: do not join its lines
-        group.command(name, help=text, epilog=f"\b\nExit codes:\n{codes or exit_codes}")(run)
+        text = re.sub(
+            r"^Examples:", "\b\nExamples:", doc, flags=re.MULTILINE
+        )  # \b: do not join its lines
+        group.command(
+            name, help=text, epilog=f"\b\nExit codes:\n{codes or exit_codes}"
+        )(run)
         return function
 
     return register

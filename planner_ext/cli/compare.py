@@ -15,10 +15,23 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from planner_ext.cli.kernels import imported_object, kernel_of, openai_service, start_factory
+from planner_ext.cli.kernels import (
+    imported_object,
+    kernel_of,
+    openai_service,
+    start_factory,
+)
 from planner_ext.cli.options import CompareArgs
 from planner_ext.cli.text import Terminal
-from planner_ext.compare import Comparison, Live, OptionInfo, Run, Scenario, ScriptInfo, run_comparison
+from planner_ext.compare import (
+    Comparison,
+    Live,
+    OptionInfo,
+    Run,
+    Scenario,
+    ScriptInfo,
+    run_comparison,
+)
 from planner_ext.compare.page import markdown_of, page_of, with_table
 from planner_ext.compare.peers import peer_options
 from planner_ext.compare.process import measure_costs
@@ -34,17 +47,22 @@ def run_compare(args: CompareArgs) -> int:
     """Compare, write and print the results, and return the exit code.
 
     Raises:
-        PlannerInvalidConfigurationError: If options are invalid, or a file cannot be read or written.
+        PlannerInvalidConfigurationError: If options are invalid, or a file cannot be
+            read or written.
     """
     errors = Terminal(sys.stderr)
     try:
         _check(args)
-        with redirect_stdout(sys.stderr):  # the output of a kernel's own code must not mix with a document
+        with redirect_stdout(
+            sys.stderr
+        ):  # the output of a kernel's own code must not mix with a document
             comparison = _measure(args, errors)
         if args.html is not None:
             args.html.write_text(page_of(comparison), "utf-8", errors="replace")
         if args.markdown is not None:
-            document = with_table(args.markdown.read_text("utf-8"), markdown_of(comparison))
+            document = with_table(
+                args.markdown.read_text("utf-8"), markdown_of(comparison)
+            )
             args.markdown.write_text(document, "utf-8", errors="replace")
     except (OSError, ValueError) as error:
         raise PlannerInvalidConfigurationError(str(error)) from error
@@ -61,12 +79,17 @@ def _check(args: CompareArgs) -> None:
     """Check before the measurement what would fail only after it.
 
     Raises:
-        PlannerInvalidConfigurationError: If options are invalid, or a document lacks the markers.
+        PlannerInvalidConfigurationError: If options are invalid, or a document lacks
+            the markers.
         OSError: If a file cannot be read.
     """
     if (args.kernel is None) != (args.goal is None):
-        given, missing = ("--kernel", "--goal") if args.goal is None else ("--goal", "--kernel")
-        raise PlannerInvalidConfigurationError(f"{given} needs {missing}: your own kernel is asked for your own goal.")
+        given, missing = (
+            ("--kernel", "--goal") if args.goal is None else ("--goal", "--kernel")
+        )
+        raise PlannerInvalidConfigurationError(
+            f"{given} needs {missing}: your own kernel is asked for your own goal."
+        )
     for key in args.only or ():
         if key not in OPTIONS and key not in SCRIPTS:
             raise PlannerInvalidConfigurationError(
@@ -74,21 +97,33 @@ def _check(args: CompareArgs) -> None:
                 f"({', '.join(SCRIPTS)}). Your own --option and --script always take part."
             )
     if args.html is not None and not args.html.parent.is_dir():
-        raise PlannerInvalidConfigurationError(f"--html {args.html}: there is no directory {args.html.parent}.")
+        raise PlannerInvalidConfigurationError(
+            f"--html {args.html}: there is no directory {args.html.parent}."
+        )
     if args.markdown is not None:
         try:
             with_table(args.markdown.read_text("utf-8"), "")
         except ValueError as error:
-            raise PlannerInvalidConfigurationError(f"--markdown {args.markdown}: {error}") from None
+            raise PlannerInvalidConfigurationError(
+                f"--markdown {args.markdown}: {error}"
+            ) from None
 
 
 def _measure(args: CompareArgs, console: Console) -> Comparison:
     """Run the comparison; a terminal shows its progress."""
     made = None if args.kernel is None else start_factory(args.kernel)
-    options = [option_of(imported_object(path, option="--option"), path) for path in args.option or ()]
-    options += peer_options(args.peer or [], tell=lambda text: console.print(text, style="dim", soft_wrap=True))
+    options = [
+        option_of(imported_object(path, option="--option"), path)
+        for path in args.option or ()
+    ]
+    options += peer_options(
+        args.peer or [],
+        tell=lambda text: console.print(text, style="dim", soft_wrap=True),
+    )
     scripts = [_own_script(path) for path in args.script or ()]
-    status = console.status("compares", spinner="line") if console.is_interactive else None
+    status = (
+        console.status("compares", spinner="line") if console.is_interactive else None
+    )
 
     def progress(done: int, total: int, name: str) -> None:
         if status is not None:
@@ -131,13 +166,18 @@ async def _live(args: CompareArgs, made: object, stack: AsyncExitStack) -> Live 
         service = openai_service(args.base_url, args.model)
         stack.push_async_callback(service.client.close)
     kernel = None if args.kernel is None else await kernel_of(made, args.kernel)
-    return Live(kernel=kernel, service=service, goal=args.goal) if kernel or service else None
+    return (
+        Live(kernel=kernel, service=service, goal=args.goal)
+        if kernel or service
+        else None
+    )
 
 
 _NEWS = 25
 """Runs between two lines of progress, where no terminal shows it."""
 _WIDE = 88
-"""Columns of a terminal in which the options' whole names fit; narrower ones get short names, and nothing is cut."""
+"""Columns of a terminal in which the options' whole names fit; narrower ones get short
+names, and nothing is cut."""
 
 _BAD = "bold red"
 _POOR = "yellow"
@@ -146,7 +186,9 @@ _QUIET = "dim"
 _STYLES = {"bad": _BAD, "poor": _POOR, "": ""}
 
 
-def print_comparison(console: Console, comparison: Comparison, *, details: bool = True) -> None:
+def print_comparison(
+    console: Console, comparison: Comparison, *, details: bool = True
+) -> None:
     """Print where each option goes wrong, the verdict and, on request, a table for each script."""
     if len(comparison.scripts) > 1:
         _print_summary(console, comparison)
@@ -176,7 +218,9 @@ def _print_costs(console: Console, comparison: Comparison) -> None:
     for trips in comparison.costs[0].round_trips:
         table.add_column(f"{trips} trips" if trips > 1 else "1 trip", justify="right")
     for cost in comparison.costs:
-        figures = [f"{figure:.1f}" for figure in cost.milliseconds] or [one_line(cost.error)]
+        figures = [f"{figure:.1f}" for figure in cost.milliseconds] or [
+            one_line(cost.error)
+        ]
         table.add_row(_name(console, comparison.option(cost.option)), *figures)
     console.print(table, "")
 
@@ -187,7 +231,13 @@ def _print_script(console: Console, comparison: Comparison, script: ScriptInfo) 
     if script.entitled:
         console.print(Text(f"{script.entitled} ({script.source})", _QUIET))
     table = _table(console)
-    for head in ("trips\n+over", "charged", "tools\n+past", "tokens\nsummed", "tokens\ntold"):
+    for head in (
+        "trips\n+over",
+        "charged",
+        "tools\n+past",
+        "tokens\nsummed",
+        "tokens\ntold",
+    ):
         table.add_column(head, justify="right", no_wrap=True)
     for head in ("status", "answer", "history"):
         table.add_column(head, no_wrap=True)
@@ -207,7 +257,9 @@ def _print_script(console: Console, comparison: Comparison, script: ScriptInfo) 
 def _table(console: Console) -> Table:
     """Begin a table with the options' column, the only one that may wrap."""
     gap = 1 if console.width >= _WIDE else 0  # in addition to the one of the box itself
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, gap, 0, 0), pad_edge=False, show_edge=False)
+    table = Table(
+        box=box.SIMPLE_HEAD, padding=(0, gap, 0, 0), pad_edge=False, show_edge=False
+    )
     table.add_column("option", overflow="fold")
     return table
 
@@ -219,7 +271,10 @@ def _name(console: Console, option: OptionInfo) -> Text:
 
 def _figures(run: Run) -> list[Text]:
     words = {"nothing": "-", "broken": "BROKEN"}
-    cells = [Text(words.get(cell.text, cell.text), _STYLES[cell.level]) for cell in run.cells()]
+    cells = [
+        Text(words.get(cell.text, cell.text), _STYLES[cell.level])
+        for cell in run.cells()
+    ]
     trips = _with_excess(run.trips, run.over_budget)
     tools = _with_excess(run.tools_run, run.tools_past_budget)
     return [trips, cells[2], tools, *cells[5:], Text(seconds(run.wall_seconds), _QUIET)]
@@ -227,14 +282,19 @@ def _figures(run: Run) -> list[Text]:
 
 def _with_excess(number: int, excess: int) -> Text:
     """Format a number, with its excess in a separate column."""
-    return Text.assemble((str(number), _BAD if excess else ""), (f"{f'+{excess}' if excess else '':>4}", _BAD))
+    return Text.assemble(
+        (str(number), _BAD if excess else ""),
+        (f"{f'+{excess}' if excess else '':>4}", _BAD),
+    )
 
 
 def _note(run: Run) -> str:
     """Describe the first fault of a history, and why a run failed."""
     parts = [run.first_violation]
     if run.refused:
-        parts.append(f"OpenAI would refuse {len(run.refused)} of the {run.trips} requests")
+        parts.append(
+            f"OpenAI would refuse {len(run.refused)} of the {run.trips} requests"
+        )
     parts += [*run.breaches, run.error]
     return "; ".join(filter(None, parts))
 
@@ -242,8 +302,15 @@ def _note(run: Run) -> str:
 def _print_summary(console: Console, comparison: Comparison) -> None:
     """Print what goes wrong: a row for each script, a column for each option."""
     plain = not console.encoding.lower().startswith("utf")
-    broken, silent, unfinished, fine = ("X", "0", "~", ".") if plain else ("✗", "∅", "~", "·")
-    signs = {"breach": ("!", _BAD), "broken": (broken, _BAD), "failed": (broken, _BAD), "silent": (silent, _POOR)}
+    broken, silent, unfinished, fine = (
+        ("X", "0", "~", ".") if plain else ("✗", "∅", "~", "·")
+    )
+    signs = {
+        "breach": ("!", _BAD),
+        "broken": (broken, _BAD),
+        "failed": (broken, _BAD),
+        "silent": (silent, _POOR),
+    }
     signs |= {"unfinished": (unfinished, _POOR)}
 
     def faults(run: Run) -> Text:
@@ -251,11 +318,20 @@ def _print_summary(console: Console, comparison: Comparison) -> None:
             return Text("-", _QUIET)
         over = [(f"+{run.over_budget}", _BAD)] if run.over_budget else []
         kinds = [finding.kind for finding in comparison.findings(run)]
-        found = dict.fromkeys((*over, *(signs[kind] for kind in kinds if kind in signs)))
+        found = dict.fromkeys(
+            (*over, *(signs[kind] for kind in kinds if kind in signs))
+        )
         return Text.assemble(*(found or [(fine, _GOOD)]))
 
-    console.print(Text(f"What goes wrong, with {comparison.max_iterations} round trips allowed", "bold"))
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 0), pad_edge=False, show_edge=False)
+    console.print(
+        Text(
+            f"What goes wrong, with {comparison.max_iterations} round trips allowed",
+            "bold",
+        )
+    )
+    table = Table(
+        box=box.SIMPLE_HEAD, padding=(0, 0, 0, 0), pad_edge=False, show_edge=False
+    )
     table.add_column("situation", no_wrap=True)
     for option in comparison.options:
         name = Text(option.short.replace(" ", "\n"), "bold" if option.corrected else "")
@@ -263,7 +339,11 @@ def _print_summary(console: Console, comparison: Comparison) -> None:
     for script in comparison.scripts:
         table.add_row(script.name, *map(faults, comparison.of_script(script.key)))
     console.print(table)
-    names = ", ".join(f"{option.short}: {option.name}" for option in comparison.options if option.short != option.name)
+    names = ", ".join(
+        f"{option.short}: {option.name}"
+        for option in comparison.options
+        if option.short != option.name
+    )
     legend = (
         f"+n  round trips over the budget     {broken}  history broken, or failed     !  another promise broken\n"
         f"{silent}  no answer     {unfinished}  budget used up, another option finished     -  not offered     "
@@ -274,7 +354,11 @@ def _print_summary(console: Console, comparison: Comparison) -> None:
 
 def _print_verdict(console: Console, comparison: Comparison) -> None:
     """Print whether the corrected options keep their promises."""
-    style = ("bold green" if comparison.holds else _BAD) if comparison.corrected_runs else _POOR
+    style = (
+        ("bold green" if comparison.holds else _BAD)
+        if comparison.corrected_runs
+        else _POOR
+    )
     console.print(Text(comparison.summary, style))
     for failure in comparison.failures:
         console.print(Text(one_line(failure), _BAD))

@@ -1,7 +1,8 @@
 """``planner-ext demo``: shows the package's promises on this machine, without a key.
 
-The model is a script behind a real HTTP server; OpenAI's own client asks it through Semantic Kernel's own connector.
-Every printed number was counted during the run, by the server, too.
+The model is a script behind a real HTTP server; OpenAI's own client asks it through
+Semantic Kernel's own connector. Every printed number was counted during the run, by the
+server, too.
 """
 
 import asyncio
@@ -24,8 +25,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 from semantic_kernel import Kernel
-from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
-from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion, OpenAIChatPromptExecutionSettings
+from semantic_kernel.connectors.ai.function_choice_behavior import (
+    FunctionChoiceBehavior,
+)
+from semantic_kernel.connectors.ai.open_ai import (
+    OpenAIChatCompletion,
+    OpenAIChatPromptExecutionSettings,
+)
 from semantic_kernel.contents import AuthorRole, ChatHistory
 from semantic_kernel.filters import FilterTypes
 
@@ -67,7 +73,11 @@ async def run_demo(console: Terminal) -> int:
         style="dim",
     )
     agrees = [await _limits(console), await _goal(console), await _survival(console)]
-    _print(console, 'Your own: planner-ext run "a goal" --kernel module:factory --model NAME', style="dim")
+    _print(
+        console,
+        'Your own: planner-ext run "a goal" --kernel module:factory --model NAME',
+        style="dim",
+    )
     return ExitCode.ANSWERED if all(agrees) else ExitCode.NO_ANSWER
 
 
@@ -89,12 +99,21 @@ class _Loop(NamedTuple):
 
 async def _limits(console: Terminal) -> bool:
     """Ask a model that never stops calling; return whether our loops kept within the budget."""
-    _print_title(console, "1", f"A model that never stops calling functions, and {_ALLOWED} round trips allowed")
+    _print_title(
+        console,
+        "1",
+        f"A model that never stops calling functions, and {_ALLOWED} round trips allowed",
+    )
     stock = [await _loop(ours=False, streamed=streamed) for streamed in (False, True)]
     own = [await _loop(ours=True, streamed=streamed) for streamed in (False, True)]
     options = [f"option-{number}" for number in (1, 2, 3)]
-    comparison = await run_comparison(max_iterations=_ALLOWED, scripts=("never-ending",), options=options)
-    written = [_Loop(f"ADR, option {run.option[-1]}", run.trips, run.charged, run.answer) for run in comparison.runs]
+    comparison = await run_comparison(
+        max_iterations=_ALLOWED, scripts=("never-ending",), options=options
+    )
+    written = [
+        _Loop(f"ADR, option {run.option[-1]}", run.trips, run.charged, run.answer)
+        for run in comparison.runs
+    ]
     _print_loops(console, [*stock, *written, *own])
     ours = own[0]
     _print(
@@ -113,7 +132,9 @@ async def _limits(console: Terminal) -> bool:
         "planner-ext compare shows them all.",
         style="dim",
     )
-    return all(loop.reported == loop.requests <= _ALLOWED and loop.answer for loop in own)
+    return all(
+        loop.reported == loop.requests <= _ALLOWED and loop.answer for loop in own
+    )
 
 
 async def _loop(*, ours: bool, streamed: bool) -> _Loop:
@@ -127,17 +148,30 @@ async def _loop(*, ours: bool, streamed: bool) -> _Loop:
     )
     settings = OpenAIChatPromptExecutionSettings(function_choice_behavior=behavior)
     async with _scripted(shop.export_script) as (server, connector):
-        wrapped = FunctionInvokingChatCompletion(connector, budget=Budget(max_iterations=_ALLOWED))
+        wrapped = FunctionInvokingChatCompletion(
+            connector, budget=Budget(max_iterations=_ALLOWED)
+        )
         service = wrapped if ours else connector
         if streamed:
-            stream = service.get_streaming_chat_message_content(history, settings, kernel=kernel)
-            replies = [chunk async for chunk in stream if chunk and chunk.role == AuthorRole.ASSISTANT]
+            stream = service.get_streaming_chat_message_content(
+                history, settings, kernel=kernel
+            )
+            replies = [
+                chunk
+                async for chunk in stream
+                if chunk and chunk.role == AuthorRole.ASSISTANT
+            ]
         else:
-            message = await service.get_chat_message_content(history, settings, kernel=kernel)
+            message = await service.get_chat_message_content(
+                history, settings, kernel=kernel
+            )
             replies = [message] if message else []
-        metadata = {key: value for reply in replies for key, value in reply.metadata.items()}
+        metadata = {
+            key: value for reply in replies for key, value in reply.metadata.items()
+        }
         return _Loop(
-            name=("planner_ext" if ours else "Semantic Kernel") + (", streamed" if streamed else ""),
+            name=("planner_ext" if ours else "Semantic Kernel")
+            + (", streamed" if streamed else ""),
             requests=len(server.requests),
             reported=metadata.get("iterations"),
             answer="".join(reply.content for reply in replies),
@@ -153,10 +187,23 @@ def _print_loops(console: Terminal, loops: list[_Loop]) -> None:
     table.add_column("the loop\nreports", justify="right")
     table.add_column("an answer")
     for loop in loops:
-        reported = Text("nothing", "red") if loop.reported is None else Text(str(loop.reported))
+        reported = (
+            Text("nothing", "red")
+            if loop.reported is None
+            else Text(str(loop.reported))
+        )
         counted = Text(str(loop.requests), "red" if loop.requests > _ALLOWED else "")
-        answered = Text(f"{signs.good} yes", "green") if loop.answer else Text(f"{signs.bad} no", "red")
-        table.add_row(Text(loop.name, "bold" if loop.reported == loop.requests else ""), counted, reported, answered)
+        answered = (
+            Text(f"{signs.good} yes", "green")
+            if loop.answer
+            else Text(f"{signs.bad} no", "red")
+        )
+        table.add_row(
+            Text(loop.name, "bold" if loop.reported == loop.requests else ""),
+            counted,
+            reported,
+            answered,
+        )
     _print_table(console, table)
 
 
@@ -170,14 +217,18 @@ async def _goal(console: Terminal) -> bool:
         calls.append(context)
         await next(context)
 
-    options = FunctionCallingStepwisePlannerOptions(plan=True, max_iterations=_GOAL_BUDGET)
+    options = FunctionCallingStepwisePlannerOptions(
+        plan=True, max_iterations=_GOAL_BUDGET
+    )
     planner = FunctionCallingStepwisePlanner(options=options)
     kernel = shop.order_kernel()
     kernel.add_filter(FilterTypes.FUNCTION_INVOCATION, count)  # pyright: ignore[reportUnknownMemberType]
     async with _scripted(shop.order_script) as (server, connector):
         kernel.add_service(connector)
         with Progress(console) as progress:
-            result = await progress.watch(planner.invoke_stream(kernel, shop.ORDER_GOAL))
+            result = await progress.watch(
+                planner.invoke_stream(kernel, shop.ORDER_GOAL)
+            )
         requests = len(server.requests)
         tokens = server.total_tokens
     console.print()
@@ -193,12 +244,21 @@ async def _goal(console: Terminal) -> bool:
 
 async def _survival(console: Terminal) -> bool:
     """Pause, edit, approve, kill and finish a run; return whether there was one refund, and the charges agree."""
-    _print_title(console, "3", "A refund that waits for a person, and a process that is killed")
+    _print_title(
+        console, "3", "A refund that waits for a person, and a process that is killed"
+    )
     if sys.platform == "win32":
         _print(console, "Shown on systems with SIGKILL only.")
         return True
-    _print(console, f"Each line is a process of its own; {_STORE} is all that they share.", after=False)
-    with TemporaryDirectory() as folder, ScriptedOpenAIServer(shop.refund_script) as server:
+    _print(
+        console,
+        f"Each line is a process of its own; {_STORE} is all that they share.",
+        after=False,
+    )
+    with (
+        TemporaryDirectory() as folder,
+        ScriptedOpenAIServer(shop.refund_script) as server,
+    ):
         try:
             await _refund(_Shell(console, Path(folder), server.url))
         except _UnexpectedExitError as error:
@@ -215,27 +275,52 @@ async def _refund(shell: "_Shell") -> None:
     """
     app = "from planner_ext.cli.demo_shop import refund_app as app, refund_kernel as kernel\n"
     shell.folder.joinpath("shop.py").write_text(app, encoding="utf-8")
-    start = ("run", shop.REFUND_GOAL, "--kernel", "shop:kernel", "--no-plan", "--run-id", _RUN)
+    start = (
+        "run",
+        shop.REFUND_GOAL,
+        "--kernel",
+        "shop:kernel",
+        "--no-plan",
+        "--run-id",
+        _RUN,
+    )
     await shell.run(*start, code=4, note="paused; the process has ended")
     waiting = await shell.run("approvals", "list", code=0, lines=2)
-    await shell.run("approvals", "edit", waiting[0], "amount=24.5", "--by", "ann", code=0, lines=1)
+    await shell.run(
+        "approvals", "edit", waiting[0], "amount=24.5", "--by", "ann", code=0, lines=1
+    )
     work = ("worker", "--app", "shop:app", "--once")
     killed = "killed, after the money went out and before that was recorded"
     await shell.run(*work, code=-signal.SIGKILL, note=killed, crash_at="after_tool")
-    await shell.run(*work, code=0, note="the refund is asked for again under the same key, so it is not made again")
+    await shell.run(
+        *work,
+        code=0,
+        note="the refund is asked for again under the same key, so it is not made again",
+    )
 
 
-async def _print_refund(console: Terminal, folder: Path, server: ScriptedOpenAIServer) -> bool:
+async def _print_refund(
+    console: Terminal, folder: Path, server: ScriptedOpenAIServer
+) -> bool:
     """Print the run's charges beside the independent counts; return whether they are equal."""
     async with opened_store(str(folder / _STORE), create=False) as store:
         stored = await store.load(_RUN)
     state = fold_journal(_RUN, stored.facts)
-    paid = [fact for fact in stored.facts if isinstance(fact, CallFinished) and fact.function == "shop-refund"]
+    paid = [
+        fact
+        for fact in stored.facts
+        if isinstance(fact, CallFinished) and fact.function == "shop-refund"
+    ]
     lines = (folder / shop.REFUND_LEDGER).read_text(encoding="utf-8").splitlines()
     amounts = ", ".join(f"{json.loads(line)['amount']:.2f}" for line in lines)
     answer = state.ended.answer if state.ended is not None else ""
     console.print()
-    _print(console, f'answer: "{answer}"; refunds in the shop\'s own file: {amounts}', style="bold", after=False)
+    _print(
+        console,
+        f'answer: "{answer}"; refunds in the shop\'s own file: {amounts}',
+        style="bold",
+        after=False,
+    )
     agrees = _print_ledger(
         console,
         ("round trips", state.usage.iterations, "the server", len(server.requests)),
@@ -257,7 +342,9 @@ class _Shell:
     folder: Path
     endpoint: str
 
-    async def run(self, *words: str, code: int, note: str = "", lines: int = 0, crash_at: str = "") -> list[str]:
+    async def run(
+        self, *words: str, code: int, note: str = "", lines: int = 0, crash_at: str = ""
+    ) -> list[str]:
         """Run a command.
 
         Args:
@@ -276,8 +363,14 @@ class _Shell:
         arguments = (*words, "--store", _STORE)
         crash = {"PLANNER_EXT_CRASH_AT": crash_at} if crash_at else {}
         unwanted = ("FORCE_COLOR", "TTY_COMPATIBLE", "PLANNER_EXT_CRASH_ONCE")
-        kept = {name: value for name, value in os.environ.items() if name not in unwanted}
-        endpoint = {"OPENAI_API_KEY": "none", "OPENAI_BASE_URL": self.endpoint, "OPENAI_CHAT_MODEL_ID": "scripted"}
+        kept = {
+            name: value for name, value in os.environ.items() if name not in unwanted
+        }
+        endpoint = {
+            "OPENAI_API_KEY": "none",
+            "OPENAI_BASE_URL": self.endpoint,
+            "OPENAI_CHAT_MODEL_ID": "scripted",
+        }
         written = shlex.join([*map("=".join, crash.items()), "planner-ext", *arguments])
         self.console.print()
         _print(self.console, f"$ {written}", style="bold", after=False)
@@ -295,7 +388,9 @@ class _Shell:
             if process.returncode is None:
                 process.kill()
         if process.returncode != code:
-            raise _UnexpectedExitError(f"ended with {process.returncode}, not {code}: {err.decode('utf-8')}")
+            raise _UnexpectedExitError(
+                f"ended with {process.returncode}, not {code}: {err.decode('utf-8')}"
+            )
         shown = out.decode("utf-8").splitlines()
         for text in filter(None, (*shown[:lines], note)):
             _print(self.console, text, indent=6, after=False)
@@ -303,18 +398,32 @@ class _Shell:
 
 
 @asynccontextmanager
-async def _scripted(script: Script) -> AsyncGenerator[tuple[ScriptedOpenAIServer, OpenAIChatCompletion], None]:
+async def _scripted(
+    script: Script,
+) -> AsyncGenerator[tuple[ScriptedOpenAIServer, OpenAIChatCompletion], None]:
     """Serve a script on this machine, with OpenAI's client and Semantic Kernel's connector in front of it."""
     with ScriptedOpenAIServer(script) as server:
-        async with AsyncOpenAI(base_url=server.url, api_key="none", max_retries=0) as client:
-            yield server, OpenAIChatCompletion(ai_model_id="scripted", async_client=client)
+        async with AsyncOpenAI(
+            base_url=server.url, api_key="none", max_retries=0
+        ) as client:
+            yield (
+                server,
+                OpenAIChatCompletion(ai_model_id="scripted", async_client=client),
+            )
 
 
 def _print_title(console: Terminal, number: str, text: str) -> None:
     console.print(Text.assemble((f" {number} ", "reverse"), "  ", (text, "bold")))
 
 
-def _print(console: Terminal, text: str, *, style: str = "", indent: int = 2, after: bool = True) -> None:
+def _print(
+    console: Terminal,
+    text: str,
+    *,
+    style: str = "",
+    indent: int = 2,
+    after: bool = True,
+) -> None:
     """Print a text, wrapped, with an empty line after it by default."""
     flow = TextFlow(console, width=min(console.width, 100), indent=indent, style=style)
     flow.write(text)
@@ -344,7 +453,16 @@ def _print_ledger(console: Terminal, *rows: tuple[str, int, str, int]) -> bool:
     for justify in ("left", "left", "right", "left", "left", "right"):
         grid.add_column(justify=justify)
     for name, charged, who, counted in rows:
-        sign = Text(signs.good, "green") if charged == counted else Text(signs.bad, "red")
-        grid.add_row(f"{name}  ", "charged", f"{charged:,}", sign, f"{who} counted", f"{counted:,}")
+        sign = (
+            Text(signs.good, "green") if charged == counted else Text(signs.bad, "red")
+        )
+        grid.add_row(
+            f"{name}  ",
+            "charged",
+            f"{charged:,}",
+            sign,
+            f"{who} counted",
+            f"{counted:,}",
+        )
     _print_table(console, grid)
     return all(charged == counted for _, charged, _, counted in rows)

@@ -1,7 +1,7 @@
 """The applications of the demo: a lamp shop in memory, a shop that refunds money once, and the scripts of their models.
 
-The data are made up, but the functions really compute with them, and every number in an answer comes from the result of
-a function.
+The data are made up, but the functions really compute with them, and every number in an
+answer comes from the result of a function.
 """
 
 import asyncio
@@ -16,7 +16,11 @@ from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
 from semantic_kernel.functions import kernel_function
 
-from planner_ext import FunctionCallingStepwisePlanner, FunctionCallingStepwisePlannerOptions, requires_approval
+from planner_ext import (
+    FunctionCallingStepwisePlanner,
+    FunctionCallingStepwisePlannerOptions,
+    requires_approval,
+)
 from planner_ext.durable import effect
 from planner_ext.testing import ScriptedReply, ScriptedRequest, call, calls, say
 from planner_ext.testing.script import results_of
@@ -47,7 +51,15 @@ ORDER_GOAL = "Reserve order A-1007 in Hamburg. Tell Ann what it costs in euros, 
 _THINKS_FOR = 0.25
 """Seconds that the model takes for a reply, so that a person can follow."""
 
-_ORDERS = {"A-1007": {"customer": "Ann", "sku": "LAMP-02", "quantity": 4, "total": 98.0, "currency": "USD"}}
+_ORDERS = {
+    "A-1007": {
+        "customer": "Ann",
+        "sku": "LAMP-02",
+        "quantity": 4,
+        "total": 98.0,
+        "currency": "USD",
+    }
+}
 _PER_DOLLAR = {"USD": 1.0, "EUR": 0.92, "GBP": 0.79}
 
 Sku = Annotated[str, "The article's stock number"]
@@ -57,7 +69,9 @@ class Orders:
     """Orders by number."""
 
     @kernel_function(description="Find an order by its number.")
-    async def find(self, order_id: Annotated[str, "The order's number, such as A-1007"]) -> dict[str, object]:
+    async def find(
+        self, order_id: Annotated[str, "The order's number, such as A-1007"]
+    ) -> dict[str, object]:
         """Return an order."""
         await asyncio.sleep(0.2)
         if order_id not in _ORDERS:
@@ -74,10 +88,15 @@ class Warehouse:
     """The stock of each site; reserving takes from it."""
 
     stock_by_site: dict[str, dict[str, int]] = field(
-        default_factory=lambda: {"Hamburg": {"LAMP-02": 1, "BULB-E27": 80}, "Lyon": {"LAMP-02": 9}}
+        default_factory=lambda: {
+            "Hamburg": {"LAMP-02": 1, "BULB-E27": 80},
+            "Lyon": {"LAMP-02": 9},
+        }
     )
 
-    @kernel_function(description="List the warehouses, with the working days that a parcel from each is on its way.")
+    @kernel_function(
+        description="List the warehouses, with the working days that a parcel from each is on its way."
+    )
     async def sites(self) -> dict[str, int]:
         """List the sites."""
         await asyncio.sleep(0.15)
@@ -87,11 +106,16 @@ class Warehouse:
     async def stock(self, sku: Sku) -> dict[str, int]:
         """Count an article."""
         await asyncio.sleep(0.15)
-        return {site: articles.get(sku, 0) for site, articles in self.stock_by_site.items()}
+        return {
+            site: articles.get(sku, 0) for site, articles in self.stock_by_site.items()
+        }
 
     @kernel_function(description="Reserve some pieces of an article in one warehouse.")
     async def reserve(
-        self, sku: Sku, quantity: Annotated[int, "How many pieces"], site: Annotated[str, "Name of the warehouse"]
+        self,
+        sku: Sku,
+        quantity: Annotated[int, "How many pieces"],
+        site: Annotated[str, "Name of the warehouse"],
     ) -> dict[str, object]:
         """Reserve, or fail and reserve nothing."""
         await asyncio.sleep(0.25)
@@ -127,7 +151,9 @@ class Calendar:
         return "2026-03-05"
 
     @kernel_function(description="The date some working days after a date.")
-    async def add_working_days(self, start: Annotated[str, "ISO date"], days: int) -> str:
+    async def add_working_days(
+        self, start: Annotated[str, "ISO date"], days: int
+    ) -> str:
         """Add days, without Saturdays and Sundays."""
         await asyncio.sleep(0.05)
         day = date.fromisoformat(start)
@@ -148,7 +174,11 @@ def order_kernel() -> Kernel:
 def order_script(request: ScriptedRequest) -> ScriptedReply:
     """Reach `ORDER_GOAL`: a plan, three calls at once, a failure, the way around it, the answer."""
     time.sleep(_THINKS_FOR)
-    return _ORDER_REPLIES[request.index] if request.index < len(_ORDER_REPLIES) else _order_answer(request)
+    return (
+        _ORDER_REPLIES[request.index]
+        if request.index < len(_ORDER_REPLIES)
+        else _order_answer(request)
+    )
 
 
 _ORDER_REPLIES = (
@@ -165,7 +195,10 @@ _ORDER_REPLIES = (
         text="Three things to look up. None needs another, so I ask for all of them at once.",
     ),
     call("warehouse-reserve", {"sku": "LAMP-02", "quantity": 4, "site": "Hamburg"}),
-    calls(call("warehouse-stock", {"sku": "LAMP-02"}), text="Hamburg could not do it. I see where the lamps are."),
+    calls(
+        call("warehouse-stock", {"sku": "LAMP-02"}),
+        text="Hamburg could not do it. I see where the lamps are.",
+    ),
     calls(
         call("warehouse-reserve", {"sku": "LAMP-02", "quantity": 4, "site": "Lyon"}),
         call("currency-convert", {"amount": 98.0, "source": "USD", "target": "EUR"}),
@@ -178,7 +211,8 @@ _ORDER_REPLIES = (
 def _order_answer(request: ScriptedRequest) -> ScriptedReply:
     results = results_of(request)
     order, reserved, stock = (
-        json.loads(results[name]) for name in ("orders-find", "warehouse-reserve", "warehouse-stock")
+        json.loads(results[name])
+        for name in ("orders-find", "warehouse-reserve", "warehouse-stock")
     )
     euros = float(results["currency-convert"])
     arrival = date.fromisoformat(results["calendar-add_working_days"])
@@ -193,7 +227,8 @@ def _order_answer(request: ScriptedRequest) -> ScriptedReply:
 REFUND_GOAL = "Refund the broken lamp of order A-1007."
 
 REFUND_LEDGER = "refunds.jsonl"
-"""The shop's ledger, a file in the current directory: one line for each refund that was made."""
+"""The shop's ledger, a file in the current directory: one line for each refund that was
+made."""
 
 
 class RefundShop:
@@ -210,12 +245,21 @@ class RefundShop:
     def refund(self, order: str, amount: float, idempotency_key: str) -> str:
         """Refund once for each key, as a payment service would; a repeated request only reports that it was done."""
         if not 0 < amount <= 98.0:
-            raise ValueError(f"Between 0 and 98.00 dollars can be refunded for {order}.")
+            raise ValueError(
+                f"Between 0 and 98.00 dollars can be refunded for {order}."
+            )
         ledger = Path(REFUND_LEDGER)
-        lines = ledger.read_text(encoding="utf-8").splitlines() if ledger.exists() else []
+        lines = (
+            ledger.read_text(encoding="utf-8").splitlines() if ledger.exists() else []
+        )
         if all(json.loads(line)["key"] != idempotency_key for line in lines):
             with ledger.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"key": idempotency_key, "order": order, "amount": amount}) + "\n")
+                file.write(
+                    json.dumps(
+                        {"key": idempotency_key, "order": order, "amount": amount}
+                    )
+                    + "\n"
+                )
         return f"{amount:.2f} dollars refunded for {order}"
 
 
@@ -229,7 +273,9 @@ def refund_kernel() -> Kernel:
 
 def refund_app() -> tuple[FunctionCallingStepwisePlanner, Kernel]:
     """Make the planner and the kernel with which a worker continues runs."""
-    return FunctionCallingStepwisePlanner(options=FunctionCallingStepwisePlannerOptions(plan=False)), refund_kernel()
+    return FunctionCallingStepwisePlanner(
+        options=FunctionCallingStepwisePlannerOptions(plan=False)
+    ), refund_kernel()
 
 
 def refund_script(request: ScriptedRequest) -> ScriptedReply:
@@ -239,6 +285,8 @@ def refund_script(request: ScriptedRequest) -> ScriptedReply:
             return say(f"Dear customer, we are sorry: {outcome}.")
         case {"shop-find": found}:
             order = json.loads(found)
-            return call("shop-refund", {"order": order["order"], "amount": order["paid"]})
+            return call(
+                "shop-refund", {"order": order["order"], "amount": order["paid"]}
+            )
         case _:
             return call("shop-find", {"order": "A-1007"})

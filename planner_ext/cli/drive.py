@@ -29,9 +29,22 @@ from planner_ext.cli.options import (
     WorkerArgs,
     no_hooks,
 )
-from planner_ext.cli.run import CliRun, Result, document, goal_options, new_limits, print_result
+from planner_ext.cli.run import (
+    CliRun,
+    Result,
+    document,
+    goal_options,
+    new_limits,
+    print_result,
+)
 from planner_ext.cli.show import Progress, print_pending
-from planner_ext.cli.store import command_on, opened_client, opened_runs, result_code, store_name
+from planner_ext.cli.store import (
+    command_on,
+    opened_client,
+    opened_runs,
+    result_code,
+    store_name,
+)
 from planner_ext.cli.streams import on_signals
 from planner_ext.cli.text import Terminal, moment_text, spent_line, worker_lines_shown
 from planner_ext.core.text import exact, one_line, printable
@@ -58,7 +71,8 @@ from planner_ext.timeline import page_of
 _POLL_SECONDS = 0.25
 """How often a run that is followed is looked at."""
 _SIGNALS = 2
-"""How many signals a worker takes: the first drains it, the second cancels what is in flight."""
+"""How many signals a worker takes: the first drains it, the second cancels what is in
+flight."""
 
 
 class StoreRun(CliRun):
@@ -82,7 +96,9 @@ class StoreRun(CliRun):
         self.store = store
         self._hooks = hooks
 
-    def drive_in_store(self, begin: Callable[[Runs], Awaitable[RunHandle[Result]]]) -> Result:
+    def drive_in_store(
+        self, begin: Callable[[Runs], Awaitable[RunHandle[Result]]]
+    ) -> Result:
         """Start or resume the open run in its store, and drive it."""
         return self.drive(self._driven(begin))
 
@@ -94,7 +110,12 @@ class StoreRun(CliRun):
         """Resume a run of the store; for further options see `Runs.resume`."""
         return self.drive_in_store(
             lambda runs: runs.resume(
-                run_id, self.planner, self.kernel, by=self.by or "", streaming=self.options.stream, **more
+                run_id,
+                self.planner,
+                self.kernel,
+                by=self.by or "",
+                streaming=self.options.stream,
+                **more,
             )
         )
 
@@ -106,26 +127,49 @@ class StoreRun(CliRun):
         """Print the command that resumes the run, if it is already in the store."""
         if self.run_id:
             status = asyncio.run(_stored(self.run_id, self.store)).record.status
-            who = "This resumes it" if status in PARKED else "A planner-ext worker resumes it, or"
+            who = (
+                "This resumes it"
+                if status in PARKED
+                else "A planner-ext worker resumes it, or"
+            )
             self.console.say(f"The run is kept. {who}:")
-            self.console.print_command(command_on(self.store, "runs", "resume", self.run_id, *self.resume_words()))
+            self.console.print_command(
+                command_on(
+                    self.store, "runs", "resume", self.run_id, *self.resume_words()
+                )
+            )
 
     def explain_pause(self, result: Result) -> None:
         """Print the pending calls, unless a person has just seen them, and the commands that continue the run."""
-        asyncio.run(_print_waiting(self.run_id, result, self.store, is_seen=self.prompt is not None))
+        asyncio.run(
+            _print_waiting(
+                self.run_id, result, self.store, is_seen=self.prompt is not None
+            )
+        )
         self.explain_fault()
 
-    async def _driven(self, begin: Callable[[Runs], Awaitable[RunHandle[Result]]]) -> Result:
+    async def _driven(
+        self, begin: Callable[[Runs], Awaitable[RunHandle[Result]]]
+    ) -> Result:
         hooks = await self._hooks() or None
-        async with opened_runs(self.store, grace_seconds=0, authorize=hooks) as runs:  # an interrupt does not wait
+        async with opened_runs(
+            self.store, grace_seconds=0, authorize=hooks
+        ) as runs:  # an interrupt does not wait
             handle = await begin(runs)
             if not self.run_id:
-                self.console.say(f"Run {exact(handle.run_id)}, kept in {store_name(self.store)}", "dim")
+                self.console.say(
+                    f"Run {exact(handle.run_id)}, kept in {store_name(self.store)}",
+                    "dim",
+                )
             self.run_id = handle.run_id
-            return await self.progress.watch(handle.events(after=self.progress.followed))
+            return await self.progress.watch(
+                handle.events(after=self.progress.followed)
+            )
 
 
-def start_run(goal: GoalArgs, store: str, options: RunOptions, *, by: str | None) -> int:
+def start_run(
+    goal: GoalArgs, store: str, options: RunOptions, *, by: str | None
+) -> int:
     """Start a run in a store, or continue the one of this name; return the exit code."""
     if goal.timeout is not None:
         raise PlannerInvalidConfigurationError(
@@ -134,20 +178,35 @@ def start_run(goal: GoalArgs, store: str, options: RunOptions, *, by: str | None
         )
     facts = ()
     if goal.run_id is not None:
-        with suppress(StoreError, UnknownRunError):  # an unusable store raises when it is opened
+        with suppress(
+            StoreError, UnknownRunError
+        ):  # an unusable store raises when it is opened
             facts = asyncio.run(_stored(goal.run_id, store)).facts
     run = StoreRun(store, options, by=by, facts=facts)
 
     def first() -> Result:
         run.open(**goal_options(goal))
         return run.drive_in_store(
-            lambda runs: runs.start(run.planner, run.kernel, goal.goal, run_id=goal.run_id, streaming=options.stream)
+            lambda runs: runs.start(
+                run.planner,
+                run.kernel,
+                goal.goal,
+                run_id=goal.run_id,
+                streaming=options.stream,
+            )
         )
 
     return run.execute(first)
 
 
-def resume_run(run_id: str, store: str, options: RunOptions, who: ActorArgs, *, max_iterations: int | None) -> int:
+def resume_run(
+    run_id: str,
+    store: str,
+    options: RunOptions,
+    who: ActorArgs,
+    *,
+    max_iterations: int | None,
+) -> int:
     """Resume a run of a store; return the exit code."""
     facts = asyncio.run(_stored(run_id, store)).facts
     state = fold_journal(run_id, facts)
@@ -164,7 +223,11 @@ def fork_run(run_id: str, args: ForkArgs, options: RunOptions) -> int:
     console.say(f"Forked after iteration {args.at}: {exact(name)}")
     if options.kernel is None and options.model is None and options.base_url is None:
         most = ("--max-iterations", str(args.max_iterations or 15))
-        console.print_command(command_on(store, "runs", "resume", name, "--kernel", "MODULE:FACTORY", *most))
+        console.print_command(
+            command_on(
+                store, "runs", "resume", name, "--kernel", "MODULE:FACTORY", *most
+            )
+        )
     else:
         facts = asyncio.run(_stored(name, store)).facts
         limits = fold_journal(name, facts).rules.limits
@@ -173,7 +236,10 @@ def fork_run(run_id: str, args: ForkArgs, options: RunOptions) -> int:
         run = StoreRun(store, options, by=args.by, facts=facts, hooks=args.hooks)
         code = _resumed(run, name, limits)
     if args.html is not None:
-        both = [asyncio.run(_stored(one, store)).timeline(now=time.time()) for one in (run_id, name)]
+        both = [
+            asyncio.run(_stored(one, store)).timeline(now=time.time())
+            for one in (run_id, name)
+        ]
         _write_page(args.html, page_of(both))
         console.say(f"Written: {printable(str(args.html))}", "dim")
     return code
@@ -182,7 +248,11 @@ def fork_run(run_id: str, args: ForkArgs, options: RunOptions) -> int:
 async def _forked(run_id: str, args: ForkArgs) -> str:
     async with opened_client(args.store, args.hooks) as client:
         return await client.fork(
-            run_id, at=args.at, new_run_id=args.run_id, instruction=args.instruction, by=args.by or ""
+            run_id,
+            at=args.at,
+            new_run_id=args.run_id,
+            instruction=args.instruction,
+            by=args.by or "",
         )
 
 
@@ -199,7 +269,9 @@ def _resumed(run: StoreRun, run_id: str, budget: Budget | None) -> int:
     return run.execute(first)
 
 
-async def show_run(run_id: str, store: str, *, follow: bool, html: Path | None, as_json: bool) -> int:
+async def show_run(
+    run_id: str, store: str, *, follow: bool, html: Path | None, as_json: bool
+) -> int:
     """Print a run from its journal, without resuming it; if it is followed, return the exit code for its status.
 
     Raises:
@@ -209,9 +281,13 @@ async def show_run(run_id: str, store: str, *, follow: bool, html: Path | None, 
     stored = await _stored(run_id, store)
     record = stored.record
     facts = stored.facts
-    fold_journal(run_id, facts)  # a damaged journal is refused before anything of it is printed
+    fold_journal(
+        run_id, facts
+    )  # a damaged journal is refused before anything of it is printed
     if follow or not as_json:
-        console.say(Text.assemble((exact(run_id), "bold"), f": {one_line(record.goal)}"))
+        console.say(
+            Text.assemble((exact(run_id), "bold"), f": {one_line(record.goal)}")
+        )
         with Progress(console) as progress:
             for fact in facts:
                 progress.show(fact)
@@ -219,7 +295,12 @@ async def show_run(run_id: str, store: str, *, follow: bool, html: Path | None, 
                 record, facts = await _followed(stored, store, progress)
     await _print_run(record, facts, store, as_json=as_json)
     if html is not None:
-        _write_page(html, page_of([replace(stored, record=record, facts=facts).timeline(now=time.time())]))
+        _write_page(
+            html,
+            page_of(
+                [replace(stored, record=record, facts=facts).timeline(now=time.time())]
+            ),
+        )
         console.say(f"Written: {printable(str(html))}", "dim")
     return result_code(record.status) if follow else ExitCode.ANSWERED
 
@@ -228,10 +309,14 @@ def _write_page(file: Path, page: str) -> None:
     try:
         file.write_text(page, "utf-8")
     except OSError as error:
-        raise PlannerInvalidConfigurationError(f"--html {file} cannot be written: {error}.") from error
+        raise PlannerInvalidConfigurationError(
+            f"--html {file} cannot be written: {error}."
+        ) from error
 
 
-async def _followed(stored: StoredRun, store: str, progress: Progress) -> tuple[RunRecord, tuple[Fact, ...]]:
+async def _followed(
+    stored: StoredRun, store: str, progress: Progress
+) -> tuple[RunRecord, tuple[Fact, ...]]:
     """Show the new facts of a run until it ends, or waits for a decision; return the run with its whole journal."""
     record = stored.record
     facts = stored.facts
@@ -241,7 +326,9 @@ async def _followed(stored: StoredRun, store: str, progress: Progress) -> tuple[
         progress.note("queued, waits for a worker")
     async with opened_store(store, create=False) as opened:
         while continues:
-            record, continues, news = await opened.load_since(record.run_id, len(facts), now=time.time())
+            record, continues, news = await opened.load_since(
+                record.run_id, len(facts), now=time.time()
+            )
             facts += news
             for fact in news:
                 progress.show(fact)
@@ -255,11 +342,17 @@ async def _followed(stored: StoredRun, store: str, progress: Progress) -> tuple[
 
 def _fault_text(record: RunRecord) -> str:
     """Describe the fault that a run is retried after."""
-    at = "" if record.wake_at is None else f"next try {moment_text(datetime.fromtimestamp(record.wake_at, UTC))}: "
+    at = (
+        ""
+        if record.wake_at is None
+        else f"next try {moment_text(datetime.fromtimestamp(record.wake_at, UTC))}: "
+    )
     return f"a fault; {at}{one_line(record.problem)}"
 
 
-async def _print_run(record: RunRecord, facts: tuple[Fact, ...], store: str, *, as_json: bool) -> None:
+async def _print_run(
+    record: RunRecord, facts: tuple[Fact, ...], store: str, *, as_json: bool
+) -> None:
     """Print what is to be said of a run beside its progress: decisions, problems, what waits, and the result."""
     run_id = record.run_id
     console = Terminal(sys.stderr)
@@ -269,11 +362,17 @@ async def _print_run(record: RunRecord, facts: tuple[Fact, ...], store: str, *, 
     if as_json:
         shown = {"run_id": run_id, "goal": record.goal, **document(result)}
         shown |= {"status": record.status, "problem": record.problem}
-        print(json.dumps({**shown, "refused": [one.as_dict() for one in refused]}, indent=2))
+        print(
+            json.dumps(
+                {**shown, "refused": [one.as_dict() for one in refused]}, indent=2
+            )
+        )
         return
     for one in (*result.decisions, *refused):
         state = "Not taken" if one.refused else "Decided"
-        what = " ".join(filter(None, (exact(one.call), exact(one.fully_qualified_name))))
+        what = " ".join(
+            filter(None, (exact(one.call), exact(one.fully_qualified_name)))
+        )
         console.say(f"{state}, of {what}: {decision_text(one)}")
     if record.problem:
         console.say(f"Problem: {printable(record.problem)}", "red")
@@ -289,7 +388,9 @@ async def _stored(run_id: str, store: str) -> StoredRun:
         return await client.load(run_id)
 
 
-async def _print_waiting(run_id: str, result: Result, store: str, *, is_seen: bool = False) -> None:
+async def _print_waiting(
+    run_id: str, result: Result, store: str, *, is_seen: bool = False
+) -> None:
     """Print the pending calls and questions, unless a person has seen them, and the command that decides each."""
     console = Terminal(sys.stderr)
     for call in () if is_seen else result.pending:
@@ -299,9 +400,15 @@ async def _print_waiting(run_id: str, result: Result, store: str, *, is_seen: bo
     async with opened_client(store) as client:
         waiting = await client.approvals().pending(run_id, limit=len(result.pending))
     if waiting:
-        console.say("Decided from this or any other process; a call also with deny, edit or supply:")
+        console.say(
+            "Decided from this or any other process; a call also with deny, edit or supply:"
+        )
     for item in waiting:
-        words = ("supply", item.id, "ANSWER") if item.kind == "question" else ("approve", item.id)
+        words = (
+            ("supply", item.id, "ANSWER")
+            if item.kind == "question"
+            else ("approve", item.id)
+        )
         console.print_command(command_on(store, "approvals", *words))
 
 
@@ -309,10 +416,14 @@ def work(args: WorkerArgs) -> int:
     """Work until a signal ends the process, or with ``--once`` until no run is due; return the exit code.
 
     Raises:
-        PlannerInvalidConfigurationError: If the application, ``--policy`` or ``--ask-all`` cannot be used.
+        PlannerInvalidConfigurationError: If the application, ``--policy`` or
+            ``--ask-all`` cannot be used.
         InvalidPolicyError: If the file holds no policy.
     """
-    with redirect_stdout(sys.stderr), worker_lines_shown(Terminal(sys.stderr)):  # functions' output is not a result
+    with (
+        redirect_stdout(sys.stderr),
+        worker_lines_shown(Terminal(sys.stderr)),
+    ):  # functions' output is not a result
         application = started_application(args.app)
         return asyncio.run(_worked(args, application))
 
@@ -322,13 +433,21 @@ async def _worked(args: WorkerArgs, made: Callable[[], Awaitable[Application]]) 
     application = await made()
     planner = application.planner
     if planner is None:
-        console.say(f"--app {args.app} gives a kernel alone: its runs have a planner with default options.", "dim")
+        console.say(
+            f"--app {args.app} gives a kernel alone: its runs have a planner with default options.",
+            "dim",
+        )
         planner = FunctionCallingStepwisePlanner()
-    working = asyncio.create_task(_drive(args, _with_options(planner, args), application))
+    working = asyncio.create_task(
+        _drive(args, _with_options(planner, args), application)
+    )
 
     def end() -> None:
         if not working.cancelling():
-            console.say(f"Calls in flight have {args.grace:g} s to end; a second signal ends them at once.", "dim")
+            console.say(
+                f"Calls in flight have {args.grace:g} s to end; a second signal ends them at once.",
+                "dim",
+            )
         if working.cancelling() < _SIGNALS:
             working.cancel()
 
@@ -339,23 +458,30 @@ async def _worked(args: WorkerArgs, made: Callable[[], Awaitable[Application]]) 
         return ExitCode.ANSWERED
 
 
-def _with_options(planner: FunctionCallingStepwisePlanner, args: WorkerArgs) -> FunctionCallingStepwisePlanner:
+def _with_options(
+    planner: FunctionCallingStepwisePlanner, args: WorkerArgs
+) -> FunctionCallingStepwisePlanner:
     """Add ``--policy`` and ``--ask-all`` to a copy of a planner, whose own interceptors are asked first.
 
     Raises:
-        PlannerInvalidConfigurationError: If ``--ask-all`` contradicts a policy, or the file cannot be read.
+        PlannerInvalidConfigurationError: If ``--ask-all`` contradicts a policy, or the
+            file cannot be read.
         InvalidPolicyError: If the file holds no policy.
     """
     if not (given := args.planner_options()):
         return planner
     options = planner.options
     settings = planner.options.approval or ApprovalSettings()
-    if args.ask_all and any(isinstance(one, ApprovalPolicy) for one in options.interceptors):
+    if args.ask_all and any(
+        isinstance(one, ApprovalPolicy) for one in options.interceptors
+    ):
         raise PlannerInvalidConfigurationError(
             f"--ask-all and the policy of {args.app} contradict each other: a policy decides every call. Leave "
             "--ask-all out."
         )
-    update: dict[str, Any] = {"interceptors": (*options.interceptors, *given.get("interceptors", ()))}
+    update: dict[str, Any] = {
+        "interceptors": (*options.interceptors, *given.get("interceptors", ()))
+    }
     if args.ask_all and settings.unmatched == "approve":
         update["approval"] = replace(settings, unmatched="defer")
     planner = copy(planner)
@@ -363,7 +489,9 @@ def _with_options(planner: FunctionCallingStepwisePlanner, args: WorkerArgs) -> 
     return planner
 
 
-async def _drive(args: WorkerArgs, planner: FunctionCallingStepwisePlanner, application: Application) -> int:
+async def _drive(
+    args: WorkerArgs, planner: FunctionCallingStepwisePlanner, application: Application
+) -> int:
     """Drive runs until cancelled, or with ``--once`` until no run is due."""
     kernel = application.kernel
     arguments_for = application.arguments_for
@@ -378,14 +506,33 @@ async def _drive(args: WorkerArgs, planner: FunctionCallingStepwisePlanner, appl
         "notify_key": os.environ.get("PLANNER_EXT_NOTIFY_KEY") or None,
     }
     async with opened_runs(args.store, **options) as runs:
-        Terminal(sys.stderr).say(f"Worker {runs.worker_id} of {store_name(args.store)}", "dim")
+        Terminal(sys.stderr).say(
+            f"Worker {runs.worker_id} of {store_name(args.store)}", "dim"
+        )
         if (text := planner.unguarded(kernel)) is not None:
             Terminal(sys.stderr).say(text, "yellow")
         if not args.once:
-            await runs.work(planner, kernel, arguments_for=arguments_for, max_concurrency=args.max_concurrency)
+            await runs.work(
+                planner,
+                kernel,
+                arguments_for=arguments_for,
+                max_concurrency=args.max_concurrency,
+            )
         codes = {ExitCode.ANSWERED}
         while taken := await runs.recover(planner, kernel, arguments_for=arguments_for):
-            results = await asyncio.gather(*(handle.result() for handle in taken), return_exceptions=True)
-            faults = [one for one in results if isinstance(one, BaseException) and not isinstance(one, RunFencedError)]
-            codes |= {ExitCode.UNUSABLE if isinstance(fault, RunRefusedError) else ExitCode.FAULT for fault in faults}
+            results = await asyncio.gather(
+                *(handle.result() for handle in taken), return_exceptions=True
+            )
+            faults = [
+                one
+                for one in results
+                if isinstance(one, BaseException)
+                and not isinstance(one, RunFencedError)
+            ]
+            codes |= {
+                ExitCode.UNUSABLE
+                if isinstance(fault, RunRefusedError)
+                else ExitCode.FAULT
+                for fault in faults
+            }
         return max(codes)

@@ -1,7 +1,7 @@
 """What a user's own code gives: the kernel of a run, and the application that ``--app`` names.
 
-Invalid options raise a `PlannerInvalidConfigurationError` that names the option and the way out. The user's kernel is
-never changed.
+Invalid options raise a `PlannerInvalidConfigurationError` that names the option and the
+way out. The user's kernel is never changed.
 """
 
 import difflib
@@ -21,9 +21,13 @@ from urllib.parse import urlsplit
 
 from openai import AsyncOpenAI
 from semantic_kernel import Kernel
-from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
+from semantic_kernel.connectors.ai.chat_completion_client_base import (
+    ChatCompletionClientBase,
+)
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
-from semantic_kernel.connectors.ai.open_ai.settings.open_ai_settings import OpenAISettings
+from semantic_kernel.connectors.ai.open_ai.settings.open_ai_settings import (
+    OpenAISettings,
+)
 from semantic_kernel.functions import KernelArguments
 
 from planner_ext import FunctionCallingStepwisePlanner
@@ -46,7 +50,8 @@ def start_factory(path: str, *, option: str = "--kernel") -> object:
         The factory's result, which may be awaitable; see `kernel_of` and `awaited`.
 
     Raises:
-        PlannerInvalidConfigurationError: If the module or name is unknown, or either fails.
+        PlannerInvalidConfigurationError: If the module or name is unknown, or either
+            fails.
     """
     found = imported_object(path, option=option)
     if isinstance(found, Kernel) or not callable(found):
@@ -63,7 +68,8 @@ def imported_object(path: str, *, option: str) -> object:
         option: The option's name, for errors.
 
     Raises:
-        PlannerInvalidConfigurationError: If the module or name is unknown, or the module fails.
+        PlannerInvalidConfigurationError: If the module or name is unknown, or the
+            module fails.
     """
     module_name, _, name = path.partition(":")
     if not module_name or not name or module_name.startswith(".") or "/" in module_name:
@@ -76,14 +82,20 @@ def imported_object(path: str, *, option: str) -> object:
     with _blamed(f"{given}: the module"):
         module = _imported(module_name)
     if module is None:
-        hint = f" Leave .py out: {module_name[:-3]}:{name}." if module_name.endswith(".py") else ""
+        hint = (
+            f" Leave .py out: {module_name[:-3]}:{name}."
+            if module_name.endswith(".py")
+            else ""
+        )
         problem = f"{given}: there is no module {module_name!r}, neither installed nor in {here}.{hint}"
         raise PlannerInvalidConfigurationError(problem)
     try:
         with _blamed(f"{given}: the module", AttributeError):
             return attrgetter(name)(module)
     except AttributeError:
-        near = difflib.get_close_matches(name, [known for known in vars(module) if not known.startswith("_")])
+        near = difflib.get_close_matches(
+            name, [known for known in vars(module) if not known.startswith("_")]
+        )
         hint = f" Did you mean {' or '.join(near)}?" if near else ""
         problem = f"{given}: the module {module.__name__!r} has no {name!r}.{hint}"
         raise PlannerInvalidConfigurationError(problem) from None
@@ -113,7 +125,8 @@ async def kernel_of(made: object, path: str) -> Kernel:
     """Return the kernel in the result of `start_factory`, awaited if necessary.
 
     Raises:
-        PlannerInvalidConfigurationError: If the factory fails, or does not return a kernel.
+        PlannerInvalidConfigurationError: If the factory fails, or does not return a
+            kernel.
     """
     kernel = await awaited(made, path)
     if not isinstance(kernel, Kernel):
@@ -133,9 +146,15 @@ def _blamed(what: str, *passed: type[Exception]) -> Generator[None]:
         raise
     except (Exception, SystemExit) as error:
         text = described(error).rstrip(": .")
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+        frames = [
+            frame
+            for frame in traceback.extract_tb(error.__traceback__)
+            if frame.filename != __file__
+        ]
         where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-        raise PlannerInvalidConfigurationError(f"{what} raised {text}{where}.") from error
+        raise PlannerInvalidConfigurationError(
+            f"{what} raised {text}{where}."
+        ) from error
 
 
 def openai_service(base_url: str | None, model: str | None) -> OpenAIChatCompletion:
@@ -146,12 +165,15 @@ def openai_service(base_url: str | None, model: str | None) -> OpenAIChatComplet
         model: None uses ``OPENAI_CHAT_MODEL_ID``.
 
     Raises:
-        PlannerInvalidConfigurationError: If the URL is not valid, or model or key are missing.
+        PlannerInvalidConfigurationError: If the URL is not valid, or model or key are
+            missing.
     """
     settings = OpenAISettings()
     model = model or settings.chat_model_id
     if not model:
-        raise PlannerInvalidConfigurationError("No model is named: give --model, or set OPENAI_CHAT_MODEL_ID.")
+        raise PlannerInvalidConfigurationError(
+            "No model is named: give --model, or set OPENAI_CHAT_MODEL_ID."
+        )
     name = "--base-url"
     url = base_url
     if url is None:
@@ -164,14 +186,17 @@ def openai_service(base_url: str | None, model: str | None) -> OpenAIChatComplet
             f"No API key for {host}: set OPENAI_API_KEY. Only an endpoint on this machine needs none."
         )
     client = AsyncOpenAI(base_url=url, api_key=key or "none")
-    return OpenAIChatCompletion(ai_model_id=model, service_id=SERVICE_ID, async_client=client)
+    return OpenAIChatCompletion(
+        ai_model_id=model, service_id=SERVICE_ID, async_client=client
+    )
 
 
 def with_service(kernel: Kernel, service: ChatCompletionClientBase) -> Kernel:
     """Copy a kernel and put a service in front of the existing ones.
 
     Raises:
-        PlannerInvalidConfigurationError: If the kernel's own selector insists on another service.
+        PlannerInvalidConfigurationError: If the kernel's own selector insists on
+            another service.
     """
     copied = kernel_with_service(kernel, service)
     selected, _ = select_service(copied, SERVICE_ID, KernelArguments())
@@ -186,11 +211,17 @@ def with_service(kernel: Kernel, service: ChatCompletionClientBase) -> Kernel:
 def _host(name: str, url: str) -> str:
     try:
         parts = urlsplit(url)
-        host = parts.hostname if parts.scheme in ("http", "https") and parts.port != 0 else None
+        host = (
+            parts.hostname
+            if parts.scheme in ("http", "https") and parts.port != 0
+            else None
+        )
     except ValueError:
         host = None
     if not host:
-        raise PlannerInvalidConfigurationError(f"{name} must look like http://localhost:8000/v1; got {shown(url)}.")
+        raise PlannerInvalidConfigurationError(
+            f"{name} must look like http://localhost:8000/v1; got {shown(url)}."
+        )
     return host
 
 
@@ -222,14 +253,20 @@ class Application:
     @property
     def hooks(self) -> tuple[Authorize, ...]:
         """The application's hook, and that of its planner."""
-        return hooks_of((*hooks_of(self.authorize), *hooks_of(self.planner and self.planner.authorize)))
+        return hooks_of(
+            (
+                *hooks_of(self.authorize),
+                *hooks_of(self.planner and self.planner.authorize),
+            )
+        )
 
 
 def started_application(path: str) -> Callable[[], Awaitable[Application]]:
     """Start the factory that ``--app`` names, before an event loop runs; the result awaits and reads what it gives.
 
     Raises:
-        PlannerInvalidConfigurationError: If the factory is unknown or fails, or what it gives is of another shape.
+        PlannerInvalidConfigurationError: If the factory is unknown or fails, or what it
+            gives is of another shape.
     """
     made = start_factory(path, option="--app")
 
@@ -269,11 +306,17 @@ def _application(made: object, path: str) -> Application:
         parts = {name: getattr(made, name, None) for name in _NAMES}
     planner, kernel, arguments_for = (parts.get(name) for name in _NAMES[:3])
     is_planner = isinstance(planner, FunctionCallingStepwisePlanner | None)
-    if not isinstance(kernel, Kernel) or not is_planner or not (arguments_for is None or callable(arguments_for)):
+    if (
+        not isinstance(kernel, Kernel)
+        or not is_planner
+        or not (arguments_for is None or callable(arguments_for))
+    ):
         names = ", ".join(type(part).__name__ for part in given) or "an empty tuple"
         raise PlannerInvalidConfigurationError(
             f"--app {path} must give (planner, kernel), (planner, kernel, arguments_for) or a kernel; got {names}. An "
             "object that names planner, kernel, arguments_for and authorize will do, too."
         )
     authorize = checked_hook(parts.get("authorize"))
-    return Application(planner=planner, kernel=kernel, arguments_for=arguments_for, authorize=authorize)
+    return Application(
+        planner=planner, kernel=kernel, arguments_for=arguments_for, authorize=authorize
+    )

@@ -16,15 +16,19 @@ from planner_ext.approval.decisions import ApprovalSettings, Authorize
 from planner_ext.core.errors import InvalidLimitError
 
 STORE_VARIABLE = "PLANNER_EXT_STORE"
-"""The environment variable in place of ``--store``: other users of the machine can read a command line."""
+"""The environment variable in place of ``--store``: other users of the machine can read
+a command line."""
 
 _KEY_VARIABLES = ("PLANNER_EXT_CHECKPOINT_KEY", "PLANNER_EXT_KEY")
-"""The environment variables with the key that signs exported runs: the first one that is set and not empty."""
+"""The environment variables with the key that signs exported runs: the first one that
+is set and not empty."""
 
 
 def signing_key() -> bytes | None:
     """Return the key that signs exported runs; None without one."""
-    return next((os.fsencode(key) for key in map(os.environ.get, _KEY_VARIABLES) if key), None)
+    return next(
+        (os.fsencode(key) for key in map(os.environ.get, _KEY_VARIABLES) if key), None
+    )
 
 
 def value_of(written: str) -> object:
@@ -45,9 +49,14 @@ def _login_name() -> str | None:
 _STORE = "A store of runs: an SQLite file on this machine, or a postgresql:// address."
 _BY = "Who decides, for the record."
 
-Store = Annotated[str, typer.Option("--store", envvar=STORE_VARIABLE, metavar="FILE|URL", help=_STORE)]
+Store = Annotated[
+    str, typer.Option("--store", envvar=STORE_VARIABLE, metavar="FILE|URL", help=_STORE)
+]
 By = Annotated[
-    str | None, typer.Option(default_factory=_login_name, metavar="NAME", help=_BY, show_default="login name")
+    str | None,
+    typer.Option(
+        default_factory=_login_name, metavar="NAME", help=_BY, show_default="login name"
+    ),
 ]
 _APP = (
     "The application whose authorize hook says who may do this, as for planner-ext worker. A run that began under a "
@@ -55,9 +64,14 @@ _APP = (
 )
 App = Annotated[str | None, typer.Option("--app", metavar="MODULE:FACTORY", help=_APP)]
 CallId = Annotated[
-    str, typer.Argument(metavar="ID", help="The id in the list: run/iteration/call.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="ID", help="The id in the list: run/iteration/call.", show_default=False
+    ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document on stdout.")
+]
 File = Annotated[Path | None, typer.Option(metavar="FILE")]
 Number = Annotated[int | None, typer.Option(metavar="N")]
 Positive = Annotated[int, typer.Option(metavar="N", min=1)]
@@ -67,7 +81,9 @@ Address = Annotated[str | None, typer.Option(metavar="URL")]
 Factory = Annotated[str | None, typer.Option(metavar="MODULE:FACTORY")]
 Goal = Annotated[str, typer.Argument(metavar="GOAL", show_default=False)]
 InFile = Annotated[Path, typer.Argument(metavar="FILE", show_default=False)]
-RunName = Annotated[str, typer.Argument(metavar="RUN", help="The run's name.", show_default=False)]
+RunName = Annotated[
+    str, typer.Argument(metavar="RUN", help="The run's name.", show_default=False)
+]
 Moment = Annotated[datetime | None, typer.Option(metavar="TIME")]
 
 
@@ -75,14 +91,19 @@ def _read_age(text: str) -> timedelta:
     units = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
     match = re.fullmatch(r"(\d{1,8})([smhd])", text)
     if match is None:
-        raise typer.BadParameter(f"expected a number and d, h, m or s, such as 30d; got {text!r}.")
+        raise typer.BadParameter(
+            f"expected a number and d, h, m or s, such as 30d; got {text!r}."
+        )
     return timedelta(**{units[match[2]]: int(match[1])})
 
 
 Age = Annotated[timedelta, typer.Option(parser=_read_age, metavar="AGE")]
 Since = Annotated[timedelta | None, typer.Option(parser=_read_age, metavar="AGE")]
 MoreIterations = Annotated[
-    int | None, typer.Option(metavar="N", help="A new limit of round trips, for a run that reached its own.")
+    int | None,
+    typer.Option(
+        metavar="N", help="A new limit of round trips, for a run that reached its own."
+    ),
 ]
 
 
@@ -91,7 +112,8 @@ class ApprovalArgs:
     """Which calls wait for a decision.
 
     Attributes:
-        policy: A YAML file with an approval policy: which calls run, are denied, or wait.
+        policy: A YAML file with an approval policy: which calls run, are denied, or
+            wait.
         ask_all: Every call waits for a decision.
     """
 
@@ -102,11 +124,16 @@ class ApprovalArgs:
         """Return the planner's options for them; empty without one.
 
         Raises:
-            PlannerInvalidConfigurationError: If the two contradict each other, or the file cannot be read.
+            PlannerInvalidConfigurationError: If the two contradict each other, or the
+                file cannot be read.
             InvalidPolicyError: If the file's policy is invalid.
         """
         if self.policy is None:
-            return {"approval": ApprovalSettings(unmatched="defer")} if self.ask_all else {}
+            return (
+                {"approval": ApprovalSettings(unmatched="defer")}
+                if self.ask_all
+                else {}
+            )
         if self.ask_all:
             raise InvalidLimitError(
                 "--ask-all and --policy contradict each other: a policy decides every call. Leave one of them out; a "
@@ -118,7 +145,9 @@ class ApprovalArgs:
             return {"interceptors": (ApprovalPolicy.from_yaml(self.policy),)}
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not text"
-            raise InvalidLimitError(f"--policy {self.policy} cannot be read: {reason}.") from None
+            raise InvalidLimitError(
+                f"--policy {self.policy} cannot be read: {reason}."
+            ) from None
 
 
 Hooks = Callable[[], Awaitable[tuple[Authorize, ...]]]
@@ -162,7 +191,9 @@ class ActorArgs(AppArgs):
     by: By
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)  # a store's address may hold a password
+@dataclass(
+    frozen=True, kw_only=True, repr=False
+)  # a store's address may hold a password
 class DecisionArgs(ActorArgs):
     """A call or question that waits in a store, and who decides it."""
 
@@ -175,12 +206,13 @@ class RunOptions(ApprovalArgs):
     """The kernel, model and endpoint of a run.
 
     Attributes:
-        kernel: A Kernel, or a function without arguments, async or not, that returns one. The current directory is
-            importable. Default: no functions, the model can only talk.
-        base_url: An OpenAI-compatible endpoint, such as http://localhost:8000/v1. Default: OPENAI_BASE_URL, or OpenAI
-            itself.
-        model: The model. With neither --model nor --base-url the kernel's own service is used. The key is
-            OPENAI_API_KEY; an endpoint on this machine needs none.
+        kernel: A Kernel, or a function without arguments, async or not, that returns
+            one. The current directory is importable. Default: no functions, the model
+            can only talk.
+        base_url: An OpenAI-compatible endpoint, such as http://localhost:8000/v1.
+            Default: OPENAI_BASE_URL, or OpenAI itself.
+        model: The model. With neither --model nor --base-url the kernel's own service
+            is used. The key is OPENAI_API_KEY; an endpoint on this machine needs none.
         stream: Show text while it arrives.
     """
 
@@ -191,22 +223,27 @@ class RunOptions(ApprovalArgs):
     stream: Annotated[bool, typer.Option("--stream/--no-stream")] = True
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)  # a store's address may hold a password
+@dataclass(
+    frozen=True, kw_only=True, repr=False
+)  # a store's address may hold a password
 class GoalArgs:
     """A new run: its goal, its limits, and its store.
 
     Attributes:
         goal: What is to be reached.
-        max_iterations: Most requests to the model, plan and answer included. The last offers no functions.
+        max_iterations: Most requests to the model, plan and answer included. The last
+            offers no functions.
         max_tool_calls: Most function calls, failed ones included. Default: no limit.
-        questions: How many questions the model may ask you. Default: none, and no function to ask with.
+        questions: How many questions the model may ask you. Default: none, and no
+            function to ask with.
         plan: Ask for a plan first. Default: if the kernel has functions.
-        timeout: Stop the run after this time, and keep its history. Waiting for a decision does not count. Default: no
-            timeout.
-        store: Keep the run in this store while it works: it survives its process, and what is left undecided waits
-            there for planner-ext approvals. An SQLite file on this machine, or a postgresql:// address.
-        run_id: With --store: the run's name. An unfinished run of this name is continued; an ended one gives its
-            result. Default: a new name.
+        timeout: Stop the run after this time, and keep its history. Waiting for a
+            decision does not count. Default: no timeout.
+        store: Keep the run in this store while it works: it survives its process, and
+            what is left undecided waits there for planner-ext approvals. An SQLite file
+            on this machine, or a postgresql:// address.
+        run_id: With --store: the run's name. An unfinished run of this name is
+            continued; an ended one gives its result. Default: a new name.
     """
 
     goal: Goal
@@ -215,7 +252,9 @@ class GoalArgs:
     questions: Number = None
     plan: Annotated[bool | None, typer.Option("--plan/--no-plan")] = None
     timeout: Annotated[float | None, typer.Option(metavar="SECONDS")] = None
-    store: Annotated[str | None, typer.Option(envvar=STORE_VARIABLE, metavar="FILE|URL")] = None
+    store: Annotated[
+        str | None, typer.Option(envvar=STORE_VARIABLE, metavar="FILE|URL")
+    ] = None
     run_id: Name = None
 
 
@@ -237,19 +276,23 @@ class LimitArgs:
 
     def given(self) -> dict[str, Any]:
         """Return those that are given."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        return {
+            name: value for name, value in asdict(self).items() if value is not None
+        }
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)  # a store's address may hold a password
+@dataclass(
+    frozen=True, kw_only=True, repr=False
+)  # a store's address may hold a password
 class SubmitArgs(ApprovalArgs, AppArgs):
     """A run for the workers of a store, and what its worker must have; any other worker refuses it.
 
     Attributes:
         goal: What is to be reached.
-        run_id: The run's name. Submitting it again with the same goal and arguments changes nothing. Default: a new
-            name.
-        argument: An argument of the application, as JSON or text; may be repeated. One that the worker's application
-            sets itself is not replaced.
+        run_id: The run's name. Submitting it again with the same goal and arguments
+            changes nothing. Default: a new name.
+        argument: An argument of the application, as JSON or text; may be repeated. One
+            that the worker's application sets itself is not replaced.
     """
 
     goal: Goal
@@ -264,10 +307,11 @@ class ReplayArgs:
 
     Attributes:
         file: A file that planner_ext.testing.record wrote.
-        kernel: A Kernel, or a function without arguments, async or not, that returns one; it needs no service. Default:
-            functions made from their schemas in the cassette.
-        functions: live calls functions; recorded returns their recorded results. Default: live with --kernel. Prompts
-            and planners are always called.
+        kernel: A Kernel, or a function without arguments, async or not, that returns
+            one; it needs no service. Default: functions made from their schemas in the
+            cassette.
+        functions: live calls functions; recorded returns their recorded results.
+            Default: live with --kernel. Prompts and planners are always called.
     """
 
     file: InFile
@@ -276,7 +320,9 @@ class ReplayArgs:
     as_json: Json = False
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)  # a store's address may hold a password
+@dataclass(
+    frozen=True, kw_only=True, repr=False
+)  # a store's address may hold a password
 class ForkArgs(ActorArgs):
     """The run's iteration to fork after, and the options of the fork.
 
@@ -295,7 +341,9 @@ class ForkArgs(ActorArgs):
     html: File = None
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)  # a store's address may hold a password
+@dataclass(
+    frozen=True, kw_only=True, repr=False
+)  # a store's address may hold a password
 class ListArgs:
     """A part of a list.
 
@@ -310,7 +358,9 @@ class ListArgs:
     as_json: Json = False
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)  # a store's address may hold a password
+@dataclass(
+    frozen=True, kw_only=True, repr=False
+)  # a store's address may hold a password
 class BudgetArgs:
     """Which shared budgets to list, or to reset.
 
@@ -319,8 +369,8 @@ class BudgetArgs:
         key: Only this user, tenant or other key.
         period: Only this hour, day or month, such as 2026-11-22.
         limit: The most rows.
-        reset: Forget what was used by one key: needs --budget, and --key if the budget has keys. Without --period the
-            newest period begins again.
+        reset: Forget what was used by one key: needs --budget, and --key if the budget
+            has keys. Without --period the newest period begins again.
     """
 
     store: Store
@@ -332,18 +382,22 @@ class BudgetArgs:
     as_json: Json = False
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)  # a store's address may hold a password
+@dataclass(
+    frozen=True, kw_only=True, repr=False
+)  # a store's address may hold a password
 class RunListArgs(ListArgs):
     """Which runs to list.
 
     Attributes:
-        status: Only runs that are queued, running, paused, failed, quarantined, answered, incomplete, limit_reached or
-            stopped. May be repeated. Default: all.
+        status: Only runs that are queued, running, paused, failed, quarantined,
+            answered, incomplete, limit_reached or stopped. May be repeated. Default:
+            all.
         goal: Only runs with this text in their goal.
         worker: Only runs that this worker drives.
         older_than: Only runs that have not changed for so long: 30d, 12h, 90m or 45s.
         newer_than: Only runs that changed within this time.
-        created_after: Only runs created at this local time or later: 2026-01-31 or 2026-01-31T12:00:00.
+        created_after: Only runs created at this local time or later: 2026-01-31 or
+            2026-01-31T12:00:00.
         created_before: Only runs created before this local time.
     """
 
@@ -362,23 +416,28 @@ class CompareArgs:
 
     Attributes:
         max_iterations: Round trips that each run is allowed: requests to the model.
-        only: Only this option or script, such as option-2, option-2-corrected, never-ending or chain; may be given
-            several times. A key that does not exist is answered with the list.
-        option: A loop of your own beside the others: an async function of a planner_ext.compare.Trial. May be given
-            several times.
-        script: A situation of your own beside the others, made with planner_ext.compare.scenario. May be given several
-            times.
-        peer: Another framework beside the others: agent-framework, bare-loop, langchain, openai-agents, pydantic-ai,
-            all of them, or your own adapter file. Each has a separate environment, made at first use.
-        cost: Measure the processor time of a round trip, too, at 1, 10, 50 and 200 round trips.
+        only: Only this option or script, such as option-2, option-2-corrected,
+            never-ending or chain; may be given several times. A key that does not exist
+            is answered with the list.
+        option: A loop of your own beside the others: an async function of a
+            planner_ext.compare.Trial. May be given several times.
+        script: A situation of your own beside the others, made with
+            planner_ext.compare.scenario. May be given several times.
+        peer: Another framework beside the others: agent-framework, bare-loop,
+            langchain, openai-agents, pydantic-ai, all of them, or your own adapter
+            file. Each has a separate environment, made at first use.
+        cost: Measure the processor time of a round trip, too, at 1, 10, 50 and 200
+            round trips.
         details: Print a table for each script, too, with all figures.
         html: Write a page with charts, tables and every message.
-        markdown: Write the tables into this document, between the lines <!-- table: planner-ext compare --> and
-            <!-- /table -->.
-        base_url: Ask a real model at this OpenAI-compatible endpoint. The key is OPENAI_API_KEY.
+        markdown: Write the tables into this document, between the lines <!-- table:
+            planner-ext compare --> and <!-- /table -->.
+        base_url: Ask a real model at this OpenAI-compatible endpoint. The key is
+            OPENAI_API_KEY.
         model: Ask this real model.
-        kernel: Your own kernel, and --goal in place of the scripts. Its functions are run for real, by each option
-            separately. Without --model and --base-url its own service is used.
+        kernel: Your own kernel, and --goal in place of the scripts. Its functions are
+            run for real, by each option separately. Without --model and --base-url its
+            own service is used.
         goal: The goal for your own kernel.
     """
 
@@ -398,24 +457,32 @@ class CompareArgs:
     goal: Words = None
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)  # a store's address may hold a password
+@dataclass(
+    frozen=True, kw_only=True, repr=False
+)  # a store's address may hold a password
 class WorkerArgs(ApprovalArgs):
     """The application and the limits of a worker.
 
     Attributes:
-        app: What drives the runs: a function without arguments, async or not, that returns (planner, kernel), or
-            (planner, kernel, arguments_for): arguments_for(run_id) returns a run's arguments. Or an object that names
-            these, and authorize: the hook that says who may decide. A kernel alone gets a planner with default options.
-            The current directory is importable.
+        app: What drives the runs: a function without arguments, async or not, that
+            returns (planner, kernel), or (planner, kernel, arguments_for):
+            arguments_for(run_id) returns a run's arguments. Or an object that names
+            these, and authorize: the hook that says who may decide. A kernel alone gets
+            a planner with default options. The current directory is importable.
         once: Drive the runs that are due now, and end.
         worker_id: This worker's name, unique among living workers. Default: a new name.
         max_concurrency: How many runs to drive at once.
-        retries: How often a run is retried after a fault, with growing delays, before it is failed.
-        notify: Post a notice here, as JSON, when a run of the store pauses, ends or fails: an https:// URL. The key
-            that signs it is read from PLANNER_EXT_NOTIFY_KEY.
-        max_deaths: How often a run may end its worker's process, without progress between, before it is quarantined.
-        lease: How long this worker may be frozen or cut off before others take its runs.
-        grace: After SIGTERM or Ctrl-C, how long calls and requests in flight may take to end. No others start.
+        retries: How often a run is retried after a fault, with growing delays, before
+            it is failed.
+        notify: Post a notice here, as JSON, when a run of the store pauses, ends or
+            fails: an https:// URL. The key that signs it is read from
+            PLANNER_EXT_NOTIFY_KEY.
+        max_deaths: How often a run may end its worker's process, without progress
+            between, before it is quarantined.
+        lease: How long this worker may be frozen or cut off before others take its
+            runs.
+        grace: After SIGTERM or Ctrl-C, how long calls and requests in flight may take
+            to end. No others start.
     """
 
     store: Store
@@ -424,21 +491,27 @@ class WorkerArgs(ApprovalArgs):
     worker_id: Name = None
     max_concurrency: Positive = 100
     retries: Annotated[int, typer.Option(metavar="N", min=0)] = 4
-    notify: Annotated[str | None, typer.Option(envvar="PLANNER_EXT_NOTIFY", metavar="URL")] = None
+    notify: Annotated[
+        str | None, typer.Option(envvar="PLANNER_EXT_NOTIFY", metavar="URL")
+    ] = None
     max_deaths: Positive = 3
     lease: Annotated[float, typer.Option(metavar="SECONDS", min=0.1)] = 30.0
     grace: Annotated[float, typer.Option(metavar="SECONDS", min=0)] = 30.0
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)  # a store's address may hold a password
+@dataclass(
+    frozen=True, kw_only=True, repr=False
+)  # a store's address may hold a password
 class ServeArgs(AppArgs):
     """The store and the address of an inbox.
 
     Attributes:
-        host: The address to listen on. Any other than this machine's own needs --allow-host, and a proxy with TLS.
+        host: The address to listen on. Any other than this machine's own needs
+            --allow-host, and a proxy with TLS.
         port: The port; 0 takes a free one.
         user: The recorded name of everyone who signs in. Default: each enters a name.
-        allow_host: A name by which browsers reach the inbox, besides those of this machine. May be repeated.
+        allow_host: A name by which browsers reach the inbox, besides those of this
+            machine. May be repeated.
     """
 
     store: Store

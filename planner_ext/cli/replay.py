@@ -12,7 +12,10 @@ from semantic_kernel.exceptions import KernelException
 from semantic_kernel.functions import KernelFunctionFromMethod, kernel_function
 from semantic_kernel.functions.kernel_parameter_metadata import KernelParameterMetadata
 
-from planner_ext import FunctionCallingStepwisePlanner, FunctionCallingStepwisePlannerOptions
+from planner_ext import (
+    FunctionCallingStepwisePlanner,
+    FunctionCallingStepwisePlannerOptions,
+)
 from planner_ext.approval.decisions import approval_required
 from planner_ext.cli.command import ExitCode
 from planner_ext.cli.kernels import kernel_of, start_factory
@@ -34,12 +37,15 @@ def replay_cassette(args: ReplayArgs) -> int:
 
     Raises:
         CassetteError: If the file is not a valid cassette.
-        PlannerInvalidConfigurationError: If its run was not made by a planner whose options the journal holds.
+        PlannerInvalidConfigurationError: If its run was not made by a planner whose
+            options the journal holds.
     """
     cassette = Cassette.read(args.file)
     functions = args.functions or ("recorded" if args.kernel is None else "live")
     if functions not in ("live", "recorded"):
-        raise PlannerInvalidConfigurationError(f"--functions must be live or recorded; got {functions!r}.")
+        raise PlannerInvalidConfigurationError(
+            f"--functions must be live or recorded; got {functions!r}."
+        )
     run = _ReplayedRun(cassette, args)
     out = sys.stdout
     with (
@@ -78,7 +84,12 @@ class _ReplayedRun(CliRun):
                 f"{args.file} has no run of a planner; replay it in a test, with planner_ext.testing.replay."
             )
         rules = started.rules
-        if rules.structured or rules.clarifier or rules.close_on_denial or len(started.messages) > 1:
+        if (
+            rules.structured
+            or rules.clarifier
+            or rules.close_on_denial
+            or len(started.messages) > 1
+        ):
             raise PlannerInvalidConfigurationError(
                 f"The run of {args.file} had a clarifier, a response_format, a callback or a chat history, which no "
                 "journal holds; replay it in a test, with planner_ext.testing.replay."
@@ -101,13 +112,17 @@ class _ReplayedRun(CliRun):
         self.kernel = tape.kernel(self._runner.run(kernel_of(made, path or "")))
         self._as_recorded = tape.as_recorded
         rules = started.rules
-        service = self._cassette.exchanges[0][0].service if self._cassette.exchanges else None
+        service = (
+            self._cassette.exchanges[0][0].service if self._cassette.exchanges else None
+        )
         self.planner = FunctionCallingStepwisePlanner(
             service,
             FunctionCallingStepwisePlannerOptions(
                 plan=rules.plan,
                 charge_plan=rules.charge_plan,
-                control="iterations_metadata" if rules.rounds_per_step is None else "use_attempts",
+                control="iterations_metadata"
+                if rules.rounds_per_step is None
+                else "use_attempts",
                 max_iterations=rules.limits.max_iterations,
                 budget=rules.limits,
                 require_final_answer_function=rules.require_final_answer,
@@ -121,45 +136,76 @@ class _ReplayedRun(CliRun):
         """Replay the run to its end, or to a pause after which it was not resumed."""
         result = self.drive(self.planner.invoke(self.kernel, self._started.goal))
         while decisions := self._answers(result):
-            result = self.drive(self.planner.resume(self.kernel, result.checkpoint, decisions))
+            result = self.drive(
+                self.planner.resume(self.kernel, result.checkpoint, decisions)
+            )
         return result
 
     async def _decision(self, call: ToolCall) -> Decision | None:
         """Repeat the last recorded decision on a call; one that did not run is answered with its recorded result.
 
-        A file approves nothing: a call that a person decided, or whose function needs an approval, returns its recorded
-        result, and waits without one.
+        A file approves nothing: a call that a person decided, or whose function needs
+        an approval, returns its recorded result, and waits without one.
         """
         place = call.iteration, call.index, call.fully_qualified_name
-        facts = [fact for fact in reversed(self._recorded) if isinstance(fact, CallDecided)]
-        fact = next((fact for fact in facts if (fact.iteration, fact.index, fact.function) == place), None)
+        facts = [
+            fact for fact in reversed(self._recorded) if isinstance(fact, CallDecided)
+        ]
+        fact = next(
+            (
+                fact
+                for fact in facts
+                if (fact.iteration, fact.index, fact.function) == place
+            ),
+            None,
+        )
         if fact is None:
             return None
         if fact.verdict in ("answer", "deny"):
             return Supply(fact.answer, by=fact.by)
         if fact.verdict != "run":
             return None
-        if fact.person or approval_required(self.kernel.get_function(call.plugin_name, call.function_name)) is not None:
+        if (
+            fact.person
+            or approval_required(
+                self.kernel.get_function(call.plugin_name, call.function_name)
+            )
+            is not None
+        ):
             if place not in self._finished:
                 return Defer()
             self._as_recorded.add((self._started.run_id, call.iteration, call.index))
-        return Approve(arguments=None if fact.edited is None else json.loads(fact.edited), by=fact.by)
+        return Approve(
+            arguments=None if fact.edited is None else json.loads(fact.edited),
+            by=fact.by,
+        )
 
     def _answers(self, result: Result) -> Mapping[str, Decision]:
         """Return the recorded answers to the questions that wait."""
-        answered = {fact.question: fact for fact in self._recorded if isinstance(fact, Clarified)}
+        answered = {
+            fact.question: fact
+            for fact in self._recorded
+            if isinstance(fact, Clarified)
+        }
         facts = {call.id: answered.get(call.prompt) for call in result.pending}
-        return {name: Supply(fact.answer, by=fact.by) for name, fact in facts.items() if fact and fact.answer}
+        return {
+            name: Supply(fact.answer, by=fact.by)
+            for name, fact in facts.items()
+            if fact and fact.answer
+        }
 
 
 def _stand_ins(cassette: Cassette) -> Kernel:
     """Make a kernel with the functions that the recorded requests offered; they cannot be called.
 
     Raises:
-        PlannerInvalidConfigurationError: If the cassette does not describe them as OpenAI's API does.
+        PlannerInvalidConfigurationError: If the cassette does not describe them as
+            OpenAI's API does.
     """
     try:
-        return _described_kernel(tool for asked, _ in cassette.exchanges for tool in asked.tools)
+        return _described_kernel(
+            tool for asked, _ in cassette.exchanges for tool in asked.tools
+        )
     except (AttributeError, TypeError, ValueError, KernelException) as error:
         problem = f"The functions cannot be rebuilt from the cassette ({error}); give --kernel."
         raise PlannerInvalidConfigurationError(problem) from error
@@ -172,23 +218,36 @@ def _described_kernel(tools: Iterable[Any]) -> Kernel:
         called = str(described.get("name", ""))
         plugin, _, name = called.partition("-")
         is_own = plugin == OWN_PLUGIN or called == READ_RESULT
-        if not name or is_own or (plugin in kernel.plugins and name in kernel.plugins[plugin]):
+        if (
+            not name
+            or is_own
+            or (plugin in kernel.plugins and name in kernel.plugins[plugin])
+        ):
             continue
         schema: Mapping[str, Any] = described.get("parameters") or {}
         required = schema.get("required", ())
         parameters = [
             KernelParameterMetadata.model_validate(
-                {"name": key, "is_required": key in required, "type_": str(part.get("type")), "schema_data": part}
+                {
+                    "name": key,
+                    "is_required": key in required,
+                    "type_": str(part.get("type")),
+                    "schema_data": part,
+                }
             )
             for key, part in schema.get("properties", {}).items()
         ]
         method = _absent(name, described.get("description"))
-        kernel.add_function(plugin, KernelFunctionFromMethod(method, plugin, parameters=parameters))
+        kernel.add_function(
+            plugin, KernelFunctionFromMethod(method, plugin, parameters=parameters)
+        )
     return kernel
 
 
 def _absent(name: str, description: str | None) -> Callable[..., Any]:
     async def absent(**_: Any) -> str:
-        raise LookupError("The cassette has only this function's schema: give --kernel.")
+        raise LookupError(
+            "The cassette has only this function's schema: give --kernel."
+        )
 
     return kernel_function(name=name, description=description)(absent)

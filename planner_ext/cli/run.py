@@ -1,8 +1,9 @@
 """One run on the user's kernel, from the command line: begun, decided at the terminal, and printed.
 
-Nothing of it is kept; `drive` keeps one in a store. Progress goes to stderr. Stdout gets only the answer, or with
-``--json`` one JSON document; the output of the kernel's own code goes to stderr, too. No event loop runs while a run is
-paused, so a person may take any time to decide, and Ctrl-C works as in any program.
+Nothing of it is kept; `drive` keeps one in a store. Progress goes to stderr. Stdout
+gets only the answer, or with ``--json`` one JSON document; the output of the kernel's
+own code goes to stderr, too. No event loop runs while a run is paused, so a person may
+take any time to decide, and Ctrl-C works as in any program.
 """
 
 import asyncio
@@ -32,7 +33,13 @@ from planner_ext import (
 from planner_ext.approval.waiting import waiting_calls
 from planner_ext.cli.ask import ApprovalPrompt, is_terminal
 from planner_ext.cli.command import ExitCode
-from planner_ext.cli.kernels import SERVICE_ID, kernel_of, openai_service, start_factory, with_service
+from planner_ext.cli.kernels import (
+    SERVICE_ID,
+    kernel_of,
+    openai_service,
+    start_factory,
+    with_service,
+)
 from planner_ext.cli.options import GoalArgs, RunOptions
 from planner_ext.cli.show import Progress, print_answer, print_pending
 from planner_ext.cli.text import Terminal, spent_line
@@ -53,7 +60,11 @@ from planner_ext.planner.run import result_of
 
 Result = FunctionCallingStepwisePlannerResult
 
-_EXIT_CODES = {"answered": ExitCode.ANSWERED, "paused": ExitCode.PAUSED, "asked": ExitCode.PAUSED}
+_EXIT_CODES = {
+    "answered": ExitCode.ANSWERED,
+    "paused": ExitCode.PAUSED,
+    "asked": ExitCode.PAUSED,
+}
 """The exit code of each status; any other is `ExitCode.NO_ANSWER`."""
 
 _KEPT_OPTIONS = ("kernel", "base_url", "model", "policy")
@@ -63,7 +74,9 @@ _KEPT_OPTIONS = ("kernel", "base_url", "model", "policy")
 def run_goal(goal: GoalArgs, options: RunOptions, *, by: str | None) -> int:
     """Reach a goal; return the exit code."""
     if goal.timeout is not None and not 0 < goal.timeout < math.inf:
-        raise PlannerInvalidConfigurationError(f"--timeout must be a number of seconds above 0; got {goal.timeout:g}.")
+        raise PlannerInvalidConfigurationError(
+            f"--timeout must be a number of seconds above 0; got {goal.timeout:g}."
+        )
     run = CliRun(options, by=by, timeout=goal.timeout)
 
     def first() -> Result:
@@ -117,7 +130,8 @@ class CliRun:
             **options: Further options of the planner.
 
         Raises:
-            PlannerInvalidConfigurationError: If options, kernel or service cannot be used.
+            PlannerInvalidConfigurationError: If options, kernel or service cannot be
+                used.
             InvalidPolicyError: If the policy cannot be read.
         """
         given = self.options
@@ -125,7 +139,11 @@ class CliRun:
         approval = given.planner_options()
         made = Kernel() if given.kernel is None else start_factory(given.kernel)
         self.kernel = self._runner.run(kernel_of(made, given.kernel or ""))
-        if given.kernel is None or given.base_url is not None or given.model is not None:
+        if (
+            given.kernel is None
+            or given.base_url is not None
+            or given.model is not None
+        ):
             self._service = openai_service(given.base_url, given.model)
             service_id = SERVICE_ID
             self.kernel = with_service(self.kernel, self._service)
@@ -156,20 +174,29 @@ class CliRun:
     def begin(self, goal: str) -> Result:
         """Drive a new run to its first pause, or its end."""
         if self.options.stream:
-            return self.drive(self.progress.watch(self.planner.invoke_stream(self.kernel, goal)))
+            return self.drive(
+                self.progress.watch(self.planner.invoke_stream(self.kernel, goal))
+            )
         return self.drive(self.planner.invoke(self.kernel, goal))
 
     def resume(self, result: Result, decisions: Mapping[str, Decision]) -> Result:
         """Drive a paused run to the next pause, or its end; decisions are by call id.
 
         Raises:
-            DecisionRefusedError: If a decision is invalid; then no decision is taken, and nothing runs.
+            DecisionRefusedError: If a decision is invalid; then no decision is taken,
+                and nothing runs.
         """
         if self.options.stream:
             return self.drive(
-                self.progress.watch(self.planner.resume_stream(self.kernel, result.checkpoint, decisions))
+                self.progress.watch(
+                    self.planner.resume_stream(
+                        self.kernel, result.checkpoint, decisions
+                    )
+                )
             )
-        return self.drive(self.planner.resume(self.kernel, result.checkpoint, decisions))
+        return self.drive(
+            self.planner.resume(self.kernel, result.checkpoint, decisions)
+        )
 
     def close(self) -> None:
         """Close the service that was made for the run, and the event loop, unless the run still works in it."""
@@ -202,7 +229,9 @@ class CliRun:
                     result = following
                 code = _EXIT_CODES.get(result.status, ExitCode.NO_ANSWER)
             except KeyboardInterrupt:
-                signal.signal(signal.SIGINT, signal.SIG_IGN)  # the rest is short, and stores the run
+                signal.signal(
+                    signal.SIGINT, signal.SIG_IGN
+                )  # the rest is short, and stores the run
                 result = self.interrupted()
                 code = ExitCode.INTERRUPTED
             except Exception as error:
@@ -214,8 +243,16 @@ class CliRun:
             if code == ExitCode.PAUSED and result is not None:
                 self.explain_pause(result)
         if result is not None:
-            print_result(result, out, self.console, as_json=self.options.as_json, run_id=self.run_id)
-        if self._working:  # a second Ctrl-C came while a call did not let itself be cancelled
+            print_result(
+                result,
+                out,
+                self.console,
+                as_json=self.options.as_json,
+                run_id=self.run_id,
+            )
+        if (
+            self._working
+        ):  # a second Ctrl-C came while a call did not let itself be cancelled
             sys.stderr.flush()
             os._exit(code)
         return code
@@ -231,7 +268,9 @@ class CliRun:
     def explain_pause(self, result: Result) -> None:
         """Print the pending calls, unless a person has just seen them, and how such a run is kept."""
         if self.prompt is not None:
-            self.console.say("Left undecided, and not kept. With --store FILE a run waits in a store instead.")
+            self.console.say(
+                "Left undecided, and not kept. With --store FILE a run waits in a store instead."
+            )
             return
         for call in result.pending:
             print_pending(self.console, call)
@@ -242,8 +281,16 @@ class CliRun:
 
     def resume_words(self) -> list[str]:
         """Return the run's original options as command-line words, for the command that continues it."""
-        given = {f"--{name.replace('_', '-')}": getattr(self.options, name) for name in _KEPT_OPTIONS}
-        words = [word for name, value in given.items() if value is not None for word in (name, str(value))]
+        given = {
+            f"--{name.replace('_', '-')}": getattr(self.options, name)
+            for name in _KEPT_OPTIONS
+        }
+        words = [
+            word
+            for name, value in given.items()
+            if value is not None
+            for word in (name, str(value))
+        ]
         return ["--ask-all", *words] if self.options.ask_all else words
 
     def stopped(self, reason: str) -> Result:
@@ -251,23 +298,37 @@ class CliRun:
         if not self.facts:
             return Result(status="stopped", reason=reason)
         state = fold(self.facts)
-        rest = () if state.ended is not None else stopping_facts(state, reason=reason, at=time.time())
+        rest = (
+            ()
+            if state.ended is not None
+            else stopping_facts(state, reason=reason, at=time.time())
+        )
         facts = (*self.facts, *rest)
         result = result_of(fold(facts), facts)
-        return result.model_copy(update={"reason": reason}) if result.status == "stopped" and reason else result
+        return (
+            result.model_copy(update={"reason": reason})
+            if result.status == "stopped" and reason
+            else result
+        )
 
     def _next(self, result: Result) -> Result | None:
         """Resume a paused run; None if it has ended, or a call is left undecided.
 
-        A person is asked about one call at a time, and the run resumed with the decision, so that each is recorded.
+        A person is asked about one call at a time, and the run resumed with the
+        decision, so that each is recorded.
         """
         if result.status not in ("paused", "asked"):
             return None
-        if any(call.expires_at is not None and datetime.now(UTC) >= call.expires_at for call in result.pending):
+        if any(
+            call.expires_at is not None and datetime.now(UTC) >= call.expires_at
+            for call in result.pending
+        ):
             return self.resume(result, {})
         if self.prompt is None:
             return None
-        call = next((one for one in result.pending if _is_approved_already(one, result)), None)
+        call = next(
+            (one for one in result.pending if _is_approved_already(one, result)), None
+        )
         if call is not None:
             decision = self.prompt.remembered(call)
         else:
@@ -304,13 +365,25 @@ class CliRun:
     def _warn(self, policies: Sequence[ApprovalPolicy]) -> None:
         """Warn of likely mistakes: a kernel without functions, or a rule that matches none of its functions."""
         if not self.kernel.plugins:
-            self.console.say("The kernel has no functions: the model can only talk. See --kernel.", "dim")
-        known = [(each.plugin_name or "", each.name) for each in self.kernel.get_full_list_of_function_metadata()]
+            self.console.say(
+                "The kernel has no functions: the model can only talk. See --kernel.",
+                "dim",
+            )
+        known = [
+            (each.plugin_name or "", each.name)
+            for each in self.kernel.get_full_list_of_function_metadata()
+        ]
         for policy in policies:
             for number in policy.unused_rules(known):
-                self.console.say(f"Rule {number} of the policy is for no function of this kernel.", "yellow")
+                self.console.say(
+                    f"Rule {number} of the policy is for no function of this kernel.",
+                    "yellow",
+                )
             for number, name in policy.unknown_after(known):
-                self.console.say(f"Rule {number} of the policy is for calls after {name}: no such function.", "yellow")
+                self.console.say(
+                    f"Rule {number} of the policy is for calls after {name}: no such function.",
+                    "yellow",
+                )
 
     def note(self, fact: Fact) -> None:
         """Observe a run that is not kept: add a fact to the journal, and print it unless a stream does."""
@@ -321,25 +394,42 @@ class CliRun:
     def _fault_text(self, error: Exception) -> str:
         """Describe a fault in the run, with the endpoint that ``--base-url`` or ``--model`` gave."""
         text = str(error) if isinstance(error, KernelException) else described(error)
-        return text if self._service is None else f"{text} The endpoint is {self._service.client.base_url}"
+        return (
+            text
+            if self._service is None
+            else f"{text} The endpoint is {self._service.client.base_url}"
+        )
 
 
 def _is_approved_already(call: ToolCall, result: Result) -> bool:
     """Whether an approval for the rest of the run covers this call, which waited before the approval was given."""
     state = result.checkpoint.state()
-    fact = next(one.decided_fact for one in waiting_calls(state).values() if one.request.id == call.id)
-    keys = sticky_keys(fact.function, fact.digest, fact.signature, source=fact.source, roles=fact.roles)
+    fact = next(
+        one.decided_fact
+        for one in waiting_calls(state).values()
+        if one.request.id == call.id
+    )
+    keys = sticky_keys(
+        fact.function, fact.digest, fact.signature, source=fact.source, roles=fact.roles
+    )
     return not state.sticky.isdisjoint(keys.values())
 
 
 def _is_unusable(error: Exception) -> bool:
     """Whether an error concerns the command line, a file, a store or the kernel, and not the run itself."""
     if isinstance(error, KernelException):
-        return isinstance(error, DecisionRefusedError | InvalidJournalError | PlannerInvalidConfigurationError)
+        return isinstance(
+            error,
+            DecisionRefusedError
+            | InvalidJournalError
+            | PlannerInvalidConfigurationError,
+        )
     return isinstance(error, PlannerExtError)
 
 
-def print_result(result: Result, out: TextIO, console: Terminal, *, as_json: bool, run_id: str = "") -> None:
+def print_result(
+    result: Result, out: TextIO, console: Terminal, *, as_json: bool, run_id: str = ""
+) -> None:
     """Print the answer on stdout, framed for a person, and the run's summary on stderr."""
     if as_json:
         named = {"run_id": run_id} if run_id else {}
@@ -387,4 +477,8 @@ def goal_options(goal: GoalArgs) -> dict[str, Any]:
 
 def new_limits(state: State, max_iterations: int | None) -> Budget | None:
     """Return a run's limits with a new limit of round trips; None without one, which keeps all limits."""
-    return None if max_iterations is None else replace(state.rules.limits, max_iterations=max_iterations)
+    return (
+        None
+        if max_iterations is None
+        else replace(state.rules.limits, max_iterations=max_iterations)
+    )

@@ -17,9 +17,29 @@ from rich.text import Text
 from planner_ext.budgets import BudgetStore, BudgetUsage
 from planner_ext.cli import options as cli
 from planner_ext.cli.command import DONE, RUN, Exit, ExitCode, command
-from planner_ext.cli.store import command_on, opened_client, print_page, print_rows, result_code, say, store_name
-from planner_ext.cli.text import Terminal, json_document, moment_text, shortened, spent_line, warnings_shown
-from planner_ext.core.errors import InvalidJournalError, InvalidLimitError, counted, shown
+from planner_ext.cli.store import (
+    command_on,
+    opened_client,
+    print_page,
+    print_rows,
+    result_code,
+    say,
+    store_name,
+)
+from planner_ext.cli.text import (
+    Terminal,
+    json_document,
+    moment_text,
+    shortened,
+    spent_line,
+    warnings_shown,
+)
+from planner_ext.core.errors import (
+    InvalidJournalError,
+    InvalidLimitError,
+    counted,
+    shown,
+)
 from planner_ext.core.limits import Budget
 from planner_ext.core.text import exact, one_line, printable
 from planner_ext.durable import RunRecord, RunResult, RunsClient, archive
@@ -37,8 +57,9 @@ group = typer.Typer(rich_markup_mode=None)
 async def submit_run(args: cli.SubmitArgs, limits: cli.LimitArgs) -> None:
     """Queue a run for the workers of a store, and print its name; this needs neither kernel nor model.
 
-    Limits replace those of the worker's planner; without one, its own hold. --policy, --ask-all and the hook of --app
-    bind the run before anybody drives it: a worker that lacks them refuses it.
+    Limits replace those of the worker's planner; without one, its own hold. --policy,
+    --ask-all and the hook of --app bind the run before anybody drives it: a worker that
+    lacks them refuses it.
 
     Examples:
       planner-ext runs submit "Refund order 7." --store runs.db --run-id order-7
@@ -57,7 +78,9 @@ async def submit_run(args: cli.SubmitArgs, limits: cli.LimitArgs) -> None:
         )
     print(submitted.run_id)
     say(f"Queued in {store_name(args.store)}, for a planner-ext worker. Its result:")
-    Terminal(sys.stderr).print_command(command_on(args.store, "runs", "result", submitted.run_id, "--wait"))
+    Terminal(sys.stderr).print_command(
+        command_on(args.store, "runs", "result", submitted.run_id, "--wait")
+    )
 
 
 def _arguments(given: Sequence[str]) -> dict[str, object]:
@@ -70,7 +93,9 @@ def _arguments(given: Sequence[str]) -> dict[str, object]:
     for item in given:
         name, sign, written = item.partition("=")
         if not sign or not name:
-            raise InvalidLimitError(f"Expected --argument NAME=VALUE, such as tenant=acme; got {shown(item)}.")
+            raise InvalidLimitError(
+                f"Expected --argument NAME=VALUE, such as tenant=acme; got {shown(item)}."
+            )
         arguments[name] = cli.value_of(written)
     return arguments
 
@@ -85,7 +110,9 @@ RESULT_EXIT_CODES = """\
 
 
 @command(group, exit_codes=RESULT_EXIT_CODES, name="result")
-async def show_result(run: cli.RunName, store: cli.Store, wait: bool = False, as_json: cli.Json = False) -> int:
+async def show_result(
+    run: cli.RunName, store: cli.Store, wait: bool = False, as_json: cli.Json = False
+) -> int:
     """Print a run's answer; the rest of its result goes to stderr.
 
     Examples:
@@ -111,7 +138,12 @@ def _print_result(result: RunResult, store: str) -> None:
     """Print the answer on stdout; the rest, and the commands that decide what waits, on stderr."""
     console = Terminal(sys.stderr)
     if result.final_answer:
-        print(printable(result.final_answer) if sys.stdout.isatty() else result.final_answer, flush=True)
+        print(
+            printable(result.final_answer)
+            if sys.stdout.isatty()
+            else result.final_answer,
+            flush=True,
+        )
     for text in filter(None, (result.reason, result.problem)):
         console.say(printable(text))
     for call in result.pending:
@@ -120,18 +152,23 @@ def _print_result(result: RunResult, store: str) -> None:
 
 
 @command(group, exit_codes=DONE, name="budget")
-async def set_budget(run: cli.RunName, store: cli.Store, limits: cli.LimitArgs, who: cli.ActorArgs) -> None:
+async def set_budget(
+    run: cli.RunName, store: cli.Store, limits: cli.LimitArgs, who: cli.ActorArgs
+) -> None:
     """Change limits of a run that has not ended, also while a worker drives it.
 
-    Its other limits stay; a queued run keeps those that it was submitted with. A run submitted without limits then has
-    only these, and no longer those of the worker's planner: give all that it needs. Its consumption still counts: a
-    limit that is used up ends it before its next step.
+    Its other limits stay; a queued run keeps those that it was submitted with. A run
+    submitted without limits then has only these, and no longer those of the worker's
+    planner: give all that it needs. Its consumption still counts: a limit that is used
+    up ends it before its next step.
 
     Examples:
       planner-ext runs budget order-7 --store runs.db --max-iterations 30
     """
     if not (given := limits.given()):
-        raise InvalidLimitError("Expected at least one limit, such as --max-iterations 30; got none.")
+        raise InvalidLimitError(
+            "Expected at least one limit, such as --max-iterations 30; got none."
+        )
     doorkeeper = Doorkeeper(authorize=await who.hooks())
     async with opened_store(store, create=False) as opened:
         stored, new, _ = await opened.load_driven(run)
@@ -143,7 +180,9 @@ async def set_budget(run: cli.RunName, store: cli.Store, limits: cli.LimitArgs, 
             limits_before = stored.inputs.budget or Budget()
         client = RunsClient(opened, doorkeeper=doorkeeper)
         await client.set_budget(run, replace(limits_before, **given), by=who.by or "")
-    say(f"{exact(run)} has another budget. A worker takes it before the run's next step.")
+    say(
+        f"{exact(run)} has another budget. A worker takes it before the run's next step."
+    )
 
 
 RUNS_EXIT_CODES = """\
@@ -167,25 +206,36 @@ async def list_runs(args: cli.RunListArgs) -> None:
         "worker": args.worker,
         "created_after": args.created_after and args.created_after.timestamp(),
         "created_before": args.created_before and args.created_before.timestamp(),
-        "updated_after": None if args.newer_than is None else now - args.newer_than.total_seconds(),
-        "updated_before": None if args.older_than is None else now - args.older_than.total_seconds(),
+        "updated_after": None
+        if args.newer_than is None
+        else now - args.newer_than.total_seconds(),
+        "updated_before": None
+        if args.older_than is None
+        else now - args.older_than.total_seconds(),
     }
     status = args.status or None
     async with opened_client(args.store) as client:
         with warnings_shown("planner_ext.durable"):
-            records = await client.list(status=status, limit=args.limit, offset=args.offset, **filters)
+            records = await client.list(
+                status=status, limit=args.limit, offset=args.offset, **filters
+            )
         total = await client.count(status=status, **filters)
     such = "such " if any(given is not None for given in filters.values()) else ""
     named = f" is {' or '.join(status)}" if status else ""
     none = f"No {such}run{named} in {store_name(args.store)}."
-    rows = [_with_moments(record, "wake_at", "created_at", "updated_at") for record in records]
+    rows = [
+        _with_moments(record, "wake_at", "created_at", "updated_at")
+        for record in records
+    ]
     print_page(args, rows, _run_lines(records, Terminal()), total=total, none=none)
 
 
 def _with_moments(record: Any, *names: str) -> Mapping[str, object]:
     """Return the fields of a record, with these times as dates."""
     values = asdict(record)
-    return values | {name: None if values[name] is None else _moment(values[name]) for name in names}
+    return values | {
+        name: None if values[name] is None else _moment(values[name]) for name in names
+    }
 
 
 def _moment(at: float) -> datetime:
@@ -210,7 +260,9 @@ def _run_lines(records: Sequence[RunRecord], console: Terminal) -> Iterable[Text
         goal = one_line(record.goal)
         name = len(cells[0])
         if not console.is_terminal:
-            yield Text.assemble((line[:name], "bold"), line[name:], f"  {waits or '-'}  {goal}")
+            yield Text.assemble(
+                (line[:name], "bold"), line[name:], f"  {waits or '-'}  {goal}"
+            )
             continue
         yield Text.assemble((line[:name], "bold"), line[name:].rstrip())
         lead = "    waits for " if record.waits_for else "    "
@@ -219,9 +271,13 @@ def _run_lines(records: Sequence[RunRecord], console: Terminal) -> Iterable[Text
 
 
 def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
-    padding = [" " * (width - cell_len(cell)) for cell, width in zip(cells, widths, strict=True)]
+    padding = [
+        " " * (width - cell_len(cell))
+        for cell, width in zip(cells, widths, strict=True)
+    ]
     return "  ".join(
-        padding[place] + cell if place in _NUMBERS else cell + padding[place] for place, cell in enumerate(cells)
+        padding[place] + cell if place in _NUMBERS else cell + padding[place]
+        for place, cell in enumerate(cells)
     )
 
 
@@ -251,8 +307,16 @@ async def print_stats(store: cli.Store, as_json: cli.Json = False) -> None:
         print(json_document(asdict(stats)))
         return
     waits = stats.oldest_approval_seconds
-    since = "none" if waits is None else f"since {moment_text(datetime.now(UTC) - timedelta(seconds=waits))}"
-    numbers = {"runs": stats.total, **stats.by_status, "waiting for a retry": stats.retrying}
+    since = (
+        "none"
+        if waits is None
+        else f"since {moment_text(datetime.now(UTC) - timedelta(seconds=waits))}"
+    )
+    numbers = {
+        "runs": stats.total,
+        **stats.by_status,
+        "waiting for a retry": stats.retrying,
+    }
     for name, number in numbers.items():
         Terminal().print_line((f"{name:<20}", "dim"), f"{number:,}")
     Terminal().print_line((f"{'oldest approval':<20}", "dim"), since)
@@ -275,12 +339,16 @@ async def cancel_run(
     """
     async with opened_client(store, who.hooks) as client:
         ended = await client.cancel(run, by=who.by or "", reason=reason)
-    say(f"{exact(run)} {'is cancelled.' if ended else 'had ended before; nothing changed.'}")
+    say(
+        f"{exact(run)} {'is cancelled.' if ended else 'had ended before; nothing changed.'}"
+    )
     return ExitCode.ANSWERED if ended else ExitCode.NO_ANSWER
 
 
 @command(group, exit_codes=DONE, name="delete")
-async def delete_run(run: cli.RunName, store: cli.Store, who: cli.ActorArgs, force: bool = False) -> None:
+async def delete_run(
+    run: cli.RunName, store: cli.Store, who: cli.ActorArgs, force: bool = False
+) -> None:
     """Delete a run that has ended, failed or is in quarantine, with all its rows in the store.
 
     Examples:
@@ -304,27 +372,34 @@ async def prune_runs(
 ) -> None:
     """Delete all runs with a status that have not changed for some time.
 
-    Workers continue meanwhile. An SQLite file does not shrink, its space is used again; VACUUM of the sqlite3 tool
-    shrinks it, while no worker runs.
+    Workers continue meanwhile. An SQLite file does not shrink, its space is used again;
+    VACUUM of the sqlite3 tool shrinks it, while no worker runs.
 
     Examples:
       planner-ext runs prune --older-than 30d --status answered --store runs.db --dry-run
 
     Options:
-        older_than: The time since a run last changed (updated_at in the list): 30d, 12h, 90m or 45s.
-        status: Runs that are answered, incomplete, limit_reached, stopped, failed or quarantined.
+        older_than: The time since a run last changed (updated_at in the list): 30d,
+            12h, 90m or 45s.
+        status: Runs that are answered, incomplete, limit_reached, stopped, failed or
+            quarantined.
         dry_run: Only say how many there are.
     """
     async with opened_client(store, who.hooks) as client:
-        count = await client.prune(older_than=older_than, status=status, dry_run=dry_run, by=who.by or "")
+        count = await client.prune(
+            older_than=older_than, status=status, dry_run=dry_run, by=who.by or ""
+        )
     print(f"{counted(count, 'run')} {'would be deleted' if dry_run else 'deleted'}.")
 
 
 @command(group, exit_codes=DONE, name="export")
-async def export_run(run: cli.RunName, store: cli.Store, output: cli.File = None) -> None:
+async def export_run(
+    run: cli.RunName, store: cli.Store, output: cli.File = None
+) -> None:
     """Write a run as one JSON document: its journal, and the decisions on its calls. It stays in the store.
 
-    If PLANNER_EXT_CHECKPOINT_KEY (or PLANNER_EXT_KEY) is set, the document is signed with it.
+    If PLANNER_EXT_CHECKPOINT_KEY (or PLANNER_EXT_KEY) is set, the document is signed
+    with it.
 
     Examples:
       planner-ext runs export order-7 --store runs.db --output order-7.json
@@ -345,9 +420,11 @@ async def export_run(run: cli.RunName, store: cli.Store, output: cli.File = None
 async def import_run(file: cli.InFile, store: cli.Store, who: cli.ActorArgs) -> None:
     """Add an exported run to a store, under its name.
 
-    An unfinished run continues in this store. Delete or cancel it in its first store, else both stores continue it, and
-    its functions run twice. If PLANNER_EXT_CHECKPOINT_KEY (or PLANNER_EXT_KEY) is set, a file without this signature is
-    refused. Without a key, anyone who can write the file can put an approval in it.
+    An unfinished run continues in this store. Delete or cancel it in its first store,
+    else both stores continue it, and its functions run twice. If
+    PLANNER_EXT_CHECKPOINT_KEY (or PLANNER_EXT_KEY) is set, a file without this
+    signature is refused. Without a key, anyone who can write the file can put an
+    approval in it.
 
     Examples:
       planner-ext runs import order-7.json --store other.db
@@ -358,11 +435,15 @@ async def import_run(file: cli.InFile, store: cli.Store, who: cli.ActorArgs) -> 
     try:
         text = read_file(file, "run")
     except OSError as error:
-        raise InvalidJournalError(f"{file} cannot be read as an exported run: {error}.") from error
+        raise InvalidJournalError(
+            f"{file} cannot be read as an exported run: {error}."
+        ) from error
     doorkeeper = Doorkeeper(authorize=await who.hooks())
     async with opened_store(store) as opened:
         key = cli.signing_key()
-        name = await archive.import_run(opened, text, key=key, doorkeeper=doorkeeper, by=who.by or "")
+        name = await archive.import_run(
+            opened, text, key=key, doorkeeper=doorkeeper, by=who.by or ""
+        )
     say(f"{exact(name)} is in {store_name(store)}.")
 
 
@@ -370,8 +451,9 @@ async def import_run(file: cli.InFile, store: cli.Store, who: cli.ActorArgs) -> 
 async def back_up(file: cli.InFile, store: cli.Store) -> None:
     """Copy an SQLite store into a new FILE, while workers write; a PostgreSQL database is copied by pg_dump.
 
-    A copy is one moment of the store. What its unfinished runs did afterwards is not in it, and a worker of the copy
-    does that again: before one starts, cancel or check the runs that were unfinished.
+    A copy is one moment of the store. What its unfinished runs did afterwards is not in
+    it, and a worker of the copy does that again: before one starts, cancel or check the
+    runs that were unfinished.
 
     Examples:
       planner-ext runs backup runs-2026-11-22.db --store runs.db
@@ -400,9 +482,10 @@ def show_run(
       planner-ext runs show order-7 --store runs.db --html order-7.html
 
     Options:
-        follow: Also print new events, whichever process drives the run, until it ends or waits for a decision. Ctrl-C
-            ends only the view.
-        html: Also write a page with the run's timeline: requests, calls, decisions, and every message.
+        follow: Also print new events, whichever process drives the run, until it ends
+            or waits for a decision. Ctrl-C ends only the view.
+        html: Also write a page with the run's timeline: requests, calls, decisions, and
+            every message.
 
     Exit codes:
       0    done; with --follow: answered
@@ -427,7 +510,8 @@ def resume_run(
 ) -> Exit:
     """Continue a run in this process, with the decisions made meanwhile.
 
-    Give it the kernel and the --policy or --ask-all that it began with: without these it is refused, and nothing runs.
+    Give it the kernel and the --policy or --ask-all that it began with: without these
+    it is refused, and nothing runs.
 
     Examples:
       planner-ext runs resume order-7 --store runs.db --kernel shop:make_kernel
@@ -442,9 +526,10 @@ def resume_run(
 def fork_run(run: cli.RunName, args: cli.ForkArgs, options: cli.RunOptions) -> Exit:
     """Continue from an iteration of a run as a new run, with another model, instruction, budget or policy.
 
-    The fork keeps the results and the consumption of RUN up to that iteration. Functions of later iterations run again
-    and take effect again; later decisions are not kept. Give the kernel and the --policy or --ask-all that RUN began
-    with. Without --kernel, --model and --base-url the fork is only stored, and waits to be resumed.
+    The fork keeps the results and the consumption of RUN up to that iteration.
+    Functions of later iterations run again and take effect again; later decisions are
+    not kept. Give the kernel and the --policy or --ask-all that RUN began with. Without
+    --kernel, --model and --base-url the fork is only stored, and waits to be resumed.
 
     Examples:
       planner-ext runs fork order-7 --at 1 --store runs.db --kernel shop:make_kernel --instruction 'Refund half of it.'
@@ -466,9 +551,15 @@ async def list_workers(store: cli.Store, as_json: cli.Json = False) -> None:
         driven = f"  drives {len(one.runs)}{limit} {', '.join(map(exact, one.runs))}".rstrip()
         place = f"  {one_line(one.host)}, process {one.pid}, seen {moment_text(_moment(one.seen_at))}"
         state = (f"  {one.status:<7}", "") if one.alive else ("  dead   ", "red")
-        lines.append(Text.assemble((f"{exact(one.name):<{names}}", "bold"), state, driven, (place, "dim")))
+        lines.append(
+            Text.assemble(
+                (f"{exact(one.name):<{names}}", "bold"), state, driven, (place, "dim")
+            )
+        )
     rows = [_with_moments(one, "started_at", "seen_at") for one in found]
-    print_rows(rows, lines, as_json=as_json, none=f"No worker is in {store_name(store)}.")
+    print_rows(
+        rows, lines, as_json=as_json, none=f"No worker is in {store_name(store)}."
+    )
 
 
 async def show_budgets(args: cli.BudgetArgs) -> None:
@@ -476,11 +567,20 @@ async def show_budgets(args: cli.BudgetArgs) -> None:
     async with BudgetStore(args.store, create=False) as store:
         if args.reset:
             if args.budget is None:
-                raise typer.BadParameter("it resets one budget; give --budget, too.", param_hint="--reset")
-            if not await store.reset(args.budget, key=args.key or "", period=args.period):
+                raise typer.BadParameter(
+                    "it resets one budget; give --budget, too.", param_hint="--reset"
+                )
+            if not await store.reset(
+                args.budget, key=args.key or "", period=args.period
+            ):
                 problem = f"nothing was used of {exact(args.budget)} by {exact(args.key or '') or 'no key'}."
-                raise typer.BadParameter(f"{problem} List the budgets to see their keys.", param_hint="--reset")
-        found = await store.usage(args.budget, key=args.key, period=args.period, limit=args.limit)
+                raise typer.BadParameter(
+                    f"{problem} List the budgets to see their keys.",
+                    param_hint="--reset",
+                )
+        found = await store.usage(
+            args.budget, key=args.key, period=args.period, limit=args.limit
+        )
     lines = (line for row in found for line in _budget_lines(row))
     none = f"Nothing was used of a shared budget in {store_name(args.store)}."
     print_rows([asdict(row) for row in found], lines, as_json=args.as_json, none=none)
@@ -499,9 +599,18 @@ def _budget_lines(row: BudgetUsage) -> Iterable[Text]:
     """Format a row; names and keys come from users, so that all that is invisible in them is escaped."""
     key = f"  {exact(row.key)}" if row.key else ""
     reached = "" if row.reached is None else f"  {exact(row.reached)} reached"
-    yield Text.assemble((exact(row.period), "dim"), "  ", (exact(row.budget), "bold"), key, (reached, "yellow"))
+    yield Text.assemble(
+        (exact(row.period), "dim"),
+        "  ",
+        (exact(row.budget), "bold"),
+        key,
+        (reached, "yellow"),
+    )
     used: list[str] = []
     for name, (part, text) in _PARTS.items():
         limit = row.limits.get(name)
-        used.append(text.format(getattr(row, part)) + ("" if limit is None else f" of {limit:,}"))
+        used.append(
+            text.format(getattr(row, part))
+            + ("" if limit is None else f" of {limit:,}")
+        )
     yield Text(f"    {', '.join(used)}")

@@ -21,7 +21,9 @@ except ModuleNotFoundError as missing:
     name = (missing.name or "").partition(".")[0]
     if name == "planner_ext":
         raise
-    problem = f'The inbox needs {name}. Install it with: pip install "planner-ext[inbox]"'
+    problem = (
+        f'The inbox needs {name}. Install it with: pip install "planner-ext[inbox]"'
+    )
     raise PlannerExtError(problem) from None
 
 
@@ -38,7 +40,8 @@ async def serve_inbox(args: ServeArgs) -> None:
     """Serve until SIGTERM or Ctrl-C, and print the address with its token.
 
     Raises:
-        PlannerExtError: If the address is not this machine's own and no name is allowed for it, or cannot be used.
+        PlannerExtError: If the address is not this machine's own and no name is allowed
+            for it, or cannot be used.
     """
     if args.host not in LOOPBACK and not args.allow_host:
         raise PlannerExtError(
@@ -48,9 +51,17 @@ async def serve_inbox(args: ServeArgs) -> None:
     token = Token(user=args.user, hosts=(*LOOPBACK, *(args.allow_host or ())))
     async with opened_client(args.store, args.hooks) as client:
         application = app(client, sign_in=token)
-        config = uvicorn.Config(application, log_level="warning", access_log=False, server_header=False, ws="none")
+        config = uvicorn.Config(
+            application,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            ws="none",
+        )
         config.load()
-        config.http_protocol_class = cast("type[asyncio.Protocol]", limited(config.http_protocol_class))
+        config.http_protocol_class = cast(
+            "type[asyncio.Protocol]", limited(config.http_protocol_class)
+        )
         server = _Server(config)
 
         def end() -> None:
@@ -61,8 +72,13 @@ async def serve_inbox(args: ServeArgs) -> None:
         with _listening(args) as listener:
             name = (args.allow_host or [args.host])[0]
             place = f"[{name}]" if ":" in name else name
-            say(f"The inbox of {store_name(args.store)}. Anyone with this address may decide:")
-            print(f"http://{place}:{listener.getsockname()[1]}/sign-in?token={token.value}", flush=True)
+            say(
+                f"The inbox of {store_name(args.store)}. Anyone with this address may decide:"
+            )
+            print(
+                f"http://{place}:{listener.getsockname()[1]}/sign-in?token={token.value}",
+                flush=True,
+            )
             await server.serve(sockets=[listener])
 
 

@@ -41,12 +41,13 @@ _BESIDE = 18
 class Progress:
     """Prints the events of one run; a terminal also shows what the run waits for, and the rest of its limits.
 
-    Takes the events of ``invoke_stream``, or, as an observer of ``invoke``, only the facts; then each text is printed
-    whole.
+    Takes the events of ``invoke_stream``, or, as an observer of ``invoke``, only the
+    facts; then each text is printed whole.
 
     Attributes:
         followed: The number of facts that it has seen.
-        until: When the command's own timeout ends the run, in seconds since the epoch; None without one.
+        until: When the command's own timeout ends the run, in seconds since the epoch;
+            None without one.
     """
 
     def __init__(self, console: Terminal) -> None:
@@ -62,7 +63,10 @@ class Progress:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self._rest()
         if self._flow is not None:
@@ -74,7 +78,9 @@ class Progress:
         for fact in earlier:
             self._follow(fact)
 
-    async def watch(self, stream: AsyncGenerator[PlannerEvent, None]) -> FunctionCallingStepwisePlannerResult:
+    async def watch(
+        self, stream: AsyncGenerator[PlannerEvent, None]
+    ) -> FunctionCallingStepwisePlannerResult:
         """Print a run's events as they come, and return its result."""
         async with aclosing(stream) as events:
             async for event in events:
@@ -107,7 +113,9 @@ class Progress:
 
     def _follow(self, fact: facts.Fact) -> list[TimelineCall]:
         self.followed += 1
-        if isinstance(fact, facts.RunStarted | facts.Resumed) or hasattr(fact, "seconds"):
+        if isinstance(fact, facts.RunStarted | facts.Resumed) or hasattr(
+            fact, "seconds"
+        ):
             self._timed_at = fact.at
         return self._reader.read(fact)
 
@@ -116,13 +124,21 @@ class Progress:
         if self._flow is None:
             state = self._reader.state
             rules = state.rules
-            what = f"Round trip {state.usage.iterations + 1}" if rules.charge_plan or not plan else "Plan"
+            what = (
+                f"Round trip {state.usage.iterations + 1}"
+                if rules.charge_plan or not plan
+                else "Plan"
+            )
             if rules.limits.max_iterations is not None and what != "Plan":
                 what += f" of {rules.limits.max_iterations}"
             said = ": the plan" if plan and what != "Plan" else ""
             left = self._left(("max_iterations",), at=state.at)
-            self._console.print(Text(what, "bold"), Text(said), Text(left, "dim"), sep="")
-            self._flow = TextFlow(self._console, width=self._console.text_width, indent=4)
+            self._console.print(
+                Text(what, "bold"), Text(said), Text(left, "dim"), sep=""
+            )
+            self._flow = TextFlow(
+                self._console, width=self._console.text_width, indent=4
+            )
         return self._flow
 
     def _close_reply(self, fact: facts.Fact) -> None:
@@ -147,8 +163,15 @@ class Progress:
             case facts.ModelReplied(withheld=str() as limit):
                 self._line(f"functions were withdrawn: {limit}", "dim")
             case facts.Clarified(answer=str() as answer):
-                self._line(f"{self._console.signs.good} {one_line(fact.by) or 'answered'}: {one_line(answer)}")
-            case facts.StopRequested() | facts.BudgetChanged() | facts.SharedBudgetsChecked() | facts.MessageAdded():
+                self._line(
+                    f"{self._console.signs.good} {one_line(fact.by) or 'answered'}: {one_line(answer)}"
+                )
+            case (
+                facts.StopRequested()
+                | facts.BudgetChanged()
+                | facts.SharedBudgetsChecked()
+                | facts.MessageAdded()
+            ):
                 self._line(_remark(fact), "dim")
             case facts.CallDecided(person=True):
                 self._print_decision(fact, self._reader.calls[fact.index])
@@ -159,8 +182,12 @@ class Progress:
         """Print what a person decided."""
         if call.decisions:
             kind = call.decisions[-1].kind
-            edited = f" in place of {_arguments_text(call.requested)}" if fact.edited else ""
-            self._line(f"{one_line(fact.by) or 'a person'}: {kind} {_call_text(call)}{edited}")
+            edited = (
+                f" in place of {_arguments_text(call.requested)}" if fact.edited else ""
+            )
+            self._line(
+                f"{one_line(fact.by) or 'a person'}: {kind} {_call_text(call)}{edited}"
+            )
 
     def _print_call(self, call: TimelineCall) -> None:
         """Print the line of a call that has changed; some changes have none."""
@@ -205,13 +232,18 @@ class Progress:
         lead = sign or Text("")
         room = self._console.text_width - 4 - lead.cell_len
         self._console.print(
-            "    ", lead, Text(shortened(printable(text), room, self._console.signs.more), style), sep=""
+            "    ",
+            lead,
+            Text(shortened(printable(text), room, self._console.signs.more), style),
+            sep="",
         )
 
     def _new_spinner(self) -> Status | None:
         if not self._console.is_interactive:
             return None
-        return self._console.status(_Drawn(self._activity), spinner=self._console.signs.spinner)
+        return self._console.status(
+            _Drawn(self._activity), spinner=self._console.signs.spinner
+        )
 
     def _rest(self) -> None:
         if self._spinner is not None:
@@ -224,14 +256,27 @@ class Progress:
 
     def _activity(self) -> Text:
         """Describe what the run waits for, and what is left of its limits at this moment."""
-        running = sorted(call.function for call in self._reader.calls if call.outcome == "running")
-        text = one_line(f"runs {', '.join(running)}") if running else "waits for the model"
+        running = sorted(
+            call.function for call in self._reader.calls if call.outcome == "running"
+        )
+        text = (
+            one_line(f"runs {', '.join(running)}") if running else "waits for the model"
+        )
         now = time.time()
-        left = self._left(at=now, elapsed=max(now - self._timed_at, 0.0), until=self.until)
+        left = self._left(
+            at=now, elapsed=max(now - self._timed_at, 0.0), until=self.until
+        )
         room = max(self._console.text_width - 4 - len(left), 20)
         return Text(shortened(text, room, self._console.signs.more) + left, "dim")
 
-    def _left(self, without: Iterable[str] = (), *, at: float, elapsed: float = 0.0, until: float | None = None) -> str:
+    def _left(
+        self,
+        without: Iterable[str] = (),
+        *,
+        at: float,
+        elapsed: float = 0.0,
+        until: float | None = None,
+    ) -> str:
         """Describe what is left of the limits that are set.
 
         Args:
@@ -248,7 +293,9 @@ class Progress:
             times.append(left.pop("max_active_seconds") - elapsed)
         if until is not None:
             times.append(until - at)
-        texts = [_LEFT[name](value) for name, value in left.items() if name not in without]
+        texts = [
+            _LEFT[name](value) for name, value in left.items() if name not in without
+        ]
         texts += [duration_text(max(min(times), 0))] if times else []
         return f" ({', '.join(texts)} left)" if texts else ""
 
@@ -273,28 +320,44 @@ _LEFT: Mapping[str, Callable[[float], str]] = {
 
 
 def _remark(
-    fact: facts.StopRequested | facts.BudgetChanged | facts.SharedBudgetsChecked | facts.MessageAdded,
+    fact: facts.StopRequested
+    | facts.BudgetChanged
+    | facts.SharedBudgetsChecked
+    | facts.MessageAdded,
 ) -> str:
     match fact:
         case facts.SharedBudgetsChecked(limit=None):
             return "the shared budgets are checked again"
-        case facts.StopRequested(reason=reason) | facts.SharedBudgetsChecked(reason=reason):
+        case (
+            facts.StopRequested(reason=reason)
+            | facts.SharedBudgetsChecked(reason=reason)
+        ):
             return one_line(reason)
         case facts.BudgetChanged(by=by):
-            return f"the budget was changed by {one_line(by)}" if by else "the budget was changed"
+            return (
+                f"the budget was changed by {one_line(by)}"
+                if by
+                else "the budget was changed"
+            )
         case facts.MessageAdded(purpose=purpose):
-            return "asks for the next step" if purpose == "step" else "asks for a final answer"
+            return (
+                "asks for the next step"
+                if purpose == "step"
+                else "asks for a final answer"
+            )
 
 
-def print_pending(console: Terminal, call: ToolCall, *, more: int = 0, lines: int | None = None) -> bool:
+def print_pending(
+    console: Terminal, call: ToolCall, *, more: int = 0, lines: int | None = None
+) -> bool:
     """Print a pending call: invisible characters are escaped, function and id come last.
 
     Args:
         console: Where to print.
         call: The call.
         more: The number of other pending calls.
-        lines: Maximum lines of the prompt and the arguments together; more is cut from their middle, with a note at
-            that place. None prints them whole.
+        lines: Maximum lines of the prompt and the arguments together; more is cut from
+            their middle, with a note at that place. None prints them whole.
 
     Returns:
         Whether anything was cut.
@@ -305,20 +368,32 @@ def print_pending(console: Terminal, call: ToolCall, *, more: int = 0, lines: in
     asks = call.kind == "question"
     texts = {"question": visible(call.prompt)} if call.prompt else {}
     if not asks:
-        texts["arguments"] = exact_json(call.arguments, indent=2) if call.arguments else "none"
+        texts["arguments"] = (
+            exact_json(call.arguments, indent=2) if call.arguments else "none"
+        )
     cells = console.text_width - _BESIDE
     cut = False
     for label, text in texts.items():
         shown = text
         if lines is not None and not asks:
-            most = lines if label == "arguments" else lines // 2  # the arguments get the lines that the question leaves
+            most = (
+                lines if label == "arguments" else lines // 2
+            )  # the arguments get the lines that the question leaves
             shown = cut_in_the_middle(text, cells=cells, lines=most)
             lines -= folded_lines(shown, cells)
             cut = cut or shown != text
         rows.add_row(label, console.encodable(shown))
     if not asks:
-        rows.add_row("function", Text(console.encodable(exact(call.fully_qualified_name)), "bold"))
-    rows.add_row("call", console.encodable(f"{exact(call.id)}, fingerprint {exact(call.fingerprint[:12])}"))
+        rows.add_row(
+            "function",
+            Text(console.encodable(exact(call.fully_qualified_name)), "bold"),
+        )
+    rows.add_row(
+        "call",
+        console.encodable(
+            f"{exact(call.id)}, fingerprint {exact(call.fingerprint[:12])}"
+        ),
+    )
     if call.roles:
         rows.add_row("roles", console.encodable(", ".join(map(exact, call.roles))))
     if call.expires_at is not None:
@@ -328,9 +403,15 @@ def print_pending(console: Terminal, call: ToolCall, *, more: int = 0, lines: in
     return cut
 
 
-def print_answer(console: Terminal, result: FunctionCallingStepwisePlannerResult) -> None:
+def print_answer(
+    console: Terminal, result: FunctionCallingStepwisePlannerResult
+) -> None:
     """Print the answer in a frame."""
-    title = "Answer" if result.limit is None else f"Answer, as far as {result.limit} allowed"
+    title = (
+        "Answer"
+        if result.limit is None
+        else f"Answer, as far as {result.limit} allowed"
+    )
     style = "green" if result.status == "answered" else "red"
     console.print_framed(Text(printable(result.final_answer)), title, style)
 
@@ -349,4 +430,6 @@ def _arguments_text(written: str) -> str:
     if not isinstance(parsed, Mapping):
         return one_line(written)
     values = cast("Mapping[str, object]", parsed)
-    return ", ".join(f"{exact(name)}={exact_json(value)}" for name, value in values.items())
+    return ", ".join(
+        f"{exact(name)}={exact_json(value)}" for name, value in values.items()
+    )

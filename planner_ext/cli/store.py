@@ -23,7 +23,9 @@ from planner_ext.durable.store import opened_store
 
 
 @asynccontextmanager
-async def opened_runs(where: str, **options: Unpack[WorkerOptions]) -> AsyncGenerator[Runs, None]:
+async def opened_runs(
+    where: str, **options: Unpack[WorkerOptions]
+) -> AsyncGenerator[Runs, None]:
     """Open a store to drive runs in it; a missing SQLite file is created.
 
     Args:
@@ -48,7 +50,9 @@ async def opened_client(
     Raises:
         StoreError: If it does not exist, and is not to be created, or cannot be used.
     """
-    doorkeeper = Doorkeeper(authorize=await hooks())  # a name given as --by is only typed
+    doorkeeper = Doorkeeper(
+        authorize=await hooks()
+    )  # a name given as --by is only typed
     async with opened_store(where, create=create) as store:
         yield RunsClient(store, doorkeeper=doorkeeper)
 
@@ -70,7 +74,9 @@ def say(text: str) -> None:
     Terminal(sys.stderr).say(text)
 
 
-def print_rows(rows: Sequence[object], lines: Iterable[Text], *, as_json: bool, none: str) -> None:
+def print_rows(
+    rows: Sequence[object], lines: Iterable[Text], *, as_json: bool, none: str
+) -> None:
     """Print a list as JSON or as lines; for an empty one, print a sentence on stderr."""
     if as_json:
         print(json_document(rows))
@@ -81,7 +87,14 @@ def print_rows(rows: Sequence[object], lines: Iterable[Text], *, as_json: bool, 
             Terminal().print_line(line)
 
 
-def print_page(args: cli.ListArgs, rows: Sequence[object], lines: Iterable[Text], *, total: int, none: str) -> None:
+def print_page(
+    args: cli.ListArgs,
+    rows: Sequence[object],
+    lines: Iterable[Text],
+    *,
+    total: int,
+    none: str,
+) -> None:
     """Print a part of a list, and on stderr which part it is, unless it is the whole list."""
     if len(rows) != total:
         after = f", after the first {args.offset}" if args.offset else ""

@@ -50,17 +50,22 @@ def standard_streams() -> Generator[None]:
     A terminal that lacks a character shows a question mark.
 
     Raises:
-        PlannerExtError: At the end, if stdout could not be written, for another reason than that its reader left.
+        PlannerExtError: At the end, if stdout could not be written, for another reason
+            than that its reader left.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes this number, which a store's file would take otherwise
+            os.open(
+                os.devnull, os.O_RDWR
+            )  # takes this number, which a store's file would take otherwise
     if isinstance(reader := cast("object", sys.stdin), io.TextIOWrapper):
         reader.reconfigure(errors="replace")
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = outputs = [_output(stream, number) for number, stream in enumerate(before, 1)]
+    sys.stdout, sys.stderr = outputs = [
+        _output(stream, number) for number, stream in enumerate(before, 1)
+    ]
     try:
         yield
     finally:
@@ -68,8 +73,12 @@ def standard_streams() -> Generator[None]:
             output.flush()
             output.detach()
         sys.stdout, sys.stderr = before
-        if (error := outputs[0].error) is not None and not isinstance(error, BrokenPipeError):
-            raise PlannerExtError(f"The output cannot be written to stdout: {error.strerror}.")
+        if (error := outputs[0].error) is not None and not isinstance(
+            error, BrokenPipeError
+        ):
+            raise PlannerExtError(
+                f"The output cannot be written to stdout: {error.strerror}."
+            )
 
 
 def _output(given: object, number: int) -> _Output:

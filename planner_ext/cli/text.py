@@ -31,20 +31,24 @@ class Signs(NamedTuple):
 
 
 _HANGING = Text("\n    ")
-"""Continues a paragraph after a line end in it: a model's text must not begin a line of the command's own."""
+"""Continues a paragraph after a line end in it: a model's text must not begin a line of
+the command's own."""
 
 
 class Terminal(Console):
     """A console that prints text literally, without markup, highlighting or emoji codes.
 
     Attributes:
-        text_width: The cells that a line of text may take: longer lines are hard to read, however wide the screen is.
+        text_width: The cells that a line of text may take: longer lines are hard to
+            read, however wide the screen is.
         signs: The symbols beside the words.
     """
 
     def __init__(self, file: IO[str] | None = None, **options: Any) -> None:
         """Print to a file; None prints to the current stdout."""
-        super().__init__(file=file, markup=False, highlight=False, emoji=False, **options)
+        super().__init__(
+            file=file, markup=False, highlight=False, emoji=False, **options
+        )
         self.text_width = min(self.width, 100)
         unicode = self.encoding.lower().startswith("utf")
         self.signs = Signs() if unicode else Signs("->", "ok", "xx", "...", "line")
@@ -62,22 +66,30 @@ class Terminal(Console):
         """Escape characters that the encoding lacks: a replacement character would deceive."""
         return text.encode(self.encoding, "backslashreplace").decode(self.encoding)
 
-    def print_line(self, *parts: Text | str | tuple[str, str], indent: int | None = None) -> None:
+    def print_line(
+        self, *parts: Text | str | tuple[str, str], indent: int | None = None
+    ) -> None:
         """Print texts, each with its style if it has one, as one line; nothing in them can look like another line.
 
         Args:
             *parts: The texts.
-            indent: The indent of what follows a line end in them, and of what a terminal wraps; None indents it more
-                than the line.
+            indent: The indent of what follows a line end in them, and of what a
+                terminal wraps; None indents it more than the line.
         """
         text = Text.assemble(*parts)
         if indent is None:
-            indent = len(text.plain) - len(text.plain.lstrip(" ")) + len(_HANGING.plain) - 1
+            indent = (
+                len(text.plain) - len(text.plain.lstrip(" ")) + len(_HANGING.plain) - 1
+            )
         lines: list[Text] = []
         for line in text.split("\n"):
             room = self.width - (indent if lines else 0)
             cut = self.is_terminal and line.cell_len > room
-            lines += line.wrap(self, max(self.width - indent, 10), overflow="fold") if cut else [line]
+            lines += (
+                line.wrap(self, max(self.width - indent, 10), overflow="fold")
+                if cut
+                else [line]
+            )
         self.print(Text("\n" + " " * indent).join(lines), soft_wrap=True)
 
     def print_command(self, command: str) -> None:
@@ -87,13 +99,25 @@ class Terminal(Console):
     def print_framed(self, content: RenderableType, title: str, style: str) -> None:
         """Print something in a frame with a title."""
         heading = Text(title, "bold")
-        self.print(Panel(content, title=heading, title_align="left", border_style=style, width=self.text_width))
+        self.print(
+            Panel(
+                content,
+                title=heading,
+                title_align="left",
+                border_style=style,
+                width=self.text_width,
+            )
+        )
 
 
 @contextmanager
 def warnings_shown(logger_name: str) -> Generator[None]:
     """Print a logger's warnings as errors; other logs are not touched."""
-    with _handled(logger_name, logging.WARNING, lambda record: Terminal(sys.stderr).complain(record.getMessage())):
+    with _handled(
+        logger_name,
+        logging.WARNING,
+        lambda record: Terminal(sys.stderr).complain(record.getMessage()),
+    ):
         yield
 
 
@@ -105,14 +129,21 @@ def worker_lines_shown(console: Terminal) -> Generator[None]:
     """Print the log lines of kept runs, see `planner_ext.durable.log`, and the warnings of the worker itself."""
 
     def show(record: logging.LogRecord) -> None:
-        console.print_line((printable(record.getMessage()), _STYLES.get(record.levelno, "")))
+        console.print_line(
+            (printable(record.getMessage()), _STYLES.get(record.levelno, ""))
+        )
 
-    with _handled("planner_ext.runs", logging.INFO, show), _handled("planner_ext.durable", logging.WARNING, show):
+    with (
+        _handled("planner_ext.runs", logging.INFO, show),
+        _handled("planner_ext.durable", logging.WARNING, show),
+    ):
         yield
 
 
 @contextmanager
-def _handled(logger_name: str, level: int, handle: Callable[[logging.LogRecord], None]) -> Generator[None]:
+def _handled(
+    logger_name: str, level: int, handle: Callable[[logging.LogRecord], None]
+) -> Generator[None]:
     """Pass a logger's records from a level on to a function."""
 
     class Handler(logging.Handler):
@@ -139,7 +170,8 @@ def cut_in_the_middle(text: str, *, cells: int, lines: int) -> str:
     """Fold a text at a number of cells, and cut lines out of its middle if it has too many.
 
     Returns:
-        The text itself if it fits; else its beginning, a line that says how much is missing, and its end.
+        The text itself if it fits; else its beginning, a line that says how much is
+        missing, and its end.
     """
     head = list(islice(_folded(text, cells), lines + 1))
     if len(head) <= lines:
@@ -148,7 +180,9 @@ def cut_in_the_middle(text: str, *, cells: int, lines: int) -> str:
     first = head[:half]
     last = [*_folded(text[-cells * lines :], cells)][-half:]
     missing = len(text) - sum(map(len, (*first, *last)))
-    return "\n".join((*first, f"[ ... {missing:,} characters are not shown here ... ]", *last))
+    return "\n".join(
+        (*first, f"[ ... {missing:,} characters are not shown here ... ]", *last)
+    )
 
 
 def folded_lines(text: str, cells: int) -> int:
@@ -163,7 +197,8 @@ def _folded(text: str, cells: int) -> Iterator[str]:
 
 
 _PIECE = 4096
-"""Characters that are folded at once, so that the beginning of a text costs the same however long it is."""
+"""Characters that are folded at once, so that the beginning of a text costs the same
+however long it is."""
 
 
 def moment_text(moment: datetime) -> str:
@@ -176,7 +211,12 @@ def moment_text(moment: datetime) -> str:
 def duration_text(seconds: float) -> str:
     """Format a duration in whole units, the largest of which there is more than one."""
     left = int(seconds)
-    spans = ((left // 86_400, "day"), (left // 3_600, "hour"), (left // 60, "minute"), (left, "second"))
+    spans = (
+        (left // 86_400, "day"),
+        (left // 3_600, "hour"),
+        (left // 60, "minute"),
+        (left, "second"),
+    )
     return counted(*next((span for span in spans if span[0] > 1), (left, "second")))
 
 
@@ -195,7 +235,9 @@ class TextFlow:
         empty: Whether no text has arrived yet.
     """
 
-    def __init__(self, console: Console, *, width: int, indent: int, style: str = "") -> None:
+    def __init__(
+        self, console: Console, *, width: int, indent: int, style: str = ""
+    ) -> None:
         """Start at the beginning of a line; the text takes ``width`` cells, including the indent."""
         self._console = console
         self._indent = indent
@@ -211,7 +253,9 @@ class TextFlow:
     def write(self, text: str) -> None:
         """Add a piece of the text, and print its whole words."""
         self.empty = self.empty and not text
-        *whole, self._pending = re.split(r"(?<=\s)(?=\S)|(?<=\S)(?=\s)", self._pending + printable(text))
+        *whole, self._pending = re.split(
+            r"(?<=\s)(?=\S)|(?<=\S)(?=\s)", self._pending + printable(text)
+        )
         if cell_len(self._pending) > self._room:
             whole = [*whole, self._pending]
             self._pending = ""
@@ -219,7 +263,12 @@ class TextFlow:
 
     def close(self) -> None:
         """Print what is left, and end the line."""
-        self._print([self._placed(self._pending) if self._pending.strip() else "", self._line_end()])
+        self._print(
+            [
+                self._placed(self._pending) if self._pending.strip() else "",
+                self._line_end(),
+            ]
+        )
         self._pending = self._gap = ""
         self._empty_lines = 0
 
@@ -290,7 +339,9 @@ def spent_line(result: _Outcome, *, ended: str = "") -> str:
         f"{usage.completion_tokens:,} out",
         f"{seconds(usage.active_seconds)} s",
     ]
-    status = ended or result.status.replace("_", " ") + (f" ({result.limit})" if result.limit else "")
+    status = ended or result.status.replace("_", " ") + (
+        f" ({result.limit})" if result.limit else ""
+    )
     return f"{status}: {', '.join(spent)}"
 
 

@@ -2,7 +2,8 @@
 
     comparison = await run_comparison(max_iterations=5)
 
-Offline, in seconds: a scripted model behind real HTTP, and everything counted independently of the options.
+Offline, in seconds: a scripted model behind real HTTP, and everything counted
+independently of the options.
 """
 
 from planner_ext.compare.backend import Live

@@ -1,11 +1,21 @@
 """What stands behind a run: the model, scripted or real, and the functions; both note what they see.
 
-A scripted model is a server on this machine, which counts the requests that it gets. At a real connector
-`CountingChatCompletion` counts them. Functions run at the desk; in the user's own kernel, a filter sees them.
+A scripted model is a server on this machine, which counts the requests that it gets. At
+a real connector `CountingChatCompletion` counts them. Functions run at the desk; in the
+user's own kernel, a filter sees them.
 """
 
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -15,9 +25,15 @@ import httpx
 from openai import AsyncOpenAI
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai import PromptExecutionSettings
-from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
+from semantic_kernel.connectors.ai.chat_completion_client_base import (
+    ChatCompletionClientBase,
+)
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
-from semantic_kernel.contents import ChatHistory, ChatMessageContent, StreamingChatMessageContent
+from semantic_kernel.contents import (
+    ChatHistory,
+    ChatMessageContent,
+    StreamingChatMessageContent,
+)
 from semantic_kernel.filters import FunctionInvocationContext
 from semantic_kernel.functions import KernelArguments
 
@@ -27,7 +43,12 @@ from planner_ext.core.values import Usage
 from planner_ext.service import FunctionInvokingChatCompletion
 from planner_ext.sk.chat.transport import kernel_with_service, select_service
 from planner_ext.sk.messages import read_usage
-from planner_ext.testing import ScriptedOpenAIServer, ScriptedReply, ScriptedRequest, say
+from planner_ext.testing import (
+    ScriptedOpenAIServer,
+    ScriptedReply,
+    ScriptedRequest,
+    say,
+)
 from planner_ext.testing.connector import OuterConnector
 from planner_ext.testing.rules import find_violation
 from planner_ext.testing.script import completion_body
@@ -39,7 +60,8 @@ class Live:
     """A real model instead of the scripted one. Functions really run, once for each option.
 
     Attributes:
-        kernel: The user's own, with its service; None uses the scripts' functions, and requires ``service``.
+        kernel: The user's own, with its service; None uses the scripts' functions, and
+            requires ``service``.
         service: The connector; None uses the one that the kernel selects.
         goal: The goal, given to each option once; None uses the goals of the scripts.
     """
@@ -57,7 +79,8 @@ class Place:
         kernel: A copy for this run, with the functions and the service.
         service: The connector.
         model_url: The base URL of the scripted model, "" for a real one.
-        desk_url: The address of the desk, "" if the functions are those of the user's own kernel.
+        desk_url: The address of the desk, "" if the functions are those of the user's
+            own kernel.
     """
 
     kernel: Kernel
@@ -80,7 +103,13 @@ class Backend:
         http: Calls the desk.
     """
 
-    def __init__(self, live: Live | None, client: AsyncOpenAI, desk: Desk, http: httpx.AsyncClient) -> None:
+    def __init__(
+        self,
+        live: Live | None,
+        client: AsyncOpenAI,
+        desk: Desk,
+        http: httpx.AsyncClient,
+    ) -> None:
         self._kernel = live.kernel if live is not None else None
         self._client = client
         self._desk = desk
@@ -89,9 +118,14 @@ class Backend:
         self.name = "a scripted model behind real HTTP on this machine"
         self._service: ChatCompletionClientBase | None = None
         if live is not None:
-            service = live.service or select_service(self._kernel or Kernel(), None, KernelArguments())[0]
+            service = (
+                live.service
+                or select_service(self._kernel or Kernel(), None, KernelArguments())[0]
+            )
             while isinstance(service, FunctionInvokingChatCompletion):
-                service = service.inner  # loops are compared, so a service with its own loop is unwrapped
+                service = (
+                    service.inner
+                )  # loops are compared, so a service with its own loop is unwrapped
             self.name = f"{service.ai_model_id} at {service.service_url() or type(service).__name__}"
             self._service = service
 
@@ -105,7 +139,9 @@ class Backend:
             if inner is None:
                 url = server.url
                 client = self._client.with_options(base_url=url)
-                inner = OpenAIChatCompletion(ai_model_id="scripted", service_id="scripted", async_client=client)
+                inner = OpenAIChatCompletion(
+                    ai_model_id="scripted", service_id="scripted", async_client=client
+                )
             service = _CountingChatCompletion(
                 ai_model_id=inner.ai_model_id,
                 service_id=inner.service_id,
@@ -114,13 +150,17 @@ class Backend:
                 observed=observed if self._service is not None else None,
                 reports=scenario.reports,
             )
-            desk_url = "" if self._kernel is not None else self._desk.address_for(observed)
+            desk_url = (
+                "" if self._kernel is not None else self._desk.address_for(observed)
+            )
             kernel = kernel_with_service(self._kernel or Kernel(), service)
             if desk_url:
                 kernel.add_plugin(desk_plugin(desk_url, scenario.functions, self._http))
             else:
                 _count_functions(kernel, observed)
-            yield Place(kernel=kernel, service=service, model_url=url, desk_url=desk_url)
+            yield Place(
+                kernel=kernel, service=service, model_url=url, desk_url=desk_url
+            )
 
 
 _inside_function: ContextVar[bool] = ContextVar("inside_function", default=False)
@@ -130,7 +170,8 @@ def _count_functions(kernel: Kernel, observed: Observed) -> None:
     """Add a filter that notes the start of each function that the model calls, not of those that it calls in turn."""
 
     async def note(
-        context: FunctionInvocationContext, next: Callable[[FunctionInvocationContext], Awaitable[None]]
+        context: FunctionInvocationContext,
+        next: Callable[[FunctionInvocationContext], Awaitable[None]],
     ) -> None:
         if not _inside_function.get():
             observed.started(context.function.fully_qualified_name)
@@ -147,9 +188,10 @@ def _count_functions(kernel: Kernel, observed: Observed) -> None:
 class _ForgivingServer(ScriptedOpenAIServer):
     """A scripted OpenAI server that lists in ``refused`` the requests that OpenAI would refuse, and answers them.
 
-    Several OpenAI-compatible endpoints answer a history whose calls have no results. With one of them an option
-    continues and spends, while OpenAI would end it with an error. The comparison shows both. Only that fault is
-    accepted; a request that breaks another rule is refused.
+    Several OpenAI-compatible endpoints answer a history whose calls have no results.
+    With one of them an option continues and spends, while OpenAI would end it with an
+    error. The comparison shows both. Only that fault is accepted; a request that breaks
+    another rule is refused.
     """
 
     def __init__(self, scenario: Scenario, observed: Observed) -> None:
@@ -159,7 +201,11 @@ class _ForgivingServer(ScriptedOpenAIServer):
         self._reports = scenario.reports
 
     def _noted(self, reply: ScriptedReply) -> ScriptedReply:
-        self._observed.said += [reply.text or "", reply.refusal or "", *(call.arguments_text for call in reply.calls)]
+        self._observed.said += [
+            reply.text or "",
+            reply.refusal or "",
+            *(call.arguments_text for call in reply.calls),
+        ]
         return reply
 
     def _complete(self, raw: bytes) -> HttpResponse:
@@ -181,8 +227,14 @@ class _ForgivingServer(ScriptedOpenAIServer):
         if (violation := find_violation(body)) is not None:
             return self._refuse(violation.message)
         self._observed.continued = True
-        reply = completion_body(say("You are welcome."), index=0, model="scripted", usage=Usage())
-        return HttpResponse(status=200, content_type="application/json", parts=(json.dumps(reply).encode(),))
+        reply = completion_body(
+            say("You are welcome."), index=0, model="scripted", usage=Usage()
+        )
+        return HttpResponse(
+            status=200,
+            content_type="application/json",
+            parts=(json.dumps(reply).encode(),),
+        )
 
 
 def _as_read(request: ScriptedRequest) -> ScriptedRequest:
@@ -204,7 +256,11 @@ def _with_results(messages: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str
         yield message
         for call in message.get("tool_calls") or ():
             if call["id"] not in answered:
-                yield {"role": "tool", "tool_call_id": call["id"], "content": "(no result)"}
+                yield {
+                    "role": "tool",
+                    "tool_call_id": call["id"],
+                    "content": "(no result)",
+                }
 
 
 class _CountingChatCompletion(OuterConnector):
@@ -221,12 +277,17 @@ class _CountingChatCompletion(OuterConnector):
     async def _inner_get_chat_message_contents(
         self, chat_history: ChatHistory, settings: PromptExecutionSettings
     ) -> list[ChatMessageContent]:
-        messages = await self.connector._inner_get_chat_message_contents(chat_history, settings)
+        messages = await self.connector._inner_get_chat_message_contents(
+            chat_history, settings
+        )
         self._count(self._taken_metadata(messages))
         return messages
 
     async def _inner_get_streaming_chat_message_contents(
-        self, chat_history: ChatHistory, settings: PromptExecutionSettings, function_invoke_attempt: int = 0
+        self,
+        chat_history: ChatHistory,
+        settings: PromptExecutionSettings,
+        function_invoke_attempt: int = 0,
     ) -> AsyncGenerator[list[StreamingChatMessageContent], Any]:
         reported: dict[str, Any] = {}
         ask = self.connector._inner_get_streaming_chat_message_contents
@@ -243,6 +304,10 @@ class _CountingChatCompletion(OuterConnector):
         """Merge the metadata of a reply, and remove them from it if they are not to be reported."""
         taken: dict[str, Any] = {}
         for message in messages:
-            taken |= {key: value for key, value in message.metadata.items() if value is not None}
+            taken |= {
+                key: value
+                for key, value in message.metadata.items()
+                if value is not None
+            }
             message.metadata = message.metadata if self.reports else {}
         return taken

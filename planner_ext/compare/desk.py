@@ -1,6 +1,7 @@
 """The functions that the scripts call: they run at a desk, a server on this machine that notes each start.
 
-So every start is counted, of a loop in this process, or in another process or environment.
+So every start is counted, of a loop in this process, or in another process or
+environment.
 """
 
 import json
@@ -15,7 +16,12 @@ from typing import Annotated, Any, NamedTuple, Self, TypeAlias
 
 import httpx
 from semantic_kernel import Kernel
-from semantic_kernel.functions import KernelFunction, KernelFunctionFromMethod, KernelPlugin, kernel_function
+from semantic_kernel.functions import (
+    KernelFunction,
+    KernelFunctionFromMethod,
+    KernelPlugin,
+    kernel_function,
+)
 
 from planner_ext.testing.server import HttpRequest, HttpResponse, LoopbackServer
 
@@ -24,8 +30,11 @@ _SLOW_SECONDS = 3.0
 _STOCK = {"Hamburg": 2, "Lyon": 9, "Turin": 0}
 
 
-HiddenKernel: TypeAlias = Annotated[Kernel, "The kernel", {"include_in_function_choices": False}]
-"""A parameter that gets the kernel, which Semantic Kernel would otherwise offer to the model."""
+HiddenKernel: TypeAlias = Annotated[
+    Kernel, "The kernel", {"include_in_function_choices": False}
+]
+"""A parameter that gets the kernel, which Semantic Kernel would otherwise offer to the
+model."""
 
 
 class Event(NamedTuple):
@@ -48,15 +57,17 @@ class Observed:
     """What one run really does, as endpoint, desk and clock see it.
 
     Attributes:
-        stops_at: The fully qualified name of the function whose start cancels the run, or "".
-        kills_at: The one during which the first process is killed, after it took effect, or "".
+        stops_at: The fully qualified name of the function whose start cancels the run,
+            or "".
+        kills_at: The one during which the first process is killed, after it took
+            effect, or "".
         life: The process that is running, from 1.
         events: The answered requests and the started functions, in order.
         refused: Why OpenAI would refuse requests.
         stop: Cancels the run.
         said: The texts of the model: replies, refusals, and arguments of calls.
-        ended_at: When the run ended, by the clock of its events, if it says so; what is asked after that only shows
-            whether its history can be continued.
+        ended_at: When the run ended, by the clock of its events, if it says so; what is
+            asked after that only shows whether its history can be continued.
         continued: Whether a request after the end was accepted.
     """
 
@@ -76,7 +87,9 @@ class Observed:
 
     def started(self, function: str, arguments: str = "") -> None:
         """Note the start of a function."""
-        self.events.append(Event(self.life, monotonic(), function=function, arguments=arguments))
+        self.events.append(
+            Event(self.life, monotonic(), function=function, arguments=arguments)
+        )
 
 
 class Desk:
@@ -107,18 +120,28 @@ class Desk:
         if name == "ended":
             observed.ended_at = observed.ended_at or monotonic()
         if observed.ended_at:
-            return HttpResponse(status=200, content_type="application/json", parts=(b'{"result": "", "kill": false}',))
+            return HttpResponse(
+                status=200,
+                content_type="application/json",
+                parts=(b'{"result": "", "kill": false}',),
+            )
         observed.started(f"desk-{name}", arguments)
         if observed.stops_at == f"desk-{name}":
             observed.stop()
         try:
             if name == "audit":
                 self._closing.wait(_SLOW_SECONDS)
-            answer: dict[str, object] = {"result": _FUNCTIONS[name].answer(*json.loads(arguments).values())}
+            answer: dict[str, object] = {
+                "result": _FUNCTIONS[name].answer(*json.loads(arguments).values())
+            }
         except LookupError as error:
             answer = {"error": str(error)}
         answer["kill"] = observed.kills_at == f"desk-{name}" and observed.life == 1
-        return HttpResponse(status=200, content_type="application/json", parts=(json.dumps(answer).encode(),))
+        return HttpResponse(
+            status=200,
+            content_type="application/json",
+            parts=(json.dumps(answer).encode(),),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +170,23 @@ def _parcel(order: str) -> str:
 _NUMBER: tuple[str, str] = ("order", "The order's number")
 _FUNCTIONS: dict[str, _Function] = {
     "export_status": _Function(
-        "Tell how far an export is.", "export", "The export's name", lambda export: f"{export} is still running."
+        "Tell how far an export is.",
+        "export",
+        "The export's name",
+        lambda export: f"{export} is still running.",
     ),
     "stock": _Function(
-        "Count the lamps in a warehouse.", "site", "Where the warehouse is", lambda site: _STOCK.get(site, 0)
+        "Count the lamps in a warehouse.",
+        "site",
+        "Where the warehouse is",
+        lambda site: _STOCK.get(site, 0),
     ),
-    "customer": _Function("Find a customer's number by name.", "name", "First name", lambda name: f"C-{len(name)}"),
+    "customer": _Function(
+        "Find a customer's number by name.",
+        "name",
+        "First name",
+        lambda name: f"C-{len(name)}",
+    ),
     "order": _Function(
         "Find the newest order of a customer.",
         "customer",
@@ -160,16 +194,32 @@ _FUNCTIONS: dict[str, _Function] = {
         lambda customer: f"A-{customer.removeprefix('C-')}007",
     ),
     "parcel": _Function("Tell where the parcel of an order is.", *_NUMBER, _parcel),
-    "audit": _Function("Audit an order; takes seconds.", *_NUMBER, lambda order: f"{order} is in order."),
-    "refund": _Function("Refund an order.", *_NUMBER, lambda order: f"refund of {order}: done."),
-    "delete": _Function("Delete an order for good.", *_NUMBER, lambda order: f"delete of {order}: done."),
-    "opinion": _Function("Let another model judge an order.", *_NUMBER, lambda order: f"opinion of {order}: done."),
+    "audit": _Function(
+        "Audit an order; takes seconds.",
+        *_NUMBER,
+        lambda order: f"{order} is in order.",
+    ),
+    "refund": _Function(
+        "Refund an order.", *_NUMBER, lambda order: f"refund of {order}: done."
+    ),
+    "delete": _Function(
+        "Delete an order for good.", *_NUMBER, lambda order: f"delete of {order}: done."
+    ),
+    "opinion": _Function(
+        "Let another model judge an order.",
+        *_NUMBER,
+        lambda order: f"opinion of {order}: done.",
+    ),
 }
 
 
-def desk_plugin(url: str, names: Collection[str], client: httpx.AsyncClient) -> KernelPlugin:
+def desk_plugin(
+    url: str, names: Collection[str], client: httpx.AsyncClient
+) -> KernelPlugin:
     """Make the plugin ``desk`` with these functions, which run at the desk with this address; "": they cost nothing."""
-    return KernelPlugin("desk", functions=[_at_desk(url, name, client) for name in names])
+    return KernelPlugin(
+        "desk", functions=[_at_desk(url, name, client) for name in names]
+    )
 
 
 def _at_desk(url: str, name: str, client: httpx.AsyncClient) -> KernelFunction:
@@ -179,13 +229,17 @@ def _at_desk(url: str, name: str, client: httpx.AsyncClient) -> KernelFunction:
     async def run(kernel: Kernel, **arguments: str) -> Any:
         if not url:
             return function.answer(*arguments.values())
-        answer: dict[str, Any] = (await client.post(f"{url}/{name}", json=arguments)).json()
+        answer: dict[str, Any] = (
+            await client.post(f"{url}/{name}", json=arguments)
+        ).json()
         if answer["kill"]:
             os.kill(os.getpid(), signal.SIGKILL)
         if "error" in answer:
             raise LookupError(answer["error"])
         if name == "opinion":
-            return str(await kernel.invoke_prompt(f"Judge {arguments['order']} in one word."))
+            return str(
+                await kernel.invoke_prompt(f"Judge {arguments['order']} in one word.")
+            )
         return answer["result"]
 
     described = Annotated[str, function.meaning]
@@ -193,5 +247,9 @@ def _at_desk(url: str, name: str, client: httpx.AsyncClient) -> KernelFunction:
         Parameter(function.parameter, Parameter.KEYWORD_ONLY, annotation=described),
         Parameter("kernel", Parameter.KEYWORD_ONLY, annotation=HiddenKernel),
     ]
-    vars(run)["__signature__"] = Signature(parameters, return_annotation=str)  # which Semantic Kernel describes
-    return KernelFunctionFromMethod(kernel_function(name=name, description=function.about)(run), "desk")
+    vars(run)["__signature__"] = Signature(
+        parameters, return_annotation=str
+    )  # which Semantic Kernel describes
+    return KernelFunctionFromMethod(
+        kernel_function(name=name, description=function.about)(run), "desk"
+    )

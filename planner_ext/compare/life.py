@@ -1,7 +1,7 @@
 """One process of a trial: ``python -m planner_ext.compare.life OPTION`` reads a trial as JSON, and prints its outcome.
 
-The option is a key, or ``module:name`` of one of your own. A loop in another environment speaks the same protocol; the
-adapters in ``samples/peers`` do.
+The option is a key, or ``module:name`` of one of your own. A loop in another
+environment speaks the same protocol; the adapters in ``samples/peers`` do.
 """
 
 import asyncio
@@ -13,7 +13,10 @@ from pathlib import Path
 from httpx import AsyncClient
 from openai import AsyncOpenAI
 from semantic_kernel import Kernel
-from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion, OpenAIChatPromptExecutionSettings
+from semantic_kernel.connectors.ai.open_ai import (
+    OpenAIChatCompletion,
+    OpenAIChatPromptExecutionSettings,
+)
 
 from planner_ext.compare.desk import desk_plugin
 from planner_ext.compare.process import GIVEN, OUTCOME, Given, Outcome
@@ -32,9 +35,16 @@ async def main() -> None:
 
 async def _run(given: Given) -> Outcome:
     strategy = load_option(sys.argv[1]).strategy
-    assert strategy is not None, "an option in another environment has a program of its own"
-    async with AsyncOpenAI(base_url=given.model_url, api_key="none", max_retries=0) as client, AsyncClient() as http:
-        service = OpenAIChatCompletion(ai_model_id="scripted", service_id="scripted", async_client=client)
+    assert strategy is not None, (
+        "an option in another environment has a program of its own"
+    )
+    async with (
+        AsyncOpenAI(base_url=given.model_url, api_key="none", max_retries=0) as client,
+        AsyncClient() as http,
+    ):
+        service = OpenAIChatCompletion(
+            ai_model_id="scripted", service_id="scripted", async_client=client
+        )
         kernel = Kernel(services=service)
         kernel.add_plugin(desk_plugin(given.desk_url, given.functions, http))
         trial = Trial(
@@ -61,7 +71,9 @@ async def _cost(given: Given) -> Outcome:
         ended = await _run(replace(given, goal=given.goal.format(trips), limits=limits))
         seconds.append((time.process_time() - began) / (trips + 1))
         if ended.status != "answered":
-            return Outcome(status="failed", error=ended.error or f"it ended {ended.status}")
+            return Outcome(
+                status="failed", error=ended.error or f"it ended {ended.status}"
+            )
     return Outcome(status="answered", cpu_seconds=tuple(seconds[1:]))
 
 

@@ -1,6 +1,7 @@
 """A comparison as a document: a page that stands alone, and the tables as Markdown, which is the same each time.
 
-The templates are ``page.html.jinja``, which escapes all text of models and functions, and ``table.md.jinja``.
+The templates are ``page.html.jinja``, which escapes all text of models and functions,
+and ``table.md.jinja``.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,14 @@ from markupsafe import Markup
 
 from planner_ext.compare.report import Comparison, Run, ShownResult
 from planner_ext.core.errors import counted, seconds
-from planner_ext.timeline import ModelRequest, Timeline, TimelineCall, TimelineEvent, TimelineIteration, TimelineMessage
+from planner_ext.timeline import (
+    ModelRequest,
+    Timeline,
+    TimelineCall,
+    TimelineEvent,
+    TimelineIteration,
+    TimelineMessage,
+)
 from planner_ext.timeline.page import steps_of
 
 _TEMPLATES = Environment(
@@ -26,24 +34,44 @@ _TEMPLATES = Environment(
 _WIDTH = 360
 _LABELS = (142, 190)
 _CHARACTER = 7.6
-"""Units of a chart, about a pixel each: its width, that of a telephone; the least and most for names; a character."""
+"""Units of a chart, about a pixel each: its width, that of a telephone; the least and
+most for names; a character."""
 
 
 def page_of(comparison: Comparison) -> str:
     """Write the page."""
     template = _TEMPLATES.get_template("compare/page.html.jinja")
     least, most = _LABELS
-    left = min(max(least, round(_CHARACTER * max(len(option.name) for option in comparison.options))), most)
-    functions = {"scale": partial(_scale, left), "steps": _steps, "counted": counted, "seconds": seconds}
+    left = min(
+        max(
+            least,
+            round(_CHARACTER * max(len(option.name) for option in comparison.options)),
+        ),
+        most,
+    )
+    functions = {
+        "scale": partial(_scale, left),
+        "steps": _steps,
+        "counted": counted,
+        "seconds": seconds,
+    }
     return template.render(
-        comparison=comparison, first=comparison.scripts[0], width=_WIDTH, left=left, number="{:,}".format, **functions
+        comparison=comparison,
+        first=comparison.scripts[0],
+        width=_WIDTH,
+        left=left,
+        number="{:,}".format,
+        **functions,
     )
 
 
-def _scale(left: int, totals: Sequence[int], excesses: Sequence[int], budget: int) -> float:
+def _scale(
+    left: int, totals: Sequence[int], excesses: Sequence[int], budget: int
+) -> float:
     """Return a bar's width per count: the longest bar fits beside the names, with the longest figure after it."""
     figures = (
-        f"{total:,}" + (f" +{excess:,}" if excess else "") for total, excess in zip(totals, excesses, strict=True)
+        f"{total:,}" + (f" +{excess:,}" if excess else "")
+        for total, excess in zip(totals, excesses, strict=True)
     )
     room = _WIDTH - left - 6 - _CHARACTER * max(map(len, figures), default=0)
     return room / max(budget, 1, *totals)
@@ -63,12 +91,18 @@ def timeline_of_run(run: Run) -> Timeline:
         if message.trip is not None:
             calls = (
                 TimelineCall(
-                    index=index, id=call.id, function=call.name, requested=call.arguments, arguments=call.arguments
+                    index=index,
+                    id=call.id,
+                    function=call.name,
+                    requested=call.arguments,
+                    arguments=call.arguments,
                 )
                 for index, call in enumerate(message.calls)
             )
             reply = TimelineMessage(role="assistant", text=message.text)
-            iterations.append(_iteration(message.trip, sent, reply=reply, calls=tuple(calls)))
+            iterations.append(
+                _iteration(message.trip, sent, reply=reply, calls=tuple(calls))
+            )
             sent = []
         elif message.results and iterations:
             for result in message.results:
@@ -77,21 +111,35 @@ def timeline_of_run(run: Run) -> Timeline:
             sent.append(TimelineMessage(role=message.role, text=message.text))
         if run.violation is not None and run.violation.place == place and iterations:
             event = TimelineEvent(at=0.0, kind="violation", text=run.violation.text)
-            iterations[-1] = replace(iterations[-1], events=(*iterations[-1].events, event))
+            iterations[-1] = replace(
+                iterations[-1], events=(*iterations[-1].events, event)
+            )
     if sent:
         iterations.append(_iteration(len(iterations) + 1, sent))
     return Timeline(answer=run.answer, iterations=tuple(iterations))
 
 
-def _iteration(trip: int, sent: Sequence[TimelineMessage], **more: Any) -> TimelineIteration:
-    return TimelineIteration(number=trip, messages=tuple(sent), request=ModelRequest(started=0.0), ended=0.0, **more)
+def _iteration(
+    trip: int, sent: Sequence[TimelineMessage], **more: Any
+) -> TimelineIteration:
+    return TimelineIteration(
+        number=trip,
+        messages=tuple(sent),
+        request=ModelRequest(started=0.0),
+        ended=0.0,
+        **more,
+    )
 
 
-def _with_result(iteration: TimelineIteration, result: ShownResult) -> TimelineIteration:
+def _with_result(
+    iteration: TimelineIteration, result: ShownResult
+) -> TimelineIteration:
     """Give a result to the first call with its id that has none."""
     calls = list(iteration.calls)
     open_calls = (
-        index for index, call in enumerate(calls) if call.id == result.call_id and call.outcome == "requested"
+        index
+        for index, call in enumerate(calls)
+        if call.id == result.call_id and call.outcome == "requested"
     )
     if (index := next(open_calls, None)) is not None:
         calls[index] = replace(calls[index], outcome="ok", result=result.text)
@@ -104,7 +152,9 @@ TABLE_ENDS = "<!-- /table -->"
 
 def markdown_of(comparison: Comparison) -> str:
     """Write the tables, without wall times."""
-    return _TEMPLATES.get_template("compare/table.md.jinja").render(comparison=comparison)
+    return _TEMPLATES.get_template("compare/table.md.jinja").render(
+        comparison=comparison
+    )
 
 
 def with_table(document: str, table: str) -> str:
@@ -116,5 +166,7 @@ def with_table(document: str, table: str) -> str:
     head, begins, rest = document.partition(TABLE_BEGINS)
     _, ends, tail = rest.partition(TABLE_ENDS)
     if not begins or not ends:
-        raise ValueError(f"expected a document with the lines {TABLE_BEGINS} and {TABLE_ENDS}, in this order")
+        raise ValueError(
+            f"expected a document with the lines {TABLE_BEGINS} and {TABLE_ENDS}, in this order"
+        )
     return f"{head}{begins}\n\n{table}\n\n{ends}{tail}"

@@ -1,7 +1,8 @@
 """Loops of other frameworks: each a program with an environment of its own, made from what the program says it needs.
 
-An adapter is one file with inline script metadata (PEP 723). Besides its dependencies these name the framework, the
-package whose version is shown, and what it offers beyond a budget of round trips:
+An adapter is one file with inline script metadata (PEP 723). Besides its dependencies
+these name the framework, the package whose version is shown, and what it offers beyond
+a budget of round trips:
 
     # /// script
     # dependencies = ["pydantic-ai-slim[openai]==2.68.0"]
@@ -12,7 +13,8 @@ package whose version is shown, and what it offers beyond a budget of round trip
     # offers = ["tool calls", "approval"]
     # ///
 
-The program reads a trial and prints its outcome, as `planner_ext.compare.life` does; see ``samples/peers``.
+The program reads a trial and prints its outcome, as `planner_ext.compare.life` does;
+see ``samples/peers``.
 """
 
 import hashlib
@@ -36,11 +38,13 @@ def peer_options(names: list[str], *, tell: Callable[[str], object]) -> list[Opt
     """Make options of adapters, with an environment for each.
 
     Args:
-        names: Adapters in ``samples/peers`` by name, ``all`` of them, or files of your own.
+        names: Adapters in ``samples/peers`` by name, ``all`` of them, or files of your
+            own.
         tell: Called with what is done, since an environment takes a while to make.
 
     Raises:
-        PlannerInvalidConfigurationError: If an adapter is unknown, or its environment cannot be made.
+        PlannerInvalidConfigurationError: If an adapter is unknown, or its environment
+            cannot be made.
     """
     known = adapters()
     files: list[Path] = []
@@ -59,10 +63,20 @@ def peer_options(names: list[str], *, tell: Callable[[str], object]) -> list[Opt
 
 def adapters() -> dict[str, Path]:
     """Find the adapters that come with the source, by name."""
-    for folder in (Path("samples/peers"), Path(__file__).parents[2] / "samples" / "peers"):
-        files = [file for file in sorted(folder.glob("*.py")) if _METADATA.search(file.read_text("utf-8"))]
+    for folder in (
+        Path("samples/peers"),
+        Path(__file__).parents[2] / "samples" / "peers",
+    ):
+        files = [
+            file
+            for file in sorted(folder.glob("*.py"))
+            if _METADATA.search(file.read_text("utf-8"))
+        ]
         if files:
-            return {metadata_of(file)["tool"]["planner-ext"]["name"].replace(" ", "-"): file for file in files}
+            return {
+                metadata_of(file)["tool"]["planner-ext"]["name"].replace(" ", "-"): file
+                for file in files
+            }
     return {}
 
 
@@ -75,7 +89,9 @@ def metadata_of(file: Path) -> dict[str, Any]:
     found = _METADATA.search(file.read_text("utf-8"))
     lines = found["lines"].splitlines() if found else []
     try:
-        metadata = tomllib.loads("\n".join(line.removeprefix("#").removeprefix(" ") for line in lines))
+        metadata = tomllib.loads(
+            "\n".join(line.removeprefix("#").removeprefix(" ") for line in lines)
+        )
         _ = metadata["dependencies"], metadata["tool"]["planner-ext"]["name"]
     except (tomllib.TOMLDecodeError, KeyError) as error:
         problem = f"--peer {file}: expected script metadata with dependencies and [tool.planner-ext] name; {error}"
@@ -90,10 +106,17 @@ def _option(file: Path, tell: Callable[[str], object]) -> Option:
     version = ""
     if package := said.get("package"):
         ask = f"from importlib.metadata import version; print(version({package!r}))"
-        done = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True)  # noqa: S603  (made here)
+        done = subprocess.run(  # noqa: S603  (made here)
+            [python, "-c", ask], capture_output=True, text=True, check=True
+        )
         version = done.stdout.strip()
     source = file.read_text("utf-8")
-    about = source.partition('"""')[2].partition('"""')[0].partition("\n")[0].replace("`", "")
+    about = (
+        source.partition('"""')[2]
+        .partition('"""')[0]
+        .partition("\n")[0]
+        .replace("`", "")
+    )
     info = OptionInfo(
         key=said["name"].replace(" ", "-"),
         name=f"{said['name']} {version}".strip(),
@@ -106,14 +129,22 @@ def _option(file: Path, tell: Callable[[str], object]) -> Option:
     return Option(info, None, (str(python), str(file.resolve())))
 
 
-def _environment(name: str, dependencies: list[str], tell: Callable[[str], object]) -> Path:
+def _environment(
+    name: str, dependencies: list[str], tell: Callable[[str], object]
+) -> Path:
     """Make an environment with these packages unless it is there; return its interpreter.
 
     Raises:
         PlannerInvalidConfigurationError: If it cannot be made.
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "planner-ext" / "peers"
-    digest = hashlib.sha256("\n".join([sys.version, *sorted(dependencies)]).encode()).hexdigest()[:12]
+    cache = (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        / "planner-ext"
+        / "peers"
+    )
+    digest = hashlib.sha256(
+        "\n".join([sys.version, *sorted(dependencies)]).encode()
+    ).hexdigest()[:12]
     folder = cache / f"{name.replace(' ', '-')}-{digest}"
     python = folder / "bin" / "python"
     made = folder / "made"

@@ -14,7 +14,12 @@ from pydantic import TypeAdapter, ValidationError
 from planner_ext.compare.report import Cost, ShownMessage
 from planner_ext.compare.scenarios import finish
 from planner_ext.compare.trial import Option
-from planner_ext.testing import ScriptedOpenAIServer, ScriptedReply, ScriptedRequest, call
+from planner_ext.testing import (
+    ScriptedOpenAIServer,
+    ScriptedReply,
+    ScriptedRequest,
+    call,
+)
 
 ROUND_TRIPS = (1, 10, 50, 200)
 """The lengths of the runs whose processor time is measured."""
@@ -27,15 +32,18 @@ class Given:
     """What the program reads, as JSON.
 
     Attributes:
-        goal: The goal; where processor time is measured, with ``{}`` for the number of round trips.
+        goal: The goal; where processor time is measured, with ``{}`` for the number of
+            round trips.
         model_url: The base URL of the scripted model.
         desk_url: The address of the desk; "" where functions cost nothing.
         functions: The functions offered, by their names at the desk.
         limits: The limits of the run: fields of a `Budget`.
         streaming: See `Trial`; so are ``vetoed``, ``gated`` and ``life``.
         stops_at: See `Scenario`; so is ``delegates``.
-        folder: Where a run is kept that another process continues; None in a situation of one process.
-        round_trips: The lengths of the runs whose processor time is measured; empty is one run.
+        folder: Where a run is kept that another process continues; None in a situation
+            of one process.
+        round_trips: The lengths of the runs whose processor time is measured; empty is
+            one run.
     """
 
     goal: str
@@ -64,7 +72,8 @@ class Outcome:
         tokens: The tokens that it reports to its caller; None if it reports nothing.
         messages: The final history.
         error: Why it failed, or "".
-        cpu_seconds: Processor time of a round trip, for each of the lengths that are measured.
+        cpu_seconds: Processor time of a round trip, for each of the lengths that are
+            measured.
     """
 
     status: str
@@ -80,16 +89,27 @@ GIVEN = TypeAdapter(Given)
 OUTCOME = TypeAdapter(Outcome)
 
 
-async def run_program(option: Option, given: Given, *, patience: float = _PATIENCE_SECONDS) -> Outcome:
+async def run_program(
+    option: Option, given: Given, *, patience: float = _PATIENCE_SECONDS
+) -> Outcome:
     """Run one process of a trial: it prints an `Outcome` as the last line of its output.
 
     After ``patience`` seconds it is killed.
     """
-    command = option.command or (sys.executable, "-m", "planner_ext.compare.life", option.info.key)
+    command = option.command or (
+        sys.executable,
+        "-m",
+        "planner_ext.compare.life",
+        option.info.key,
+    )
     pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=pipe, stdout=pipe, stderr=pipe
+    )
     try:
-        out, err = await asyncio.wait_for(process.communicate(GIVEN.dump_json(given)), patience)
+        out, err = await asyncio.wait_for(
+            process.communicate(GIVEN.dump_json(given)), patience
+        )
     except TimeoutError:
         return Outcome(status="failed", error=f"no outcome within {patience:g} seconds")
     finally:  # also when the comparison is interrupted
@@ -106,8 +126,8 @@ async def run_program(option: Option, given: Given, *, patience: float = _PATIEN
 async def measure_costs(options: Sequence[Option]) -> tuple[Cost, ...]:
     """Measure what a round trip costs the client, for each option: processor time for the same work.
 
-    A model asks for one function in each reply, and then answers; functions cost nothing. The endpoint is the same for
-    all. A first run of each is not counted.
+    A model asks for one function in each reply, and then answers; functions cost
+    nothing. The endpoint is the same for all. A first run of each is not counted.
     """
     return tuple([await _cost_of(option) for option in options])
 
@@ -115,15 +135,29 @@ async def measure_costs(options: Sequence[Option]) -> tuple[Cost, ...]:
 async def _cost_of(option: Option) -> Cost:
     goal = "Look {} times how far the export E-7 is."
     with ScriptedOpenAIServer(_looking) as server:
-        given = Given(goal=goal, model_url=server.url, functions=("export_status",), round_trips=ROUND_TRIPS)
+        given = Given(
+            goal=goal,
+            model_url=server.url,
+            functions=("export_status",),
+            round_trips=ROUND_TRIPS,
+        )
         outcome = await run_program(option, given)
     milliseconds = tuple(1000 * seconds for seconds in outcome.cpu_seconds)
-    return Cost(option=option.info.key, round_trips=ROUND_TRIPS, milliseconds=milliseconds, error=outcome.error)
+    return Cost(
+        option=option.info.key,
+        round_trips=ROUND_TRIPS,
+        milliseconds=milliseconds,
+        error=outcome.error,
+    )
 
 
 def _looking(request: ScriptedRequest) -> ScriptedReply:
     """Call a function until it was called as often as the goal says; the round trip of the answer comes on top."""
-    goal = next(str(message["content"]) for message in request.messages if "Look " in str(message.get("content")))
+    goal = next(
+        str(message["content"])
+        for message in request.messages
+        if "Look " in str(message.get("content"))
+    )
     wanted = int(goal.partition("Look ")[2].partition(" ")[0])
     made = sum(message["role"] == "tool" for message in request.messages)
     if made < wanted and request.tools:

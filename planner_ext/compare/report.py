@@ -1,8 +1,9 @@
 """A comparison as data: one `Run` for each option and script, and the conclusions that every renderer shows.
 
-Nothing here depends on how an option works. All numbers except ``charged`` and ``tokens_told`` were counted
-independently of the option. The check of a history, too, is independent of the compared loops: its rules are those of
-the scripted server (`planner_ext.testing.rules`).
+Nothing here depends on how an option works. All numbers except ``charged`` and
+``tokens_told`` were counted independently of the option. The check of a history, too,
+is independent of the compared loops: its rules are those of the scripted server
+(`planner_ext.testing.rules`).
 """
 
 from collections import Counter
@@ -72,14 +73,22 @@ def shown_messages(messages: Sequence[ChatMessageContent]) -> tuple[ShownMessage
     return tuple(
         ShownMessage(
             role=message.role.value,
-            text="".join(item.text for item in message.items if isinstance(item, TextContent)),
+            text="".join(
+                item.text for item in message.items if isinstance(item, TextContent)
+            ),
             calls=tuple(
-                ShownCall(id=item.id or "", name=item.name or "", arguments=_text(item.arguments))
+                ShownCall(
+                    id=item.id or "",
+                    name=item.name or "",
+                    arguments=_text(item.arguments),
+                )
                 for item in message.items
                 if isinstance(item, FunctionCallContent)
             ),
             results=tuple(
-                ShownResult(call_id=item.id or "", name=item.name or "", text=_text(item.result))
+                ShownResult(
+                    call_id=item.id or "", name=item.name or "", text=_text(item.result)
+                )
                 for item in message.items
                 if isinstance(item, FunctionResultContent)
             ),
@@ -95,8 +104,16 @@ def _text(value: object) -> str:
 
 def find_violation(messages: Sequence[ShownMessage]) -> Violation | None:
     """Find the first of OpenAI's rules that a history breaks; None if it can be continued, or is empty."""
-    sent = [(place, part) for place, message in enumerate(messages) for part in _as_sent(message)]
-    broken = rules.find_violation({"model": "any", "messages": [part for _, part in sent]}) if sent else None
+    sent = [
+        (place, part)
+        for place, message in enumerate(messages)
+        for part in _as_sent(message)
+    ]
+    broken = (
+        rules.find_violation({"model": "any", "messages": [part for _, part in sent]})
+        if sent
+        else None
+    )
     if broken is None:
         return None
     index = int(broken.param.removeprefix("messages[").partition("]")[0])
@@ -109,18 +126,40 @@ def _as_sent(message: ShownMessage) -> Iterator[dict[str, Any]]:
         yield {"role": "tool", "tool_call_id": result.call_id, "content": result.text}
     if message.results:
         return
-    calls = [{"id": call.id, "function": {"name": call.name, "arguments": call.arguments}} for call in message.calls]
-    yield {"role": message.role, "content": message.text or None, "tool_calls": calls or None}
+    calls = [
+        {"id": call.id, "function": {"name": call.name, "arguments": call.arguments}}
+        for call in message.calls
+    ]
+    yield {
+        "role": message.role,
+        "content": message.text or None,
+        "tool_calls": calls or None,
+    }
 
 
 SCHEMA = 2
-"""Version of the JSON document. 2: situations say what a user is entitled to, and corrected options have new keys."""
+"""Version of the JSON document. 2: situations say what a user is entitled to, and
+corrected options have new keys."""
 
 FindingKind: TypeAlias = Literal[
-    "over budget", "tools past budget", "breach", "broken", "failed", "silent", "unfinished", "miscounted", "untold"
+    "over budget",
+    "tools past budget",
+    "breach",
+    "broken",
+    "failed",
+    "silent",
+    "unfinished",
+    "miscounted",
+    "untold",
 ]
 
-_GRAVE: tuple[FindingKind, ...] = ("over budget", "tools past budget", "breach", "broken", "failed")
+_GRAVE: tuple[FindingKind, ...] = (
+    "over budget",
+    "tools past budget",
+    "breach",
+    "broken",
+    "failed",
+)
 
 
 class Finding(NamedTuple):
@@ -145,7 +184,8 @@ class OptionInfo:
     Attributes:
         key: Its name on the command line.
         name: Its name in tables; ``short`` in narrow ones.
-        corrected: Whether it is one of this package's own, which may neither exceed the budget nor break a history.
+        corrected: Whether it is one of this package's own, which may neither exceed the
+            budget nor break a history.
         offers: What it offers beyond a budget of round trips.
         code: The source of its strategy, "" if that cannot be read.
     """
@@ -190,19 +230,23 @@ class Run:
         trips: Round trips made, counted where the requests arrive.
         charged: Round trips that the option itself counted.
         tools_run: Functions started, counted in the kernel.
-        tools_past_budget: Functions started when no round trip was left in which the model could read the result.
+        tools_past_budget: Functions started when no round trip was left in which the
+            model could read the result.
         tokens_summed: Tokens of all round trips, counted where the requests arrive.
         tokens_past_budget: Tokens of the round trips beyond the budget.
-        tokens_told: The tokens that the option reports to its caller: the usage of its result or, if it has no result,
-            of the last message. None if it reports nothing.
-        status: How it ended, in the option's words: ``answered``, ``limit_reached``, ``failed`` or another end;
-            ``not offered`` if the situation needs what the option does not offer: then it did not run.
+        tokens_told: The tokens that the option reports to its caller: the usage of its
+            result or, if it has no result, of the last message. None if it reports
+            nothing.
+        status: How it ended, in the option's words: ``answered``, ``limit_reached``,
+            ``failed`` or another end; ``not offered`` if the situation needs what the
+            option does not offer: then it did not run.
         answer: The text that the caller gets, or "".
         error: Why it failed, or "".
-        refused: Requests that OpenAI's rules refuse, each with the reason. The scripted endpoint answers them
-            nevertheless, as some endpoints do.
+        refused: Requests that OpenAI's rules refuse, each with the reason. The scripted
+            endpoint answers them nevertheless, as some endpoints do.
         violation: The first fault of the final history, or None.
-        breaches: What the situation entitles a user to and the run did not keep, beyond the budget of round trips.
+        breaches: What the situation entitles a user to and the run did not keep, beyond
+            the budget of round trips.
         wall_seconds: Time from the first request to the end.
         messages: The final history.
     """
@@ -261,18 +305,24 @@ class Run:
     @property
     def first_violation(self) -> str:
         """The first fault of the history, or ""."""
-        return next(iter(self.refused), "") if self.violation is None else self.violation.text
+        return (
+            next(iter(self.refused), "")
+            if self.violation is None
+            else self.violation.text
+        )
 
     @property
     def ending(self) -> str:
         """How it ended, in a word or two."""
-        return "limit" if self.status == "limit_reached" else self.status.replace("_", " ")
+        return (
+            "limit" if self.status == "limit_reached" else self.status.replace("_", " ")
+        )
 
     def cells(self) -> tuple[Cell, ...]:
         """Format the figures of the run.
 
-        Round trips, those over the budget, those charged; functions run, those past the budget; tokens summed, tokens
-        told; ending, answer, history.
+        Round trips, those over the budget, those charged; functions run, those past the
+        budget; tokens summed, tokens told; ending, answer, history.
         """
         over = self.over_budget
         past = self.tools_past_budget
@@ -284,7 +334,10 @@ class Run:
             Cell(str(self.tools_run)),
             Cell(f"+{past}", "bad") if past else Cell("0"),
             Cell(f"{self.tokens_summed:,}"),
-            Cell("nothing" if told is None else f"{told:,}", "" if told == self.tokens_summed else "poor"),
+            Cell(
+                "nothing" if told is None else f"{told:,}",
+                "" if told == self.tokens_summed else "poor",
+            ),
             Cell(self.ending, "bad" if self.status == "failed" else ""),
             Cell("yes") if self.answer else Cell("no", "poor"),
             Cell("broken", "bad") if self.broken else Cell("valid"),
@@ -315,7 +368,8 @@ class Cost:
     Attributes:
         option: The option's key.
         round_trips: The lengths of the runs, in round trips with a function call.
-        milliseconds: Processor time of a round trip, for each length; empty if the runs failed.
+        milliseconds: Processor time of a round trip, for each length; empty if the runs
+            failed.
         error: Why they failed, or "".
     """
 
@@ -364,7 +418,9 @@ class Comparison:
 
     def unfinished(self, run: Run) -> bool:
         """Whether the budget ran out in this run, although another option finished the same work within it."""
-        return run.status == "limit_reached" and any(other.finished for other in self.of_script(run.script))
+        return run.status == "limit_reached" and any(
+            other.finished for other in self.of_script(run.script)
+        )
 
     def findings(self, run: Run) -> tuple[Finding, ...]:
         """List the faults of a run, the worst first."""
@@ -376,16 +432,32 @@ class Comparison:
         summed = run.tokens_summed
         possible: dict[FindingKind, tuple[object, str]] = {
             "over budget": (over, f"{counted(over, 'round trip')} over the budget"),
-            "tools past budget": (past, f"{counted(past, 'function call')} past the budget"),
+            "tools past budget": (
+                past,
+                f"{counted(past, 'function call')} past the budget",
+            ),
             "breach": (run.breaches, "; ".join(run.breaches)),
             "broken": (run.broken, "history broken"),
             "failed": (run.status == "failed", "failed"),
             "silent": (not run.answer and self.script(run.script).answers, "no answer"),
-            "unfinished": (run.answer and self.unfinished(run), "ran out where another option finished"),
-            "miscounted": (run.charged != run.trips, f"believes it made {counted(run.charged, 'round trip')}"),
-            "untold": (told not in (None, summed), f"tells of {told or 0:,} of {summed:,} tokens"),
+            "unfinished": (
+                run.answer and self.unfinished(run),
+                "ran out where another option finished",
+            ),
+            "miscounted": (
+                run.charged != run.trips,
+                f"believes it made {counted(run.charged, 'round trip')}",
+            ),
+            "untold": (
+                told not in (None, summed),
+                f"tells of {told or 0:,} of {summed:,} tokens",
+            ),
         }
-        return tuple(Finding(kind, text, kind in _GRAVE) for kind, (applies, text) in possible.items() if applies)
+        return tuple(
+            Finding(kind, text, kind in _GRAVE)
+            for kind, (applies, text) in possible.items()
+            if applies
+        )
 
     @property
     def verdict(self) -> tuple[str, ...]:
@@ -409,7 +481,9 @@ class Comparison:
         unasked = run("2-corrected", "veto")
         possible = (
             (
-                first.status == "limit_reached" and first.tools_run < second.tools_run and second.finished,
+                first.status == "limit_reached"
+                and first.tools_run < second.tools_run
+                and second.finished,
                 f"Option 1 pays for a reply after each call: of the chain's {second.tools_run} calls it had made "
                 f"{first.tools_run} after {first.trips} round trips; option 2 needed {second.trips} for all of it.",
             ),
@@ -419,12 +493,17 @@ class Comparison:
                 f"for the answer: {kept.trips}, with {kept.tools_run} instead of {written.tools_run} functions run.",
             ),
             (
-                callback.over_budget and counted_too.trips and not counted_too.over_budget,
+                callback.over_budget
+                and counted_too.trips
+                and not counted_too.over_budget,
                 f"Option 3 as written makes {callback.trips} round trips of {callback.budget}: each request counts "
                 f"from 1. With option 2's metadata it makes {counted_too.trips}, {counted_too.left_behind}.",
             ),
             (
-                alone.over_budget and inside.trips and inside.charged == inside.trips and not inside.over_budget,
+                alone.over_budget
+                and inside.trips
+                and inside.charged == inside.trips
+                and not inside.over_budget,
                 f"Option 3's callback is not asked about requests that functions make: alone it let {alone.trips} "
                 f"round trips pass where {alone.budget} were allowed. Option 2 charged them, and made {inside.trips}.",
             ),
@@ -448,24 +527,42 @@ class Comparison:
         if not self.holds:
             return "Corrected options broke promises:"
         kinds = Counter(finding.kind for run in runs for finding in self.findings(run))
-        text = (
-            f"The corrected options: no budget exceeded, no history and no limit broken, in {counted(len(runs), 'run')}"
-        )
-        notes = {"unfinished": "ran out of budget where another option finished", "silent": "gave no answer"}
+        sound = "no budget exceeded, no history and no limit broken"
+        text = f"The corrected options: {sound}, in {counted(len(runs), 'run')}"
+        notes = {
+            "unfinished": "ran out of budget where another option finished",
+            "silent": "gave no answer",
+        }
         return (
-            "; ".join([text, *(f"{kinds[kind]} of them {note}" for kind, note in notes.items() if kinds[kind])]) + "."
+            "; ".join(
+                [
+                    text,
+                    *(
+                        f"{kinds[kind]} of them {note}"
+                        for kind, note in notes.items()
+                        if kinds[kind]
+                    ),
+                ]
+            )
+            + "."
         )
 
     @property
     def corrected_runs(self) -> tuple[Run, ...]:
         """The runs of this package's own options."""
         corrected = {option.key for option in self.options if option.corrected}
-        return tuple(run for run in self.runs if run.option in corrected and run.offered)
+        return tuple(
+            run for run in self.runs if run.option in corrected and run.offered
+        )
 
     @property
     def failures(self) -> tuple[str, ...]:
         """The promises that the corrected options broke, a sentence each."""
-        return tuple(sentence for run in self.corrected_runs for sentence in self._broken_promises(run))
+        return tuple(
+            sentence
+            for run in self.corrected_runs
+            for sentence in self._broken_promises(run)
+        )
 
     @property
     def holds(self) -> bool:
@@ -498,5 +595,8 @@ class Comparison:
             "options": [asdict(option) for option in self.options],
             "scripts": [asdict(script) for script in self.scripts],
             "costs": [asdict(cost) for cost in self.costs],
-            "runs": [{**run.as_dict(), "unfinished": self.unfinished(run)} for run in self.runs],
+            "runs": [
+                {**run.as_dict(), "unfinished": self.unfinished(run)}
+                for run in self.runs
+            ],
         }

@@ -39,7 +39,8 @@ from planner_ext.sk.messages import read_usage
 from planner_ext.testing import say
 
 Progress: TypeAlias = Callable[[int, int, str], None]
-"""Called before each run with the number of runs done, the number of all, and the name of the next one."""
+"""Called before each run with the number of runs done, the number of all, and the name
+of the next one."""
 
 
 async def run_comparison(
@@ -54,15 +55,18 @@ async def run_comparison(
 
     Args:
         max_iterations: Round trips allowed per run, 1 or more.
-        options: Keys of the options to compare; without a key, all. Options of your own run beside them.
-        scripts: Keys of the situations; without a key, all. Situations of your own come after them. With a real model,
-            only those that need no more than a budget of round trips.
+        options: Keys of the options to compare; without a key, all. Options of your own
+            run beside them.
+        scripts: Keys of the situations; without a key, all. Situations of your own come
+            after them. With a real model, only those that need no more than a budget of
+            round trips.
         live: A real model; None uses a scripted one, behind real HTTP on this machine.
         progress: Called before each run.
 
     Raises:
-        PlannerInvalidConfigurationError: If an option or script is unknown, ``max_iterations`` is not 1 or more, the
-            kernel has no service, or a real model does not answer the first request.
+        PlannerInvalidConfigurationError: If an option or script is unknown,
+            ``max_iterations`` is not 1 or more, the kernel has no service, or a real
+            model does not answer the first request.
     """
     Budget(max_iterations=max_iterations)
     chosen = _chosen("option", options, OPTIONS, Option)
@@ -72,7 +76,9 @@ async def run_comparison(
     with Desk() as desk:
         async with client, AsyncClient() as http:
             backend = Backend(live, client, desk, http)
-            runs = await _all_runs(backend, scenarios, chosen, max_iterations, progress or _silent)
+            runs = await _all_runs(
+                backend, scenarios, chosen, max_iterations, progress or _silent
+            )
     packages = [(name, version(name)) for name in ("semantic-kernel", "openai")]
     return Comparison(
         max_iterations=max_iterations,
@@ -86,16 +92,26 @@ async def run_comparison(
     )
 
 
-def _scenarios(scripts: Sequence[str | Scenario], live: Live | None) -> Sequence[Scenario]:
+def _scenarios(
+    scripts: Sequence[str | Scenario], live: Live | None
+) -> Sequence[Scenario]:
     if live is None:
         return _chosen("script", scripts, SCRIPTS, Scenario)
     if live.goal is None:
-        simple = {key: each for key, each in SCRIPTS.items() if each.needs is None and not each.stops_at}
+        simple = {
+            key: each
+            for key, each in SCRIPTS.items()
+            if each.needs is None and not each.stops_at
+        }
         return _chosen("script", scripts, simple, Scenario)
     if scripts:
-        raise PlannerInvalidConfigurationError(f"A goal takes the place of the scripts; got both, {scripts[0]!r}.")
+        raise PlannerInvalidConfigurationError(
+            f"A goal takes the place of the scripts; got both, {scripts[0]!r}."
+        )
     about = "A real model, and functions that are really run."
-    info = ScriptInfo(key="goal", name="your goal", short="your\ngoal", about=about, goal=live.goal)
+    info = ScriptInfo(
+        key="goal", name="your goal", short="your\ngoal", about=about, goal=live.goal
+    )
     return (Scenario(info=info, model=lambda _: say("")),)
 
 
@@ -103,17 +119,24 @@ _Known = TypeVar("_Known", Option, Scenario)
 
 
 def _chosen(
-    kind: str, wanted: Sequence[str | _Known], known: Mapping[str, _Known], own: type[_Known]
+    kind: str,
+    wanted: Sequence[str | _Known],
+    known: Mapping[str, _Known],
+    own: type[_Known],
 ) -> Sequence[_Known]:
     keys = [each for each in wanted if isinstance(each, str)]
     for key in keys:
         if key not in known:
-            raise PlannerInvalidConfigurationError(f"There is no {kind} {key!r}; there are {', '.join(known)}.")
+            raise PlannerInvalidConfigurationError(
+                f"There is no {kind} {key!r}; there are {', '.join(known)}."
+            )
     built_in = tuple(item for key, item in known.items() if not keys or key in keys)
     added = [each for each in wanted if isinstance(each, own)]
     for key, times in Counter(each.info.key for each in added).items():
         if key in known or times > 1:
-            raise PlannerInvalidConfigurationError(f"There is another {kind} {key!r}; give your own another name.")
+            raise PlannerInvalidConfigurationError(
+                f"There is another {kind} {key!r}; give your own another name."
+            )
     return (*built_in, *added)
 
 
@@ -121,7 +144,11 @@ def _silent(done: int, total: int, name: str) -> None: ...
 
 
 async def _all_runs(
-    backend: Backend, scenarios: Sequence[Scenario], options: Sequence[Option], budget: int, progress: Progress
+    backend: Backend,
+    scenarios: Sequence[Scenario],
+    options: Sequence[Option],
+    budget: int,
+    progress: Progress,
 ) -> list[Run]:
     """Make all runs, in order; those in other processes take seconds each, so two of them run beside the others."""
     slots = asyncio.Semaphore(2)
@@ -140,10 +167,18 @@ async def _all_runs(
     try:
         for place, (scenario, option) in enumerate(pairs):
             progress(place, len(pairs), f"{scenario.info.name}: {option.info.name}")
-            runs.append(await (beside.get(place) or _run(backend, scenario, option, budget)))
-            if backend.live and (first := runs[0]).status == "failed" and first.trips == 0:
+            runs.append(
+                await (beside.get(place) or _run(backend, scenario, option, budget))
+            )
+            if (
+                backend.live
+                and (first := runs[0]).status == "failed"
+                and first.trips == 0
+            ):
                 # Every later run would meet the same fault.
-                problem = f"{backend.name} did not answer the first request: {first.error}"
+                problem = (
+                    f"{backend.name} did not answer the first request: {first.error}"
+                )
                 raise PlannerInvalidConfigurationError(problem)
     finally:
         for task in beside.values():
@@ -152,10 +187,14 @@ async def _all_runs(
     return runs
 
 
-async def _run(backend: Backend, scenario: Scenario, option: Option, budget: int) -> Run:
+async def _run(
+    backend: Backend, scenario: Scenario, option: Option, budget: int
+) -> Run:
     if scenario.needs is not None and scenario.needs not in option.info.offers:
         nothing = Outcome(status="not offered")
-        return _judged(option, scenario, budget=budget, observed=Observed(), outcome=nothing)
+        return _judged(
+            option, scenario, budget=budget, observed=Observed(), outcome=nothing
+        )
     observed = Observed(stops_at=scenario.stops_at, kills_at=scenario.kills_at)
     with backend.place_for(scenario, observed) as place:
         began = time.monotonic()
@@ -167,14 +206,34 @@ async def _run(backend: Backend, scenario: Scenario, option: Option, budget: int
             outcome = await _here(option.strategy, scenario, place, observed, budget)
         seconds = (observed.ended_at or time.monotonic()) - began
         if not backend.live:
-            outcome = replace(outcome, answer=outcome.answer if _was_said(outcome.answer, observed) else "")
-    return _judged(option, scenario, budget=budget, observed=observed, outcome=outcome, seconds=seconds)
+            outcome = replace(
+                outcome,
+                answer=outcome.answer if _was_said(outcome.answer, observed) else "",
+            )
+    return _judged(
+        option,
+        scenario,
+        budget=budget,
+        observed=observed,
+        outcome=outcome,
+        seconds=seconds,
+    )
 
 
 def _judged(
-    option: Option, scenario: Scenario, *, budget: int, observed: Observed, outcome: Outcome, seconds: float = 0.0
+    option: Option,
+    scenario: Scenario,
+    *,
+    budget: int,
+    observed: Observed,
+    outcome: Outcome,
+    seconds: float = 0.0,
 ) -> Run:
-    violation = find_violation(outcome.messages) if option.strategy else _not_continued(observed, outcome)
+    violation = (
+        find_violation(outcome.messages)
+        if option.strategy
+        else _not_continued(observed, outcome)
+    )
     tokens = [event.tokens for event in observed.events if event.tokens is not None]
     before = list(_requests_before(observed.events))
     return Run(
@@ -193,7 +252,9 @@ def _judged(
         error=outcome.error,
         refused=tuple(observed.refused),
         violation=violation,
-        breaches=() if outcome.status == "not offered" else tuple(_breaches(scenario, observed, outcome, seconds)),
+        breaches=()
+        if outcome.status == "not offered"
+        else tuple(_breaches(scenario, observed, outcome, seconds)),
         wall_seconds=seconds,
         messages=outcome.messages,
     )
@@ -202,7 +263,10 @@ def _judged(
 def _was_said(answer: str, observed: Observed) -> bool:
     """Return whether an answer is the model's, and not a text of the loop."""
     said = [text for text in observed.said if text]
-    return any(text in answer or json.dumps(answer)[1:-1] in text or answer in text for text in said)
+    return any(
+        text in answer or json.dumps(answer)[1:-1] in text or answer in text
+        for text in said
+    )
 
 
 def _not_continued(observed: Observed, outcome: Outcome) -> Violation | None:
@@ -210,7 +274,10 @@ def _not_continued(observed: Observed, outcome: Outcome) -> Violation | None:
     if not observed.ended_at or observed.continued:
         return None
     place = max(len(outcome.messages) - 1, 0)
-    return Violation(place=place, text=f"messages[{place}]: the history that is left cannot be continued")
+    return Violation(
+        place=place,
+        text=f"messages[{place}]: the history that is left cannot be continued",
+    )
 
 
 def _requests_before(events: Sequence[Event]) -> Iterator[int]:
@@ -223,15 +290,25 @@ def _requests_before(events: Sequence[Event]) -> Iterator[int]:
             requests += 1
 
 
-async def _here(strategy: Strategy, scenario: Scenario, place: Place, observed: Observed, budget: int) -> Outcome:
+async def _here(
+    strategy: Strategy,
+    scenario: Scenario,
+    place: Place,
+    observed: Observed,
+    budget: int,
+) -> Outcome:
     """Run an option in this process."""
     trial = _trial(place, scenario, budget)
     if scenario.delegates:
-        trial.kernel.add_plugin(KernelPlugin.from_object("helper", _Helper(trial, strategy)))
+        trial.kernel.add_plugin(
+            KernelPlugin.from_object("helper", _Helper(trial, strategy))
+        )
     return await run_trial(trial, strategy, observed)
 
 
-async def run_trial(trial: Trial, strategy: Strategy, observed: Observed | None = None) -> Outcome:
+async def run_trial(
+    trial: Trial, strategy: Strategy, observed: Observed | None = None
+) -> Outcome:
     """Run a strategy to its end, however that is reached; it is cancelled where the situation says so."""
     task = asyncio.ensure_future(strategy(trial))
     error = ""
@@ -246,12 +323,20 @@ async def run_trial(trial: Trial, strategy: Strategy, observed: Observed | None 
     if task.cancelled():
         trial.status = "cancelled"
         trial.answer = ""
-    elif (raised := task.exception()) is not None:  # any fault that an endpoint causes is a finding about the option
+    elif (
+        raised := task.exception()
+    ) is not None:  # any fault that an endpoint causes is a finding about the option
         trial.status = "failed"
         trial.answer = ""
         error = _cause(raised)
-    replies = [message for message in trial.history.messages if message.role == AuthorRole.ASSISTANT]
-    usage = trial.usage or read_usage(replies[-1].metadata.get("usage") if replies else None)
+    replies = [
+        message
+        for message in trial.history.messages
+        if message.role == AuthorRole.ASSISTANT
+    ]
+    usage = trial.usage or read_usage(
+        replies[-1].metadata.get("usage") if replies else None
+    )
     return Outcome(
         status=trial.status,
         answer=trial.answer,
@@ -271,7 +356,9 @@ def _cause(error: BaseException) -> str:
 
 def _trial(place: Place, scenario: Scenario, budget: int) -> Trial:
     service = place.service
-    selected, settings = select_service(place.kernel, service.service_id, KernelArguments())
+    selected, settings = select_service(
+        place.kernel, service.service_id, KernelArguments()
+    )
     if selected is not service:
         raise PlannerInvalidConfigurationError(
             f"The kernel's own service selector takes {selected.service_id!r} whatever it is asked for; expected "
@@ -298,13 +385,17 @@ class _Helper:
         self._strategy = strategy
 
     @kernel_function(description="Hand a goal to a helper, who reaches it and reports.")
-    async def reach_goal(self, goal: Annotated[str, "The goal"], kernel: HiddenKernel) -> str:
+    async def reach_goal(
+        self, goal: Annotated[str, "The goal"], kernel: HiddenKernel
+    ) -> str:
         inner = replace(self._trial, kernel=kernel, goal=goal, history=ChatHistory())
         await self._strategy(inner)
         return inner.answer
 
 
-async def _elsewhere(option: Option, scenario: Scenario, place: Place, observed: Observed, budget: int) -> Outcome:
+async def _elsewhere(
+    option: Option, scenario: Scenario, place: Place, observed: Observed, budget: int
+) -> Outcome:
     """Run an option in a separate process; in some situations a second process continues."""
     outcome = Outcome(status="failed", error="it did not start")
     with TemporaryDirectory() as folder:
@@ -323,19 +414,31 @@ async def _elsewhere(option: Option, scenario: Scenario, place: Place, observed:
         )
         for observed.life in range(1, scenario.lives + 1):
             outcome = await run_program(option, replace(given, life=observed.life))
-            if outcome.status in ("failed", "not offered") and not (scenario.kills_at and observed.life == 1):
+            if outcome.status in ("failed", "not offered") and not (
+                scenario.kills_at and observed.life == 1
+            ):
                 break
     return outcome
 
 
-def _breaches(scenario: Scenario, observed: Observed, outcome: Outcome, seconds: float) -> Iterator[str]:
+def _breaches(
+    scenario: Scenario, observed: Observed, outcome: Outcome, seconds: float
+) -> Iterator[str]:
     """Describe what a situation entitles a user to and the run did not keep."""
     starts = [event for event in observed.events if event.tokens is None]
     # Where tokens are not reported they are estimated, and an estimate may be off by a request.
-    yield from _exceeded(scenario.limits, observed.events, starts, seconds, most_late=1 if scenario.reports else 2)
+    yield from _exceeded(
+        scenario.limits,
+        observed.events,
+        starts,
+        seconds,
+        most_late=1 if scenario.reports else 2,
+    )
     if scenario.vetoed and any(event.function == scenario.vetoed for event in starts):
         yield f"{scenario.vetoed} started"
-    if scenario.gated and any(event.function == scenario.gated and event.life == 1 for event in starts):
+    if scenario.gated and any(
+        event.function == scenario.gated and event.life == 1 for event in starts
+    ):
         yield f"{scenario.gated} started before a person agreed"
     if function := scenario.gated or scenario.kills_at:
         times = sum(event.function == function for event in starts)
@@ -349,7 +452,14 @@ def _breaches(scenario: Scenario, observed: Observed, outcome: Outcome, seconds:
 
 def _left_over(stopped_at: str, observed: Observed, outcome: Outcome) -> Iterator[str]:
     """Describe the work after a cancellation, and whether a history is left."""
-    first = next((place for place, event in enumerate(observed.events) if event.function == stopped_at), 0)
+    first = next(
+        (
+            place
+            for place, event in enumerate(observed.events)
+            if event.function == stopped_at
+        ),
+        0,
+    )
     if later := observed.events[first + 1 :]:
         yield f"{counted(len(later), 'step')} after the cancellation"
     if not any(message.role == "assistant" for message in outcome.messages):
@@ -357,10 +467,21 @@ def _left_over(stopped_at: str, observed: Observed, outcome: Outcome) -> Iterato
 
 
 def _exceeded(
-    limits: Mapping[str, Any], events: Sequence[Event], starts: Sequence[Event], seconds: float, *, most_late: int
+    limits: Mapping[str, Any],
+    events: Sequence[Event],
+    starts: Sequence[Event],
+    seconds: float,
+    *,
+    most_late: int,
 ) -> Iterator[str]:
     calls, tokens, allowed, repeats = (
-        limits.get(name) for name in ("max_tool_calls", "max_total_tokens", "max_active_seconds", "max_repeated_calls")
+        limits.get(name)
+        for name in (
+            "max_tool_calls",
+            "max_total_tokens",
+            "max_active_seconds",
+            "max_repeated_calls",
+        )
     )
     if calls is not None and len(starts) > calls:
         yield f"{len(starts)} functions started where {calls} were allowed"
@@ -374,6 +495,9 @@ def _exceeded(
     if allowed is not None and seconds > allowed + 1:
         yield f"{seconds:.1f} seconds where {allowed} were allowed"
     if repeats is not None:
-        most = max(Counter((event.function, event.arguments) for event in starts).values(), default=0)
+        most = max(
+            Counter((event.function, event.arguments) for event in starts).values(),
+            default=0,
+        )
         if most > repeats:
             yield f"the same call started {most} times where {repeats} were allowed"

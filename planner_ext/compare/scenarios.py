@@ -1,9 +1,10 @@
 """The situations in which every option runs: a goal, a scripted model, and what a user is entitled to.
 
-A scripted model reads the request: it calls functions only if they are offered and ``tool_choice`` does not forbid it,
-and takes its knowledge from their results. So one script fits every option, with any number of round trips. If the
-final-answer function of the removed planner is offered, a model that has called functions passes its answer to it; one
-that only talks, talks.
+A scripted model reads the request: it calls functions only if they are offered and
+``tool_choice`` does not forbid it, and takes its knowledge from their results. So one
+script fits every option, with any number of round trips. If the final-answer function
+of the removed planner is offered, a model that has called functions passes its answer
+to it; one that only talks, talks.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,20 +32,32 @@ class Scenario:
         model: The scripted model.
         functions: The functions offered, of those of the desk.
         streaming: Whether replies are streamed.
-        reports: Whether replies carry metadata: the number of round trips, and of tokens.
-        needs: What a loop must offer to run here; None needs only a budget of round trips.
-        limits: The limits beside ``max_iterations``: fields of a `Budget`; ``seconds`` is the time from now.
+        reports: Whether replies carry metadata: the number of round trips, and of
+            tokens.
+        needs: What a loop must offer to run here; None needs only a budget of round
+            trips.
+        limits: The limits beside ``max_iterations``: fields of a `Budget`; ``seconds``
+            is the time from now.
         vetoed: The function that must not run, or "".
-        gated: The function that needs a person's consent, which is given when the first process has ended, or "".
-        kills_at: The function that takes effect and in which the first process is then killed, or "".
+        gated: The function that needs a person's consent, which is given when the first
+            process has ended, or "".
+        kills_at: The function that takes effect and in which the first process is then
+            killed, or "".
         stops_at: The function whose start makes the caller cancel the run, or "".
         cut: Whether the reply breaks off, and so is not an answer.
-        delegates: Whether the model may hand a goal to a second run: ``helper-reach_goal``.
+        delegates: Whether the model may hand a goal to a second run:
+            ``helper-reach_goal``.
     """
 
     info: ScriptInfo
     model: Model
-    functions: tuple[str, ...] = ("export_status", "stock", "customer", "order", "parcel")
+    functions: tuple[str, ...] = (
+        "export_status",
+        "stock",
+        "customer",
+        "order",
+        "parcel",
+    )
     streaming: bool = False
     reports: bool = True
     needs: Ability | None = None
@@ -76,7 +89,8 @@ def scenario(
     """Make a situation of a scripted model.
 
     Args:
-        name: Its name in tables; with hyphens in place of spaces, its key on the command line.
+        name: Its name in tables; with hyphens in place of spaces, its key on the
+            command line.
         goal: The goal given to the model.
         entitled: What a user is entitled to here, in a sentence.
         source: The promise's source: a title and an address.
@@ -103,18 +117,26 @@ def scenario(
     return make
 
 
-_BUDGET = "The run makes no more round trips than were allowed, and ends with an answer."
-_ADR = (
-    "Semantic Kernel's ADR, Automatic Tool Calling Controls: https://github.com/microsoft/semantic-kernel/issues/4300"
+_BUDGET = (
+    "The run makes no more round trips than were allowed, and ends with an answer."
 )
+_ADR = "Semantic Kernel's ADR, Automatic Tool Calling Controls: https://github.com/microsoft/semantic-kernel/issues/4300"
 _SK_ANSWER = "an answer after the last attempt: https://github.com/microsoft/semantic-kernel/issues/7175"
-_SK_STREAM = "the same for streams: https://github.com/microsoft/semantic-kernel/issues/13006"
+_SK_STREAM = (
+    "the same for streams: https://github.com/microsoft/semantic-kernel/issues/13006"
+)
 _OPENAI = "OpenAI's API reference: https://platform.openai.com/docs/api-reference/chat"
 _EXPORT = "Wait until the export E-7 is finished, then say so."
 _SITES = ("Hamburg", "Lyon", "Turin")
 
 
-@scenario("never-ending", short="never-\nending", goal=_EXPORT, entitled=_BUDGET, source=f"{_ADR}; {_SK_ANSWER}")
+@scenario(
+    "never-ending",
+    short="never-\nending",
+    goal=_EXPORT,
+    entitled=_BUDGET,
+    source=f"{_ADR}; {_SK_ANSWER}",
+)
 def _never_ending(request: ScriptedRequest) -> ScriptedReply:
     """The model calls a function in every reply, as long as it is offered any."""
     if request.tools:
@@ -156,7 +178,13 @@ def _chain(request: ScriptedRequest) -> ScriptedReply:
     return call("desk-customer", {"name": "Ann"})
 
 
-@scenario("direct answer", short="direct\nanswer", goal="Good morning!", entitled=_BUDGET, source=_ADR)
+@scenario(
+    "direct answer",
+    short="direct\nanswer",
+    goal="Good morning!",
+    entitled=_BUDGET,
+    source=_ADR,
+)
 def _direct(_: ScriptedRequest) -> ScriptedReply:
     """The model answers at once and calls nothing."""
     return say("Good morning! What may I look up for you?")
@@ -176,7 +204,9 @@ def _mistaken(request: ScriptedRequest) -> ScriptedReply:
         return finish(request, "The parcel is in Lyon.")
     if not request.tools:
         return say("That order is not known; I would look for another number.")
-    return call("desk-parcel", {"order": "A-3007" if "desk-parcel" in known else "A-3070"})
+    return call(
+        "desk-parcel", {"order": "A-3007" if "desk-parcel" in known else "A-3070"}
+    )
 
 
 @scenario(
@@ -213,7 +243,11 @@ _unreported = scenario(
 
 
 @scenario(
-    "clarifying question", short="question", goal="Where is the parcel of my order?", entitled=_BUDGET, source=_ADR
+    "clarifying question",
+    short="question",
+    goal="Where is the parcel of my order?",
+    entitled=_BUDGET,
+    source=_ADR,
 )
 def _asking(_: ScriptedRequest) -> ScriptedReply:
     """Instead of calling a function the model asks the user something, in plain text."""
@@ -261,9 +295,15 @@ def _cut(_: ScriptedRequest) -> ScriptedReply:
 )
 def _opinions(request: ScriptedRequest) -> ScriptedReply:
     """The model calls, as long as it can, a function that itself makes a request."""
-    if any(str(message.get("content")).startswith("Judge ") for message in request.messages):
+    if any(
+        str(message.get("content")).startswith("Judge ") for message in request.messages
+    ):
         return say("Fine.")
-    return call("desk-opinion", {"order": "A-3007"}) if request.tools else say("No two of them agreed.")
+    return (
+        call("desk-opinion", {"order": "A-3007"})
+        if request.tools
+        else say("No two of them agreed.")
+    )
 
 
 @scenario(
@@ -277,7 +317,10 @@ def _opinions(request: ScriptedRequest) -> ScriptedReply:
 )
 def _delegating(request: ScriptedRequest) -> ScriptedReply:
     """The model hands the goal to a second run, again and again; in that one it calls a function, then answers."""
-    if any(message.get("content") == "Count the lamps in Lyon." for message in request.messages):
+    if any(
+        message.get("content") == "Count the lamps in Lyon."
+        for message in request.messages
+    ):
         counted = results_of(request) or "desk-stock" not in request.tools
         return say("Nine.") if counted else call("desk-stock", {"site": "Lyon"})
     if "helper-reach_goal" in request.tools:
@@ -336,7 +379,11 @@ _unreported_tokens = scenario(
 )
 def _slow(request: ScriptedRequest) -> ScriptedReply:
     """The model calls a function that takes three seconds."""
-    return call("desk-audit", {"order": "A-3007"}) if request.tools else say("The audit did not end in time.")
+    return (
+        call("desk-audit", {"order": "A-3007"})
+        if request.tools
+        else say("The audit did not end in time.")
+    )
 
 
 _repeating = scenario(
@@ -364,7 +411,10 @@ def _deleting(request: ScriptedRequest) -> ScriptedReply:
     """The model calls a harmless function and one that may not run, in one reply, then answers."""
     known = results_of(request)
     if not known and request.tools:
-        return calls(call("desk-order", {"customer": "C-3"}), call("desk-delete", {"order": "A-3007"}))
+        return calls(
+            call("desk-order", {"customer": "C-3"}),
+            call("desk-delete", {"order": "A-3007"}),
+        )
     return finish(request, f"The order is {known.get('desk-order', 'unknown')}.")
 
 
@@ -384,7 +434,11 @@ def _refunding(request: ScriptedRequest) -> ScriptedReply:
         return finish(request, "The order A-3007 is refunded.")
     if not request.tools:
         return say("Nothing was refunded.")
-    return call("desk-refund", {"order": "A-3007"}) if known else call("desk-order", {"customer": "C-3"})
+    return (
+        call("desk-refund", {"order": "A-3007"})
+        if known
+        else call("desk-order", {"customer": "C-3"})
+    )
 
 
 _crashing = scenario(
@@ -415,8 +469,14 @@ _cancelled = scenario(
 
 def finish(request: ScriptedRequest, answer: str) -> ScriptedReply:
     """Answer by the final-answer function if it is offered, else by text."""
-    return call(FINAL_ANSWER, {"answer": answer}) if FINAL_ANSWER in request.tools else say(answer)
+    return (
+        call(FINAL_ANSWER, {"answer": answer})
+        if FINAL_ANSWER in request.tools
+        else say(answer)
+    )
 
 
-SCRIPTS: dict[str, Scenario] = {one.info.key: one for one in tuple(vars().values()) if isinstance(one, Scenario)}
+SCRIPTS: dict[str, Scenario] = {
+    one.info.key: one for one in tuple(vars().values()) if isinstance(one, Scenario)
+}
 """The scenarios by key, in the order in which they are shown."""

@@ -1,19 +1,24 @@
 """The options compared: those of the ADR "Automatic tool calling controls" as written, the stock ones, and corrected.
 
-The first three are literal ports. Semantic Kernel for Python has none of the hooks that the ADR adds to the .NET
-connector, so the connector's loop is ported as well: a request, the functions one after the other, the next request.
+The first three are literal ports. Semantic Kernel for Python has none of the hooks that
+the ADR adds to the .NET connector, so the connector's loop is ported as well: a
+request, the functions one after the other, the next request.
 The ADR defines these controls of that loop:
 
-- ``attempts`` (option 1): tool rounds of one chat request. Once they are exceeded, functions are withdrawn and a
-  regular chat response is requested: k attempts are k + 1 requests.
-- ``Iterations`` in the metadata (option 2): the requests that were made, counted from 1.
-- ``proceed`` (option 3): asked before a call is invoked, with the 1-based iteration of this chat request. The ADR does
-  not say what happens at False. Here the loop ends and returns the message with its calls: no results are made up, and
-  no calls are removed.
+- ``attempts`` (option 1): tool rounds of one chat request. Once they are exceeded,
+  functions are withdrawn and a regular chat response is requested: k attempts are k + 1
+  requests.
+- ``Iterations`` in the metadata (option 2): the requests that were made, counted from
+  1.
+- ``proceed`` (option 3): asked before a call is invoked, with the 1-based iteration of
+  this chat request. The ADR does not say what happens at False. Here the loop ends and
+  returns the message with its calls: no results are made up, and no calls are removed.
 
-The planner around them follows the ADR's text, too. The ADR also leaves open how a final answer is recognised. This
-port reads it most favourably: text is the answer, unless the model had no choice because its functions had been
-withdrawn; such text closes the step. When the iterations are used up, the caller gets the text of the last step.
+The planner around them follows the ADR's text, too. The ADR also leaves open how a
+final answer is recognised. This port reads it most favourably: text is the answer,
+unless the model had no choice because its functions had been withdrawn; such text
+closes the step. When the iterations are used up, the caller gets the text of the last
+step.
 """
 
 from asyncio import CancelledError
@@ -70,13 +75,21 @@ async def _option_1(trial: Trial) -> None:
 @option("option-2", "option 2, as written", short="2")
 async def _option_2(trial: Trial) -> None:
     """As many tool rounds for a chat request as iterations remain; the response's metadata tell how many were made."""
-    await _take_steps(trial, lambda remaining: _chat_request(trial, attempts=remaining, counted=trial.reports))
+    await _take_steps(
+        trial,
+        lambda remaining: _chat_request(
+            trial, attempts=remaining, counted=trial.reports
+        ),
+    )
 
 
 @option("option-3", "option 3, as written", short="3", offers=("veto",))
 async def _option_3(trial: Trial) -> None:
     """A callback lets calls proceed while iterations remain. When it says no, the calls are returned as they are."""
-    await _take_steps(trial, lambda remaining: _chat_request(trial, proceed=_callback(trial, remaining)))
+    await _take_steps(
+        trial,
+        lambda remaining: _chat_request(trial, proceed=_callback(trial, remaining)),
+    )
 
 
 @option("option-3-counted", "option 3, counted", short="3 counted", offers=("veto",))
@@ -84,7 +97,9 @@ async def _option_3_counted(trial: Trial) -> None:
     """Option 3's callback, and option 2's metadata, which tell how many round trips a chat request made."""
 
     async def step(remaining: int) -> _StepReply:
-        return await _chat_request(trial, proceed=_callback(trial, remaining), counted=trial.reports)
+        return await _chat_request(
+            trial, proceed=_callback(trial, remaining), counted=trial.reports
+        )
 
     await _take_steps(trial, step)
 
@@ -99,7 +114,9 @@ async def _stock_loop(trial: Trial) -> None:
         if context.function.fully_qualified_name != trial.vetoed:
             await next(context)
         else:
-            context.function_result = FunctionResult(function=context.function.metadata, value="It may not run.")
+            context.function_result = FunctionResult(
+                function=context.function.metadata, value="It may not run."
+            )
 
     trial.kernel.add_filter(FilterTypes.AUTO_FUNCTION_INVOCATION, refuse)  # pyright: ignore[reportUnknownMemberType]
 
@@ -108,9 +125,15 @@ async def _stock_loop(trial: Trial) -> None:
         message = None
         chunks = await trial.chunks(settings) if trial.streaming else []
         if not trial.streaming:
-            message = await trial.service.get_chat_message_content(trial.history, settings, kernel=trial.kernel)
+            message = await trial.service.get_chat_message_content(
+                trial.history, settings, kernel=trial.kernel
+            )
         rounds = sum(bool(calls_of(added)) for added in trial.history.messages[known:])
-        if last := [one for one in chunks if (one.role, one.function_invoke_attempt) == (AuthorRole.ASSISTANT, rounds)]:
+        if last := [
+            one
+            for one in chunks
+            if (one.role, one.function_invoke_attempt) == (AuthorRole.ASSISTANT, rounds)
+        ]:
             message = reduce(add, last)
         return _StepReply(message, free=rounds < behavior.maximum_auto_invoke_attempts)
 
@@ -121,7 +144,9 @@ async def _stock_loop(trial: Trial) -> None:
 async def _removed_planner(trial: Trial) -> None:
     """The planner that Semantic Kernel removed: one request for each iteration, answers by a function call only."""
     # Our own code that reproduces its behaviour, without the request for a plan, which no option makes here.
-    trial.kernel.add_plugin(KernelPlugin("UserInteraction", functions=[own_function("SendFinalAnswer")]))
+    trial.kernel.add_plugin(
+        KernelPlugin("UserInteraction", functions=[own_function("SendFinalAnswer")])
+    )
     while trial.charged < trial.max_iterations:
         trial.charged += 1
         trial.history.add_user_message(_NEXT_STEP)
@@ -147,18 +172,33 @@ async def _while_loop(trial: Trial) -> None:
         message = await trial.ask(functions=trial.charged < trial.max_iterations)
         trial.history.add_message(message)
         if not (calls := calls_of(message)):
-            trial.status = "answered" if trial.charged < trial.max_iterations else "limit_reached"
+            trial.status = (
+                "answered" if trial.charged < trial.max_iterations else "limit_reached"
+            )
             trial.answer = message.content
             return
         for call in calls:
             await trial.kernel.invoke_function_call(call, trial.history)
 
 
-_OURS: tuple[Ability, ...] = ("tool calls", "tokens", "time", "repeats", "approval", "recovery")
+_OURS: tuple[Ability, ...] = (
+    "tool calls",
+    "tokens",
+    "time",
+    "repeats",
+    "approval",
+    "recovery",
+)
 """What this package's budget, approvals and kept runs offer under each control."""
 
 
-@option("option-1-corrected", "option 1, corrected", short="1 corr.", offers=_OURS, corrected=True)
+@option(
+    "option-1-corrected",
+    "option 1, corrected",
+    short="1 corr.",
+    offers=_OURS,
+    corrected=True,
+)
 async def _use_attempts(trial: Trial) -> None:
     """This package, control use_attempts: one tool round for each step.
 
@@ -167,7 +207,13 @@ async def _use_attempts(trial: Trial) -> None:
     await _planner(trial, "use_attempts")
 
 
-@option("option-2-corrected", "option 2, corrected", short="2 corr.", offers=_OURS, corrected=True)
+@option(
+    "option-2-corrected",
+    "option 2, corrected",
+    short="2 corr.",
+    offers=_OURS,
+    corrected=True,
+)
 async def _iterations_metadata(trial: Trial) -> None:
     """This package's default, control iterations_metadata: tool rounds follow each other freely.
 
@@ -176,7 +222,13 @@ async def _iterations_metadata(trial: Trial) -> None:
     await _planner(trial, "iterations_metadata")
 
 
-@option("option-3-corrected", "option 3, corrected", short="3 corr.", offers=(*_OURS, "veto"), corrected=True)
+@option(
+    "option-3-corrected",
+    "option 3, corrected",
+    short="3 corr.",
+    offers=(*_OURS, "veto"),
+    corrected=True,
+)
 async def _pre_invoke(trial: Trial) -> None:
     """This package, control pre_invoke: the same budget, and the callback on top of it. A refused call is answered."""
     await _planner(trial, "pre_invoke", _callback(trial, trial.max_iterations))
@@ -185,7 +237,9 @@ async def _pre_invoke(trial: Trial) -> None:
 @option("option-3-alone", "option 3, alone", short="3 alone", offers=("veto",))
 async def _callback_alone(trial: Trial) -> None:
     """This package without its budget: the callback lets calls proceed while iterations are left, and nothing else."""
-    await _planner(trial, "pre_invoke", _callback(trial, trial.max_iterations), limits=Budget())
+    await _planner(
+        trial, "pre_invoke", _callback(trial, trial.max_iterations), limits=Budget()
+    )
 
 
 class _StepReply(NamedTuple):
@@ -200,7 +254,9 @@ class _StepReply(NamedTuple):
     free: bool
 
 
-async def _take_steps(trial: Trial, step: Callable[[int], Awaitable[_StepReply]]) -> None:
+async def _take_steps(
+    trial: Trial, step: Callable[[int], Awaitable[_StepReply]]
+) -> None:
     """Take steps until there is an answer or ``max_iterations`` are charged; a step's cost is read from the metadata.
 
     Args:
@@ -235,7 +291,8 @@ async def _chat_request(
     Args:
         trial: Its history gets the messages with calls and their results.
         attempts: Maximum number of tool rounds; None means no limit.
-        proceed: Whether a call of this iteration, to this function, with these arguments, is invoked.
+        proceed: Whether a call of this iteration, to this function, with these
+            arguments, is invoked.
         counted: Whether the metadata report the iterations.
     """
     for iteration in count(1):
@@ -244,7 +301,12 @@ async def _chat_request(
         if counted:
             message.metadata = {**message.metadata, _ITERATIONS: iteration}
         calls = calls_of(message)
-        if not all(proceed(iteration, call.name or "", call.arguments) for call in calls) or not calls:
+        if (
+            not all(
+                proceed(iteration, call.name or "", call.arguments) for call in calls
+            )
+            or not calls
+        ):
             return _StepReply(message, free)
         trial.history.add_message(message)
         for call in calls:
@@ -272,7 +334,9 @@ async def _planner(
         control=control,
         plan=False,
         pre_invoke=pre_invoke,
-        interceptors=(lambda call: Defer() if call.fully_qualified_name == trial.gated else None,),
+        interceptors=(
+            lambda call: Defer() if call.fully_qualified_name == trial.gated else None,
+        ),
     )
     planner = FunctionCallingStepwisePlanner(trial.service.service_id, options)
     try:
@@ -292,13 +356,17 @@ async def _planner(
     trial.history = result.chat_history or trial.history
 
 
-async def _result_of(planner: FunctionCallingStepwisePlanner, trial: Trial) -> FunctionCallingStepwisePlannerResult:
+async def _result_of(
+    planner: FunctionCallingStepwisePlanner, trial: Trial
+) -> FunctionCallingStepwisePlannerResult:
     if trial.folder is not None:
         return await _kept(planner, trial, trial.folder / "runs.db")
     if not trial.streaming:
         return await planner.invoke(trial.kernel, trial.goal)
     async with aclosing(planner.invoke_stream(trial.kernel, trial.goal)) as events:
-        (result,) = [event.result async for event in events if isinstance(event, ResultReady)]
+        (result,) = [
+            event.result async for event in events if isinstance(event, ResultReady)
+        ]
         return result
 
 
@@ -321,11 +389,16 @@ async def _decide(approvals: Approvals) -> None:
     """Decide as a person would: what waits for consent is approved, and what is in doubt was done, as the desk says."""
     for call in await approvals.pending():
         await approvals.decide(
-            call.id, Supply("It is done.", by="a person") if call.in_doubt else Approve(by="a person")
+            call.id,
+            Supply("It is done.", by="a person")
+            if call.in_doubt
+            else Approve(by="a person"),
         )
 
 
-OPTIONS: dict[str, Option] = {one.info.key: one for one in tuple(vars().values()) if isinstance(one, Option)}
+OPTIONS: dict[str, Option] = {
+    one.info.key: one for one in tuple(vars().values()) if isinstance(one, Option)
+}
 """By key, in the order in which they are shown."""
 
 

@@ -1,7 +1,8 @@
 """A trial: one run of one option in one situation, as the option sees it. This is the protocol for loops of your own.
 
-A strategy is one async function of a `Trial`. It pursues the goal, keeps to what the trial allows, and notes in the
-trial how it ended; everything else is counted outside. A loop of your own:
+A strategy is one async function of a `Trial`. It pursues the goal, keeps to what the
+trial allows, and notes in the trial how it ended; everything else is counted outside. A
+loop of your own:
 
     async def plain_loop(trial: Trial) -> None:
         "Asks until the model calls nothing more."
@@ -17,7 +18,8 @@ trial how it ended; everything else is counted outside. A loop of your own:
 
     planner-ext compare --option my_loops:plain_loop
 
-What a loop offers beyond a budget of round trips, it declares: ``option("mine", offers=("tool calls",))(plain_loop)``.
+What a loop offers beyond a budget of round trips, it declares: ``option("mine",
+offers=("tool calls",))(plain_loop)``.
 """
 
 import inspect
@@ -30,21 +32,33 @@ from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from semantic_kernel import Kernel
-from semantic_kernel.connectors.ai import FunctionChoiceBehavior, PromptExecutionSettings
-from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
-from semantic_kernel.contents import ChatHistory, ChatMessageContent, StreamingChatMessageContent
+from semantic_kernel.connectors.ai import (
+    FunctionChoiceBehavior,
+    PromptExecutionSettings,
+)
+from semantic_kernel.connectors.ai.chat_completion_client_base import (
+    ChatCompletionClientBase,
+)
+from semantic_kernel.contents import (
+    ChatHistory,
+    ChatMessageContent,
+    StreamingChatMessageContent,
+)
 
 from planner_ext.compare.report import OptionInfo
 from planner_ext.core.limits import Budget
 from planner_ext.core.values import Usage
 from planner_ext.sk.errors import PlannerInvalidConfigurationError
 
-Ability: TypeAlias = Literal["tool calls", "tokens", "time", "repeats", "veto", "approval", "recovery"]
+Ability: TypeAlias = Literal[
+    "tool calls", "tokens", "time", "repeats", "veto", "approval", "recovery"
+]
 """What a situation can ask of a loop beyond a budget of round trips.
 
-A limit of function calls, of tokens, of time or of repeated calls (``Trial.budget``); a function that must not run
-(``Trial.vetoed``); a function that waits for a person, and the run with it, until another process continues
-(``Trial.gated``); a run that survives its process.
+A limit of function calls, of tokens, of time or of repeated calls (``Trial.budget``); a
+function that must not run (``Trial.vetoed``); a function that waits for a person, and
+the run with it, until another process continues (``Trial.gated``); a run that survives
+its process.
 """
 
 
@@ -57,18 +71,25 @@ class Trial:
         service: The connector.
         settings: The settings of each request; not to be changed.
         goal: The goal; the history begins with it.
-        budget: What the run may spend: ``max_iterations``, and the limits that the situation adds.
+        budget: What the run may spend: ``max_iterations``, and the limits that the
+            situation adds.
         streaming: Whether replies are to be streamed.
-        reports: Whether replies carry metadata: the number of round trips, and of tokens.
+        reports: Whether replies carry metadata: the number of round trips, and of
+            tokens.
         vetoed: The fully qualified name of the function that must not run, or "".
-        gated: The fully qualified name of the function that needs a person's consent, or "".
-        life: 1, or 2 in the process that continues what the first one left in ``folder``.
-        folder: Where a run is kept that another process continues; None in a situation of one process.
+        gated: The fully qualified name of the function that needs a person's consent,
+            or "".
+        life: 1, or 2 in the process that continues what the first one left in
+            ``folder``.
+        folder: Where a run is kept that another process continues; None in a situation
+            of one process.
         history: The history so far.
         charged: Round trips that the option itself has counted so far.
-        status: How it ended: ``answered``, ``limit_reached``, ``paused`` or another end.
+        status: How it ended: ``answered``, ``limit_reached``, ``paused`` or another
+            end.
         answer: The text that the caller gets, or "".
-        usage: The usage of the option's result; None if its only result is the last message.
+        usage: The usage of the option's result; None if its only result is the last
+            message.
     """
 
     kernel: Kernel
@@ -107,19 +128,30 @@ class Trial:
             ServiceResponseException: If the endpoint refuses the request.
         """
         behavior = FunctionChoiceBehavior.Auto(auto_invoke=False) if functions else None  # pyright: ignore[reportUnknownMemberType]
-        settings = self.settings.model_copy(update={"function_choice_behavior": behavior})
+        settings = self.settings.model_copy(
+            update={"function_choice_behavior": behavior}
+        )
         if self.streaming:
             return reduce(add, await self.chunks(settings))
-        return (await self.service.get_chat_message_contents(self.history, settings, kernel=self.kernel))[0]
+        return (
+            await self.service.get_chat_message_contents(
+                self.history, settings, kernel=self.kernel
+            )
+        )[0]
 
-    async def chunks(self, settings: PromptExecutionSettings) -> list[StreamingChatMessageContent]:
+    async def chunks(
+        self, settings: PromptExecutionSettings
+    ) -> list[StreamingChatMessageContent]:
         """Collect a streamed reply; if the settings invoke functions, with the chunks of all round trips."""
-        stream = self.service.get_streaming_chat_message_contents(self.history, settings, kernel=self.kernel)
+        stream = self.service.get_streaming_chat_message_contents(
+            self.history, settings, kernel=self.kernel
+        )
         return [chunk async for chunks in stream for chunk in chunks]
 
 
 Strategy: TypeAlias = Callable[[Trial], Awaitable[None]]
-"""Pursues the goal of a trial as one option does, and notes the outcome in it; the error of a request is raised."""
+"""Pursues the goal of a trial as one option does, and notes the outcome in it; the
+error of a request is raised."""
 
 
 class Option(NamedTuple):
@@ -128,7 +160,8 @@ class Option(NamedTuple):
     Attributes:
         info: Its description.
         strategy: Its strategy; None if it runs in another environment.
-        command: The program that runs one process of a trial, see `planner_ext.compare.life`; empty is this package's.
+        command: The program that runs one process of a trial, see
+            `planner_ext.compare.life`; empty is this package's.
     """
 
     info: OptionInfo
@@ -137,7 +170,12 @@ class Option(NamedTuple):
 
 
 def option(
-    key: str, name: str = "", *, short: str = "", offers: tuple[Ability, ...] = (), corrected: bool = False
+    key: str,
+    name: str = "",
+    *,
+    short: str = "",
+    offers: tuple[Ability, ...] = (),
+    corrected: bool = False,
 ) -> Callable[[Strategy], Option]:
     """Make an option of a strategy, whose docstring becomes the description.
 
@@ -145,8 +183,10 @@ def option(
         key: The option's name on the command line.
         name: Its name in tables; the default is the key.
         short: Its name in narrow tables; the default is the name.
-        offers: What it offers beyond a budget of round trips. It does not run in situations that need more.
-        corrected: Whether the comparison fails if this option exceeds its budget or breaks a history.
+        offers: What it offers beyond a budget of round trips. It does not run in
+            situations that need more.
+        corrected: Whether the comparison fails if this option exceeds its budget or
+            breaks a history.
 
     Raises:
         PlannerInvalidConfigurationError: If ``offers`` names something else.
@@ -187,4 +227,6 @@ def option_of(found: object, path: str) -> Option:
                 f"got {type(found).__name__}."
             )
         found = option(found.__name__.replace("_", "-"))(found)
-    return found._replace(command=(sys.executable, "-m", "planner_ext.compare.life", path))
+    return found._replace(
+        command=(sys.executable, "-m", "planner_ext.compare.life", path)
+    )

@@ -3,7 +3,8 @@
     apply(state, fact) -> state           `planner_ext.core.fold`: what happened becomes state
     next_action(state) -> action          `planner_ext.core.machine`: state becomes what to do next
 
-Standard library only; no clock, no randomness, no IO, no logging, and nothing of Semantic Kernel.
+Standard library only; no clock, no randomness, no IO, no logging, and nothing of
+Semantic Kernel.
 
 Where is what
     The floors, from the bottom: ``core`` decides, ``approval`` says what binds a decision, ``engine`` performs and

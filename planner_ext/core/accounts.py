@@ -1,9 +1,10 @@
 """What a run may still spend at this moment, including what its running functions take.
 
-The state's usage is charged with what a function uses when its call ends, see `planner_ext.core.facts.CallFinished`.
-Until then the call's `Tab` holds it. What is left of a budget is its limits, less that usage and all open tabs, less
-the round trip that is kept for the answer; and no more than what is left to the call in which the run itself is made.
-Nothing here is stored: a journal alone gives the same usage.
+The state's usage is charged with what a function uses when its call ends, see
+`planner_ext.core.facts.CallFinished`. Until then the call's `Tab` holds it. What is
+left of a budget is its limits, less that usage and all open tabs, less the round trip
+that is kept for the answer; and no more than what is left to the call in which the run
+itself is made. Nothing here is stored: a journal alone gives the same usage.
 """
 
 import math
@@ -15,7 +16,14 @@ from typing import Any, Protocol, Self
 
 from planner_ext.core.facts import Fact, SharedBudgetsChecked
 from planner_ext.core.limits import Left
-from planner_ext.core.machine import Action, AskModel, AskPerson, AskPlan, RunCalls, next_action
+from planner_ext.core.machine import (
+    Action,
+    AskModel,
+    AskPerson,
+    AskPlan,
+    RunCalls,
+    next_action,
+)
 from planner_ext.core.state import State
 from planner_ext.core.values import Message, Usage, updated
 
@@ -26,7 +34,8 @@ class SharedBudgets(Protocol):
     """What a run, and the runs inside its functions, take of budgets that other runs share.
 
     Attributes:
-        counts_tokens: Whether one of them limits tokens or cost, so that unreported tokens are estimated.
+        counts_tokens: Whether one of them limits tokens or cost, so that unreported
+            tokens are estimated.
         max_cost: The smallest limit on cost, which needs a price; None without one.
     """
 
@@ -38,7 +47,8 @@ class SharedBudgets(Protocol):
 
         Args:
             facts: The journal.
-            is_kept: Whether a store keeps it. Then each activation of the run begins with a longer one.
+            is_kept: Whether a store keeps it. Then each activation of the run begins
+                with a longer one.
 
         Raises:
             InvalidOptionError: If a budget has no key for this run.
@@ -53,11 +63,14 @@ class SharedBudgets(Protocol):
         Args:
             requests: Requests that are about to be sent.
             calls: Functions that are about to start.
-            kept: Requests to keep for an answer: 1 keeps one more, -1 uses or releases one.
-            forced: Whether tokens and cost are not checked: the request is the one that was kept.
+            kept: Requests to keep for an answer: 1 keeps one more, -1 uses or releases
+                one.
+            forced: Whether tokens and cost are not checked: the request is the one that
+                was kept.
 
         Returns:
-            What was refused; None if everything was reserved. ``answer`` and ``at`` are not set.
+            What was refused; None if everything was reserved. ``answer`` and ``at`` are
+            not set.
 
         Raises:
             StoreError: If the store of a budget cannot be used.
@@ -96,7 +109,8 @@ class CallRecorder(Protocol):
 class Tab:
     """What one call takes of the budget of its run while its function runs.
 
-    A context manager around the function, which finds the tab by `current_tab`; afterwards the tab takes no more.
+    A context manager around the function, which finds the tab by `current_tab`;
+    afterwards the tab takes no more.
 
     Attributes:
         account: The account of the call's run.
@@ -105,10 +119,18 @@ class Tab:
         closed: Whether the call has ended: nothing more may be taken.
         runs: The accounts of the runs that are made in this call.
         around: Returns what the adapters know of the run, given the tab.
-        names_in: Names the functions that messages have a call or a result of; set by the adapters.
+        names_in: Names the functions that messages have a call or a result of; set by
+            the adapters.
     """
 
-    def __init__(self, account: "Account", index: int, recorder: CallRecorder, *, threaded: bool = False) -> None:
+    def __init__(
+        self,
+        account: "Account",
+        index: int,
+        recorder: CallRecorder,
+        *,
+        threaded: bool = False,
+    ) -> None:
         self.account = account
         self.index = index
         self.threaded = threaded
@@ -161,7 +183,10 @@ class Tab:
     def seconds_left(self) -> float:
         """Compute the seconds until the first time limit around; infinity without one."""
         amounts = self.left().amounts
-        return min(amounts.get("max_active_seconds", math.inf), amounts.get("deadline", math.inf))
+        return min(
+            amounts.get("max_active_seconds", math.inf),
+            amounts.get("deadline", math.inf),
+        )
 
     def earlier(self, run: "Account | None" = None) -> set[str]:
         """Name the functions started before in the runs around, and so far in this call.
@@ -172,7 +197,11 @@ class Tab:
         with self.account.lock:
             names = set((self._taken or Usage()).calls_by_function)
             others = [one for one in self.runs if one is not run]
-            return names.union(self.account.earlier(), self._brought(others), *(one.started() for one in others))
+            return names.union(
+                self.account.earlier(),
+                self._brought(others),
+                *(one.started() for one in others),
+            )
 
     def bring(self, messages: Sequence[Message]) -> None:
         """Note what a request of the call sends to a model without a run."""
@@ -254,13 +283,15 @@ class Account:
     Args:
         state: Returns the run's current state, as of now where time is limited.
         within: The call of another run in which this run is made, or None.
-        lock: Held while something is looked at and taken. A run and all runs in it have one lock, since they may be in
-            different threads.
-        shared: The budgets that it shares with other runs, those of the run around included; None takes these alone.
+        lock: Held while something is looked at and taken. A run and all runs in it have
+            one lock, since they may be in different threads.
+        shared: The budgets that it shares with other runs, those of the run around
+            included; None takes these alone.
 
     Attributes:
         held: Round trips that the run keeps for its answer.
-        tabs: The tabs of the run's calls whose end is not recorded, by the calls' indexes.
+        tabs: The tabs of the run's calls whose end is not recorded, by the calls'
+            indexes.
     """
 
     def __init__(
@@ -270,7 +301,9 @@ class Account:
         lock: AbstractContextManager[object],
         shared: SharedBudgets | None = None,
     ) -> None:
-        self.shared = within.account.shared if shared is None and within is not None else shared
+        self.shared = (
+            within.account.shared if shared is None and within is not None else shared
+        )
         self.lock = lock if within is None else within.account.lock
         self.held = 0
         self._state = state
@@ -312,12 +345,17 @@ class Account:
             self._under_way = 0
             self._charged = self.state.usage.iterations
             if within.closed and state.stopping is None:
-                state = updated(state, stopping="The call in which this run was begun has ended.")
+                state = updated(
+                    state, stopping="The call in which this run was begun has ended."
+                )
             around = within.left()
             # The run may use the trip it keeps for its answer. If the run around overspent, show 0: this run's last
             # reply is not to blame.
             held = {"max_iterations": self.held}
-            amounts = {name: max(amount + held.get(name, 0), 0) for name, amount in around.amounts.items()}
+            amounts = {
+                name: max(amount + held.get(name, 0), 0)
+                for name, amount in around.amounts.items()
+            }
             action = next_action(state, replace(around, amounts=amounts))
             match action:
                 case AskPlan() | AskModel():
@@ -385,7 +423,9 @@ class Account:
         state = self.state
         spent = Usage() + state.usage - self._before + self._open(state)[0]
         spent = updated(spent, active_seconds=0.0)  # the run around measures it
-        waits = self._under_way and state.usage.iterations == self._charged  # a reply that came is in the state
+        waits = (
+            self._under_way and state.usage.iterations == self._charged
+        )  # a reply that came is in the state
         return spent + Usage(iterations=self._under_way) if waits else spent
 
     def _open(self, state: State) -> tuple[Usage, int]:
@@ -401,7 +441,9 @@ class Account:
                 taken += tab.taken
                 held += tab.held
         waiting = ((i, calls[i]) for i in self._starting if i < len(calls))
-        self._starting = tuple(i for i, call in waiting if not call.started and call.answer is None)
+        self._starting = tuple(
+            i for i, call in waiting if not call.started and call.answer is None
+        )
         for index in self._starting:
             decided = calls[index].decided
             assert decided is not None, "a call that is about to start was decided"

@@ -12,7 +12,8 @@
         ├── UnusableCheckpointError    ... of which it is the text that cannot be used
         └── NewerSchemaError       written by a newer version of this package
 
-The core knows nothing of Semantic Kernel; the errors of its doors are in ``planner_ext.errors`` and derive from these.
+The core knows nothing of Semantic Kernel; the errors of its doors are in
+``planner_ext.errors`` and derive from these.
 """
 
 import inspect
@@ -31,8 +32,9 @@ _T = TypeVar("_T")
 class PlannerExtError(Exception):
     """The base of all errors that this package raises.
 
-    A floor raises the class that it knows. Where the adapters of Semantic Kernel are loaded, the error is of the class
-    that they declare for it, which derives from both: ``class InvalidOptionError(..., door_of=InvalidLimitError)``.
+    A floor raises the class that it knows. Where the adapters of Semantic Kernel are
+    loaded, the error is of the class that they declare for it, which derives from both:
+    ``class InvalidOptionError(..., door_of=InvalidLimitError)``.
 
     Attributes:
         may_pass: Whether the same may succeed later, so that a kept run is tried again.
@@ -41,7 +43,9 @@ class PlannerExtError(Exception):
     may_pass: ClassVar[bool] = False
     _raised_as: ClassVar[type["PlannerExtError"]]
 
-    def __init_subclass__(cls, *, door_of: type["PlannerExtError"] | None = None) -> None:
+    def __init_subclass__(
+        cls, *, door_of: type["PlannerExtError"] | None = None
+    ) -> None:
         super().__init_subclass__()
         cls._raised_as = cls
         if door_of is not None:
@@ -108,7 +112,9 @@ def waiting_text(status: str) -> str:
     return _WAITING.get(status, "")
 
 
-def not_answered(*, status: str, reason: str, limit: str | None, **carried: Any) -> UnansweredRunError:
+def not_answered(
+    *, status: str, reason: str, limit: str | None, **carried: Any
+) -> UnansweredRunError:
     """Make the error for a run without an answer; it carries the other attributes given, such as the history."""
     reason = reason or waiting_text(status)
     if limit == "max_tool_calls":
@@ -123,9 +129,13 @@ _PARTS: Mapping[object, tuple[str, str]] = {
     "policy": ("interceptors", "interceptors=[ApprovalPolicy.from_yaml(path)]"),
     "policies": ("interceptors", "interceptors=[ApprovalPolicy.from_yaml(path)]"),
     "authorize": ("approval", "approval=ApprovalSettings(authorize=...)"),
-    "price": ("max_cost", "price=... beside budget=: it is an option of planner, service, handler and session"),
+    "price": (
+        "max_cost",
+        "price=... beside budget=: it is an option of planner, service, handler and session",
+    ),
 }
-"""What belongs elsewhere: by its name, the option or field that it is taken for a part of, and how it is written."""
+"""What belongs elsewhere: by its name, the option or field that it is taken for a part
+of, and how it is written."""
 
 
 def nearest(name: object, names: Iterable[str]) -> str:
@@ -149,7 +159,9 @@ def suggests_names(kind: type[_T]) -> type[_T]:
             if name not in known:
                 hint = nearest(name, known)
                 listed = ", ".join(known)
-                raise TypeError(f"{kind.__name__} has no field {name!r}.{hint} Its fields are {listed}.")
+                raise TypeError(
+                    f"{kind.__name__} has no field {name!r}.{hint} Its fields are {listed}."
+                )
         construct(self, *values, **fields)
 
     type.__setattr__(kind, "__init__", checked)
@@ -159,40 +171,97 @@ def suggests_names(kind: type[_T]) -> type[_T]:
 _BY_ID = "Name the calls: decisions={call.id: Approve(by=...)}; pending has the ids."
 
 _PLACES: Mapping[tuple[str, str], str] = {
-    ("service_id", "Kernel"): "The kernel is given to each run: planner.invoke(kernel, goal).",
-    ("service_id", "FunctionCallingStepwisePlannerOptions"): "Give them by name: options=...",
-    ("service_id", "ChatCompletionClientBase"): "Add the service to the kernel, and give its service_id.",
-    ("options", "Kernel"): "The kernel is given to each run: planner.invoke(kernel, goal).",
-    ("options", "Budget"): "It is one of the options: FunctionCallingStepwisePlannerOptions(budget=...).",
-    ("options", "dict"): "Make them of it: FunctionCallingStepwisePlannerOptions(**options).",
+    (
+        "service_id",
+        "Kernel",
+    ): "The kernel is given to each run: planner.invoke(kernel, goal).",
+    (
+        "service_id",
+        "FunctionCallingStepwisePlannerOptions",
+    ): "Give them by name: options=...",
+    (
+        "service_id",
+        "ChatCompletionClientBase",
+    ): "Add the service to the kernel, and give its service_id.",
+    (
+        "options",
+        "Kernel",
+    ): "The kernel is given to each run: planner.invoke(kernel, goal).",
+    (
+        "options",
+        "Budget",
+    ): "It is one of the options: FunctionCallingStepwisePlannerOptions(budget=...).",
+    (
+        "options",
+        "dict",
+    ): "Make them of it: FunctionCallingStepwisePlannerOptions(**options).",
     ("goal", "Kernel"): "The kernel comes first: invoke(kernel, goal).",
     ("kernel", "str"): "The kernel comes first, then the text.",
-    ("kernel", "ChatCompletionClientBase"): "Add the service to a kernel: kernel.add_service(service).",
-    ("kernel", "Checkpoint"): "The kernel comes first: resume(kernel, checkpoint, decisions).",
-    ("kernel", "FunctionCallingStepwisePlanner"): "The planner comes first, then the kernel.",
+    (
+        "kernel",
+        "ChatCompletionClientBase",
+    ): "Add the service to a kernel: kernel.add_service(service).",
+    (
+        "kernel",
+        "Checkpoint",
+    ): "The kernel comes first: resume(kernel, checkpoint, decisions).",
+    (
+        "kernel",
+        "FunctionCallingStepwisePlanner",
+    ): "The planner comes first, then the kernel.",
     ("kernel", "NoneType"): "Make one: Kernel(services=[...], plugins={...}).",
     ("planner", "Kernel"): "The planner comes first, then the kernel.",
     ("inner", "Kernel"): "Give the service in it: kernel.get_service(service_id).",
     ("inner", "str"): "Give the service itself: kernel.get_service(service_id).",
-    ("checkpoint", "Kernel"): "The kernel comes first: resume(kernel, checkpoint, decisions).",
-    ("checkpoint", "FunctionCallingStepwisePlannerResult"): "Give its checkpoint: result.checkpoint.",
-    ("checkpoint", "ChatMessageContent"): "Give its checkpoint: message.metadata['checkpoint'].",
-    ("checkpoint", "AgentResponseItem"): "Give its checkpoint: response.metadata['checkpoint'].",
-    ("checkpoint", "dict"): "Of a message's metadata give the entry 'checkpoint'; decisions come after the checkpoint.",
+    (
+        "checkpoint",
+        "Kernel",
+    ): "The kernel comes first: resume(kernel, checkpoint, decisions).",
+    (
+        "checkpoint",
+        "FunctionCallingStepwisePlannerResult",
+    ): "Give its checkpoint: result.checkpoint.",
+    (
+        "checkpoint",
+        "ChatMessageContent",
+    ): "Give its checkpoint: message.metadata['checkpoint'].",
+    (
+        "checkpoint",
+        "AgentResponseItem",
+    ): "Give its checkpoint: response.metadata['checkpoint'].",
+    (
+        "checkpoint",
+        "dict",
+    ): "Of a message's metadata give the entry 'checkpoint'; decisions come after the checkpoint.",
     ("checkpoint", "Path"): "Read the file: path.read_text().",
-    ("checkpoint", "NoneType"): "A message of a run that was answered has none: look at its status first.",
+    (
+        "checkpoint",
+        "NoneType",
+    ): "A message of a run that was answered has none: look at its status first.",
     ("agent", "AgentThread"): "The agent comes first, then the thread.",
-    ("agent", "ChatCompletionClientBase"): "Give the agent that has this service; a service has a resume of its own.",
+    (
+        "agent",
+        "ChatCompletionClientBase",
+    ): "Give the agent that has this service; a service has a resume of its own.",
     ("thread", "AgentResponseItem"): "Give its thread: response.thread.",
     ("thread", "ChatHistory"): "Make one of it: ChatHistoryAgentThread(history).",
     ("thread", "ChatCompletionAgent"): "The agent comes first, then the thread.",
     ("arguments", "dict"): "Make them of it: KernelArguments(**arguments).",
     ("arguments", "ChatHistory"): "Give it by name: chat_history=...",
-    ("arguments", "PromptExecutionSettings"): "Give them in arguments: KernelArguments(settings=...).",
-    ("goal", "ChatHistory"): "Give the text, and the conversation by name: chat_history=...",
+    (
+        "arguments",
+        "PromptExecutionSettings",
+    ): "Give them in arguments: KernelArguments(settings=...).",
+    (
+        "goal",
+        "ChatHistory",
+    ): "Give the text, and the conversation by name: chat_history=...",
     ("goal", "ChatMessageContent"): "Give its text: message.content.",
     ("chat_history", "list"): "Make one of it: ChatHistory(messages=[...]).",
-    ("chat_history", "str"): "Make one: history = ChatHistory(); history.add_user_message(text).",
+    (
+        "chat_history",
+        "str",
+    ): "Make one: history = ChatHistory(); history.add_user_message(text).",
     ("budget", "int"): "Say what it limits: Budget(max_iterations=...).",
     ("decision", "type"): "Make one of the class: Approve(by=...).",
     ("decision", "bool"): "Give Approve(by=...), or Deny(reason).",
@@ -205,17 +274,29 @@ _PLACES: Mapping[tuple[str, str], str] = {
     ("policy", "str"): "Read the file: ApprovalPolicy.from_yaml(path).",
     ("policy", "Path"): "Read the file: ApprovalPolicy.from_yaml(path).",
     ("policy", "dict"): "Read the data: ApprovalPolicy.from_dict(data).",
-    ("interceptors", "str"): "Read the file: interceptors=[ApprovalPolicy.from_yaml(path)].",
-    ("interceptors", "Path"): "Read the file: interceptors=[ApprovalPolicy.from_yaml(path)].",
-    ("interceptors", "dict"): "Read the data: interceptors=[ApprovalPolicy.from_dict(data)].",
+    (
+        "interceptors",
+        "str",
+    ): "Read the file: interceptors=[ApprovalPolicy.from_yaml(path)].",
+    (
+        "interceptors",
+        "Path",
+    ): "Read the file: interceptors=[ApprovalPolicy.from_yaml(path)].",
+    (
+        "interceptors",
+        "dict",
+    ): "Read the data: interceptors=[ApprovalPolicy.from_dict(data)].",
 }
-"""Where a value of a class belongs that was given for another argument, by the argument and the class."""
+"""Where a value of a class belongs that was given for another argument, by the argument
+and the class."""
 
 
 def way_out(name: str, value: object) -> str:
     """Say where a value belongs that was given for this argument, in a sentence with a space before it; or ""."""
     kinds = (kind.__name__ for kind in type(value).__mro__)
-    return next((f" {_PLACES[name, kind]}" for kind in kinds if (name, kind) in _PLACES), "")
+    return next(
+        (f" {_PLACES[name, kind]}" for kind in kinds if (name, kind) in _PLACES), ""
+    )
 
 
 _MOST_CHARACTERS = 160
@@ -227,8 +308,9 @@ _PLAIN = (bool, float, complex, bytes, Enum, type(None))
 def shown(value: object) -> str:
     """Write a value for an error message, in one line of at most 160 characters.
 
-    Numbers and texts are shown, long ones without their middle, and the first items of lists, tuples, sets and
-    dictionaries. A function is named; an object by its class alone: what its ``repr`` says may be long, or secret.
+    Numbers and texts are shown, long ones without their middle, and the first items of
+    lists, tuples, sets and dictionaries. A function is named; an object by its class
+    alone: what its ``repr`` says may be long, or secret.
     """
     text = ""
     with suppress(Exception):
@@ -252,7 +334,9 @@ def text_of(value: object) -> str:
 
 
 @contextmanager
-def reading(what: str, error: type[PlannerExtError], *, way_out: str = "") -> Generator[None]:
+def reading(
+    what: str, error: type[PlannerExtError], *, way_out: str = ""
+) -> Generator[None]:
     """Read what others may have written or altered: every defect becomes one named error.
 
     Args:
@@ -270,7 +354,9 @@ def reading(what: str, error: type[PlannerExtError], *, way_out: str = "") -> Ge
     except Exception as problem:  # numbers too large, nesting too deep, wrong types: a document may hold anything
         seen = described(problem)
         seen = seen if len(seen) <= _MOST_SEEN else f"{seen[:_MOST_SEEN]}..."
-        raise error(f"{what} damaged: {seen.rstrip('.')}. {way_out}".rstrip()) from problem
+        raise error(
+            f"{what} damaged: {seen.rstrip('.')}. {way_out}".rstrip()
+        ) from problem
 
 
 def counted(number: int, noun: str) -> str:

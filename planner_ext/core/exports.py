@@ -10,16 +10,21 @@ from pathlib import Path
 def missing_name(root: str, name: str, modules: Sequence[str]) -> Exception:
     """Return the error for a name that the root does not have; it says which module has it.
 
-    Called by the ``__getattr__`` of the root. ``from root import name`` needs an ImportError, since it drops the text
-    of an AttributeError.
+    Called by the ``__getattr__`` of the root. ``from root import name`` needs an
+    ImportError, since it drops the text of an AttributeError.
 
     Args:
         root: The package.
         name: What was looked for.
-        modules: The public modules; the first one that has the name is the one to import it from.
+        modules: The public modules; the first one that has the name is the one to
+            import it from.
     """
     problem = f"module {root!r} has no attribute {name!r}"
-    module = None if name.startswith("_") or name in modules else _module_of(root, name, modules)
+    module = (
+        None
+        if name.startswith("_") or name in modules
+        else _module_of(root, name, modules)
+    )
     if module is None:
         return AttributeError(problem)
     is_import = sys._getframe(2).f_code.co_name == "_handle_fromlist"  # pyright: ignore[reportPrivateUsage]
@@ -32,7 +37,11 @@ def _module_of(root: str, name: str, modules: Sequence[str]) -> str | None:
     """Read what the modules export, without importing them: one may need an extra that is missing."""
     for module in modules:
         spec = find_spec(f"{root}.{module}")
-        source = None if spec is None or spec.origin is None else Path(spec.origin).read_text("utf-8")
+        source = (
+            None
+            if spec is None or spec.origin is None
+            else Path(spec.origin).read_text("utf-8")
+        )
         exported = re.search(r"^__all__ = \[[^]]*\]", source or "", re.MULTILINE)
         if exported is not None and f'"{name}"' in exported.group():
             return f"{root}.{module}"

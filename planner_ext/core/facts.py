@@ -1,8 +1,9 @@
 """What can happen in a run. A run is the list of these; everything else is computed from them.
 
-Facts are past tense, frozen, and complete: a journal needs nothing else to be read. Every ``at`` is in seconds since
-the epoch, every ``seconds`` is the active time since the last fact that has one, and every ``iteration`` is the 0-based
-iteration of the loop. A plan request is made before iteration 0.
+Facts are past tense, frozen, and complete: a journal needs nothing else to be read.
+Every ``at`` is in seconds since the epoch, every ``seconds`` is the active time since
+the last fact that has one, and every ``iteration`` is the 0-based iteration of the
+loop. A plan request is made before iteration 0.
 """
 
 from dataclasses import dataclass, fields
@@ -10,14 +11,25 @@ from typing import Any, Literal, TypeAlias
 
 from planner_ext.core.limits import Budget
 from planner_ext.core.results import Cut
-from planner_ext.core.values import CallKind, Message, RequestedCall, Status, Usage, updated
+from planner_ext.core.values import (
+    CallKind,
+    Message,
+    RequestedCall,
+    Status,
+    Usage,
+    updated,
+)
 
-Verdict: TypeAlias = Literal["run", "answer", "deny", "defer", "final_answer", "external"]
-"""What was decided about a call: run it; answer it without running it (unknown, invalid, supplied); deny it; ask a
-person; take it as the final answer; return it to the caller."""
+Verdict: TypeAlias = Literal[
+    "run", "answer", "deny", "defer", "final_answer", "external"
+]
+"""What was decided about a call: run it; answer it without running it (unknown,
+invalid, supplied); deny it; ask a person; take it as the final answer; return it to the
+caller."""
 
 FunctionOutcome: TypeAlias = Literal["ok", "failed", "timed_out", "cancelled"]
-"""How a function that was started ended; ``timed_out`` at its own timeout, or at a time limit of the run."""
+"""How a function that was started ended; ``timed_out`` at its own timeout, or at a time
+limit of the run."""
 
 
 _IN_NO_LINE = frozenset(
@@ -46,11 +58,16 @@ class EventLine:
 
     def __str__(self) -> str:
         event: Any = self
-        given = [(field.name, getattr(event, field.name), field.default) for field in fields(event)]
+        given = [
+            (field.name, getattr(event, field.name), field.default)
+            for field in fields(event)
+        ]
         shown = [
             f"{name}={value!r}"
             for name, value, default in given
-            if name not in _IN_NO_LINE and isinstance(value, str | int | float) and value != default
+            if name not in _IN_NO_LINE
+            and isinstance(value, str | int | float)
+            and value != default
         ]
         line = " ".join([type(self).__name__, *shown])
         return line if len(line) <= LINE_WIDTH else f"{line[: LINE_WIDTH - 1]}…"
@@ -64,18 +81,28 @@ class Rules:
         limits: What the run may spend.
         plan: Whether a plan is requested before the first step.
         charge_plan: Whether the plan request counts as a round trip.
-        use_attempts: Maximum number of tool rounds, after which no functions are offered; None is unlimited.
-        attempts_limit: The name under which a result reports that ``use_attempts`` was reached, for instance
-            ``maximum_use_attempts``; "" if it is not reported as a limit, so that the run ends ``answered``.
-        tool_choice: ``auto`` lets the model choose, ``required`` makes it call a function in each tool round.
-        rounds_per_step: Tool rounds of one step, after which a plain reply closes it; None chains without end.
-        require_final_answer: Whether a plain reply is not enough, only the final-answer function is.
-        on_denial: What follows a denied call: it is answered with a refusal, it is removed and the model asked again
-            without functions, or its batch is returned to the caller.
-        close_on_denial: Whether a denied call ends the chain of tool rounds: the next request offers no functions.
-        on_deferred: Whether the other calls of a batch wait for a deferred one, or run before the pause.
-        structured: Whether the answer must match a form. The journal does not record the form itself.
-        clarifier: Whether the model's questions, and its plain replies, are put to a clarifier.
+        use_attempts: Maximum number of tool rounds, after which no functions are
+            offered; None is unlimited.
+        attempts_limit: The name under which a result reports that ``use_attempts`` was
+            reached, for instance ``maximum_use_attempts``; "" if it is not reported as
+            a limit, so that the run ends ``answered``.
+        tool_choice: ``auto`` lets the model choose, ``required`` makes it call a
+            function in each tool round.
+        rounds_per_step: Tool rounds of one step, after which a plain reply closes it;
+            None chains without end.
+        require_final_answer: Whether a plain reply is not enough, only the final-answer
+            function is.
+        on_denial: What follows a denied call: it is answered with a refusal, it is
+            removed and the model asked again without functions, or its batch is
+            returned to the caller.
+        close_on_denial: Whether a denied call ends the chain of tool rounds: the next
+            request offers no functions.
+        on_deferred: Whether the other calls of a batch wait for a deferred one, or run
+            before the pause.
+        structured: Whether the answer must match a form. The journal does not record
+            the form itself.
+        clarifier: Whether the model's questions, and its plain replies, are put to a
+            clarifier.
         max_clarifications: How many questions are answered; None is unlimited.
     """
 
@@ -107,9 +134,12 @@ class Guards:
         checks: The ``check_for_intervention`` callbacks, in that order.
         filters: The policies of the kernel's `ApprovalFilter`s, in that order.
         unmatched: What happens to an undecided call.
-        expires_in: Seconds for which a question is open by default; None is without end.
-        marked: Fully qualified names of the offered functions that require approval by themselves, sorted.
-        shared_budgets: The names of the budgets that the run shares with others, sorted.
+        expires_in: Seconds for which a question is open by default; None is without
+            end.
+        marked: Fully qualified names of the offered functions that require approval by
+            themselves, sorted.
+        shared_budgets: The names of the budgets that the run shares with others,
+            sorted.
         authorize: The names of the hooks that say who may decide, sorted.
     """
 
@@ -133,7 +163,8 @@ class RunStarted(EventLine):
         messages: The first messages of the transcript, as values of Semantic Kernel.
         goal: The goal of the run; "" if it continues a history without one.
         guards: What could decide its calls; None if the run is not kept in a store.
-        trace: The W3C ``traceparent`` of the span that started it; "" if nothing traced it.
+        trace: The W3C ``traceparent`` of the span that started it; "" if nothing traced
+            it.
     """
 
     run_id: str
@@ -170,8 +201,8 @@ class MessageAdded(EventLine):
 
     Attributes:
         message: The message, a value of Semantic Kernel.
-        purpose: What it asks for: the next ``step``, the final-answer function (``insist``), or the answer in the
-            ``response_format`` (``structure``).
+        purpose: What it asks for: the next ``step``, the final-answer function
+            (``insist``), or the answer in the ``response_format`` (``structure``).
     """
 
     message: Message
@@ -186,8 +217,10 @@ class ModelAsked(EventLine):
 
     Attributes:
         iteration: The iteration that the request opens; -1 for the plan request.
-        index: The index of the call whose function makes the request; None for a request of the run itself.
-        usage: Tokens and cost that this call has used so far, with estimates for requests under way.
+        index: The index of the call whose function makes the request; None for a
+            request of the run itself.
+        usage: Tokens and cost that this call has used so far, with estimates for
+            requests under way.
     """
 
     iteration: int
@@ -204,8 +237,8 @@ class RequestFailed(EventLine):
     Attributes:
         iteration: As in `ModelAsked`.
         reason: Why, for the record.
-        usage: Charged to the run: 1 round trip, or 0 if the request did not reach the server; estimated tokens and
-            their cost.
+        usage: Charged to the run: 1 round trip, or 0 if the request did not reach the
+            server; estimated tokens and their cost.
     """
 
     iteration: int
@@ -225,11 +258,13 @@ class ModelReplied(EventLine):
         text: Its text, "" without one.
         calls: The function calls in it, in order.
         finish_reason: The reason that the service gave, or None.
-        usage: Charged to the run: the round trips that the reply's metadata reports, 1 without them; tokens and their
-            cost, reported or estimated.
+        usage: Charged to the run: the round trips that the reply's metadata reports, 1
+            without them; tokens and their cost, reported or estimated.
         offered: Whether functions were offered in the request.
-        withheld: The limit because of which functions that exist were not offered, or None.
-        final_answer: The answer that the final-answer function was called with although it was not offered, or None.
+        withheld: The limit because of which functions that exist were not offered, or
+            None.
+        final_answer: The answer that the final-answer function was called with although
+            it was not offered, or None.
     """
 
     iteration: int
@@ -281,31 +316,44 @@ class CallDecided(CallFact):
         kind: What the requested call turned out to be.
         verdict: What was decided.
         answer: What the model reads where the call does not run.
-        reason: Why it does not run, or waits: the words of the interceptor, rule or person; "" without any.
+        reason: Why it does not run, or waits: the words of the interceptor, rule or
+            person; "" without any.
         digest: Digest of function and converted arguments; "" if nothing could run.
-        signature: The function's parameters, ``name=digest`` of each; "" if they are not known.
-        fingerprint: Digest of run, iteration, call id, function and arguments, to which a decision binds.
-        arguments: JSON text of what the function gets where that was converted from the model's text, or None.
-        edited: JSON text of the arguments that replace the model's, converted in the same way, or None.
-        by: Who or what decided: an interceptor, a policy's rule, a person; "" for the loop itself.
-        sticky: Whether the same question is answered so for the rest of the run, for the function or for these
-            arguments.
+        signature: The function's parameters, ``name=digest`` of each; "" if they are
+            not known.
+        fingerprint: Digest of run, iteration, call id, function and arguments, to which
+            a decision binds.
+        arguments: JSON text of what the function gets where that was converted from the
+            model's text, or None.
+        edited: JSON text of the arguments that replace the model's, converted in the
+            same way, or None.
+        by: Who or what decided: an interceptor, a policy's rule, a person; "" for the
+            loop itself.
+        sticky: Whether the same question is answered so for the rest of the run, for
+            the function or for these arguments.
         expires_at: When a deferred call stops waiting, or None.
         prompt: The text that a person reads with a deferred call; "" without one.
-        final_answer: The answer that the final-answer function was called with, or None.
+        final_answer: The answer that the final-answer function was called with, or
+            None.
         person: Whether a person decided, on what they were shown.
-        approved: Whether a decision let the call run: an interceptor's, a policy's, a person's, also an earlier one for
-            the rest of the run. False if the call runs because no interceptor objected. Of a deferred call: a person
-            approved it, and others are still asked.
+        approved: Whether a decision let the call run: an interceptor's, a policy's, a
+            person's, also an earlier one for the rest of the run. False if the call
+            runs because no interceptor objected. Of a deferred call: a person approved
+            it, and others are still asked.
         nested: Whether the function is a planner itself.
-        roles: The roles that may decide a deferred call; empty for anyone. Data of the application.
-        source: Digest of what asked about the call: a policy's rule or default, the function's mark, or an interceptor
-            with its prompt. "" if nothing asked. A sticky approval holds for this source and these roles.
+        roles: The roles that may decide a deferred call; empty for anyone. Data of the
+            application.
+        source: Digest of what asked about the call: a policy's rule or default, the
+            function's mark, or an interceptor with its prompt. "" if nothing asked. A
+            sticky approval holds for this source and these roles.
         parameters: JSON text of the schema of a deferred call's parameters.
-        cut: Where a supplied result, which is the ``answer``, was cut for the model; None if it was not.
-        repetition: Digest of function and arguments without those that are the parameters' defaults; "" if there are
-            none of these. `counted_as` uses it, and no decision binds to it.
-        further: What others are asked about a deferred call, one after the other, once this question is answered.
+        cut: Where a supplied result, which is the ``answer``, was cut for the model;
+            None if it was not.
+        repetition: Digest of function and arguments without those that are the
+            parameters' defaults; "" if there are none of these. `counted_as` uses it,
+            and no decision binds to it.
+        further: What others are asked about a deferred call, one after the other, once
+            this question is answered.
     """
 
     kind: CallKind
@@ -337,7 +385,9 @@ class CallDecided(CallFact):
     @property
     def counted_as(self) -> str:
         """@private The name under which ``max_repeated_calls`` counts the call; an edited one by its own arguments."""
-        return self.repetition if self.repetition and self.edited is None else self.digest
+        return (
+            self.repetition if self.repetition and self.edited is None else self.digest
+        )
 
     @property
     def binds(self) -> bool:
@@ -389,7 +439,8 @@ class CallStarted(CallFact):
 class NestedCallStarted(EventLine):
     """A running call's function is about to start another one: itself, or in a run inside it. See `CallFinished.spent`.
 
-    Recorded in a run that is kept in a store, before the start: it is charged if the process ends amid the call.
+    Recorded in a run that is kept in a store, before the start: it is charged if the
+    process ends amid the call.
 
     Attributes:
         iteration: The iteration of the running call.
@@ -412,14 +463,17 @@ class CallFinished(CallFact):
 
     Attributes:
         iteration, index, call_id, function: As in `CallStarted`.
-        outcome: How the function ended: ``ok``, ``failed``, ``timed_out`` or ``cancelled``.
+        outcome: How the function ended: ``ok``, ``failed``, ``timed_out`` or
+            ``cancelled``.
         result: What the model reads, or the beginning of which it reads.
         cut: Where the result was cut for the model; None if it was not.
-        error: Type and message of the exception, "" without one; for the record, never sent to the model.
+        error: Type and message of the exception, "" without one; for the record, never
+            sent to the model.
         terminate: Whether a filter asked to end the run after this batch.
-        spent: The usage of the function: its requests and nested calls. None means that it is not known: what the call
-            recorded before it happened is charged.
-        brought: The functions whose calls or results were in the histories of the runs and requests inside it.
+        spent: The usage of the function: its requests and nested calls. None means that
+            it is not known: what the call recorded before it happened is charged.
+        brought: The functions whose calls or results were in the histories of the runs
+            and requests inside it.
     """
 
     outcome: FunctionOutcome
@@ -439,13 +493,15 @@ class Clarified(EventLine):
 
     Attributes:
         question: Its text; the whole of a plain reply.
-        answer: What the model reads; None without an answer: a call then waits for a person, and a plain reply is taken
-            as it is.
+        answer: What the model reads; None without an answer: a call then waits for a
+            person, and a plain reply is taken as it is.
         iteration: The iteration in which it was asked.
         index: The index of the call that asks; None for a plain reply.
         by: Who answered, "" if that is not known.
-        denied: Why a person did not answer, "" without a reason; None if the question was answered.
-        usage: Charged to the run: the round trips that the answer took, their tokens and cost; 0 of a person's.
+        denied: Why a person did not answer, "" without a reason; None if the question
+            was answered.
+        usage: Charged to the run: the round trips that the answer took, their tokens
+            and cost; 0 of a person's.
         seconds: Active time; waiting for a person is not in it.
     """
 
@@ -530,13 +586,16 @@ class BudgetChanged(EventLine):
 class SharedBudgetsChecked(EventLine):
     """A budget that the run shares with others forbade what was due next; or it was forbidden before, and no longer is.
 
-    What is allowed is not recorded. But in a store, each activation that continues a run with shared budgets begins
-    with this fact: so no two have begun with a journal of the same length.
+    What is allowed is not recorded. But in a store, each activation that continues a
+    run with shared budgets begins with this fact: so no two have begun with a journal
+    of the same length.
 
     Attributes:
-        limit: The budget and its limit, such as ``per user: max_cost``; None if an earlier refusal no longer counts.
+        limit: The budget and its limit, such as ``per user: max_cost``; None if an
+            earlier refusal no longer counts.
         reason: Which limit was reached, in words; "" without one.
-        answer: Whether one request, without functions, is still reserved for the run's answer.
+        answer: Whether one request, without functions, is still reserved for the run's
+            answer.
     """
 
     limit: str | None = None
@@ -551,7 +610,8 @@ class Paused(EventLine):
     """The run waits for a person; it executes nothing until it is resumed.
 
     Attributes:
-        trace: The W3C ``traceparent`` of the span in which it paused; "" if nothing traced it.
+        trace: The W3C ``traceparent`` of the span in which it paused; "" if nothing
+            traced it.
     """
 
     trace: str = ""
@@ -565,8 +625,10 @@ class Resumed(EventLine):
     """A paused or ended run was resumed.
 
     Attributes:
-        limits: New limits, which replace the old ones; what was spent stays spent. None keeps the old ones.
-        trace: The W3C ``traceparent`` of the span that resumed it; "" if nothing traced it.
+        limits: New limits, which replace the old ones; what was spent stays spent. None
+            keeps the old ones.
+        trace: The W3C ``traceparent`` of the span that resumed it; "" if nothing traced
+            it.
     """
 
     limits: Budget | None = None
@@ -630,14 +692,18 @@ def cost_of(fact: Fact, rules: Rules | None = None) -> Usage:
 
     Args:
         fact: Any fact.
-        rules: Of the run, since ``charge_plan`` frees the round trip of the plan request. None counts it, as shared
-            budgets do.
+        rules: Of the run, since ``charge_plan`` frees the round trip of the plan
+            request. None counts it, as shared budgets do.
     """
     match fact:
         case Planned() | ModelReplied() | RequestFailed() | Clarified():
-            free = rules is not None and not rules.charge_plan and _is_plan_request(fact)
+            free = (
+                rules is not None and not rules.charge_plan and _is_plan_request(fact)
+            )
             iterations = 0 if free else fact.usage.iterations
-            return updated(fact.usage, iterations=iterations, active_seconds=fact.seconds)
+            return updated(
+                fact.usage, iterations=iterations, active_seconds=fact.seconds
+            )
         case CallStarted(function=function):
             return Usage(tool_calls=1, calls_by_function={function: 1})
         case CallFinished(spent=Usage() as spent):
@@ -649,4 +715,6 @@ def cost_of(fact: Fact, rules: Rules | None = None) -> Usage:
 
 
 def _is_plan_request(fact: Planned | ModelReplied | RequestFailed | Clarified) -> bool:
-    return isinstance(fact, Planned) or (isinstance(fact, RequestFailed) and fact.iteration < 0)
+    return isinstance(fact, Planned) or (
+        isinstance(fact, RequestFailed) and fact.iteration < 0
+    )

@@ -1,7 +1,8 @@
 """``apply``: the state after a fact, and ``fold``: the state after a whole journal.
 
-Pure, and total over legal transitions: a fact that `planner_ext.core.state.TRANSITIONS` does not allow is refused. Each
-kind of fact has a function that returns the fields of the state which it changes.
+Pure, and total over legal transitions: a fact that `planner_ext.core.state.TRANSITIONS`
+does not allow is refused. Each kind of fact has a function that returns the fields of
+the state which it changes.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -24,7 +25,8 @@ from planner_ext.core.values import (
 )
 
 CUT_SHORT = frozenset({"length", "content_filter", "refusal"})
-"""Finish reasons of an incomplete reply: it is never a final answer, and none of its calls run."""
+"""Finish reasons of an incomplete reply: it is never a final answer, and none of its
+calls run."""
 
 
 def cut_short_text(finish_reason: str | None, text: str) -> str:
@@ -40,9 +42,11 @@ def cut_short_text(finish_reason: str | None, text: str) -> str:
 
 
 _KEEPS_INTENT = frozenset({"CallDecided", "IterationCompleted"})
-"""Facts that a store may hold back until its next write, see `planner_ext.durable.writer.JournalWriter`.
+"""Facts that a store may hold back until its next write, see
+`planner_ext.durable.writer.JournalWriter`.
 
-The next request may be sent before they are written. So they do not announce it, and leave `State.intent` as it is.
+The next request may be sent before they are written. So they do not announce it, and
+leave `State.intent` as it is.
 """
 
 _Changes: TypeAlias = dict[str, Any]
@@ -68,14 +72,18 @@ def apply(state: State, fact: facts.Fact) -> State:
     """
     allowed = TRANSITIONS.get((state.phase, fact.type))
     if allowed is None:
-        raise IllegalTransitionError(f"{fact.type} cannot happen while a run is {state.phase}.")
+        raise IllegalTransitionError(
+            f"{fact.type} cannot happen while a run is {state.phase}."
+        )
     changes = _APPLY[fact.type](state, fact)
     changes["at"] = fact.at
     if state.intent != "implied" and fact.type not in _KEEPS_INTENT:
         changes.setdefault("intent", "implied")
     after = updated(state, changes)
     if after.phase not in allowed:
-        raise IllegalTransitionError(f"{fact.type} cannot lead from {state.phase} to {after.phase}.")
+        raise IllegalTransitionError(
+            f"{fact.type} cannot lead from {state.phase} to {after.phase}."
+        )
     return after
 
 
@@ -91,7 +99,12 @@ def _run_started(_: State, fact: facts.RunStarted) -> _Changes:
 
 
 def _planned(state: State, fact: facts.Planned) -> _Changes:
-    return {"phase": Phase.ASKING, "planned": True, "transcript": fact.messages, "usage": _charged(state, fact)}
+    return {
+        "phase": Phase.ASKING,
+        "planned": True,
+        "transcript": fact.messages,
+        "usage": _charged(state, fact),
+    }
 
 
 def _message_added(state: State, fact: facts.MessageAdded) -> _Changes:
@@ -116,7 +129,12 @@ def _nested_call_started(state: State, fact: facts.NestedCallStarted) -> _Change
     return _recorded(state, fact, fact.index, nested)
 
 
-def _recorded(state: State, fact: facts.ModelAsked | facts.NestedCallStarted, index: int, more: Usage) -> _Changes:
+def _recorded(
+    state: State,
+    fact: facts.ModelAsked | facts.NestedCallStarted,
+    index: int,
+    more: Usage,
+) -> _Changes:
     """Note what a running call is about to use; its end, or another decision on it, charges that."""
     batch, call = _named_call(state.batch, fact, index)
     _require(call.started and call.answer is None, fact, "it is not running")
@@ -128,7 +146,11 @@ def _recorded(state: State, fact: facts.ModelAsked | facts.NestedCallStarted, in
         tool_calls=counted.tool_calls,
         calls_by_function=counted.calls_by_function,
     )
-    return {"batch": _with_call(batch, index, updated(call, recorded=recorded, inside=inside))}
+    return {
+        "batch": _with_call(
+            batch, index, updated(call, recorded=recorded, inside=inside)
+        )
+    }
 
 
 def _request_failed(state: State, fact: facts.RequestFailed) -> _Changes:
@@ -137,12 +159,23 @@ def _request_failed(state: State, fact: facts.RequestFailed) -> _Changes:
 
 def _model_replied(state: State, fact: facts.ModelReplied) -> _Changes:
     usage = _charged(state, fact)
-    common = {"usage": usage, "iteration": fact.iteration + 1, "reask": False, "asked": False, "checked": None}
+    common = {
+        "usage": usage,
+        "iteration": fact.iteration + 1,
+        "reask": False,
+        "asked": False,
+        "checked": None,
+    }
     if fact.calls and fact.offered and fact.finish_reason not in CUT_SHORT:
         calls = row_of(Call(request=call) for call in fact.calls)
         n = len(calls)
         batch = Batch(
-            iteration=fact.iteration, message=fact.message, text=fact.text, calls=calls, undecided=n, unanswered=n
+            iteration=fact.iteration,
+            message=fact.message,
+            text=fact.text,
+            calls=calls,
+            undecided=n,
+            unanswered=n,
         )
         return {**common, "phase": Phase.REVIEWING, "batch": batch}
     transcript = (*state.transcript, *_kept_text(fact))
@@ -162,36 +195,58 @@ def _call_decided(state: State, fact: facts.CallDecided) -> _Changes:
     """Decide a call; a deferred call, and one in doubt, is decided a second time."""
     batch, call = _named_call(state.batch, fact, fact.index)
     deferred = call.decided is not None and call.decided.verdict == "defer"
-    _require(call.answer is None and (call.decided is None or deferred or call.started), fact, "it is decided already")
+    _require(
+        call.answer is None and (call.decided is None or deferred or call.started),
+        fact,
+        "it is decided already",
+    )
     usage = state.usage + call.recorded
     changes = _Changes()
     if call.started and call.decided is not None and fact.verdict == "run":
         usage -= _start_of(call.decided)  # charged once, however often its process died
-        changes["calls_by_digest"] = state.calls_by_digest.plus(call.decided.counted_as, -1)
+        changes["calls_by_digest"] = state.calls_by_digest.plus(
+            call.decided.counted_as, -1
+        )
     returned = fact.verdict == "deny" and state.rules.on_denial == "return_calls"
     answered = fact.verdict in ("answer", "deny", "final_answer") and not returned
     answer = fact.answer if answered else None
     erred = fact.kind in ("unknown", "invalid")
     if fact.cut is not None:
-        answer, changes["cut"] = _cut(state, fact.iteration, fact.index, fact.answer, fact.cut)
-    call = updated(call, decided=fact, starts=0, recorded=Usage(), answer=answer, erred=erred)
+        answer, changes["cut"] = _cut(
+            state, fact.iteration, fact.index, fact.answer, fact.cut
+        )
+    call = updated(
+        call, decided=fact, starts=0, recorded=Usage(), answer=answer, erred=erred
+    )
     changes.update(_settled(state, _with_call(batch, fact.index, call), usage))
     if state.final_answer is None:
         changes["final_answer"] = fact.final_answer
     if fact.sticky is not None:
-        keys = sticky_keys(fact.function, fact.digest, fact.signature, source=fact.source, roles=fact.roles)
+        keys = sticky_keys(
+            fact.function,
+            fact.digest,
+            fact.signature,
+            source=fact.source,
+            roles=fact.roles,
+        )
         changes["sticky"] = state.sticky | {keys[fact.sticky]}
     return changes
 
 
-def sticky_keys(function: str, digest: str, signature: str, *, source: str, roles: Iterable[str]) -> dict[str, str]:
+def sticky_keys(
+    function: str, digest: str, signature: str, *, source: str, roles: Iterable[str]
+) -> dict[str, str]:
     """Name what is approved for the rest of a run: the answer to one question, asked of the same roles.
 
     Returns:
-        The names for the ``function`` as it is now, and for this function with these ``arguments``.
+        The names for the ``function`` as it is now, and for this function with these
+        ``arguments``.
     """
     asked = f"{signature}:{source}:{sorted(set(roles))}"
-    return {"function": f"function:{function}:{asked}", "arguments": f"arguments:{digest}:{asked}"}
+    return {
+        "function": f"function:{function}:{asked}",
+        "arguments": f"arguments:{digest}:{asked}",
+    }
 
 
 def _calls_withheld(state: State, fact: facts.CallsWithheld) -> _Changes:
@@ -209,8 +264,16 @@ def _calls_withheld(state: State, fact: facts.CallsWithheld) -> _Changes:
 def _call_started(state: State, fact: facts.CallStarted) -> _Changes:
     """Charge a call before it runs; a call that a filter runs again is charged again."""
     batch, call = _named_call(state.batch, fact, fact.index)
-    _require(call.answer is None and fact.attempt == call.starts + 1, fact, "it has started already")
-    _require(call.decided is not None and call.decided.verdict == "run", fact, "it was not decided to run")
+    _require(
+        call.answer is None and fact.attempt == call.starts + 1,
+        fact,
+        "it has started already",
+    )
+    _require(
+        call.decided is not None and call.decided.verdict == "run",
+        fact,
+        "it was not decided to run",
+    )
     assert call.decided is not None, "a call that was decided"
     return {
         "usage": _charged(state, fact),
@@ -226,7 +289,9 @@ def _call_finished(state: State, fact: facts.CallFinished) -> _Changes:
     answer = fact.result
     changes = _Changes()
     if fact.cut is not None:
-        answer, changes["cut"] = _cut(state, fact.iteration, fact.index, fact.result, fact.cut)
+        answer, changes["cut"] = _cut(
+            state, fact.iteration, fact.index, fact.result, fact.cut
+        )
     started = () if fact.spent is None else fact.spent.calls_by_function
     inside = call.inside.union(started, fact.brought)
     call = updated(call, answer=answer, erred=fact.outcome != "ok", inside=inside)
@@ -237,7 +302,9 @@ def _call_finished(state: State, fact: facts.CallFinished) -> _Changes:
     return changes
 
 
-def _cut(state: State, iteration: int, index: int, result: str, cut: Cut) -> tuple[str, Mapping[str, str]]:
+def _cut(
+    state: State, iteration: int, index: int, result: str, cut: Cut
+) -> tuple[str, Mapping[str, str]]:
     """Return what the model reads of a result that was cut, and all whole results."""
     kept = {**state.cut, name_of_result(result, iteration, index): result}
     return cut_text(result, cut, iteration, index), kept
@@ -251,7 +318,9 @@ def _clarified(state: State, fact: facts.Clarified) -> _Changes:
         batch, call = _named_call(state.batch, fact, fact.index)
         question = call.decided is not None and call.decided.kind == "question"
         _require(question and call.answer is None, fact, "it asks nothing")
-        batch = _with_call(batch, fact.index, updated(call, asked=True, answer=fact.answer))
+        batch = _with_call(
+            batch, fact.index, updated(call, asked=True, answer=fact.answer)
+        )
         return {**answered, **_settled(state, batch, usage)}
     if fact.answer is None:
         return {"usage": usage, "asked": True}
@@ -261,23 +330,41 @@ def _clarified(state: State, fact: facts.Clarified) -> _Changes:
 
 
 _NamesCalls: TypeAlias = (
-    facts.CallFact | facts.CallsWithheld | facts.Clarified | facts.ModelAsked | facts.NestedCallStarted
+    facts.CallFact
+    | facts.CallsWithheld
+    | facts.Clarified
+    | facts.ModelAsked
+    | facts.NestedCallStarted
 )
 
 
-def _named_call(batch: Batch | None, fact: _NamesCalls, index: int) -> tuple[Batch, Call]:
+def _named_call(
+    batch: Batch | None, fact: _NamesCalls, index: int
+) -> tuple[Batch, Call]:
     """Find a call that a fact names in the open batch."""
     if batch is None:
-        raise IllegalTransitionError(f"{type(fact).__name__} names a call while no batch is open.")
-    _require(fact.iteration == batch.iteration and 0 <= index < len(batch.calls), fact, "no such call")
+        raise IllegalTransitionError(
+            f"{type(fact).__name__} names a call while no batch is open."
+        )
+    _require(
+        fact.iteration == batch.iteration and 0 <= index < len(batch.calls),
+        fact,
+        "no such call",
+    )
     call = batch.calls[index]
-    _require(not isinstance(fact, facts.CallFact) or fact.call_id == call.request.id, fact, "no such call")
+    _require(
+        not isinstance(fact, facts.CallFact) or fact.call_id == call.request.id,
+        fact,
+        "no such call",
+    )
     return batch, call
 
 
 def _require(condition: bool, fact: _NamesCalls, problem: str) -> None:
     if not condition:
-        raise IllegalTransitionError(f"{type(fact).__name__} in iteration {fact.iteration} cannot happen: {problem}.")
+        raise IllegalTransitionError(
+            f"{type(fact).__name__} in iteration {fact.iteration} cannot happen: {problem}."
+        )
 
 
 def _with_call(batch: Batch, index: int, call: Call) -> Batch:
@@ -290,29 +377,43 @@ def _with_call(batch: Batch, index: int, call: Call) -> Batch:
     )
 
 
-def _settled(state: State, batch: Batch, usage: Usage, ending: str | None = None) -> _Changes:
+def _settled(
+    state: State, batch: Batch, usage: Usage, ending: str | None = None
+) -> _Changes:
     """Move a batch into the transcript once every call has its result, results in call order."""
     ending = ending or state.ending
     if batch.unanswered:
         decided = state.phase is Phase.REVIEWING and batch.undecided == 0
         phase = Phase.CALLING if decided else state.phase
         return {"phase": phase, "batch": batch, "usage": usage, "ending": ending}
-    denied = [call for call in batch.calls if call.decided is not None and call.decided.verdict == "deny"]
-    removed = {call.request.id for call in denied} if state.rules.on_denial == "reask" else set[str]()
+    denied = [
+        call
+        for call in batch.calls
+        if call.decided is not None and call.decided.verdict == "deny"
+    ]
+    removed = (
+        {call.request.id for call in denied}
+        if state.rules.on_denial == "reask"
+        else set[str]()
+    )
     erred = any(call.erred for call in batch.calls)
     return {
         "phase": Phase.COMPLETING,
         "batch": None,
         "called": any(call.started for call in batch.calls),
         "earlier": usage.calls_by_function,
-        "inside": state.inside.union(*(call.inside for call in batch.calls if call.inside)),
+        "inside": state.inside.union(
+            *(call.inside for call in batch.calls if call.inside)
+        ),
         "transcript": (*state.transcript, *_items(batch, removed)),
         "stopping": state.stopping or ending,
         "ending": None,
         "reask": bool(removed or (denied and state.rules.close_on_denial)),
         "usage": usage,
         "errors_in_row": state.errors_in_row + 1 if erred else 0,
-        "denials_in_row": state.denials_in_row + 1 if len(denied) == len(batch.calls) else 0,
+        "denials_in_row": state.denials_in_row + 1
+        if len(denied) == len(batch.calls)
+        else 0,
     }
 
 
@@ -322,7 +423,9 @@ def _items(batch: Batch, removed: set[str]) -> list[TranscriptItem]:
     edited = tuple((call_id, text) for call_id, text in changed if text is not None)
     message: TranscriptItem = batch.message
     if removed or edited:
-        message = EditedReply(message=message, kept=tuple(call.request.id for call in kept), edited=edited)
+        message = EditedReply(
+            message=message, kept=tuple(call.request.id for call in kept), edited=edited
+        )
     results = [
         CallResult(
             call_id=call.request.id,
@@ -338,7 +441,9 @@ def _items(batch: Batch, removed: set[str]) -> list[TranscriptItem]:
 def _iteration_completed(state: State, fact: facts.IterationCompleted) -> _Changes:
     stopping = state.stopping
     if fact.terminate and stopping is None:
-        stopping = fact.reason or "The iteration-completed callback asked to end the run."
+        stopping = (
+            fact.reason or "The iteration-completed callback asked to end the run."
+        )
     return {
         "phase": Phase.ASKING,
         "transcript": state.transcript if fact.messages is None else fact.messages,
@@ -360,7 +465,12 @@ def _stop_requested(state: State, fact: facts.StopRequested) -> _Changes:
 def _budget_changed(state: State, fact: facts.BudgetChanged) -> _Changes:
     """Replace the limits, and clear the reached one: it is set again if the new limits are reached, too."""
     rules = replace(state.rules, limits=fact.limits)
-    return {"rules": rules, "limit": None, "refused": None, "usage": _charged(state, fact)}
+    return {
+        "rules": rules,
+        "limit": None,
+        "refused": None,
+        "usage": _charged(state, fact),
+    }
 
 
 def _shared_budgets_checked(state: State, fact: facts.SharedBudgetsChecked) -> _Changes:
@@ -369,7 +479,11 @@ def _shared_budgets_checked(state: State, fact: facts.SharedBudgetsChecked) -> _
 
 def _own_limit(state: State) -> str | None:
     """Return the limit that withheld calls, unless that was a shared budget's."""
-    return None if state.refused is not None and state.limit == state.refused.limit else state.limit
+    return (
+        None
+        if state.refused is not None and state.limit == state.refused.limit
+        else state.limit
+    )
 
 
 def _paused(state: State, fact: facts.Paused) -> _Changes:
@@ -387,7 +501,11 @@ def _resumed(state: State, fact: facts.Resumed) -> _Changes:
         "refused": None,
         "stopping": None,
     }
-    return {**common, "phase": _resumed_phase(state)} if state.ended is None else {**common, **_reopened(state)}
+    return (
+        {**common, "phase": _resumed_phase(state)}
+        if state.ended is None
+        else {**common, **_reopened(state)}
+    )
 
 
 def _resumed_phase(state: State) -> Phase:
@@ -419,9 +537,16 @@ def _reopened(state: State) -> _Changes:
 
 def _undecided(batch: Batch) -> Batch:
     """Forget the decisions on a batch that was returned, except for calls that had started."""
-    calls = row_of(call if call.started else Call(request=call.request) for call in batch.calls)
+    calls = row_of(
+        call if call.started else Call(request=call.request) for call in batch.calls
+    )
     undecided = sum(not call.started for call in calls)
-    return updated(batch, calls=calls, undecided=undecided, unanswered=sum(call.answer is None for call in calls))
+    return updated(
+        batch,
+        calls=calls,
+        undecided=undecided,
+        unanswered=sum(call.answer is None for call in calls),
+    )
 
 
 def _ended(state: State, fact: facts.Ended) -> _Changes:

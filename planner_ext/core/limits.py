@@ -1,8 +1,9 @@
 """What a run may spend, what it has spent, what is left, and which limit was reached first.
 
-Round trips and calls are exact: the machine never exceeds them. Tokens and cost are checked before each request and
-before each batch, so only what is then in flight, and the one forced answer, may exceed them. Active time and deadline
-interrupt what is in flight, and no request follows them.
+Round trips and calls are exact: the machine never exceeds them. Tokens and cost are
+checked before each request and before each batch, so only what is then in flight, and
+the one forced answer, may exceed them. Active time and deadline interrupt what is in
+flight, and no request follows them.
 """
 
 import math
@@ -16,7 +17,8 @@ from planner_ext.core.errors import InvalidLimitError, shown, suggests_names
 from planner_ext.core.values import Usage
 
 Price = Callable[[str, Usage], float]
-"""Gives the price of one request in US dollars, from the model's name and the tokens used."""
+"""Gives the price of one request in US dollars, from the model's name and the tokens
+used."""
 
 
 @suggests_names
@@ -24,60 +26,85 @@ Price = Callable[[str, Usage], float]
 class Budget:
     """The limits of a run. They apply per run: a new goal starts at 0, resuming a run does not.
 
-    The limits on round trips and calls are exact and never exceeded. Tokens and cost are checked before each request
-    and each batch of calls, so only the request or batch then in flight, and the one forced answer, may exceed them.
-    Active time and deadline interrupt requests and calls in flight. Retries inside an SDK are not seen and not counted.
+    The limits on round trips and calls are exact and never exceeded. Tokens and cost
+    are checked before each request and each batch of calls, so only the request or
+    batch then in flight, and the one forced answer, may exceed them. Active time and
+    deadline interrupt requests and calls in flight. Retries inside an SDK are not seen
+    and not counted.
 
     Attributes:
-        max_iterations: Round trips, every request of the run included: the plan, the steps and the answer. Charged from
-            ``iterations`` in each reply's metadata, at least 1 per request. A request that fails, is cancelled or loses
-            its process counts as 1, unless it did not reach the server. Checked before each request. Under
-            ``on_limit="answer"`` the last one is reserved: it offers no functions, so that N trips give an answer.
-        max_tool_calls: Functions started, failures included; denied, unknown and malformed calls are free. Checked
-            before a batch starts, on the calls that are about to start; a batch of 3 is 3. A function that a filter
-            starts again (see `planner_ext.durable.effect`) counts again, and is checked before each start.
-        max_total_tokens: Prompt and completion tokens, as the service reports them. Unreported tokens are estimated
-            from the texts sent and received; `Usage.estimated_tokens` has the estimated part.
-        max_cost: US dollars, as the run's ``price`` (see `planner_ext.iteration.RunOptions`) computes them from the
-            tokens reported or estimated as above. A model without a known price is refused before the first request.
-        max_active_seconds: The run's working time on its clock: requests, functions, callbacks and the wait between
-            iterations. Pauses do not count, nor does the time in which interceptors or a clarifier decide, since they
-            may be persons (a `ModelClarifier` counts). Checked continuously. At the limit, under every ``on_limit``,
-            requests and functions in flight are cancelled, and no further request is made. A cancelled request is
-            charged as a round trip; a cancelled function is recorded and answered as ``timed_out``. One that does not
-            end within a second after that is abandoned, and its later outcome changes nothing in the run.
-        deadline: A moment, with its time zone. The time in which the run pauses or a person decides counts, too; a
-            call that is not decided by then does not run. Otherwise the same happens as at ``max_active_seconds``.
-        max_calls_per_function: Functions started, by fully qualified name; only the calls beyond it are not executed.
-        max_consecutive_errors: Batches in a row with a failed, unknown or malformed call; a clean batch resets it.
-        max_repeated_calls: How often the same function may start with the same arguments.
+        max_iterations: Round trips, every request of the run included: the plan, the
+            steps and the answer. Charged from ``iterations`` in each reply's metadata,
+            at least 1 per request. A request that fails, is cancelled or loses its
+            process counts as 1, unless it did not reach the server. Checked before each
+            request. Under ``on_limit="answer"`` the last one is reserved: it offers no
+            functions, so that N trips give an answer.
+        max_tool_calls: Functions started, failures included; denied, unknown and
+            malformed calls are free. Checked before a batch starts, on the calls that
+            are about to start; a batch of 3 is 3. A function that a filter starts again
+            (see `planner_ext.durable.effect`) counts again, and is checked before each
+            start.
+        max_total_tokens: Prompt and completion tokens, as the service reports them.
+            Unreported tokens are estimated from the texts sent and received;
+            `Usage.estimated_tokens` has the estimated part.
+        max_cost: US dollars, as the run's ``price`` (see
+            `planner_ext.iteration.RunOptions`) computes them from the tokens reported
+            or estimated as above. A model without a known price is refused before the
+            first request.
+        max_active_seconds: The run's working time on its clock: requests, functions,
+            callbacks and the wait between iterations. Pauses do not count, nor does the
+            time in which interceptors or a clarifier decide, since they may be persons
+            (a `ModelClarifier` counts). Checked continuously. At the limit, under every
+            ``on_limit``, requests and functions in flight are cancelled, and no further
+            request is made. A cancelled request is charged as a round trip; a cancelled
+            function is recorded and answered as ``timed_out``. One that does not end
+            within a second after that is abandoned, and its later outcome changes
+            nothing in the run.
+        deadline: A moment, with its time zone. The time in which the run pauses or a
+            person decides counts, too; a call that is not decided by then does not run.
+            Otherwise the same happens as at ``max_active_seconds``.
+        max_calls_per_function: Functions started, by fully qualified name; only the
+            calls beyond it are not executed.
+        max_consecutive_errors: Batches in a row with a failed, unknown or malformed
+            call; a clean batch resets it.
+        max_repeated_calls: How often the same function may start with the same
+            arguments.
         max_repeated_denials: Batches in a row in which every call was denied.
-        max_calls_per_reply: Calls in one reply, of any kind. Checked when the reply has arrived, before any call is
-            processed. If a reply has more, none of its calls runs: each is answered "not executed" with this limit's
-            name, and the run continues, so that the model can make fewer calls. None means no limit.
-        max_result_tokens: Tokens of one function's result in the conversation; also of the text of its error, and of a
-            result that a person or an interceptor supplied. Checked when the result is recorded, counted as for
-            ``max_prompt_tokens``. Of a longer one the model reads the beginning, and a line beyond the cap that says
-            how much was left out and how to read on: with the function ``Results-read``, which is free, is offered
-            once something was cut, and whose pieces have the same cap. The whole result is kept in the facts, and
-            nothing ends. Runs inside functions have the tighter of their cap and this one. None means no limit.
-        on_limit: What happens at a limit. ``answer``: calls beyond it are answered "not executed" and one more request,
-            without functions, asks for the answer. ``stop``: they are answered "not executed" and the run ends.
-            ``raise``: as ``stop``, but `LimitReachedError` is raised. ``return_calls``: the run ends with the calls
-            unanswered, for the caller to run. All but ``raise`` return a value that can be resumed with a larger
-            budget.
-        batch_over_limit: Whether a batch that exceeds ``max_tool_calls`` runs no call (``reject_batch``) or the first
-            calls that fit (``fill_remaining``). With ``on_limit="return_calls"`` both return the whole batch and run
-            none of it: a message with calls cannot be answered in part.
-        last_trip: Whether a request without functions omits their schema (``withdraw``) or sends it with tool choice
-            "none", for providers that refuse tool messages without schema. Anthropic and Bedrock do, and Semantic
-            Kernel's connectors to them cannot send "none": with both values they get one function in place of all
-            others, whose description says that none is left. Ollama's connector cannot send it either, and needs no
-            schema.
-        tell_budget: Whether the model reads the remaining round trips, tool calls, tokens, cost and time, as far as
-            they are limited. A share, such as 0.25, mentions a limit once that share of it or less is left. The note is
-            appended to the newest message of each request except the plan's, and is not stored: history, journal and
-            the beginning of each request, which providers cache, are the same as without it.
+        max_calls_per_reply: Calls in one reply, of any kind. Checked when the reply has
+            arrived, before any call is processed. If a reply has more, none of its
+            calls runs: each is answered "not executed" with this limit's name, and the
+            run continues, so that the model can make fewer calls. None means no limit.
+        max_result_tokens: Tokens of one function's result in the conversation; also of
+            the text of its error, and of a result that a person or an interceptor
+            supplied. Checked when the result is recorded, counted as for
+            ``max_prompt_tokens``. Of a longer one the model reads the beginning, and a
+            line beyond the cap that says how much was left out and how to read on: with
+            the function ``Results-read``, which is free, is offered once something was
+            cut, and whose pieces have the same cap. The whole result is kept in the
+            facts, and nothing ends. Runs inside functions have the tighter of their cap
+            and this one. None means no limit.
+        on_limit: What happens at a limit. ``answer``: calls beyond it are answered "not
+            executed" and one more request, without functions, asks for the answer.
+            ``stop``: they are answered "not executed" and the run ends. ``raise``: as
+            ``stop``, but `LimitReachedError` is raised. ``return_calls``: the run ends
+            with the calls unanswered, for the caller to run. All but ``raise`` return a
+            value that can be resumed with a larger budget.
+        batch_over_limit: Whether a batch that exceeds ``max_tool_calls`` runs no call
+            (``reject_batch``) or the first calls that fit (``fill_remaining``). With
+            ``on_limit="return_calls"`` both return the whole batch and run none of it:
+            a message with calls cannot be answered in part.
+        last_trip: Whether a request without functions omits their schema (``withdraw``)
+            or sends it with tool choice "none", for providers that refuse tool messages
+            without schema. Anthropic and Bedrock do, and Semantic Kernel's connectors
+            to them cannot send "none": with both values they get one function in place
+            of all others, whose description says that none is left. Ollama's connector
+            cannot send it either, and needs no schema.
+        tell_budget: Whether the model reads the remaining round trips, tool calls,
+            tokens, cost and time, as far as they are limited. A share, such as 0.25,
+            mentions a limit once that share of it or less is left. The note is appended
+            to the newest message of each request except the plan's, and is not stored:
+            history, journal and the beginning of each request, which providers cache,
+            are the same as without it.
 
     Raises:
         InvalidLimitError: If a value is invalid; names the field. At a door it is a
@@ -106,7 +133,9 @@ class Budget:
             if problem := _problem(item.name, getattr(self, item.name)):
                 raise InvalidLimitError(problem)
         # A copy: the caller may change the mapping after it was validated.
-        object.__setattr__(self, "max_calls_per_function", dict(self.max_calls_per_function))
+        object.__setattr__(
+            self, "max_calls_per_function", dict(self.max_calls_per_function)
+        )
 
     @property
     def iterations_kept(self) -> int:
@@ -124,7 +153,11 @@ def tightest(first: Budget, second: Budget | None) -> Budget:
         other = getattr(second, item.name)
         if item.name == "max_calls_per_function":
             both = one.keys() & other.keys()
-            values[item.name] = {**one, **other, **{name: min(one[name], other[name]) for name in both}}
+            values[item.name] = {
+                **one,
+                **other,
+                **{name: min(one[name], other[name]) for name in both},
+            }
         elif item.name.startswith("max_") or item.name == "deadline":
             values[item.name] = _least(one, other)
         elif item.name == "tell_budget":
@@ -139,7 +172,11 @@ def _least(one: Any, other: Any) -> Any:
 
 def is_count(value: object, *, least: int) -> TypeGuard[int]:
     """Return whether a value is a whole number, this one or more, that a column of 64 bits can hold."""
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**63
+    return (
+        isinstance(value, int)
+        and not isinstance(value, bool)
+        and least <= value < 2**63
+    )
 
 
 def is_positive_number(value: object) -> TypeGuard[float]:
@@ -160,10 +197,16 @@ _OPTIONAL = "or None for no limit"
 _COUNT = partial(is_count, least=1), f"be a whole number, 1 or more, {_OPTIONAL}"
 _AMOUNT = is_positive_number, f"be a number above 0, {_OPTIONAL}"
 _EXPECTED: dict[str, tuple[Callable[[object], bool], str]] = {
-    "max_tool_calls": (partial(is_count, least=0), f"be a whole number, 0 or more, {_OPTIONAL}"),
+    "max_tool_calls": (
+        partial(is_count, least=0),
+        f"be a whole number, 0 or more, {_OPTIONAL}",
+    ),
     "max_cost": _AMOUNT,
     "max_active_seconds": _AMOUNT,
-    "deadline": (lambda given: isinstance(given, datetime), f"be a datetime, {_OPTIONAL}"),
+    "deadline": (
+        lambda given: isinstance(given, datetime),
+        f"be a datetime, {_OPTIONAL}",
+    ),
     "max_calls_per_function": (
         lambda value: isinstance(value, Mapping),
         "map fully qualified function names to counts",
@@ -172,7 +215,9 @@ _EXPECTED: dict[str, tuple[Callable[[object], bool], str]] = {
     "batch_over_limit": _one_of("reject_batch", "fill_remaining"),
     "last_trip": _one_of("withdraw", "none"),
     "tell_budget": (
-        lambda share: isinstance(share, bool) or (isinstance(share, float) and 0 < share <= 1),
+        lambda share: (
+            isinstance(share, bool) or (isinstance(share, float) and 0 < share <= 1)
+        ),
         "be True, False, or a share above 0.0 and up to 1.0 (a float)",
     ),
 }
@@ -190,7 +235,9 @@ def _problem(name: str, value: object) -> str:
         for function, count in cast("Mapping[object, object]", value).items():
             if not isinstance(function, str) or not is_count(count, least=0):
                 expected = "map function names to whole numbers, 0 or more"
-                return f"{name} must {expected}; got {shown(count)} for {shown(function)}."
+                return (
+                    f"{name} must {expected}; got {shown(count)} for {shown(function)}."
+                )
     return ""
 
 
@@ -210,12 +257,14 @@ _OF_A_REQUEST: Final = OF_A_START | {"max_iterations"}
 class Left:
     """What may still be spent at one moment: of the limits of a run, or of a run and those around it.
 
-    A limit that is not set is not in it. A value is below 0 if more was spent than the limit allows.
+    A limit that is not set is not in it. A value is below 0 if more was spent than the
+    limit allows.
 
     Attributes:
         amounts: By the limit's name in `Budget`.
         starts: By the function's fully qualified name.
-        around: The limits for which the run around is the tighter one, or has nothing left.
+        around: The limits for which the run around is the tighter one, or has nothing
+            left.
     """
 
     amounts: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -235,18 +284,27 @@ class Left:
         if limits.max_cost is not None:
             amounts["max_cost"] = limits.max_cost - (usage.cost or 0.0)
         if limits.max_active_seconds is not None:
-            amounts["max_active_seconds"] = limits.max_active_seconds - usage.active_seconds
+            amounts["max_active_seconds"] = (
+                limits.max_active_seconds - usage.active_seconds
+            )
         if limits.deadline is not None:
             amounts["deadline"] = limits.deadline.timestamp() - at
         started = usage.calls_by_function
-        starts = {name: limit - started.get(name, 0) for name, limit in limits.max_calls_per_function.items()}
+        starts = {
+            name: limit - started.get(name, 0)
+            for name, limit in limits.max_calls_per_function.items()
+        }
         return cls(amounts=amounts, starts=starts)
 
     def within(self, around: "Left") -> "Left":
         """@private Take the smaller value of each limit of a run and of the run around it."""
         own = self.amounts
         # An own amount below 0 counts as 0, so a run around at 0 is named.
-        tighter = (name for name, left in around.amounts.items() if left <= max(own.get(name, math.inf), 0))
+        tighter = (
+            name
+            for name, left in around.amounts.items()
+            if left <= max(own.get(name, math.inf), 0)
+        )
         return Left(
             amounts=_smaller(own, around.amounts),
             starts=_smaller(self.starts, around.starts),
@@ -260,7 +318,14 @@ class Left:
 
     def used_up(self, limits: Set[str] = _OF_A_REQUEST) -> str | None:
         """@private Name the first of these limits that leaves nothing; by default of those on a request."""
-        return next((name for name, left in self.amounts.items() if left <= 0 and name in limits), None)
+        return next(
+            (
+                name
+                for name, left in self.amounts.items()
+                if left <= 0 and name in limits
+            ),
+            None,
+        )
 
     def forbids_start(self, function: str) -> str | None:
         """@private Name the limit that forbids one more start of a function; a start needs no round trip."""
@@ -283,7 +348,8 @@ class RemainingLimit:
     Attributes:
         name: The limit's name in `Budget`.
         left: Round trips, calls, tokens, US dollars or seconds; never below 0.
-        limit: The whole of it; for a deadline, or a limit of a run around, what was used so far plus what is left.
+        limit: The whole of it; for a deadline, or a limit of a run around, what was
+            used so far plus what is left.
     """
 
     name: str
@@ -291,7 +357,9 @@ class RemainingLimit:
     limit: float
 
 
-def remaining_limits(limits: Budget, usage: Usage, left: Left) -> tuple[RemainingLimit, ...]:
+def remaining_limits(
+    limits: Budget, usage: Usage, left: Left
+) -> tuple[RemainingLimit, ...]:
     """List what is left of round trips, calls, tokens, cost and time, as far as ``tell_budget`` shows it to the model.
 
     Args:
@@ -308,7 +376,13 @@ def remaining_limits(limits: Budget, usage: Usage, left: Left) -> tuple[Remainin
     for name, amount in left.amounts.items():
         rest = max(amount, 0)
         limit = None if name == "deadline" else getattr(limits, name)
-        items.append(RemainingLimit(name=name, left=rest, limit=used[name] + rest if limit is None else limit))
+        items.append(
+            RemainingLimit(
+                name=name,
+                left=rest,
+                limit=used[name] + rest if limit is None else limit,
+            )
+        )
     return tuple(item for item in items if item.left <= item.limit * limits.tell_budget)
 
 

@@ -11,14 +11,23 @@ from typing import Literal, TypeAlias
 
 from planner_ext.core.facts import CallDecided, IterationCompleted, ModelReplied
 from planner_ext.core.fold import CUT_SHORT, apply, cut_short_text
-from planner_ext.core.limits import AMOUNTS, OF_A_START, TIMES, Left, RemainingLimit, remaining_limits
+from planner_ext.core.limits import (
+    AMOUNTS,
+    OF_A_START,
+    TIMES,
+    Left,
+    RemainingLimit,
+    remaining_limits,
+)
 from planner_ext.core.state import Batch, Call, Phase, State, asks
 from planner_ext.core.values import Status
 
 IN_DOUBT = "Cancelled while it ran; whether it took effect is not known."
 """What the model reads of a function that had started and was not seen to finish."""
 
-NO_MORE_QUESTIONS = "Not asked: no further questions are answered. Go on with what you know."
+NO_MORE_QUESTIONS = (
+    "Not asked: no further questions are answered. Go on with what you know."
+)
 """What the model reads of a question over the cap."""
 
 _MOST_REQUESTS = 10
@@ -40,11 +49,14 @@ class AskModel:
     Attributes:
         iteration: The 0-based number of this iteration.
         offer: Whether functions are offered.
-        tool_choice: ``auto`` or ``required`` if functions are offered. If they are not, None omits their schema from
-            the request, and ``none`` sends the schema with a tool choice that forbids to call them.
+        tool_choice: ``auto`` or ``required`` if functions are offered. If they are not,
+            None omits their schema from the request, and ``none`` sends the schema with
+            a tool choice that forbids to call them.
         withheld: The limit because of which they are not offered, or None.
-        structured: Whether the answer must have its form if the request goes without functions.
-        left: What is left of the budget, as far as the model is to read it; this request is not charged yet.
+        structured: Whether the answer must have its form if the request goes without
+            functions.
+        left: What is left of the budget, as far as the model is to read it; this
+            request is not charged yet.
         reads: Whether the function that reads on in a result is among the functions.
     """
 
@@ -118,7 +130,8 @@ class AskPerson:
         question: Its words.
         iteration: The iteration in which it was asked.
         index: The index of the call that asks; None for a plain reply.
-        iterations: Round trips that the answer may take, so that one is left to use it; None is not limited.
+        iterations: Round trips that the answer may take, so that one is left to use it;
+            None is not limited.
     """
 
     question: str
@@ -163,7 +176,8 @@ def next_action(state: State, around: Left | None = None) -> Action | None:
 
     Args:
         state: The run.
-        around: What is left of the runs around one that is made in a function; no amount is below 0.
+        around: What is left of the runs around one that is made in a function; no
+            amount is below 0.
     """
     if state.phase is Phase.COMPLETING:
         return CompleteIteration(iteration=state.iteration - 1, called=state.called)
@@ -176,20 +190,27 @@ def next_action(state: State, around: Left | None = None) -> Action | None:
     if around is not None:
         left = left.within(around)
     action = decide(state, left)
-    return _checked_form(state, left, action) if state.rules.structured and isinstance(action, Finish) else action
+    return (
+        _checked_form(state, left, action)
+        if state.rules.structured and isinstance(action, Finish)
+        else action
+    )
 
 
 def may_have_asked(state: State) -> bool:
     """Return whether the next request may have been sent already, by this process or by one that has ended.
 
-    Usually nothing is recorded before a request: if the state's next action is a request, it may have been sent.
-    `IterationCompleted` may still be unwritten, so we assume it. `ModelAsked` announces the exceptions: a retry, and
-    a clarifier's request.
+    Usually nothing is recorded before a request: if the state's next action is a
+    request, it may have been sent. `IterationCompleted` may still be unwritten, so we
+    assume it. `ModelAsked` announces the exceptions: a retry, and a clarifier's
+    request.
     """
     if state.intent != "implied":
         return state.intent == "recorded"
     if state.phase is Phase.COMPLETING:
-        done = IterationCompleted(iteration=state.iteration - 1, called=state.called, at=state.at, seconds=0.0)
+        done = IterationCompleted(
+            iteration=state.iteration - 1, called=state.called, at=state.at, seconds=0.0
+        )
         state = apply(state, done)
     return isinstance(next_action(state), AskModel | AskPlan)
 
@@ -203,9 +224,15 @@ def _spent(state: State, left: Left) -> str | None:
 def _spent_in_row(state: State) -> str | None:
     """Name the limit on errors or denials in a row that is used up, or None."""
     limits = state.rules.limits
-    if limits.max_consecutive_errors is not None and state.errors_in_row >= limits.max_consecutive_errors:
+    if (
+        limits.max_consecutive_errors is not None
+        and state.errors_in_row >= limits.max_consecutive_errors
+    ):
         return "max_consecutive_errors"
-    if limits.max_repeated_denials is not None and state.denials_in_row >= limits.max_repeated_denials:
+    if (
+        limits.max_repeated_denials is not None
+        and state.denials_in_row >= limits.max_repeated_denials
+    ):
         return "max_repeated_denials"
     return None
 
@@ -218,7 +245,11 @@ def _no_request(state: State, left: Left) -> str | None:
 def _plan(state: State, left: Left) -> Action:
     """Ask for the plan, unless a limit forbids it or it would leave no round trip for the goal itself."""
     forbidden = state.stopping is not None or _spent(state, left) is not None
-    return _ask(state, left) if forbidden or left.iterations < _ITERATIONS_OF_A_PLANNED_RUN else AskPlan()
+    return (
+        _ask(state, left)
+        if forbidden or left.iterations < _ITERATIONS_OF_A_PLANNED_RUN
+        else AskPlan()
+    )
 
 
 def _ask(state: State, left: Left) -> Action:
@@ -229,13 +260,27 @@ def _ask(state: State, left: Left) -> Action:
     if state.stopping is not None:
         return Finish(status="stopped", reason=state.stopping)
     answers = state.rules.limits.on_limit == "answer"
-    limit = state.limit or _spent(state, left) or ("max_iterations" if left.iterations <= 0 else None)
+    limit = (
+        state.limit
+        or _spent(state, left)
+        or ("max_iterations" if left.iterations <= 0 else None)
+    )
     answers = answers and (state.refused is None or state.refused.answer)
     if left.around and left.used_up(AMOUNTS & left.around):
         answers = False  # the forced answer is the outermost run's
-    if limit is not None and (not answers or left.iterations <= 0 or left.used_up(TIMES) is not None):
-        return Finish(status="limit_reached", limit=limit, reason=_limit_text(state, left, limit))
-    return _request(state, left, "max_iterations" if limit is None and left.iterations == 1 and answers else limit)
+    if limit is not None and (
+        not answers or left.iterations <= 0 or left.used_up(TIMES) is not None
+    ):
+        return Finish(
+            status="limit_reached", limit=limit, reason=_limit_text(state, left, limit)
+        )
+    return _request(
+        state,
+        left,
+        "max_iterations"
+        if limit is None and left.iterations == 1 and answers
+        else limit,
+    )
 
 
 def _ask_in_form(state: State, left: Left) -> Action:
@@ -244,7 +289,12 @@ def _ask_in_form(state: State, left: Left) -> Action:
     if state.stopping is not None:
         return Finish(status="stopped", answer=answer, reason=state.stopping)
     if (limit := _no_request(state, left)) is not None:
-        return Finish(status="limit_reached", answer=answer, limit=limit, reason=_limit_text(state, left, limit))
+        return Finish(
+            status="limit_reached",
+            answer=answer,
+            limit=limit,
+            reason=_limit_text(state, left, limit),
+        )
     return _request(state, left, state.limit)
 
 
@@ -282,7 +332,9 @@ def _judge(state: State, left: Left) -> Action:
     reply = state.reply
     assert reply is not None
     if reply.finish_reason in CUT_SHORT:
-        return Finish(status="incomplete", reason=cut_short_text(reply.finish_reason, reply.text))
+        return Finish(
+            status="incomplete", reason=cut_short_text(reply.finish_reason, reply.text)
+        )
     # The reply is charged by now: 0 left means that it was the last one allowed, below 0 that it cost more than that.
     limit = reply.withheld or ("max_iterations" if left.iterations < 0 else None)
     answer = reply.text if reply.final_answer is None else reply.final_answer
@@ -291,7 +343,10 @@ def _judge(state: State, left: Left) -> Action:
         if not answer:
             reason = f"{reason} {_empty_text(reply)}"
         return Finish(status="limit_reached", answer=answer, limit=limit, reason=reason)
-    if reply.final_answer is None and (action := _continued(state, left, reply)) is not None:
+    if (
+        reply.final_answer is None
+        and (action := _continued(state, left, reply)) is not None
+    ):
         return action
     if not answer:
         return Finish(status="incomplete", reason=_empty_text(reply))
@@ -306,7 +361,9 @@ def _continued(state: State, left: Left, reply: ModelReplied) -> Action | None:
     elif reply.text and reply.offered and state.rules.require_final_answer:
         purpose = "insist"
     if state.stopping is not None:
-        return None if purpose is None else Finish(status="stopped", reason=state.stopping)
+        return (
+            None if purpose is None else Finish(status="stopped", reason=state.stopping)
+        )
     if purpose != "step" and reply.text and _may_clarify(state, left):
         if state.rules.clarifier and not state.asked:
             return _question(left, reply.text, reply.iteration, None)
@@ -323,17 +380,24 @@ def _may_clarify(state: State, left: Left) -> bool:
     return not state.structuring and _no_request(state, left) is None
 
 
-def _question(left: Left, question: str, iteration: int, index: int | None) -> AskPerson:
+def _question(
+    left: Left, question: str, iteration: int, index: int | None
+) -> AskPerson:
     # One is kept to use the answer.
-    iterations = None if left.iterations == math.inf else max(int(left.iterations) - 1, 0)
-    return AskPerson(question=question, iteration=iteration, index=index, iterations=iterations)
+    iterations = (
+        None if left.iterations == math.inf else max(int(left.iterations) - 1, 0)
+    )
+    return AskPerson(
+        question=question, iteration=iteration, index=index, iterations=iterations
+    )
 
 
 def _checked_form(state: State, left: Left, end: Finish) -> Action:
     """Decide what comes before an end with an answer, where the answer must have a form.
 
-    An answer in its form ends the run. Another one is asked for again, without functions, until no request may be made
-    or, without a limit on round trips, ten times; then the run ends with the text as it is.
+    An answer in its form ends the run. Another one is asked for again, without
+    functions, until no request may be made or, without a limit on round trips, ten
+    times; then the run ends with the text as it is.
     """
     checked = state.checked
     if not end.answer or (checked is not None and not checked.problem):
@@ -344,7 +408,12 @@ def _checked_form(state: State, left: Left, end: Finish) -> Action:
         return CheckAnswer(answer=end.answer)
     if (spent := _no_request(state, left)) is not None:
         reason = f"The answer is not in its form, and no further request may be made. {checked.problem}"
-        return Finish(status="limit_reached", answer=end.answer, limit=end.limit or spent, reason=reason)
+        return Finish(
+            status="limit_reached",
+            answer=end.answer,
+            limit=end.limit or spent,
+            reason=reason,
+        )
     if left.iterations == math.inf and state.structuring >= _MOST_REQUESTS:
         reason = f"The answer is not in its form; it was asked for again {state.structuring} times. {checked.problem}"
         return Finish(status="incomplete", answer=end.answer, reason=reason)
@@ -375,13 +444,17 @@ def _continue_batch(state: State, left: Left) -> Action:
     if (reason := _returned(state, batch)) is not None and state.stopping is None:
         return Finish(status="stopped", reason=reason, returned=True)
     if state.final_answer is not None:
-        return _withhold_open(batch, "Not executed: the final answer was given in the same message.")
+        return _withhold_open(
+            batch, "Not executed: the final answer was given in the same message."
+        )
     if (answer := _stopped_text(state)) is not None:
         return _withhold_open(batch, answer)
     if left.iterations <= 0:
         return _refuse(state, left, batch, tuple(_open(batch)), "max_iterations")
     ready = _ready(batch)
-    if ready and (len(ready) == batch.unanswered or state.rules.on_deferred == "run_safe_first"):
+    if ready and (
+        len(ready) == batch.unanswered or state.rules.on_deferred == "run_safe_first"
+    ):
         return _start(state, left, batch, ready)
     return _put_questions(state, left, batch) or Pause()
 
@@ -397,11 +470,24 @@ _DECIDE: dict[Phase, Callable[[State, Left], Action]] = {
 
 def _put_questions(state: State, left: Left, batch: Batch) -> Action | None:
     """Refuse the questions over the cap, then put the others to the clarifier; None: what is left is a person's."""
-    questions = {i: call for i, call in _open(batch).items() if call.decided and call.decided.kind == "question"}
+    questions = {
+        i: call
+        for i, call in _open(batch).items()
+        if call.decided and call.decided.kind == "question"
+    }
     allowed = state.rules.max_clarifications
-    over = () if allowed is None else tuple(questions)[max(allowed - state.clarifications, 0) :]
+    over = (
+        ()
+        if allowed is None
+        else tuple(questions)[max(allowed - state.clarifications, 0) :]
+    )
     if over:
-        return WithholdCalls(iteration=batch.iteration, indexes=over, answer=NO_MORE_QUESTIONS, limit=None)
+        return WithholdCalls(
+            iteration=batch.iteration,
+            indexes=over,
+            answer=NO_MORE_QUESTIONS,
+            limit=None,
+        )
     unasked = next((i for i, call in questions.items() if not call.asked), None)
     if unasked is None and not (questions and left.used_up(TIMES)):
         return None
@@ -415,7 +501,9 @@ def _put_questions(state: State, left: Left, batch: Batch) -> Action | None:
 
 def _returned(state: State, batch: Batch) -> str | None:
     """Say why the batch is returned to the caller, or None."""
-    verdicts = {call.decided.verdict for call in batch.calls if call.decided is not None}
+    verdicts = {
+        call.decided.verdict for call in batch.calls if call.decided is not None
+    }
     if "deny" in verdicts and state.rules.on_denial == "return_calls":
         return "A call was denied; the calls are returned to the caller."
     if "external" in verdicts and state.final_answer is None:
@@ -423,10 +511,14 @@ def _returned(state: State, batch: Batch) -> str | None:
     return None
 
 
-def _start(state: State, left: Left, batch: Batch, ready: Mapping[int, CallDecided]) -> Action:
+def _start(
+    state: State, left: Left, batch: Batch, ready: Mapping[int, CallDecided]
+) -> Action:
     """Run the calls that are ready, or first refuse those among them that a limit forbids."""
     limit = _spent(state, left)
-    over, limit = (tuple(ready), limit) if limit is not None else _over_limit(state, left, ready)
+    over, limit = (
+        (tuple(ready), limit) if limit is not None else _over_limit(state, left, ready)
+    )
     if over:
         return _refuse(state, left, batch, over, limit)
     return RunCalls(iteration=batch.iteration, indexes=tuple(ready))
@@ -435,7 +527,8 @@ def _start(state: State, left: Left, batch: Batch, ready: Mapping[int, CallDecid
 def limit_of_restart(state: State, index: int, at: float) -> str | None:
     """Name the limit that forbids starting a running call once more, or None.
 
-    The ready calls of the batch that have not started come first: the restart is checked as if they had started.
+    The ready calls of the batch that have not started come first: the restart is
+    checked as if they had started.
 
     Args:
         state: The run, while the call runs.
@@ -452,12 +545,16 @@ def limit_of_restart(state: State, index: int, at: float) -> str | None:
     return limit if index in over else None
 
 
-def _over_limit(state: State, left: Left, ready: Mapping[int, CallDecided]) -> tuple[tuple[int, ...], str]:
+def _over_limit(
+    state: State, left: Left, ready: Mapping[int, CallDecided]
+) -> tuple[tuple[int, ...], str]:
     """Find the calls that may not start, if any, and the limit that forbids them."""
     limits = state.rules.limits
     room = left.amounts.get("max_tool_calls", math.inf)
     if len(ready) > room:
-        fitting = max(int(room), 0) if limits.batch_over_limit == "fill_remaining" else 0
+        fitting = (
+            max(int(room), 0) if limits.batch_over_limit == "fill_remaining" else 0
+        )
         return tuple(ready)[fitting:], "max_tool_calls"
     if left.starts:
         functions = {i: decided.function for i, decided in ready.items()}
@@ -467,7 +564,10 @@ def _over_limit(state: State, left: Left, ready: Mapping[int, CallDecided]) -> t
         return (), ""
     digests = {i: decided.counted_as for i, decided in ready.items()}
     used = state.calls_by_digest
-    repeats = {digest: limits.max_repeated_calls - used.get(digest, 0) for digest in digests.values()}
+    repeats = {
+        digest: limits.max_repeated_calls - used.get(digest, 0)
+        for digest in digests.values()
+    }
     return _beyond(digests, repeats), "max_repeated_calls"
 
 
@@ -483,21 +583,29 @@ def _beyond(calls: Mapping[int, str], left: Mapping[str, float]) -> tuple[int, .
     return tuple(over)
 
 
-def _refuse(state: State, left: Left, batch: Batch, indexes: tuple[int, ...], limit: str) -> Action:
+def _refuse(
+    state: State, left: Left, batch: Batch, indexes: tuple[int, ...], limit: str
+) -> Action:
     """Answer calls that a limit forbids, or return the whole batch where the caller wants that."""
     text = _limit_text(state, left, limit)
     if state.rules.limits.on_limit == "return_calls":
         return Finish(status="limit_reached", limit=limit, reason=text, returned=True)
     if len(indexes) == batch.unanswered:
         return _withhold_open(batch, f"Not executed: {text}", limit)
-    return WithholdCalls(iteration=batch.iteration, indexes=indexes, answer=f"Not executed: {text}", limit=limit)
+    return WithholdCalls(
+        iteration=batch.iteration,
+        indexes=indexes,
+        answer=f"Not executed: {text}",
+        limit=limit,
+    )
 
 
 def _withhold_open(batch: Batch, answer: str, limit: str | None = None) -> Action:
     """Answer every open call without running it.
 
-    Calls that a previous activation started are in doubt, and the model reads another text about them. So they are
-    answered by this action, and the other open calls by the next one.
+    Calls that a previous activation started are in doubt, and the model reads another
+    text about them. So they are answered by this action, and the other open calls by
+    the next one.
     """
     started = tuple(i for i, call in _open(batch).items() if call.started)
     return WithholdCalls(
@@ -517,7 +625,10 @@ def _ready(batch: Batch) -> dict[int, CallDecided]:
     return {
         i: call.decided
         for i, call in enumerate(batch.calls)
-        if call.answer is None and not call.starts and call.decided is not None and call.decided.verdict == "run"
+        if call.answer is None
+        and not call.starts
+        and call.decided is not None
+        and call.decided.verdict == "run"
     }
 
 
@@ -541,8 +652,12 @@ def _limit_text(state: State, left: Left, limit: str) -> str:
         return state.refused.reason
     if limit in left.around:
         return f"The limit {limit} of the run around was reached."
-    value = getattr(state.rules.limits, limit, None)  # without one, it is that of a shared budget
-    if value is None or isinstance(value, Mapping):  # the keys may name functions that the model has not seen
+    value = getattr(
+        state.rules.limits, limit, None
+    )  # without one, it is that of a shared budget
+    if value is None or isinstance(
+        value, Mapping
+    ):  # the keys may name functions that the model has not seen
         return f"The limit {limit} was reached."
     if isinstance(value, datetime):
         value = value.astimezone(UTC).isoformat()

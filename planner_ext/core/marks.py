@@ -1,7 +1,8 @@
 """Marks on functions: what an application declares of a function, on it or on what wraps it.
 
-A mark is an attribute, so copies keep it. Semantic Kernel's own function object, which wraps a method or a prompt, may
-be marked as well as the method: its copies in other kernels keep the mark, another object made of the method has none.
+A mark is an attribute, so copies keep it. Semantic Kernel's own function object, which
+wraps a method or a prompt, may be marked as well as the method: its copies in other
+kernels keep the mark, another object made of the method has none.
 """
 
 from functools import cache
@@ -18,13 +19,19 @@ def markable(function: Any, usage: str) -> Any:
 
     Args:
         function: What was given to a decorator.
-        usage: How the decorator is used, for the error; ``{}`` in it becomes what was given.
+        usage: How the decorator is used, for the error; ``{}`` in it becomes what was
+            given.
 
     Raises:
-        NotAFunctionError: If it is something else, or keeps no mark, like a function that is written in C.
+        NotAFunctionError: If it is something else, or keeps no mark, like a function
+            that is written in C.
     """
     keeper = getattr(function, "__func__", function)
-    if not callable(keeper) or isinstance(keeper, type) or not hasattr(keeper, "__dict__"):
+    if (
+        not callable(keeper)
+        or isinstance(keeper, type)
+        or not hasattr(keeper, "__dict__")
+    ):
         raise NotAFunctionError(usage.format(shown(function)))
     return keeper
 

@@ -1,7 +1,8 @@
 """Results that are longer than the conversation may take: where they are cut, and how the model reads on.
 
-A cut result stays whole in its fact, and in `planner_ext.core.state.State.cut` under a name that is unique among the
-runs of a conversation. The fact says where it is cut, since a count of tokens may differ between machines.
+A cut result stays whole in its fact, and in `planner_ext.core.state.State.cut` under a
+name that is unique among the runs of a conversation. The fact says where it is cut,
+since a count of tokens may differ between machines.
 """
 
 import math
@@ -17,7 +18,8 @@ READ_RESULT: Final = "Results-read"
 """The function with which the model reads on, as it sees it."""
 
 MOST_READS: Final = 5
-"""How often one reply may read on in results: each piece is counted before anything else of the run goes on."""
+"""How often one reply may read on in results: each piece is counted before anything
+else of the run goes on."""
 
 NOT_READ: Final = (
     f"Not read: one reply may read on in results {MOST_READS} times, and the calls before this one did. Read what they "
@@ -29,13 +31,16 @@ CountTokens = Callable[[str], int]
 """Counts or estimates the tokens of a text."""
 
 _SAMPLE: Final = 200_000
-"""Characters that are counted, once, of what a cut leaves out; the tokens of more are extrapolated."""
+"""Characters that are counted, once, of what a cut leaves out; the tokens of more are
+extrapolated."""
 
 _ENOUGH: Final = 0.95
-"""The share of the cap that a piece has at least, where a longer one would exceed it."""
+"""The share of the cap that a piece has at least, where a longer one would exceed
+it."""
 
 _TRIES: Final = 6
-"""How often the end of a piece is guessed from the tokens per character, before it is bisected."""
+"""How often the end of a piece is guessed from the tokens per character, before it is
+bisected."""
 
 _BESIDE: Final = 32
 """Characters that may belong together; more are cut between."""
@@ -57,21 +62,32 @@ class Cut:
 def cut_of(text: str, most: int, count: CountTokens) -> Cut | None:
     """Find where a result has to be cut; None if it fits."""
     end = _end_of_piece(text, 0, most, count)
-    return None if end == len(text) else Cut(shown=end, left_out=_tokens_after(text, end, _SAMPLE, count))
+    return (
+        None
+        if end == len(text)
+        else Cut(shown=end, left_out=_tokens_after(text, end, _SAMPLE, count))
+    )
 
 
 def name_of_result(text: str, iteration: int, index: int) -> str:
     """Name a result by its digest, its iteration, and the index of its call: the same name in a fork of its run."""
-    return f"{sha256(text.encode(errors='replace')).hexdigest()[:6]}.{iteration}.{index}"
+    return (
+        f"{sha256(text.encode(errors='replace')).hexdigest()[:6]}.{iteration}.{index}"
+    )
 
 
 def cut_text(text: str, cut: Cut, iteration: int, index: int) -> str:
     """Return what the model reads of a result that is cut: its beginning, and how to read on."""
-    return text[: cut.shown] + _note(cut.left_out, name_of_result(text, iteration, index), cut.shown)
+    return text[: cut.shown] + _note(
+        cut.left_out, name_of_result(text, iteration, index), cut.shown
+    )
 
 
 def piece_of(
-    results: Mapping[str, str], arguments: Mapping[str, Any], most: int | None, count: CountTokens
+    results: Mapping[str, str],
+    arguments: Mapping[str, Any],
+    most: int | None,
+    count: CountTokens,
 ) -> tuple[str, bool]:
     """Read on in a result, from an offset in characters, in a time in proportion to the piece.
 
@@ -95,7 +111,10 @@ def piece_of(
             False,
         )
     if not is_count(offset, least=0) or offset >= len(text):
-        return f"offset must be a whole number from 0 to {len(text) - 1}, the last character of this result.", False
+        return (
+            f"offset must be a whole number from 0 to {len(text) - 1}, the last character of this result.",
+            False,
+        )
     end = len(text) if most is None else _end_of_piece(text, offset, most, count)
     if end == len(text):
         return text[offset:], True
@@ -123,8 +142,17 @@ def _end_of_piece(text: str, start: int, most: int, count: CountTokens) -> int:
     end = _longest(text, start, most, count)
     if end == len(text):
         return end
-    apart = next((place for place in range(end, max(start, end - _BESIDE), -1) if not _joined(text, place)), end)
-    while apart < end and apart > start + 1 and count(text[start:apart]) > most:  # its last token was split
+    apart = next(
+        (
+            place
+            for place in range(end, max(start, end - _BESIDE), -1)
+            if not _joined(text, place)
+        ),
+        end,
+    )
+    while (
+        apart < end and apart > start + 1 and count(text[start:apart]) > most
+    ):  # its last token was split
         apart -= 1
     return max(apart, start + 1)
 
@@ -154,7 +182,11 @@ def _longest(text: str, start: int, most: int, count: CountTokens) -> int:
         if over > len(text):
             end = min(max(guess, start + 2 * (end - start)), len(text))
         else:
-            end = min(max(guess, fits + 1), over - 1) if tries < _TRIES else (fits + over) // 2
+            end = (
+                min(max(guess, fits + 1), over - 1)
+                if tries < _TRIES
+                else (fits + over) // 2
+            )
     return fits
 
 

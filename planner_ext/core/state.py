@@ -1,11 +1,12 @@
 """The state of a run: the fold of its facts so far, and the legal transitions.
 
-What each field of `State` implies is explained in `planner_ext.core`. These values have no slots, unlike all others:
-each fact makes new ones, and copying a dict of fields is faster than copying slots, see
-`planner_ext.core.values.updated`.
+What each field of `State` implies is explained in `planner_ext.core`. These values have
+no slots, unlike all others: each fact makes new ones, and copying a dict of fields is
+faster than copying slots, see `planner_ext.core.values.updated`.
 
-A call of the function that asks the user is a deferred call of the kind ``question``. A plain reply becomes a question
-if a clarifier can be shown it, or if it reads as one and a plain reply cannot be the answer.
+A call of the function that asks the user is a deferred call of the kind ``question``. A
+plain reply becomes a question if a clarifier can be shown it, or if it reads as one and
+a plain reply cannot be the answer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
-from planner_ext.core.facts import AnswerChecked, CallDecided, Ended, ModelReplied, Rules, SharedBudgetsChecked
+from planner_ext.core.facts import (
+    AnswerChecked,
+    CallDecided,
+    Ended,
+    ModelReplied,
+    Rules,
+    SharedBudgetsChecked,
+)
 from planner_ext.core.values import Message, RequestedCall, Tally, TranscriptItem, Usage
 
 
@@ -36,16 +44,19 @@ class Call:
     """One call of the open batch.
 
     Attributes:
-        decided: The newest decision on it; None until it is reviewed. A deferred call has one with the verdict
-            ``defer``, until a person's decision replaces it.
-        starts: How often it was started since it was decided; more than once where a filter ran it again.
+        decided: The newest decision on it; None until it is reviewed. A deferred call
+            has one with the verdict ``defer``, until a person's decision replaces it.
+        starts: How often it was started since it was decided; more than once where a
+            filter ran it again.
         answer: What the model will read as its result; None while that is open.
         erred: Whether it counts as an error: failed, unknown or invalid.
         asked: Whether it is a question that the clarifier left open.
-        recorded: The requests and nested calls that its function has recorded before they happened, and the tokens that
-            it had used by then; charged if its process ends.
-        inside: The functions that its function has started, in every life of the run, and those whose results runs
-            inside it began with: their results may be part of its own.
+        recorded: The requests and nested calls that its function has recorded before
+            they happened, and the tokens that it had used by then; charged if its
+            process ends.
+        inside: The functions that its function has started, in every life of the run,
+            and those whose results runs inside it began with: their results may be part
+            of its own.
     """
 
     request: RequestedCall
@@ -91,7 +102,8 @@ class State:
     """A run at one moment; `planner_ext.core` has a table of what its fields lead to.
 
     Attributes:
-        transcript: The messages so far, with completed batches only: always valid to be sent.
+        transcript: The messages so far, with completed batches only: always valid to be
+            sent.
         usage: What the run has used so far; it survives pause, process and resume.
         calls_by_digest: Functions started, by digest of function and arguments.
         errors_in_row: Batches in a row with a failed, unknown or invalid call.
@@ -111,13 +123,19 @@ class State:
         stopping: Why the run stops.
         ending: Why it stops when the open batch is complete.
         reask: Whether the next request goes without functions because of a denied call.
-        sticky: What was approved for the rest of the run: see `planner_ext.core.fold.sticky_keys`.
-        given: The messages that the run began with; compaction of the transcript does not change them.
-        cut: The whole results of which the model has read the beginning, by the name under which it reads on.
-        earlier: Functions started before the open batch, by fully qualified name, also inside other functions.
-        inside: Functions whose results may be part of those of earlier batches, started in this run or not.
-        intent: Which fact shows that the next request may have been sent: ``implied``: the last fact, if a request
-            follows it; ``recorded``: a `ModelAsked`; ``failed``: none yet, since the last request failed.
+        sticky: What was approved for the rest of the run: see
+            `planner_ext.core.fold.sticky_keys`.
+        given: The messages that the run began with; compaction of the transcript does
+            not change them.
+        cut: The whole results of which the model has read the beginning, by the name
+            under which it reads on.
+        earlier: Functions started before the open batch, by fully qualified name, also
+            inside other functions.
+        inside: Functions whose results may be part of those of earlier batches, started
+            in this run or not.
+        intent: Which fact shows that the next request may have been sent: ``implied``:
+            the last fact, if a request follows it; ``recorded``: a `ModelAsked`;
+            ``failed``: none yet, since the last request failed.
         at: The time of the newest fact.
     """
 
@@ -165,8 +183,15 @@ _ANYWHERE = ("StopRequested", "BudgetChanged", "SharedBudgetsChecked")
 
 TRANSITIONS: dict[tuple[Phase, str], tuple[Phase, ...]] = {
     **{(phase, fact): (phase,) for phase in _RUNNING for fact in _ANYWHERE},
-    **{(phase, "ModelAsked"): (phase,) for phase in (_P.PLANNING, _P.ASKING, _P.ANSWERING, _P.CALLING)},
-    **{(phase, "RequestFailed"): (phase,) for phase in _RUNNING if phase is not _P.REVIEWING},
+    **{
+        (phase, "ModelAsked"): (phase,)
+        for phase in (_P.PLANNING, _P.ASKING, _P.ANSWERING, _P.CALLING)
+    },
+    **{
+        (phase, "RequestFailed"): (phase,)
+        for phase in _RUNNING
+        if phase is not _P.REVIEWING
+    },
     (_P.NEW, "RunStarted"): (_P.PLANNING, _P.ASKING),
     (_P.PLANNING, "Planned"): (_P.ASKING,),
     (_P.PLANNING, "ModelReplied"): (_P.REVIEWING, _P.ANSWERING),
@@ -193,12 +218,16 @@ TRANSITIONS: dict[tuple[Phase, str], tuple[Phase, ...]] = {
     (_P.COMPLETING, "IterationCompleted"): (_P.ASKING,),
     (_P.PAUSED, "StopRequested"): (_P.CALLING, _P.ANSWERING),
     (_P.PAUSED, "Resumed"): (_P.CALLING, _P.ANSWERING),
-    **{(phase, "Resumed"): (phase,) for phase in (_P.PLANNING, _P.ASKING, _P.ANSWERING, _P.COMPLETING)},
+    **{
+        (phase, "Resumed"): (phase,)
+        for phase in (_P.PLANNING, _P.ASKING, _P.ANSWERING, _P.COMPLETING)
+    },
     (_P.ENDED, "Resumed"): (_P.PLANNING, _P.ASKING, _P.REVIEWING),
 }
 """In which phase which fact may happen, and which phases it may lead to.
 
-`planner_ext.core.fold.apply` refuses everything else, and a test compares the diagram in the ADR with this table.
+`planner_ext.core.fold.apply` refuses everything else, and a test compares the diagram
+in the ADR with this table.
 """
 
 

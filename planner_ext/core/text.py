@@ -7,8 +7,17 @@ from collections.abc import Iterator
 from typing import TypeGuard
 
 _CONTROL = (*range(0x20), *range(0x7F, 0xA0))
-_BIDIRECTIONAL = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-_UNPRINTABLE = {code: "\N{REPLACEMENT CHARACTER}" for code in (*_CONTROL, *_BIDIRECTIONAL, *range(0xD800, 0xE000))} | {
+_BIDIRECTIONAL = (
+    0x061C,
+    0x200E,
+    0x200F,
+    *range(0x202A, 0x202F),
+    *range(0x2066, 0x206A),
+)
+_UNPRINTABLE = {
+    code: "\N{REPLACEMENT CHARACTER}"
+    for code in (*_CONTROL, *_BIDIRECTIONAL, *range(0xD800, 0xE000))
+} | {
     ord("\n"): "\n",
     ord("\t"): " ",
     ord("\r"): None,
@@ -19,7 +28,9 @@ _UNPRINTABLE = {code: "\N{REPLACEMENT CHARACTER}" for code in (*_CONTROL, *_BIDI
 
 def is_unicode(value: object) -> TypeGuard[str]:
     """Return whether a value is text without lone surrogates, which stand for undecodable bytes and cannot be sent."""
-    return isinstance(value, str) and not any("\ud800" <= one <= "\udfff" for one in value)
+    return isinstance(value, str) and not any(
+        "\ud800" <= one <= "\udfff" for one in value
+    )
 
 
 def printable(text: str) -> str:
@@ -32,23 +43,28 @@ _UNSEEN = re.compile(
     "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffc\U00013441\U00013442\U00016fe4\U0001bca0-\U0001bca3\U0001d159"
     "\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
-"""Characters that are drawn as nothing although some of them count as letters: ``Default_Ignorable_Code_Point`` of the
-Unicode Character Database (DerivedCoreProperties.txt, 15.1), and the letters and symbols whose glyph is blank."""
+"""Characters that are drawn as nothing although some of them count as letters:
+``Default_Ignorable_Code_Point`` of the Unicode Character Database
+(DerivedCoreProperties.txt, 15.1), and the letters and symbols whose glyph is blank."""
 
 _BLANKS = 2
-"""The most blanks in a row that are shown as they are where a decision is made: more would hide what follows them."""
+"""The most blanks in a row that are shown as they are where a decision is made: more
+would hide what follows them."""
 _MOST_MARKS = 2
-"""The most combining marks that a language puts on one character; more of them are drawn over other lines."""
+"""The most combining marks that a language puts on one character; more of them are
+drawn over other lines."""
 
 
 def visible(text: str, *, blanks: int = _BLANKS) -> str:
     """Escape control and invisible characters as JSON does; line ends stay, and runs of blanks are counted.
 
-    A character is shown if it has a glyph. A combining mark is shown on the character that it belongs to.
+    A character is shown if it has a glyph. A combining mark is shown on the character
+    that it belongs to.
 
     Args:
         text: The text.
-        blanks: The most blanks in a row that stay; where no decision is made, a text may have its indents.
+        blanks: The most blanks in a row that stay; where no decision is made, a text
+            may have its indents.
     """
     return "\n".join(_visible(line, blanks) for line in text.split("\n"))
 
@@ -62,7 +78,10 @@ def exact_json(value: object, *, indent: int | None = None) -> str:
     """Write a value as JSON with everything in it visible; see `visible`."""
     lines = json.dumps(value, ensure_ascii=False, indent=indent).split("\n")
     written = (line.lstrip(" ") for line in lines)
-    return "\n".join(" " * (len(line) - len(own)) + _visible(own) for line, own in zip(lines, written, strict=True))
+    return "\n".join(
+        " " * (len(line) - len(own)) + _visible(own)
+        for line, own in zip(lines, written, strict=True)
+    )
 
 
 def _visible(line: str, blanks: int = _BLANKS) -> str:
@@ -78,7 +97,11 @@ def _escaped(line: str) -> Iterator[str]:
             marks += 1
         else:
             marks = _MOST_MARKS if character == " " else 0
-        seen = character.isprintable() and marks <= _MOST_MARKS and not _UNSEEN.match(character)
+        seen = (
+            character.isprintable()
+            and marks <= _MOST_MARKS
+            and not _UNSEEN.match(character)
+        )
         yield character if seen else json.dumps(character)[1:-1]
 
 

@@ -1,7 +1,7 @@
 """The values that facts, states and ports consist of.
 
-A message is opaque: the core passes it on, and never looks inside. What it needs of a reply, its text, calls, usage and
-finish reason, is next to the message in `Reply`.
+A message is opaque: the core passes it on, and never looks inside. What it needs of a
+reply, its text, calls, usage and finish reason, is next to the message in `Reply`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,12 +34,17 @@ class _Blocks(Sequence[_T]):
 def row_of(items: Iterable[_T]) -> Sequence[_T]:
     """Make an immutable row, of which `with_item` makes cheap copies.
 
-    A batch of n calls makes some 3 n facts, each a new state: copying all calls for each would take n² steps.
+    A batch of n calls makes some 3 n facts, each a new state: copying all calls for
+    each would take n² steps.
     """
     whole = tuple(items)
     if len(whole) <= _WIDTH:
         return whole
-    return _Blocks(blocks=tuple(whole[start : start + _WIDTH] for start in range(0, len(whole), _WIDTH)))
+    return _Blocks(
+        blocks=tuple(
+            whole[start : start + _WIDTH] for start in range(0, len(whole), _WIDTH)
+        )
+    )
 
 
 def with_item(row: Sequence[_T], index: int, item: _T) -> Sequence[_T]:
@@ -77,7 +82,9 @@ class Tally(Mapping[str, int]):
         return self._lately[key] if key in self._lately else self._counts[key]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._counts.keys() | self._lately.keys() if self._counts else self._lately)
+        return iter(
+            self._counts.keys() | self._lately.keys() if self._counts else self._lately
+        )
 
     def __len__(self) -> int:
         return len(self._counts.keys() | self._lately.keys())
@@ -89,8 +96,9 @@ class Tally(Mapping[str, int]):
 def updated(value: _T, changes: dict[str, Any] | None = None, /, **more: Any) -> _T:
     """Copy a frozen dataclass as `dataclasses.replace` does, in an eighth to a third of the time.
 
-    The fold makes several such copies for each fact. The dataclass must have neither slots, since all fields are copied
-    as one dict, nor a ``__post_init__``, which is not called.
+    The fold makes several such copies for each fact. The dataclass must have neither
+    slots, since all fields are copied as one dict, nor a ``__post_init__``, which is
+    not called.
 
     Args:
         value: The dataclass.
@@ -103,19 +111,26 @@ def updated(value: _T, changes: dict[str, Any] | None = None, /, **more: Any) ->
     before = vars(value)
     after = before | (more if changes is None else changes)
     if len(after) != len(before):
-        raise AttributeError(f"{type(value).__name__} has no {', '.join(sorted(after.keys() - before.keys()))}.")
+        raise AttributeError(
+            f"{type(value).__name__} has no {', '.join(sorted(after.keys() - before.keys()))}."
+        )
     made = object.__new__(type(value))
     object.__setattr__(made, "__dict__", after)
     return made
 
 
 Message: TypeAlias = Any
-"""A message of the adapters' library, or that library's own JSON when read from a journal."""
+"""A message of the adapters' library, or that library's own JSON when read from a
+journal."""
 
-Status: TypeAlias = Literal["answered", "incomplete", "paused", "asked", "limit_reached", "stopped"]
+Status: TypeAlias = Literal[
+    "answered", "incomplete", "paused", "asked", "limit_reached", "stopped"
+]
 """How a run ended, or why it waits."""
 
-CallKind: TypeAlias = Literal["function", "unknown", "invalid", "final_answer", "question", "read", "external"]
+CallKind: TypeAlias = Literal[
+    "function", "unknown", "invalid", "final_answer", "question", "read", "external"
+]
 """The kind of a resolved call: see `ResolvedCall`."""
 
 
@@ -126,15 +141,20 @@ class Usage:
     A call's usage leaves out its active time, which the run around it measures.
 
     Attributes:
-        iterations: Round trips charged: what each reply's metadata reports, at least 1 a request.
+        iterations: Round trips charged: what each reply's metadata reports, at least 1
+            a request.
         tool_calls: Functions started, failures included.
-        prompt_tokens: Tokens sent, as the service reported them. Without a report: an estimate in a run whose tokens or
-            cost are limited, else 0.
+        prompt_tokens: Tokens sent, as the service reported them. Without a report: an
+            estimate in a run whose tokens or cost are limited, else 0.
         completion_tokens: Tokens received, reported or estimated as above.
-        cached_tokens: The part of the tokens sent that the service read from its prompt cache.
-        cost: Price in US dollars; None if it is not known. It is known under ``max_cost`` or ``price`` only.
-        active_seconds: Time in which the run worked, without the time that it waited for a person while paused.
-        estimated_tokens: Those of the tokens sent and received that were estimated, not reported.
+        cached_tokens: The part of the tokens sent that the service read from its prompt
+            cache.
+        cost: Price in US dollars; None if it is not known. It is known under
+            ``max_cost`` or ``price`` only.
+        active_seconds: Time in which the run worked, without the time that it waited
+            for a person while paused.
+        estimated_tokens: Those of the tokens sent and received that were estimated, not
+            reported.
         calls_by_function: The functions started, by fully qualified name.
     """
 
@@ -146,7 +166,9 @@ class Usage:
     cost: float | None = None
     active_seconds: float = 0.0
     estimated_tokens: int = 0
-    calls_by_function: Mapping[str, int] = field(default_factory=dict[str, int], hash=False, repr=False)
+    calls_by_function: Mapping[str, int] = field(
+        default_factory=dict[str, int], hash=False, repr=False
+    )
 
     @property
     def total_tokens(self) -> int:
@@ -165,7 +187,10 @@ class Usage:
             cost = (cost or 0.0) + times * other.cost
         calls = self.calls_by_function
         if other.calls_by_function:
-            sums = {name: calls.get(name, 0) + times * count for name, count in other.calls_by_function.items()}
+            sums = {
+                name: calls.get(name, 0) + times * count
+                for name, count in other.calls_by_function.items()
+            }
             calls = {name: count for name, count in {**calls, **sums}.items() if count}
         return Usage(
             iterations=self.iterations + times * other.iterations,
@@ -196,10 +221,12 @@ class RequestedCall:
     """One function call as the model asked for it; nothing in it is trusted yet.
 
     Attributes:
-        id: Unique within its batch; missing, duplicate and overlong ids were reissued before.
+        id: Unique within its batch; missing, duplicate and overlong ids were reissued
+            before.
         name: The name that the model used.
         arguments: JSON text as received, "" if the model sent none.
-        sent_name: The name of the call in the transcript, where servers would refuse the model's; else "".
+        sent_name: The name of the call in the transcript, where servers would refuse
+            the model's; else "".
     """
 
     id: str
@@ -215,10 +242,14 @@ class Reply:
     Attributes:
         message: The reply's message, opaque, with the ids of `calls`.
         text: All text of the message, "" without any.
-        calls: The function calls in it, in order; several messages of one reply make one ordered batch.
-        finish_reason: Why the model stopped, as the connector reports it; None without a report.
-        usage: Tokens of this request, and the round trips that the connector reports for it, at least 1.
-        functions_available: Whether there was any function that could have been offered.
+        calls: The function calls in it, in order; several messages of one reply make
+            one ordered batch.
+        finish_reason: Why the model stopped, as the connector reports it; None without
+            a report.
+        usage: Tokens of this request, and the round trips that the connector reports
+            for it, at least 1.
+        functions_available: Whether there was any function that could have been
+            offered.
     """
 
     message: Message
@@ -234,17 +265,25 @@ class ResolvedCall:
     """A requested call after it was resolved to its function and its arguments were validated.
 
     Attributes:
-        kind: ``function``: a kernel function that may run; ``unknown``: no such function was offered; ``invalid``:
-            its arguments cannot be used; ``final_answer``: the planner's own final-answer function; ``question``: its
-            own function that asks the user; ``read``: the loop's own function that reads on in a result; ``external``:
-            known by schema only, so the caller must run it.
-        function: Fully qualified name of the resolved function; for an unknown one, the requested name.
-        arguments: The function's arguments, each converted to its parameter's type; empty if the call is neither a
-            ``function`` nor a ``question`` nor a ``read``.
-        converted: JSON text of ``arguments``; None if the text that was checked is equivalent.
-        signature: The function's parameters, ``name=digest`` of each; "" if they are not known.
-        parameters: JSON text of the schema of its parameters, as sent to the model; "" without one.
-        answer: What the model reads for ``unknown`` and ``invalid``; the text of a ``final_answer`` or ``question``.
+        kind: ``function``: a kernel function that may run; ``unknown``: no such
+            function was offered; ``invalid``: its arguments cannot be used;
+            ``final_answer``: the planner's own final-answer function; ``question``: its
+            own function that asks the user; ``read``: the loop's own function that
+            reads on in a result; ``external``: known by schema only, so the caller must
+            run it.
+        function: Fully qualified name of the resolved function; for an unknown one, the
+            requested name.
+        arguments: The function's arguments, each converted to its parameter's type;
+            empty if the call is neither a ``function`` nor a ``question`` nor a
+            ``read``.
+        converted: JSON text of ``arguments``; None if the text that was checked is
+            equivalent.
+        signature: The function's parameters, ``name=digest`` of each; "" if they are
+            not known.
+        parameters: JSON text of the schema of its parameters, as sent to the model; ""
+            without one.
+        answer: What the model reads for ``unknown`` and ``invalid``; the text of a
+            ``final_answer`` or ``question``.
         nested: Whether the function is a planner.
         threaded: Whether the function is synchronous, and runs in a thread.
         said: The arguments that differ from the parameters' defaults; None if all do.
@@ -293,7 +332,8 @@ class CallResult:
     """A transcript item: what the model reads as the result of one call.
 
     Attributes:
-        inside: The functions whose results may be part of it, beside its own: see `planner_ext.core.state.Call.inside`.
+        inside: The functions whose results may be part of it, beside its own: see
+            `planner_ext.core.state.Call.inside`.
     """
 
     call_id: str

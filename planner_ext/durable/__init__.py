@@ -1,11 +1,13 @@
 """Runs that survive their process: stores, workers that drive runs from them, and approvals decided from elsewhere.
 
-Back up: ``planner-ext runs backup FILE`` copies an SQLite file while workers write, ``pg_dump`` a PostgreSQL database.
-A restored copy repeats what its unfinished runs did since then: cancel or check these before a worker starts. Retain:
-``planner-ext runs prune --older-than 30d --status answered`` deletes old runs, ``runs export`` keeps one as a file,
-``runs import`` adds it to a store again.
+Back up: ``planner-ext runs backup FILE`` copies an SQLite file while workers write,
+``pg_dump`` a PostgreSQL database. A restored copy repeats what its unfinished runs did
+since then: cancel or check these before a worker starts. Retain: ``planner-ext runs
+prune --older-than 30d --status answered`` deletes old runs, ``runs export`` keeps one
+as a file, ``runs import`` adds it to a store again.
 
-Upgrade: a store has a schema number, and so has each row of a journal; a version refuses newer ones by name.
+Upgrade: a store has a schema number, and so has each row of a journal; a version
+refuses newer ones by name.
 
 Modules:
 
@@ -117,7 +119,10 @@ _MODULES = {
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = next((module for module, names in _MODULES.items() if name in names), "durable.errors")
+    module = next(
+        (module for module, names in _MODULES.items() if name in names),
+        "durable.errors",
+    )
     value = globals()[name] = getattr(import_module(f"planner_ext.{module}"), name)
     return value
 

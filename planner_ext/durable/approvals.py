@@ -9,7 +9,13 @@ from planner_ext.core.errors import shown
 from planner_ext.durable.authorization import Doorkeeper
 from planner_ext.durable.errors import ApprovalRefusedError
 from planner_ext.durable.options import checked_hook
-from planner_ext.durable.records import PendingApproval, read_approval, read_refusal, refused_text, write_decision
+from planner_ext.durable.records import (
+    PendingApproval,
+    read_approval,
+    read_refusal,
+    refused_text,
+    write_decision,
+)
 from planner_ext.durable.store import JournalStore, opened_store, opens
 from planner_ext.engine.concurrency import SystemClock
 from planner_ext.engine.ports import Clock
@@ -21,7 +27,11 @@ class Approvals:
     """The pending calls and questions of a store, which this process shares with the workers."""
 
     def __init__(
-        self, store: JournalStore, *, clock: Clock | None = None, doorkeeper: Doorkeeper | None = None
+        self,
+        store: JournalStore,
+        *,
+        clock: Clock | None = None,
+        doorkeeper: Doorkeeper | None = None,
     ) -> None:
         """@private Called by `connect`."""
         self._store = store
@@ -43,12 +53,15 @@ class Approvals:
         Args:
             where: The SQLite file, or a ``postgresql://`` address.
             clock: The time source; None uses the machine's clock.
-            authorize: Asked for each decision before it is stored, with a `DecisionRequest`; async or not. It allows by
-                returning True and by nothing else: a text, or that of an exception, is the reason of a refusal. Give it
-                to the workers, too, which ask again: a run that begins under it is then decided only by processes that
-                have a hook. Without one a call with ``roles`` cannot be decided.
-            verified: Whether the application vouches for the name in each decision's ``by``, as one that signs its
-                users in; the hook and the workers see this.
+            authorize: Asked for each decision before it is stored, with a
+                `DecisionRequest`; async or not. It allows by returning True and by
+                nothing else: a text, or that of an exception, is the reason of a
+                refusal. Give it to the workers, too, which ask again: a run that begins
+                under it is then decided only by processes that have a hook. Without one
+                a call with ``roles`` cannot be decided.
+            verified: Whether the application vouches for the name in each decision's
+                ``by``, as one that signs its users in; the hook and the workers see
+                this.
 
         Raises:
             PlannerInvalidConfigurationError: If ``authorize`` cannot be called.
@@ -58,10 +71,13 @@ class Approvals:
         async with opened_store(where, create=False) as store:
             yield cls(store, clock=clock, doorkeeper=doorkeeper)
 
-    async def pending(self, run_id: str | None = None, *, limit: int = 50, offset: int = 0) -> list[PendingApproval]:
+    async def pending(
+        self, run_id: str | None = None, *, limit: int = 50, offset: int = 0
+    ) -> list[PendingApproval]:
         """List the pending calls and questions, the oldest first, without expired ones.
 
-        A row that was altered is skipped, and its id is logged. It cannot be decided; see `show`.
+        A row that was altered is skipped, and its id is logged. It cannot be decided;
+        see `show`.
 
         Args:
             run_id: Lists only this run's; None lists those of all runs.
@@ -72,11 +88,15 @@ class Approvals:
             StoreError: If limit or offset is not an integer of at least 0.
         """
         found: list[PendingApproval] = []
-        rows = await self._store.open_approvals(self._clock.now(), run_id=run_id, limit=limit, offset=offset)
+        rows = await self._store.open_approvals(
+            self._clock.now(), run_id=run_id, limit=limit, offset=offset
+        )
         refused = await self._store.refusals(run_id=run_id) if rows else ()
         for row in rows:
             try:
-                found.append(read_approval(row, [one for one in refused if one[0] == row[0]]))
+                found.append(
+                    read_approval(row, [one for one in refused if one[0] == row[0]])
+                )
             except ApprovalRefusedError as error:
                 logger.error("A call that waits cannot be shown: %s", error)
         return found
@@ -92,7 +112,9 @@ class Approvals:
             ApprovalRefusedError: If no call has this id, or its row was altered.
         """
         if not isinstance(approval_id, str):  # pyright: ignore[reportUnnecessaryIsInstance]  (of untyped code)
-            raise ApprovalRefusedError(f"approval_id must be the id of a call; got {shown(approval_id)}. Pass its .id.")
+            raise ApprovalRefusedError(
+                f"approval_id must be the id of a call; got {shown(approval_id)}. Pass its .id."
+            )
         row, refused = await self._store.approval(approval_id)
         if row is None:
             raise ApprovalRefusedError(
@@ -107,39 +129,53 @@ class Approvals:
     async def decide(self, approval_id: str, decision: Decision) -> bool:
         """Decide a call. A worker takes the decision into the run's journal, now or when the next worker starts.
 
-        A refused decision, or a second one on the same call, is stored too: `show` and `refused` list it.
+        A refused decision, or a second one on the same call, is stored too: `show` and
+        `refused` list it.
 
-        The decision binds to the call as `show` returns it. Edited arguments are compared with the call's
-        ``parameters``. Only a worker knows the function, so a worker validates the decision when it takes it. If the
-        function cannot take edited arguments, a question was answered with `Approve`, or the worker's ``authorize``
-        hook refuses, the call waits again, with the ``problem`` shown.
+        The decision binds to the call as `show` returns it. Edited arguments are
+        compared with the call's ``parameters``. Only a worker knows the function, so a
+        worker validates the decision when it takes it. If the function cannot take
+        edited arguments, a question was answered with `Approve`, or the worker's
+        ``authorize`` hook refuses, the call waits again, with the ``problem`` shown.
 
         Args:
             approval_id: The call's id, from `pending`.
-            decision: `Approve`, `Deny` or `Supply`, with ``by``; its values must be JSON values. Answer a question with
-                `Supply`, or with `Deny` if there is no answer.
+            decision: `Approve`, `Deny` or `Supply`, with ``by``; its values must be
+                JSON values. Answer a question with `Supply`, or with `Deny` if there is
+                no answer.
 
         Returns:
-            Whether this decision counts. False if another one was first; then nothing changed.
+            Whether this decision counts. False if another one was first; then nothing
+            changed.
 
         Raises:
-            ApprovalRefusedError: If there is no such call, its question has expired, or the decision is invalid, was
-                made for other arguments, or has arguments that do not fit the function.
-            NotAuthorizedError: If ``authorize`` refuses it, or is missing here: the call has roles, or its run began
-                under a hook.
+            ApprovalRefusedError: If there is no such call, its question has expired, or
+                the decision is invalid, was made for other arguments, or has arguments
+                that do not fit the function.
+            NotAuthorizedError: If ``authorize`` refuses it, or is missing here: the
+                call has roles, or its run began under a hook.
         """
         approval = await self.show(approval_id)
         at = self._clock.now()
         try:
-            text = _checked_decision(approval, decision, at, verified=self._doorkeeper.verified)
+            text = _checked_decision(
+                approval, decision, at, verified=self._doorkeeper.verified
+            )
             by = getattr(decision, "by", None)
             await self._doorkeeper.check(
-                self._store, "decide", approval.run_id, by=by, call=approval, decision=decision
+                self._store,
+                "decide",
+                approval.run_id,
+                by=by,
+                call=approval,
+                decision=decision,
             )
         except ApprovalRefusedError as error:
             await self._refuse(approval, decision, str(error), at)
             raise
-        if await self._store.decide(approval_id, text, fingerprint=approval.fingerprint, at=at):
+        if await self._store.decide(
+            approval_id, text, fingerprint=approval.fingerprint, at=at
+        ):
             return True
         first = (await self.show(approval_id)).decision
         problem = "The call did not wait any more."
@@ -149,23 +185,36 @@ class Approvals:
         await self._refuse(approval, decision, problem, at)
         return False
 
-    async def _refuse(self, approval: PendingApproval, decision: Decision, problem: str, at: float) -> None:
-        await self._store.refuse(approval.run_id, approval.id, refused_text(decision), problem=problem, at=at)
+    async def _refuse(
+        self, approval: PendingApproval, decision: Decision, problem: str, at: float
+    ) -> None:
+        await self._store.refuse(
+            approval.run_id, approval.id, refused_text(decision), problem=problem, at=at
+        )
 
 
-def _checked_decision(approval: PendingApproval, decision: Decision, at: float, *, verified: bool) -> str:
+def _checked_decision(
+    approval: PendingApproval, decision: Decision, at: float, *, verified: bool
+) -> str:
     """Validate a decision on a call, and return it as JSON text.
 
     Raises:
         ApprovalRefusedError: If the decision is invalid for this call.
     """
     text = write_decision(decision, verified=verified)
-    if isinstance(decision, Approve) and decision.fingerprint not in (None, approval.fingerprint):
+    if isinstance(decision, Approve) and decision.fingerprint not in (
+        None,
+        approval.fingerprint,
+    ):
         raise ApprovalRefusedError(
             f"The approval of {approval.id!r} was given for another call or other arguments: its fingerprint is "
             f"{decision.fingerprint}, the call's {approval.fingerprint}. Show the call again and decide again."
         )
-    if isinstance(decision, Approve) and decision.arguments is not None and approval.parameters is not None:
+    if (
+        isinstance(decision, Approve)
+        and decision.arguments is not None
+        and approval.parameters is not None
+    ):
         from planner_ext.engine.schemas import argument_problem  # noqa: PLC0415  (loaded for edits only)
 
         if problem := argument_problem(approval.parameters, decision.arguments):
@@ -180,5 +229,7 @@ def _checked_decision(approval: PendingApproval, decision: Decision, at: float, 
             "When a worker continues the run, the model reads that nobody decided in time."
         )
     if approval.status == "closed":
-        raise ApprovalRefusedError(f"The call {approval.id!r} does not wait any more: its run continued, or ended.")
+        raise ApprovalRefusedError(
+            f"The call {approval.id!r} does not wait any more: its run continued, or ended."
+        )
     return text

@@ -1,7 +1,8 @@
 """A run as one JSON document, to move it to another store, or to keep it after its store deletes it.
 
-The document holds the run's journal, and the decisions of persons: taken, not taken yet, and refused. An import
-derives the tables from the journal again. Decisions bind to a run's name, so an imported run keeps its name.
+The document holds the run's journal, and the decisions of persons: taken, not taken
+yet, and refused. An import derives the tables from the journal again. Decisions bind to
+a run's name, so an imported run keeps its name.
 """
 
 # ruff: noqa: S608  (only this module's own text is put into a statement)
@@ -20,7 +21,12 @@ from planner_ext.durable.inputs import RunInputs, hooks_in, read_inputs, read_ne
 from planner_ext.durable.records import RUN_ID, fold_journal, read_facts
 from planner_ext.durable.store import ADD_NOTICE, JournalStore
 from planner_ext.durable.writer import ADD_FACT, JournalWriter, fact_row
-from planner_ext.engine.document import document_of, dump_facts, load_facts, read_document
+from planner_ext.engine.document import (
+    document_of,
+    dump_facts,
+    load_facts,
+    read_document,
+)
 from planner_ext.engine.journal import forked_facts
 
 _KEYS = "run_id", "run", "facts", "decisions", "refusals"
@@ -61,14 +67,17 @@ _REFUSE = """
 """
 
 
-async def export_run(store: JournalStore, run_id: str, *, key: bytes | None = None) -> str:
+async def export_run(
+    store: JournalStore, run_id: str, *, key: bytes | None = None
+) -> str:
     """Write a run as JSON text; it stays in the store.
 
     Args:
         store: Holds the run.
         run_id: The run, in any state.
-        key: Signs the text (HMAC-SHA256), so that `import_run` with the same key refuses any other. None leaves it
-            unsigned: anyone who can write it can put an approval in it.
+        key: Signs the text (HMAC-SHA256), so that `import_run` with the same key
+            refuses any other. None leaves it unsigned: anyone who can write it can put
+            an approval in it.
 
     Raises:
         UnknownRunError: If the store has no such run.
@@ -104,12 +113,14 @@ async def import_run(
 ) -> str:
     """Add an exported run to a store; its rows are derived from its journal.
 
-    Workers of this store continue an unfinished run. Delete or cancel it in the first store, else both continue it.
+    Workers of this store continue an unfinished run. Delete or cancel it in the first
+    store, else both continue it.
 
     Args:
         store: Receives the run.
         text: What `export_run` wrote.
-        key: Refuses text that is unsigned, altered or signed with another key. None checks no signature.
+        key: Refuses text that is unsigned, altered or signed with another key. None
+            checks no signature.
         doorkeeper: Asks whether the run may be imported; None has no hook.
         by: Who imports it.
 
@@ -117,10 +128,12 @@ async def import_run(
         The run's name.
 
     Raises:
-        InvalidJournalError: If the text is damaged, refused by its signature, or no run.
+        InvalidJournalError: If the text is damaged, refused by its signature, or no
+            run.
         NewerSchemaError: If a newer version of this package wrote it.
         RunConflictError: If the store has a run of this name.
-        NotAuthorizedError: If the ``authorize`` hook refuses, or is missing and the run began under one.
+        NotAuthorizedError: If the ``authorize`` hook refuses, or is missing and the run
+            began under one.
     """
     with reading("The exported run is", InvalidJournalError):
         data = read_document(text, "run", _KEYS, key=key)
@@ -141,14 +154,22 @@ async def import_run(
         ):
             steps += [(statement, _row(run_id, columns, row)) for row in rows]
         steps = [*await _journal_steps(run_id, facts), *steps]
-    hooks = hooks_in(run["inputs"], json.dumps(data["facts"][0]) if data["facts"] else None)
+    hooks = hooks_in(
+        run["inputs"], json.dumps(data["facts"][0]) if data["facts"] else None
+    )
     await (doorkeeper or Doorkeeper()).check_under(hooks, "import", run_id, by=by)
     way_out = "Delete it first, or import into another store."
     return await _add(store, run, steps, way_out=way_out)
 
 
 async def fork_run(
-    store: JournalStore, run_id: str, *, at: int, new_run_id: str, now: float, instruction: str = ""
+    store: JournalStore,
+    run_id: str,
+    *,
+    at: int,
+    new_run_id: str,
+    now: float,
+    instruction: str = "",
 ) -> str:
     """Add a fork of a run to its store; see `planner_ext.engine.journal.forked_facts`.
 
@@ -158,7 +179,9 @@ async def fork_run(
         RunConflictError: If the store has a run of the new name.
     """
     stored = await store.load(run_id)
-    facts = forked_facts(stored.facts, at=at, run_id=new_run_id, now=now, instruction=instruction)
+    facts = forked_facts(
+        stored.facts, at=at, run_id=new_run_id, now=now, instruction=instruction
+    )
     written = RunInputs(arguments=stored.inputs.arguments).to_json()
     document = {
         "goal": stored.record.goal,
@@ -170,16 +193,25 @@ async def fork_run(
         "new_budget": None,
     }
     steps = await _journal_steps(new_run_id, facts)
-    return await _add(store, _row(new_run_id, _RUN, document), steps, way_out="Give the fork another name.")
+    return await _add(
+        store,
+        _row(new_run_id, _RUN, document),
+        steps,
+        way_out="Give the fork another name.",
+    )
 
 
-async def _add(store: JournalStore, run: dict[str, Value], steps: Sequence[Step], *, way_out: str) -> str:
+async def _add(
+    store: JournalStore, run: dict[str, Value], steps: Sequence[Step], *, way_out: str
+) -> str:
     """Add a run's row and what belongs to it in one transaction; return the run's name."""
     run_id = str(run["run_id"])
     try:
         await store.database.transact((_ADD_RUN, run), *steps)
     except DuplicateRowError as error:
-        raise RunConflictError(f"Run {run_id!r} is there already, and was not changed. {way_out}") from error
+        raise RunConflictError(
+            f"Run {run_id!r} is there already, and was not changed. {way_out}"
+        ) from error
     return run_id
 
 
@@ -187,7 +219,8 @@ def _check_run(run: Mapping[str, Value], goal: object, state: State) -> None:
     """Check the columns of a run that its journal does not derive.
 
     Raises:
-        ValueError, StoreError: If no worker could take the run, or its status contradicts its journal.
+        ValueError, StoreError: If no worker could take the run, or its status
+            contradicts its journal.
     """
     read_inputs(str(run["run_id"]), run["inputs"])
     read_new_budget(str(run["run_id"]), run["new_budget"])
@@ -195,7 +228,9 @@ def _check_run(run: Mapping[str, Value], goal: object, state: State) -> None:
     status = run["status"]
     if not isinstance(goal, str) or not (is_new or goal == state.goal):
         raise ValueError("its goal is not that of its journal")
-    if status in _NOT_DERIVED and not (is_new if status == "queued" else state.ended is None):
+    if status in _NOT_DERIVED and not (
+        is_new if status == "queued" else state.ended is None
+    ):
         raise ValueError(f"it is {status}, and its journal contradicts that")
 
 
@@ -225,12 +260,16 @@ class _Steps(JournalStore):
 def _document(columns: Sequence[str], row: Row) -> dict[str, object]:
     """Turn a row into JSON values."""
     return {
-        column: json.loads(str(value)) if column in _JSON and value is not None else value
+        column: json.loads(str(value))
+        if column in _JSON and value is not None
+        else value
         for column, value in zip(columns, row, strict=True)
     }
 
 
-def _row(run_id: str, columns: Sequence[str], document: Mapping[str, Any]) -> dict[str, Value]:
+def _row(
+    run_id: str, columns: Sequence[str], document: Mapping[str, Any]
+) -> dict[str, Value]:
     """Turn JSON values back into a row; raise `KeyError`, `TypeError` or `ValueError` for any other values."""
     row: dict[str, Value] = {"run_id": run_id}
     for column in columns:

@@ -1,13 +1,21 @@
 """Who may act on a kept run: the application's hook is asked before a store changes anything.
 
-A run that began under an ``authorize`` hook keeps its name among its guards. A process without a hook may do nothing to
-such a run that `planner_ext.approval.decisions.RunAction` lists.
+A run that began under an ``authorize`` hook keeps its name among its guards. A process
+without a hook may do nothing to such a run that
+`planner_ext.approval.decisions.RunAction` lists.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner_ext.approval.decisions import Authorize, Decision, DecisionRequest, RunAction, ToolCall, hooks_of
+from planner_ext.approval.decisions import (
+    Authorize,
+    Decision,
+    DecisionRequest,
+    RunAction,
+    ToolCall,
+    hooks_of,
+)
 from planner_ext.durable.errors import NotAuthorizedError
 from planner_ext.durable.store import JournalStore
 from planner_ext.engine.authorization import phrase_of, refusal_of
@@ -18,7 +26,8 @@ class Doorkeeper:
     """Asks the application's hook who may act on the runs of a store.
 
     Attributes:
-        authorize: The hook, or several that all have to allow; None allows everything that needs no hook.
+        authorize: The hook, or several that all have to allow; None allows everything
+            that needs no hook.
         verified: Whether the application vouches for the names of those who act.
     """
 
@@ -38,12 +47,14 @@ class Doorkeeper:
         """Ask whether a person may act on a run.
 
         Raises:
-            NotAuthorizedError: If the hook refuses, or is missing here although the run began under one, or the call
-                has roles.
+            NotAuthorizedError: If the hook refuses, or is missing here although the run
+                began under one, or the call has roles.
             UnknownRunError: If the store has no such run.
         """
         guards = () if hooks_of(self.authorize) else await store.hooks(run_id)
-        await self.check_under(guards, action, run_id, by=by, call=call, decision=decision)
+        await self.check_under(
+            guards, action, run_id, by=by, call=call, decision=decision
+        )
 
     async def check_under(
         self,

@@ -1,11 +1,13 @@
 """The port of the databases that hold runs, and their tables.
 
-``planner_journal`` is the source of truth: a row holds one fact as JSON, and its unique ``(run_id, seq)`` fences
-workers. ``planner_runs`` and ``planner_approvals`` are derived from it, in the same transaction, so that unfinished
-runs and open approvals are found without reading every journal. Only a decision enters ``planner_approvals`` first,
-until a worker takes it into the journal.
+``planner_journal`` is the source of truth: a row holds one fact as JSON, and its unique
+``(run_id, seq)`` fences workers. ``planner_runs`` and ``planner_approvals`` are derived
+from it, in the same transaction, so that unfinished runs and open approvals are found
+without reading every journal. Only a decision enters ``planner_approvals`` first, until
+a worker takes it into the journal.
 
-Statements use the SQL that SQLite (from 3.35) and PostgreSQL have in common, with ``:name`` placeholders.
+Statements use the SQL that SQLite (from 3.35) and PostgreSQL have in common, with
+``:name`` placeholders.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,19 +29,25 @@ Step: TypeAlias = tuple[str, Mapping[str, Value]]
 
 
 Execute: TypeAlias = Callable[[str, Mapping[str, Value]], Sequence[Row]]
-"""Performs one statement in a separate transaction, and returns its rows; blocks its thread."""
+"""Performs one statement in a separate transaction, and returns its rows; blocks its
+thread."""
 
 
 class Database(Protocol):
     """A database that holds runs.
 
     Attributes:
-        now: SQL of the database's time, in seconds since the epoch: the machines of workers may differ.
-        age: SQL of the seconds since a row of ``planner_workers`` was seen; time without a server does not count.
-        is_locked: SQL of whether the lock of the worker ``owner`` is held. Where the locks are not the database's, this
-            is true; `planner_ext.durable.heartbeat.WorkerLocks` looks at them.
-        skip_locked: SQL that ends a SELECT whose rows are to be changed, so that it skips those that others change now.
-        hints: The steps that tell waiting workers that a run may be due; a worker that misses them polls.
+        now: SQL of the database's time, in seconds since the epoch: the machines of
+            workers may differ.
+        age: SQL of the seconds since a row of ``planner_workers`` was seen; time
+            without a server does not count.
+        is_locked: SQL of whether the lock of the worker ``owner`` is held. Where the
+            locks are not the database's, this is true;
+            `planner_ext.durable.heartbeat.WorkerLocks` looks at them.
+        skip_locked: SQL that ends a SELECT whose rows are to be changed, so that it
+            skips those that others change now.
+        hints: The steps that tell waiting workers that a run may be due; a worker that
+            misses them polls.
     """
 
     now: ClassVar[str]
@@ -64,7 +72,8 @@ class Database(Protocol):
         """Write a copy into a new file while workers write.
 
         Raises:
-            StoreError: If the file exists or cannot be written, or this database is copied by its own tool.
+            StoreError: If the file exists or cannot be written, or this database is
+                copied by its own tool.
         """
         ...
 
@@ -230,18 +239,23 @@ CREATE_TABLES: tuple[str, ...] = (
 )
 """The statements that create the tables, in one transaction.
 
-``planner_runs.status``: ``queued``, ``running``, ``paused``, ``failed``, ``quarantined``, or how the run ended.
-``owner``: the worker that drives it, or null. ``wake_at``: when it is next due: the first expiry of a paused
-run, the next retry of a running one. ``problem``: its last fault, or why it is in quarantine. ``retries``, ``deaths``:
-faults, and ends of its worker's process, since its last reply or result; ``progress``: the replies and results in its
-journal when the last one was counted. ``inputs``: what `Runs.submit` gave. ``new_budget``: limits that its worker shall
-take. ``told_at``: when `Runs.due` last named the run, by the database's time; null once a worker has claimed it.
+``planner_runs.status``: ``queued``, ``running``, ``paused``, ``failed``,
+``quarantined``, or how the run ended. ``owner``: the worker that drives it, or null.
+``wake_at``: when it is next due: the first expiry of a paused run, the next retry of a
+running one. ``problem``: its last fault, or why it is in quarantine. ``retries``,
+``deaths``: faults, and ends of its worker's process, since its last reply or result;
+``progress``: the replies and results in its journal when the last one was counted.
+``inputs``: what `Runs.submit` gave. ``new_budget``: limits that its worker shall take.
+``told_at``: when `Runs.due` last named the run, by the database's time; null once a
+worker has claimed it.
 
-``planner_approvals.status``: ``open``, ``decided`` (a decision waits for a worker) or ``closed``. ``planner_refusals``:
-decisions that were not taken, of the approval that ``id`` names, or of a call of the run that did not wait.
-``planner_workers.seen_at``: the worker's last heartbeat; after ``lease_seconds`` without one others take its runs.
-``planner_notices.next_at``: when a notice is next sent; null once it was delivered or given up.
-``planner_subscriptions``: the events of which notices are written, ``until`` then. Times are seconds since the epoch.
+``planner_approvals.status``: ``open``, ``decided`` (a decision waits for a worker) or
+``closed``. ``planner_refusals``: decisions that were not taken, of the approval that
+``id`` names, or of a call of the run that did not wait. ``planner_workers.seen_at``:
+the worker's last heartbeat; after ``lease_seconds`` without one others take its runs.
+``planner_notices.next_at``: when a notice is next sent; null once it was delivered or
+given up. ``planner_subscriptions``: the events of which notices are written, ``until``
+then. Times are seconds since the epoch.
 """
 
 GET_SCHEMA = "SELECT schema FROM planner_schema"
@@ -256,7 +270,9 @@ def check_schema(database: str, rows: Sequence[Row]) -> None:
     """
     numbers = [row[0] for row in rows if isinstance(row[0], int)]
     if not numbers or len(numbers) < len(rows):
-        raise StoreError(f"{database} is damaged: it does not say its schema. Restore it from a backup.")
+        raise StoreError(
+            f"{database} is damaged: it does not say its schema. Restore it from a backup."
+        )
     newest = max(numbers)
     if newest > TABLE_SCHEMA:
         raise NewerSchemaError(

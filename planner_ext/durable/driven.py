@@ -11,8 +11,22 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self
 
-from planner_ext.core.facts import CallFinished, CallStarted, Ended, Fact, ModelReplied, Planned
-from planner_ext.core.machine import AddMessage, CheckAnswer, Finish, Pause, WithholdCalls, next_action
+from planner_ext.core.facts import (
+    CallFinished,
+    CallStarted,
+    Ended,
+    Fact,
+    ModelReplied,
+    Planned,
+)
+from planner_ext.core.machine import (
+    AddMessage,
+    CheckAnswer,
+    Finish,
+    Pause,
+    WithholdCalls,
+    next_action,
+)
 from planner_ext.core.values import Usage
 from planner_ext.durable.errors import RunFencedError, StoreError
 from planner_ext.durable.writer import JournalWriter
@@ -20,24 +34,27 @@ from planner_ext.engine.journal import lost_request
 from planner_ext.engine.ports import Event, TextDelta
 
 _LONGEST_SECONDS = 60.0
-"""The longest time for which a run that is driven alone delays the calls of others: its own call may hang."""
+"""The longest time for which a run that is driven alone delays the calls of others: its
+own call may hang."""
 
 _BOOKKEEPING = (AddMessage, CheckAnswer, Finish, Pause, WithholdCalls)
-"""Actions without a request, a call or the application's own code: a draining worker still performs them."""
+"""Actions without a request, a call or the application's own code: a draining worker
+still performs them."""
 
 
 class DrivenRuns:
     """The runs that a worker drives, and their calls in flight.
 
-    While a run is driven alone, no call of another run starts. It is alone from the end of the other runs' calls until
-    it has recorded a reply or a result.
+    While a run is driven alone, no call of another run starts. It is alone from the end
+    of the other runs' calls until it has recorded a reply or a result.
 
-    While the worker drains, no call starts, and a run is interrupted as soon as it has neither a call nor a request in
-    flight.
+    While the worker drains, no call starts, and a run is interrupted as soon as it has
+    neither a call nor a request in flight.
 
     Attributes:
         stores: The store of each run that is driven at this moment.
-        interrupt: Cancels the task of the run of this name; None unless the worker drains.
+        interrupt: Cancels the task of the run of this name; None unless the worker
+            drains.
     """
 
     def __init__(self) -> None:
@@ -69,13 +86,21 @@ class DrivenRuns:
             async with asyncio.timeout(seconds):
                 await self._until(lambda: self._alone in (None, run_id))
                 self._alone = run_id
-                await self._until(lambda: not any(s.calls for name, s in self.stores.items() if name != run_id))
+                await self._until(
+                    lambda: (
+                        not any(
+                            s.calls for name, s in self.stores.items() if name != run_id
+                        )
+                    )
+                )
         except BaseException as error:
             self.together(run_id)
             if isinstance(error, TimeoutError):
                 return False
             raise
-        self._limit = asyncio.get_running_loop().call_later(_LONGEST_SECONDS, self.together, run_id)
+        self._limit = asyncio.get_running_loop().call_later(
+            _LONGEST_SECONDS, self.together, run_id
+        )
         return True
 
     def together(self, run_id: str) -> None:
@@ -163,7 +188,10 @@ class DrivenStore:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         run_id = self.writer.run_id
         del self._driven.stores[run_id]
@@ -171,7 +199,9 @@ class DrivenStore:
         try:
             await self._limit.__aexit__(kind, error, trace)
         except TimeoutError:
-            raise RunFencedError(f"Run {run_id!r} was ended or taken over; its work here was cancelled.") from None
+            raise RunFencedError(
+                f"Run {run_id!r} was ended or taken over; its work here was cancelled."
+            ) from None
 
     async def append(self, run_id: str, seq: int, facts: Sequence[Fact]) -> None:
         """Record facts; see `planner_ext.engine.ports.RunStore`.
@@ -179,7 +209,11 @@ class DrivenStore:
         Raises:
             asyncio.CancelledError: If a call may not start now.
         """
-        new = {(fact.iteration, fact.index) for fact in facts if isinstance(fact, CallStarted)} - self.calls
+        new = {
+            (fact.iteration, fact.index)
+            for fact in facts
+            if isinstance(fact, CallStarted)
+        } - self.calls
         if new:  # a call that starts again is in flight already
             await self._until_allowed()
         self.calls |= new
@@ -191,13 +225,25 @@ class DrivenStore:
             self.calls -= new
             raise
         finally:
-            self.calls -= {(fact.iteration, fact.index) for fact in facts if isinstance(fact, CallFinished)}
-            if any(isinstance(fact, ModelReplied | Planned | CallFinished) for fact in facts):
+            self.calls -= {
+                (fact.iteration, fact.index)
+                for fact in facts
+                if isinstance(fact, CallFinished)
+            }
+            if any(
+                isinstance(fact, ModelReplied | Planned | CallFinished)
+                for fact in facts
+            ):
                 self._driven.together(self.writer.run_id)
         if self.leaves():
-            unsent = lost_request(self.writer.state, at=facts[-1].at)  # else the next activation would charge it
+            unsent = lost_request(
+                self.writer.state, at=facts[-1].at
+            )  # else the next activation would charge it
             if unsent:
-                free = [replace(fact, reason="Not sent: the worker leaves.", usage=Usage()) for fact in unsent]
+                free = [
+                    replace(fact, reason="Not sent: the worker leaves.", usage=Usage())
+                    for fact in unsent
+                ]
                 await self.writer.append(run_id, seq + len(facts), free)
             await self._interrupt()
 
@@ -228,8 +274,9 @@ class DrivenStore:
     async def _until_allowed(self) -> None:
         """Return once a call may start.
 
-        The engine records nothing else of the run meanwhile. So where other calls of the batch are in flight, only the
-        task of this call is cancelled; the engine starts the call again once they have ended.
+        The engine records nothing else of the run meanwhile. So where other calls of
+        the batch are in flight, only the task of this call is cancelled; the engine
+        starts the call again once they have ended.
         """
         if self.calls and not self._driven.is_open(self.writer.run_id):
             raise asyncio.CancelledError

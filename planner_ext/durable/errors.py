@@ -50,7 +50,9 @@ class NotAuthorizedError(RunRefusedError, ApprovalRefusedError):
     """The ``authorize`` hook refuses an action on a kept run, or this process lacks the hook. Nothing was changed."""
 
 
-def reading_row(what: str, error: type[PlannerExtError] = StoreError) -> AbstractContextManager[None]:
+def reading_row(
+    what: str, error: type[PlannerExtError] = StoreError
+) -> AbstractContextManager[None]:
     """Read a row that only an administrator can have damaged; any problem becomes one named error.
 
     Args:
@@ -61,13 +63,18 @@ def reading_row(what: str, error: type[PlannerExtError] = StoreError) -> Abstrac
 
 
 _HIDDEN = "***"
-_CONNECTION = re.compile(r"(?i)\s*(?:postgres(?:ql)?:|(?:host|hostaddr|port|dbname|user|password|service)\s*=)")
-"""The beginning of a connection string that is not a URL, or that a path has made of one."""
+_CONNECTION = re.compile(
+    r"(?i)\s*(?:postgres(?:ql)?:|(?:host|hostaddr|port|dbname|user|password|service)\s*=)"
+)
+"""The beginning of a connection string that is not a URL, or that a path has made of
+one."""
 _URL = re.compile(r"[A-Za-z][\w+.-]+:/+")
 """What a URL begins with; a path that was made of one has a single slash."""
 _QUERY = re.compile(r"(?P<lead>[?&])(?P<name>[^=&?]*)=(?P<value>[^&]*)")
 """A parameter of a URL."""
-_KEYWORD = re.compile(r"(?P<lead>^|\s)(?P<name>[^\s=]+\s*)=(?P<value>\s*(?:'(?:\\.|[^'\\])*'?|(?:\\.|\S)*))")
+_KEYWORD = re.compile(
+    r"(?P<lead>^|\s)(?P<name>[^\s=]+\s*)=(?P<value>\s*(?:'(?:\\.|[^'\\])*'?|(?:\\.|\S)*))"
+)
 """A parameter of a connection string ``host=... password=...``."""
 _PORT = re.compile(r"(?:[^:\[\]]*|\[[^\]]*\]?)(?::(?P<port>[^,/?]*))?")
 _BETWEEN = re.compile(r"[^\w]+")
@@ -100,9 +107,18 @@ def without_passwords(text: str, where: str) -> str:
     shown, secrets = _split(where)
     text = text.replace(where, shown)
     for secret in secrets:
-        text = text.replace(secret, _HIDDEN) if len(secret) > 2 and secret not in shown else text
+        text = (
+            text.replace(secret, _HIDDEN)
+            if len(secret) > 2 and secret not in shown
+            else text
+        )
     spelt = {form for secret in secrets for form in (secret, unquote(secret))}
-    parts = {part for form in spelt for part in (form, *_BETWEEN.split(form)) if part and part not in shown}
+    parts = {
+        part
+        for form in spelt
+        for part in (form, *_BETWEEN.split(form))
+        if part and part not in shown
+    }
     for part in sorted(parts, key=len, reverse=True):
         text = re.sub(rf"(?<!\w){re.escape(part)}(?!\w)", _HIDDEN, text)
     return text
@@ -123,7 +139,10 @@ def _split(where: str) -> tuple[str, list[str]]:
         return _without_login(_KEYWORD.sub(hide, where), secrets), secrets
     rest = _QUERY.sub(hide, where[url.end() :])
     shown = _without_login(rest, secrets)
-    return f"{url[0]}{_without_odd_ports(rest, secrets) if shown == rest else shown}", secrets
+    return (
+        f"{url[0]}{_without_odd_ports(rest, secrets) if shown == rest else shown}",
+        secrets,
+    )
 
 
 def _without_login(text: str, secrets: list[str]) -> str:
@@ -147,4 +166,7 @@ def _without_odd_ports(text: str, secrets: list[str]) -> str:
         return f"{match[0].removesuffix(port)}{_HIDDEN}"
 
     place = re.split(r"[/?]", text, maxsplit=1)[0]
-    return ",".join(_PORT.sub(hide, host, count=1) for host in place.split(",")) + text[len(place) :]
+    return (
+        ",".join(_PORT.sub(hide, host, count=1) for host in place.split(","))
+        + text[len(place) :]
+    )

@@ -1,8 +1,9 @@
 """The gauge of what waits in a store: ``planner_ext.approvals.waiting``.
 
-It is read from the store when metrics are collected, not counted up and down: a run pauses in one process, is decided
-in another, and may be cancelled, expire or lose its process between. Every worker of a store reports the same number,
-so that dashboards take the greatest, not the sum.
+It is read from the store when metrics are collected, not counted up and down: a run
+pauses in one process, is decided in another, and may be cancelled, expire or lose its
+process between. Every worker of a store reports the same number, so that dashboards
+take the greatest, not the sum.
 """
 
 from collections.abc import Callable, Generator, Iterable
@@ -31,9 +32,15 @@ def waiting_reported(store: str, count: Callable[[], int]) -> Generator[None]:
 
 
 def _observe(_: CallbackOptions) -> Iterable[Observation]:
-    return [Observation(count(), {"planner_ext.store": store}) for store, count in tuple(_counts.values())]
+    return [
+        Observation(count(), {"planner_ext.store": store})
+        for store, count in tuple(_counts.values())
+    ]
 
 
 get_meter("planner_ext").create_observable_gauge(
-    "planner_ext.approvals.waiting", [_observe], "{approval}", "Approvals that wait for a decision in a store."
+    "planner_ext.approvals.waiting",
+    [_observe],
+    "{approval}",
+    "Approvals that wait for a decision in a store.",
 )

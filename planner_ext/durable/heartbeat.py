@@ -1,8 +1,9 @@
 """Which workers of a store live: each holds a lock, and writes a heartbeat to its row.
 
-A worker that holds its lock without a heartbeat for its lease is frozen or cut off: others take its runs. The heartbeat
-has a separate thread, so that a blocked event loop does not count as a death. A worker whose own heartbeat is late
-first gives up its runs; the journal refuses its further writes.
+A worker that holds its lock without a heartbeat for its lease is frozen or cut off:
+others take its runs. The heartbeat has a separate thread, so that a blocked event loop
+does not count as a death. A worker whose own heartbeat is late first gives up its runs;
+the journal refuses its further writes.
 """
 
 import asyncio
@@ -33,16 +34,31 @@ _LONGEST_SECONDS = 60.0
 _FORGET = """
     DELETE FROM planner_workers WHERE worker_id = :worker_id OR name = :name OR seen_at < {now} - 86400
 """
-"""Removes the row of the worker that had this name before, and those of workers that died a day ago."""
-_DISOWN = "UPDATE planner_runs SET owner = :name || ' (earlier)' WHERE owner = :worker_id"
-"""Names an owner that is gone: a worker of a file has the same id in each life, and a death must be seen as one."""
+"""Removes the row of the worker that had this name before, and those of workers that
+died a day ago."""
+_DISOWN = (
+    "UPDATE planner_runs SET owner = :name || ' (earlier)' WHERE owner = :worker_id"
+)
+"""Names an owner that is gone: a worker of a file has the same id in each life, and a
+death must be seen as one."""
 
-_COLUMNS = ("worker_id", "name", "host", "pid", "status", "concurrency", "started_at", "seen_at")
+_COLUMNS = (
+    "worker_id",
+    "name",
+    "host",
+    "pid",
+    "status",
+    "concurrency",
+    "started_at",
+    "seen_at",
+)
 _WORKERS = """
     SELECT {age} <= lease_seconds, worker_id, name, host, pid, status, concurrency, started_at, seen_at
     FROM planner_workers ORDER BY started_at, worker_id
 """
-_DRIVEN = "SELECT owner, run_id FROM planner_runs WHERE owner IS NOT NULL ORDER BY run_id"
+_DRIVEN = (
+    "SELECT owner, run_id FROM planner_runs WHERE owner IS NOT NULL ORDER BY run_id"
+)
 
 _AGE = "SELECT {age} FROM planner_workers WHERE worker_id = :worker_id"
 
@@ -63,9 +79,11 @@ class WorkerRecord:
         name: Its name, unique among living workers.
         host: The machine.
         pid: The process.
-        status: ``open``: drives what it starts itself; ``working``: takes due runs, too; ``leaving``: takes no more.
+        status: ``open``: drives what it starts itself; ``working``: takes due runs,
+            too; ``leaving``: takes no more.
         started_at: When it opened the store, in seconds since the epoch.
-        seen_at: Its last heartbeat, in seconds since the epoch, by the clock of the store.
+        seen_at: Its last heartbeat, in seconds since the epoch, by the clock of the
+            store.
         alive: Whether it holds its lock, and was seen within its lease.
         concurrency: How many runs it drives at once at most; None if it takes none.
         runs: The names of the runs that it drives.
@@ -95,7 +113,9 @@ async def list_workers(store: JournalStore) -> list[WorkerRecord]:
         row: dict[str, Any] = dict(zip(_COLUMNS, values, strict=True))
         worker_id = str(row["worker_id"])
         alive = bool(was_seen) and await store.database.holds_lock(worker_id)
-        found.append(WorkerRecord(**row, alive=alive, runs=tuple(runs.get(worker_id, ()))))
+        found.append(
+            WorkerRecord(**row, alive=alive, runs=tuple(runs.get(worker_id, ())))
+        )
     return found
 
 
@@ -121,7 +141,8 @@ class WorkerLocks(Protocol):
         """Return the workers that hold no lock any more.
 
         Args:
-            is_locked: Workers, this one included, and whether the database sees each one's lock.
+            is_locked: Workers, this one included, and whether the database sees each
+                one's lock.
         """
         ...
 
@@ -137,10 +158,13 @@ class LeasedWorkers:
         lease_seconds: How long after its last heartbeat this worker counts as alive.
 
     Attributes:
-        on_lapse: Called in the event loop when this worker's lease has lapsed; gives up its runs.
+        on_lapse: Called in the event loop when this worker's lease has lapsed; gives up
+            its runs.
     """
 
-    def __init__(self, store: JournalStore, locks: WorkerLocks, *, lease_seconds: float) -> None:
+    def __init__(
+        self, store: JournalStore, locks: WorkerLocks, *, lease_seconds: float
+    ) -> None:
         self.on_lapse: Callable[[], object] = lambda: None
         self._store = store
         self._locks = locks
@@ -153,7 +177,9 @@ class LeasedWorkers:
         self._wake = threading.Event()
         self._leaving = False
         self._started: Future[None] = Future()
-        self._thread = threading.Thread(target=self._beat, name="planner_ext-heartbeat", daemon=True)
+        self._thread = threading.Thread(
+            target=self._beat, name="planner_ext-heartbeat", daemon=True
+        )
         self._loop: asyncio.AbstractEventLoop
 
     async def open(self) -> None:
@@ -186,9 +212,12 @@ class LeasedWorkers:
     def dead_among(self, owners: Sequence[RunOwner]) -> set[str]:
         """Return the owners of runs that hold no lock, or were not seen within their lease.
 
-        A worker that was late itself does not judge the lease of others: where the whole machine slept, all were late.
+        A worker that was late itself does not judge the lease of others: where the
+        whole machine slept, all were late.
         """
-        dead = self._locks.missing({owner.worker_id: owner.is_locked for owner in owners})
+        dead = self._locks.missing(
+            {owner.worker_id: owner.is_locked for owner in owners}
+        )
         if self._is_steady and not self._is_late():
             dead |= {owner.worker_id for owner in owners if owner.is_lapsed}
         return dead - {self.worker_id}
@@ -220,22 +249,36 @@ class LeasedWorkers:
         self._is_steady = False
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self.on_lapse)
-        if was_steady:  # else it is the same freeze, seen once more by the age of the row
-            logger.warning("Worker %s was not seen for %g seconds; it gives up its runs.", self.worker_id, self._lease)
+        if (
+            was_steady
+        ):  # else it is the same freeze, seen once more by the age of the row
+            logger.warning(
+                "Worker %s was not seen for %g seconds; it gives up its runs.",
+                self.worker_id,
+                self._lease,
+            )
 
     def _beat(self) -> None:
         """Keep the row fresh until the worker leaves; a session that fails is opened again."""
         failed = False
         while not self._leaving:
             try:
-                with self._store.database.session(timeout=_BEATS * self._interval) as execute:
+                with self._store.database.session(
+                    timeout=_BEATS * self._interval
+                ) as execute:
                     self._beat_in(execute)
-            except Exception as error:  # a worker whose heartbeat has ended would lose its runs
+            except (
+                Exception
+            ) as error:  # a worker whose heartbeat has ended would lose its runs
                 if not self._started.done():
                     self._started.set_exception(error)
                     return
                 if not failed:
-                    logger.warning("The heartbeat of worker %s fails: %s", self.worker_id, one_line(error))
+                    logger.warning(
+                        "The heartbeat of worker %s fails: %s",
+                        self.worker_id,
+                        one_line(error),
+                    )
                 failed = True
                 self._mark()
                 self._wake.wait(self._interval)
@@ -243,7 +286,11 @@ class LeasedWorkers:
     def _beat_in(self, execute: Execute) -> None:
         now = self._store.database.now
         age = self._store.database.age
-        values: dict[str, Value] = {"worker_id": self.worker_id, "name": self._locks.name, "lease": self._lease}
+        values: dict[str, Value] = {
+            "worker_id": self.worker_id,
+            "name": self._locks.name,
+            "lease": self._lease,
+        }
         if not self._started.done():
             execute(_FORGET.format(now=now), values)
             execute(_DISOWN, values)
@@ -251,10 +298,18 @@ class LeasedWorkers:
             lapses = self._lapses
             self._mark()
             seen = execute(_AGE.format(age=age), values)
-            if lapses == self._lapses and any(float(seconds or 0) > self._lease for (seconds,) in seen):
+            if lapses == self._lapses and any(
+                float(seconds or 0) > self._lease for (seconds,) in seen
+            ):
                 self._lapse()
             status, concurrency = self._status
-            row = {**values, "host": platform.node(), "pid": os.getpid(), "status": status, "concurrency": concurrency}
+            row = {
+                **values,
+                "host": platform.node(),
+                "pid": os.getpid(),
+                "status": status,
+                "concurrency": concurrency,
+            }
             execute(_SEEN.format(now=now), row)
             self._mark()
             self._is_steady = lapses == self._lapses

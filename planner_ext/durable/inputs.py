@@ -49,17 +49,24 @@ class RunInputs:
         """@private Write the inputs as JSON text; None without inputs.
 
         Raises:
-            PlannerInvalidConfigurationError: If an argument is not JSON, or the budget cannot be stored; names it.
+            PlannerInvalidConfigurationError: If an argument is not JSON, or the budget
+                cannot be stored; names it.
         """
         if not isinstance(self.arguments, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  (any caller's)
-            raise _refused(f"arguments must map names to JSON values; got {shown(self.arguments)}.")
+            raise _refused(
+                f"arguments must map names to JSON values; got {shown(self.arguments)}."
+            )
         values: dict[str, Any] = {}
         if self.arguments:
-            values["arguments"] = {name: _json_value(name, value) for name, value in self.arguments.items()}
+            values["arguments"] = {
+                name: _json_value(name, value) for name, value in self.arguments.items()
+            }
         if self.budget is not None:
             values["budget"] = _dump_budget(self.budget)
         if self.guards is not None:
-            values["guards"] = _guards().dump_python(self.guards, mode="json", exclude_defaults=True)
+            values["guards"] = _guards().dump_python(
+                self.guards, mode="json", exclude_defaults=True
+            )
         return json.dumps(values, sort_keys=True) if values else None
 
 
@@ -69,9 +76,15 @@ def read_inputs(run_id: str, text: object) -> RunInputs:
         return RunInputs()
     with reading_row(f"The inputs of run {run_id!r} are"):
         values: dict[str, Any] = json.loads(str(text))
-        budget = _budgets().validate_python(values["budget"]) if "budget" in values else None
-        guards = _guards().validate_python(values["guards"]) if "guards" in values else None
-        return RunInputs(arguments=dict(values.get("arguments", {})), budget=budget, guards=guards)
+        budget = (
+            _budgets().validate_python(values["budget"]) if "budget" in values else None
+        )
+        guards = (
+            _guards().validate_python(values["guards"]) if "guards" in values else None
+        )
+        return RunInputs(
+            arguments=dict(values.get("arguments", {})), budget=budget, guards=guards
+        )
 
 
 def hooks_in(*texts: object) -> tuple[str, ...]:
@@ -114,7 +127,9 @@ def read_new_budget(run_id: str, text: object) -> NewBudget | None:
         return None
     with reading_row(f"The new budget of run {run_id!r} is"):
         values: dict[str, Any] = json.loads(str(text))
-        return NewBudget(_budgets().validate_python(values["limits"]), str(values["by"]), str(text))
+        return NewBudget(
+            _budgets().validate_python(values["limits"]), str(values["by"]), str(text)
+        )
 
 
 def _json_value(name: object, value: object) -> object:

@@ -42,7 +42,8 @@ PAGE = f"""
     ) AS listed
     WHERE place <= {_NAMED} {_ORDER}, place
 """  # noqa: S608  (only this module's own text)
-"""Reads a page of runs, each with its first open questions and their number: a row for each of these, at least one."""
+"""Reads a page of runs, each with its first open questions and their number: a row for
+each of these, at least one."""
 
 
 Statuses: TypeAlias = str | Collection[str] | None
@@ -55,7 +56,8 @@ class RunFilters(TypedDict, total=False):
     Times are in seconds since the epoch, as in `RunRecord`.
 
     Attributes:
-        goal: A text that the goal contains; ASCII letters match in upper and lower case.
+        goal: A text that the goal contains; ASCII letters match in upper and lower
+            case.
         worker: The name or the unique id of the worker that drives the run.
         created_after: When the run was created, at the earliest.
         created_before: The run was created before this time.
@@ -79,7 +81,8 @@ class RunStats:
         total: All its runs.
         by_status: The number of runs of every status of `RunRecord.status`, 0 included.
         retrying: The running ones that wait for their next try after a fault.
-        oldest_approval_seconds: The age of the oldest open call or question; None without one.
+        oldest_approval_seconds: The age of the oldest open call or question; None
+            without one.
     """
 
     total: int
@@ -121,12 +124,20 @@ def where_clause(status: Statuses, filters: RunFilters) -> tuple[str, dict[str, 
         StoreError: If no run can have a status, or a value has another type.
         TypeError: If a filter is unknown.
     """
-    named = {} if status is None else {f"is_{one}": one for one in _checked_statuses(status)}
+    named = (
+        {}
+        if status is None
+        else {f"is_{one}": one for one in _checked_statuses(status)}
+    )
     values: dict[str, Value] = {**named}
-    conditions = [f"status IN ({', '.join(f':{one}' for one in named)})"] if named else []
+    conditions = (
+        [f"status IN ({', '.join(f':{one}' for one in named)})"] if named else []
+    )
     for name, given in filters.items():
         if name not in _CONDITIONS:
-            raise TypeError(f"There is no filter {name!r} of runs. There are: status, {', '.join(_CONDITIONS)}.")
+            raise TypeError(
+                f"There is no filter {name!r} of runs. There are: status, {', '.join(_CONDITIONS)}."
+            )
         if given is not None:
             conditions.append(_CONDITIONS[name])
             values[name] = _checked_value(name, given)
@@ -140,7 +151,9 @@ def _checked_statuses(given: object) -> Sequence[str]:
     named = sorted({str(status) for status in cast("Collection[object]", statuses)})
     for status in named or [""]:
         if status not in STATUSES:
-            raise StoreError(f"No run has the status {status!r}. There are: {', '.join(STATUSES)}.")
+            raise StoreError(
+                f"No run has the status {status!r}. There are: {', '.join(STATUSES)}."
+            )
     return named
 
 
@@ -148,9 +161,19 @@ def _checked_value(name: str, given: object) -> Value:
     if name in ("goal", "worker"):
         if not isinstance(given, str):
             raise StoreError(f"{name} must be a text; got {shown(given)}.")
-        return f"%{_escaped(json.dumps(given)[1:-1].lower())}%" if name == "goal" else f"{_escaped(given)}/%"
-    if isinstance(given, bool) or not isinstance(given, int | float) or not math.isfinite(given):
-        raise StoreError(f"{name} must be a number of seconds since the epoch; got {shown(given)}.")
+        return (
+            f"%{_escaped(json.dumps(given)[1:-1].lower())}%"
+            if name == "goal"
+            else f"{_escaped(given)}/%"
+        )
+    if (
+        isinstance(given, bool)
+        or not isinstance(given, int | float)
+        or not math.isfinite(given)
+    ):
+        raise StoreError(
+            f"{name} must be a number of seconds since the epoch; got {shown(given)}."
+        )
     return float(given)
 
 
@@ -160,14 +183,18 @@ def _escaped(text: str) -> str:
 
 
 def with_waits(
-    records: Sequence[RunRecord], waiting: Sequence[Row], lost: Mapping[str, float], now: float
+    records: Sequence[RunRecord],
+    waiting: Sequence[Row],
+    lost: Mapping[str, float],
+    now: float,
 ) -> list[RunRecord]:
     """Add to runs what they wait for.
 
     Args:
         records: The runs of a page.
         waiting: The rows of `PAGE` with their name, call and number.
-        lost: When workers that died, or are frozen, were last seen; 0 if that is not known.
+        lost: When workers that died, or are frozen, were last seen; 0 if that is not
+            known.
         now: The time.
     """
     calls: dict[str, list[str]] = {}
@@ -187,7 +214,11 @@ def _name_of(call: Value) -> str:
     try:
         data: Any = json.loads(str(call))
         roles = ", ".join(map(str, data.get("roles", ())))[:_LONGEST_NAME]
-        name = "an answer" if data.get("kind") == "question" else str(data["fully_qualified_name"])[:_LONGEST_NAME]
+        name = (
+            "an answer"
+            if data.get("kind") == "question"
+            else str(data["fully_qualified_name"])[:_LONGEST_NAME]
+        )
         return f"{name} ({roles})" if roles else name
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return "a call whose row is damaged"
@@ -206,7 +237,11 @@ def _worker_text(record: RunRecord, lost: Mapping[str, float], now: float) -> st
         seen = lost.get(record.owner)
         last = f"was last seen at {_time_text(seen)}" if seen else "is gone"
         return "" if seen is None else f"a worker: {record.owner} {last}"
-    if record.status == "running" and record.wake_at is not None and record.wake_at > now:
+    if (
+        record.status == "running"
+        and record.wake_at is not None
+        and record.wake_at > now
+    ):
         return f"its next try at {_time_text(record.wake_at)}"
     return "a worker"
 

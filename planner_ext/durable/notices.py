@@ -1,8 +1,9 @@
 """Notices of runs that paused, ended or failed: rows in the store, delivered to callbacks and a webhook.
 
-A notice's row is written in the transaction that changes the run's status, so that it is delivered at least once, also
-after a crash. Rows are written only for events that a worker subscribed to within the last day. Any worker with a
-listener for an event delivers its due notices, each in a separate task.
+A notice's row is written in the transaction that changes the run's status, so that it
+is delivered at least once, also after a crash. Rows are written only for events that a
+worker subscribed to within the last day. Any worker with a listener for an event
+delivers its due notices, each in a separate task.
 """
 
 import asyncio
@@ -20,8 +21,18 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from planner_ext.core.errors import InvalidLimitError, PlannerExtError, described, shown
 from planner_ext.durable.database import Row, Value
-from planner_ext.durable.errors import ApprovalRefusedError, StoreError, UnknownRunError, reading_row
-from planner_ext.durable.records import PendingApproval, RunRecord, read_approval, read_moment
+from planner_ext.durable.errors import (
+    ApprovalRefusedError,
+    StoreError,
+    UnknownRunError,
+    reading_row,
+)
+from planner_ext.durable.records import (
+    PendingApproval,
+    RunRecord,
+    read_approval,
+    read_moment,
+)
 from planner_ext.durable.store import JournalStore
 from planner_ext.engine.concurrency import called, end_tasks
 from planner_ext.engine.ports import Clock
@@ -34,15 +45,18 @@ logger = logging.getLogger(__name__)
 _DAY = 86_400.0
 _FIRST_DELAY = 1.0
 _LONGEST_DELAY = 900.0
-"""Seconds before the second attempt, and the most before a later one; each is twice the one before."""
+"""Seconds before the second attempt, and the most before a later one; each is twice the
+one before."""
 _ATTEMPT_SECONDS = 30.0
 """How long one attempt may take."""
 _LEASE = 60.0
-"""Seconds in which a worker that has claimed a notice delivers it, before another one may."""
+"""Seconds in which a worker that has claimed a notice delivers it, before another one
+may."""
 _LAST_SECONDS = 5.0
 """How long a worker that leaves delivers what is due."""
 _AT_ONCE = 100
-"""The most notices that a worker delivers at once: so many slow answers hold up the next notice."""
+"""The most notices that a worker delivers at once: so many slow answers hold up the
+next notice."""
 _MOST_PENDING = 1000
 
 _SUBSCRIBE = """
@@ -78,13 +92,15 @@ class RunNotice:
     Attributes:
         id: The notice's unique name; a repeated delivery has the same one.
         run_id: The run.
-        event: ``paused``: it waits for decisions; ``ended``; ``failed``: it has failed, or is in quarantine.
+        event: ``paused``: it waits for decisions; ``ended``; ``failed``: it has failed,
+            or is in quarantine.
         status: The run's status at that moment, as in `RunRecord`.
         goal: The goal of the run.
         problem: Why it failed, or ended without an answer; "" without a problem.
-        pending: The calls and questions of a paused run that wait when this is delivered.
-        where: The store's path or address, without passwords: `Approvals.connect` and ``planner-ext approvals`` decide
-            there, by the ids in ``pending``.
+        pending: The calls and questions of a paused run that wait when this is
+            delivered.
+        where: The store's path or address, without passwords: `Approvals.connect` and
+            ``planner-ext approvals`` decide there, by the ids in ``pending``.
         at: When it happened.
     """
 
@@ -100,7 +116,11 @@ class RunNotice:
 
     def as_dict(self) -> dict[str, Any]:
         """Convert the notice to JSON values; times are in ISO format."""
-        return {**asdict(self), "at": self.at.isoformat(), "pending": [call.as_dict() for call in self.pending]}
+        return {
+            **asdict(self),
+            "at": self.at.isoformat(),
+            "pending": [call.as_dict() for call in self.pending],
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +192,11 @@ class Notifier:
         PlannerInvalidConfigurationError: If a listener cannot be called.
     """
 
-    def __init__(self, listeners: Mapping[NoticeEvent, Listener | None], webhook: "Webhook | None" = None) -> None:
+    def __init__(
+        self,
+        listeners: Mapping[NoticeEvent, Listener | None],
+        webhook: "Webhook | None" = None,
+    ) -> None:
         self._webhook = webhook
         self._delivering: set[asyncio.Task[None]] = set()
         self._targets: dict[str, dict[str, Listener]] = {}
@@ -182,7 +206,9 @@ class Notifier:
                 problem = f"on_{event} must be a function of one notice; got {shown(listener)}."
                 raise InvalidLimitError(problem)
             given = {f"on_{event}": listener, "notify": webhook}
-            if targets := {name: target for name, target in given.items() if target is not None}:
+            if targets := {
+                name: target for name, target in given.items() if target is not None
+            }:
                 self._targets[event] = targets
         self._subscribed_at = 0.0
         self._task: asyncio.Task[None] | None = None
@@ -191,7 +217,9 @@ class Notifier:
         self._clock: Clock
         self._poll_seconds: float
 
-    async def open(self, store: JournalStore, *, where: str, clock: Clock, poll_seconds: float) -> None:
+    async def open(
+        self, store: JournalStore, *, where: str, clock: Clock, poll_seconds: float
+    ) -> None:
         """Subscribe to the events that have listeners, and begin to deliver.
 
         Args:
@@ -233,7 +261,9 @@ class Notifier:
                 with suppress(TimeoutError, StoreError):
                     async with asyncio.timeout(_LAST_SECONDS):
                         while await self._begin() or self._delivering:
-                            await asyncio.wait(self._delivering, return_when=asyncio.FIRST_COMPLETED)
+                            await asyncio.wait(
+                                self._delivering, return_when=asyncio.FIRST_COMPLETED
+                            )
         finally:
             await end_tasks(*filter(None, [self._task, *self._delivering]))
             if self._webhook is not None:
@@ -245,7 +275,9 @@ class Notifier:
                 if self._clock.now() - self._subscribed_at > _DAY / 24:
                     await self._subscribe()
                 while await self._begin():
-                    await asyncio.wait(self._delivering, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait(
+                        self._delivering, return_when=asyncio.FIRST_COMPLETED
+                    )
             await self._clock.sleep(poll_seconds)
 
     async def _begin(self) -> bool:
@@ -253,7 +285,9 @@ class Notifier:
         now = self._clock.now()
         events = {event: event if event in self._targets else "" for event in _EVENTS}
         free = _AT_ONCE - len(self._delivering)
-        (rows,) = await self._store.database.transact((_DUE, {"now": now, "limit": free, **events}))
+        (rows,) = await self._store.database.transact(
+            (_DUE, {"now": now, "limit": free, **events})
+        )
         for row in rows:
             task = asyncio.create_task(self._deliver(row, now))
             self._delivering.add(task)
@@ -263,7 +297,10 @@ class Notifier:
     async def _subscribe(self) -> None:
         now = self._clock.now()
         await self._store.database.transact(
-            *((_SUBSCRIBE, {"event": event, "until": now + _DAY}) for event in self._targets)
+            *(
+                (_SUBSCRIBE, {"event": event, "until": now + _DAY})
+                for event in self._targets
+            )
         )
         self._subscribed_at = now
 
@@ -272,7 +309,10 @@ class Notifier:
         key, _, _, body, _, _, seen = row
         claim: dict[str, Value] = {"id": key, "seen": seen, "until": now + _LEASE}
         state = _body(body)
-        with _logged(), suppress(UnknownRunError):  # the run was deleted meanwhile, and the row with it
+        with (
+            _logged(),
+            suppress(UnknownRunError),
+        ):  # the run was deleted meanwhile, and the row with it
             if (await self._store.database.transact((_CLAIM, claim)))[0]:
                 await self._call(row, state)
 
@@ -284,9 +324,17 @@ class Notifier:
         except StoreError as error:  # its run's row is damaged
             await self._failed(row, state, str(error))
             return
-        waiting = {name: target for name, target in self._targets[str(event)].items() if name not in state.taken}
-        faults = await asyncio.gather(*(_fault_of(target, notice) for target in waiting.values()))
-        state.taken.extend(name for name, fault in zip(waiting, faults, strict=True) if not fault)
+        waiting = {
+            name: target
+            for name, target in self._targets[str(event)].items()
+            if name not in state.taken
+        }
+        faults = await asyncio.gather(
+            *(_fault_of(target, notice) for target in waiting.values())
+        )
+        state.taken.extend(
+            name for name, fault in zip(waiting, faults, strict=True) if not fault
+        )
         if problem := "; ".join(filter(None, faults)):
             await self._failed(row, state, problem)
         else:
@@ -314,10 +362,23 @@ class Notifier:
         before = int(attempts or 0)
         next_at = now + min(_LONGEST_DELAY, _FIRST_DELAY * 2.0 ** min(before, 64))
         over = next_at > float(created_at or 0) + _DAY
-        await self._settle(key, state, next_at=None if over else next_at, problem=json.dumps(problem))
-        outlook = "it is given up" if over else f"it is tried again in {next_at - now:.1f} seconds"
+        await self._settle(
+            key, state, next_at=None if over else next_at, problem=json.dumps(problem)
+        )
+        outlook = (
+            "it is given up"
+            if over
+            else f"it is tried again in {next_at - now:.1f} seconds"
+        )
         level = logging.ERROR if over else logging.WARNING
-        logger.log(level, "The notice that run %s %s was not delivered, %s: %s", run_id, event, outlook, shown(problem))
+        logger.log(
+            level,
+            "The notice that run %s %s was not delivered, %s: %s",
+            run_id,
+            event,
+            outlook,
+            shown(problem),
+        )
 
     async def _settle(
         self,
@@ -328,14 +389,22 @@ class Notifier:
         delivered_at: float | None = None,
         problem: str | None = None,
     ) -> None:
-        values: dict[str, Value] = {"next_at": next_at, "delivered_at": delivered_at, "problem": problem}
+        values: dict[str, Value] = {
+            "next_at": next_at,
+            "delivered_at": delivered_at,
+            "problem": problem,
+        }
         body = json.dumps(asdict(state), separators=(",", ":"))
-        await self._store.database.transact((_SETTLE, {"id": key, "body": body, **values}))
+        await self._store.database.transact(
+            (_SETTLE, {"id": key, "body": body, **values})
+        )
 
     async def _pending(self, record: RunRecord) -> tuple[PendingApproval, ...]:
         now = self._clock.now()
         found = list[PendingApproval]()
-        for row in await self._store.open_approvals(now, run_id=record.run_id, limit=_MOST_PENDING):
+        for row in await self._store.open_approvals(
+            now, run_id=record.run_id, limit=_MOST_PENDING
+        ):
             with suppress(ApprovalRefusedError):  # a row that was altered
                 found.append(read_approval(row))
         return tuple(found)
@@ -369,26 +438,39 @@ class Webhook:
         import httpx  # noqa: PLC0415  (see above)
 
         logging.getLogger("httpx").addFilter(self._is_other)
-        self._client = httpx.AsyncClient(timeout=_ATTEMPT_SECONDS, follow_redirects=False)
+        self._client = httpx.AsyncClient(
+            timeout=_ATTEMPT_SECONDS, follow_redirects=False
+        )
 
     async def __call__(self, notice: RunNotice) -> None:
         """Post a notice once.
 
         Raises:
-            _NotTakenError: If it was not taken; the message names the host, and nothing that may be secret.
+            _NotTakenError: If it was not taken; the message names the host, and nothing
+                that may be secret.
         """
         assert self._client is not None, "it was opened"
         body = json.dumps(notice.as_dict(), separators=(",", ":"))
         at = str(int(time.time()))
-        headers = {"content-type": "application/json", "webhook-id": notice.id, "webhook-timestamp": at}
+        headers = {
+            "content-type": "application/json",
+            "webhook-id": notice.id,
+            "webhook-timestamp": at,
+        }
         if self._key is not None:
-            signed = hmac.new(self._key, f"{notice.id}.{at}.{body}".encode(), hashlib.sha256).digest()
+            signed = hmac.new(
+                self._key, f"{notice.id}.{at}.{body}".encode(), hashlib.sha256
+            ).digest()
             headers["webhook-signature"] = f"v1,{base64.b64encode(signed).decode()}"
         try:
-            async with self._client.stream("POST", self._url, content=body, headers=headers) as response:
+            async with self._client.stream(
+                "POST", self._url, content=body, headers=headers
+            ) as response:
                 status = response.status_code
         except Exception as error:
-            raise _NotTakenError(f"{self._host} was not reached: {type(error).__name__}") from None
+            raise _NotTakenError(
+                f"{self._host} was not reached: {type(error).__name__}"
+            ) from None
         if not 200 <= status < 300:
             raise _NotTakenError(f"{self._host} answered with status {status}")
 

@@ -22,18 +22,23 @@ _WORKER_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 
 _PASSING = (408, 409, 429)
-"""HTTP statuses of a client error that a retry may cure: timeout, conflict, too many requests."""
+"""HTTP statuses of a client error that a retry may cure: timeout, conflict, too many
+requests."""
 
 
 def is_final(error: BaseException) -> bool:
     """Return whether a retry cannot cure a fault.
 
-    Final are an HTTP status 4xx other than 408, 409 and 429, a failed authentication, in the error or its causes, and
-    an error of this package that names an option, a journal or a run that cannot be used. Any other failure of the
-    endpoint, the store or the application's code is retried; so is a service that this worker's kernel lacks.
+    Final are an HTTP status 4xx other than 408, 409 and 429, a failed authentication,
+    in the error or its causes, and an error of this package that names an option, a
+    journal or a run that cannot be used. Any other failure of the endpoint, the store
+    or the application's code is retried; so is a service that this worker's kernel
+    lacks.
     """
     for cause in _causes(error):
-        status = getattr(cause, "status_code", None) or getattr(getattr(cause, "response", None), "status_code", None)
+        status = getattr(cause, "status_code", None) or getattr(
+            getattr(cause, "response", None), "status_code", None
+        )
         if isinstance(status, int):
             return 400 <= status < 500 and status not in _PASSING
         if type(cause).__name__.endswith("AuthenticationError"):
@@ -54,9 +59,10 @@ class RetryPolicy:
     """How often, and when, a run is driven again after a fault.
 
     Attributes:
-        attempts: How often a run is driven without a new reply or result before it is ``failed``; 1 never retries.
-        first_delay: Seconds before the first retry. Each next delay is twice as long, and up to this much longer at
-            random.
+        attempts: How often a run is driven without a new reply or result before it is
+            ``failed``; 1 never retries.
+        first_delay: Seconds before the first retry. Each next delay is twice as long,
+            and up to this much longer at random.
         max_delay: The longest delay, in seconds.
         is_final: Returns whether a fault is never retried.
 
@@ -75,13 +81,17 @@ class RetryPolicy:
             raise InvalidLimitError(problem)
         for name in ("first_delay", "max_delay"):
             if not is_positive_number(value := getattr(self, name)):
-                problem = f"{name} must be a number of seconds above 0; got {shown(value)}."
+                problem = (
+                    f"{name} must be a number of seconds above 0; got {shown(value)}."
+                )
                 raise InvalidLimitError(problem)
 
     def delay(self, retries: int) -> float:
         """Return the seconds before a retry, counted from 1; the formula of tenacity's `wait_exponential_jitter`."""
         jitter = random.uniform(0, self.first_delay)  # noqa: S311  (nothing is kept secret by it)
-        return min(self.max_delay, self.first_delay * 2.0 ** min(retries - 1, 64) + jitter)
+        return min(
+            self.max_delay, self.first_delay * 2.0 ** min(retries - 1, 64) + jitter
+        )
 
 
 class WorkerOptions(TypedDict, total=False):
@@ -89,30 +99,41 @@ class WorkerOptions(TypedDict, total=False):
 
     Attributes:
         worker_id: This worker's name, unique among living workers. None generates one.
-        in_doubt: Who handles a call that had started when its process died, that may not simply run again, and whose
-            probe cannot tell: a ``person``, as a pending approval, or the ``model``, as the call's result.
-        poll_seconds: How often to poll the store for changes by other workers and approvers.
-        retry: How often, and when, workers drive a run again after a fault here. None is the default `RetryPolicy`.
-        lease_seconds: How long this worker may be frozen or cut off; after that others take its runs, and it stops.
-        max_deaths: How often a run may end its worker's process without a new reply or result before it is quarantined.
-        grace_seconds: How long calls and requests in flight may take when the block is left; 0 interrupts them.
+        in_doubt: Who handles a call that had started when its process died, that may
+            not simply run again, and whose probe cannot tell: a ``person``, as a
+            pending approval, or the ``model``, as the call's result.
+        poll_seconds: How often to poll the store for changes by other workers and
+            approvers.
+        retry: How often, and when, workers drive a run again after a fault here. None
+            is the default `RetryPolicy`.
+        lease_seconds: How long this worker may be frozen or cut off; after that others
+            take its runs, and it stops.
+        max_deaths: How often a run may end its worker's process without a new reply or
+            result before it is quarantined.
+        grace_seconds: How long calls and requests in flight may take when the block is
+            left; 0 interrupts them.
         clock: Tells the time and sleeps; None uses the machine's clock.
-        authorize: Asked before this worker takes a decision, and before this process acts on a run: `Runs.cancel`,
-            ``set_budget``, ``resume``, ``fork`` and ``delete``; see `ApprovalSettings`, whose hook is asked, too. A
-            refused decision of an approver leaves its call waiting. A run that begins here is bound to the hook: a
-            worker without it does not continue the run, and a process without any hook may not act on it.
-        on_paused: Called with a `RunNotice` when a run of the store has paused; async or not. A notice is delivered at
-            least once, in a separate task, and is retried for a day. Any worker may deliver it, so all workers of a
-            store should have the same listeners.
+        authorize: Asked before this worker takes a decision, and before this process
+            acts on a run: `Runs.cancel`, ``set_budget``, ``resume``, ``fork`` and
+            ``delete``; see `ApprovalSettings`, whose hook is asked, too. A refused
+            decision of an approver leaves its call waiting. A run that begins here is
+            bound to the hook: a worker without it does not continue the run, and a
+            process without any hook may not act on it.
+        on_paused: Called with a `RunNotice` when a run of the store has paused; async
+            or not. A notice is delivered at least once, in a separate task, and is
+            retried for a day. Any worker may deliver it, so all workers of a store
+            should have the same listeners.
         on_ended: As ``on_paused``, when a run has ended or was cancelled.
         on_failed: As ``on_paused``, when a run has failed or was quarantined.
-        notify: A URL to which all these notices are posted as JSON, by Standard Webhooks (standardwebhooks.com):
-            ``https://...``, or ``http://...`` within a trusted network. Headers: ``webhook-id``, the notice's id, and
-            ``webhook-timestamp``, seconds since the epoch. A response of 2xx takes the notice; a redirection is not
-            followed. Neither the URL's path nor the key is logged.
-        notify_key: Signs the posted notices: ``whsec_`` and base64, or any other text as it is. The header
-            ``webhook-signature`` is then ``v1,`` and the base64 of the HMAC-SHA256 of ``{id}.{timestamp}.{body}``. None
-            does not sign.
+        notify: A URL to which all these notices are posted as JSON, by Standard
+            Webhooks (standardwebhooks.com): ``https://...``, or ``http://...`` within a
+            trusted network. Headers: ``webhook-id``, the notice's id, and
+            ``webhook-timestamp``, seconds since the epoch. A response of 2xx takes the
+            notice; a redirection is not followed. Neither the URL's path nor the key is
+            logged.
+        notify_key: Signs the posted notices: ``whsec_`` and base64, or any other text
+            as it is. The header ``webhook-signature`` is then ``v1,`` and the base64 of
+            the HMAC-SHA256 of ``{id}.{timestamp}.{body}``. None does not sign.
     """
 
     worker_id: str | None
@@ -160,13 +181,25 @@ class WorkerSettings:
         lease = self.lease_seconds
         deaths = self.max_deaths
         grace = self.grace_seconds
-        check(in_doubt in ("person", "model"), f"in_doubt must be 'person' or 'model'; got {shown(in_doubt)}.")
-        check(is_duration(lease), f"lease_seconds must be a number of seconds above 0; got {shown(lease)}.")
+        check(
+            in_doubt in ("person", "model"),
+            f"in_doubt must be 'person' or 'model'; got {shown(in_doubt)}.",
+        )
+        check(
+            is_duration(lease),
+            f"lease_seconds must be a number of seconds above 0; got {shown(lease)}.",
+        )
         check_poll_seconds(self.poll_seconds)
         checked_hook(self.authorize)
-        check(is_count(deaths, least=1), f"max_deaths must be a whole number, 1 or more; got {shown(deaths)}.")
+        check(
+            is_count(deaths, least=1),
+            f"max_deaths must be a whole number, 1 or more; got {shown(deaths)}.",
+        )
         valid = grace == 0 or is_duration(grace)
-        check(valid, f"grace_seconds must be a number of seconds, 0 or more; got {shown(grace)}.")
+        check(
+            valid,
+            f"grace_seconds must be a number of seconds, 0 or more; got {shown(grace)}.",
+        )
         if self.worker_id is not None:
             expected = "worker_id must be 1 to 100 letters, digits, dots, dashes or underscores"
             checked_name(self.worker_id, _WORKER_ID, expected)
@@ -178,7 +211,14 @@ class WorkerSettings:
     def notifier(self) -> Notifier:
         """Make the notifier of the listeners; an invalid one is named."""
         webhook = None if self.notify is None else Webhook(self.notify, self.notify_key)
-        return Notifier({"paused": self.on_paused, "ended": self.on_ended, "failed": self.on_failed}, webhook)
+        return Notifier(
+            {
+                "paused": self.on_paused,
+                "ended": self.on_ended,
+                "failed": self.on_failed,
+            },
+            webhook,
+        )
 
 
 def takes_worker_options(function: _F) -> _F:
@@ -192,7 +232,10 @@ def takes_worker_options(function: _F) -> _F:
 
 def check_poll_seconds(given: object) -> None:
     """Raise `InvalidLimitError` unless this is a number of seconds above 0."""
-    check(is_duration(given), f"poll_seconds must be a number of seconds above 0; got {shown(given)}.")
+    check(
+        is_duration(given),
+        f"poll_seconds must be a number of seconds above 0; got {shown(given)}.",
+    )
 
 
 def check(valid: bool, problem: str) -> None:

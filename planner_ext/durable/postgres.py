@@ -1,11 +1,12 @@
 """Runs in PostgreSQL, over psycopg; a transaction happens exactly once also where the connection breaks.
 
-A worker needs a session of its own, which holds its lock. Every other process may connect through a pooler that gives
-each transaction another session.
+A worker needs a session of its own, which holds its lock. Every other process may
+connect through a pooler that gives each transaction another session.
 
-A transaction whose connection is lost during the commit may or may not have been committed. So each connection has a
-row in ``planner_commits``, where every writing transaction leaves a fresh token: the row tells whether it was
-committed. While a server restarts, transactions wait.
+A transaction whose connection is lost during the commit may or may not have been
+committed. So each connection has a row in ``planner_commits``, where every writing
+transaction leaves a fresh token: the row tells whether it was committed. While a server
+restarts, transactions wait.
 """
 
 import asyncio
@@ -16,7 +17,14 @@ import re
 import shlex
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Generator,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
@@ -34,7 +42,13 @@ from planner_ext.durable.database import (
     Value,
     check_schema,
 )
-from planner_ext.durable.errors import DuplicateRowError, StoreError, WorkerInUseError, redacted, without_passwords
+from planner_ext.durable.errors import (
+    DuplicateRowError,
+    StoreError,
+    WorkerInUseError,
+    redacted,
+    without_passwords,
+)
 from planner_ext.engine.concurrency import end_tasks
 from planner_ext.engine.log import one_line
 
@@ -55,7 +69,9 @@ _SIGN = """
     INSERT INTO planner_commits (connection, token) VALUES (%(connection)s, %(token)s)
     ON CONFLICT (connection) DO UPDATE SET token = EXCLUDED.token, at = now()
 """
-_SIGNED = "SELECT token FROM planner_commits WHERE connection = %(connection)s FOR UPDATE"
+_SIGNED = (
+    "SELECT token FROM planner_commits WHERE connection = %(connection)s FOR UPDATE"
+)
 """Waits until the lost connection's server process has released the row."""
 
 _TABLES_LOCK = 0x706C616E6E6572  # "planner"
@@ -72,7 +88,8 @@ _POOLER_SECONDS = 5.0
 _LEAVE_SECONDS = 5.0
 """How long closing waits for a server that does not answer."""
 _KEEPALIVES = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
-"""Seconds and probes after which a vanished machine is noticed; PostgreSQL's own default is two hours."""
+"""Seconds and probes after which a vanished machine is noticed; PostgreSQL's own
+default is two hours."""
 
 _HOLDS_LOCK = """
     EXISTS (
@@ -88,21 +105,24 @@ _KEY_OF_OWNER = """
 """
 """As `_key`."""
 _RECENTLY_STARTED = "clock_timestamp() - pg_postmaster_start_time() < interval '5 s'"
-"""A server that has just started has ended all sessions; their workers are about to lock again."""
+"""A server that has just started has ended all sessions; their workers are about to
+lock again."""
 
 _CHANNEL = "planner_ext_due"
 _HINT = f"SELECT pg_notify('{_CHANNEL}', '')"
 
 _MISSING_SECONDS = 1.0
-"""How long a worker's lock is missing until the worker counts as dead: a lost session is opened again at once."""
+"""How long a worker's lock is missing until the worker counts as dead: a lost session
+is opened again at once."""
 _UNSURE_SECONDS = 5.0
-"""How long a worker whose own session was lost judges no other: where a server failed over, all sessions were."""
+"""How long a worker whose own session was lost judges no other: where a server failed
+over, all sessions were."""
 _CHECK_SECONDS = 1.0
 
 _READ_ONLY = "25006"
 _TRANSIENT = ("08", "40", "53300", "57P", _READ_ONLY)
-"""Beginnings of SQLSTATEs that a retry may cure: a lost connection, a conflict, no free slot, a server that restarts,
-or that takes no writes while another one takes over."""
+"""Beginnings of SQLSTATEs that a retry may cure: a lost connection, a conflict, no free
+slot, a server that restarts, or that takes no writes while another one takes over."""
 
 _WAYS_OUT = {
     "28": "Check the user and the password in the URL.",
@@ -117,7 +137,9 @@ _WAYS_OUT = {
 
 _NOT_REACHED = "Start the server, or check host and port in the URL; runs continue from their last recorded step."
 
-_REACHED = "Look into the server's log for more; runs continue from their last recorded step."
+_REACHED = (
+    "Look into the server's log for more; runs continue from their last recorded step."
+)
 
 _Result = TypeVar("_Result")
 
@@ -131,16 +153,22 @@ class PostgresDatabase:
         patience: Seconds to wait for an unreachable server.
     """
 
-    now: ClassVar[str] = "CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS DOUBLE PRECISION)"
+    now: ClassVar[str] = (
+        "CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS DOUBLE PRECISION)"
+    )
     age: ClassVar[str] = f"""
         LEAST({now} - seen_at,
               CAST(EXTRACT(EPOCH FROM clock_timestamp() - pg_postmaster_start_time()) AS DOUBLE PRECISION))
     """
-    is_locked: ClassVar[str] = f"({_HOLDS_LOCK.format(key=_KEY_OF_OWNER)} OR {_RECENTLY_STARTED})"
+    is_locked: ClassVar[str] = (
+        f"({_HOLDS_LOCK.format(key=_KEY_OF_OWNER)} OR {_RECENTLY_STARTED})"
+    )
     skip_locked: ClassVar[str] = "FOR UPDATE SKIP LOCKED"
     hints: ClassVar[Sequence[Step]] = ((_HINT, {}),)
 
-    def __init__(self, url: str, *, connections: int = 4, patience: float = 60.0) -> None:
+    def __init__(
+        self, url: str, *, connections: int = 4, patience: float = 60.0
+    ) -> None:
         self._url = url
         self._patience = patience
         self._sessions = [_Session(url) for _ in range(connections)]
@@ -154,11 +182,13 @@ class PostgresDatabase:
         """Reach the server, and create missing tables.
 
         Args:
-            patience: Seconds to wait for a server that cannot be reached, or is starting.
+            patience: Seconds to wait for a server that cannot be reached, or is
+                starting.
 
         Raises:
             StoreError: If the server cannot be reached or used.
-            NewerSchemaError: If the tables were made by a newer version of this package.
+            NewerSchemaError: If the tables were made by a newer version of this
+                package.
         """
 
         async def prepare() -> None:
@@ -173,13 +203,18 @@ class PostgresDatabase:
 
         Raises:
             DuplicateRowError: If a key exists.
-            StoreError: If the database cannot be used, or was unreachable for longer than the patience.
+            StoreError: If the database cannot be used, or was unreachable for longer
+                than the patience.
         """
         if self._closed:
-            raise StoreError("The store was closed. Use it inside its async with block.")
+            raise StoreError(
+                "The store was closed. Use it inside its async with block."
+            )
         if all(statement.lstrip().startswith("SELECT") for statement, _ in steps):
             async with self._session() as session:
-                return await _with_retries(partial(session.read, steps), seconds=self._patience)
+                return await _with_retries(
+                    partial(session.read, steps), seconds=self._patience
+                )
         task = asyncio.create_task(self._commit(steps))
         self._writing.add(task)
         task.add_done_callback(self._written)
@@ -196,7 +231,10 @@ class PostgresDatabase:
     def session(self, *, timeout: float) -> Generator[Execute]:
         """Open a session; a server that does not answer ends it after the timeout."""
         where = _conninfo(self._url, tcp_user_timeout=str(int(timeout * 1000)))
-        with _as_store_errors(self._url), psycopg.connect(where, autocommit=True) as connection:
+        with (
+            _as_store_errors(self._url),
+            psycopg.connect(where, autocommit=True) as connection,
+        ):
             connection.execute("SET synchronous_commit = off")
 
             def execute(statement: str, values: Mapping[str, Value]) -> Sequence[Row]:
@@ -237,13 +275,17 @@ class PostgresDatabase:
         async with self._session() as session:
             while True:
                 token = uuid.uuid4().hex
-                connection, rows = await _with_retries(partial(session.write, steps, token), seconds=self._patience)
+                connection, rows = await _with_retries(
+                    partial(session.write, steps, token), seconds=self._patience
+                )
                 try:
                     await connection.execute("COMMIT")
                 except (psycopg.Error, OSError) as error:
                     if not _may_retry(error):
                         raise
-                    if not await _with_retries(partial(session.is_committed, token), seconds=self._patience):
+                    if not await _with_retries(
+                        partial(session.is_committed, token), seconds=self._patience
+                    ):
                         continue
                 return rows
 
@@ -261,27 +303,46 @@ class _Session:
         connection = await self._connected()
         try:
             async with connection.pipeline():
-                cursors = [await connection.execute(_query(statement), dict(values)) for statement, values in steps]
+                cursors = [
+                    await connection.execute(_query(statement), dict(values))
+                    for statement, values in steps
+                ]
             return [await cursor.fetchall() for cursor in cursors]
-        except asyncio.CancelledError:  # the answer of the server has no reader any more
+        except (
+            asyncio.CancelledError
+        ):  # the answer of the server has no reader any more
             await connection.close()
             raise
 
-    async def write(self, steps: Sequence[Step], token: str) -> tuple[_Connection, Sequence[Sequence[Row]]]:
+    async def write(
+        self, steps: Sequence[Step], token: str
+    ) -> tuple[_Connection, Sequence[Sequence[Row]]]:
         """Perform steps in a transaction that is left open, and fetch what they return."""
         connection = await self._connected()
         try:
-            if not self._entered:  # before the transaction, so that `is_committed` waits for the row
+            if (
+                not self._entered
+            ):  # before the transaction, so that `is_committed` waits for the row
                 await connection.execute(_ADD_CONNECTION, {"connection": self._name})
                 self._entered = True
             async with connection.pipeline():
                 await connection.execute("BEGIN")
                 if _is_pooled(connection):
                     await connection.execute(_SYNCHRONOUS.format(is_local="true"))
-                cursors = [await connection.execute(_query(statement), dict(values)) for statement, values in steps]
-                await connection.execute(_SIGN, {"token": token, "connection": self._name})
-            return connection, [await cursor.fetchall() if cursor.description else () for cursor in cursors]
-        except psycopg.errors.ReadOnlySqlTransaction:  # another server may take the writes at this address
+                cursors = [
+                    await connection.execute(_query(statement), dict(values))
+                    for statement, values in steps
+                ]
+                await connection.execute(
+                    _SIGN, {"token": token, "connection": self._name}
+                )
+            return connection, [
+                await cursor.fetchall() if cursor.description else ()
+                for cursor in cursors
+            ]
+        except (
+            psycopg.errors.ReadOnlySqlTransaction
+        ):  # another server may take the writes at this address
             await connection.close()
             raise
         except BaseException:
@@ -294,15 +355,21 @@ class _Session:
     async def is_committed(self, token: str) -> bool:
         """Return whether the transaction that wrote this token was committed."""
         connection = await self._connected()
-        rows = await (await connection.execute(_SIGNED, {"connection": self._name})).fetchall()
+        rows = await (
+            await connection.execute(_SIGNED, {"connection": self._name})
+        ).fetchall()
         return rows == [(token,)]
 
     async def leave(self) -> None:
         if self._connection is not None:
-            with suppress(psycopg.Error, TimeoutError):  # an unreachable server has ended the session already
+            with suppress(
+                psycopg.Error, TimeoutError
+            ):  # an unreachable server has ended the session already
                 if self._entered:
                     async with asyncio.timeout(_LEAVE_SECONDS):
-                        await self._connection.execute(_REMOVE_CONNECTIONS, {"connection": self._name})
+                        await self._connection.execute(
+                            _REMOVE_CONNECTIONS, {"connection": self._name}
+                        )
             await self._connection.close()
         self._connection = None
         self._entered = False
@@ -347,7 +414,8 @@ class PostgresWorkers:
 
         Raises:
             WorkerInUseError: If a living process has the name.
-            StoreError: If the database cannot be used, or a pooler keeps no session for this worker.
+            StoreError: If the database cannot be used, or a pooler keeps no session for
+                this worker.
         """
         with _as_store_errors(self._url):
             self._connection = await _with_retries(self._locked, seconds=self._patience)
@@ -363,13 +431,19 @@ class PostgresWorkers:
         """Return the workers whose lock has been missing for a while; none while this worker's own was."""
         now = time.monotonic()
         self._missing_since = {
-            worker_id: self._missing_since.get(worker_id, now) for worker_id, held in is_locked.items() if not held
+            worker_id: self._missing_since.get(worker_id, now)
+            for worker_id, held in is_locked.items()
+            if not held
         }
         if self.worker_id in self._missing_since:
             self._is_held = False
         if not self._is_held or now < self._judges_from:
             return set()
-        return {worker_id for worker_id, since in self._missing_since.items() if now - since >= _MISSING_SECONDS}
+        return {
+            worker_id
+            for worker_id, since in self._missing_since.items()
+            if now - since >= _MISSING_SECONDS
+        }
 
     async def _keep(self) -> None:
         """Wait for notifications, and acquire the locks again when the session was lost."""
@@ -379,11 +453,15 @@ class PostgresWorkers:
                     async for _ in self._connection.notifies(timeout=_CHECK_SECONDS):
                         self.hinted.set()
             except (psycopg.Error, OSError) as error:
-                logger.warning("The session of worker %r was lost: %s", self.name, one_line(error))
+                logger.warning(
+                    "The session of worker %r was lost: %s", self.name, one_line(error)
+                )
             self._is_held = False
             await self._connection.close()
             # however long the server is away, or the lost session keeps the locks
-            self._connection = await _with_retries(self._locked, seconds=math.inf, may_retry=_always)
+            self._connection = await _with_retries(
+                self._locked, seconds=math.inf, may_retry=_always
+            )
             self._judges_from = time.monotonic() + _UNSURE_SECONDS
             self._is_held = True
 
@@ -397,7 +475,11 @@ class PostgresWorkers:
                     "or of a pooler in session mode; Approvals and Runs.connect may use this one."
                 )
             for name in (self.name, self.worker_id):
-                taken = await (await connection.execute("SELECT pg_try_advisory_lock(%s)", (_key(name),))).fetchone()
+                taken = await (
+                    await connection.execute(
+                        "SELECT pg_try_advisory_lock(%s)", (_key(name),)
+                    )
+                ).fetchone()
                 if taken != (True,):
                     raise WorkerInUseError(
                         f"The worker {self.name!r} is in use by a process that lives. Give each worker another name; "
@@ -416,7 +498,10 @@ class PostgresWorkers:
             async with asyncio.timeout(_POOLER_SECONDS):
                 for _ in range(_POOLER_TRIES):
                     async with await _connect(self._url) as other, other.transaction():
-                        if await _session_id(other) == own or await _session_id(connection) != own:
+                        if (
+                            await _session_id(other) == own
+                            or await _session_id(connection) != own
+                        ):
                             return False
         except TimeoutError:  # the pooler has no session for the other one
             pass
@@ -431,13 +516,16 @@ def _key(name: str) -> int:
 
 def _conninfo(url: str, **more: str) -> str:
     options = {name: str(value) for name, value in _KEEPALIVES.items()}
-    return make_conninfo(url, connect_timeout="10", application_name="planner_ext", **options, **more)
+    return make_conninfo(
+        url, connect_timeout="10", application_name="planner_ext", **options, **more
+    )
 
 
 async def _connect(url: str) -> _Connection:
     """Open a connection on which commits wait for the disk and a vanished machine is noticed.
 
-    Settings of a session that a pooler lends are left alone, and statements are not prepared in it.
+    Settings of a session that a pooler lends are left alone, and statements are not
+    prepared in it.
     """
     connection = await psycopg.AsyncConnection.connect(_conninfo(url), autocommit=True)
     try:
@@ -498,7 +586,9 @@ def _may_retry(error: Exception) -> bool:
     if not isinstance(error, psycopg.Error):
         return False
     if error.sqlstate is None:
-        return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and not _is_refusal(error)
+        return isinstance(
+            error, psycopg.OperationalError | psycopg.InterfaceError
+        ) and not _is_refusal(error)
     return error.sqlstate.startswith(_TRANSIENT)
 
 
@@ -507,7 +597,10 @@ def _always(_: Exception) -> bool:
 
 
 async def _with_retries(
-    attempt: Callable[[], Awaitable[_Result]], *, seconds: float, may_retry: Callable[[Exception], bool] = _may_retry
+    attempt: Callable[[], Awaitable[_Result]],
+    *,
+    seconds: float,
+    may_retry: Callable[[Exception], bool] = _may_retry,
 ) -> _Result:
     """Retry until the server is reachable or the time is over; any other error is raised at once."""
     loop = asyncio.get_running_loop()
@@ -529,7 +622,14 @@ async def _with_retries(
 
 def _is_refusal(error: psycopg.Error) -> bool:
     """Return whether the server refused the connection; psycopg sets no SQLSTATE for that."""
-    return any(word in str(error) for word in ("does not exist", "authentication failed", "invalid connection option"))
+    return any(
+        word in str(error)
+        for word in (
+            "does not exist",
+            "authentication failed",
+            "invalid connection option",
+        )
+    )
 
 
 @contextmanager
@@ -538,25 +638,37 @@ def _as_store_errors(url: str) -> Generator[None]:
     try:
         yield
     except (psycopg.errors.UniqueViolation, psycopg.errors.NotNullViolation) as error:
-        raise DuplicateRowError(f"A row with this key is there already: {error}") from error
+        raise DuplicateRowError(
+            f"A row with this key is there already: {error}"
+        ) from error
     except (psycopg.Error, OSError, UnicodeError) as error:
         said = " ".join(str(error).split()).rstrip(".?") or type(error).__name__
-        text = f"PostgreSQL at {_server_of(url)} cannot be used: {said}. {_way_out(error)}"
+        text = (
+            f"PostgreSQL at {_server_of(url)} cannot be used: {said}. {_way_out(error)}"
+        )
         is_clean = without_passwords(str(error), url) == str(error)
-        raise StoreError(without_passwords(text, url)) from (error if is_clean else None)
+        raise StoreError(without_passwords(text, url)) from (
+            error if is_clean else None
+        )
 
 
 def _way_out(error: psycopg.Error | OSError | UnicodeError) -> str:
     state = error.sqlstate if isinstance(error, psycopg.Error) else None
     if isinstance(error, psycopg.DataError | UnicodeError):
-        return "Give a name that there may be: without NUL characters and lone surrogates."
+        return (
+            "Give a name that there may be: without NUL characters and lone surrogates."
+        )
     if isinstance(error, psycopg.ProgrammingError) and state is None:
         return "Give a URL such as postgresql://user@host/database."
     if state is None and isinstance(error, psycopg.Error) and _is_refusal(error):
         return "Check the user, the password and the name of the database in the URL."
     if fitting := [begin for begin in _WAYS_OUT if (state or "").startswith(begin)]:
         return _WAYS_OUT[max(fitting, key=len)]
-    return _REACHED if state is not None and not state.startswith(_TRANSIENT) else _NOT_REACHED
+    return (
+        _REACHED
+        if state is not None and not state.startswith(_TRANSIENT)
+        else _NOT_REACHED
+    )
 
 
 def _server_of(url: str) -> str:

@@ -36,13 +36,18 @@ from planner_ext.engine.document import check_schema, load_facts
 from planner_ext.engine.timeline import Timeline, timeline_of
 
 _LONGEST_NAME = 500
-"""Characters of a call's id in a question's; with a run's name that fits PostgreSQL's 2.6 KB for a key."""
+"""Characters of a call's id in a question's; with a run's name that fits PostgreSQL's
+2.6 KB for a key."""
 
 
 _DECISION_SCHEMA = 1
 """The number of a decision's form; one line per number. 1: the first."""
 
-_KINDS: dict[str, type[Approve | Deny | Supply]] = {"approve": Approve, "deny": Deny, "supply": Supply}
+_KINDS: dict[str, type[Approve | Deny | Supply]] = {
+    "approve": Approve,
+    "deny": Deny,
+    "supply": Supply,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,24 +57,28 @@ class RunRecord:
     Attributes:
         run_id: The run's name.
         goal: The goal of the run.
-        status: ``queued``: submitted, no worker has begun it; ``running``, even if its worker died; ``paused``;
-            ``failed``: its faults ran out of retries; ``quarantined``: its worker's process ended too often; or how it
-            ended, as in a result.
+        status: ``queued``: submitted, no worker has begun it; ``running``, even if its
+            worker died; ``paused``; ``failed``: its faults ran out of retries;
+            ``quarantined``: its worker's process ended too often; or how it ended, as
+            in a result.
         owner: The worker that drives it, or None.
-        wake_at: When the run is next due, in seconds since the epoch: the first expiry of a paused run, the
-            next retry of a running one. None means never.
+        wake_at: When the run is next due, in seconds since the epoch: the first expiry
+            of a paused run, the next retry of a running one. None means never.
         created_at: When it was started, in seconds since the epoch.
-        updated_at: When it last changed, in seconds since the epoch: got a reply, paused, resumed or ended.
+        updated_at: When it last changed, in seconds since the epoch: got a reply,
+            paused, resumed or ended.
         problem: Its last fault, or why it is in quarantine; "" without one.
         retries: The faults since its last reply or result.
         deaths: How often its worker's process ended since its last reply or result.
         iterations: The model round trips charged to it, up to its last reply.
         tool_calls: The calls charged to it, up to its last reply.
         tokens: The tokens charged to it, up to its last reply.
-        cost: The cost charged to it, up to its last reply, in the unit of its price; None if unknown.
-        waits_for: In a list: the functions of the first open calls, with the roles of those who may decide, "an answer"
-            for a question, and how many more there are; a worker; or the next try. "" while a worker drives it, after
-            its end, and outside of lists.
+        cost: The cost charged to it, up to its last reply, in the unit of its price;
+            None if unknown.
+        waits_for: In a list: the functions of the first open calls, with the roles of
+            those who may decide, "an answer" for a question, and how many more there
+            are; a worker; or the next try. "" while a worker drives it, after its end,
+            and outside of lists.
     """
 
     run_id: str
@@ -103,7 +112,9 @@ class RunRecord:
         values: dict[str, Any] = dict(zip(RUN_COLUMNS, row, strict=True))
         with reading_row(f"The row of run {row[0]!r} is"):
             values["goal"] = str(json.loads(values["goal"]))
-            values["problem"] = "" if values["problem"] is None else str(json.loads(values["problem"]))
+            values["problem"] = (
+                "" if values["problem"] is None else str(json.loads(values["problem"]))
+            )
             for name in ("wake_at", "created_at", "updated_at", "cost"):
                 values[name] = None if values[name] is None else float(values[name])
             for name in ("wake_at", "created_at", "updated_at"):
@@ -111,11 +122,17 @@ class RunRecord:
             for name in ("retries", "deaths", "iterations", "tool_calls", "tokens"):
                 values[name] = int(values[name])
             for name in ("run_id", "status", "owner"):
-                values[name] = None if name == "owner" and values[name] is None else _text(values[name])
+                values[name] = (
+                    None
+                    if name == "owner" and values[name] is None
+                    else _text(values[name])
+                )
             return cls(**values)
 
 
-RUN_COLUMNS = tuple(column.name for column in fields(RunRecord) if column.name != "waits_for")
+RUN_COLUMNS = tuple(
+    column.name for column in fields(RunRecord) if column.name != "waits_for"
+)
 """The columns of a run's row."""
 
 
@@ -138,14 +155,24 @@ class StoredRun:
             now: The end of unfinished work, see `planner_ext.timeline.timeline_of`.
 
         Raises:
-            InvalidJournalError: If the facts contradict each other, or belong to another run.
+            InvalidJournalError: If the facts contradict each other, or belong to
+                another run.
         """
         record = self.record
         fold_journal(record.run_id, self.facts)
-        with reading(f"The journal of run {record.run_id!r} cannot be shown, it is", InvalidJournalError):
+        with reading(
+            f"The journal of run {record.run_id!r} cannot be shown, it is",
+            InvalidJournalError,
+        ):
             timeline = timeline_of(self.facts, now=now)
         reason = record.problem or timeline.reason
-        return replace(timeline, run_id=record.run_id, goal=record.goal, status=record.status, reason=reason)
+        return replace(
+            timeline,
+            run_id=record.run_id,
+            goal=record.goal,
+            status=record.status,
+            reason=reason,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,17 +180,21 @@ class PendingApproval(ToolCall):
     """A call or question of a kept run that waits for a person's decision, or did.
 
     Attributes:
-        id: ``{run_id}/{iteration}/{call_id}``; a long call id is cut and ends in a digest. Decisions refer to it. A
-            call that was approved and is then in doubt asks again under a new id that no model can foresee: with ``@``
-            and the name of its start appended.
+        id: ``{run_id}/{iteration}/{call_id}``; a long call id is cut and ends in a
+            digest. Decisions refer to it. A call that was approved and is then in doubt
+            asks again under a new id that no model can foresee: with ``@`` and the name
+            of its start appended.
         run_id: The run that waits.
         call_id: The call's id within its batch.
         asked_at: When it started to wait.
         status: ``open``; ``decided``, until a worker takes the decision; ``closed``.
         decided_at: When a person decided, or None.
-        problem: Why a worker could not take the last decision; "" if there was no problem.
-        decision: The decision with its author, time and arguments; None while it is open.
-        refused: The refused decisions on it, the oldest first: late, second, made for another call, or invalid.
+        problem: Why a worker could not take the last decision; "" if there was no
+            problem.
+        decision: The decision with its author, time and arguments; None while it is
+            open.
+        refused: The refused decisions on it, the oldest first: late, second, made for
+            another call, or invalid.
     """
 
     run_id: str
@@ -209,7 +240,8 @@ def asked_call(call: ToolCall, id_: str, state: State) -> PendingApproval:
 def approval_id(run_id: str, iteration: int, call_id: str) -> str:
     """Build a call's id across all runs; anything but plain text in the model's call id is escaped, as in JSON.
 
-    An id too long for a key is cut and ends in a digest: some models put whole signatures in their call ids.
+    An id too long for a key is cut and ends in a digest: some models put whole
+    signatures in their call ids.
     """
     name = json.dumps(call_id)[1:-1]
     if len(name) > _LONGEST_NAME:
@@ -222,19 +254,24 @@ def read_facts(run_id: str, rows: Sequence[Row], *, first: int = 0) -> tuple[Fac
 
     Raises:
         NewerSchemaError: If a row was written by a newer version of this package.
-        InvalidJournalError: If a row is damaged; names the run and the first such row. The whole journal is rejected.
+        InvalidJournalError: If a row is damaged; names the run and the first such row.
+            The whole journal is rejected.
     """
     values: list[object] = []
     for place, (seq, schema, fact) in enumerate(rows, first):
         if seq != place:
-            raise InvalidJournalError(f"The journal of run {run_id!r} is damaged: expected row {place}, found {seq}.")
+            raise InvalidJournalError(
+                f"The journal of run {run_id!r} is damaged: expected row {place}, found {seq}."
+            )
         try:
             check_schema(schema)
             values.append(json.loads(str(fact)))
         except InvalidJournalError as error:
             raise type(error)(f"Row {place} of run {run_id!r}: {error}") from error
         except Exception as error:
-            raise InvalidJournalError(f"Row {place} of run {run_id!r} is not JSON: {described(error)}.") from error
+            raise InvalidJournalError(
+                f"Row {place} of run {run_id!r} is not JSON: {described(error)}."
+            ) from error
     try:
         return load_facts(values)
     except InvalidJournalError as error:
@@ -245,12 +282,17 @@ def fold_journal(run_id: str, facts: Sequence[Fact]) -> State:
     """Compute the state of a run from its journal.
 
     Raises:
-        InvalidJournalError: If the facts contradict each other, or belong to another run.
+        InvalidJournalError: If the facts contradict each other, or belong to another
+            run.
     """
-    with reading(f"The journal of run {run_id!r} contradicts itself, it is", InvalidJournalError):
+    with reading(
+        f"The journal of run {run_id!r} contradicts itself, it is", InvalidJournalError
+    ):
         state = fold(facts)
     if facts and state.run_id != run_id:
-        raise InvalidJournalError(f"The journal of run {run_id!r} holds the facts of run {state.run_id!r}.")
+        raise InvalidJournalError(
+            f"The journal of run {run_id!r} holds the facts of run {state.run_id!r}."
+        )
     return state
 
 
@@ -258,9 +300,21 @@ def read_approval(row: Row, refused: Sequence[Row] = ()) -> PendingApproval:
     """Read a row of ``planner_approvals``, and the rows of its refused decisions.
 
     Raises:
-        ApprovalRefusedError: If its call does not match its fingerprint, so that it cannot be decided.
+        ApprovalRefusedError: If its call does not match its fingerprint, so that it
+            cannot be decided.
     """
-    key, run_id, status, fingerprint, text, asked_at, expires_at, decision, decided_at, problem = row
+    (
+        key,
+        run_id,
+        status,
+        fingerprint,
+        text,
+        asked_at,
+        expires_at,
+        decision,
+        decided_at,
+        problem,
+    ) = row
     with reading_row(f"The row of approval {key!r} is", ApprovalRefusedError):
         call = json.loads(str(text))
         for name in _TEXTS:
@@ -271,7 +325,9 @@ def read_approval(row: Row, refused: Sequence[Row] = ()) -> PendingApproval:
         digest = digest_of(function, arguments)
         if "further" in call:
             digest = further_digest(digest, call.pop("further"), roles)
-        asked = fingerprint_of(str(run_id), call["iteration"], call["id"], digest, call["signature"])
+        asked = fingerprint_of(
+            str(run_id), call["iteration"], call["id"], digest, call["signature"]
+        )
         # only the fingerprint is proof, so a question must have the function name of a question, too
         is_question = call.get("kind") == "question" and function == ASK_USER
         read: dict[str, Any] = {
@@ -301,7 +357,9 @@ def read_approval(row: Row, refused: Sequence[Row] = ()) -> PendingApproval:
     return approval
 
 
-def read_refusal(row: Row, function: str = "", requested: Mapping[str, Any] | None = None) -> DecisionRecord:
+def read_refusal(
+    row: Row, function: str = "", requested: Mapping[str, Any] | None = None
+) -> DecisionRecord:
     """Read a row of ``planner_refusals``; a damaged decision is read without its author."""
     key, decision, problem, at = row
     try:
@@ -309,7 +367,11 @@ def read_refusal(row: Row, function: str = "", requested: Mapping[str, Any] | No
     except Exception:  # it may hold anything
         refused = str(problem)
     record = _decision_record(key, decision, at, function, requested) or DecisionRecord(
-        call=str(key), fully_qualified_name=function, kind="deny", by="", at=_moment_or_epoch(at)
+        call=str(key),
+        fully_qualified_name=function,
+        kind="deny",
+        by="",
+        at=_moment_or_epoch(at),
     )
     return replace(record, refused=refused)
 
@@ -333,7 +395,11 @@ def _text(value: object) -> str:
 
 
 def _decision_record(
-    key: Value, text: Value, at: Value, function: str, requested: Mapping[str, Any] | None
+    key: Value,
+    text: Value,
+    at: Value,
+    function: str,
+    requested: Mapping[str, Any] | None,
 ) -> DecisionRecord | None:
     """Read a decision with its author and time; None if there is no decision, or it is damaged."""
     if text is None or at is None:
@@ -342,7 +408,9 @@ def _decision_record(
         data: dict[str, Any] = json.loads(str(text))
         given = data.get("arguments")
         moment = datetime.fromtimestamp(float(at), UTC)
-        kind, by, reason = (_text(data.get(name) or "") for name in ("kind", "by", "reason"))
+        kind, by, reason = (
+            _text(data.get(name) or "") for name in ("kind", "by", "reason")
+        )
         if given is not None:
             given = dict(given)
     except Exception:  # it may hold anything
@@ -354,7 +422,9 @@ def _decision_record(
         by=by,
         at=moment,
         requested=requested,
-        arguments=(requested if given is None else given) if kind == "approve" else None,
+        arguments=(requested if given is None else given)
+        if kind == "approve"
+        else None,
         reason=reason,
         result=data.get("result"),
         always=data.get("always"),
@@ -370,15 +440,21 @@ def write_decision(decision: Decision, *, verified: bool = False) -> str:
     """Write a decision as JSON text, and whether the application vouches for its author.
 
     Raises:
-        ApprovalRefusedError: If it does not answer a question, or holds a value that is not JSON.
+        ApprovalRefusedError: If it does not answer a question, or holds a value that is
+            not JSON.
     """
     kind = _kind_of(decision)
     if kind is None:
-        raise ApprovalRefusedError(f"Expected Approve, Deny or Supply; got {shown(decision)}.")
+        raise ApprovalRefusedError(
+            f"Expected Approve, Deny or Supply; got {shown(decision)}."
+        )
     _check_decision(decision)
     vouched = {"verified": True} if verified else {}
     try:
-        return json.dumps({"schema": _DECISION_SCHEMA, "kind": kind, **vouched, **asdict(decision)}, allow_nan=False)
+        return json.dumps(
+            {"schema": _DECISION_SCHEMA, "kind": kind, **vouched, **asdict(decision)},
+            allow_nan=False,
+        )
     except (TypeError, ValueError, RecursionError) as error:
         raise ApprovalRefusedError(
             f"Expected a decision that can be written as JSON, since another process takes it: {error}."
@@ -388,14 +464,22 @@ def write_decision(decision: Decision, *, verified: bool = False) -> str:
 def decided_text(fact: CallDecided | Clarified) -> str | None:
     """Write a person's decision as JSON text; None if the fact records no decision of a person."""
     if isinstance(fact, Clarified):
-        return None if fact.answer is None else write_decision(Supply(fact.answer, by=fact.by or None))
+        return (
+            None
+            if fact.answer is None
+            else write_decision(Supply(fact.answer, by=fact.by or None))
+        )
     if not fact.person:
         return None
     by = fact.by or None
     if fact.verdict == "run":
         arguments = None if fact.edited is None else json.loads(fact.edited)
         return write_decision(Approve(arguments=arguments, always=fact.sticky, by=by))
-    return write_decision(Supply(fact.answer, by=by) if fact.reason == "supplied" else Deny(fact.reason, by=by))
+    return write_decision(
+        Supply(fact.answer, by=by)
+        if fact.reason == "supplied"
+        else Deny(fact.reason, by=by)
+    )
 
 
 def refused_text(decision: object) -> str:
@@ -405,7 +489,13 @@ def refused_text(decision: object) -> str:
     except ApprovalRefusedError:
         kind = _kind_of(decision) or type(decision).__name__
         by = getattr(decision, "by", None)
-        return json.dumps({"schema": _DECISION_SCHEMA, "kind": kind, "by": by if isinstance(by, str) else None})
+        return json.dumps(
+            {
+                "schema": _DECISION_SCHEMA,
+                "kind": kind,
+                "by": by if isinstance(by, str) else None,
+            }
+        )
 
 
 def read_decision(text: str) -> tuple[Decision, bool]:
@@ -428,7 +518,9 @@ def read_decision(text: str) -> tuple[Decision, bool]:
 
 
 def _kind_of(decision: object) -> str | None:
-    return next((name for name, kind in _KINDS.items() if isinstance(decision, kind)), None)
+    return next(
+        (name for name, kind in _KINDS.items() if isinstance(decision, kind)), None
+    )
 
 
 def _check_decision(decision: Decision) -> None:

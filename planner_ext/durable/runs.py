@@ -11,7 +11,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn, Self, TypeVar, Unpack
 
-from planner_ext.approval.decisions import ApprovalSettings, Authorize, Decision, Interceptor, RunAction, hooks_of
+from planner_ext.approval.decisions import (
+    ApprovalSettings,
+    Authorize,
+    Decision,
+    Interceptor,
+    RunAction,
+    hooks_of,
+)
 from planner_ext.approval.guards import guard_name, hook_names
 from planner_ext.approval.waiting import waiting_calls
 from planner_ext.core.errors import EndedRunError, not_answered, shown, way_out
@@ -23,12 +30,34 @@ from planner_ext.core.values import Usage
 from planner_ext.durable.approvals import Approvals
 from planner_ext.durable.archive import fork_run
 from planner_ext.durable.authorization import Doorkeeper
-from planner_ext.durable.errors import RunConflictError, StoreError, is_address, redacted
+from planner_ext.durable.errors import (
+    RunConflictError,
+    StoreError,
+    is_address,
+    redacted,
+)
 from planner_ext.durable.gauge import waiting_reported
-from planner_ext.durable.heartbeat import LeasedWorkers, WorkerLocks, WorkerRecord, list_workers
+from planner_ext.durable.heartbeat import (
+    LeasedWorkers,
+    WorkerLocks,
+    WorkerRecord,
+    list_workers,
+)
 from planner_ext.durable.inputs import RunInputs, new_budget_text
-from planner_ext.durable.listing import PARKED, RunFilters, RunStats, Statuses, StoreMarks
-from planner_ext.durable.notices import Listener, NoticeEvent, NoticeRecord, Notifier, notices_of
+from planner_ext.durable.listing import (
+    PARKED,
+    RunFilters,
+    RunStats,
+    Statuses,
+    StoreMarks,
+)
+from planner_ext.durable.notices import (
+    Listener,
+    NoticeEvent,
+    NoticeRecord,
+    Notifier,
+    notices_of,
+)
 from planner_ext.durable.options import (
     RetryPolicy,
     WorkerOptions,
@@ -39,9 +68,23 @@ from planner_ext.durable.options import (
     checked_name,
     takes_worker_options,
 )
-from planner_ext.durable.records import RUN_ID, PendingApproval, RunRecord, StoredRun, fold_journal
+from planner_ext.durable.records import (
+    RUN_ID,
+    PendingApproval,
+    RunRecord,
+    StoredRun,
+    fold_journal,
+)
 from planner_ext.durable.store import JournalStore, opened_store, opens
-from planner_ext.durable.worker import Claims, Due, Job, Next, RunHandle, Runner, WorkerPool
+from planner_ext.durable.worker import (
+    Claims,
+    Due,
+    Job,
+    Next,
+    RunHandle,
+    Runner,
+    WorkerPool,
+)
 from planner_ext.durable.writer import cancel_run
 from planner_ext.engine.activation import ArgumentsFor, DurablePlanner
 from planner_ext.engine.concurrency import SystemClock
@@ -52,7 +95,8 @@ logger = logging.getLogger(__name__)
 R = TypeVar("R")
 
 _PATIENCE_SECONDS = 60.0
-"""How long a worker waits for a server that starts at the same time, or for a store that cannot be used."""
+"""How long a worker waits for a server that starts at the same time, or for a store
+that cannot be used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +134,8 @@ class RunResult:
 
         Raises:
             LimitReachedError: If a limit ended the run.
-            RunNotAnsweredError: If the run waits, failed, or ended without an answer for another reason.
+            RunNotAnsweredError: If the run waits, failed, or ended without an answer
+                for another reason.
         """
         if self.status == "answered":
             return self
@@ -138,31 +183,45 @@ class RunsClient:
         """Open a store without becoming a worker; used as ``async with Runs.connect(...) as runs``.
 
         Args:
-            where: The SQLite file, created if it does not exist, or a ``postgresql://`` address.
-            poll_seconds: How often to poll the store for changes by workers and approvers.
+            where: The SQLite file, created if it does not exist, or a ``postgresql://``
+                address.
+            poll_seconds: How often to poll the store for changes by workers and
+                approvers.
             clock: The time source; None uses the machine's clock.
-            authorize: Asked before this process cancels, forks or deletes a run, sets its budget or decides its calls;
-                see `Approvals.connect`. A process without a hook is refused a run that began under one. A run that is
+            authorize: Asked before this process cancels, forks or deletes a run, sets
+                its budget or decides its calls; see `Approvals.connect`. A process
+                without a hook is refused a run that began under one. A run that is
                 submitted here is bound to this hook.
             verified: Whether the application vouches for the names given as ``by``.
 
         Raises:
-            PlannerInvalidConfigurationError: If ``poll_seconds`` or ``authorize`` is invalid.
+            PlannerInvalidConfigurationError: If ``poll_seconds`` or ``authorize`` is
+                invalid.
             StoreError: If the store cannot be used; says why, and the way out.
             NewerSchemaError: If a newer version of this package made the store.
         """
         check_poll_seconds(poll_seconds)
         doorkeeper = Doorkeeper(authorize=checked_hook(authorize), verified=verified)
         async with opened_store(where) as store:
-            yield RunsClient(store, clock=clock, poll_seconds=poll_seconds, doorkeeper=doorkeeper)
+            yield RunsClient(
+                store, clock=clock, poll_seconds=poll_seconds, doorkeeper=doorkeeper
+            )
 
     def acting(
-        self, *, authorize: Authorize | tuple[Authorize, ...] | None = None, verified: bool = False
+        self,
+        *,
+        authorize: Authorize | tuple[Authorize, ...] | None = None,
+        verified: bool = False,
     ) -> "RunsClient":
         """@private Return a client of the same store, under one more hook; ``verified`` is as for `connect`."""
         hooks = (*hooks_of(self._doorkeeper.authorize), *hooks_of(authorize))
         doorkeeper = Doorkeeper(authorize=hooks, verified=verified)
-        return RunsClient(self._store, clock=self._clock, poll_seconds=self.poll_seconds, doorkeeper=doorkeeper)
+        return RunsClient(
+            self._store,
+            clock=self._clock,
+            poll_seconds=self.poll_seconds,
+            doorkeeper=doorkeeper,
+        )
 
     async def _check(self, action: RunAction, run_id: str, by: str) -> None:
         """Ask the hook whether a person may act on a run; raise `NotAuthorizedError` if not."""
@@ -171,8 +230,9 @@ class RunsClient:
     async def cancel(self, run_id: str, *, by: str = "", reason: str = "") -> bool:
         """End a run for good, whichever worker drives it.
 
-        No further function starts, and every open call is answered. The worker cancels a call in flight. A synchronous
-        function cannot be interrupted: it continues in its thread, and its result is discarded.
+        No further function starts, and every open call is answered. The worker cancels
+        a call in flight. A synchronous function cannot be interrupted: it continues in
+        its thread, and its result is discarded.
 
         Args:
             run_id: The run.
@@ -187,7 +247,9 @@ class RunsClient:
             NotAuthorizedError: If the ``authorize`` hook refuses, or is missing here.
         """
         await self._check("cancel", run_id, by)
-        return await cancel_run(self._store, run_id, by=by, reason=reason, clock=self._clock)
+        return await cancel_run(
+            self._store, run_id, by=by, reason=reason, clock=self._clock
+        )
 
     async def delete(self, run_id: str, *, force: bool = False, by: str = "") -> None:
         """Delete a run for good, with all rows about it.
@@ -205,14 +267,18 @@ class RunsClient:
         await self._check("delete", run_id, by)
         await self._store.delete(run_id, paused=force)
 
-    async def prune(self, *, older_than: timedelta, status: str, dry_run: bool = False, by: str = "") -> int:
+    async def prune(
+        self, *, older_than: timedelta, status: str, dry_run: bool = False, by: str = ""
+    ) -> int:
         """Delete old runs for good, in batches between which the workers continue.
 
-        None is deleted if the ``authorize`` hook refuses one of them, or is missing and one began under a hook.
+        None is deleted if the ``authorize`` hook refuses one of them, or is missing and
+        one began under a hook.
 
         Args:
             older_than: The time since `RunRecord.updated_at`.
-            status: ``answered``, ``incomplete``, ``limit_reached``, ``stopped``, ``failed`` or ``quarantined``.
+            status: ``answered``, ``incomplete``, ``limit_reached``, ``stopped``,
+                ``failed`` or ``quarantined``.
             dry_run: Whether to count them only.
             by: Who deletes them, for the ``authorize`` hook.
 
@@ -226,30 +292,43 @@ class RunsClient:
         before = self._clock.now() - older_than.total_seconds()
         if not dry_run:
             is_asked = bool(hooks_of(self._doorkeeper.authorize))
-            async for run_id, hooks in self._store.prunable(status=status, before=before, only_guarded=not is_asked):
+            async for run_id, hooks in self._store.prunable(
+                status=status, before=before, only_guarded=not is_asked
+            ):
                 await self._doorkeeper.check_under(hooks, "delete", run_id, by=by)
         return await self._store.prune(status=status, before=before, dry_run=dry_run)
 
-    async def count(self, *, status: Statuses = None, **filters: Unpack[RunFilters]) -> int:
+    async def count(
+        self, *, status: Statuses = None, **filters: Unpack[RunFilters]
+    ) -> int:
         """Count all runs, or those that the filters of `list` let pass; raise `StoreError` if a filter is invalid."""
         return await self._store.count_runs(status=status, **filters)
 
     async def list(
-        self, *, status: Statuses = None, limit: int = 50, offset: int = 0, **filters: Unpack[RunFilters]
+        self,
+        *,
+        status: Statuses = None,
+        limit: int = 50,
+        offset: int = 0,
+        **filters: Unpack[RunFilters],
     ) -> list[RunRecord]:
         """List the runs that all given filters let pass, the most recently updated first.
 
         Args:
-            status: One status of `RunRecord`, or several of which a run has one; None lists all.
+            status: One status of `RunRecord`, or several of which a run has one; None
+                lists all.
             limit: The maximum number of runs.
             offset: The number of runs to skip; see `count`.
             **filters: By goal, worker and age; see `RunFilters`.
 
         Raises:
-            StoreError: If a filter, limit or offset is invalid; the message says what is expected.
+            StoreError: If a filter, limit or offset is invalid; the message says what
+                is expected.
         """
         now = self._clock.now()
-        return await self._store.runs(now=now, status=status, limit=limit, offset=offset, **filters)
+        return await self._store.runs(
+            now=now, status=status, limit=limit, offset=offset, **filters
+        )
 
     async def stats(self) -> RunStats:
         """Count the runs, and read the age of the oldest approval; costs milliseconds with 100,000 runs."""
@@ -259,7 +338,9 @@ class RunsClient:
         """Read marks that change with the store, in a fraction of a millisecond: poll this to follow the store."""
         return await self._store.marks(self._clock.now())
 
-    def approvals(self, *, authorize: Authorize | tuple[Authorize, ...] | None = None) -> Approvals:
+    def approvals(
+        self, *, authorize: Authorize | tuple[Authorize, ...] | None = None
+    ) -> Approvals:
         """Return the approvals of the same store; ``authorize`` is asked besides the hook of this client, if any."""
         client = self.acting(authorize=authorize, verified=self._doorkeeper.verified)
         return Approvals(self._store, clock=self._clock, doorkeeper=client._doorkeeper)
@@ -278,12 +359,19 @@ class RunsClient:
         return await self._store.load(run_id)
 
     async def fork(
-        self, run_id: str, *, at: int, new_run_id: str | None = None, instruction: str = "", by: str = ""
+        self,
+        run_id: str,
+        *,
+        at: int,
+        new_run_id: str | None = None,
+        instruction: str = "",
+        by: str = "",
     ) -> str:
         """Fork a run after an iteration: add a stopped run, which `Runs.resume` continues with a budget.
 
-        The fork has the consumption and the results of the kept iterations, and the run's policies. Functions of later
-        iterations are called again. The fork has neither later decisions nor an approval for the rest of the run.
+        The fork has the consumption and the results of the kept iterations, and the
+        run's policies. Functions of later iterations are called again. The fork has
+        neither later decisions nor an approval for the rest of the run.
 
         Args:
             run_id: The run, in any state; it is not changed.
@@ -298,14 +386,22 @@ class RunsClient:
         Raises:
             UnknownRunError: If the store has no such run.
             NotAuthorizedError: If the ``authorize`` hook refuses, or is missing here.
-            InvalidForkError: If the run made no request after this iteration; names where it can be forked.
+            InvalidForkError: If the run made no request after this iteration; names
+                where it can be forked.
             RunConflictError: If the store has a run of the new name.
             StoreError: If the new name cannot be used.
         """
         name = _run_name(new_run_id)
         now = self._clock.now()
         await self._check("fork", run_id, by)
-        return await fork_run(self._store, run_id, at=at, new_run_id=name, now=now, instruction=instruction)
+        return await fork_run(
+            self._store,
+            run_id,
+            at=at,
+            new_run_id=name,
+            now=now,
+            instruction=instruction,
+        )
 
     async def notices(self, run_id: str) -> tuple[NoticeRecord, ...]:
         """List the notices of a run, the oldest first: which were delivered, and why others were not."""
@@ -327,17 +423,23 @@ class RunsClient:
 
         Args:
             goal: The goal of the run.
-            run_id: The run's name, 1 to 200 characters without ``/``. None generates one.
-            arguments: The application's arguments that are data: JSON values by name, which the store keeps. An
-                argument of the same name from the worker's ``arguments_for`` takes precedence.
+            run_id: The run's name, 1 to 200 characters without ``/``. None generates
+                one.
+            arguments: The application's arguments that are data: JSON values by name,
+                which the store keeps. An argument of the same name from the worker's
+                ``arguments_for`` takes precedence.
             budget: Replaces the budget of the worker's planner for this run.
-            interceptors: Guards that the worker's planner must have, such as an `ApprovalPolicy`; a worker without one
-                refuses the run by name. A policy is compared as data, a function by its name.
-            approval: The ``unmatched``, ``expires_in`` and ``authorize`` it must have, besides this client's hook.
+            interceptors: Guards that the worker's planner must have, such as an
+                `ApprovalPolicy`; a worker without one refuses the run by name. A policy
+                is compared as data, a function by its name.
+            approval: The ``unmatched``, ``expires_in`` and ``authorize`` it must have,
+                besides this client's hook.
 
         Raises:
-            PlannerInvalidConfigurationError: If the goal is empty, or an argument or the budget cannot be stored.
-            RunConflictError: If the name belongs to a run with another goal, or with other inputs.
+            PlannerInvalidConfigurationError: If the goal is empty, or an argument or
+                the budget cannot be stored.
+            RunConflictError: If the name belongs to a run with another goal, or with
+                other inputs.
             StoreError: If the name or the store cannot be used.
         """
         guards = self._guards(interceptors, approval or ApprovalSettings())
@@ -345,7 +447,9 @@ class RunsClient:
         name, _ = await self._create(goal, run_id, owner=None, inputs=inputs)
         return SubmittedRun(self, name)
 
-    def _guards(self, interceptors: Sequence[Interceptor], approval: ApprovalSettings) -> Guards | None:
+    def _guards(
+        self, interceptors: Sequence[Interceptor], approval: ApprovalSettings
+    ) -> Guards | None:
         """Describe what the planner of this run must have; None demands nothing."""
         approval = approval.asking(self._doorkeeper.authorize)
         guards = Guards(
@@ -359,18 +463,21 @@ class RunsClient:
     async def set_budget(self, run_id: str, budget: Budget, *, by: str = "") -> None:
         """Give a run another budget; what it spent so far still counts.
 
-        The worker takes it before its next action, as the fact `BudgetChanged`; a run that waits takes it when it
-        continues. A limit that is already used up ends the run there. A newer budget replaces one that was not taken.
+        The worker takes it before its next action, as the fact `BudgetChanged`; a run
+        that waits takes it when it continues. A limit that is already used up ends the
+        run there. A newer budget replaces one that was not taken.
 
         Args:
             run_id: The run.
-            budget: Replaces all limits of the run. Without ``max_iterations`` that of the worker's planner holds.
+            budget: Replaces all limits of the run. Without ``max_iterations`` that of
+                the worker's planner holds.
             by: Who sets it, for the record.
 
         Raises:
             UnknownRunError: If the store has no such run.
             NotAuthorizedError: If the ``authorize`` hook refuses, or is missing here.
-            PlannerInvalidConfigurationError: If the budget cannot be stored, or the run has ended.
+            PlannerInvalidConfigurationError: If the budget cannot be stored, or the run
+                has ended.
         """
         await self._check("set_budget", run_id, by)
         text = new_budget_text(budget, by=by, at=self._clock.now())
@@ -405,20 +512,30 @@ class RunsClient:
             await self._clock.sleep(self.poll_seconds)
 
     async def _create(
-        self, goal: str, run_id: str | None, *, owner: str | None, inputs: RunInputs | None = None
+        self,
+        goal: str,
+        run_id: str | None,
+        *,
+        owner: str | None,
+        inputs: RunInputs | None = None,
     ) -> tuple[str, RunRecord | None]:
         """Create a run, queued if it has inputs; return its name, and the existing run of this name.
 
         Raises:
-            PlannerInvalidConfigurationError: If the goal is empty, or the inputs cannot be stored.
+            PlannerInvalidConfigurationError: If the goal is empty, or the inputs cannot
+                be stored.
             RunConflictError: If the existing run has another goal, or other inputs.
             StoreError: If the name or the store cannot be used.
         """
         _check_goal(goal)
         name = _run_name(run_id)
-        status, text = ("running", None) if inputs is None else ("queued", inputs.to_json())
+        status, text = (
+            ("running", None) if inputs is None else ("queued", inputs.to_json())
+        )
         at = self._clock.now()
-        if await self._store.create(name, goal, owner=owner, at=at, status=status, inputs=text):
+        if await self._store.create(
+            name, goal, owner=owner, at=at, status=status, inputs=text
+        ):
             return name, None
         if (record := await self._store.record(name)).goal != goal:
             raise RunConflictError(
@@ -436,7 +553,9 @@ class RunsClient:
 def _run_name(run_id: str | None) -> str:
     """Return the name of a new run, None generates one; raise `StoreError` if it is invalid."""
     expected = "run_id must be 1 to 200 characters, without / and control characters"
-    return checked_name(uuid.uuid4().hex if run_id is None else run_id, RUN_ID, expected)
+    return checked_name(
+        uuid.uuid4().hex if run_id is None else run_id, RUN_ID, expected
+    )
 
 
 class SubmittedRun:
@@ -455,7 +574,8 @@ class SubmittedRun:
         """Wait for the run's next pause or end; called again after a decision, wait for what follows.
 
         Args:
-            timeout: Seconds to wait at most; None waits until then. The run continues either way.
+            timeout: Seconds to wait at most; None waits until then. The run continues
+                either way.
 
         Raises:
             TimeoutError: If the run is still queued or driven after ``timeout``.
@@ -468,19 +588,24 @@ class SubmittedRun:
 class Runs(RunsClient):
     """The runs of one store, for one worker.
 
-    A run continues from its journal, in any process; a recorded step is never repeated. A call that started and has no
-    recorded end is handled as its function declares with `planner_ext.durable.effect`.
+    A run continues from its journal, in any process; a recorded step is never repeated.
+    A call that started and has no recorded end is handled as its function declares with
+    `planner_ext.durable.effect`.
     """
 
     def __init__(self, pool: WorkerPool, notifier: Notifier | None = None) -> None:
         """@private Called by `sqlite` and `postgres`."""
         is_pool = isinstance(pool, WorkerPool)  # pyright: ignore[reportUnnecessaryIsInstance]  (of untyped code)
         check(
-            is_pool, f"Open runs with async with Runs.sqlite(path) as runs, or Runs.postgres(url); got {shown(pool)}."
+            is_pool,
+            f"Open runs with async with Runs.sqlite(path) as runs, or Runs.postgres(url); got {shown(pool)}.",
         )
         doorkeeper = Doorkeeper(authorize=pool.runner.authorize)
         super().__init__(
-            pool.runner.store, clock=pool.runner.clock, poll_seconds=pool.poll_seconds, doorkeeper=doorkeeper
+            pool.runner.store,
+            clock=pool.runner.clock,
+            poll_seconds=pool.poll_seconds,
+            doorkeeper=doorkeeper,
         )
         self._pool = pool
         self._notifier = notifier
@@ -490,13 +615,16 @@ class Runs(RunsClient):
     @classmethod
     @takes_worker_options
     @opens
-    async def sqlite(cls, path: str | Path, **options: Unpack[WorkerOptions]) -> AsyncGenerator["Runs", None]:
+    async def sqlite(
+        cls, path: str | Path, **options: Unpack[WorkerOptions]
+    ) -> AsyncGenerator["Runs", None]:
         """Keep runs in one SQLite file, on one host; used as ``async with Runs.sqlite(path) as runs``.
 
         Leaving the block hands this worker's runs over to other workers; see `close`.
 
         Args:
-            path: The file; created if it does not exist. Its folder must exist, on a disk of this host.
+            path: The file; created if it does not exist. Its folder must exist, on a
+                disk of this host.
             **options: See `WorkerOptions`.
 
         Raises:
@@ -519,15 +647,19 @@ class Runs(RunsClient):
     @classmethod
     @takes_worker_options
     @opens
-    async def postgres(cls, url: str, **options: Unpack[WorkerOptions]) -> AsyncGenerator["Runs", None]:
+    async def postgres(
+        cls, url: str, **options: Unpack[WorkerOptions]
+    ) -> AsyncGenerator["Runs", None]:
         """Keep runs in PostgreSQL, for workers on many machines; used as ``async with Runs.postgres(url) as runs``.
 
-        Other workers that `work` continue the runs of a dead worker within seconds. Leaving the block hands this
-        worker's runs over at once; see `close`. A server that starts, restarts or takes no writes is awaited for up to
-        a minute. Needs the extra ``planner-ext[postgres]``.
+        Other workers that `work` continue the runs of a dead worker within seconds.
+        Leaving the block hands this worker's runs over at once; see `close`. A server
+        that starts, restarts or takes no writes is awaited for up to a minute. Needs
+        the extra ``planner-ext[postgres]``.
 
         Args:
-            url: ``postgresql://...``; directly to the server or through a pooler that keeps sessions.
+            url: ``postgresql://...``; directly to the server or through a pooler that
+                keeps sessions.
             **options: See `WorkerOptions`.
 
         Raises:
@@ -539,7 +671,9 @@ class Runs(RunsClient):
         settings = WorkerSettings(**options)
         notifier = settings.notifier()
         if not is_address(url):
-            raise StoreError(f"Expected an address postgresql://user@host/database; got {redacted(url)!r}.")
+            raise StoreError(
+                f"Expected an address postgresql://user@host/database; got {redacted(url)!r}."
+            )
         async with opened_store(url, patience=_PATIENCE_SECONDS) as store:
             from planner_ext.durable.postgres import PostgresWorkers  # noqa: PLC0415  (an optional dependency)
 
@@ -561,7 +695,12 @@ class Runs(RunsClient):
         where: str,
     ) -> AsyncGenerator["Runs", None]:
         """Work on a store, and leave it at the end of the block."""
-        runner = Runner(store, settings.in_doubt, settings.clock or SystemClock(), settings.authorize)
+        runner = Runner(
+            store,
+            settings.in_doubt,
+            settings.clock or SystemClock(),
+            settings.authorize,
+        )
         workers = LeasedWorkers(store, locks, lease_seconds=settings.lease_seconds)
         claims = Claims(
             store=store,
@@ -582,8 +721,15 @@ class Runs(RunsClient):
         runs = cls(pool, notifier)
         await workers.open()
         try:
-            await notifier.open(store, where=redacted(where), clock=runner.clock, poll_seconds=settings.poll_seconds)
-            with waiting_reported(redacted(where), lambda: store.open_approvals_at(runner.clock.now())):
+            await notifier.open(
+                store,
+                where=redacted(where),
+                clock=runner.clock,
+                poll_seconds=settings.poll_seconds,
+            )
+            with waiting_reported(
+                redacted(where), lambda: store.open_approvals_at(runner.clock.now())
+            ):
                 yield runs
         finally:
             try:
@@ -608,21 +754,25 @@ class Runs(RunsClient):
     ) -> RunHandle[R]:
         """Start a run, or continue the one that has this name.
 
-        An unfinished run continues from its journal, with the decisions made meanwhile, and so does a failed or
-        quarantined one; an ended one returns its result. If another worker drives it, the handle waits for that worker.
+        An unfinished run continues from its journal, with the decisions made meanwhile,
+        and so does a failed or quarantined one; an ended one returns its result. If
+        another worker drives it, the handle waits for that worker.
 
         Args:
             planner: Drives the run.
             kernel: Its functions may be called.
             goal: The goal of the run.
-            run_id: The run's name, 1 to 200 characters without ``/``. None generates one.
-            arguments: The application's arguments; never stored, so each process that continues the run passes them. A
-                submitted run keeps its other arguments.
-            streaming: Whether to stream requests, for the text in `RunHandle.events`; without effect on a run that is
-                driven here already.
+            run_id: The run's name, 1 to 200 characters without ``/``. None generates
+                one.
+            arguments: The application's arguments; never stored, so each process that
+                continues the run passes them. A submitted run keeps its other
+                arguments.
+            streaming: Whether to stream requests, for the text in `RunHandle.events`;
+                without effect on a run that is driven here already.
 
         Raises:
-            PlannerInvalidConfigurationError: If the goal is empty, or the planner is something else; nothing is stored.
+            PlannerInvalidConfigurationError: If the goal is empty, or the planner is
+                something else; nothing is stored.
             RunConflictError: If the name belongs to a run with another goal.
             StoreError: If the name or the store cannot be used.
         """
@@ -630,7 +780,13 @@ class Runs(RunsClient):
         name, before = await self._create(goal, run_id, owner=self.worker_id)
         if before is not None:
             await self._revived(before, self._with_hook_of(planner))
-        job = Job(run_id=name, planner=planner, kernel=kernel, arguments_for=lambda _: arguments, streaming=streaming)
+        job = Job(
+            run_id=name,
+            planner=planner,
+            kernel=kernel,
+            arguments_for=lambda _: arguments,
+            streaming=streaming,
+        )
         return RunHandle(self._pool, job)
 
     async def resume(
@@ -653,12 +809,12 @@ class Runs(RunsClient):
             run_id: The run.
             planner: Drives the run.
             kernel: Its functions may be called.
-            decisions: Decisions on pending calls, by call id, besides those made through `Approvals`; all or none are
-                taken.
+            decisions: Decisions on pending calls, by call id, besides those made
+                through `Approvals`; all or none are taken.
             budget: Replaces the run's limits; consumption so far still counts.
             arguments: The application's arguments.
-            by: Who resumes it, for the ``authorize`` hook, which is also asked about each decision. A resume with
-                decisions alone asks it about these only.
+            by: Who resumes it, for the ``authorize`` hook, which is also asked about
+                each decision. A resume with decisions alone asks it about these only.
             streaming: Whether to stream requests, as for `start`.
 
         Raises:
@@ -671,7 +827,9 @@ class Runs(RunsClient):
             await asking._check("resume", run_id, by)
         await self._revived(record, asking, by=by)
         if budget is not None:
-            await self._store.set_budget(run_id, None)  # an earlier one that was not taken
+            await self._store.set_budget(
+                run_id, None
+            )  # an earlier one that was not taken
         job = Job(
             run_id=run_id,
             planner=planner,
@@ -687,13 +845,20 @@ class Runs(RunsClient):
         """Return a client whose actions the planner's ``authorize`` hook has to allow, too."""
         return self.acting(authorize=getattr(planner, "authorize", None))
 
-    async def _revived(self, record: RunRecord, asking: RunsClient, *, by: str = "") -> None:
+    async def _revived(
+        self, record: RunRecord, asking: RunsClient, *, by: str = ""
+    ) -> None:
         if record.status in PARKED:
             await asking._check("retry", record.run_id, by)
             await self._store.revive(record.run_id, at=self._clock.now())
 
     async def recover(
-        self, planner: DurablePlanner[R], kernel: Any, *, arguments_for: ArgumentsFor | None = None, limit: int = 100
+        self,
+        planner: DurablePlanner[R],
+        kernel: Any,
+        *,
+        arguments_for: ArgumentsFor | None = None,
+        limit: int = 100,
     ) -> list[RunHandle[R]]:
         """Take the due runs: submitted, decided, expired, at their retry, or of a worker that died.
 
@@ -706,7 +871,9 @@ class Runs(RunsClient):
         Returns:
             Their handles; the runs are already running.
         """
-        return await self._pool.take_due(_jobs(planner, kernel, arguments_for), limit=limit)
+        return await self._pool.take_due(
+            _jobs(planner, kernel, arguments_for), limit=limit
+        )
 
     async def work(
         self,
@@ -722,8 +889,8 @@ class Runs(RunsClient):
             planner: Drives the runs.
             kernel: Its functions may be called.
             arguments_for: Returns the application's arguments for a run.
-            max_concurrency: The maximum number of runs at once. Runs that this worker started itself count, and never
-                wait.
+            max_concurrency: The maximum number of runs at once. Runs that this worker
+                started itself count, and never wait.
 
         Raises:
             StoreError: If the store could not be used for a minute.
@@ -734,13 +901,20 @@ class Runs(RunsClient):
         while True:
             try:
                 if (free := max_concurrency - len(self._pool)) > 0:
-                    await self.recover(planner, kernel, arguments_for=arguments_for, limit=free)
+                    await self.recover(
+                        planner, kernel, arguments_for=arguments_for, limit=free
+                    )
                 deadline = None
             except StoreError as error:
                 deadline = _deadline(deadline, error)
             await self._pool.hint(self.poll_seconds)
 
-    def drive_with(self, planner: DurablePlanner[Any], kernel: Any, arguments_for: ArgumentsFor | None = None) -> None:
+    def drive_with(
+        self,
+        planner: DurablePlanner[Any],
+        kernel: Any,
+        arguments_for: ArgumentsFor | None = None,
+    ) -> None:
         """Set what `activate` drives runs with.
 
         Args:
@@ -759,15 +933,17 @@ class Runs(RunsClient):
     async def activate(self, run_id: str) -> Next:
         """Drive a run to its next pause or end, if it is due, and return when it is due again.
 
-        For an engine that says when and where a run is driven, see `planner_ext.durable.hosts`. It may be called twice,
-        late and on two machines: the journal lets one of them drive the run. A second call in this process waits for
-        the first. Cancelling the wait does not cancel the run. A fault of the run is not raised: the run is due at its
-        retry.
+        For an engine that says when and where a run is driven, see
+        `planner_ext.durable.hosts`. It may be called twice, late and on two machines:
+        the journal lets one of them drive the run. A second call in this process waits
+        for the first. Cancelling the wait does not cancel the run. A fault of the run
+        is not raised: the run is due at its retry.
 
         Returns:
-            What is next: ``ended`` if nothing is due until a person resumes the run; else after how many ``seconds`` to
-            activate it again: 0.0 if a decision was made meanwhile or this worker leaves, 5.0 if another worker drives
-            it, 30.0 if this worker's planner refuses it, None if only a decision continues it.
+            What is next: ``ended`` if nothing is due until a person resumes the run;
+            else after how many ``seconds`` to activate it again: 0.0 if a decision was
+            made meanwhile or this worker leaves, 5.0 if another worker drives it, 30.0
+            if this worker's planner refuses it, None if only a decision continues it.
 
         Raises:
             PlannerInvalidConfigurationError: If `drive_with` was not called.
@@ -775,7 +951,10 @@ class Runs(RunsClient):
             StoreError: If the store cannot be used; activate the run again.
         """
         given = self._job_of
-        check(given is not None, "There is no planner to activate runs with. Call drive_with(planner, kernel) first.")
+        check(
+            given is not None,
+            "There is no planner to activate runs with. Call drive_with(planner, kernel) first.",
+        )
         assert given is not None
         return await self._pool.activate(given(run_id))
 
@@ -786,10 +965,12 @@ class Runs(RunsClient):
 
         Args:
             limit: The maximum number of runs.
-            again_after: After how many seconds a run that no worker has claimed is named again.
+            again_after: After how many seconds a run that no worker has claimed is
+                named again.
 
         Returns:
-            Their names, the oldest first, and the seconds to wait before the next call; see `hint`.
+            Their names, the oldest first, and the seconds to wait before the next call;
+            see `hint`.
 
         Raises:
             StoreError: If the store cannot be used.
@@ -812,12 +993,13 @@ class Runs(RunsClient):
     async def close(self, grace_seconds: float | None = None) -> None:
         """Release the runs that this worker drives, for other workers to continue, and close the store.
 
-        No run, call or request starts any more. Those in flight end first and are recorded, so that no call is in
-        doubt; after the grace, or when this wait is cancelled, the rest is cancelled. Leaving the ``async with`` block
-        calls this.
+        No run, call or request starts any more. Those in flight end first and are
+        recorded, so that no call is in doubt; after the grace, or when this wait is
+        cancelled, the rest is cancelled. Leaving the ``async with`` block calls this.
 
         Args:
-            grace_seconds: How long calls and requests in flight may take; None uses the option of this worker.
+            grace_seconds: How long calls and requests in flight may take; None uses the
+                option of this worker.
         """
         async with self._closing:  # a second call waits for the first one
             try:
@@ -839,30 +1021,44 @@ def _deadline(earlier: float | None, error: StoreError) -> float:
     return earlier
 
 
-def _jobs(planner: DurablePlanner[R], kernel: Any, arguments_for: ArgumentsFor | None) -> Callable[[str], Job[R]]:
+def _jobs(
+    planner: DurablePlanner[R], kernel: Any, arguments_for: ArgumentsFor | None
+) -> Callable[[str], Job[R]]:
     """Return a function that returns the job of a run."""
-    return lambda run_id: Job(run_id=run_id, planner=planner, kernel=kernel, arguments_for=arguments_for)
+    return lambda run_id: Job(
+        run_id=run_id, planner=planner, kernel=kernel, arguments_for=arguments_for
+    )
 
 
 def _check_planner(planner: object) -> None:
     is_planner = callable(getattr(planner, "journaled", None))
     hint = way_out("planner", planner)
-    check(is_planner, f"planner must be a FunctionCallingStepwisePlanner; got {shown(planner)}.{hint}")
+    check(
+        is_planner,
+        f"planner must be a FunctionCallingStepwisePlanner; got {shown(planner)}.{hint}",
+    )
 
 
 def _warn_unguarded(planner: DurablePlanner[Any], kernel: Any) -> None:
     """Warn of functions that a planner without guards would call."""
-    if (say := getattr(planner, "unguarded", None)) is not None and (text := say(kernel)) is not None:
+    if (say := getattr(planner, "unguarded", None)) is not None and (
+        text := say(kernel)
+    ) is not None:
         logger.warning(text)
 
 
 def _check_goal(goal: object) -> None:
     valid = is_unicode(goal) and bool(goal.strip())
     hint = way_out("goal", goal)
-    check(valid, f"The goal must be a text that is not empty and valid Unicode; got {shown(goal)}.{hint}")
+    check(
+        valid,
+        f"The goal must be a text that is not empty and valid Unicode; got {shown(goal)}.{hint}",
+    )
 
 
-def _result_of(record: RunRecord, state: State, pending: Sequence[PendingApproval]) -> RunResult:
+def _result_of(
+    record: RunRecord, state: State, pending: Sequence[PendingApproval]
+) -> RunResult:
     """Build the result of a run from its row, the state of its journal, which may be newer, and its pending calls."""
     ended = state.ended
     return RunResult(

@@ -1,6 +1,7 @@
 """Runs in one SQLite file: on one host, in write-ahead mode, each transaction on disk before it returns.
 
-Each worker locks a file beside the database. The operating system releases the lock when the process ends or dies.
+Each worker locks a file beside the database. The operating system releases the lock
+when the process ends or dies.
 """
 
 import asyncio
@@ -17,8 +18,20 @@ from glob import escape
 from pathlib import Path
 from typing import ClassVar, Self, TypeAlias
 
-from planner_ext.durable.database import CREATE_TABLES, GET_SCHEMA, Execute, Row, Step, check_schema
-from planner_ext.durable.errors import DuplicateRowError, StoreError, WorkerInUseError, redacted
+from planner_ext.durable.database import (
+    CREATE_TABLES,
+    GET_SCHEMA,
+    Execute,
+    Row,
+    Step,
+    check_schema,
+)
+from planner_ext.durable.errors import (
+    DuplicateRowError,
+    StoreError,
+    WorkerInUseError,
+    redacted,
+)
 from planner_ext.engine.concurrency import in_thread
 
 _BUSY_SECONDS = 30.0
@@ -39,8 +52,9 @@ _Work: TypeAlias = tuple[Sequence[Step], asyncio.Future[_Rows]]
 class SqliteDatabase:
     """One SQLite file; implements `planner_ext.durable.database.Database`.
 
-    The connection lives in a dedicated thread, so that waiting for the disk does not block the event loop. The steps of
-    all callers of one turn of the event loop go there together, so that they share one wait for the disk.
+    The connection lives in a dedicated thread, so that waiting for the disk does not
+    block the event loop. The steps of all callers of one turn of the event loop go
+    there together, so that they share one wait for the disk.
     """
 
     now: ClassVar[str] = "((julianday('now') - 2440587.5) * 86400.0)"
@@ -56,7 +70,9 @@ class SqliteDatabase:
         self._at_rest = _is_at_rest(path)
         self._gathered: list[_Work] = []
         self._work: queue.SimpleQueue[Sequence[_Work] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._serve, name=f"planner_ext {path.name}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._serve, name=f"planner_ext {path.name}", daemon=True
+        )
         self._closed = False
         self._thread.start()
 
@@ -74,13 +90,19 @@ class SqliteDatabase:
         """
 
         def opened() -> Self:
-            file = path.absolute()  # SQLite resolves the path once, whatever the process makes its directory
+            file = (
+                path.absolute()
+            )  # SQLite resolves the path once, whatever the process makes its directory
             try:
                 return cls(file, _connect(file, create))
             except sqlite3.Error as error:
                 raise _as_store_error(file, error) from error
             except (OSError, ValueError) as error:
-                reason = error.strerror if isinstance(error, OSError) else "a path has no NUL characters"
+                reason = (
+                    error.strerror
+                    if isinstance(error, OSError)
+                    else "a path has no NUL characters"
+                )
                 raise StoreError(
                     f"The store {_shown(file)} cannot be used: {reason}. Give the path of a file that this process may "
                     "read and write."
@@ -91,7 +113,9 @@ class SqliteDatabase:
     async def transact(self, *steps: Step) -> Sequence[Sequence[Row]]:
         """Perform steps in one transaction; see `planner_ext.durable.database.Database`."""
         if self._closed:
-            raise StoreError(f"The store {_shown(self._path)} was closed. Use it inside its async with block.")
+            raise StoreError(
+                f"The store {_shown(self._path)} was closed. Use it inside its async with block."
+            )
         loop = asyncio.get_running_loop()
         done: asyncio.Future[_Rows] = loop.create_future()
         if not self._gathered:
@@ -108,12 +132,16 @@ class SqliteDatabase:
                 closing(sqlite3.connect(self._path)) as source,
                 closing(sqlite3.connect(path)) as target,
             ):
-                source.backup(target)  # in one step: one state of the database, which no writer makes it start again
+                source.backup(
+                    target
+                )  # in one step: one state of the database, which no writer makes it start again
 
         try:
             await in_thread(copy)
         except sqlite3.Error as error:
-            raise StoreError(f"The backup {_shown(path)} cannot be written: {error}. Check the disk.") from error
+            raise StoreError(
+                f"The backup {_shown(path)} cannot be written: {error}. Check the disk."
+            ) from error
 
     @contextmanager
     def session(self, *, timeout: float) -> Generator[Execute]:
@@ -121,17 +149,26 @@ class SqliteDatabase:
         uri = f"{self._path.as_uri()}?mode=rw"
         try:
             with closing(
-                sqlite3.connect(uri, uri=True, timeout=min(timeout, _BUSY_SECONDS), isolation_level=None)
+                sqlite3.connect(
+                    uri,
+                    uri=True,
+                    timeout=min(timeout, _BUSY_SECONDS),
+                    isolation_level=None,
+                )
             ) as connection:
                 connection.execute("PRAGMA synchronous = NORMAL")
                 connection.execute("PRAGMA wal_autocheckpoint = 0")
-                yield lambda statement, values: connection.execute(statement, dict(values)).fetchall()
+                yield lambda statement, values: connection.execute(
+                    statement, dict(values)
+                ).fetchall()
         except sqlite3.Error as error:
             raise _as_store_error(self._path, error) from error
 
     async def holds_lock(self, worker_id: str) -> bool:
         """Whether a process holds a worker's lock; True if this process may not open it."""
-        return await in_thread(partial(_is_locked, lock_file(self._path.resolve(), worker_id)))
+        return await in_thread(
+            partial(_is_locked, lock_file(self._path.resolve(), worker_id))
+        )
 
     async def close(self) -> None:
         """Finish the transactions that were begun, and close the file."""
@@ -159,11 +196,17 @@ class SqliteDatabase:
             for first in range(0, len(work), _MAX_GROUP):
                 group = work[first : first + _MAX_GROUP]
                 outcomes = self._transact([steps for steps, _ in group])
-                with suppress(RuntimeError):  # the loop is closed, and its callers have ended
-                    group[0][1].get_loop().call_soon_threadsafe(_deliver, group, outcomes)
+                with suppress(
+                    RuntimeError
+                ):  # the loop is closed, and its callers have ended
+                    group[0][1].get_loop().call_soon_threadsafe(
+                        _deliver, group, outcomes
+                    )
         self._connection.close()
 
-    def _transact(self, group: Sequence[Sequence[Step]]) -> Sequence[_Rows | StoreError]:
+    def _transact(
+        self, group: Sequence[Sequence[Step]]
+    ) -> Sequence[_Rows | StoreError]:
         if not self._is_same_file():
             gone = StoreError(
                 f"The store {_shown(self._path)} was moved, replaced or removed while it was open: what is "
@@ -171,14 +214,20 @@ class SqliteDatabase:
                 "again."
             )
             return [gone for _ in group]
-        reads = all(statement.lstrip().startswith("SELECT") for steps in group for statement, _ in steps)
+        reads = all(
+            statement.lstrip().startswith("SELECT")
+            for steps in group
+            for statement, _ in steps
+        )
         try:
             if self._at_rest:  # what workers write afterwards would not be seen
                 self._connection.close()
                 self._at_rest = _is_at_rest(self._path)
                 self._connection = _connect(self._path, create=False)
             with self._connection as connection:
-                _with_retries(lambda: connection.execute("BEGIN" if reads else "BEGIN IMMEDIATE"))
+                _with_retries(
+                    lambda: connection.execute("BEGIN" if reads else "BEGIN IMMEDIATE")
+                )
                 if len(group) == 1:
                     return [self._perform(group[0])]
                 return [self._perform_apart(steps) for steps in group]
@@ -195,7 +244,10 @@ class SqliteDatabase:
             return False
 
     def _perform(self, steps: Sequence[Step]) -> _Rows:
-        return [self._connection.execute(statement, dict(values)).fetchall() for statement, values in steps]
+        return [
+            self._connection.execute(statement, dict(values)).fetchall()
+            for statement, values in steps
+        ]
 
     def _perform_apart(self, steps: Sequence[Step]) -> _Rows | StoreError:
         """Perform one caller's steps; an invalid key or value fails only this caller's steps."""
@@ -207,7 +259,9 @@ class SqliteDatabase:
             connection.execute("ROLLBACK TO one")
             return _as_store_error(self._path, error)
         finally:
-            with suppress(sqlite3.Error):  # the whole transaction was rolled back, this savepoint included
+            with suppress(
+                sqlite3.Error
+            ):  # the whole transaction was rolled back, this savepoint included
                 connection.execute("RELEASE one")
 
 
@@ -228,7 +282,10 @@ def _with_retries(work: Callable[[], object]) -> None:
         try:
             work()
         except sqlite3.OperationalError as error:
-            busy = getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+            busy = getattr(error, "sqlite_errorcode", 0) & 0xFF in (
+                sqlite3.SQLITE_BUSY,
+                sqlite3.SQLITE_LOCKED,
+            )
             if not busy or time.monotonic() > end:
                 raise
             time.sleep(_RETRY_SECONDS)
@@ -243,15 +300,23 @@ def _connect(path: Path, create: bool) -> sqlite3.Connection:
         )
     if not path.exists():
         if not create:
-            raise StoreError(f"There is no store {_shown(path)}. Give the file that the workers use.")
+            raise StoreError(
+                f"There is no store {_shown(path)}. Give the file that the workers use."
+            )
         with suppress(FileExistsError):  # another process was faster
             os.close(_create_private(path))
     mode = "?mode=ro&immutable=1" if _is_at_rest(path) else ""
     connection = sqlite3.connect(
-        f"{path.as_uri()}{mode}", uri=True, timeout=0, isolation_level=None, check_same_thread=False
+        f"{path.as_uri()}{mode}",
+        uri=True,
+        timeout=0,
+        isolation_level=None,
+        check_same_thread=False,
     )
     try:
-        _with_retries(lambda: _prepare(connection, f"The store {_shown(path)}", create=create))
+        _with_retries(
+            lambda: _prepare(connection, f"The store {_shown(path)}", create=create)
+        )
     except BaseException:
         connection.close()
         raise
@@ -261,7 +326,8 @@ def _connect(path: Path, create: bool) -> sqlite3.Connection:
 def _is_at_rest(path: Path) -> bool:
     """Whether this process may not write a file or its folder, and no other process has the file open.
 
-    Such a file is read as it is; otherwise SQLite would need, or leave behind, files that the workers cannot write.
+    Such a file is read as it is; otherwise SQLite would need, or leave behind, files
+    that the workers cannot write.
     """
     may_write = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
     return not may_write and not os.path.exists(f"{os.path.realpath(path)}-wal")
@@ -276,14 +342,21 @@ def _prepare(connection: sqlite3.Connection, store: str, *, create: bool) -> Non
         return
     with connection:
         connection.execute("BEGIN IMMEDIATE")
-        if not _has_tables(connection, store, create=create):  # another process may have created them
+        if not _has_tables(
+            connection, store, create=create
+        ):  # another process may have created them
             for statement in CREATE_TABLES:
                 connection.execute(statement)
 
 
 def _has_tables(connection: sqlite3.Connection, store: str, *, create: bool) -> bool:
     """Whether a file has a store's tables, whose schema is checked; one with none of them may become a store."""
-    there = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    there = {
+        name
+        for (name,) in connection.execute(
+            "SELECT name FROM sqlite_master WHERE type = 'table'"
+        )
+    }
     missing = _NEEDED - there
     if create and missing == _NEEDED:
         return False
@@ -296,7 +369,9 @@ def _has_tables(connection: sqlite3.Connection, store: str, *, create: bool) -> 
     return True
 
 
-_NEEDED = frozenset({"planner_schema", "planner_runs", "planner_journal", "planner_approvals"})
+_NEEDED = frozenset(
+    {"planner_schema", "planner_runs", "planner_journal", "planner_approvals"}
+)
 """Tables that every store has."""
 
 _WAYS_OUT: dict[int, str] = {
@@ -326,7 +401,9 @@ def _as_store_error(path: Path, error: Exception) -> StoreError:
     if code in _CONFLICTS:
         return DuplicateRowError(str(error))
     way_out = _WAYS_OUT.get(code & 0xFF, "")
-    return StoreError(f"The store {_shown(path)} cannot be used: {way_out or 'SQLite refused'} ({error}).")
+    return StoreError(
+        f"The store {_shown(path)} cannot be used: {way_out or 'SQLite refused'} ({error})."
+    )
 
 
 def _shown(path: Path) -> str:
@@ -336,7 +413,8 @@ def _shown(path: Path) -> str:
 class LockedWorkers:
     """The workers of one SQLite file: each holds a lock on ``{file}.{worker_id}.lock`` as long as it lives.
 
-    Implements `planner_ext.durable.heartbeat.WorkerLocks`; leaving its block releases the worker's name.
+    Implements `planner_ext.durable.heartbeat.WorkerLocks`; leaving its block releases
+    the worker's name.
     """
 
     def __init__(self, path: Path, worker_id: str) -> None:
@@ -382,7 +460,9 @@ class LockedWorkers:
     def _sweep(self) -> None:
         """Delete the locks of workers that died."""
         for lock in self._path.parent.glob(f"{escape(self._path.name)}.*.lock"):
-            self._is_held(lock.name.removeprefix(f"{self._path.name}.").removesuffix(".lock"))
+            self._is_held(
+                lock.name.removeprefix(f"{self._path.name}.").removesuffix(".lock")
+            )
 
     def _lock(self, worker_id: str) -> Path:
         return lock_file(self._path, worker_id)
@@ -418,7 +498,9 @@ def take_lock(lock: Path) -> int | None:
         try:
             descriptor = _open(lock)
         except OSError as error:
-            raise StoreError(f"The lock {lock} cannot be made: {error.strerror}. Check the folder's rights.") from error
+            raise StoreError(
+                f"The lock {lock} cannot be made: {error.strerror}. Check the folder's rights."
+            ) from error
         try:
             _lock(descriptor)
         except OSError:  # another process has locked it
@@ -461,7 +543,9 @@ def new_file(path: Path) -> Generator[None]:
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise StoreError(f"{_shown(path)} cannot be written: {error.strerror}. Give the path of a new file.") from error
+        raise StoreError(
+            f"{_shown(path)} cannot be written: {error.strerror}. Give the path of a new file."
+        ) from error
 
 
 def _create_private(path: Path) -> int:
@@ -471,7 +555,9 @@ def _create_private(path: Path) -> int:
         FileExistsError: If it exists already; it is not opened.
         OSError: If it cannot be created.
     """
-    descriptor = os.open(os.path.realpath(path), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    descriptor = os.open(
+        os.path.realpath(path), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600
+    )
     if hasattr(os, "fchmod"):  # a umask may have removed the owner's rights, too
         os.fchmod(descriptor, 0o600)
     return descriptor

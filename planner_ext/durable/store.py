@@ -46,11 +46,18 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 _RUN = f"SELECT {', '.join(RUN_COLUMNS)} FROM planner_runs"
-_TABLES_OF_RUNS = ("planner_journal", "planner_approvals", "planner_refusals", "planner_notices")
+_TABLES_OF_RUNS = (
+    "planner_journal",
+    "planner_approvals",
+    "planner_refusals",
+    "planner_notices",
+)
 _GET_RUN = f"{_RUN} WHERE run_id = :run_id"
 _GET_STORED = f"SELECT {', '.join(RUN_COLUMNS)}, inputs, new_budget FROM planner_runs WHERE run_id = :run_id"
 _JOURNAL = "SELECT seq, schema, fact FROM planner_journal WHERE run_id = :run_id AND seq >= :seen ORDER BY seq"
-_FIRST_FACT = "SELECT fact FROM planner_journal WHERE run_id = planner_runs.run_id AND seq = 0"
+_FIRST_FACT = (
+    "SELECT fact FROM planner_journal WHERE run_id = planner_runs.run_id AND seq = 0"
+)
 _GUARDS = f"SELECT inputs, ({_FIRST_FACT}) FROM planner_runs WHERE run_id = :run_id"
 _HOOK = '%"authorize"%'
 _IS_GUARDED = f"inputs LIKE :hook OR ({_FIRST_FACT}) LIKE :hook"
@@ -59,7 +66,8 @@ _CONTINUES = """
         SELECT 1 FROM planner_approvals WHERE run_id = :run_id AND status = 'decided'
     ) ELSE status IN ('queued', 'running') END
 """
-"""Whether a run is driven, or is due: unless it has ended, or waits for a decision or a date."""
+"""Whether a run is driven, or is due: unless it has ended, or waits for a decision or a
+date."""
 _RUN_AND_DUE = f"SELECT {', '.join(RUN_COLUMNS)}, {_CONTINUES} FROM planner_runs WHERE run_id = :run_id"
 _DUE = """
     SELECT run_id, created_at FROM planner_runs
@@ -99,13 +107,15 @@ _CLAIM_FREE = f"""
     SET owner = :me, told_at = NULL, wake_at = CASE WHEN status = 'running' THEN NULL ELSE wake_at END
     WHERE run_id IN (SELECT run_id FROM free) RETURNING {", ".join(RUN_COLUMNS)}
 """
-"""The conditions are repeated: PostgreSQL checks only the outer ones again on a row that changed meanwhile."""
+"""The conditions are repeated: PostgreSQL checks only the outer ones again on a row
+that changed meanwhile."""
 _OWNERS = """
     SELECT owner, {is_locked}, {age}, lease_seconds
     FROM (SELECT owner FROM planner_runs WHERE owner IS NOT NULL UNION SELECT CAST(:me AS TEXT)) AS owners
     LEFT JOIN planner_workers ON worker_id = owner
 """
-"""Who owns runs, and the worker that asks: one whose own lock is lost does not judge others."""
+"""Who owns runs, and the worker that asks: one whose own lock is lost does not judge
+others."""
 _PAGE = 200
 """The rows of due runs that are read at once."""
 _APPROVAL = """
@@ -120,24 +130,35 @@ _REST = """
     WHERE run_id = :run_id AND owner = :owner AND status = 'running'
           AND (SELECT fact FROM planner_journal WHERE run_id = :run_id ORDER BY seq DESC LIMIT 1) LIKE :paused
 """
-"""Makes a run wait again whose driving ended where it had begun: paused, after a fault or a revival set it running."""
+"""Makes a run wait again whose driving ended where it had begun: paused, after a fault
+or a revival set it running."""
 _COUNT = """
     UPDATE planner_runs
     SET deaths = :deaths, progress = :progress, retries = CASE WHEN progress = :progress THEN retries ELSE 0 END
     WHERE run_id = :run_id AND owner = :owner
 """
 _PAUSED = '%"type":"Paused"%'
-_WAITING_MARK = "COUNT(*), COUNT(problem), CAST(SUM(CAST(asked_at * 1000 AS BIGINT)) AS BIGINT)"
-"""What changes with the open questions: how many there are, how many were opened again, and when each was asked."""
+_WAITING_MARK = (
+    "COUNT(*), COUNT(problem), CAST(SUM(CAST(asked_at * 1000 AS BIGINT)) AS BIGINT)"
+)
+"""What changes with the open questions: how many there are, how many were opened again,
+and when each was asked."""
 ADD_NOTICE = """
     INSERT INTO planner_notices (id, run_id, event, body, created_at, next_at)
     SELECT :id, run_id, :event, :body, :at, :at FROM planner_runs
     WHERE run_id = :run_id AND status = :status AND updated_at = :at
           AND EXISTS (SELECT 1 FROM planner_subscriptions WHERE event = :event AND until > :at)
 """
-_EVENT_OF: Mapping[str, str] = {"paused": "paused", "failed": "failed", "quarantined": "failed"}
-"""The event of a status; that of any other one at which nothing more runs is ``ended``."""
-_DECIDED = f"{_APPROVAL} WHERE run_id = :run_id AND status = 'decided' ORDER BY decided_at, id"
+_EVENT_OF: Mapping[str, str] = {
+    "paused": "paused",
+    "failed": "failed",
+    "quarantined": "failed",
+}
+"""The event of a status; that of any other one at which nothing more runs is
+``ended``."""
+_DECIDED = (
+    f"{_APPROVAL} WHERE run_id = :run_id AND status = 'decided' ORDER BY decided_at, id"
+)
 _REFUSAL = "SELECT id, decision, problem, at FROM planner_refusals"
 _COUNT_OPEN = "SELECT COUNT(*) FROM planner_approvals WHERE"
 _COUNT_SECONDS = 5.0
@@ -146,10 +167,12 @@ _COUNT_SECONDS = 5.0
 _IDLE = "NOT EXISTS (SELECT 1 FROM planner_workers WHERE worker_id = planner_runs.owner AND {age} <= lease_seconds)"
 _OLD = f"status = :status AND updated_at < :before AND {_IDLE}"
 _OLDEST = f"{_OLD} AND run_id IN (SELECT run_id FROM planner_runs WHERE {_OLD} ORDER BY updated_at LIMIT :batch)"
-"""The conditions are repeated: PostgreSQL checks only the outer ones again on a row that changed meanwhile."""
+"""The conditions are repeated: PostgreSQL checks only the outer ones again on a row
+that changed meanwhile."""
 
 _BATCH = 10
-"""The most runs that one transaction deletes: other writers of an SQLite file wait 20 ms for ten of 200 KiB."""
+"""The most runs that one transaction deletes: other writers of an SQLite file wait 20
+ms for ten of 200 KiB."""
 
 
 class Opening(AbstractAsyncContextManager[T]):
@@ -163,14 +186,19 @@ class Opening(AbstractAsyncContextManager[T]):
         return await self._context.__aenter__()
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> bool | None:
         return await self._context.__aexit__(kind, error, trace)
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("_"):
             raise AttributeError(name)
-        raise StoreError(f"The store was not opened before .{name}. Write: async with {self._name}(...) as opened.")
+        raise StoreError(
+            f"The store was not opened before .{name}. Write: async with {self._name}(...) as opened."
+        )
 
 
 def opens(function: Callable[P, AsyncGenerator[T, None]]) -> Callable[P, Opening[T]]:
@@ -184,7 +212,9 @@ def opens(function: Callable[P, AsyncGenerator[T, None]]) -> Callable[P, Opening
     return opening
 
 
-async def open_database(where: str | Path, *, create: bool = True, patience: float = 0.0) -> Database:
+async def open_database(
+    where: str | Path, *, create: bool = True, patience: float = 0.0
+) -> Database:
     """Open the SQLite file at a path, or the PostgreSQL database at a ``postgresql://`` address.
 
     Args:
@@ -202,7 +232,9 @@ async def open_database(where: str | Path, *, create: bool = True, patience: flo
     try:
         from planner_ext.durable.postgres import PostgresDatabase  # noqa: PLC0415  (an optional dependency)
     except ImportError as error:
-        raise StoreError(f"Runs in PostgreSQL need more ({error}). Install planner-ext[postgres].") from error
+        raise StoreError(
+            f"Runs in PostgreSQL need more ({error}). Install planner-ext[postgres]."
+        ) from error
     database = PostgresDatabase(str(where))
     await database.open(patience=patience)
     return database
@@ -227,7 +259,8 @@ class RunOwner:
     Attributes:
         worker_id: Its unique id.
         is_locked: Whether the database sees its lock; see `Database.is_locked`.
-        is_lapsed: Whether its last heartbeat is older than its lease; False for a worker without a row.
+        is_lapsed: Whether its last heartbeat is older than its lease; False for a
+            worker without a row.
     """
 
     worker_id: str
@@ -253,7 +286,8 @@ class Look:
 class JournalStore:
     """The runs in one database: a method is a transaction.
 
-    The journal's unique ``(run_id, seq)`` makes concurrent workers safe; owners only avoid wasted work.
+    The journal's unique ``(run_id, seq)`` makes concurrent workers safe; owners only
+    avoid wasted work.
     """
 
     def __init__(self, database: Database) -> None:
@@ -275,7 +309,12 @@ class JournalStore:
             VALUES (:run_id, :goal, :status, :owner, :at, :at, :inputs)
             ON CONFLICT DO NOTHING RETURNING run_id
         """
-        values: dict[str, Value] = {"run_id": run_id, "goal": json.dumps(goal), "owner": owner, "at": at}
+        values: dict[str, Value] = {
+            "run_id": run_id,
+            "goal": json.dumps(goal),
+            "owner": owner,
+            "at": at,
+        }
         values |= {"status": status, "inputs": inputs}
         hints = self.database.hints if owner is None else ()
         rows = await self.database.transact((statement, values), *hints)
@@ -285,7 +324,8 @@ class JournalStore:
         """Append rows to a run's journal and update the derived tables, durably.
 
         Raises:
-            RunFencedError: If a ``seq`` exists or is null: another worker has continued the run, or it was decided.
+            RunFencedError: If a ``seq`` exists or is null: another worker has continued
+                the run, or it was decided.
         """
         try:
             await self.database.transact(*steps)
@@ -318,9 +358,14 @@ class JournalStore:
             InvalidJournalError: If the journal cannot be read.
         """
         values: dict[str, Value] = {"run_id": run_id, "seen": 0}
-        return _read_stored(run_id, *await self.database.transact((_GET_STORED, values), (_JOURNAL, values)))
+        return _read_stored(
+            run_id,
+            *await self.database.transact((_GET_STORED, values), (_JOURNAL, values)),
+        )
 
-    async def load_driven(self, run_id: str) -> tuple[StoredRun, NewBudget | None, Sequence[Row]]:
+    async def load_driven(
+        self, run_id: str
+    ) -> tuple[StoredRun, NewBudget | None, Sequence[Row]]:
         """Read a run and its journal, its new budget, and the rows of its `decisions`.
 
         Raises:
@@ -332,9 +377,15 @@ class JournalStore:
         runs, facts, decided = await self.database.transact(
             (_GET_STORED, values), (_JOURNAL, values), (_DECIDED, values)
         )
-        return _read_stored(run_id, runs, facts), read_new_budget(run_id, runs[0][-1]), decided
+        return (
+            _read_stored(run_id, runs, facts),
+            read_new_budget(run_id, runs[0][-1]),
+            decided,
+        )
 
-    async def load_since(self, run_id: str, seen: int, *, now: float) -> tuple[RunRecord, bool, tuple[Fact, ...]]:
+    async def load_since(
+        self, run_id: str, seen: int, *, now: float
+    ) -> tuple[RunRecord, bool, tuple[Fact, ...]]:
         """Read a run, whether it `continues`, and its journal without the first ``seen`` facts.
 
         Raises:
@@ -342,11 +393,15 @@ class JournalStore:
             InvalidJournalError: If the facts cannot be read.
         """
         values: dict[str, Value] = {"run_id": run_id, "now": now, "seen": seen}
-        rows, facts = await self.database.transact((_RUN_AND_DUE, values), (_JOURNAL, values))
+        rows, facts = await self.database.transact(
+            (_RUN_AND_DUE, values), (_JOURNAL, values)
+        )
         record = _read_run(run_id, [row[:-1] for row in rows])
         return record, bool(rows[0][-1]), read_facts(run_id, facts, first=seen)
 
-    async def record_and_due(self, run_id: str, *, now: float) -> tuple[RunRecord, bool]:
+    async def record_and_due(
+        self, run_id: str, *, now: float
+    ) -> tuple[RunRecord, bool]:
         """Read a run without its journal, and whether it `continues`; raise `UnknownRunError` without one."""
         rows = await self._rows(_RUN_AND_DUE, run_id=run_id, now=now)
         record = _read_run(run_id, [row[:-1] for row in rows])
@@ -354,10 +409,18 @@ class JournalStore:
 
     async def load_facts(self, run_id: str, seen: int) -> tuple[Fact, ...]:
         """Read a run's journal without its first ``seen`` facts; raise `InvalidJournalError` if they are damaged."""
-        return read_facts(run_id, await self._rows(_JOURNAL, run_id=run_id, seen=seen), first=seen)
+        return read_facts(
+            run_id, await self._rows(_JOURNAL, run_id=run_id, seen=seen), first=seen
+        )
 
     async def runs(
-        self, *, now: float, status: Statuses = None, limit: int = 50, offset: int = 0, **filters: Unpack[RunFilters]
+        self,
+        *,
+        now: float,
+        status: Statuses = None,
+        limit: int = 50,
+        offset: int = 0,
+        **filters: Unpack[RunFilters],
     ) -> list[RunRecord]:
         """List runs with what they wait for, the most recently updated first; a damaged row is skipped and logged.
 
@@ -365,24 +428,42 @@ class JournalStore:
             StoreError: If a filter, limit or offset is invalid.
         """
         where, values = where_clause(status, filters)
-        rows = await self._rows(PAGE.format(where=where), **values, **_page(limit, offset), now=now)
+        rows = await self._rows(
+            PAGE.format(where=where), **values, **_page(limit, offset), now=now
+        )
         records = _read_runs([*{row[0]: row[:-2] for row in rows}.values()])
         waiting = [(row[0], *row[-2:]) for row in rows if row[-2] is not None]
-        owners = {record.owner for record in records if record.unfinished and record.owner is not None}
+        owners = {
+            record.owner
+            for record in records
+            if record.unfinished and record.owner is not None
+        }
         seen = {owner: await self._last_seen(owner, now) for owner in owners}
-        return with_waits(records, waiting, {owner: at for owner, at in seen.items() if at < now}, now)
+        return with_waits(
+            records, waiting, {owner: at for owner, at in seen.items() if at < now}, now
+        )
 
-    async def count_runs(self, *, status: Statuses = None, **filters: Unpack[RunFilters]) -> int:
+    async def count_runs(
+        self, *, status: Statuses = None, **filters: Unpack[RunFilters]
+    ) -> int:
         """Count the runs that filters let pass."""
         where, values = where_clause(status, filters)
-        return await self._number(f"SELECT COUNT(*) FROM planner_runs {where}", **values)
+        return await self._number(
+            f"SELECT COUNT(*) FROM planner_runs {where}", **values
+        )
 
     async def stats(self, now: float) -> RunStats:
         """Read the numbers of the store, from indexes alone."""
         statuses, retrying, oldest = await self.database.transact(
             ("SELECT status, COUNT(*) FROM planner_runs GROUP BY status", {}),
-            ("SELECT COUNT(*) FROM planner_runs WHERE status = 'running' AND wake_at IS NOT NULL", {}),
-            (f"SELECT asked_at FROM planner_approvals WHERE {OPEN} ORDER BY asked_at LIMIT 1", {"now": now}),
+            (
+                "SELECT COUNT(*) FROM planner_runs WHERE status = 'running' AND wake_at IS NOT NULL",
+                {},
+            ),
+            (
+                f"SELECT asked_at FROM planner_approvals WHERE {OPEN} ORDER BY asked_at LIMIT 1",
+                {"now": now},
+            ),
         )
         counts = {str(status): int(number or 0) for status, number in statuses}
         return RunStats(
@@ -395,7 +476,10 @@ class JournalStore:
     async def marks(self, now: float) -> StoreMarks:
         """Read what changes with the store, from indexes."""
         waiting, runs = await self.database.transact(
-            (f"SELECT {_WAITING_MARK} FROM planner_approvals WHERE {OPEN}", {"now": now}),
+            (
+                f"SELECT {_WAITING_MARK} FROM planner_approvals WHERE {OPEN}",
+                {"now": now},
+            ),
             ("SELECT MAX(updated_at) FROM planner_runs", {}),
         )
         number = int(waiting[0][0] or 0)
@@ -404,21 +488,32 @@ class JournalStore:
     async def look(self, now: float, me: str, *, skip: Collection[str]) -> Look:
         """Look for due runs without an owner, and for the owners of runs: what a worker reads in each poll."""
         values: dict[str, Value] = {"now": now, "skip": _listed(skip)}
-        found, owners = await self.database.transact((_LOOK, values), (self._owners(), {"me": me}))
+        found, owners = await self.database.transact(
+            (_LOOK, values), (self._owners(), {"me": me})
+        )
         has_free, has_died = found[0]
-        return Look(has_free=bool(has_free), has_died=bool(has_died), owners=_read_owners(owners))
+        return Look(
+            has_free=bool(has_free),
+            has_died=bool(has_died),
+            owners=_read_owners(owners),
+        )
 
     async def owners(self, me: str) -> list[RunOwner]:
         """List the owners of runs, and the worker that asks."""
         return _read_owners(await self._rows(self._owners(), me=me))
 
-    async def claim_free(self, now: float, me: str, *, skip: Collection[str], limit: int) -> list[str]:
+    async def claim_free(
+        self, now: float, me: str, *, skip: Collection[str], limit: int
+    ) -> list[str]:
         """Make a worker the owner of the oldest due runs that have neither an owner nor a death; return their names.
 
-        A damaged row is logged and left out; it gets the owner, too, so that it is not claimed again.
+        A damaged row is logged and left out; it gets the owner, too, so that it is not
+        claimed again.
         """
         statement = _CLAIM_FREE.format(skip_locked=self.database.skip_locked)
-        rows = await self._rows(statement, now=now, me=me, skip=_listed(skip), limit=limit)
+        rows = await self._rows(
+            statement, now=now, me=me, skip=_listed(skip), limit=limit
+        )
         return [record.run_id for record in _read_runs(rows)]
 
     async def due(
@@ -429,26 +524,39 @@ class JournalStore:
         Args:
             now: The current time, in seconds since the epoch.
             dead: The dead owners of runs.
-            again_after: None reads their runs, and the runs without an owner that have a death. A number reads all runs
-                without an owner, too, except those that `tell` named within so many seconds.
+            again_after: None reads their runs, and the runs without an owner that have
+                a death. A number reads all runs without an owner, too, except those
+                that `tell` named within so many seconds.
         """
         which = f"(owner IS NULL AND deaths > 0 OR {_DEAD})"
         if again_after is not None:
             which = f"(owner IS NULL OR {_DEAD}) AND {_UNTOLD.format(now=self.database.now)}"
         statement = _DUE_PAGE.format(which=which)
-        values: dict[str, Value] = {"now": now, "dead": _listed(dead), "again_after": again_after}
+        values: dict[str, Value] = {
+            "now": now,
+            "dead": _listed(dead),
+            "again_after": again_after,
+        }
         read = 0
         while rows := await self._rows(statement, **values, limit=_PAGE, offset=read):
             for record in _read_runs(rows):
                 yield record
             read += len(rows)
 
-    async def tell(self, records: Sequence[RunRecord], *, again_after: float) -> tuple[str, ...]:
+    async def tell(
+        self, records: Sequence[RunRecord], *, again_after: float
+    ) -> tuple[str, ...]:
         """Note that due runs were named to a caller; return those that no other caller was named."""
-        statement = _TELL.format(now=self.database.now, skip_locked=self.database.skip_locked)
+        statement = _TELL.format(
+            now=self.database.now, skip_locked=self.database.skip_locked
+        )
         steps: list[Step] = []
         for record in records:
-            values = {"run_id": record.run_id, "seen": record.owner or "", "again_after": again_after}
+            values = {
+                "run_id": record.run_id,
+                "seen": record.owner or "",
+                "again_after": again_after,
+            }
             steps.append((statement, values))
         told = await self.database.transact(*steps) if steps else ()
         return tuple(str(run_id) for rows in told for (run_id,) in rows)
@@ -468,7 +576,14 @@ class JournalStore:
         """
         return bool(await self._rows(statement, run_id=run_id, text=text))
 
-    async def claim(self, run_id: str, owner: str, *, seen: str | None, counts: tuple[int, int] | None = None) -> bool:
+    async def claim(
+        self,
+        run_id: str,
+        owner: str,
+        *,
+        seen: str | None,
+        counts: tuple[int, int] | None = None,
+    ) -> bool:
         """Make a worker the owner of a run whose owner is still ``seen``; store its deaths and its progress."""
         statement = """
             UPDATE planner_runs
@@ -478,14 +593,18 @@ class JournalStore:
         values: dict[str, Value] = {"run_id": run_id, "owner": owner}
         steps = [(statement, {**values, "seen": seen or ""})]
         if counts is not None:
-            steps.append((_COUNT, {**values, "deaths": counts[0], "progress": counts[1]}))
+            steps.append(
+                (_COUNT, {**values, "deaths": counts[0], "progress": counts[1]})
+            )
         return bool((await self.database.transact(*steps))[0])
 
     async def release(self, run_id: str, owner: str) -> None:
         """Clear a run's owner, if this worker still is the owner."""
         values = {"run_id": run_id, "owner": owner}
         statement = "UPDATE planner_runs SET owner = NULL WHERE run_id = :run_id AND owner = :owner"
-        await self.database.transact((_REST, {**values, "paused": _PAUSED}), (statement, values))
+        await self.database.transact(
+            (_REST, {**values, "paused": _PAUSED}), (statement, values)
+        )
 
     async def counts(self, run_id: str, progress: int) -> tuple[int, int]:
         """Read the faults and the deaths of a run that were counted at this progress."""
@@ -497,7 +616,14 @@ class JournalStore:
         return int(retries or 0), int(deaths or 0)
 
     async def park(
-        self, run_id: str, *, seen: str | None, status: str, problem: str, at: float, **values: Value
+        self,
+        run_id: str,
+        *,
+        seen: str | None,
+        status: str,
+        problem: str,
+        at: float,
+        **values: Value,
     ) -> bool:
         """Release an unfinished run until its retry, or until it is resumed, if its owner is still ``seen``.
 
@@ -519,9 +645,19 @@ class JournalStore:
             WHERE run_id = :run_id AND COALESCE(owner, '') = :seen AND status IN ('queued', 'running', 'paused')
             RETURNING run_id
         """
-        values = {**values, "run_id": run_id, "seen": seen or "", "status": status, "at": at}
+        values = {
+            **values,
+            "run_id": run_id,
+            "seen": seen or "",
+            "status": status,
+            "at": at,
+        }
         values["problem"] = json.dumps(problem)
-        told = [] if status == "running" else [notice_step(run_id, status, at=at, problem=problem)]
+        told = (
+            []
+            if status == "running"
+            else [notice_step(run_id, status, at=at, problem=problem)]
+        )
         rows = await self.database.transact((statement, values), *told)
         return bool(rows[0])
 
@@ -545,9 +681,13 @@ class JournalStore:
 
     async def release_all(self, owner: str) -> None:
         """Clear a worker as the owner of all runs."""
-        await self._rows("UPDATE planner_runs SET owner = NULL WHERE owner = :owner", owner=owner)
+        await self._rows(
+            "UPDATE planner_runs SET owner = NULL WHERE owner = :owner", owner=owner
+        )
 
-    async def changed_elsewhere(self, owner: str) -> list[tuple[str, bool, NewBudget | None]]:
+    async def changed_elsewhere(
+        self, owner: str
+    ) -> list[tuple[str, bool, NewBudget | None]]:
         """List a worker's runs that were ended, or got a new budget: name, whether ended, budget.
 
         A damaged budget is logged.
@@ -559,7 +699,9 @@ class JournalStore:
         found: list[tuple[str, bool, NewBudget | None]] = []
         for run_id, status, text in await self._rows(statement, owner=owner):
             try:
-                found.append((str(run_id), status in ENDS, read_new_budget(str(run_id), text)))
+                found.append(
+                    (str(run_id), status in ENDS, read_new_budget(str(run_id), text))
+                )
             except StoreError as error:
                 logger.error("A run does not get another budget: %s", error)
         return found
@@ -569,11 +711,17 @@ class JournalStore:
     ) -> Sequence[Row]:
         """List the rows of open questions, of all runs or of one, the oldest first; see `read_approval`."""
         statement = f"{_APPROVAL} WHERE {_of_run(run_id)} {OPEN} ORDER BY asked_at, id LIMIT :limit OFFSET :offset"
-        return await self._rows(statement, now=now, run_id=run_id, **_page(limit, offset))
+        return await self._rows(
+            statement, now=now, run_id=run_id, **_page(limit, offset)
+        )
 
-    async def count_open_approvals(self, now: float, *, run_id: str | None = None) -> int:
+    async def count_open_approvals(
+        self, now: float, *, run_id: str | None = None
+    ) -> int:
         """Count the open questions, of all runs or of one."""
-        return await self._number(f"{_COUNT_OPEN} {_of_run(run_id)} {OPEN}", now=now, run_id=run_id)
+        return await self._number(
+            f"{_COUNT_OPEN} {_of_run(run_id)} {OPEN}", now=now, run_id=run_id
+        )
 
     def open_approvals_at(self, now: float) -> int:
         """Count the open questions of all runs in a separate session, for another thread; blocks it."""
@@ -583,7 +731,8 @@ class JournalStore:
     async def approval(self, key: str) -> tuple[Row | None, Sequence[Row]]:
         """Read the row of one question, open or not, and the rows of its refused decisions."""
         rows, refused = await self.database.transact(
-            (f"{_APPROVAL} WHERE id = :id", {"id": key}), (f"{_REFUSAL} WHERE id = :id ORDER BY at", {"id": key})
+            (f"{_APPROVAL} WHERE id = :id", {"id": key}),
+            (f"{_REFUSAL} WHERE id = :id ORDER BY at", {"id": key}),
         )
         return (rows[0] if rows else None), refused
 
@@ -593,15 +742,26 @@ class JournalStore:
         chosen = opened if run_id is None else "run_id = :run_id"
         return await self._rows(f"{_REFUSAL} WHERE {chosen} ORDER BY at", run_id=run_id)
 
-    async def refuse(self, run_id: str, key: str, decision: str, *, problem: str, at: float) -> None:
+    async def refuse(
+        self, run_id: str, key: str, decision: str, *, problem: str, at: float
+    ) -> None:
         """Store a refused decision, as JSON text, and the reason."""
         statement = """
             INSERT INTO planner_refusals (run_id, id, decision, problem, at)
             VALUES (:run_id, :id, :decision, :problem, :at)
         """
-        await self._rows(statement, run_id=run_id, id=key, decision=decision, problem=json.dumps(problem), at=at)
+        await self._rows(
+            statement,
+            run_id=run_id,
+            id=key,
+            decision=decision,
+            problem=json.dumps(problem),
+            at=at,
+        )
 
-    async def decide(self, key: str, decision: str, *, fingerprint: str, at: float) -> bool:
+    async def decide(
+        self, key: str, decision: str, *, fingerprint: str, at: float
+    ) -> bool:
         """Store a decision, as JSON text, on an open question; False if it was decided or has expired."""
         statement = """
             UPDATE planner_approvals SET status = 'decided', decision = :decision, decided_at = :at, problem = NULL
@@ -609,7 +769,12 @@ class JournalStore:
                   AND (expires_at IS NULL OR expires_at > :at)
             RETURNING id
         """
-        values: dict[str, Value] = {"id": key, "decision": decision, "fingerprint": fingerprint, "at": at}
+        values: dict[str, Value] = {
+            "id": key,
+            "decision": decision,
+            "fingerprint": fingerprint,
+            "at": at,
+        }
         rows = await self.database.transact((statement, values), *self.database.hints)
         return bool(rows[0])
 
@@ -671,11 +836,15 @@ class JournalStore:
             StoreError: If runs with this status may not be deleted.
         """
         if status not in AT_REST:
-            raise StoreError(f"Runs that are {status!r} are not deleted. Give one of: {', '.join(AT_REST)}.")
+            raise StoreError(
+                f"Runs that are {status!r} are not deleted. Give one of: {', '.join(AT_REST)}."
+            )
         values: dict[str, Value] = {"status": status, "before": before}
         if dry_run:
             old = _OLD.format(age=self.database.age)
-            return await self._number(f"SELECT COUNT(*) FROM planner_runs WHERE {old}", **values)
+            return await self._number(
+                f"SELECT COUNT(*) FROM planner_runs WHERE {old}", **values
+            )
         deleted = 0
         while count := await self._delete(_OLDEST, **values, batch=_BATCH):
             deleted += count
@@ -691,7 +860,12 @@ class JournalStore:
             SELECT run_id, inputs, ({_FIRST_FACT}) FROM planner_runs
             WHERE {old} AND run_id > :last {guarded} ORDER BY run_id LIMIT :limit
         """
-        values: dict[str, Value] = {"status": status, "before": before, "hook": _HOOK, "limit": _PAGE}
+        values: dict[str, Value] = {
+            "status": status,
+            "before": before,
+            "hook": _HOOK,
+            "limit": _PAGE,
+        }
         last = ""
         while rows := await self._rows(statement, **values, last=last):
             for run_id, *texts in rows:
@@ -712,8 +886,13 @@ class JournalStore:
             "DELETE FROM planner_runs WHERE owner = :owner RETURNING run_id",
         ]
         chosen = chosen.format(age=self.database.age)
-        lock = (f"UPDATE planner_runs SET owner = :owner WHERE {chosen}", {**values, **owner})
-        *_, runs = await self.database.transact(lock, *((deletion, owner) for deletion in deletions))
+        lock = (
+            f"UPDATE planner_runs SET owner = :owner WHERE {chosen}",
+            {**values, **owner},
+        )
+        *_, runs = await self.database.transact(
+            lock, *((deletion, owner) for deletion in deletions)
+        )
         return len(runs)
 
     async def _last_seen(self, worker_id: str, now: float) -> float:
@@ -721,7 +900,11 @@ class JournalStore:
         if (heartbeat := await self.last_heartbeat(worker_id)) is None:
             return 0.0
         age, lease = heartbeat
-        return now if age <= lease and await self.database.holds_lock(worker_id) else now - max(age, 1.0)
+        return (
+            now
+            if age <= lease and await self.database.holds_lock(worker_id)
+            else now - max(age, 1.0)
+        )
 
     def _owners(self) -> str:
         return _OWNERS.format(is_locked=self.database.is_locked, age=self.database.age)
@@ -743,7 +926,13 @@ def notice_step(run_id: str, status: str, *, at: float, problem: str = "") -> St
         problem: The reason, "" without one.
     """
     body = json.dumps({"status": status, "problem": problem}, separators=(",", ":"))
-    values: dict[str, Value] = {"id": uuid.uuid4().hex, "run_id": run_id, "status": status, "body": body, "at": at}
+    values: dict[str, Value] = {
+        "id": uuid.uuid4().hex,
+        "run_id": run_id,
+        "status": status,
+        "body": body,
+        "at": at,
+    }
     return ADD_NOTICE, {**values, "event": _EVENT_OF.get(status, "ended")}
 
 
@@ -775,7 +964,9 @@ def _page(limit: object, offset: object) -> dict[str, Value]:
     page = {"limit": limit, "offset": offset}
     for name, value in page.items():
         if not is_count(value, least=0) or value >= 2**63:
-            raise StoreError(f"{name} must be a whole number, 0 or more; got {value!r}.")
+            raise StoreError(
+                f"{name} must be a whole number, 0 or more; got {value!r}."
+            )
     return cast("dict[str, Value]", page)
 
 
@@ -799,8 +990,14 @@ def _read_run(run_id: str, rows: Sequence[Row]) -> RunRecord:
 def _read_stored(run_id: str, runs: Sequence[Row], facts: Sequence[Row]) -> StoredRun:
     """Read the rows of `_GET_STORED` and `_JOURNAL`."""
     record = _read_run(run_id, [row[:-2] for row in runs])
-    return StoredRun(record=record, facts=read_facts(run_id, facts), inputs=read_inputs(run_id, runs[0][-2]))
+    return StoredRun(
+        record=record,
+        facts=read_facts(run_id, facts),
+        inputs=read_inputs(run_id, runs[0][-2]),
+    )
 
 
 def _unknown(run_id: str) -> UnknownRunError:
-    return UnknownRunError(f"There is no run {run_id!r} in this store. List them to see their names.")
+    return UnknownRunError(
+        f"There is no run {run_id!r} in this store. List them to see their names."
+    )

@@ -1,6 +1,7 @@
 """Drives the runs of a store: a worker claims a run, and runs its activations until the run pauses or ends.
 
-An activation leads from a run's start, or from a decision, to the next pause or end. From top to bottom:
+An activation leads from a run's start, or from a decision, to the next pause or end.
+From top to bottom:
 
     Job         a run, and what a worker drives it with
     Runner      drives the activations of one run
@@ -8,25 +9,41 @@ An activation leads from a run's start, or from a decision, to the next pause or
     WorkerPool  the runs that this worker drives, each in a task
     RunHandle   the result and the events of a run, for its readers
 
-A fault is an exception of a run; a retry follows. A death is the end of the worker's process while it drove the run.
-These count as a death, too: ``KeyboardInterrupt``, ``SystemExit`` or ``GeneratorExit`` out of the run, and a
-cancellation of a running call that the pool did not ask for. At the allowed number of deaths the run is quarantined,
-also if its functions are declared repeatable. A new reply or result in the journal resets both numbers. A run that may
-have ended the process is driven alone, so that no call of another run is in flight if it does so again.
+A fault is an exception of a run; a retry follows. A death is the end of the worker's
+process while it drove the run. These count as a death, too: ``KeyboardInterrupt``,
+``SystemExit`` or ``GeneratorExit`` out of the run, and a cancellation of a running call
+that the pool did not ask for. At the allowed number of deaths the run is quarantined,
+also if its functions are declared repeatable. A new reply or result in the journal
+resets both numbers. A run that may have ended the process is driven alone, so that no
+call of another run is in flight if it does so again.
 
-A worker knows planners only by `planner_ext.engine.activation`; nothing here needs Semantic Kernel.
+A worker knows planners only by `planner_ext.engine.activation`; nothing here needs
+Semantic Kernel.
 """
 
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
-from planner_ext.approval.decisions import Approve, Authorize, Decision, InvalidDecisionError
+from planner_ext.approval.decisions import (
+    Approve,
+    Authorize,
+    Decision,
+    InvalidDecisionError,
+)
 from planner_ext.approval.waiting import InDoubt
 from planner_ext.core.errors import (
     InvalidJournalError,
@@ -43,7 +60,13 @@ from planner_ext.durable.errors import ApprovalRefusedError, RunFencedError, Sto
 from planner_ext.durable.heartbeat import LeasedWorkers
 from planner_ext.durable.listing import PARKED
 from planner_ext.durable.options import RetryPolicy
-from planner_ext.durable.records import RunRecord, fold_journal, read_approval, read_decision, refused_text
+from planner_ext.durable.records import (
+    RunRecord,
+    fold_journal,
+    read_approval,
+    read_decision,
+    refused_text,
+)
 from planner_ext.durable.store import JournalStore
 from planner_ext.durable.writer import Claim, JournalWriter
 from planner_ext.engine.activation import Activation, ArgumentsFor, DurablePlanner
@@ -54,14 +77,17 @@ from planner_ext.engine.ports import Clock, Event, ResultReady, RunStore
 R = TypeVar("R")
 
 _ALONE_SECONDS = 30.0
-"""How long a run waits for the calls of others to end, and then until it tries again to be driven alone."""
+"""How long a run waits for the calls of others to end, and then until it tries again to
+be driven alone."""
 _ELSEWHERE_SECONDS = 5.0
 """When to activate a run again that another worker drives."""
 _REFUSED_SECONDS = 30.0
-"""When to activate a run again that this worker may not drive: another one may have done so."""
+"""When to activate a run again that this worker may not drive: another one may have
+done so."""
 
 _REFUSALS = (RunRefusedError, NewerSchemaError)
-"""The errors of a run that this worker's planner or version may not drive; it is left to other workers, unchanged."""
+"""The errors of a run that this worker's planner or version may not drive; it is left
+to other workers, unchanged."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,9 +95,12 @@ class Job(Generic[R]):
     """A run, and what a worker drives it with.
 
     Attributes:
-        arguments_for: Called before each activation; an exception is a fault of this run alone.
-        decisions: Decisions by call id for the first activation, besides those made through `Approvals`.
-        budget: Replaces the run's limits in the first activation, also of a run that a limit has ended.
+        arguments_for: Called before each activation; an exception is a fault of this
+            run alone.
+        decisions: Decisions by call id for the first activation, besides those made
+            through `Approvals`.
+        budget: Replaces the run's limits in the first activation, also of a run that a
+            limit has ended.
         streaming: Whether requests are streamed.
     """
 
@@ -95,7 +124,8 @@ class Next:
 
     Attributes:
         status: Its status, as in `RunRecord`.
-        seconds: Seconds until it is due by the clock; 0.0 at once, None if only a decision continues it.
+        seconds: Seconds until it is due by the clock; 0.0 at once, None if only a
+            decision continues it.
         ended: Whether nothing is due until a person resumes it.
     """
 
@@ -130,7 +160,8 @@ class _Decided(NamedTuple):
 class Runner:
     """Drives the activations of runs in one store.
 
-    Two processes may drive the same run: the one whose write to the journal conflicts stops with `RunFencedError`.
+    Two processes may drive the same run: the one whose write to the journal conflicts
+    stops with `RunFencedError`.
     """
 
     store: JournalStore
@@ -144,12 +175,14 @@ class Runner:
 
         Args:
             job: The run.
-            claim: The hold of the worker that drives it; None does not check the run's owner.
+            claim: The hold of the worker that drives it; None does not check the run's
+                owner.
 
         Raises:
-            RunFencedError: If another worker continues the run, or it was ended elsewhere.
-            InvalidDecisionError: If one of the job's decisions cannot be taken. An approver's invalid decision makes
-                its call wait again instead.
+            RunFencedError: If another worker continues the run, or it was ended
+                elsewhere.
+            InvalidDecisionError: If one of the job's decisions cannot be taken. An
+                approver's invalid decision makes its call wait again instead.
             Exception: On a fault.
         """
         run_id = job.run_id
@@ -164,12 +197,22 @@ class Runner:
             decided = await self._untaken_decisions(run_id, rows)
             keys = {one.key for one in decided.values()}
             is_queued = stored.record.status == "queued"
-            writer = JournalWriter(self.store, run_id, stored.facts, decided=keys, claim=claim, is_queued=is_queued)
+            writer = JournalWriter(
+                self.store,
+                run_id,
+                stored.facts,
+                decided=keys,
+                claim=claim,
+                is_queued=is_queued,
+            )
             kept = DrivenStore(writer, self.driven)
             writer.budget.leaves = kept.leaves
             if new is not None:
                 writer.budget.offer(new)
-            decisions = {**{call_id: one.decision for call_id, one in decided.items()}, **own}
+            decisions = {
+                **{call_id: one.decision for call_id, one in decided.items()},
+                **own,
+            }
             activation = Activation(
                 run_id=run_id,
                 goal=stored.record.goal,
@@ -184,13 +227,21 @@ class Runner:
                 authorize=self.authorize,
                 described=writer.approval_of,
                 guards=stored.inputs.guards,
-                verified={call_id for call_id, one in decided.items() if one.verified and call_id not in own},
+                verified={
+                    call_id
+                    for call_id, one in decided.items()
+                    if one.verified and call_id not in own
+                },
                 emit=kept.emit if job.streaming else None,
             )
             try:
                 _refuse_second(decided, own)
-                async with kept:  # around all of it: a cancellation also ends a hook that hangs
-                    result = await job.planner.journaled(job.kernel, activation, arguments=arguments).result()
+                async with (
+                    kept
+                ):  # around all of it: a cancellation also ends a hook that hangs
+                    result = await job.planner.journaled(
+                        job.kernel, activation, arguments=arguments
+                    ).result()
             except InvalidDecisionError as error:
                 if not await self._reopened(error, decided, own, writer):
                     raise
@@ -199,12 +250,16 @@ class Runner:
             own = {}
             if stored.record.status == "paused":
                 seen |= keys  # a run in any other state takes them after its next pause
-            rows = await self.store.decisions(run_id) if writer.state.ended is None else ()
+            rows = (
+                await self.store.decisions(run_id) if writer.state.ended is None else ()
+            )
             left = await self._untaken_decisions(run_id, rows)
             if {one.key for one in left.values()} <= seen:
                 return result
 
-    async def _untaken_decisions(self, run_id: str, rows: Sequence[Row]) -> dict[str, _Decided]:
+    async def _untaken_decisions(
+        self, run_id: str, rows: Sequence[Row]
+    ) -> dict[str, _Decided]:
         """Read the rows of untaken decisions by call id; a damaged one reopens its question, with the problem."""
         decided: dict[str, _Decided] = {}
         for row in rows:
@@ -234,17 +289,29 @@ class Runner:
             await self._reopen(writer.run_id, decided[call_id].key, error)
             return True
         if call_id in own:
-            key = decided[call_id].key if call_id in decided else writer.question_id_of(call_id)
+            key = (
+                decided[call_id].key
+                if call_id in decided
+                else writer.question_id_of(call_id)
+            )
             text = refused_text(own[call_id])
-            await self.store.refuse(writer.run_id, key, text, problem=str(error), at=self.clock.now())
+            await self.store.refuse(
+                writer.run_id, key, text, problem=str(error), at=self.clock.now()
+            )
         return False
 
     async def _reopen(self, run_id: str, key: str, error: Exception) -> None:
-        log_run(logging.WARNING, run_id, f"call {one_line(key)} waits again: {one_line(error)}")
+        log_run(
+            logging.WARNING,
+            run_id,
+            f"call {one_line(key)} waits again: {one_line(error)}",
+        )
         await self.store.reopen(key, str(error))
 
 
-def _refuse_second(decided: Mapping[str, _Decided], own: Mapping[str, Decision]) -> None:
+def _refuse_second(
+    decided: Mapping[str, _Decided], own: Mapping[str, Decision]
+) -> None:
     """Refuse a job's decision on a call that an approver has already decided."""
     if call_id := next((call_id for call_id in own if call_id in decided), None):
         problem = (
@@ -270,7 +337,8 @@ class Examined:
     Attributes:
         deaths: Deaths since its last reply or result.
         progress: The replies and results in its journal.
-        alone: Whether it may have ended its worker's process, so that it is driven alone.
+        alone: Whether it may have ended its worker's process, so that it is driven
+            alone.
     """
 
     record: RunRecord
@@ -328,7 +396,10 @@ class Claims:
 
     async def is_elsewhere(self, record: RunRecord) -> bool:
         """Whether another worker, which lives, owns a run."""
-        return record.owner not in (None, self.workers.worker_id) and record.owner not in await self.dead()
+        return (
+            record.owner not in (None, self.workers.worker_id)
+            and record.owner not in await self.dead()
+        )
 
     async def examine_or_quarantine(self, record: RunRecord) -> Examined | None:
         """Examine a run, and quarantine it at the allowed number of deaths; None if it may not be taken."""
@@ -342,7 +413,9 @@ class Claims:
         progress, calls = await self._standing(record.run_id)
         _, deaths = await self.store.counts(record.run_id, progress)
         deaths += died
-        if died and await self._quarantined(Examined(record=record, deaths=deaths, progress=progress), calls):
+        if died and await self._quarantined(
+            Examined(record=record, deaths=deaths, progress=progress), calls
+        ):
             return None
         # one death in a request says little: after a kill all runs of a worker would be driven one by one
         alone = deaths > 1 or (deaths == 1 and calls != "")
@@ -351,18 +424,30 @@ class Claims:
     async def take(self, examined: Examined) -> bool:
         """Become the owner of a run.
 
-        A run that must be driven alone waits 30 s for the other calls; if they last longer, it becomes due again 30 s
-        later.
+        A run that must be driven alone waits 30 s for the other calls; if they last
+        longer, it becomes due again 30 s later.
         """
         record = examined.record
         me = self.workers.worker_id
         if record.owner == me:
             return True
-        if examined.alone and not await self.driven.alone(record.run_id, _ALONE_SECONDS):
+        if examined.alone and not await self.driven.alone(
+            record.run_id, _ALONE_SECONDS
+        ):
             later = self.clock.now() + _ALONE_SECONDS
-            await self._park(examined, status="running", problem=record.problem, retries=record.retries, wake_at=later)
+            await self._park(
+                examined,
+                status="running",
+                problem=record.problem,
+                retries=record.retries,
+                wake_at=later,
+            )
             return False
-        counts = (examined.deaths, examined.progress) if record.owner is not None or record.deaths else None
+        counts = (
+            (examined.deaths, examined.progress)
+            if record.owner is not None or record.deaths
+            else None
+        )
         if await self.store.claim(record.run_id, me, seen=record.owner, counts=counts):
             if record.owner is not None:
                 died = f"worker {one_line(record.owner)} is gone, death {examined.deaths} of {self.max_deaths}"
@@ -374,11 +459,14 @@ class Claims:
     async def park_death(self, run_id: str, error: BaseException) -> None:
         """Count a death against a run that an interrupt or a close breaks off; release it.
 
-        A cancellation without a call in flight counts nothing: the worker's loop ends, and the run is not the reason.
+        A cancellation without a call in flight counts nothing: the worker's loop ends,
+        and the run is not the reason.
         """
         record = await self.store.record(run_id)
         progress, calls = await self._standing(run_id)
-        if record.owner != self.workers.worker_id or (not calls and isinstance(error, asyncio.CancelledError)):
+        if record.owner != self.workers.worker_id or (
+            not calls and isinstance(error, asyncio.CancelledError)
+        ):
             return
         _, deaths = await self.store.counts(run_id, progress)
         examined = Examined(record=record, deaths=deaths + 1, progress=progress)
@@ -386,16 +474,28 @@ class Claims:
             return
         problem = f"Its worker was ended by {type(error).__name__} while it was driven."
         if await self._park(examined, status="running", problem=problem):
-            log_run(logging.WARNING, run_id, f"death {examined.deaths} of {self.max_deaths}: {one_line(problem)}")
+            log_run(
+                logging.WARNING,
+                run_id,
+                f"death {examined.deaths} of {self.max_deaths}: {one_line(problem)}",
+            )
 
     async def _quarantined(self, examined: Examined, calls: str) -> bool:
         """Quarantine a run at the allowed number of deaths; return whether it is reached."""
         if examined.deaths < self.max_deaths:
             return False
-        place = f"in the call {calls}" if calls else "in a request, or beside another run's call"
+        place = (
+            f"in the call {calls}"
+            if calls
+            else "in a request, or beside another run's call"
+        )
         problem = f"Its worker's process ended {examined.deaths} times while it was driven, {place}."
         if await self._park(examined, status="quarantined", problem=problem):
-            log_run(logging.ERROR, examined.record.run_id, f"quarantined: {one_line(problem)}")
+            log_run(
+                logging.ERROR,
+                examined.record.run_id,
+                f"quarantined: {one_line(problem)}",
+            )
         return True
 
     async def park_fault(self, run_id: str, error: Exception) -> None:
@@ -415,10 +515,20 @@ class Claims:
         if parked and failed:
             log_run(logging.ERROR, run_id, f"failed: {one_line(error)}")
         elif parked:
-            log_run(logging.WARNING, run_id, f"retry {retries + 1} of {self.retry.attempts - 1} in {delay:.1f} s")
+            log_run(
+                logging.WARNING,
+                run_id,
+                f"retry {retries + 1} of {self.retry.attempts - 1} in {delay:.1f} s",
+            )
 
     async def _park(
-        self, examined: Examined, *, status: str, problem: str, retries: int = 0, wake_at: float | None = None
+        self,
+        examined: Examined,
+        *,
+        status: str,
+        problem: str,
+        retries: int = 0,
+        wake_at: float | None = None,
     ) -> bool:
         return await self.store.park(
             examined.record.run_id,
@@ -439,9 +549,19 @@ class Claims:
             batch = fold_journal(run_id, facts).batch
         except InvalidJournalError:  # driving the run reports this, too
             return 0, ""
-        progress = sum(isinstance(fact, ModelReplied | Planned | CallFinished) for fact in facts)
-        calls = () if batch is None else (call for call in batch.calls if call.started and call.answer is None)
-        names = (f"{call.decided.function} ({call.request.id})" for call in calls if call.decided is not None)
+        progress = sum(
+            isinstance(fact, ModelReplied | Planned | CallFinished) for fact in facts
+        )
+        calls = (
+            ()
+            if batch is None
+            else (call for call in batch.calls if call.started and call.answer is None)
+        )
+        names = (
+            f"{call.decided.function} ({call.request.id})"
+            for call in calls
+            if call.decided is not None
+        )
         return progress, ", ".join(names)
 
 
@@ -452,8 +572,10 @@ class WorkerPool:
     Attributes:
         claims: Which runs this worker may drive.
         workers: Which workers live.
-        poll_seconds: How often to poll the store for changes by other workers and approvers.
-        grace_seconds: How long calls and requests in flight may take to end when the worker leaves.
+        poll_seconds: How often to poll the store for changes by other workers and
+            approvers.
+        grace_seconds: How long calls and requests in flight may take to end when the
+            worker leaves.
     """
 
     runner: Runner
@@ -461,9 +583,15 @@ class WorkerPool:
     workers: LeasedWorkers
     poll_seconds: float
     grace_seconds: float
-    _tasks: dict[str, asyncio.Task[Any]] = field(default_factory=dict[str, asyncio.Task[Any]])
-    _refused: dict[str, DurablePlanner[Any]] = field(default_factory=dict[str, DurablePlanner[Any]])
-    _parking: dict[str, asyncio.Task[None]] = field(default_factory=dict[str, asyncio.Task[None]])
+    _tasks: dict[str, asyncio.Task[Any]] = field(
+        default_factory=dict[str, asyncio.Task[Any]]
+    )
+    _refused: dict[str, DurablePlanner[Any]] = field(
+        default_factory=dict[str, DurablePlanner[Any]]
+    )
+    _parking: dict[str, asyncio.Task[None]] = field(
+        default_factory=dict[str, asyncio.Task[None]]
+    )
     _interrupted: set[str] = field(default_factory=set[str])
     _watching: asyncio.Task[None] | None = None
     _taking: asyncio.Task[Any] | None = None
@@ -480,11 +608,14 @@ class WorkerPool:
             job.decisions = job.budget = None
         return cast("asyncio.Task[R]", task)
 
-    async def take_due(self, job_of: Callable[[str], Job[R]], *, limit: int) -> "list[RunHandle[R]]":
+    async def take_due(
+        self, job_of: Callable[[str], Job[R]], *, limit: int
+    ) -> "list[RunHandle[R]]":
         """Take due runs that no living worker drives, the oldest first.
 
-        Runs that their planner refused are left out, and so is one that has to be driven alone while another one is.
-        If the caller is cancelled, what was claimed is driven nevertheless: other workers could not take it.
+        Runs that their planner refused are left out, and so is one that has to be
+        driven alone while another one is. If the caller is cancelled, what was claimed
+        is driven nevertheless: other workers could not take it.
         """
         taking = asyncio.create_task(self._take_due(job_of, limit))
         taking.add_done_callback(_retrieve)
@@ -505,7 +636,9 @@ class WorkerPool:
         task = self._tasks.get(run_id)
         if task is None:
             return before
-        await asyncio.wait({task})  # were the task itself awaited, its cancellation would look like the caller's
+        await asyncio.wait(
+            {task}
+        )  # were the task itself awaited, its cancellation would look like the caller's
         if self._is_leaving:
             return replace(before, seconds=0.0)
         return await self._next(job)
@@ -535,7 +668,9 @@ class WorkerPool:
         store = self.runner.store
         dead = await self.claims.dead()
         found: list[RunRecord] = []
-        async with aclosing(store.due(self.runner.clock.now(), dead, again_after=again_after)) as records:
+        async with aclosing(
+            store.due(self.runner.clock.now(), dead, again_after=again_after)
+        ) as records:
             async for record in records:
                 found.append(record)
                 if len(found) == limit:
@@ -555,8 +690,8 @@ class WorkerPool:
         """Let calls and requests in flight end, then interrupt and release all runs; once.
 
         Args:
-            grace_seconds: How long they may take; the rest is cancelled then, or when this wait is cancelled. None is
-                the pool's own.
+            grace_seconds: How long they may take; the rest is cancelled then, or when
+                this wait is cancelled. None is the pool's own.
         """
         driven = self.runner.driven
         if self._is_leaving:
@@ -564,16 +699,28 @@ class WorkerPool:
         driven.drain(self._interrupt)
         self.workers.announce("leaving")
         try:
-            for run_id in self._tasks.keys() - driven.stores.keys():  # it waits: nothing of it is in flight
+            for run_id in (
+                self._tasks.keys() - driven.stores.keys()
+            ):  # it waits: nothing of it is in flight
                 self._interrupt(run_id)
             grace = self.grace_seconds if grace_seconds is None else grace_seconds
-            if self._tasks and grace > 0:  # others may take each run as soon as it is interrupted
+            if (
+                self._tasks and grace > 0
+            ):  # others may take each run as soon as it is interrupted
                 await asyncio.wait({*self._tasks.values()}, timeout=grace)
         finally:
             for run_id in driven.stores:
-                log_run(logging.WARNING, run_id, "interrupted: what it had in flight did not end within the grace")
+                log_run(
+                    logging.WARNING,
+                    run_id,
+                    "interrupted: what it had in flight did not end within the grace",
+                )
             self._interrupted.update(self._tasks)
-            await end_tasks(*self._tasks.values(), *self._parking.values(), *filter(None, [self._watching]))
+            await end_tasks(
+                *self._tasks.values(),
+                *self._parking.values(),
+                *filter(None, [self._watching]),
+            )
             if self._taking is not None:
                 await asyncio.wait({self._taking})
             with suppress(StoreError):
@@ -598,7 +745,9 @@ class WorkerPool:
         while self._tasks:
             await asyncio.sleep(self.poll_seconds)
             with suppress(StoreError):
-                for run_id, ended, new in await self.runner.store.changed_elsewhere(self.workers.worker_id):
+                for run_id, ended, new in await self.runner.store.changed_elsewhere(
+                    self.workers.worker_id
+                ):
                     if (store := self.runner.driven.stores.get(run_id)) is None:
                         continue
                     if new is not None:
@@ -606,7 +755,9 @@ class WorkerPool:
                     if ended:
                         store.abandon()
 
-    def _start_task(self, run_id: str, work: Coroutine[Any, Any, R]) -> "asyncio.Task[R]":
+    def _start_task(
+        self, run_id: str, work: Coroutine[Any, Any, R]
+    ) -> "asyncio.Task[R]":
         task = self._tasks[run_id] = contained_task(work)
         task.add_done_callback(partial(self._task_ended, run_id))
         if self._watching is None or self._watching.done():
@@ -643,7 +794,9 @@ class WorkerPool:
             try:
                 return await self._drive_here(job, claim)
             except RunFencedError as error:
-                log_run(logging.INFO, job.run_id, f"continues elsewhere: {one_line(error)}")
+                log_run(
+                    logging.INFO, job.run_id, f"continues elsewhere: {one_line(error)}"
+                )
                 job = await self._unless_cancelled(job)
             except (*_REFUSALS, InvalidDecisionError):
                 raise
@@ -665,20 +818,28 @@ class WorkerPool:
     async def _claimed(self, run_id: str, *, wait: bool) -> Claim:
         """Claim a run.
 
-        Wait until no other worker drives it; if that worker scheduled a retry, wait until that time.
+        Wait until no other worker drives it; if that worker scheduled a retry, wait
+        until that time.
         """
         waited = False
         while True:
-            claim = Claim(self.workers.worker_id, self.workers.hold())  # before the row is read
+            claim = Claim(
+                self.workers.worker_id, self.workers.hold()
+            )  # before the row is read
             record = await self.runner.store.record(run_id)
             _check_not_parked(record)
-            is_retried_later = record.status == "running" and (record.wake_at or 0) > self.runner.clock.now()
+            is_retried_later = (
+                record.status == "running"
+                and (record.wake_at or 0) > self.runner.clock.now()
+            )
             if not (waited and is_retried_later):
                 examined = await self.claims.examine_or_quarantine(record)
                 if examined is not None and await self.claims.take(examined):
                     return claim
             if not wait:
-                raise RunFencedError(f"Run {run_id!r} is left to another worker, or to later.")
+                raise RunFencedError(
+                    f"Run {run_id!r} is left to another worker, or to later."
+                )
             waited = True
             await self.runner.clock.sleep(self.poll_seconds)
 
@@ -688,7 +849,11 @@ class WorkerPool:
             return await self.runner.drive(job, claim=claim)
         except _REFUSALS as error:
             if self._refused.get(job.run_id) is not job.planner:
-                log_run(logging.ERROR, job.run_id, f"left to another worker: {one_line(error)}")
+                log_run(
+                    logging.ERROR,
+                    job.run_id,
+                    f"left to another worker: {one_line(error)}",
+                )
             self._refused[job.run_id] = job.planner
             raise
         except Exception:
@@ -697,8 +862,12 @@ class WorkerPool:
             if job.run_id not in self._interrupted:
                 with suppress(StoreError):
                     await self.claims.park_death(job.run_id, error)
-            if isinstance(error, GeneratorExit):  # it would close whoever awaits this task
-                raise RunFencedError("What it runs has raised GeneratorExit; that counts as a death.") from error
+            if isinstance(
+                error, GeneratorExit
+            ):  # it would close whoever awaits this task
+                raise RunFencedError(
+                    "What it runs has raised GeneratorExit; that counts as a death."
+                ) from error
             raise
 
     async def _park_in_time(self, run_id: str, error: Exception) -> None:
@@ -708,7 +877,9 @@ class WorkerPool:
             await self.claims.park_fault(run_id, error)
         except StoreError:
             if run_id not in self._parking:
-                task = self._parking[run_id] = asyncio.create_task(self._park_again(run_id, error))
+                task = self._parking[run_id] = asyncio.create_task(
+                    self._park_again(run_id, error)
+                )
                 task.add_done_callback(lambda _: self._parking.pop(run_id))
 
     async def _park_again(self, run_id: str, error: Exception) -> None:
@@ -717,10 +888,14 @@ class WorkerPool:
             with suppress(StoreError):
                 return await self.claims.park_fault(run_id, error)
 
-    async def _take_due(self, job_of: Callable[[str], Job[R]], limit: int) -> "list[RunHandle[R]]":
+    async def _take_due(
+        self, job_of: Callable[[str], Job[R]], limit: int
+    ) -> "list[RunHandle[R]]":
         if self._is_leaving:
             return []
-        refused = [run_id for run_id in self._refused if self._is_refused(job_of(run_id))]
+        refused = [
+            run_id for run_id in self._refused if self._is_refused(job_of(run_id))
+        ]
         skip = {*refused, *self._parking, *self._tasks}
         taken = await self.claims.take_free(limit, skip=skip)
         if self._is_leaving:  # its runs are released at the end
@@ -728,7 +903,9 @@ class WorkerPool:
         handles = [RunHandle(self, job_of(run_id)) for run_id in taken.runs]
         if not taken.must_examine:
             return handles
-        async with aclosing(self.runner.store.due(self.runner.clock.now(), taken.dead)) as due:
+        async with aclosing(
+            self.runner.store.due(self.runner.clock.now(), taken.dead)
+        ) as due:
             async for record in due:
                 if len(handles) >= limit or self._is_leaving:
                     break
@@ -740,7 +917,11 @@ class WorkerPool:
     async def _take_examined(self, record: RunRecord, job: Job[Any]) -> bool:
         """Claim a run whose worker died, unless it has to be driven alone while another one is."""
         examined = await self.claims.examine_or_quarantine(record)
-        if examined is None or record.run_id in self._tasks or (examined.alone and self.runner.driven.is_taken):
+        if (
+            examined is None
+            or record.run_id in self._tasks
+            or (examined.alone and self.runner.driven.is_taken)
+        ):
             return False
         if examined.alone:
             self._start_task(record.run_id, self._drive_or_wait(job, wait=False))
@@ -757,7 +938,9 @@ def _retrieve(task: asyncio.Task[Any]) -> None:
 def _check_not_parked(record: RunRecord) -> None:
     if record.status in PARKED:
         said = "failed" if record.status == "failed" else "is in quarantine"
-        problem = f"Run {record.run_id!r} {said}: {record.problem} Resume it to try again."
+        problem = (
+            f"Run {record.run_id!r} {said}: {record.problem} Resume it to try again."
+        )
         raise UnansweredRunError(problem)
 
 
@@ -777,21 +960,25 @@ class RunHandle(Generic[R]):
         self._returned = False
 
     @streams
-    async def events(self, *, after: int = 0) -> AsyncGenerator[Event | ResultReady[R], None]:
+    async def events(
+        self, *, after: int = 0
+    ) -> AsyncGenerator[Event | ResultReady[R], None]:
         """Yield what happens in the run until its next pause or end, as a planner's ``invoke_stream`` does.
 
-        Each of any number of readers gets every fact once, in order, also those of earlier processes. Called again
-        after a pause, this continues the run as `result` does. Leaving the iteration leaves the run running.
+        Each of any number of readers gets every fact once, in order, also those of
+        earlier processes. Called again after a pause, this continues the run as
+        `result` does. Leaving the iteration leaves the run running.
 
-        A slow reader delays nothing. The text of a reply is kept until the next reply begins; a reader that is further
-        behind gets that reply as a fact alone.
+        A slow reader delays nothing. The text of a reply is kept until the next reply
+        begins; a reader that is further behind gets that reply as a fact alone.
 
         Args:
             after: The number of first facts to leave out.
 
         Yields:
-            `TextDelta` for text as it arrives, if the run is streamed and driven in this process; the run's facts, of
-            another worker's run every ``poll_seconds``; and last a `ResultReady` with the result.
+            `TextDelta` for text as it arrives, if the run is streamed and driven in
+            this process; the run's facts, of another worker's run every
+            ``poll_seconds``; and last a `ResultReady` with the result.
 
         Raises:
             Exception: As `result`.
@@ -807,7 +994,11 @@ class RunHandle(Generic[R]):
                 news.clear()
                 is_over = task.done()
                 first = place.facts
-                stored = () if self.run_id in driven.stores else await store.load_facts(self.run_id, first)
+                stored = (
+                    ()
+                    if self.run_id in driven.stores
+                    else await store.load_facts(self.run_id, first)
+                )
                 here = driven.stores.get(self.run_id, here)
                 if here is not None:
                     for event in place.pass_on(here):
@@ -822,13 +1013,15 @@ class RunHandle(Generic[R]):
     async def result(self) -> R:
         """Wait for the run's next pause or end; a paused run's result lists its pending calls.
 
-        Called again after a pause, it continues with the decisions made meanwhile; without one it returns the same
-        pause. Cancelling the wait does not cancel the run.
+        Called again after a pause, it continues with the decisions made meanwhile;
+        without one it returns the same pause. Cancelling the wait does not cancel the
+        run.
 
         Raises:
-            RunNotAnsweredError: If another worker drove the run, and it is failed or quarantined.
-            Exception: On a fault, as of a planner's ``invoke``. A worker retries the run, see `RetryPolicy`, and so
-                does a start.
+            RunNotAnsweredError: If another worker drove the run, and it is failed or
+                quarantined.
+            Exception: On a fault, as of a planner's ``invoke``. A worker retries the
+                run, see `RetryPolicy`, and so does a start.
         """
         return await self._outcome(self._continued())
 
@@ -846,7 +1039,12 @@ class RunHandle(Generic[R]):
     def _continued(self) -> "asyncio.Task[R]":
         """Return the task of the current activation; once its result was returned, start the next one."""
         task = self._task
-        if self._returned and task.done() and not task.cancelled() and task.exception() is None:
+        if (
+            self._returned
+            and task.done()
+            and not task.cancelled()
+            and task.exception() is None
+        ):
             self._task = self._pool.task_of(self._job)
             self._returned = False
         return self._task

@@ -53,7 +53,8 @@ _ADD_OWN_FACT = """
     VALUES (:run_id, (SELECT CAST(:seq AS INTEGER) FROM planner_runs WHERE run_id = :run_id AND owner = :owner),
             :schema, :fact)
 """
-"""Fails with a null key where another worker has become the owner, whether or not it has written."""
+"""Fails with a null key where another worker has become the owner, whether or not it
+has written."""
 _TOTALS = "updated_at = :at, iterations = :iterations, tool_calls = :tool_calls, tokens = :tokens, cost = :cost"
 _MOVE_RUN = f"""
     UPDATE planner_runs SET status = :status, wake_at = :wake_at, {_TOTALS},
@@ -72,7 +73,8 @@ _OPEN_APPROVAL = """
                        ELSE planner_approvals.problem END
     WHERE planner_approvals.status = 'closed' OR planner_approvals.fingerprint <> excluded.fingerprint
 """
-"""Opens a question; reopens it if its call would now receive other values, whatever the earlier decision."""
+"""Opens a question; reopens it if its call would now receive other values, whatever the
+earlier decision."""
 _KEEP_EDIT = """
     INSERT INTO planner_refusals (run_id, id, decision, problem, at)
     SELECT run_id, id, decision, :problem, decided_at FROM planner_approvals
@@ -154,15 +156,18 @@ class Claim:
 class JournalWriter:
     """Records the facts of one run; implements `planner_ext.engine.ports.RunStore`.
 
-    A fact that can be computed again is written with the next one: an approval without a person's decision, and the end
-    of a batch. That saves two of five waits for the disk in an iteration. A decision that ends a batch in which no call
-    ran is written at once: it is the intent of the next request, see `planner_ext.core.machine.may_have_asked`.
+    A fact that can be computed again is written with the next one: an approval without
+    a person's decision, and the end of a batch. That saves two of five waits for the
+    disk in an iteration. A decision that ends a batch in which no call ran is written
+    at once: it is the intent of the next request, see
+    `planner_ext.core.machine.may_have_asked`.
 
     Attributes:
         run_id: The run.
         facts: The journal, as far as it is in the store.
         state: The run's state, folded from its journal.
-        budget: Gives the run other limits; the store forgets a budget when its fact is recorded.
+        budget: Gives the run other limits; the store forgets a budget when its fact is
+            recorded.
     """
 
     def __init__(
@@ -182,11 +187,13 @@ class JournalWriter:
             store: Receives the rows.
             run_id: The run.
             facts: Its journal so far.
-            decided: Ids of the decided questions that the caller has read. If somebody decides a question that is not
-                in this set, the write fails with `RunFencedError`, so no decision is lost. None: close all without this
+            decided: Ids of the decided questions that the caller has read. If somebody
+                decides a question that is not in this set, the write fails with
+                `RunFencedError`, so no decision is lost. None: close all without this
                 check.
             claim: The hold of the worker that drives the run; None ignores its owner.
-            is_queued: Whether the run's row says ``queued``, so that its start changes that.
+            is_queued: Whether the run's row says ``queued``, so that its start changes
+                that.
             state: The fold of the facts, if the caller has it.
 
         Raises:
@@ -201,7 +208,9 @@ class JournalWriter:
         self._claim = claim
         self._is_queued = is_queued
         self._started = {
-            (f.iteration, f.index): _start_name(f, seq) for seq, f in enumerate(facts) if isinstance(f, CallStarted)
+            (f.iteration, f.index): _start_name(f, seq)
+            for seq, f in enumerate(facts)
+            if isinstance(f, CallStarted)
         }
         self._buffered: list[Step] = []
         self._held: list[Fact] = []
@@ -211,7 +220,8 @@ class JournalWriter:
         """Store facts durably before returning, or hold them until the next; ``seq`` is the index of the first.
 
         Raises:
-            RunFencedError: If another worker has continued the run, or this one's lease has lapsed.
+            RunFencedError: If another worker has continued the run, or this one's lease
+                has lapsed.
             StoreError: If the store cannot be used.
         """
         if self._claim is not None:
@@ -221,18 +231,38 @@ class JournalWriter:
             state = apply(state, fact)
             if isinstance(fact, CallStarted):
                 self._started[fact.iteration, fact.index] = _start_name(fact, place)
-        closed = [id_ for id_, index in self._questions.items() if not _is_open(state, index)]
-        waiting = waiting_calls(state) if isinstance(facts[-1], Paused) else dict[int | None, Call]()
+        closed = [
+            id_ for id_, index in self._questions.items() if not _is_open(state, index)
+        ]
+        waiting = (
+            waiting_calls(state)
+            if isinstance(facts[-1], Paused)
+            else dict[int | None, Call]()
+        )
         opened = {_question_id(state, index, self._started): index for index in waiting}
         steps = [*self._buffered, *self._fact_steps(seq, facts)]
         held = [*self._held, *facts]
-        if closed or state.phase is Phase.COMPLETING or not all(_can_be_computed_again(fact) for fact in facts):
+        if (
+            closed
+            or state.phase is Phase.COMPLETING
+            or not all(_can_be_computed_again(fact) for fact in facts)
+        ):
             steps += self._close_steps(closed, facts)
-            steps += [step for id_, index in opened.items() for step in _open_steps(state, id_, waiting[index])]
+            steps += [
+                step
+                for id_, index in opened.items()
+                for step in _open_steps(state, id_, waiting[index])
+            ]
             if any(isinstance(fact, BudgetChanged) for fact in facts):
-                steps.append((_DROP_BUDGET, {"run_id": self.run_id, "text": self.budget.taken}))
+                steps.append(
+                    (_DROP_BUDGET, {"run_id": self.run_id, "text": self.budget.taken})
+                )
             await self._store.append(
-                self.run_id, *steps, *_run_update(state, facts[-1], waiting.values(), is_queued=self._is_queued)
+                self.run_id,
+                *steps,
+                *_run_update(
+                    state, facts[-1], waiting.values(), is_queued=self._is_queued
+                ),
             )
             log_facts(state, facts, kept=True)
             self.facts += held
@@ -241,9 +271,13 @@ class JournalWriter:
         self._held = held
         self._buffered = steps
         self.state = state
-        self._questions = {id_: index for id_, index in self._questions.items() if id_ not in closed}
+        self._questions = {
+            id_: index for id_, index in self._questions.items() if id_ not in closed
+        }
         self._questions |= opened
-        if self._claim is not None:  # what follows may be a request, and nothing is written before it
+        if (
+            self._claim is not None
+        ):  # what follows may be a request, and nothing is written before it
             self._claim.check(self.run_id)
 
     async def flush(self) -> None:
@@ -268,12 +302,16 @@ class JournalWriter:
     def approval_of(self, call: ToolCall) -> PendingApproval:
         """Show a call that waits as the store lists it, from the journal alone."""
         place = place_of(self.state, call)
-        return asked_call(call, _question_id(self.state, place, self._started), self.state)
+        return asked_call(
+            call, _question_id(self.state, place, self._started), self.state
+        )
 
     def _fact_steps(self, seq: int, facts: Sequence[Fact]) -> list[Step]:
         statement = ADD_FACT
         own = dict[str, Value]()
-        if self._claim is not None and not self._buffered:  # what is buffered has it: once in a transaction is enough
+        if (
+            self._claim is not None and not self._buffered
+        ):  # what is buffered has it: once in a transaction is enough
             statement = _ADD_OWN_FACT
             own = {"owner": self._claim.owner}
         return [
@@ -281,21 +319,37 @@ class JournalWriter:
             for place, value in enumerate(dump_facts(facts), start=seq)
         ]
 
-    def _close_steps(self, closed: Collection[str], facts: Sequence[Fact]) -> list[Step]:
+    def _close_steps(
+        self, closed: Collection[str], facts: Sequence[Fact]
+    ) -> list[Step]:
         """Close questions with the decisions that persons made on them; an unread decision fences this writer."""
-        made = {fact.index: fact for fact in facts if isinstance(fact, CallDecided | Clarified)}
+        made = {
+            fact.index: fact
+            for fact in facts
+            if isinstance(fact, CallDecided | Clarified)
+        }
         steps: list[Step] = []
         for id_ in closed:
             fact = made.get(self._questions[id_])
             text = None if fact is None else decided_text(fact)
             at = None if fact is None or text is None else fact.at
-            values: Mapping[str, Value] = {"id": id_, "decision": text, "decided_at": at}
+            values: Mapping[str, Value] = {
+                "id": id_,
+                "decision": text,
+                "decided_at": at,
+            }
             seen = self._decided is None or id_ in self._decided
-            steps += [(_CLOSE_APPROVAL, values)] if seen else [(_CLOSE_UNDECIDED, values), (_REFUSE_DECIDED, values)]
+            steps += (
+                [(_CLOSE_APPROVAL, values)]
+                if seen
+                else [(_CLOSE_UNDECIDED, values), (_REFUSE_DECIDED, values)]
+            )
         return steps
 
 
-async def cancel_run(store: JournalStore, run_id: str, *, by: str, reason: str, clock: Clock) -> bool:
+async def cancel_run(
+    store: JournalStore, run_id: str, *, by: str, reason: str, clock: Clock
+) -> bool:
     """Answer every open call of a run, and end the run; False if it had ended. The new rows fence its worker.
 
     Raises:
@@ -312,14 +366,26 @@ async def cancel_run(store: JournalStore, run_id: str, *, by: str, reason: str, 
                 case Phase.ENDED:
                     return False
                 case Phase.NEW:
-                    begun = RunStarted(run_id=run_id, rules=Rules(), messages=(), goal=stored.record.goal, at=at)
+                    begun = RunStarted(
+                        run_id=run_id,
+                        rules=Rules(),
+                        messages=(),
+                        goal=stored.record.goal,
+                        at=at,
+                    )
                     facts: tuple[Fact, ...] = (begun,)
                 case _:
                     facts = lost_request(state, at=at)
-            ended = stopping_facts(reduce(apply, facts, state), reason=cancellation_reason(by, reason), at=at)
+            ended = stopping_facts(
+                reduce(apply, facts, state),
+                reason=cancellation_reason(by, reason),
+                at=at,
+            )
             await writer.append(run_id, len(read), (*facts, *ended))
             return True
-        _, _, new = await store.load_since(run_id, len(read), now=at)  # reading all of it again may be late again
+        _, _, new = await store.load_since(
+            run_id, len(read), now=at
+        )  # reading all of it again may be late again
         read = (*read, *new)
         state = reduce(apply, new, state)
 
@@ -337,10 +403,16 @@ def _open_steps(state: State, id_: str, call: Call) -> list[Step]:
         "problem": problem,
     }
     keeps = {"id": id_, "fingerprint": fact.fingerprint, "problem": problem}
-    return [(_OPEN_APPROVAL, opens)] if problem is None else [(_KEEP_EDIT, keeps), (_OPEN_APPROVAL, opens)]
+    return (
+        [(_OPEN_APPROVAL, opens)]
+        if problem is None
+        else [(_KEEP_EDIT, keeps), (_OPEN_APPROVAL, opens)]
+    )
 
 
-def _run_update(state: State, last: Fact, waiting: Iterable[Call], *, is_queued: bool) -> list[Step]:
+def _run_update(
+    state: State, last: Fact, waiting: Iterable[Call], *, is_queued: bool
+) -> list[Step]:
     spent = state.usage
     values: dict[str, Value] = {
         "run_id": state.run_id,
@@ -363,10 +435,21 @@ def _run_update(state: State, last: Fact, waiting: Iterable[Call], *, is_queued:
             status = last.status
         case _:
             return []
-    expiries = [call.decided_fact.expires_at for call in waiting if call.decided_fact.expires_at is not None]
-    moved = (_MOVE_RUN, {**values, "status": status, "wake_at": min(expiries, default=None)})
+    expiries = [
+        call.decided_fact.expires_at
+        for call in waiting
+        if call.decided_fact.expires_at is not None
+    ]
+    moved = (
+        _MOVE_RUN,
+        {**values, "status": status, "wake_at": min(expiries, default=None)},
+    )
     problem = last.reason if isinstance(last, Ended) else ""
-    told = [] if status == "running" else [notice_step(state.run_id, status, at=state.at, problem=problem)]
+    told = (
+        []
+        if status == "running"
+        else [notice_step(state.run_id, status, at=state.at, problem=problem)]
+    )
     return [moved, *told]
 
 
@@ -381,16 +464,21 @@ _compact = json.JSONEncoder(separators=(",", ":")).encode
 def _start_name(fact: CallStarted, seq: int) -> str:
     """Name the start of a call by its moment, which the journal alone has.
 
-    A model that could foresee the name would give another call the id under which this one asks again.
+    A model that could foresee the name would give another call the id under which this
+    one asks again.
     """
     return sha256(f"{fact.call_id}/{seq}/{fact.at!r}".encode()).hexdigest()[:24]
 
 
-def _question_id(state: State, index: int | None, started: Mapping[tuple[int, int], str]) -> str:
+def _question_id(
+    state: State, index: int | None, started: Mapping[tuple[int, int], str]
+) -> str:
     """Return the id of the question about a call; one asked again after a start ends in the name of that start."""
     if index is None:
         assert state.reply is not None
-        return approval_id(state.run_id, state.reply.iteration, question_id(state.reply.iteration))
+        return approval_id(
+            state.run_id, state.reply.iteration, question_id(state.reply.iteration)
+        )
     assert state.batch is not None
     iteration = state.batch.iteration
     call = state.batch.calls[index]
@@ -399,10 +487,16 @@ def _question_id(state: State, index: int | None, started: Mapping[tuple[int, in
     return f"{name}@{started[iteration, index]}" if again else name
 
 
-def _open_questions(state: State, started: Mapping[tuple[int, int], str]) -> dict[str, int | None]:
+def _open_questions(
+    state: State, started: Mapping[tuple[int, int], str]
+) -> dict[str, int | None]:
     """Map the ids of questions that may be open to their calls; closing one that is not open does no harm."""
     places = (None,) if state.batch is None else range(len(state.batch.calls))
-    return {_question_id(state, index, started): index for index in places if _is_open(state, index)}
+    return {
+        _question_id(state, index, started): index
+        for index in places
+        if _is_open(state, index)
+    }
 
 
 def _is_open(state: State, index: int | None) -> bool:

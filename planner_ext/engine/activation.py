@@ -1,7 +1,7 @@
 """An activation: what drives a kept run once, from its start or a decision to the next pause or end.
 
-A store of runs makes activations, and a planner drives them: neither needs to know the other. A process that lacks a
-guard of the run refuses it: see `missing_guards`.
+A store of runs makes activations, and a planner drives them: neither needs to know the
+other. A process that lacks a guard of the run refuses it: see `missing_guards`.
 """
 
 import json
@@ -38,15 +38,20 @@ class Activation:
         decisions: Decisions on pending calls, by call id.
         decided_at: When each was made, in seconds since the epoch, by call id.
         budget: Replaces the run's limits; None keeps them.
-        arguments: What the run was submitted with, by name. An argument with the same name that the worker's
-            application gives, see `ArgumentsFor`, takes precedence.
+        arguments: What the run was submitted with, by name. An argument with the same
+            name that the worker's application gives, see `ArgumentsFor`, takes
+            precedence.
         in_doubt: Who handles calls in doubt.
         new_budget: Changes the run's limits while it is driven.
-        authorize: Says who may decide, besides the planner's own hook; see `ApprovalSettings`.
-        described: Shows a call that is decided to that hook, as the store lists it; None shows it as the planner does.
+        authorize: Says who may decide, besides the planner's own hook; see
+            `ApprovalSettings`.
+        described: Shows a call that is decided to that hook, as the store lists it;
+            None shows it as the planner does.
         verified: The ids of the calls whose author the application vouches for.
-        guards: What a run that was submitted demands of the process that begins it; None demands nothing.
-        emit: Takes the text of replies as it arrives, and each fact; its requests are streamed. None sends plain ones.
+        guards: What a run that was submitted demands of the process that begins it;
+            None demands nothing.
+        emit: Takes the text of replies as it arrives, and each fact; its requests are
+            streamed. None sends plain ones.
     """
 
     run_id: str
@@ -73,7 +78,8 @@ class ActivationRun(Protocol[R_co]):
         """Drive the run to its next pause or end; a run that has ended returns its result without a request.
 
         Raises:
-            InvalidDecisionError: If a decision cannot be taken, with its ``call_id``; then nothing was recorded.
+            InvalidDecisionError: If a decision cannot be taken, with its ``call_id``;
+                then nothing was recorded.
             Exception: On a fault; the journal holds everything before it.
         """
         ...
@@ -82,7 +88,9 @@ class ActivationRun(Protocol[R_co]):
 class DurablePlanner(Protocol[R_co]):
     """A planner whose runs can be kept in a store."""
 
-    def journaled(self, kernel: Any, activation: Activation, /, *, arguments: Any = None) -> ActivationRun[R_co]:
+    def journaled(
+        self, kernel: Any, activation: Activation, /, *, arguments: Any = None
+    ) -> ActivationRun[R_co]:
         """Prepare an activation with a kernel, and the application's arguments, which are not stored."""
         ...
 
@@ -104,9 +112,9 @@ _BY_DEFAULT = {"allow": "approve", "ask": "defer", "deny": "deny"}
 def missing_guards(before: Guards, now: Guards, offered: Collection[str]) -> list[str]:
     """List the guards that a run began with and that are missing now; empty if none is.
 
-    Additional guards are fine, but for an ``allow`` rule of a new policy, which frees calls from the guards after it. A
-    policy with any change is missing. A function that is no longer marked with ``@requires_approval`` counts if it is
-    still offered.
+    Additional guards are fine, but for an ``allow`` rule of a new policy, which frees
+    calls from the guards after it. A policy with any change is missing. A function that
+    is no longer marked with ``@requires_approval`` counts if it is still offered.
 
     Args:
         before: As the run began.
@@ -118,17 +126,32 @@ def missing_guards(before: Guards, now: Guards, offered: Collection[str]) -> lis
         found += _missing_of_kind(kind, getattr(before, name), getattr(now, name))
     default = _default(before)
     if _STRICTER.index(_default(now)) < _STRICTER.index(default):
-        found.append(f"calls that nothing decides are now {_default(now)!r} instead of {default!r} (unmatched)")
-    if before.expires_in is not None and (now.expires_in is None or now.expires_in > before.expires_in):
-        found.append(f"expires_in is now {now.expires_in} instead of {before.expires_in}")
+        found.append(
+            f"calls that nothing decides are now {_default(now)!r} instead of {default!r} (unmatched)"
+        )
+    if before.expires_in is not None and (
+        now.expires_in is None or now.expires_in > before.expires_in
+    ):
+        found.append(
+            f"expires_in is now {now.expires_in} instead of {before.expires_in}"
+        )
     if unmarked := sorted(set(before.marked) & set(offered) - set(now.marked)):
         found.append(f"@requires_approval of {', '.join(unmarked)}")
-    found += [f"the authorize hook {name}" for name in before.authorize if name not in now.authorize]
-    found += [f"the shared budget {name!r}" for name in sorted({*before.shared_budgets} - {*now.shared_budgets})]
+    found += [
+        f"the authorize hook {name}"
+        for name in before.authorize
+        if name not in now.authorize
+    ]
+    found += [
+        f"the shared budget {name!r}"
+        for name in sorted({*before.shared_budgets} - {*now.shared_budgets})
+    ]
     return found or list(_newly_allowed(before, now))
 
 
-def _missing_of_kind(kind: str, before: Sequence[str], now: Sequence[str]) -> Iterator[str]:
+def _missing_of_kind(
+    kind: str, before: Sequence[str], now: Sequence[str]
+) -> Iterator[str]:
     """List the missing guards of one kind, or their order where only that changed."""
     missing = Counter(before) - Counter(now)
     more = Counter(now) - Counter(before)
@@ -154,7 +177,11 @@ def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     if before["default"] != now["default"]:
         return f"its default was {before['default']}, is {now['default']}"
     rules: list[tuple[Any, Any]] = list(zip_longest(before["rules"], now["rules"]))
-    number, was, is_ = next((number, *both) for number, both in enumerate(rules, start=1) if both[0] != both[1])
+    number, was, is_ = next(
+        (number, *both)
+        for number, both in enumerate(rules, start=1)
+        if both[0] != both[1]
+    )
     if was is None:
         return f"its rule {number}, {_short(is_)}, was not there"
     return f"its rule {number} was {_short(was)}, is {'not there' if is_ is None else _short(is_)}"
@@ -168,7 +195,9 @@ def _short(value: object) -> str:
 def _default(guards: Guards) -> str:
     """Return the default for a call that nothing decides: the first policy's default comes before ``unmatched``."""
     first = next((name for name in guards.interceptors if _is_policy(name)), None)
-    return guards.unmatched if first is None else _BY_DEFAULT[json.loads(first)["default"]]
+    return (
+        guards.unmatched if first is None else _BY_DEFAULT[json.loads(first)["default"]]
+    )
 
 
 def _newly_allowed(before: Guards, now: Guards) -> Iterator[str]:
@@ -178,9 +207,14 @@ def _newly_allowed(before: Guards, now: Guards) -> Iterator[str]:
         if known and name == known[0]:
             del known[0]
         elif _is_policy(name):
-            later = bool(known or before.pre_invoke or before.checks) or _default(before) != "approve"
+            later = (
+                bool(known or before.pre_invoke or before.checks)
+                or _default(before) != "approve"
+            )
             for number, rule in enumerate(json.loads(name)["rules"], start=1):
-                if rule["action"] == "allow" and (later or any(_names_function(rule, one) for one in before.marked)):
+                if rule["action"] == "allow" and (
+                    later or any(_names_function(rule, one) for one in before.marked)
+                ):
                     yield (
                         f"the say of what is asked later: rule {number} of a policy that the run did not begin with, "
                         f"{_short(rule)}, allows calls before that"
@@ -189,4 +223,6 @@ def _newly_allowed(before: Guards, now: Guards) -> Iterator[str]:
 
 def _names_function(rule: Mapping[str, Any], function: str) -> bool:
     plugin, _, own = function.partition("-")
-    return fnmatchcase(plugin, rule.get("plugin", "*")) and fnmatchcase(own, rule.get("function", "*"))
+    return fnmatchcase(plugin, rule.get("plugin", "*")) and fnmatchcase(
+        own, rule.get("function", "*")
+    )

@@ -4,7 +4,12 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from planner_ext.approval.decisions import Authorize, DecisionRequest, RunAction, hooks_of
+from planner_ext.approval.decisions import (
+    Authorize,
+    DecisionRequest,
+    RunAction,
+    hooks_of,
+)
 from planner_ext.core.errors import PlannerExtError, shown
 from planner_ext.engine.concurrency import called
 
@@ -16,14 +21,20 @@ _NO_HOOK = (
 )
 
 
-_PHRASES: Mapping[RunAction, str] = {"set_budget": "set the budget of", "say": "write to"}
+_PHRASES: Mapping[RunAction, str] = {
+    "set_budget": "set the budget of",
+    "say": "write to",
+}
 """The actions that read otherwise than their names."""
 
 
-async def refusal_of(authorize: Authorize | Sequence[Authorize] | None, request: DecisionRequest) -> str | None:
+async def refusal_of(
+    authorize: Authorize | Sequence[Authorize] | None, request: DecisionRequest
+) -> str | None:
     """Ask each hook about an action; return why it is refused, or None.
 
-    A hook allows by returning True. Without a hook everything is allowed but a decision on a question with roles.
+    A hook allows by returning True. Without a hook everything is allowed but a decision
+    on a question with roles.
 
     Args:
         authorize: The hook, or several that all have to allow.
@@ -55,7 +66,9 @@ async def _reason_of(hook: Authorize, request: DecisionRequest) -> str | None:
         answer: object = await called(hook, request)
     except (Exception, SystemExit) as error:
         if not isinstance(error, PlannerExtError | PermissionError):
-            logger.exception("The authorize hook failed; %s is refused.", request.action)
+            logger.exception(
+                "The authorize hook failed; %s is refused.", request.action
+            )
         answer = type(error).__name__
         with suppress(Exception):
             answer = str(error) or answer

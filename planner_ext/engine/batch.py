@@ -48,30 +48,43 @@ FINAL_ANSWER_ACCEPTED = "The final answer was accepted."
 """What the transcript has as the result of the final-answer call."""
 
 
-def _first_decision(run_id: str, batch: Batch, index: int, resolved: ResolvedCall, at: float) -> CallDecided:
+def _first_decision(
+    run_id: str, batch: Batch, index: int, resolved: ResolvedCall, at: float
+) -> CallDecided:
     """Record the decision on a resolved call if no interceptor objects.
 
-    A ``function`` runs, the final answer is taken, a question waits, an ``external`` call is returned to the caller,
-    and an unknown or invalid one, or one that reads on in a result, is answered.
+    A ``function`` runs, the final answer is taken, a question waits, an ``external``
+    call is returned to the caller, and an unknown or invalid one, or one that reads on
+    in a result, is answered.
     """
     request = batch.calls[index].request
     more: dict[str, Any] = {"verdict": "run"}
     match resolved.kind:
         case "final_answer":
-            more = {"verdict": "final_answer", "answer": FINAL_ANSWER_ACCEPTED, "final_answer": resolved.answer}
+            more = {
+                "verdict": "final_answer",
+                "answer": FINAL_ANSWER_ACCEPTED,
+                "final_answer": resolved.answer,
+            }
         case "question":
             more = {"verdict": "defer", "prompt": resolved.answer}
         case "external":
             more = {"verdict": "external"}
         case "unknown" | "invalid" | "read":
-            more = {"verdict": "answer", "answer": resolved.answer, "reason": resolved.kind}
+            more = {
+                "verdict": "answer",
+                "answer": resolved.answer,
+                "reason": resolved.kind,
+            }
         case "function":
             pass
         case _:
             assert_never(resolved.kind)
     if resolved.kind in ("function", "question"):
         digest = digest_of(resolved.function, resolved.arguments)
-        fingerprint = fingerprint_of(run_id, batch.iteration, request.id, digest, resolved.signature)
+        fingerprint = fingerprint_of(
+            run_id, batch.iteration, request.id, digest, resolved.signature
+        )
         more |= {"digest": digest, "fingerprint": fingerprint}
         if resolved.said is not None:
             more["repetition"] = digest_of(resolved.function, resolved.said)
@@ -91,16 +104,23 @@ def _first_decision(run_id: str, batch: Batch, index: int, resolved: ResolvedCal
 
 def is_as_decided(resolved: ResolvedCall, fact: CallDecided) -> bool:
     """Return whether a call that was resolved again is the one that was decided."""
-    same = resolved.kind == "function" and fact.digest == digest_of(resolved.function, resolved.arguments)
+    same = resolved.kind == "function" and fact.digest == digest_of(
+        resolved.function, resolved.arguments
+    )
     return same and takes_no_more(fact.signature, resolved.signature)
 
 
 def apply_decision(
-    fact: CallDecided, reviewed: Reviewed, functions: Functions, request: RequestedCall, run_id: str
+    fact: CallDecided,
+    reviewed: Reviewed,
+    functions: Functions,
+    request: RequestedCall,
+    run_id: str,
 ) -> CallDecided:
     """Record a decision on a call that could run.
 
-    Edited arguments are validated as the model's are; if they are invalid, the call is denied.
+    Edited arguments are validated as the model's are; if they are invalid, the call is
+    denied.
 
     Args:
         fact: What was decided so far.
@@ -114,19 +134,32 @@ def apply_decision(
         fact = replace(fact, source=question.source, roles=tuple(question.roles))
     if reviewed.arguments is not None:
         edited = _with_edit(fact, reviewed, functions, request, run_id)
-        decision, fact = (edited, fact) if isinstance(edited, Deny) else (decision, edited)
+        decision, fact = (
+            (edited, fact) if isinstance(edited, Deny) else (decision, edited)
+        )
     match decision:
         case None:
             return fact
         case Approve(always=always, by=by):
-            return replace(fact, verdict="run", approved=True, by=by or "", reason="", sticky=always)
+            return replace(
+                fact,
+                verdict="run",
+                approved=True,
+                by=by or "",
+                reason="",
+                sticky=always,
+            )
         case Deny(reason=reason, by=by):
             refused = "The call was refused and did not run"
             answer = f"{refused}: {reason}" if reason else f"{refused}."
-            return replace(fact, verdict="deny", answer=answer, reason=reason, by=by or "")
+            return replace(
+                fact, verdict="deny", answer=answer, reason=reason, by=by or ""
+            )
         case Supply(result=result, by=by):
             text = functions.encode(result)
-            return replace(fact, verdict="answer", answer=text, reason="supplied", by=by or "")
+            return replace(
+                fact, verdict="answer", answer=text, reason="supplied", by=by or ""
+            )
         case Defer(prompt=prompt, expires_in=expires_in, roles=roles):
             expires_at = None if expires_in is None else fact.at + expires_in
             further = tuple(map(_further, reviewed.further))
@@ -145,12 +178,19 @@ def apply_decision(
 def _further(question: Defer) -> FurtherQuestion:
     roles = tuple(question.roles)
     return FurtherQuestion(
-        prompt=question.prompt or "", roles=roles, source=question.source, expires_in=question.expires_in
+        prompt=question.prompt or "",
+        roles=roles,
+        source=question.source,
+        expires_in=question.expires_in,
     )
 
 
 def _with_edit(
-    fact: CallDecided, reviewed: Reviewed, functions: Functions, request: RequestedCall, run_id: str
+    fact: CallDecided,
+    reviewed: Reviewed,
+    functions: Functions,
+    request: RequestedCall,
+    run_id: str,
 ) -> CallDecided | Deny:
     """Put edited arguments in the place of the call's; unchanged for the same ones. Or deny invalid ones."""
     assert reviewed.arguments is not None, "a review with an edit"
@@ -165,8 +205,16 @@ def _with_edit(
             if digest == fact.digest:
                 return fact
             edited = text if resolved.converted is None else resolved.converted
-            fingerprint = fingerprint_of(run_id, fact.iteration, fact.call_id, digest, fact.signature)
-            return replace(fact, edited=edited, digest=digest, fingerprint=fingerprint, by=reviewed.edited_by or "")
+            fingerprint = fingerprint_of(
+                run_id, fact.iteration, fact.call_id, digest, fact.signature
+            )
+            return replace(
+                fact,
+                edited=edited,
+                digest=digest,
+                fingerprint=fingerprint,
+                by=reviewed.edited_by or "",
+            )
         problem = resolved.answer
     by = None if isinstance(reviewed.decision, Defer | None) else reviewed.decision.by
     return Deny(f"The edited arguments cannot be used. {problem}", by)
@@ -183,7 +231,8 @@ class CallFailedError(PlannerExtError):
 class BudgetHandle:
     """Gives a run that is being driven other limits, from any task or thread; made for one run.
 
-    The run takes the newest before its next action: a request or a call that is under way ends as it began.
+    The run takes the newest before its next action: a request or a call that is under
+    way ends as it began.
     """
 
     def __init__(self) -> None:
@@ -203,7 +252,9 @@ class BudgetHandle:
 class Calls:
     """Reviews and runs the calls of one run's replies."""
 
-    def __init__(self, journal: Recorder, ports: Ports, stop: StopHandle, account: Account) -> None:
+    def __init__(
+        self, journal: Recorder, ports: Ports, stop: StopHandle, account: Account
+    ) -> None:
         self._journal = journal
         self._ports = ports
         self._stop = stop
@@ -211,7 +262,9 @@ class Calls:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._threads = asyncio.Semaphore(ports.max_threads or sys.maxsize)
         self._restarting = asyncio.Lock()
-        self._resolved: dict[tuple[int, int], ResolvedCall] = {}  # of the open batch, by iteration and index
+        self._resolved: dict[
+            tuple[int, int], ResolvedCall
+        ] = {}  # of the open batch, by iteration and index
         self._failed: tuple[str, Finished] | None = None
 
     async def review(self, action: ReviewCalls) -> None:
@@ -219,38 +272,76 @@ class Calls:
         batch = self._journal.state.batch
         self._failed = None
         assert batch is not None
-        resolved = {index: self._ports.functions.check(batch.calls[index].request) for index in action.indexes}
-        self._resolved = {(batch.iteration, index): call for index, call in resolved.items()}
+        resolved = {
+            index: self._ports.functions.check(batch.calls[index].request)
+            for index in action.indexes
+        }
+        self._resolved = {
+            (batch.iteration, index): call for index, call in resolved.items()
+        }
         facts = await self._decide(batch, resolved)
         for fact in facts:
             await self._journal.record(fact)
-        unknown = next((fact.function for fact in facts if fact.kind == "unknown"), None)
-        if unknown is not None and self._ports.stop_on_unknown and self._journal.state.stopping is None:
+        unknown = next(
+            (fact.function for fact in facts if fact.kind == "unknown"), None
+        )
+        if (
+            unknown is not None
+            and self._ports.stop_on_unknown
+            and self._journal.state.stopping is None
+        ):
             reason = f"The model called {unknown}, which is no function of this run."
-            await self._journal.record(StopRequested(reason=reason, at=self._journal.now()))
+            await self._journal.record(
+                StopRequested(reason=reason, at=self._journal.now())
+            )
 
-    async def _decide(self, batch: Batch, resolved: dict[int, ResolvedCall]) -> Sequence[CallDecided]:
+    async def _decide(
+        self, batch: Batch, resolved: dict[int, ResolvedCall]
+    ) -> Sequence[CallDecided]:
         """Decide every call before any is recorded, so that no call runs before all were seen."""
         state = self._journal.state
         at = self._journal.now()
         gate = self._ports.gate
-        facts = [_first_decision(state.run_id, batch, index, call, at) for index, call in resolved.items()]
+        facts = [
+            _first_decision(state.run_id, batch, index, call, at)
+            for index, call in resolved.items()
+        ]
         if state.cut:
             facts = self._read_on(facts, resolved)
-        gated = [fact for fact in facts if fact.kind == "function" and gate is not None and gate.watches(fact.function)]
+        gated = [
+            fact
+            for fact in facts
+            if fact.kind == "function"
+            and gate is not None
+            and gate.watches(fact.function)
+        ]
         if gate is None or not gated:
             return facts
         calls = [tool_call_of(batch, fact, resolved[fact.index]) for fact in gated]
         with self._journal.persons_time():
-            decisions = await self._journal.in_time(gate.review(calls, state), person=True)
+            decisions = await self._journal.in_time(
+                gate.review(calls, state), person=True
+            )
         if isinstance(decisions, OutOfTime) and self._stop.now:
             return []  # the stop answers them
         if isinstance(decisions, OutOfTime):
-            answer = "Not executed: it was not decided before the time of the run was over."
-            late = {fact.index: replace(fact, verdict="answer", answer=answer, reason="limit") for fact in gated}
+            answer = (
+                "Not executed: it was not decided before the time of the run was over."
+            )
+            late = {
+                fact.index: replace(
+                    fact, verdict="answer", answer=answer, reason="limit"
+                )
+                for fact in gated
+            }
             return [late.get(fact.index, fact) for fact in facts]
-        made = {fact.index: reviewed for fact, reviewed in zip(gated, decisions, strict=True)}
-        at = self._journal.now()  # afterwards: a review may take its time, and questions expire from now on
+        made = {
+            fact.index: reviewed
+            for fact, reviewed in zip(gated, decisions, strict=True)
+        }
+        at = (
+            self._journal.now()
+        )  # afterwards: a review may take its time, and questions expire from now on
         decided = [
             apply_decision(
                 replace(fact, at=at),
@@ -262,11 +353,15 @@ class Calls:
             for fact in facts
         ]
         return [
-            replace(fact, parameters=resolved[fact.index].parameters) if fact.verdict == "defer" else fact
+            replace(fact, parameters=resolved[fact.index].parameters)
+            if fact.verdict == "defer"
+            else fact
             for fact in decided
         ]
 
-    def _read_on(self, facts: list[CallDecided], resolved: dict[int, ResolvedCall]) -> list[CallDecided]:
+    def _read_on(
+        self, facts: list[CallDecided], resolved: dict[int, ResolvedCall]
+    ) -> list[CallDecided]:
         """Answer the calls that read on in a result: a handful; one that names no result is invalid."""
         state = self._journal.state
         count = self._ports.count_tokens
@@ -275,8 +370,14 @@ class Calls:
         places = [place for place, fact in enumerate(facts) if fact.kind == "read"]
         for place in places[:MOST_READS]:
             fact = facts[place]
-            answer, is_piece = piece_of(state.cut, resolved[fact.index].arguments, most, count or len)
-            read[place] = replace(fact, answer=answer) if is_piece else replace(fact, answer=answer, kind="invalid")
+            answer, is_piece = piece_of(
+                state.cut, resolved[fact.index].arguments, most, count or len
+            )
+            read[place] = (
+                replace(fact, answer=answer)
+                if is_piece
+                else replace(fact, answer=answer, kind="invalid")
+            )
         for place in places[MOST_READS:]:
             read[place] = replace(facts[place], answer=NOT_READ)
         return read
@@ -285,7 +386,8 @@ class Calls:
         """Run these calls of the open batch, as many at once as may.
 
         Raises:
-            CallFailedError: If one failed and ``raise_errors`` is set; all have their results.
+            CallFailedError: If one failed and ``raise_errors`` is set; all have their
+                results.
         """
         self._account.starting(action.indexes)
         self._loop = asyncio.get_running_loop()
@@ -303,7 +405,11 @@ class Calls:
 
     async def _run_concurrently(self, action: RunCalls) -> None:
         limit = self._ports.max_concurrency
-        slots = nullcontext() if limit is None or limit >= len(action.indexes) else asyncio.Semaphore(limit)
+        slots = (
+            nullcontext()
+            if limit is None or limit >= len(action.indexes)
+            else asyncio.Semaphore(limit)
+        )
         try:
             async with asyncio.TaskGroup() as group:
                 for index in action.indexes:
@@ -312,7 +418,9 @@ class Calls:
             # Faults of an adapter, a store or an observer: the first one is raised bare, as if its call had run alone.
             raise faults.exceptions[0] from None
 
-    async def _run_call(self, index: int, action: RunCalls, slots: AbstractAsyncContextManager[object]) -> None:
+    async def _run_call(
+        self, index: int, action: RunCalls, slots: AbstractAsyncContextManager[object]
+    ) -> None:
         """Run one call of the open batch, unless the run is to stop or the call is no longer what was decided."""
         async with slots:
             if self._may_not_start():
@@ -325,15 +433,32 @@ class Calls:
             if resolved is None:
                 answer = "Not executed: the function or its parameters changed after the call was decided."
                 at = self._journal.now()
-                fact = CallsWithheld(iteration=action.iteration, indexes=(index,), answer=answer, limit=None, at=at)
+                fact = CallsWithheld(
+                    iteration=action.iteration,
+                    indexes=(index,),
+                    answer=answer,
+                    limit=None,
+                    at=at,
+                )
                 await self._journal.record(fact)
                 return
             waits = resolved.threaded and self._threads.locked()
             async with self._threads if resolved.threaded else nullcontext():
-                if not (waits and (self._may_not_start() or self._journal.state.ending is not None)):
+                if not (
+                    waits
+                    and (
+                        self._may_not_start() or self._journal.state.ending is not None
+                    )
+                ):
                     await self._start_call(index, call.request, resolved, action)
 
-    async def _start_call(self, index: int, request: RequestedCall, resolved: ResolvedCall, action: RunCalls) -> None:
+    async def _start_call(
+        self,
+        index: int,
+        request: RequestedCall,
+        resolved: ResolvedCall,
+        action: RunCalls,
+    ) -> None:
         """Run a call that may start, and record its beginning and its end."""
         started = CallStarted(
             iteration=action.iteration,
@@ -345,9 +470,17 @@ class Calls:
         await self._record_start(started)
         state = self._journal.state
         with Tab(self._account, index, self, threaded=resolved.threaded) as tab:
-            running = self._ports.functions.run(request, resolved, index=index, state=state)
-            ended = await self._journal.in_time(running, patience=GRACE if resolved.nested else 0.0)
-        finished = _interrupted(resolved.function, self._stop) if isinstance(ended, OutOfTime) else ended
+            running = self._ports.functions.run(
+                request, resolved, index=index, state=state
+            )
+            ended = await self._journal.in_time(
+                running, patience=GRACE if resolved.nested else 0.0
+            )
+        finished = (
+            _interrupted(resolved.function, self._stop)
+            if isinstance(ended, OutOfTime)
+            else ended
+        )
         if finished.outcome not in ("ok", "cancelled") and self._failed is None:
             self._failed = (resolved.function, finished)
         await self._journal.record(
@@ -370,10 +503,16 @@ class Calls:
 
     async def restart(self, tab: Tab) -> bool:
         """Record one more start of a call before it happens; return False if it may not happen."""
-        async with self._restarting:  # two starts at once are counted one after the other
+        async with (
+            self._restarting
+        ):  # two starts at once are counted one after the other
             state = self._journal.state
             at = self._journal.now()
-            if tab.closed or self._may_not_start() or limit_of_restart(state, tab.index, at) is not None:
+            if (
+                tab.closed
+                or self._may_not_start()
+                or limit_of_restart(state, tab.index, at) is not None
+            ):
                 return False
             batch = state.batch
             assert batch is not None, "a call that runs is in the open batch"
@@ -407,8 +546,9 @@ class Calls:
     async def record(self, tab: Tab, function: str | None) -> None:
         """Record a request (None), or the start of a function, that a call's function makes.
 
-        A function in a thread may run an event loop there. Any other one that waits for a loop of its own may block
-        this loop meanwhile, so what happens in such a loop is not recorded.
+        A function in a thread may run an event loop there. Any other one that waits for
+        a loop of its own may block this loop meanwhile, so what happens in such a loop
+        is not recorded.
         """
         if self._ports.store is None:
             return
@@ -416,25 +556,47 @@ class Calls:
         assert loop is not None, "a call that runs was begun in a loop"
         if asyncio.get_running_loop() is not loop:
             if tab.threaded:
-                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.record(tab, function), loop))
+                await asyncio.wrap_future(
+                    asyncio.run_coroutine_threadsafe(self.record(tab, function), loop)
+                )
         elif not tab.closed:  # the end of a call charges what it took
             batch = self._journal.state.batch
             assert batch is not None, "a call that runs is in the open batch"
             at = self._journal.now()
-            usage = replace(tab.taken, iterations=0, tool_calls=0, calls_by_function={})  # the fold counts these
-            taken: dict[str, Any] = {"iteration": batch.iteration, "index": tab.index, "usage": usage, "at": at}
+            usage = replace(
+                tab.taken, iterations=0, tool_calls=0, calls_by_function={}
+            )  # the fold counts these
+            taken: dict[str, Any] = {
+                "iteration": batch.iteration,
+                "index": tab.index,
+                "usage": usage,
+                "at": at,
+            }
             asked = function is None
-            await self._journal.record(ModelAsked(**taken) if asked else NestedCallStarted(function=function, **taken))
+            await self._journal.record(
+                ModelAsked(**taken)
+                if asked
+                else NestedCallStarted(function=function, **taken)
+            )
 
     def _may_not_start(self) -> bool:
         """Return whether no further call of the batch starts: a stop, a time limit, or a filter that terminates.
 
         Calls that start together run to their ends, whichever of them terminates.
         """
-        terminated = self._journal.state.ending is not None and self._ports.max_concurrency is not None
-        return self._stop.reason is not None or terminated or (self._journal.timed and self._journal.left() <= 0)
+        terminated = (
+            self._journal.state.ending is not None
+            and self._ports.max_concurrency is not None
+        )
+        return (
+            self._stop.reason is not None
+            or terminated
+            or (self._journal.timed and self._journal.left() <= 0)
+        )
 
-    def _resolved_again(self, request: RequestedCall, decision: CallDecided) -> ResolvedCall | None:
+    def _resolved_again(
+        self, request: RequestedCall, decision: CallDecided
+    ) -> ResolvedCall | None:
         """Resolve the call again if another activation did, or it was edited; None if it is no longer as decided."""
         known = self._resolved.get((decision.iteration, decision.index))
         if known is not None and decision.edited is None:
@@ -451,7 +613,9 @@ def tool_call_of(batch: Batch, fact: CallDecided, resolved: ResolvedCall) -> Too
         plugin_name=resolved.plugin_name,
         function_name=resolved.function_name,
         fully_qualified_name=resolved.function,
-        arguments=deepcopy(dict(resolved.arguments)),  # theirs to hold: what was fingerprinted is what runs
+        arguments=deepcopy(
+            dict(resolved.arguments)
+        ),  # theirs to hold: what was fingerprinted is what runs
         raw_arguments=batch.calls[fact.index].request.arguments,
         iteration=fact.iteration,
         index=fact.index,
@@ -467,4 +631,8 @@ def _interrupted(function: str, stop: StopHandle) -> Finished:
         text = f"The function {function} was interrupted: the run was stopped. Whether it took effect is not known."
         return Finished(outcome="cancelled", text=text, error=f"Stopped: {stop.reason}")
     text = f"The function {function} did not answer before the time of the run was over; whether it took effect is "
-    return Finished(outcome="timed_out", text=f"{text}not known.", error="OutOfTime: a time limit of the run passed")
+    return Finished(
+        outcome="timed_out",
+        text=f"{text}not known.",
+        error="OutOfTime: a time limit of the run passed",
+    )

@@ -26,7 +26,8 @@ _P = ParamSpec("_P")
 class LeftByError(PlannerExtError, RuntimeError):
     """The application's code raised what would end more than its own call, such as ``SystemExit``; it ends that call.
 
-    The cause is what it raised, and its attributes are that one's, such as the run that it ended.
+    The cause is what it raised, and its attributes are that one's, such as the run that
+    it ended.
     """
 
     def __init__(self, raised: BaseException) -> None:
@@ -37,18 +38,22 @@ class LeftByError(PlannerExtError, RuntimeError):
 def _stays(error: BaseException) -> bool:
     """Return whether an exception is an error of the code that raised it: all but an interrupt and a close."""
     if isinstance(error, BaseExceptionGroup):
-        return all(map(_stays, cast("BaseExceptionGroup[BaseException]", error).exceptions))
+        return all(
+            map(_stays, cast("BaseExceptionGroup[BaseException]", error).exceptions)
+        )
     return isinstance(error, Exception | SystemExit | asyncio.CancelledError)
 
 
 async def contained(work: Awaitable[_T]) -> _T:
     """Await work that runs code of the application; ``SystemExit`` leaves it as an exception.
 
-    A task that raises ``SystemExit`` ends its event loop, whichever task awaits it; so each task looks for it.
+    A task that raises ``SystemExit`` ends its event loop, whichever task awaits it; so
+    each task looks for it.
 
     Raises:
         LeftByError: If the work raised ``SystemExit``, alone or in a group.
-        BaseException: What else it raises; an interrupt, a close and a cancellation as they are.
+        BaseException: What else it raises; an interrupt, a close and a cancellation as
+            they are.
     """
     try:
         return await work
@@ -58,10 +63,14 @@ async def contained(work: Awaitable[_T]) -> _T:
         raise LeftByError(error) from error
 
 
-def contained_task(work: Coroutine[Any, Any, _T], *, context: contextvars.Context | None = None) -> "asyncio.Task[_T]":
+def contained_task(
+    work: Coroutine[Any, Any, _T], *, context: contextvars.Context | None = None
+) -> "asyncio.Task[_T]":
     """Start a task that runs code of the application, see `contained`."""
     task = asyncio.create_task(contained(work), context=context)
-    task.add_done_callback(lambda _: work.close())  # it has ended, unless the task was cancelled before it began
+    task.add_done_callback(
+        lambda _: work.close()
+    )  # it has ended, unless the task was cancelled before it began
     return task
 
 
@@ -69,7 +78,8 @@ async def of_application(work: Awaitable[_T]) -> _T:
     """Await a callback of the application, whose errors are exceptions: also ``CancelledError``, if it is its own.
 
     Raises:
-        LeftByError: If it raised ``SystemExit``, or ``CancelledError`` while this task was not cancelled.
+        LeftByError: If it raised ``SystemExit``, or ``CancelledError`` while this task
+            was not cancelled.
         BaseException: What else it raises.
     """
 
@@ -87,13 +97,16 @@ async def of_application(work: Awaitable[_T]) -> _T:
 async def in_thread(work: Callable[[], _T]) -> _T:
     """Run a function in a new daemon thread, with the caller's context variables.
 
-    Not ``asyncio.to_thread``: its threads are shared, so abandoned ones would starve the others and delay the exit.
+    Not ``asyncio.to_thread``: its threads are shared, so abandoned ones would starve
+    the others and delay the exit.
 
     Args:
-        work: What to run. If the wait for it is cancelled, it continues, and its outcome is dropped.
+        work: What to run. If the wait for it is cancelled, it continues, and its
+            outcome is dropped.
 
     Raises:
-        LeftByError: If it raised something else than an exception: no interrupt, close or cancellation of this thread.
+        LeftByError: If it raised something else than an exception: no interrupt, close
+            or cancellation of this thread.
         Exception: What it raised.
     """
     loop = asyncio.get_running_loop()
@@ -135,16 +148,22 @@ async def called(function: Callable[..., Any], *arguments: Any) -> Any:
 
 async def _called(function: Callable[..., Any], *arguments: Any) -> Any:
     call: object = getattr(function, "__call__", None)  # noqa: B004  (an object whose call is async)
-    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
-    result = function(*arguments) if is_async else await in_thread(lambda: function(*arguments))
+    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        call
+    )
+    result = (
+        function(*arguments)
+        if is_async
+        else await in_thread(lambda: function(*arguments))
+    )
     return await result if inspect.isawaitable(result) else result
 
 
 class _Background:
     """The one event loop of this process for code that is not async, in a daemon thread of its own.
 
-    One loop for all, since a client's connections belong to the loop that opened them. It starts with the first use; a
-    forked process starts another one.
+    One loop for all, since a client's connections belong to the loop that opened them.
+    It starts with the first use; a forked process starts another one.
     """
 
     def __init__(self) -> None:
@@ -159,7 +178,10 @@ class _Background:
             if self._loop is None:
                 started: Future[asyncio.AbstractEventLoop] = Future()
                 self._thread = threading.Thread(
-                    target=self._run, args=(started,), name="planner_ext event loop", daemon=True
+                    target=self._run,
+                    args=(started,),
+                    name="planner_ext event loop",
+                    daemon=True,
                 )
                 self._thread.start()
                 self._loop = started.result()
@@ -171,10 +193,14 @@ class _Background:
         return threading.current_thread() is self._thread
 
     def _run(self, started: "Future[asyncio.AbstractEventLoop]") -> None:
-        with asyncio.Runner() as runner:  # its end cancels what still runs, and closes the loop
+        with (
+            asyncio.Runner() as runner
+        ):  # its end cancels what still runs, and closes the loop
             try:
                 loop = runner.get_loop()
-            except Exception as error:  # the process has no file descriptor left, for instance
+            except (
+                Exception
+            ) as error:  # the process has no file descriptor left, for instance
                 started.set_exception(error)
                 return
             started.set_result(loop)
@@ -209,15 +235,17 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 def run_sync(work: Coroutine[Any, Any, _T], *, door: str) -> _T:
     """Run a coroutine to its end from code that is not async, with the caller's context variables.
 
-    It runs on the process's background loop. An exception that interrupts the wait, such as ``KeyboardInterrupt``,
-    cancels the coroutine, waits for its end, and gets the attributes of what that raised; a second one does not wait.
+    It runs on the process's background loop. An exception that interrupts the wait,
+    such as ``KeyboardInterrupt``, cancels the coroutine, waits for its end, and gets
+    the attributes of what that raised; a second one does not wait.
 
     Args:
         work: What to run.
         door: The method that waits, for the message of the error.
 
     Raises:
-        InvalidLimitError: If this is the background loop's own thread, which cannot wait for itself.
+        InvalidLimitError: If this is the background loop's own thread, which cannot
+            wait for itself.
         BaseException: What the coroutine raises.
     """
     if _background.is_this_thread:
@@ -229,7 +257,9 @@ def run_sync(work: Coroutine[Any, Any, _T], *, door: str) -> _T:
         )
     waited = _Waited(_background.loop(), work)
     try:
-        waited.loop.call_soon_threadsafe(waited.start)  # in a copy of the caller's context, as its task then is, too
+        waited.loop.call_soon_threadsafe(
+            waited.start
+        )  # in a copy of the caller's context, as its task then is, too
         return waited.outcome.result()
     except BaseException as interrupt:
         if not waited.ended_with(interrupt):
@@ -241,7 +271,9 @@ def run_sync(work: Coroutine[Any, Any, _T], *, door: str) -> _T:
 class _Waited(Generic[_T]):
     """A coroutine on an event loop, for which another thread waits."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, _T]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, _T]
+    ) -> None:
         self.loop = loop
         self.outcome: Future[_T] = Future()
         self._work = work
@@ -286,8 +318,9 @@ class Raised:
 async def caught(work: Coroutine[Any, Any, _T]) -> _T | Raised:
     """Return what work raises, except an interrupt, a close, and the cancellation of this task.
 
-    The application's code may also raise ``CancelledError`` itself, after waiting for something that was cancelled, or
-    ``SystemExit``: these are ordinary errors. If it suppresses the cancellation of this task, that is raised anyway.
+    The application's code may also raise ``CancelledError`` itself, after waiting for
+    something that was cancelled, or ``SystemExit``: these are ordinary errors. If it
+    suppresses the cancellation of this task, that is raised anyway.
     """
     task = asyncio.current_task()
     cancelling = task.cancelling() if task else 0
@@ -305,13 +338,15 @@ async def caught(work: Coroutine[Any, Any, _T]) -> _T | Raised:
 
 
 GRACE: Final = 1.0
-"""Seconds, of the machine's own clock, that cancelled work has to end before it is abandoned."""
+"""Seconds, of the machine's own clock, that cancelled work has to end before it is
+abandoned."""
 
 AGAIN: Final = 5.0
 """Seconds after which a task that has not ended is cancelled again."""
 
 STEP: Final = 60.0
-"""Seconds after which the clock is read again: it may have been set, or the machine may have slept."""
+"""Seconds after which the clock is read again: it may have been set, or the machine may
+have slept."""
 
 
 class OutOfTime(Enum):
@@ -322,7 +357,9 @@ class OutOfTime(Enum):
 
 OUT_OF_TIME: Final = OutOfTime.OUT_OF_TIME
 
-_left: ContextVar[Callable[[], float] | None] = ContextVar("planner_ext_time_left", default=None)
+_left: ContextVar[Callable[[], float] | None] = ContextVar(
+    "planner_ext_time_left", default=None
+)
 _abandoned: set[asyncio.Task[Any]] = set()
 
 
@@ -367,7 +404,9 @@ class _Stream(AsyncGenerator[_T, None]):
         )
 
 
-def streams(function: Callable[_P, AsyncGenerator[_T, None]]) -> Callable[_P, AsyncGenerator[_T, None]]:
+def streams(
+    function: Callable[_P, AsyncGenerator[_T, None]],
+) -> Callable[_P, AsyncGenerator[_T, None]]:
     """Decorate a method that returns an async generator: who awaits it reads how it is read."""
 
     @wraps(function)
@@ -380,9 +419,11 @@ def streams(function: Callable[_P, AsyncGenerator[_T, None]]) -> Callable[_P, As
 class StopHandle:
     """Asks a run to stop, from any task or thread; made by the caller, and given to one run as ``stop=``.
 
-    The run looks at it before each request and before each call: functions that run already finish, no further one
-    starts, no further request is made, and the results so far are kept. So do the runs of planners that it calls as
-    functions, see `planner_ext.plugin.PlannerPlugin`. ``stop(now=True)`` does not wait for what is under way.
+    The run looks at it before each request and before each call: functions that run
+    already finish, no further one starts, no further request is made, and the results
+    so far are kept. So do the runs of planners that it calls as functions, see
+    `planner_ext.plugin.PlannerPlugin`. ``stop(now=True)`` does not wait for what is
+    under way.
 
     Attributes:
         reason: Why the run is to stop, or None.
@@ -395,20 +436,26 @@ class StopHandle:
         self._lock = threading.Lock()
         self._waiting: set[asyncio.Future[None]] = set()
 
-    def stop(self, reason: str = "The caller asked the run to stop.", *, now: bool = False) -> None:
+    def stop(
+        self, reason: str = "The caller asked the run to stop.", *, now: bool = False
+    ) -> None:
         """Ask the run to stop; the first reason stays.
 
         Args:
             reason: Why, for the record.
-            now: Interrupts the request or the functions that are under way, instead of waiting for their ends. The
-                request is charged. A function is cancelled, a synchronous one is left to its thread; the record says
-                that its effect is not known. May follow a stop without it.
+            now: Interrupts the request or the functions that are under way, instead of
+                waiting for their ends. The request is charged. A function is cancelled,
+                a synchronous one is left to its thread; the record says that its effect
+                is not known. May follow a stop without it.
 
         Raises:
-            PlannerInvalidConfigurationError: If the reason is not a text, or ``now`` is not True or False.
+            PlannerInvalidConfigurationError: If the reason is not a text, or ``now`` is
+                not True or False.
         """
         if not isinstance(reason, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidLimitError(f"reason must be a text; got {shown(reason)}. Leave it out, or say why.")
+            raise InvalidLimitError(
+                f"reason must be a text; got {shown(reason)}. Leave it out, or say why."
+            )
         if not isinstance(now, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidLimitError(f"now must be True or False; got {shown(now)}.")
         if self.reason is None:
@@ -457,8 +504,9 @@ async def in_time(
 ) -> _T | OutOfTime:
     """Await work until a time limit, or until a stop that interrupts.
 
-    At the limit the work is cancelled; what it returns or raises from then on is dropped. Work that ignores that for
-    ``GRACE`` seconds is abandoned: it continues, and is not awaited.
+    At the limit the work is cancelled; what it returns or raises from then on is
+    dropped. Work that ignores that for ``GRACE`` seconds is abandoned: it continues,
+    and is not awaited.
 
     Args:
         work: Runs in a new task.
@@ -476,16 +524,22 @@ async def in_time(
         context.run(_left.set, _least(left, _left.get()))
     task = contained_task(work, context=context)
     if stop is None:
-        return await _in_time(task, left or _unlimited, None, step=step, patience=patience)
+        return await _in_time(
+            task, left or _unlimited, None, step=step, patience=patience
+        )
     with stop.interrupts() as interrupt:
-        return await _in_time(task, left or _unlimited, interrupt, step=step, patience=patience)
+        return await _in_time(
+            task, left or _unlimited, interrupt, step=step, patience=patience
+        )
 
 
 def _unlimited() -> float:
     return math.inf
 
 
-def _least(left: Callable[[], float], outer: Callable[[], float] | None) -> Callable[[], float]:
+def _least(
+    left: Callable[[], float], outer: Callable[[], float] | None
+) -> Callable[[], float]:
     return left if outer is None else lambda: min(left(), outer())
 
 
@@ -502,7 +556,11 @@ async def _in_time(
         while not task.done():
             interrupted = interrupt is not None and interrupt.done()
             if not interrupted and (seconds := left()) > 0:
-                await asyncio.wait(ends, timeout=min(seconds, step), return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(
+                    ends,
+                    timeout=min(seconds, step),
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
             elif patience:
                 await asyncio.wait({task}, timeout=patience)
                 patience = 0.0
@@ -527,7 +585,8 @@ async def end_tasks(*tasks: asyncio.Future[Any]) -> None:
     """Cancel tasks until they have ended: a library may drop a cancellation, as psycopg before 3.3.6 does.
 
     Raises:
-        asyncio.CancelledError: This wait was cancelled; the tasks have been cancelled once more, and have ended.
+        asyncio.CancelledError: This wait was cancelled; the tasks have been cancelled
+            once more, and have ended.
     """
     waiting = {task for task in tasks if not task.done()}
     cancelled = None

@@ -1,10 +1,12 @@
 """Journals as JSON: the facts, and the one document that checkpoints, exported runs and cassettes are.
 
-A document is one JSON object: ``schema``, ``kind``, what its kind holds, and a ``signature`` if it was written with a
-key. Its text is untrusted: a file is read up to a size, a key that is unknown, missing or stands twice is refused, and
-no name in it is imported.
+A document is one JSON object: ``schema``, ``kind``, what its kind holds, and a
+``signature`` if it was written with a key. Its text is untrusted: a file is read up to
+a size, a key that is unknown, missing or stands twice is refused, and no name in it is
+imported.
 
-The default value of a field of a fact is not written; reading fills it in. So a changed default needs a new `SCHEMA`.
+The default value of a field of a fact is not written; reading fills it in. So a changed
+default needs a new `SCHEMA`.
 """
 
 import hashlib
@@ -20,11 +22,18 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import to_jsonable_python
 
 from planner_ext.core import facts
-from planner_ext.core.errors import InvalidJournalError, InvalidLimitError, NewerSchemaError, reading, shown
+from planner_ext.core.errors import (
+    InvalidJournalError,
+    InvalidLimitError,
+    NewerSchemaError,
+    reading,
+    shown,
+)
 from planner_ext.core.values import EditedReply, Message, Usage
 
 SCHEMA = 1
-"""The schema number of facts and documents; a newer one is refused. One line per number. 1: the first."""
+"""The schema number of facts and documents; a newer one is refused. One line per
+number. 1: the first."""
 
 MOST_BYTES = 256 * 2**20
 """The most bytes of a document's file."""
@@ -32,22 +41,29 @@ MOST_BYTES = 256 * 2**20
 Kind: TypeAlias = Literal["checkpoint", "run", "cassette"]
 """What a document is: a checkpoint, an exported run, or a cassette."""
 
-_NAMES: Mapping[Kind, str] = {"checkpoint": "a checkpoint", "run": "an exported run", "cassette": "a cassette"}
+_NAMES: Mapping[Kind, str] = {
+    "checkpoint": "a checkpoint",
+    "run": "an exported run",
+    "cassette": "a cassette",
+}
 
 _CHECKPOINT = "checkpoint"
-"""The key of a run in the metadata of the message that ended it; it is not written with the message."""
+"""The key of a run in the metadata of the message that ended it; it is not written with
+the message."""
 
 
 # The document.
 
 
-def document_of(kind: Kind, key: bytes | None = None, **content: object) -> dict[str, object]:
+def document_of(
+    kind: Kind, key: bytes | None = None, **content: object
+) -> dict[str, object]:
     """Build a document of JSON values.
 
     Args:
         kind: What it is.
-        key: Signs it (HMAC-SHA256), so that `read_document` with the same key refuses any other. None leaves it
-            unsigned.
+        key: Signs it (HMAC-SHA256), so that `read_document` with the same key refuses
+            any other. None leaves it unsigned.
         content: What its kind holds.
     """
     document: dict[str, object] = {"schema": SCHEMA, "kind": kind, **content}
@@ -66,31 +82,41 @@ def read_file(path: Path, kind: Kind) -> str:
     with path.open("rb") as file:
         content = file.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
-        raise InvalidJournalError(f"{path} is too large for {_NAMES[kind]}: it has more than {MOST_BYTES:,} bytes.")
+        raise InvalidJournalError(
+            f"{path} is too large for {_NAMES[kind]}: it has more than {MOST_BYTES:,} bytes."
+        )
     try:
         return content.decode()
     except UnicodeDecodeError as error:
-        raise InvalidJournalError(f"{path} is not {_NAMES[kind]}: it is not text.") from error
+        raise InvalidJournalError(
+            f"{path} is not {_NAMES[kind]}: it is not text."
+        ) from error
 
 
-def read_document(text: str, kind: Kind, keys: Collection[str], *, key: bytes | None = None) -> dict[str, Any]:
+def read_document(
+    text: str, kind: Kind, keys: Collection[str], *, key: bytes | None = None
+) -> dict[str, Any]:
     """Read the text of a document, and check all of it but what its kind holds.
 
     Args:
         text: The text of a `document_of` these values.
         kind: What it must be.
         keys: What its kind holds.
-        key: Refuses a document that is unsigned, altered or signed with another key. None checks no signature.
+        key: Refuses a document that is unsigned, altered or signed with another key.
+            None checks no signature.
 
     Returns:
         Its values, the ``signature`` included if there is one.
 
     Raises:
-        InvalidJournalError: If it is not JSON, not such a document, or refused by its signature.
+        InvalidJournalError: If it is not JSON, not such a document, or refused by its
+            signature.
         NewerSchemaError: If a newer version of this package wrote it.
     """
     expected = _NAMES[kind]
-    with reading(f"Expected {expected} as JSON text; this is not JSON, or", InvalidJournalError):
+    with reading(
+        f"Expected {expected} as JSON text; this is not JSON, or", InvalidJournalError
+    ):
         parsed: object = json.loads(text, object_pairs_hook=_without_duplicates)
     check_depth(parsed)
     document = cast("dict[str, Any]", parsed if isinstance(parsed, dict) else {})
@@ -115,9 +141,13 @@ def check_signature(document: Mapping[str, object], kind: Kind, key: bytes) -> N
         InvalidJournalError: If it is unsigned, altered or signed with another key.
     """
     given = document.get("signature")
-    expected = _signature_of({name: value for name, value in document.items() if name != "signature"}, key)
+    expected = _signature_of(
+        {name: value for name, value in document.items() if name != "signature"}, key
+    )
     # in constant time, whatever stands in its place
-    if not isinstance(given, str) or not hmac.compare_digest(expected.encode(), given.encode(errors="replace")):
+    if not isinstance(given, str) or not hmac.compare_digest(
+        expected.encode(), given.encode(errors="replace")
+    ):
         raise InvalidJournalError(
             f"Expected {_NAMES[kind]} signed with this key; it is unsigned, altered or signed with another one. Read "
             "it with the key that it was written with."
@@ -134,8 +164,14 @@ def _check_kind(document: Mapping[str, object], kind: Kind) -> None:
             f"Expected {expected}; this document has no kind: a development version from before 0.1.0 wrote it, which "
             "no release reads. End its run with the version that wrote it, or begin again."
         )
-    seen = f"of the kind {shown(given)}" if given is not None else "without schema and kind"
-    raise InvalidJournalError(f"Expected {expected}, a JSON object of the kind {kind!r}; got one {seen}.")
+    seen = (
+        f"of the kind {shown(given)}"
+        if given is not None
+        else "without schema and kind"
+    )
+    raise InvalidJournalError(
+        f"Expected {expected}, a JSON object of the kind {kind!r}; got one {seen}."
+    )
 
 
 def _signature_of(document: Mapping[str, object], key: bytes) -> str:
@@ -150,14 +186,18 @@ def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
     if len(data) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise InvalidJournalError(f"The key {twice[:80]!r} stands twice in one JSON object. The text was altered.")
+        raise InvalidJournalError(
+            f"The key {twice[:80]!r} stands twice in one JSON object. The text was altered."
+        )
     return data
 
 
 def check_schema(schema: object) -> None:
     """Refuse a schema number that this version cannot read."""
     if type(schema) is not int or schema < 1:
-        raise InvalidJournalError(f"Expected a schema number from 1 to {SCHEMA}; got {shown(schema)}.")
+        raise InvalidJournalError(
+            f"Expected a schema number from 1 to {SCHEMA}; got {shown(schema)}."
+        )
     if schema > SCHEMA:
         raise NewerSchemaError(
             f"This journal has schema {shown(schema)}; this version of planner_ext reads up to {SCHEMA}. "
@@ -172,9 +212,13 @@ def check_depth(values: object) -> None:
         InvalidJournalError: If they have more than about 250 levels.
     """
     try:
-        to_jsonable_python([[values]])  # counts the levels as `dump_facts` does, with two to spare
+        to_jsonable_python(
+            [[values]]
+        )  # counts the levels as `dump_facts` does, with two to spare
     except ValueError as error:
-        raise InvalidJournalError("The journal is damaged: its values have more than 250 levels.") from error
+        raise InvalidJournalError(
+            "The journal is damaged: its values have more than 250 levels."
+        ) from error
 
 
 # Its facts.
@@ -184,15 +228,21 @@ def check_depth(values: object) -> None:
 def _facts() -> TypeAdapter[list[facts.Fact]]:
     """Build the serializer of facts; not at import, which it would make a tenth slower."""
     return TypeAdapter(
-        list[Annotated[facts.Fact, Field(discriminator="type")]], config=ConfigDict(extra="forbid", allow_inf_nan=False)
+        list[Annotated[facts.Fact, Field(discriminator="type")]],
+        config=ConfigDict(extra="forbid", allow_inf_nan=False),
     )
 
 
 def dump_facts(facts: Sequence[facts.Fact]) -> list[Any]:
     """Turn facts into JSON values, without the fields that have their default value."""
     plain = [_with_json_messages(fact) for fact in facts]
-    written: list[dict[str, Any]] = _facts().dump_python(plain, mode="json", exclude_defaults=True)
-    return [{"type": fact.type, **values} for fact, values in zip(facts, written, strict=True)]
+    written: list[dict[str, Any]] = _facts().dump_python(
+        plain, mode="json", exclude_defaults=True
+    )
+    return [
+        {"type": fact.type, **values}
+        for fact, values in zip(facts, written, strict=True)
+    ]
 
 
 def load_facts(data: object) -> tuple[facts.Fact, ...]:
@@ -203,7 +253,9 @@ def load_facts(data: object) -> tuple[facts.Fact, ...]:
     """
     with reading("The journal is", InvalidJournalError):
         loaded = _validated(data)
-        check_depth([(messages_of(fact), getattr(fact, "parameters", None)) for fact in loaded])
+        check_depth(
+            [(messages_of(fact), getattr(fact, "parameters", None)) for fact in loaded]
+        )
         for place, fact in enumerate(loaded):
             _check_amounts(place, fact)
         return loaded
@@ -213,11 +265,15 @@ def _validated(data: object) -> tuple[facts.Fact, ...]:
     try:
         return tuple(_facts().validate_python(data, strict=False))
     except InvalidLimitError as error:
-        raise InvalidJournalError(f"The journal is damaged in its limits: {error}") from error
+        raise InvalidJournalError(
+            f"The journal is damaged in its limits: {error}"
+        ) from error
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise InvalidJournalError(f"The journal is damaged at {place or 'its top'}: {first['msg']}.") from error
+        raise InvalidJournalError(
+            f"The journal is damaged at {place or 'its top'}: {first['msg']}."
+        ) from error
 
 
 _NOTHING: Final = Usage()
@@ -226,9 +282,14 @@ _NOTHING: Final = Usage()
 def _check_amounts(place: int, fact: facts.Fact) -> None:
     """Refuse amounts that would give back what a run has spent, and those that no store can hold."""
     amounts: list[float] = [getattr(fact, "seconds", 0.0)]
-    for usage in (getattr(fact, "usage", _NOTHING), getattr(fact, "spent", None) or _NOTHING):
+    for usage in (
+        getattr(fact, "usage", _NOTHING),
+        getattr(fact, "spent", None) or _NOTHING,
+    ):
         amounts += usage.calls_by_function.values()
-        amounts += (value for value in vars(usage).values() if isinstance(value, int | float))
+        amounts += (
+            value for value in vars(usage).values() if isinstance(value, int | float)
+        )
     if not (min(amounts) >= 0 and max(amounts) < 2**63):
         raise InvalidJournalError(
             f"The journal is damaged at {place}.{fact.type}: an amount is negative, or too large."
@@ -250,7 +311,9 @@ def _with_json_messages(fact: facts.Fact) -> facts.Fact:
     match fact:
         case facts.ModelReplied() | facts.MessageAdded():
             return replace(fact, message=dump_message(fact.message))
-        case facts.RunStarted() | facts.Planned() | facts.IterationCompleted() if fact.messages:
+        case facts.RunStarted() | facts.Planned() | facts.IterationCompleted() if (
+            fact.messages
+        ):
             return replace(fact, messages=tuple(map(dump_message, fact.messages)))
         case _:
             return fact
@@ -259,8 +322,9 @@ def _with_json_messages(fact: facts.Fact) -> facts.Fact:
 def dump_message(message: Message) -> Any:
     """Write a message as JSON values: bytes as base64, other values that JSON does not have as text.
 
-    JSON values, which messages are after a load, are returned as they are. Metadata are omitted where they hold an
-    SDK's own value that cannot be written, or are nested too deeply: a server may put anything there.
+    JSON values, which messages are after a load, are returned as they are. Metadata are
+    omitted where they hold an SDK's own value that cannot be written, or are nested too
+    deeply: a server may put anything there.
     """
     assert not isinstance(message, EditedReply), "only a fold makes these"
     if not isinstance(message, BaseModel):
@@ -268,7 +332,9 @@ def dump_message(message: Message) -> Any:
     try:
         return _as_values(message, {"metadata": {_CHECKPOINT}})
     except (TypeError, ValueError):
-        return _as_values(message, {"metadata": True, "items": {"__all__": {"metadata"}}})
+        return _as_values(
+            message, {"metadata": True, "items": {"__all__": {"metadata"}}}
+        )
 
 
 def _as_values(message: BaseModel, exclude: dict[str, Any]) -> Any:

@@ -1,7 +1,8 @@
 """The only loop: perform the next action, record what happened, until the run pauses or ends.
 
-Plain, streamed and resumed runs are this one loop; a stream passes ``emit``. `planner_ext.core.machine` decides what to
-do next, and `planner_ext.engine.ports` are the way to everything outside.
+Plain, streamed and resumed runs are this one loop; a stream passes ``emit``.
+`planner_ext.core.machine` decides what to do next, and `planner_ext.engine.ports` are
+the way to everything outside.
 """
 
 import asyncio
@@ -14,11 +15,21 @@ from typing import TYPE_CHECKING, Any, TypeVar, assert_never
 
 from planner_ext.core import facts, machine
 from planner_ext.core.accounts import Account, SharedBudgets
-from planner_ext.core.errors import IllegalTransitionError, InvalidJournalError, described
+from planner_ext.core.errors import (
+    IllegalTransitionError,
+    InvalidJournalError,
+    described,
+)
 from planner_ext.core.state import Phase, State
 from planner_ext.core.values import Reply, TranscriptItem, Usage
 from planner_ext.engine.batch import Calls
-from planner_ext.engine.concurrency import LeftByError, OutOfTime, StopHandle, contained, end_tasks
+from planner_ext.engine.concurrency import (
+    LeftByError,
+    OutOfTime,
+    StopHandle,
+    contained,
+    end_tasks,
+)
 from planner_ext.engine.journal import Recorder, lost_request, plain_fact
 from planner_ext.engine.log import log_run
 from planner_ext.engine.ports import Clarification, Emit, Event, Ports, TextDelta
@@ -29,7 +40,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MOST_REPEATS = 100
-"""How many actions in a row may record nothing: one that a time limit is just about to end starts nothing."""
+"""How many actions in a row may record nothing: one that a time limit is just about to
+end starts nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,13 +67,24 @@ class Engine:
     """
 
     def __init__(
-        self, facts: Iterable[facts.Fact], ports: Ports, *, emit: Emit | None = None, stop: StopHandle | None = None
+        self,
+        facts: Iterable[facts.Fact],
+        ports: Ports,
+        *,
+        emit: Emit | None = None,
+        stop: StopHandle | None = None,
     ) -> None:
         self._journal = journal = Recorder(facts, ports, emit, stop)
         self.facts = journal.facts
         self.record = journal.record
-        self.account = Account(journal.as_of_now, ports.within, threading.RLock(), ports.shared)
-        self._shared = None if self.account.shared is None else _reservations(self.account.shared, journal)
+        self.account = Account(
+            journal.as_of_now, ports.within, threading.RLock(), ports.shared
+        )
+        self._shared = (
+            None
+            if self.account.shared is None
+            else _reservations(self.account.shared, journal)
+        )
         self._ports = ports
         self._emit = emit
         self._stop = stop or StopHandle()
@@ -77,8 +100,8 @@ class Engine:
     async def begin(self, new: Sequence[facts.Fact]) -> None:
         """Record the first new facts of this activation.
 
-        An earlier process may have sent a request and ended before it recorded the reply. Such a request is recorded
-        first, as failed, so that it is charged.
+        An earlier process may have sent a request and ended before it recorded the
+        reply. Such a request is recorded first, as failed, so that it is charged.
         """
         shared = self._ports.shared
         is_kept = self._ports.store is not None
@@ -86,7 +109,9 @@ class Engine:
         for fact in lost_request(self.state, at=self._journal.now()):
             transcript = self.state.transcript
             choice = self.state.rules.tool_choice
-            request = machine.AskModel(iteration=fact.iteration, offer=True, tool_choice=choice, withheld=None)
+            request = machine.AskModel(
+                iteration=fact.iteration, offer=True, tool_choice=choice, withheld=None
+            )
             await self.record(replace(fact, usage=self._estimated(transcript, request)))
         for fact in new:
             await self.record(fact)
@@ -101,12 +126,14 @@ class Engine:
     async def run(self) -> State:
         """Drive the run until it pauses or ends, and return its last state.
 
-        If anything is raised, cancellation included, the request that was under way is recorded as failed, and every
-        call of the open batch is answered first; in a store the batch stays open instead, to be continued.
+        If anything is raised, cancellation included, the request that was under way is
+        recorded as failed, and every call of the open batch is answered first; in a
+        store the batch stays open instead, to be continued.
 
         Raises:
             CallFailedError: If a function failed and ``raise_errors`` is set.
-            IllegalTransitionError: If what is done changes nothing, and would be done for ever.
+            IllegalTransitionError: If what is done changes nothing, and would be done
+                for ever.
             Exception: What the connector or the store raises.
         """
         tracing = self._ports.tracing
@@ -136,12 +163,26 @@ class Engine:
                 if self._shared is not None:
                     await self._shared.settle()
             finally:
-                if self.state.batch is not None and self.is_running and self._ports.store is None:
+                if (
+                    self.state.batch is not None
+                    and self.is_running
+                    and self._ports.store is None
+                ):
                     cancelled = isinstance(error, asyncio.CancelledError)
-                    reason = "The run was cancelled." if cancelled else "The run failed."
-                    await self._journal.terminate(reason, spent=self.account.unrecorded())
-                elif self.is_running and self._ports.store is None:  # no fact says so; a worker logs its runs' faults
-                    log_run(logging.INFO, self.state.run_id, f"broke off: {type(error).__name__}")
+                    reason = (
+                        "The run was cancelled." if cancelled else "The run failed."
+                    )
+                    await self._journal.terminate(
+                        reason, spent=self.account.unrecorded()
+                    )
+                elif (
+                    self.is_running and self._ports.store is None
+                ):  # no fact says so; a worker logs its runs' faults
+                    log_run(
+                        logging.INFO,
+                        self.state.run_id,
+                        f"broke off: {type(error).__name__}",
+                    )
 
     @property
     def is_running(self) -> bool:
@@ -152,13 +193,18 @@ class Engine:
         """Decide on the next action, and reserve what it needs; after a refusal, which is recorded, decide again.
 
         Raises:
-            IllegalTransitionError: If what was refused is refused once more, although the run took that in.
+            IllegalTransitionError: If what was refused is refused once more, although
+                the run took that in.
         """
         waits = self._ports.min_iteration_seconds > 0
         while True:
             await self._take_wishes()
             action = self.account.decide(self._journal.as_of_now())
-            if waits and isinstance(action, machine.AskPlan | machine.AskModel) and await self._kept_interval():
+            if (
+                waits
+                and isinstance(action, machine.AskPlan | machine.AskModel)
+                and await self._kept_interval()
+            ):
                 waits = False
                 continue  # a stop or a deadline may have come while it waited
             if self._shared is None:
@@ -166,7 +212,9 @@ class Engine:
             respondent = self._ports.respondent
             earlier = self.state.refused
             asks_model = respondent is not None and respondent.is_model
-            if (refused := await self._shared.before(action, asks_model=asks_model)) is None:
+            if (
+                refused := await self._shared.before(action, asks_model=asks_model)
+            ) is None:
                 return action
             if earlier is not None and replace(earlier, at=refused.at) == refused:
                 raise _no_progress(action)
@@ -175,13 +223,25 @@ class Engine:
 
     async def _take_wishes(self) -> None:
         """Record a stop or other limits that the caller asked for meanwhile."""
-        if self._stop.reason is not None and self.is_running and self.state.stopping is None:
-            await self.record(facts.StopRequested(reason=self._stop.reason, at=self._journal.now()))
-        if self._ports.new_budget is not None and self.is_running and (new := self._ports.new_budget()) is not None:
+        if (
+            self._stop.reason is not None
+            and self.is_running
+            and self.state.stopping is None
+        ):
+            await self.record(
+                facts.StopRequested(reason=self._stop.reason, at=self._journal.now())
+            )
+        if (
+            self._ports.new_budget is not None
+            and self.is_running
+            and (new := self._ports.new_budget()) is not None
+        ):
             at = self._journal.now()
             seconds = self._journal.lap()
             limits, by = new
-            await self.record(facts.BudgetChanged(limits=limits, by=by, at=at, seconds=seconds))
+            await self.record(
+                facts.BudgetChanged(limits=limits, by=by, at=at, seconds=seconds)
+            )
 
     async def _perform(self, action: machine.Action) -> None:  # noqa: C901  (one case for each action)
         match action:
@@ -202,7 +262,11 @@ class Engine:
             case machine.WithholdCalls():
                 await self.record(plain_fact(action, at=self._journal.now()))
             case machine.Pause():
-                traced = {} if self._ports.tracing is None else {"trace": self._ports.tracing.trace}
+                traced = (
+                    {}
+                    if self._ports.tracing is None
+                    else {"trace": self._ports.tracing.trace}
+                )
                 at = self._journal.now()
                 seconds = self._journal.lap()
                 await self.record(plain_fact(action, at=at, seconds=seconds, **traced))
@@ -224,14 +288,22 @@ class Engine:
             return facts.MessageAdded(message=message, purpose=action.purpose, at=at)
         assert form is not None, "a run whose rules ask for a form has one"
         if isinstance(action, machine.CheckAnswer):
-            return facts.AnswerChecked(answer=action.answer, problem=form.problem(action.answer), at=at)
-        return facts.MessageAdded(message=form.request(action.problem), purpose=action.purpose, at=at)
+            return facts.AnswerChecked(
+                answer=action.answer, problem=form.problem(action.answer), at=at
+            )
+        return facts.MessageAdded(
+            message=form.request(action.problem), purpose=action.purpose, at=at
+        )
 
     async def _ask_plan(self) -> None:
         prompts = self._ports.prompts
         if prompts is None:
-            raise InvalidJournalError("Expected a run without a plan request; resume this one with a planner.")
-        request = machine.AskModel(iteration=-1, offer=False, tool_choice=None, withheld=None)
+            raise InvalidJournalError(
+                "Expected a run without a plan request; resume this one with a planner."
+            )
+        request = machine.AskModel(
+            iteration=-1, offer=False, tool_choice=None, withheld=None
+        )
         reply = await self._requested(await prompts.plan_request(), request)
         if isinstance(reply, OutOfTime):
             return
@@ -242,43 +314,69 @@ class Engine:
             messages = await prompts.opening(reply.text)
         finally:  # a template that fails does not take back the request, nor what it cost
             await self.record(
-                facts.Planned(plan=reply.text, messages=messages, usage=reply.usage, at=at, seconds=seconds)
+                facts.Planned(
+                    plan=reply.text,
+                    messages=messages,
+                    usage=reply.usage,
+                    at=at,
+                    seconds=seconds,
+                )
             )
 
-    async def _requested(self, transcript: Sequence[TranscriptItem], request: machine.AskModel) -> Reply | OutOfTime:
+    async def _requested(
+        self, transcript: Sequence[TranscriptItem], request: machine.AskModel
+    ) -> Reply | OutOfTime:
         """Make a request; one that a time limit interrupts was made, and is charged."""
         emit = self._emit
         interrupted = False
-        await self._announce(transcript, request, is_implied=self.state.intent == "implied")
+        await self._announce(
+            transcript, request, is_implied=self.state.intent == "implied"
+        )
 
         async def pass_on(event: Event) -> None:
             if emit is not None and not interrupted:
                 await emit(event)
 
-        asked = self._ports.chat.ask(transcript, request, None if emit is None else pass_on)
+        asked = self._ports.chat.ask(
+            transcript, request, None if emit is None else pass_on
+        )
         reply = await self._journal.in_time(asked)
         if isinstance(reply, OutOfTime):
             interrupted = True
-            await self.record(self._charge_failed(self._journal.interruption, sent=True))
+            await self.record(
+                self._charge_failed(self._journal.interruption, sent=True)
+            )
         elif self._shared is not None:
             self._shared.answered(reply.usage)
         return reply
 
     async def _announce(
-        self, transcript: Sequence[TranscriptItem], request: machine.AskModel, *, is_implied: bool
+        self,
+        transcript: Sequence[TranscriptItem],
+        request: machine.AskModel,
+        *,
+        is_implied: bool,
     ) -> None:
         """Record a request that is about to be sent: here, unless the last fact implies it, and in the runs around."""
         if not is_implied:
-            await self.record(facts.ModelAsked(iteration=request.iteration, at=self._journal.now()))
+            await self.record(
+                facts.ModelAsked(iteration=request.iteration, at=self._journal.now())
+            )
         if self._ports.within is not None:
             await self._ports.within.record_request()
-        self._announced = _Announced(transcript=transcript, request=request, recorded=len(self.facts))
+        self._announced = _Announced(
+            transcript=transcript, request=request, recorded=len(self.facts)
+        )
 
     @property
     def _under_way(self) -> _Announced | None:
         """The request that was announced last, unless a fact was recorded since."""
         announced = self._announced
-        return announced if announced is not None and announced.recorded == len(self.facts) else None
+        return (
+            announced
+            if announced is not None and announced.recorded == len(self.facts)
+            else None
+        )
 
     async def _record_failed(self, error: BaseException) -> None:
         """Record that the next request has no reply, or will not be made; a store that fails does not hide the error.
@@ -291,7 +389,11 @@ class Engine:
             fact = self._charge_failed(reason, sent=self._ports.chat.was_sent(error))
             await self._journal.record(fact, streamed=not cancelled)
         except Exception as problem:
-            logger.info("Run %s: a failed request is not recorded: %s", self.state.run_id, problem)
+            logger.info(
+                "Run %s: a failed request is not recorded: %s",
+                self.state.run_id,
+                problem,
+            )
 
     def _charge_failed(self, reason: str, *, sent: bool) -> facts.RequestFailed:
         """Charge a request without a reply, with the time since the last lap, and return its fact.
@@ -309,14 +411,20 @@ class Engine:
             self._shared.failed(usage)
         at = self._journal.now()
         seconds = self._journal.lap()
-        return facts.RequestFailed(iteration=iteration, reason=reason, usage=usage, at=at, seconds=seconds)
+        return facts.RequestFailed(
+            iteration=iteration, reason=reason, usage=usage, at=at, seconds=seconds
+        )
 
-    def _estimated(self, transcript: Sequence[TranscriptItem], request: machine.AskModel) -> Usage:
+    def _estimated(
+        self, transcript: Sequence[TranscriptItem], request: machine.AskModel
+    ) -> Usage:
         """Estimate what a request without a reply has used: one round trip, and tokens where these are limited."""
         try:
             estimated = self._ports.chat.estimated(transcript, request)
         except Exception:
-            logger.exception("The tokens of a failed request cannot be estimated; they are not charged.")
+            logger.exception(
+                "The tokens of a failed request cannot be estimated; they are not charged."
+            )
             estimated = Usage()
         return replace(estimated, iterations=1)
 
@@ -327,7 +435,9 @@ class Engine:
         final_answer = None  # a model may call the final-answer function although it was not offered: keep that answer
         if not action.offer:
             resolved = map(self._ports.functions.check, reply.calls)
-            final_answer = next((call.answer for call in resolved if call.kind == "final_answer"), None)
+            final_answer = next(
+                (call.answer for call in resolved if call.kind == "final_answer"), None
+            )
         await self.record(
             facts.ModelReplied(
                 iteration=action.iteration,
@@ -350,13 +460,19 @@ class Engine:
         seconds = self._journal.lap()
         given = Clarification(text=None)
         if respondent is not None and respondent.is_model and action.iterations != 0:
-            request = machine.AskModel(iteration=action.iteration, offer=False, tool_choice=None, withheld=None)
+            request = machine.AskModel(
+                iteration=action.iteration, offer=False, tool_choice=None, withheld=None
+            )
             await self._announce(self.state.transcript, request, is_implied=False)
         try:
             if respondent is not None:
                 answer = respondent.answer(action, self.state)
-                answered = await self._journal.in_time(answer, person=not respondent.is_model)
-                interrupted = Clarification(text=None, iterations=1 if respondent.is_model else 0)
+                answered = await self._journal.in_time(
+                    answer, person=not respondent.is_model
+                )
+                interrupted = Clarification(
+                    text=None, iterations=1 if respondent.is_model else 0
+                )
                 given = interrupted if isinstance(answered, OutOfTime) else answered
         finally:
             waited = self._journal.lap()
@@ -380,9 +496,17 @@ class Engine:
         """Keep the least time between the starts of two requests; return whether there was anything to wait for."""
         clock = self._ports.clock
         least = self._ports.min_iteration_seconds
-        wait = 0.0 if self._asked_at is None else self._asked_at + least - clock.monotonic()
+        wait = (
+            0.0
+            if self._asked_at is None
+            else self._asked_at + least - clock.monotonic()
+        )
         if wait > 0:
-            wait = min(wait, max(self._journal.left(), 0.0)) if self._journal.timed else wait
+            wait = (
+                min(wait, max(self._journal.left(), 0.0))
+                if self._journal.timed
+                else wait
+            )
             await self._journal.in_time(clock.sleep(wait))
         self._asked_at = clock.monotonic()
         return wait > 0
@@ -390,12 +514,21 @@ class Engine:
     async def _complete_iteration(self, action: machine.CompleteIteration) -> None:
         asked: dict[str, Any] = {}
         if action.called and self._ports.hook is not None:
-            completed = await self._journal.in_time(self._ports.hook.completed(self.state))
+            completed = await self._journal.in_time(
+                self._ports.hook.completed(self.state)
+            )
             if isinstance(completed, OutOfTime):
-                logger.error("The iteration-completed callback was interrupted. %s", self._journal.interruption)
+                logger.error(
+                    "The iteration-completed callback was interrupted. %s",
+                    self._journal.interruption,
+                )
             else:
                 asked = dict(completed)
-        await self.record(plain_fact(action, at=self._journal.now(), seconds=self._journal.lap(), **asked))
+        await self.record(
+            plain_fact(
+                action, at=self._journal.now(), seconds=self._journal.lap(), **asked
+            )
+        )
 
 
 def _reservations(shared: SharedBudgets, journal: Recorder) -> "Reservations":
@@ -406,7 +539,9 @@ def _reservations(shared: SharedBudgets, journal: Recorder) -> "Reservations":
 
 def _no_progress(action: machine.Action | None) -> IllegalTransitionError:
     name = type(action).__name__
-    return IllegalTransitionError(f"The run would repeat {name} for ever: nothing that happened changed its state.")
+    return IllegalTransitionError(
+        f"The run would repeat {name} for ever: nothing that happened changed its state."
+    )
 
 
 T = TypeVar("T")
@@ -415,15 +550,17 @@ _AHEAD = 64
 """Events that a run may be ahead of its consumer."""
 
 _UNDER_WAY = (TextDelta, facts.CallStarted, facts.CallFinished)
-"""Events of a request or a call that is being made; passing them on must not delay the other calls of the batch."""
+"""Events of a request or a call that is being made; passing them on must not delay the
+other calls of the batch."""
 
 
 async def watch(run: Callable[[Emit], Awaitable[T]]) -> AsyncGenerator[Event, None]:
     """Start a run and yield its events as they happen; raise what it raises.
 
-    The run has its own task, so no span, timeout or task group of it is open across a ``yield``. A consumer that leaves
-    early cancels it and waits for its end; the exception of one that is cancelled gets the attributes of the run's. A
-    consumer that keeps up receives the decisions on a batch before any of its calls begins.
+    The run has its own task, so no span, timeout or task group of it is open across a
+    ``yield``. A consumer that leaves early cancels it and waits for its end; the
+    exception of one that is cancelled gets the attributes of the run's. A consumer that
+    keeps up receives the decisions on a batch before any of its calls begins.
     """
     queue: asyncio.Queue[Event | None] = asyncio.Queue()
     room = asyncio.Event()
@@ -434,7 +571,9 @@ async def watch(run: Callable[[Emit], Awaitable[T]]) -> AsyncGenerator[Event, No
             room.clear()
             await room.wait()
         elif not isinstance(event, _UNDER_WAY):
-            await asyncio.sleep(0)  # a consumer that waits for it may leave before the run continues
+            await asyncio.sleep(
+                0
+            )  # a consumer that waits for it may leave before the run continues
 
     task = asyncio.ensure_future(_in_task(run, emit))
     task.add_done_callback(lambda _: queue.put_nowait(None))
@@ -454,13 +593,17 @@ async def watch(run: Callable[[Emit], Awaitable[T]]) -> AsyncGenerator[Event, No
 async def _in_task(run: Callable[[Emit], Awaitable[T]], emit: Emit) -> T:
     try:
         return await contained(run(emit))
-    except GeneratorExit as error:  # a future that hands it on would close who awaits it
+    except (
+        GeneratorExit
+    ) as error:  # a future that hands it on would close who awaits it
         raise LeftByError(error) from error
 
 
 async def _end_for(error: asyncio.CancelledError, task: asyncio.Future[T]) -> None:
     """End a task, and give the cancellation that it ends for the attributes of what the task raised."""
-    with suppress(asyncio.CancelledError):  # a second one changes nothing: the first is raised
+    with suppress(
+        asyncio.CancelledError
+    ):  # a second one changes nothing: the first is raised
         await end_tasks(task)
     try:
         task.result()

@@ -1,7 +1,8 @@
 """The interceptors of a run, asked in order before a call runs; the first decision wins.
 
-`InterceptorChain` asks those of one run or filter. `Review` reviews a call by several chains, and by whoever answers
-their questions; an edited call is reviewed like any other, from the first rule on.
+`InterceptorChain` asks those of one run or filter. `Review` reviews a call by several
+chains, and by whoever answers their questions; an edited call is reviewed like any
+other, from the first rule on.
 """
 
 import logging
@@ -32,25 +33,39 @@ from planner_ext.core.fold import sticky_keys
 from planner_ext.core.state import State
 from planner_ext.core.values import updated
 from planner_ext.engine.authorization import refusal_of
-from planner_ext.engine.concurrency import OUT_OF_TIME, Raised, called, caught, in_time, seconds_from_now
+from planner_ext.engine.concurrency import (
+    OUT_OF_TIME,
+    Raised,
+    called,
+    caught,
+    in_time,
+    seconds_from_now,
+)
 from planner_ext.engine.ports import Reviewed
 
 _logger = logging.getLogger(__name__)
 
 PreInvoke = Callable[[int, str, Mapping[str, Any]], bool | Awaitable[bool]]
-"""Called with the 1-based iteration, the function's name and its arguments; False refuses, True is no objection."""
+"""Called with the 1-based iteration, the function's name and its arguments; False
+refuses, True is no objection."""
 
 CheckForIntervention = Callable[[ToolCall], bool | Awaitable[bool]]
 """Called with the call; True defers it to a person, False is no objection."""
 
 
 Approver = Callable[[ToolCall], Decision | Awaitable[Decision | None] | None]
-"""Asks a person about a call, and returns their decision; None or `Defer` leaves the question open."""
+"""Asks a person about a call, and returns their decision; None or `Defer` leaves the
+question open."""
 
 Edit: TypeAlias = Callable[[ToolCall, Mapping[str, Any]], ToolCall | str]
-"""Checks and converts arguments that replace those of a call; returns the call with them, or what is wrong."""
+"""Checks and converts arguments that replace those of a call; returns the call with
+them, or what is wrong."""
 
-_UNMATCHED = {"approve": None, "defer": Defer(source="unmatched"), "deny": Deny("Nobody approved it.", by="default")}
+_UNMATCHED = {
+    "approve": None,
+    "defer": Defer(source="unmatched"),
+    "deny": Deny("Nobody approved it.", by="default"),
+}
 """The decision on a call that no interceptor decided."""
 
 _APPROVED_EARLIER = Approve(by="approved earlier in this run")
@@ -64,33 +79,41 @@ def _with_approval(state: State, call: ToolCall, reviewed: Reviewed) -> State:
         return state
     if reviewed.arguments is not None:
         call = replace(call, arguments=reviewed.arguments)
-    return updated(state, sticky=state.sticky | {_keys_of(call, question)[decision.always]})
+    return updated(
+        state, sticky=state.sticky | {_keys_of(call, question)[decision.always]}
+    )
 
 
 def _is_approved(call: ToolCall, question: Defer, state: State) -> bool:
-    return bool(state.sticky) and not state.sticky.isdisjoint(_keys_of(call, question).values())
+    return bool(state.sticky) and not state.sticky.isdisjoint(
+        _keys_of(call, question).values()
+    )
 
 
 def _keys_of(call: ToolCall, question: Defer) -> dict[str, str]:
     name = call.fully_qualified_name
     digest = digest_of(name, call.arguments)
-    return sticky_keys(name, digest, call.signature, source=question.source, roles=question.roles)
+    return sticky_keys(
+        name, digest, call.signature, source=question.source, roles=question.roles
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterceptorChain:
     """The interceptors of one run, or of one filter.
 
-    The order: interceptors as given (of a policy, its rules), the function's own ``@requires_approval``,
-    ``pre_invoke``, ``check_for_intervention``, a policy's default, and what is set for undecided calls. An interceptor
-    that raises or hangs denies; one that returns anything but a decision is an error. A deferred call of a marked
-    function keeps the roles of the mark, unless the ``Defer`` names others.
+    The order: interceptors as given (of a policy, its rules), the function's own
+    ``@requires_approval``, ``pre_invoke``, ``check_for_intervention``, a policy's
+    default, and what is set for undecided calls. An interceptor that raises or hangs
+    denies; one that returns anything but a decision is an error. A deferred call of a
+    marked function keeps the roles of the mark, unless the ``Defer`` names others.
 
     Attributes:
         marked: Gives a function's own mark by its fully qualified name, or None.
         approver: Asked by `asked`, about a call that was deferred.
-        waits: Whether a question stays open if the approver leaves it open; else the call is denied, and the approver
-            has as long as an interceptor of this chain.
+        waits: Whether a question stays open if the approver leaves it open; else the
+            call is denied, and the approver has as long as an interceptor of this
+            chain.
     """
 
     options: ApprovalSettings
@@ -108,7 +131,12 @@ class InterceptorChain:
 
     def watches(self, function: str) -> bool:
         """Return whether a call of this function could be decided by an interceptor, a mark or a setting."""
-        asked = self.interceptors or self.pre_invoke or self.checks or self.options.unmatched != "approve"
+        asked = (
+            self.interceptors
+            or self.pre_invoke
+            or self.checks
+            or self.options.unmatched != "approve"
+        )
         return bool(asked) or self.marked(function) is not None
 
     async def decide(self, call: ToolCall, state: State) -> Decision | None:
@@ -116,7 +144,8 @@ class InterceptorChain:
 
         Args:
             call: The call.
-            state: The run that makes the call; what was approved in it replaces a question, never a denial.
+            state: The run that makes the call; what was approved in it replaces a
+                question, never a denial.
         """
         decision = await self._decide(call)
         if not isinstance(decision, Defer):
@@ -133,21 +162,29 @@ class InterceptorChain:
     async def asked(self, call: ToolCall, question: Defer, run_id: str) -> Decision:
         """Ask the approver about a deferred call; returns the question if it stays open.
 
-        It does if the ``authorize`` hook refuses the answer. Without a hook the approver, which is shown the roles, is
-        the application's own check of them.
+        It does if the ``authorize`` hook refuses the answer. Without a hook the
+        approver, which is shown the roles, is the application's own check of them.
         """
         assert self.approver is not None, "only a chain that has an approver is asked"
-        seconds = question.expires_in if self.waits else self.options.interceptor_timeout
-        waiting = replace(self, options=replace(self.options, interceptor_timeout=seconds))
+        seconds = (
+            question.expires_in if self.waits else self.options.interceptor_timeout
+        )
+        waiting = replace(
+            self, options=replace(self.options, interceptor_timeout=seconds)
+        )
         shown = replace(call, prompt=question.prompt or "", roles=tuple(question.roles))
-        answer = await waiting._ask(_asked_by(self.approver, self.options.authorize, run_id), shown)
+        answer = await waiting._ask(
+            _asked_by(self.approver, self.options.authorize, run_id), shown
+        )
         if answer is not None and not isinstance(answer, Defer):
             return answer
         return question if self.waits else Deny("Nobody decided.")
 
     async def _decide(self, call: ToolCall) -> Decision | None:
         for place, interceptor in enumerate(self.interceptors):
-            ask = interceptor.by_rule if isinstance(interceptor, Policy) else interceptor
+            ask = (
+                interceptor.by_rule if isinstance(interceptor, Policy) else interceptor
+            )
             if (decision := await self._ask(ask, call)) is not None:
                 return _with_source(decision, self.interceptors, place)
         if (mark := self.marked(call.fully_qualified_name)) is not None:
@@ -157,14 +194,20 @@ class InterceptorChain:
     async def _call_callbacks(self, call: ToolCall) -> Decision | None:
         for pre_invoke in self.pre_invoke:
             verdict = await self._outcome_of(
-                pre_invoke, call.iteration + 1, call.fully_qualified_name, deepcopy(dict(call.arguments))
+                pre_invoke,
+                call.iteration + 1,
+                call.fully_qualified_name,
+                deepcopy(dict(call.arguments)),
             )
             if isinstance(verdict, Deny):
                 return verdict
             if not isinstance(verdict, bool):
                 raise _no_decision(pre_invoke, verdict, "True or False")
             if not verdict:
-                return Deny("The application's pre-invoke callback did not let it run.", by=_name(pre_invoke))
+                return Deny(
+                    "The application's pre-invoke callback did not let it run.",
+                    by=_name(pre_invoke),
+                )
         for place, check in enumerate(self.checks):
             if (decision := await self._ask(check, call, is_check=True)) is not None:
                 return _with_source(decision, self.checks, place)
@@ -177,7 +220,11 @@ class InterceptorChain:
         return _UNMATCHED[self.options.unmatched]
 
     async def _ask(
-        self, interceptor: Callable[[ToolCall], Any], call: ToolCall, *, is_check: bool = False
+        self,
+        interceptor: Callable[[ToolCall], Any],
+        call: ToolCall,
+        *,
+        is_check: bool = False,
     ) -> Decision | None:
         """Ask one interceptor, or a check, whose True defers and whose False does not.
 
@@ -185,19 +232,28 @@ class InterceptorChain:
             InvalidLimitError: If its answer is not a decision.
         """
         # A copy for each: one interceptor's changes to the arguments are not seen by the next.
-        answer = await self._outcome_of(interceptor, replace(call, arguments=deepcopy(dict(call.arguments))))
+        answer = await self._outcome_of(
+            interceptor, replace(call, arguments=deepcopy(dict(call.arguments)))
+        )
         if is_check and isinstance(answer, bool):
             return Defer() if answer else None
         if answer is None:
             return None
         if not isinstance(answer, Approve | Deny | Supply | Defer):
-            raise _no_decision(interceptor, answer, "True or False" if is_check else "a decision")
-        if isinstance(answer, Approve) and answer.fingerprint not in (None, call.fingerprint):
+            raise _no_decision(
+                interceptor, answer, "True or False" if is_check else "a decision"
+            )
+        if isinstance(answer, Approve) and answer.fingerprint not in (
+            None,
+            call.fingerprint,
+        ):
             problem = "its fingerprint is that of another call"
         elif (problem := problem_of(answer)) is None:
             return answer
         name = _name(interceptor)
-        _logger.error("%s answered %s, but %s; the call is denied.", name, shown(answer), problem)
+        _logger.error(
+            "%s answered %s, but %s; the call is denied.", name, shown(answer), problem
+        )
         return Deny("It could not be decided.", by=name)
 
     async def _outcome_of(self, ask: Callable[..., Any], *arguments: Any) -> Any:
@@ -208,9 +264,13 @@ class InterceptorChain:
         is_policy = isinstance(getattr(ask, "__self__", None), Policy)
         seconds = None if is_policy else self.options.interceptor_timeout
         asked = _evaluated(ask, *arguments) if is_policy else called(ask, *arguments)
-        answer = await caught(asked if seconds is None else in_time(asked, seconds_from_now(seconds)))
+        answer = await caught(
+            asked if seconds is None else in_time(asked, seconds_from_now(seconds))
+        )
         if isinstance(answer, Raised):
-            _logger.error("%s failed; the call is denied.", _name(ask), exc_info=answer.error)
+            _logger.error(
+                "%s failed; the call is denied.", _name(ask), exc_info=answer.error
+            )
             return Deny("It could not be decided.", by=_name(ask))
         if answer is OUT_OF_TIME:
             _logger.error("%s did not decide in time; the call is denied.", _name(ask))
@@ -221,14 +281,20 @@ class InterceptorChain:
 def _with_source(decision: Decision, asked: Sequence[object], place: int) -> Decision:
     """Say where a question comes from: the rule of a policy, or the interceptor, by its name, with its prompt.
 
-    Interceptors with one name, as those that one function makes, are distinguished by their order.
+    Interceptors with one name, as those that one function makes, are distinguished by
+    their order.
     """
     interceptor = asked[place]
-    if not isinstance(decision, Defer) or (decision.source and isinstance(interceptor, Policy)):
+    if not isinstance(decision, Defer) or (
+        decision.source and isinstance(interceptor, Policy)
+    ):
         return decision
     name = guard_name(interceptor)
     number = sum(guard_name(other) == name for other in asked[:place])
-    return replace(decision, source=source_of("interceptor", name, number, decision.prompt, decision.source))
+    return replace(
+        decision,
+        source=source_of("interceptor", name, number, decision.prompt, decision.source),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +304,8 @@ class _Ruled:
     Attributes:
         call: The call, with edited arguments if an interceptor edited it.
         decision: What was decided, if nothing is asked.
-        questions: What is asked, each with the chain whose approver answers it, or None.
+        questions: What is asked, each with the chain whose approver answers it, or
+            None.
         editor: Who edited it.
     """
 
@@ -253,9 +320,11 @@ class Review:
     """Reviews calls by the rules of several chains, and by those who answer their questions.
 
     Attributes:
-        chains: Those of the runs around, the outermost first, and of the run. Each has its say.
-        filters: Asked afterwards. A question of theirs is not put if a chain, or a filter before, asks those who answer
-            it about the same call already: the same approver, or persons of the same roles.
+        chains: Those of the runs around, the outermost first, and of the run. Each has
+            its say.
+        filters: Asked afterwards. A question of theirs is not put if a chain, or a
+            filter before, asks those who answer it about the same call already: the
+            same approver, or persons of the same roles.
         approves: The chain whose approver answers the questions of the chains, or None.
         edit: See `Edit`.
     """
@@ -275,41 +344,66 @@ class Review:
                 state = _with_approval(state, call, reviewed[-1])
         return reviewed
 
-    async def of_edit(self, call: ToolCall, approval: Approve, question: Defer, state: State) -> Reviewed:
+    async def of_edit(
+        self, call: ToolCall, approval: Approve, question: Defer, state: State
+    ) -> Reviewed:
         """Review the edit of a person who was asked a question; no further question is asked.
 
         Returns:
-            The outcome: the approval, if the rules have no objection and ask nothing else; a `Deny`, if the edit
-            is invalid or a rule denies it; or the questions that were not answered, with the edited arguments.
+            The outcome: the approval, if the rules have no objection and ask nothing
+            else; a `Deny`, if the edit is invalid or a rule denies it; or the questions
+            that were not answered, with the edited arguments.
         """
         then = await self._by_edit(call, approval, question, state)
         edited = _edited_arguments(call, then.call)
         if isinstance(then.decision, Deny):
             return Reviewed(decision=then.decision)
         if isinstance(then.decision, Supply):
-            return Reviewed(decision=then.decision, arguments=edited, edited_by=approval.by)
+            return Reviewed(
+                decision=then.decision, arguments=edited, edited_by=approval.by
+            )
         if then.questions:
             asked, *further = (one for one, _ in then.questions)
-            return Reviewed(decision=asked, question=asked, arguments=edited, edited_by=approval.by, further=further)
-        return Reviewed(decision=replace(approval, arguments=None), question=question, arguments=edited)
+            return Reviewed(
+                decision=asked,
+                question=asked,
+                arguments=edited,
+                edited_by=approval.by,
+                further=further,
+            )
+        return Reviewed(
+            decision=replace(approval, arguments=None),
+            question=question,
+            arguments=edited,
+        )
 
-    async def _by_rules(self, call: ToolCall, state: State, *, edited: bool = False) -> _Ruled:
+    async def _by_rules(
+        self, call: ToolCall, state: State, *, edited: bool = False
+    ) -> _Ruled:
         """Ask each chain about a call; an edit is reviewed from the first rule on, a second one denies."""
         approved: Approve | None = None
         questions: list[tuple[Defer, InterceptorChain | None]] = []
         for chain in (*self.chains, *self.filters):
-            decision = await chain.decide(call, state) if chain.watches(call.fully_qualified_name) else None
+            decision = (
+                await chain.decide(call, state)
+                if chain.watches(call.fully_qualified_name)
+                else None
+            )
             match decision:
                 case None:
                     continue
                 case Defer():
                     answerer = chain if chain.answers_alone else self.approves
-                    if chain.waits or not any(_is_for(decision, answerer, one) for one in questions):
+                    if chain.waits or not any(
+                        _is_for(decision, answerer, one) for one in questions
+                    ):
                         questions.append((decision, answerer))
                 case Approve():
                     after = self._with_edit(call, decision)
                     if after is not call:
-                        return await self._after_edit(call, after, decision, state, edited=edited)
+                        return await self._after_edit(
+                            call, after, decision, state, edited=edited
+                        )
                     if chain.waits or approved is None:
                         approved = _merged(approved, replace(decision, arguments=None))
                 case _:
@@ -317,7 +411,13 @@ class Review:
         return _Ruled(call, approved, questions)
 
     async def _after_edit(
-        self, call: ToolCall, after: ToolCall | Deny, approval: Approve, state: State, *, edited: bool
+        self,
+        call: ToolCall,
+        after: ToolCall | Deny,
+        approval: Approve,
+        state: State,
+        *,
+        edited: bool,
     ) -> _Ruled:
         """Review a call that an interceptor edited, which approves it if the rules have no objection to the edit."""
         if isinstance(after, Deny):
@@ -331,7 +431,9 @@ class Review:
             decision = own if decision is None else _merged(own, decision)
         return replace(ruled, decision=decision, editor=approval.by)
 
-    async def _by_edit(self, call: ToolCall, approval: Approve, question: Defer, state: State) -> _Ruled:
+    async def _by_edit(
+        self, call: ToolCall, approval: Approve, question: Defer, state: State
+    ) -> _Ruled:
         """Review the edit in the answer to a question, which counts as answered; the same call if nothing changed."""
         edited = self._with_edit(call, approval)
         if isinstance(edited, Deny):
@@ -341,7 +443,10 @@ class Review:
         then = await self._by_rules(edited, state, edited=True)
         if isinstance(then.decision, Deny):
             return _Ruled(call, _refusal_of_edit(then.decision, approval))
-        return replace(then, questions=[one for one in then.questions if not is_same(one[0], question)])
+        return replace(
+            then,
+            questions=[one for one in then.questions if not is_same(one[0], question)],
+        )
 
     def _with_edit(self, call: ToolCall, approval: Approve) -> ToolCall | Deny:
         """Return the edited call; the call itself if its arguments stay as they are."""
@@ -349,14 +454,16 @@ class Review:
             return call
         edited = self.edit(call, approval.arguments)
         if isinstance(edited, str):
-            return Deny(f"The edited arguments cannot be used. {edited}", by=approval.by)
+            return Deny(
+                f"The edited arguments cannot be used. {edited}", by=approval.by
+            )
         return call if edited.fingerprint == call.fingerprint else edited
 
     async def _answered(self, given: ToolCall, ruled: _Ruled, state: State) -> Reviewed:
         """Put the questions about a call to those who answer here; the first one that stays open is left open.
 
-        A person who edits it is asked once more if a rule denies the edit, or asks something else about it. A question
-        that is not answered here comes last.
+        A person who edits it is asked once more if a rule denies the edit, or asks
+        something else about it. A question that is not answered here comes last.
         """
         call = ruled.call
         decision = ruled.decision
@@ -371,13 +478,21 @@ class Review:
                 decision = _APPROVED_EARLIER
                 questions = questions[1:]
                 continue
-            decision = question if chain is None else await chain.asked(call, question, state.run_id)
+            decision = (
+                question
+                if chain is None
+                else await chain.asked(call, question, state.run_id)
+            )
             if not isinstance(decision, Approve):
                 break
             then = await self._by_edit(call, decision, question, state)
             again = edited and then.call is not call
             if isinstance(then.decision, Deny) or again or (retried and then.questions):
-                refused = then.decision if isinstance(then.decision, Deny) else _edited_twice(call, decision)
+                refused = (
+                    then.decision
+                    if isinstance(then.decision, Deny)
+                    else _edited_twice(call, decision)
+                )
                 if retried:
                     return Reviewed(decision=replace(refused, by=decision.by))
                 prompt = " ".join(filter(None, (refused.reason, question.prompt)))
@@ -386,7 +501,11 @@ class Review:
                 continue
             if then.call is call:
                 others = questions[1:]
-                questions = [one for one in others if one[1] is not chain or {*one[0].roles} != {*question.roles}]
+                questions = [
+                    one
+                    for one in others
+                    if one[1] is not chain or {*one[0].roles} != {*question.roles}
+                ]
             else:
                 call = then.call
                 questions = [*then.questions]
@@ -396,9 +515,19 @@ class Review:
                     decision = then.decision
                     break
             decision = replace(decision, arguments=None)
-        arguments = None if isinstance(decision, Deny) else _edited_arguments(given, call)
-        further = [one for one, _ in questions[1:]] if isinstance(decision, Defer) else ()
-        return Reviewed(decision=decision, question=question, arguments=arguments, edited_by=editor, further=further)
+        arguments = (
+            None if isinstance(decision, Deny) else _edited_arguments(given, call)
+        )
+        further = (
+            [one for one, _ in questions[1:]] if isinstance(decision, Defer) else ()
+        )
+        return Reviewed(
+            decision=decision,
+            question=question,
+            arguments=arguments,
+            edited_by=editor,
+            further=further,
+        )
 
 
 def _edited_arguments(before: ToolCall, after: ToolCall) -> Mapping[str, Any] | None:
@@ -408,7 +537,10 @@ def _edited_arguments(before: ToolCall, after: ToolCall) -> Mapping[str, Any] | 
 def _refusal_of_edit(refused: Deny, edit: Approve) -> Deny:
     """Say who refuses edited arguments, and why; in the name of who edited them."""
     by = f" by {refused.by}" if refused.by and refused.by != edit.by else ""
-    return Deny(f"The edited arguments are refused{by}: {refused.reason or 'without a reason'}", by=edit.by)
+    return Deny(
+        f"The edited arguments are refused{by}: {refused.reason or 'without a reason'}",
+        by=edit.by,
+    )
 
 
 def _edited_twice(call: ToolCall, approval: Approve) -> Deny:
@@ -417,7 +549,11 @@ def _edited_twice(call: ToolCall, approval: Approve) -> Deny:
     return Deny(problem, by=approval.by)
 
 
-def _is_for(question: Defer, answerer: InterceptorChain | None, asked: tuple[Defer, InterceptorChain | None]) -> bool:
+def _is_for(
+    question: Defer,
+    answerer: InterceptorChain | None,
+    asked: tuple[Defer, InterceptorChain | None],
+) -> bool:
     """Return whether those who answer a question are asked about the call already."""
     return asked[1] is answerer and {*asked[0].roles} == {*question.roles}
 
@@ -432,10 +568,13 @@ def _merged(first: Approve | None, then: Approve) -> Approve:
     return then if first is None else replace(then, by=then.by or first.by)
 
 
-def _asked_by(approver: Approver, authorize: Authorize | Sequence[Authorize] | None, run_id: str) -> Approver:
+def _asked_by(
+    approver: Approver, authorize: Authorize | Sequence[Authorize] | None, run_id: str
+) -> Approver:
     """Return an approver whose decisions the hook allows; one that it refuses is logged, and leaves the question open.
 
-    Without a hook it is the approver itself: the application's own function, which is shown the roles.
+    Without a hook it is the approver itself: the application's own function, which is
+    shown the roles.
     """
     if not hooks_of(authorize):
         return approver
@@ -445,7 +584,9 @@ def _asked_by(approver: Approver, authorize: Authorize | Sequence[Authorize] | N
         if not isinstance(answer, Approve | Deny | Supply):
             return answer
         by = answer.by if isinstance(answer.by, str) else ""
-        request = DecisionRequest(action="decide", by=by, run_id=run_id, call=call, decision=answer)
+        request = DecisionRequest(
+            action="decide", by=by, run_id=run_id, call=call, decision=answer
+        )
         if (refusal := await refusal_of(authorize, request)) is None:
             return answer
         _logger.warning("%s The call still waits.", refusal)
@@ -455,7 +596,9 @@ def _asked_by(approver: Approver, authorize: Authorize | Sequence[Authorize] | N
     return ask
 
 
-def _no_decision(interceptor: object, answer: object, expected: str) -> InvalidLimitError:
+def _no_decision(
+    interceptor: object, answer: object, expected: str
+) -> InvalidLimitError:
     ways = {"a decision": "Approve, Deny, Supply or Defer; or None for no opinion"}
     return InvalidLimitError(
         f"Expected {expected} from {_name(interceptor)}; got {shown(answer)}. The call did not run. "

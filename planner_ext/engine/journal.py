@@ -1,7 +1,8 @@
 """The journal of one run: the facts that end a run from outside, those of its forks, and the recorder of all facts.
 
-The recorder stores, applies and publishes each fact in order. It also measures the run's time: the active time since
-the last fact that has one, and what is left until a time limit.
+The recorder stores, applies and publishes each fact in order. It also measures the
+run's time: the active time since the last fact that has one, and what is left until a
+time limit.
 """
 
 import asyncio
@@ -30,7 +31,16 @@ from planner_ext.core.machine import (
 from planner_ext.core.results import cut_of
 from planner_ext.core.state import Phase, State
 from planner_ext.core.values import Usage, updated
-from planner_ext.engine.concurrency import GRACE, STEP, OutOfTime, Raised, StopHandle, SystemClock, caught, in_time
+from planner_ext.engine.concurrency import (
+    GRACE,
+    STEP,
+    OutOfTime,
+    Raised,
+    StopHandle,
+    SystemClock,
+    caught,
+    in_time,
+)
 from planner_ext.engine.log import log_facts
 from planner_ext.engine.ports import Emit, Ports, RunInfo
 
@@ -42,7 +52,12 @@ _FACT_OF: dict[type[object], Callable[..., facts.Fact]] = {
 }
 
 
-def plain_fact(action: WithholdCalls | CompleteIteration | Pause | Finish, *, at: float, **more: Any) -> facts.Fact:
+def plain_fact(
+    action: WithholdCalls | CompleteIteration | Pause | Finish,
+    *,
+    at: float,
+    **more: Any,
+) -> facts.Fact:
     """Turn an action that needs no adapter into its fact, which has the same values and those that are given."""
     values = {name: getattr(action, name) for name in action.__slots__}
     return _FACT_OF[type(action)](**values, at=at, **more)
@@ -69,7 +84,13 @@ def lost_request(state: State, *, at: float) -> tuple[facts.RequestFailed, ...]:
         return ()
     iteration = -1 if isinstance(next_action(state), AskPlan) else state.iteration
     return (
-        facts.RequestFailed(iteration=iteration, reason=REQUEST_LOST, usage=Usage(iterations=1), at=at, seconds=0.0),
+        facts.RequestFailed(
+            iteration=iteration,
+            reason=REQUEST_LOST,
+            usage=Usage(iterations=1),
+            at=at,
+            seconds=0.0,
+        ),
     )
 
 
@@ -84,7 +105,12 @@ def is_in_doubt(fact: facts.CallFinished) -> bool:
 
 
 def stopping_facts(
-    state: State, *, reason: str, at: float, seconds: float = 0.0, spent: Mapping[int, Usage] | None = None
+    state: State,
+    *,
+    reason: str,
+    at: float,
+    seconds: float = 0.0,
+    spent: Mapping[int, Usage] | None = None,
 ) -> tuple[facts.Fact, ...]:
     """List the facts that end a run now: started calls as cancelled, the others as not executed, then the end. Pure.
 
@@ -98,7 +124,12 @@ def stopping_facts(
     ending: list[facts.Fact] = [facts.StopRequested(reason=reason, at=at)]
     batch = state.batch
     for index, call in enumerate(batch.calls if batch is not None else ()):
-        if batch is not None and call.started and call.answer is None and call.decided is not None:
+        if (
+            batch is not None
+            and call.started
+            and call.answer is None
+            and call.decided is not None
+        ):
             cancelled = facts.CallFinished(
                 iteration=batch.iteration,
                 index=index,
@@ -112,8 +143,14 @@ def stopping_facts(
             ending.append(cancelled)
     state = reduce(apply, ending, state)
     while (action := next_action(state)) is not None:
-        assert isinstance(action, CompleteIteration | WithholdCalls | Finish), "a stopping run asks for nothing else"
-        timed = {} if isinstance(action, WithholdCalls) else {"seconds": seconds if isinstance(action, Finish) else 0.0}
+        assert isinstance(action, CompleteIteration | WithholdCalls | Finish), (
+            "a stopping run asks for nothing else"
+        )
+        timed = (
+            {}
+            if isinstance(action, WithholdCalls)
+            else {"seconds": seconds if isinstance(action, Finish) else 0.0}
+        )
         ending.append(plain_fact(action, at=at, **timed))
         state = apply(state, ending[-1])
     return tuple(ending)
@@ -124,16 +161,22 @@ class InvalidForkError(PlannerExtError):
 
 
 def forked_facts(
-    journal: Sequence[facts.Fact], *, at: int, run_id: str, now: float, instruction: str = ""
+    journal: Sequence[facts.Fact],
+    *,
+    at: int,
+    run_id: str,
+    now: float,
+    instruction: str = "",
 ) -> tuple[facts.Fact, ...]:
     """Return the journal of a fork: stopped after an iteration, so that any door resumes it.
 
-    The fork starts with the usage of the kept iterations. An approval "for the rest of the run" does not hold in
-    the fork, which asks again.
+    The fork starts with the usage of the kept iterations. An approval "for the rest of
+    the run" does not hold in the fork, which asks again.
 
     Args:
         journal: That of the run.
-        at: The last iteration that is kept, 0-based; -1 keeps the beginning, and the plan.
+        at: The last iteration that is kept, 0-based; -1 keeps the beginning, and the
+            plan.
         run_id: The fork's name, to which its approvals will bind.
         now: Seconds since the epoch.
         instruction: A user message to add.
@@ -148,22 +191,31 @@ def forked_facts(
         if state.phase is Phase.ASKING:
             ends.setdefault(state.iteration - 1, (count, state))
     if at not in ends or (ends[at][1].final_answer is not None and not instruction):
-        there = ", ".join(str(end) for end, (_, state) in ends.items() if state.final_answer is None)
+        there = ", ".join(
+            str(end) for end, (_, state) in ends.items() if state.final_answer is None
+        )
         raise InvalidForkError(
             f"The run cannot be forked after iteration {at}; possible iterations: {there or 'none'}."
         )
     count, state = ends[at]
     kept = [_of_fork(fact, run_id) for fact in journal[:count]]
     if instruction:
-        message = {"role": "user", "items": [{"content_type": "text", "text": instruction}]}
+        message = {
+            "role": "user",
+            "items": [{"content_type": "text", "text": instruction}],
+        }
         kept.append(facts.MessageAdded(message=message, purpose="step", at=now))
     state = reduce(apply, kept, State())
-    stopped = stopping_facts(state, reason=f"Forked after iteration {at} of run {_run_of(journal)}.", at=now)
+    stopped = stopping_facts(
+        state, reason=f"Forked after iteration {at} of run {_run_of(journal)}.", at=now
+    )
     return (*kept, *stopped)
 
 
 def _run_of(journal: Sequence[facts.Fact]) -> str:
-    return next((fact.run_id for fact in journal if isinstance(fact, facts.RunStarted)), "")
+    return next(
+        (fact.run_id for fact in journal if isinstance(fact, facts.RunStarted)), ""
+    )
 
 
 def _of_fork(fact: facts.Fact, run_id: str) -> facts.Fact:
@@ -184,7 +236,8 @@ _INSTANT: Final = 1e-3
 """Seconds that count as zero: sums of times are not exact to the last digit."""
 
 _LOOK: Final = 0.02
-"""Seconds after which a clock that is not the machine's is read again: its time may have moved."""
+"""Seconds after which a clock that is not the machine's is read again: its time may
+have moved."""
 
 
 class Recorder:
@@ -197,7 +250,11 @@ class Recorder:
     """
 
     def __init__(
-        self, facts: Iterable[facts.Fact], ports: Ports, emit: Emit | None, stop: StopHandle | None = None
+        self,
+        facts: Iterable[facts.Fact],
+        ports: Ports,
+        emit: Emit | None,
+        stop: StopHandle | None = None,
     ) -> None:
         self.facts = list(facts)
         self.state = fold(self.facts)
@@ -206,12 +263,16 @@ class Recorder:
         self._emit = emit
         self._stop = stop
         self._recording = asyncio.Lock()
-        self._watched = ports.store is not None or bool(ports.observers) or emit is not None
+        self._watched = (
+            ports.store is not None or bool(ports.observers) or emit is not None
+        )
         self._mark = ports.clock.monotonic()
         self._worked = 0.0
         self._active_until = math.inf
         self._step = STEP if type(ports.clock) is SystemClock else _LOOK
-        self._observers = [(observer, takes_run(observer)) for observer in ports.observers]
+        self._observers = [
+            (observer, takes_run(observer)) for observer in ports.observers
+        ]
 
     def lap(self) -> float:
         """Return the active seconds since the last call."""
@@ -234,7 +295,9 @@ class Recorder:
     def timed(self) -> bool:
         """Whether time is limited, here or around."""
         limits = self.state.rules.limits
-        return limits.max_active_seconds is not None or self.left_to_deadline() < math.inf
+        return (
+            limits.max_active_seconds is not None or self.left_to_deadline() < math.inf
+        )
 
     def as_of_now(self) -> State:
         """Return the state with the time that is not recorded yet; unchanged if the run does not limit time itself."""
@@ -247,14 +310,22 @@ class Recorder:
         active = usage.active_seconds + self._worked + now - self._mark
         if limits.max_active_seconds is not None:
             self._active_until = now + limits.max_active_seconds - active
-            active = limits.max_active_seconds if abs(self._active_until - now) < _INSTANT else active
+            active = (
+                limits.max_active_seconds
+                if abs(self._active_until - now) < _INSTANT
+                else active
+            )
         else:
             self._active_until = math.inf
-        return updated(state, at=self.now(), usage=updated(usage, active_seconds=active))
+        return updated(
+            state, at=self.now(), usage=updated(usage, active_seconds=active)
+        )
 
     def left(self) -> float:
         """Return the seconds until the first time limit, counted from when the current action was chosen."""
-        return min(self._active_until - self._ports.clock.monotonic(), self.left_to_deadline())
+        return min(
+            self._active_until - self._ports.clock.monotonic(), self.left_to_deadline()
+        )
 
     def left_to_deadline(self) -> float:
         """Return the seconds until the deadline, or until the time of a run around is over; persons' time counts."""
@@ -264,38 +335,56 @@ class Recorder:
         return own if within is None else min(own, within.seconds_left())
 
     async def in_time(
-        self, work: Coroutine[Any, Any, _T], *, person: bool = False, patience: float = 0.0
+        self,
+        work: Coroutine[Any, Any, _T],
+        *,
+        person: bool = False,
+        patience: float = 0.0,
     ) -> _T | OutOfTime:
         """Await work until a time limit passes or a stop interrupts it; without these, to its end.
 
         Args:
             work: What to do.
-            person: Whether it may wait for a person, whose time is not active: only the deadline interrupts it.
+            person: Whether it may wait for a person, whose time is not active: only the
+                deadline interrupts it.
             patience: Seconds that it has at the limit to end without cancellation.
         """
         if not self.timed or (person and self.left_to_deadline() == math.inf):
-            return await work if self._stop is None else await in_time(work, None, patience=patience, stop=self._stop)
+            return (
+                await work
+                if self._stop is None
+                else await in_time(work, None, patience=patience, stop=self._stop)
+            )
         left = self.left_to_deadline if person else self.left
-        return await in_time(work, left, step=self._step, patience=patience, stop=self._stop)
+        return await in_time(
+            work, left, step=self._step, patience=patience, stop=self._stop
+        )
 
     @property
     def interruption(self) -> str:
         """Why `in_time` has interrupted work."""
         is_stop = self._stop is not None and self._stop.now
-        return "The run was stopped." if is_stop else "A time limit of the run has passed."
+        return (
+            "The run was stopped." if is_stop else "A time limit of the run has passed."
+        )
 
     async def record(self, fact: facts.Fact, *, streamed: bool = True) -> None:
         """Store a fact, apply it, then notify observers and stream; one fact at a time, in the journal's order.
 
-        A result that is longer than the budget allows is cut for the model, see `planner_ext.core.results`.
+        A result that is longer than the budget allows is cut for the model, see
+        `planner_ext.core.results`.
         """
         if self.state.rules.limits.max_result_tokens is not None:
             fact = self._cut(fact, self.state.rules.limits.max_result_tokens)
         if not self._watched:
-            return self._apply(fact)  # nothing is awaited, so nothing can come in between
+            return self._apply(
+                fact
+            )  # nothing is awaited, so nothing can come in between
         async with self._recording:
             if self._ports.store is not None:
-                await self._ports.store.append(self.state.run_id, len(self.facts), (fact,))
+                await self._ports.store.append(
+                    self.state.run_id, len(self.facts), (fact,)
+                )
             self._apply(fact)
             await self._notify(fact)
             if self._emit is not None and streamed:
@@ -306,15 +395,24 @@ class Recorder:
         """Note in a fact with a function's or a person's result where it is cut, if it is longer than this."""
         count = self._ports.count_tokens
         match fact:
-            case facts.CallFinished(result=text) | facts.CallDecided(verdict="answer", reason="supplied", answer=text):
-                cut = None if count is None or fact.cut is not None else cut_of(text, most, count)
+            case (
+                facts.CallFinished(result=text)
+                | facts.CallDecided(verdict="answer", reason="supplied", answer=text)
+            ):
+                cut = (
+                    None
+                    if count is None or fact.cut is not None
+                    else cut_of(text, most, count)
+                )
                 return fact if cut is None else replace(fact, cut=cut)
             case _:
                 return fact
 
     async def terminate(self, reason: str, *, spent: Mapping[int, Usage]) -> None:
         """Answer every call of the open batch and end the run; then notify the observers, since no stream reads on."""
-        ending = stopping_facts(self.state, reason=reason, at=self.now(), seconds=self.lap(), spent=spent)
+        ending = stopping_facts(
+            self.state, reason=reason, at=self.now(), seconds=self.lap(), spent=spent
+        )
         for fact in ending:
             self._apply(fact)
         for fact in ending:
@@ -323,13 +421,24 @@ class Recorder:
     async def _notify(self, fact: facts.Fact) -> None:
         """Call the observers; one that is still busy when a time limit passes is not called again."""
         for observer in tuple(self._observers):
-            if isinstance(await self.in_time(self._observe(observer, fact), patience=GRACE), OutOfTime):
+            if isinstance(
+                await self.in_time(self._observe(observer, fact), patience=GRACE),
+                OutOfTime,
+            ):
                 self._observers.remove(observer)
-                logger.error("The observer %r hangs on %s; the run ends without it.", observer[0], fact.type)
+                logger.error(
+                    "The observer %r hangs on %s; the run ends without it.",
+                    observer[0],
+                    fact.type,
+                )
 
     async def _observe(self, observer: tuple[Any, bool], fact: facts.Fact) -> None:
         observe, takes_run = observer
-        more = (RunInfo(run_id=self.state.run_id, goal=self.state.goal),) if takes_run else ()
+        more = (
+            (RunInfo(run_id=self.state.run_id, goal=self.state.goal),)
+            if takes_run
+            else ()
+        )
 
         async def observed() -> None:
             if (waiting := observe(fact, *more)) is not None:
@@ -354,8 +463,15 @@ def takes_run(observer: Any) -> bool:
         parameters = inspect.signature(observer).parameters.values()
     except (TypeError, ValueError):  # a builtin without a signature
         return False
-    needed = [one for one in parameters if one.default is one.empty and one.kind in _BY_POSITION]
+    needed = [
+        one
+        for one in parameters
+        if one.default is one.empty and one.kind in _BY_POSITION
+    ]
     return len(needed) == 2
 
 
-_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_BY_POSITION = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+)

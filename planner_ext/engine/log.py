@@ -1,7 +1,7 @@
 """Formats the events of runs as lines for Python's logging, on the logger ``planner_ext.runs``; asks who traces them.
 
-A line has the run's name and one event, and no text of a model, argument or result. Texts of persons and errors are
-cut, and their control characters escaped.
+A line has the run's name and one event, and no text of a model, argument or result.
+Texts of persons and errors are cut, and their control characters escaped.
 
     INFO      start, resumption, pause, decisions on calls, and the end, also at a limit; without a store, the class of
               an error that ended the run
@@ -9,7 +9,8 @@ cut, and their control characters escaped.
     WARNING   of kept runs: a limit that ended the run, a fault, a takeover from a dead worker
     ERROR     of kept runs: the run failed, or is in quarantine
 
-A line is written after its fact: in the journal, or for a kept run in the store, so that several workers write it once.
+A line is written after its fact: in the journal, or for a kept run in the store, so
+that several workers write it once.
 """
 
 import json
@@ -21,7 +22,15 @@ from opentelemetry.trace import get_tracer_provider
 
 from planner_ext.approval.waiting import waiting_calls
 from planner_ext.core.errors import counted, text_of
-from planner_ext.core.facts import CallDecided, Clarified, Ended, Fact, Paused, Resumed, RunStarted
+from planner_ext.core.facts import (
+    CallDecided,
+    Clarified,
+    Ended,
+    Fact,
+    Paused,
+    Resumed,
+    RunStarted,
+)
 from planner_ext.core.state import State
 
 logger = logging.getLogger("planner_ext.runs")
@@ -37,7 +46,9 @@ def is_listening() -> bool:
 
 def is_set(provider: object) -> bool:
     """Whether a provider of OpenTelemetry is the application's; those of the API itself record nothing."""
-    return not type(provider).__module__.startswith(("opentelemetry.trace", "opentelemetry.metrics"))
+    return not type(provider).__module__.startswith(
+        ("opentelemetry.trace", "opentelemetry.metrics")
+    )
 
 
 def log_run(level: int, run_id: str, event: str) -> None:
@@ -49,7 +60,9 @@ def one_line(text: object) -> str:
     """Cut a text, and escape what is not printable in it, line ends included."""
     given = text_of(text)
     cut = given if len(given) <= _LONGEST else f"{given[:_LONGEST]}..."
-    return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in cut)
+    return "".join(
+        each if each.isprintable() else json.dumps(each)[1:-1] for each in cut
+    )
 
 
 def log_facts(state: State, facts: Sequence[Fact], *, kept: bool) -> None:
@@ -63,7 +76,9 @@ def log_facts(state: State, facts: Sequence[Fact], *, kept: bool) -> None:
     if logger.isEnabledFor(logging.WARNING if kept else logging.INFO):
         for fact in facts:
             for level, event in _events(state, fact):
-                log_run(level if kept else min(level, logging.INFO), state.run_id, event)
+                log_run(
+                    level if kept else min(level, logging.INFO), state.run_id, event
+                )
 
 
 def _events(state: State, fact: Fact) -> Sequence[tuple[int, str]]:
@@ -77,13 +92,27 @@ def _events(state: State, fact: Fact) -> Sequence[tuple[int, str]]:
         case CallDecided() if (decided := _decided_text(fact)) is not None:
             by = f" by {one_line(fact.by)}" if fact.by else ""
             is_rule = fact.verdict == "run" and not fact.person
-            return [(logging.DEBUG if is_rule else logging.INFO, f"call {one_line(fact.function)} {decided}{by}")]
+            return [
+                (
+                    logging.DEBUG if is_rule else logging.INFO,
+                    f"call {one_line(fact.function)} {decided}{by}",
+                )
+            ]
         case Clarified(answer=str()) | Clarified(denied=str()):
             by = f" by {one_line(fact.by)}" if fact.by else ""
-            return [(logging.INFO, f"question {'answered' if fact.denied is None else 'denied'}{by}")]
+            return [
+                (
+                    logging.INFO,
+                    f"question {'answered' if fact.denied is None else 'denied'}{by}",
+                )
+            ]
         case Ended():
             end = (logging.INFO, _ended_text(state, fact))
-            return [end] if fact.limit is None else [(logging.WARNING, f"limit {one_line(fact.limit)} reached"), end]
+            return (
+                [end]
+                if fact.limit is None
+                else [(logging.WARNING, f"limit {one_line(fact.limit)} reached"), end]
+            )
         case _:
             return ()
 
@@ -99,7 +128,9 @@ def _waiting_text(state: State) -> str:
 def _decided_text(fact: CallDecided) -> str | None:
     match fact.verdict, fact.reason:
         case "run", _ if fact.person or fact.binds:
-            return "approved" if fact.edited is None else "approved with edited arguments"
+            return (
+                "approved" if fact.edited is None else "approved with edited arguments"
+            )
         case "defer", _ if fact.approved:
             return "approved (others are still asked)"
         case "answer", "supplied":
@@ -116,6 +147,14 @@ def _decided_text(fact: CallDecided) -> str | None:
 
 def _ended_text(state: State, fact: Ended) -> str:
     spent = state.usage
-    numbers = {"iteration": spent.iterations, "call": spent.tool_calls, "token": spent.total_tokens}
+    numbers = {
+        "iteration": spent.iterations,
+        "call": spent.tool_calls,
+        "token": spent.total_tokens,
+    }
     text = f"{fact.status}: {', '.join(counted(number, noun) for noun, number in numbers.items())}"
-    return text if fact.status != "stopped" or not fact.reason else f"{text}; {one_line(fact.reason)}"
+    return (
+        text
+        if fact.status != "stopped" or not fact.reason
+        else f"{text}; {one_line(fact.reason)}"
+    )

@@ -13,7 +13,14 @@ from planner_ext.core.facts import LINE_WIDTH, EventLine, Fact, FunctionOutcome
 from planner_ext.core.limits import Budget
 from planner_ext.core.machine import Action, AskModel, AskPerson
 from planner_ext.core.state import State
-from planner_ext.core.values import Message, Reply, RequestedCall, ResolvedCall, TranscriptItem, Usage
+from planner_ext.core.values import (
+    Message,
+    Reply,
+    RequestedCall,
+    ResolvedCall,
+    TranscriptItem,
+    Usage,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +49,9 @@ class ResultReady(EventLine, Generic[R]):
 
     def __str__(self) -> str:
         result: Any = self.result
-        return f"ResultReady status={result.status!r} final_answer={result.final_answer!r}"[:LINE_WIDTH]
+        return f"ResultReady status={result.status!r} final_answer={result.final_answer!r}"[
+            :LINE_WIDTH
+        ]
 
 
 Event = Fact | TextDelta
@@ -70,7 +79,9 @@ class Finished:
 class Chat(Protocol):
     """One round trip to a model."""
 
-    async def ask(self, transcript: Sequence[TranscriptItem], request: AskModel, emit: Emit | None) -> Reply:
+    async def ask(
+        self, transcript: Sequence[TranscriptItem], request: AskModel, emit: Emit | None
+    ) -> Reply:
         """Send the transcript, with or without functions; stream the pieces to ``emit`` if it is given."""
         ...
 
@@ -78,7 +89,9 @@ class Chat(Protocol):
         """Return whether the request that ended in an error may have reached the server."""
         ...
 
-    def estimated(self, transcript: Sequence[TranscriptItem], request: AskModel) -> Usage:
+    def estimated(
+        self, transcript: Sequence[TranscriptItem], request: AskModel
+    ) -> Usage:
         """Estimate what a request without a reply has used; nothing in a run whose tokens are not limited."""
         ...
 
@@ -90,7 +103,9 @@ class Functions(Protocol):
         """Resolve a call among the functions offered with the last request, and validate its arguments."""
         ...
 
-    async def run(self, call: RequestedCall, checked: ResolvedCall, *, index: int, state: State) -> Finished:
+    async def run(
+        self, call: RequestedCall, checked: ResolvedCall, *, index: int, state: State
+    ) -> Finished:
         """Run one function of the state's open batch through the user's filters. Only cancellation is raised."""
         ...
 
@@ -104,12 +119,14 @@ class Reviewed:
     """The outcome of the review of one call.
 
     Attributes:
-        decision: None lets the call run without an approval. An edit is not in it, but in ``arguments``.
-        question: What was asked last: the decision answers it, or leaves it open. None if nothing was.
+        decision: None lets the call run without an approval. An edit is not in it, but
+            in ``arguments``.
+        question: What was asked last: the decision answers it, or leaves it open. None
+            if nothing was.
         arguments: Checked arguments that replace the model's; None keeps those.
         edited_by: Who edited them, if that is known.
-        further: The questions behind one that is left open, in order: an approval alone lets the call run only when
-            they are answered, too.
+        further: The questions behind one that is left open, in order: an approval alone
+            lets the call run only when they are answered, too.
     """
 
     decision: Decision | None = None
@@ -126,11 +143,14 @@ class Gate(Protocol):
         """Return whether calls of a function have to be reviewed."""
         ...
 
-    async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Reviewed]:
+    async def review(
+        self, calls: Sequence[ToolCall], state: State
+    ) -> Sequence[Reviewed]:
         """Decide each call of a batch, in order, before any of them runs.
 
         Raises:
-            InvalidLimitError: If an interceptor's answer is not a decision; then nothing of the batch runs.
+            InvalidLimitError: If an interceptor's answer is not a decision; then
+                nothing of the batch runs.
         """
         ...
 
@@ -154,8 +174,10 @@ class Clarification:
     Attributes:
         text: What the model reads; None, or blank text, leaves the question open.
         by: Who answered, for the record.
-        iterations: Round trips that it took; charged to the run. 0 is a person's answer: its time is not charged.
-        usage: Their tokens and cost; charged, too. Its active seconds are ignored: the run measures them.
+        iterations: Round trips that it took; charged to the run. 0 is a person's
+            answer: its time is not charged.
+        usage: Their tokens and cost; charged, too. Its active seconds are ignored: the
+            run measures them.
     """
 
     text: str | None
@@ -203,7 +225,8 @@ class RunStore(Protocol):
     async def append(self, run_id: str, seq: int, facts: Sequence[Fact]) -> None:
         """Store facts durably before returning; ``seq`` is the position of the first of them in the journal.
 
-        Facts that can be computed again may be held back until the next fact that cannot.
+        Facts that can be computed again may be held back until the next fact that
+        cannot.
         """
         ...
 
@@ -249,10 +272,15 @@ class RunInfo:
     goal: str
 
 
-Observer = Callable[[Fact], Awaitable[None] | None] | Callable[[Fact, RunInfo], Awaitable[None] | None]
-"""Called with each fact after it was recorded, and with the run's `RunInfo` if it takes two arguments.
+Observer = (
+    Callable[[Fact], Awaitable[None] | None]
+    | Callable[[Fact, RunInfo], Awaitable[None] | None]
+)
+"""Called with each fact after it was recorded, and with the run's `RunInfo` if it takes
+two arguments.
 
-A second parameter that has a default does not count. An exception is logged and changes nothing.
+A second parameter that has a default does not count. An exception is logged and changes
+nothing.
 """
 
 
@@ -261,21 +289,28 @@ class Ports:
     """The ports and settings of one run.
 
     Attributes:
-        step_message: Writes the message for ``step`` or ``insist``, see `planner_ext.core.machine.AddMessage`.
+        step_message: Writes the message for ``step`` or ``insist``, see
+            `planner_ext.core.machine.AddMessage`.
         prompts: None if the run cannot make a plan.
         gate: None approves all calls.
         answer_form: None unless the run's rules ask for one.
         respondent: None leaves the model's questions to a person.
-        follow: Called with every fact, synchronously and first after it was recorded; must not raise.
-        max_concurrency: How many calls of a batch run at once; None is all, 1 runs them in call order.
+        follow: Called with every fact, synchronously and first after it was recorded;
+            must not raise.
+        max_concurrency: How many calls of a batch run at once; None is all, 1 runs them
+            in call order.
         max_threads: How many of them run in threads at once; None is all.
-        raise_errors: Whether a failed function ends the run with `CallFailedError` once its batch has settled.
+        raise_errors: Whether a failed function ends the run with `CallFailedError` once
+            its batch has settled.
         stop_on_unknown: Whether a call to an unknown function stops the run.
-        min_iteration_seconds: Least time from the start of one request to the start of the next.
-        within: The call of another run in which this run is made, and to which it is charged; None outside of one.
-        new_budget: Returns limits that replace the run's, once, and who set them; asked before each next action.
-        shared: The budgets that the run shares with others, those of the runs around it included; None are those of the
-            run around, if there is one.
+        min_iteration_seconds: Least time from the start of one request to the start of
+            the next.
+        within: The call of another run in which this run is made, and to which it is
+            charged; None outside of one.
+        new_budget: Returns limits that replace the run's, once, and who set them; asked
+            before each next action.
+        shared: The budgets that the run shares with others, those of the runs around it
+            included; None are those of the run around, if there is one.
         tracing: None if nothing records spans.
         count_tokens: Counts or estimates the tokens of a text; None cuts no result.
     """

@@ -1,13 +1,16 @@
 r"""JSON schemas of answers and of arguments, checked in bounded time. Nothing is ever fetched for a schema.
 
-A value is a model's or a person's, and the schema of an argument may be a stranger's. So every check counts its steps,
-and may take so many for each value that it compares; it goes down a bounded number of levels; patterns run in RE2,
-whose time is in proportion to the text; items are compared by their JSON text. What is beyond that is refused by name.
-A check of its own, since that of ``jsonschema`` has none of these bounds; that library checks the schemas themselves.
+A value is a model's or a person's, and the schema of an argument may be a stranger's.
+So every check counts its steps, and may take so many for each value that it compares;
+it goes down a bounded number of levels; patterns run in RE2, whose time is in
+proportion to the text; items are compared by their JSON text. What is beyond that is
+refused by name. A check of its own, since that of ``jsonschema`` has none of these
+bounds; that library checks the schemas themselves.
 
-Read are the keywords of the drafts 2020-12 and 2019-09, and those of the drafts 7, 6 and 4 that these replaced. As in
-the drafts, ``format`` is a note and no condition. What stands beside a ``$ref`` counts in each of them. A pattern means
-what RE2 makes of it: ``\d`` and ``\w`` are ASCII.
+Read are the keywords of the drafts 2020-12 and 2019-09, and those of the drafts 7, 6
+and 4 that these replaced. As in the drafts, ``format`` is a note and no condition. What
+stands beside a ``$ref`` counts in each of them. A pattern means what RE2 makes of it:
+``\d`` and ``\w`` are ASCII.
 """
 
 import json
@@ -41,17 +44,20 @@ _CHARACTERS: Final = 100
 """The most characters of one value that a problem shows."""
 
 _LEVELS: Final = 100
-"""The levels of nesting that a value may have; as `planner_ext.sk.functions.conversion.MAX_DEPTH` for arguments."""
+"""The levels of nesting that a value may have; as
+`planner_ext.sk.functions.conversion.MAX_DEPTH` for arguments."""
 
 _LEVELS_OF_CHECK: Final = 250
-"""The levels of a check: a reference or a combination of schemas is one more on the same level of the value."""
+"""The levels of a check: a reference or a combination of schemas is one more on the
+same level of the value."""
 
 _STEPS = 20_000
 _STEPS_A_VALUE = 100
 """The steps of a check: so many, and so many more for each value in what is checked."""
 
 _TEXT_OF_A_STEP: Final = 100
-"""The characters of a text that count as one value, and that are compared in one step."""
+"""The characters of a text that count as one value, and that are compared in one
+step."""
 
 _ITSELF_ALONE: Registry[Any] = Registry()
 """Resolves the references of a schema within itself, and no other."""
@@ -80,7 +86,9 @@ def read_json(text: str) -> Any:
     return value
 
 
-_TOO_DEEP: Final = f"is nested too deeply: it may have {_LEVELS} levels. Write a flatter one."
+_TOO_DEEP: Final = (
+    f"is nested too deeply: it may have {_LEVELS} levels. Write a flatter one."
+)
 
 
 def _no_number(name: str) -> Any:
@@ -100,7 +108,9 @@ _DECODER: Final = json.JSONDecoder(parse_constant=_no_number, parse_float=_finit
 def answer_problems(schema: dict[str, Any], value: Any) -> str:
     """Describe how JSON values violate a schema, or why they cannot be checked; "" if they do not violate it."""
     try:
-        found = islice(_At(_Check(schema, value, _KEYWORDS), schema, value).problems(), _PROBLEMS)
+        found = islice(
+            _At(_Check(schema, value, _KEYWORDS), schema, value).problems(), _PROBLEMS
+        )
         return "; ".join(f"${one.path()}: {one.text()}" for one in found)
     except _BeyondBoundsError as refused:
         return f"The answer {refused}"
@@ -108,15 +118,19 @@ def answer_problems(schema: dict[str, Any], value: Any) -> str:
         return "The answer takes more levels to check than the stack of this process has left. Write a flatter one."
 
 
-def argument_problem(parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
+def argument_problem(
+    parameters: Mapping[str, Any], arguments: Mapping[str, Any]
+) -> str:
     """Describe which argument violates the schema of a function's parameters, and how; "" if none surely does.
 
-    Keywords that a function's own conversion may see otherwise are left to it: patterns, references, unique items. So
-    is what cannot be checked within the bounds, and an invalid schema.
+    Keywords that a function's own conversion may see otherwise are left to it:
+    patterns, references, unique items. So is what cannot be checked within the bounds,
+    and an invalid schema.
 
-    A value that a function's own conversion may accept passes: a number as text, a number for a text, null. So does
-    what Semantic Kernel's schemas say wrongly: a bare ``object`` for a type that they do not know, and each field of a
-    model without ``None`` as required.
+    A value that a function's own conversion may accept passes: a number as text, a
+    number for a text, null. So does what Semantic Kernel's schemas say wrongly: a bare
+    ``object`` for a type that they do not know, and each field of a model without
+    ``None`` as required.
     """
     known: Mapping[str, Any] = parameters.get("properties") or {}
     for name in parameters.get("required") or ():
@@ -125,7 +139,9 @@ def argument_problem(parameters: Mapping[str, Any], arguments: Mapping[str, Any]
     for name, value in arguments.items():
         if name not in known:
             return f"{json.dumps(name)} is not a parameter; there are: {', '.join(known) or 'none'}"
-        with suppress(Exception):  # of a schema that cannot be used: the function's own check decides
+        with suppress(
+            Exception
+        ):  # of a schema that cannot be used: the function's own check decides
             check = _Check(known[name], value, _OF_ARGUMENTS)
             for problem in _At(check, known[name], value).problems():
                 if problem.is_certain():
@@ -140,23 +156,36 @@ def schema_problem(schema: dict[str, Any]) -> str:
         return f"its $schema is {_brief(draft)}. Write it in the draft 2020-12."
     try:
         known: Any = validator_for(schema)
-        known.check_schema(schema, format_checker=None)  # a format checker would try patterns in Python's dialect
+        known.check_schema(
+            schema, format_checker=None
+        )  # a format checker would try patterns in Python's dialect
     except SchemaError as error:
         return f"its schema is not valid: {error.message}."
     except RecursionError:
         return "its schema is nested too deeply. Put parts of it under $defs."
     resolver = _resolver_of(schema)
-    return next((problem for part in _parts(schema) if (problem := _part_problem(part, resolver))), "")
+    return next(
+        (
+            problem
+            for part in _parts(schema)
+            if (problem := _part_problem(part, resolver))
+        ),
+        "",
+    )
 
 
 def _resolver_of(schema: dict[str, Any]) -> Any:
-    return _ITSELF_ALONE.resolver_with_root(Resource.from_contents(schema, default_specification=DRAFT202012))
+    return _ITSELF_ALONE.resolver_with_root(
+        Resource.from_contents(schema, default_specification=DRAFT202012)
+    )
 
 
 def _part_problem(part: dict[str, Any], resolver: Any) -> str:
     for dynamic in ("$dynamicRef", "$recursiveRef"):
         if dynamic in part:
-            return f"its schema has {dynamic}, which is not followed. Write it with $ref."
+            return (
+                f"its schema has {dynamic}, which is not followed. Write it with $ref."
+            )
     reference = part.get("$ref")
     try:
         if isinstance(reference, str):
@@ -170,7 +199,9 @@ def _part_problem(part: dict[str, Any], resolver: Any) -> str:
     return ""
 
 
-_DRAFTS: Final = re.compile(r"json-schema\.org/(?:draft/20(?:20-12|19-09)|draft-0[467])/schema$")
+_DRAFTS: Final = re.compile(
+    r"json-schema\.org/(?:draft/20(?:20-12|19-09)|draft-0[467])/schema$"
+)
 
 
 def _parts(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -186,13 +217,39 @@ def _parts(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
             if name in _NAMED and isinstance(inner, dict):
                 waiting += cast("dict[str, Any]", inner).values()
             elif name in _INNER:
-                waiting += cast("list[Any]", inner) if isinstance(inner, list) else [inner]
+                waiting += (
+                    cast("list[Any]", inner) if isinstance(inner, list) else [inner]
+                )
 
 
-_NAMED: Final = {"properties", "patternProperties", "dependentSchemas", "dependencies", "$defs", "definitions"}
+_NAMED: Final = {
+    "properties",
+    "patternProperties",
+    "dependentSchemas",
+    "dependencies",
+    "$defs",
+    "definitions",
+}
 _INNER: Final = {
-    *("items", "prefixItems", "additionalItems", "contains", "unevaluatedItems", "additionalProperties"),
-    *("propertyNames", "unevaluatedProperties", "allOf", "anyOf", "oneOf", "not", "if", "then", "else"),
+    *(
+        "items",
+        "prefixItems",
+        "additionalItems",
+        "contains",
+        "unevaluatedItems",
+        "additionalProperties",
+    ),
+    *(
+        "propertyNames",
+        "unevaluatedProperties",
+        "allOf",
+        "anyOf",
+        "oneOf",
+        "not",
+        "if",
+        "then",
+        "else",
+    ),
 }
 
 
@@ -213,7 +270,11 @@ def _pattern(text: str) -> Any:
         return re2.compile(_ESCAPE.sub(_escape_of_re2, text).encode(), options)
     except (re2.error, UnicodeEncodeError) as error:
         said: Any = error.args[0]
-        why = said.decode(errors="replace") if isinstance(said, bytes) else "it is not valid Unicode"
+        why = (
+            said.decode(errors="replace")
+            if isinstance(said, bytes)
+            else "it is not valid Unicode"
+        )
         raise _BeyondBoundsError(
             f"has the pattern {_brief(text)}, which cannot run in time in proportion to the text ({why}). Patterns run "
             "in RE2: write it without lookahead, lookbehind, backreferences and repeats over 1000, or take a pydantic "
@@ -243,14 +304,24 @@ def _brief(value: object) -> str:
 
 
 def _key_text(key: str | int) -> str:
-    return f"[{key}]" if isinstance(key, int) else f".{key}" if _NAME.fullmatch(key) else f"[{_brief(key)}]"
+    return (
+        f"[{key}]"
+        if isinstance(key, int)
+        else f".{key}"
+        if _NAME.fullmatch(key)
+        else f"[{_brief(key)}]"
+    )
 
 
 _NAME: Final = re.compile(r"[A-Za-z]\w{0,99}")
 
 
 def _listed(types: Any) -> list[str]:
-    return [types] if isinstance(types, str) else [str(one) for one in cast("list[object]", types)]
+    return (
+        [types]
+        if isinstance(types, str)
+        else [str(one) for one in cast("list[object]", types)]
+    )
 
 
 def _is_number(text: str) -> bool:
@@ -275,7 +346,11 @@ def _measured(value: object) -> int | None:
         if not inner:
             return number
         level = inner
-    return None if any(isinstance(one, dict | list) for one in level) else number + len(level)
+    return (
+        None
+        if any(isinstance(one, dict | list) for one in level)
+        else number + len(level)
+    )
 
 
 # The check.
@@ -321,7 +396,9 @@ class _Check:
 
     def target(self, reference: str) -> Any:
         if reference not in self._targets:
-            self._targets[reference] = _resolver_of(self._root).lookup(reference).contents
+            self._targets[reference] = (
+                _resolver_of(self._root).lookup(reference).contents
+            )
         return self._targets[reference]
 
 
@@ -329,7 +406,8 @@ class _At:
     """A value and a schema that it is checked against.
 
     Attributes:
-        around: What this is checked for: the value around it, or another schema of the same value.
+        around: What this is checked for: the value around it, or another schema of the
+            same value.
         key: The key or index of the value in that around it; None for the same value.
         level: How many there are around it.
     """
@@ -337,7 +415,12 @@ class _At:
     __slots__ = ("around", "check", "key", "level", "schema", "value")
 
     def __init__(
-        self, check: _Check, schema: Any, value: Any, around: "_At | None" = None, key: str | int | None = None
+        self,
+        check: _Check,
+        schema: Any,
+        value: Any,
+        around: "_At | None" = None,
+        key: str | int | None = None,
     ) -> None:
         self.check = check
         self.schema = schema
@@ -381,7 +464,9 @@ class _At:
                 continue
             check.spend(1)
             kind, find, said = rule
-            if not isinstance(value, kind) or (kind is _NUMBER and isinstance(value, bool)):
+            if not isinstance(value, kind) or (
+                kind is _NUMBER and isinstance(value, bool)
+            ):
                 continue
             if said is None:
                 yield from find(self, keyword, wanted)
@@ -396,12 +481,20 @@ class _At:
         schema = cast("dict[str, Any]", part)
         is_object = isinstance(self.value, dict)
         seen = self._named(schema) if is_object else self._indexed(schema)
-        parts = [part for keyword in ("allOf", "anyOf", "oneOf") for part in schema.get(keyword, ())]
+        parts = [
+            part
+            for keyword in ("allOf", "anyOf", "oneOf")
+            for part in schema.get(keyword, ())
+        ]
         if "$ref" in schema:
             parts.append(self.check.target(schema["$ref"]))
         if "if" in schema:
             parts += [schema["if"], self.consequence(schema["if"])]
-        parts += [part for name, part in schema.get("dependentSchemas", {}).items() if name in self.value]
+        parts += [
+            part
+            for name, part in schema.get("dependentSchemas", {}).items()
+            if name in self.value
+        ]
         return seen.union(*(self.under(part).evaluated() for part in parts))
 
     def consequence(self, condition: Any) -> Any:
@@ -413,7 +506,9 @@ class _At:
         known = self.schema.get("properties", ())
         patterns = self.schema.get("patternProperties", ())
         for name in self.value:
-            if name not in known and not any(self.check.match(name, pattern) for pattern in patterns):
+            if name not in known and not any(
+                self.check.match(name, pattern) for pattern in patterns
+            ):
                 yield name
 
     def _named(self, schema: dict[str, Any]) -> set[str | int]:
@@ -432,7 +527,11 @@ class _At:
         prefix = schema.get("prefixItems", schema.get("items", ()))
         seen: set[str | int] = {*range(min(len(prefix), number))}
         if "contains" in schema:
-            seen |= {index for index in range(number) if self.inner(schema["contains"], index).fits()}
+            seen |= {
+                index
+                for index in range(number)
+                if self.inner(schema["contains"], index).fits()
+            }
         return seen
 
 
@@ -457,7 +556,11 @@ class _Problem:
 
     def text(self) -> str:
         """Describe it; of the value, and of what is wanted, the beginning."""
-        wanted = ", ".join(map(repr, _listed(self.wanted))) if self.keyword == "type" else _brief(self.wanted)
+        wanted = (
+            ", ".join(map(repr, _listed(self.wanted)))
+            if self.keyword == "type"
+            else _brief(self.wanted)
+        )
         return self.said.format(value=_brief(self.at.value), wanted=wanted)
 
     def is_certain(self) -> bool:
@@ -470,7 +573,10 @@ class _Problem:
                 return all(one.is_certain() for one in self.beneath)
             case "type":
                 types = set(_listed(self.wanted))
-                described = self.at.schema.get("properties") or "additionalProperties" in self.at.schema
+                described = (
+                    self.at.schema.get("properties")
+                    or "additionalProperties" in self.at.schema
+                )
                 if value is None or ("object" in types and not described):
                     return False
                 if isinstance(value, str):
@@ -516,15 +622,27 @@ def _is_distinct(check: _Check, value: list[Any], wanted: bool) -> bool:
 
 
 def _exclusive(at: _At, keyword: str, wanted: Any) -> _Found:
-    if isinstance(wanted, bool):  # in draft 4 it says of minimum and maximum whether they are excluded
+    if isinstance(
+        wanted, bool
+    ):  # in draft 4 it says of minimum and maximum whether they are excluded
         bound = keyword.removeprefix("exclusive").lower()
         if not wanted or bound not in at.schema:
             return
         wanted = at.schema[bound]
     if keyword == "exclusiveMinimum" and at.value <= wanted:
-        yield _Problem(at, keyword, wanted, "{value} is less than or equal to the minimum of {wanted}")
+        yield _Problem(
+            at,
+            keyword,
+            wanted,
+            "{value} is less than or equal to the minimum of {wanted}",
+        )
     if keyword == "exclusiveMaximum" and at.value >= wanted:
-        yield _Problem(at, keyword, wanted, "{value} is greater than or equal to the maximum of {wanted}")
+        yield _Problem(
+            at,
+            keyword,
+            wanted,
+            "{value} is greater than or equal to the maximum of {wanted}",
+        )
 
 
 def _required(at: _At, _: str, wanted: Any) -> _Found:
@@ -554,14 +672,19 @@ def _pattern_properties(at: _At, _: str, wanted: Any) -> _Found:
 
 
 def _additional_properties(at: _At, keyword: str, wanted: Any) -> _Found:
-    if at.schema.get("patternProperties") and "patternProperties" not in at.check.keywords:
+    if (
+        at.schema.get("patternProperties")
+        and "patternProperties" not in at.check.keywords
+    ):
         return  # it is about the names that no pattern matches
     at.check.spend(len(at.value))
     yield from _further(at, keyword, wanted, at.unknown())
 
 
 def _unevaluated(at: _At, keyword: str, wanted: Any) -> _Found:
-    seen = at.under({name: part for name, part in at.schema.items() if name != keyword}).evaluated()
+    seen = at.under(
+        {name: part for name, part in at.schema.items() if name != keyword}
+    ).evaluated()
     keys = range(len(at.value)) if keyword == "unevaluatedItems" else at.value
     yield from _further(at, keyword, wanted, (key for key in keys if key not in seen))
 
@@ -573,7 +696,9 @@ def _further(at: _At, keyword: str, wanted: Any, keys: Iterable[Any]) -> _Found:
             what = "property" if isinstance(key, str) else "item"
             # It is about the one value, and is said at the place of all of them.
             one = _At(at.check, wanted, at.value[key], at)
-            yield _Problem(one, keyword, key, f"Additional {what} {{wanted}} is not allowed")
+            yield _Problem(
+                one, keyword, key, f"Additional {what} {{wanted}} is not allowed"
+            )
         else:
             yield from at.inner(wanted, key).problems()
 
@@ -587,7 +712,11 @@ def _dependent(at: _At, keyword: str, wanted: Any) -> _Found:
     at.check.spend(len(wanted))
     for name, needs in wanted.items():
         if name in at.value:
-            yield from _required(at, keyword, needs) if isinstance(needs, list) else at.under(needs).problems()
+            yield from (
+                _required(at, keyword, needs)
+                if isinstance(needs, list)
+                else at.under(needs).problems()
+            )
 
 
 def _prefix_items(at: _At, _: str, wanted: Any) -> _Found:
@@ -598,13 +727,17 @@ def _prefix_items(at: _At, _: str, wanted: Any) -> _Found:
 def _items(at: _At, keyword: str, wanted: Any) -> _Found:
     if isinstance(wanted, list):  # in draft 2019-09 and before
         return _prefix_items(at, keyword, wanted)
-    return _further(at, keyword, wanted, range(len(at.schema.get("prefixItems", ())), len(at.value)))
+    return _further(
+        at, keyword, wanted, range(len(at.schema.get("prefixItems", ())), len(at.value))
+    )
 
 
 def _additional_items(at: _At, keyword: str, wanted: Any) -> _Found:
     prefix: Any = at.schema.get("items")
     if isinstance(prefix, list):
-        yield from _further(at, keyword, wanted, range(len(cast("list[Any]", prefix)), len(at.value)))
+        yield from _further(
+            at, keyword, wanted, range(len(cast("list[Any]", prefix)), len(at.value))
+        )
 
 
 def _contains(at: _At, keyword: str, wanted: Any) -> _Found:
@@ -651,7 +784,9 @@ def _any_of(at: _At, keyword: str, wanted: Any) -> _Found:
 
 def _not(at: _At, keyword: str, wanted: Any) -> _Found:
     if at.under(wanted).fits():
-        yield _Problem(at, keyword, wanted, "{value} should not be valid under {wanted}")
+        yield _Problem(
+            at, keyword, wanted, "{value} should not be valid under {wanted}"
+        )
 
 
 _NUMBER: Final = int | float
@@ -663,7 +798,9 @@ _TYPES: Final[Mapping[str, Callable[[Any], bool]]] = {
     "array": lambda value: isinstance(value, list),
     "object": lambda value: isinstance(value, dict),
     "number": lambda value: isinstance(value, _NUMBER) and not isinstance(value, bool),
-    "integer": lambda value: _TYPES["number"](value) and (isinstance(value, int) or value.is_integer()),
+    "integer": lambda value: (
+        _TYPES["number"](value) and (isinstance(value, int) or value.is_integer())
+    ),
 }
 
 
@@ -712,14 +849,24 @@ _KEYWORDS: Final[Mapping[str, _Rule]] = {
 }
 """The keywords: the values that each is about, then one of two checks.
 
-A condition says whether a value holds, and what the problem is if it does not. Another check, without such words, finds
-problems in what is in the value, or under other schemas.
+A condition says whether a value holds, and what the problem is if it does not. Another
+check, without such words, finds problems in what is in the value, or under other
+schemas.
 """
 
 _OF_ARGUMENTS: Final = {
     keyword: _KEYWORDS[keyword]
     for keyword in (
-        *("type", "enum", "const", "required", "minLength", "maxLength", "minItems", "maxItems"),
+        *(
+            "type",
+            "enum",
+            "const",
+            "required",
+            "minLength",
+            "maxLength",
+            "minItems",
+            "maxItems",
+        ),
         *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
         *("items", "additionalProperties", "properties", "anyOf", "allOf", "oneOf"),
     )

@@ -1,14 +1,23 @@
 """What one run reserves of the budgets that it shares with others, before each request and each batch of calls.
 
-The run's own budget is checked by `planner_ext.core.machine`, from the journal alone. What is left of a shared budget
-only its store knows, so it is asked here. A refusal becomes a fact, and the machine decides what follows.
+The run's own budget is checked by `planner_ext.core.machine`, from the journal alone.
+What is left of a shared budget only its store knows, so it is asked here. A refusal
+becomes a fact, and the machine decides what follows.
 """
 
 from dataclasses import replace
 
 from planner_ext.core.accounts import SharedBudgets
 from planner_ext.core.facts import CallStarted, SharedBudgetsChecked
-from planner_ext.core.machine import Action, AskModel, AskPerson, AskPlan, Finish, Pause, RunCalls
+from planner_ext.core.machine import (
+    Action,
+    AskModel,
+    AskPerson,
+    AskPlan,
+    Finish,
+    Pause,
+    RunCalls,
+)
 from planner_ext.core.values import Usage
 from planner_ext.engine.journal import Recorder
 
@@ -16,9 +25,10 @@ from planner_ext.engine.journal import Recorder
 class Reservations:
     """Reserves what the next action of a run needs, and charges what it used.
 
-    A run that ends at a limit with an answer keeps one request for it: reserved with the first request of an
-    activation, used by the last one, released at a pause, a fault or another end. The period of a budget may end
-    meanwhile, and the new one refuse it: then the run ends without an answer.
+    A run that ends at a limit with an answer keeps one request for it: reserved with
+    the first request of an activation, used by the last one, released at a pause, a
+    fault or another end. The period of a budget may end meanwhile, and the new one
+    refuse it: then the run ends without an answer.
     """
 
     def __init__(self, shared: SharedBudgets, journal: Recorder) -> None:
@@ -29,7 +39,9 @@ class Reservations:
         self._calls = 0
         self._seen = 0
 
-    async def before(self, action: Action | None, *, asks_model: bool) -> SharedBudgetsChecked | None:
+    async def before(
+        self, action: Action | None, *, asks_model: bool
+    ) -> SharedBudgetsChecked | None:
         """Reserve what an action needs; return the refusal as a fact, or None.
 
         Args:
@@ -48,7 +60,9 @@ class Reservations:
             case AskPerson(iterations=iterations) if asks_model and iterations != 0:
                 return await self._request(last=False)
             case RunCalls(indexes=indexes):
-                if (refused := await self._shared.reserve(calls=len(indexes))) is not None:
+                if (
+                    refused := await self._shared.reserve(calls=len(indexes))
+                ) is not None:
                     return await self._with_answer(refused)
                 self._calls = len(indexes)
                 self._seen = len(self._journal.facts)
@@ -79,7 +93,9 @@ class Reservations:
         state = self._journal.state
         kept = 0 if last else state.rules.limits.iterations_kept
         forced = state.refused is not None and self._kept > 0
-        refused = await self._shared.reserve(requests=1, kept=kept - self._kept, forced=forced)
+        refused = await self._shared.reserve(
+            requests=1, kept=kept - self._kept, forced=forced
+        )
         if refused is not None and forced:  # it was kept in a period that has ended
             return replace(refused, answer=False, at=self._journal.now())
         if refused is not None:
@@ -98,6 +114,8 @@ class Reservations:
         """Release the calls of the last batch that did not start after all."""
         if self._calls:
             new = self._journal.facts[self._seen :]
-            started = sum(isinstance(fact, CallStarted) and fact.attempt == 1 for fact in new)
+            started = sum(
+                isinstance(fact, CallStarted) and fact.attempt == 1 for fact in new
+            )
             self._shared.charge(Usage(tool_calls=started - self._calls))
             self._calls = 0

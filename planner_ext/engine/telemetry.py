@@ -1,9 +1,10 @@
 """The OpenTelemetry spans and metrics of a run, named by the GenAI conventions; ``adr/0015`` lists every name.
 
-Loaded by the first run for which `planner_ext.engine.log.is_listening`. Promises that spans and metrics hold no goal,
-argument, result, answer or message unless the application allows sensitive data; and that a span is current while its
-request is made or its calls run, so that the spans of connectors and functions become its children. Uses only the
-OpenTelemetry API: the application configures the SDK and its exporters.
+Loaded by the first run for which `planner_ext.engine.log.is_listening`. Promises that
+spans and metrics hold no goal, argument, result, answer or message unless the
+application allows sensitive data; and that a span is current while its request is made
+or its calls run, so that the spans of connectors and functions become its children.
+Uses only the OpenTelemetry API: the application configures the SDK and its exporters.
 """
 
 import json
@@ -15,7 +16,14 @@ from typing import Any, Final, TypeAlias
 
 from opentelemetry.context import Context
 from opentelemetry.metrics import get_meter, get_meter_provider
-from opentelemetry.trace import Link, Span, StatusCode, get_current_span, get_tracer, use_span
+from opentelemetry.trace import (
+    Link,
+    Span,
+    StatusCode,
+    get_current_span,
+    get_tracer,
+    use_span,
+)
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from planner_ext.approval.waiting import present_status, waiting_calls
@@ -42,18 +50,57 @@ _TOKENS: Final = [4.0**n for n in range(14)]
 _WAITS: Final = [1.0, 10.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0, 604800.0]
 
 _HISTOGRAMS: Final = {
-    name: _METER.create_histogram(name, unit, description, explicit_bucket_boundaries_advisory=boundaries)
+    name: _METER.create_histogram(
+        name, unit, description, explicit_bucket_boundaries_advisory=boundaries
+    )
     for name, unit, description, boundaries in (
-        ("gen_ai.invoke_agent.duration", "s", "Duration of an invocation of an agent.", [10 * s for s in _SECONDS]),
-        ("gen_ai.invoke_agent.inference_calls", "{inference_call}", "Requests of an invocation to a model.", _CALLS),
-        ("gen_ai.invoke_agent.tool_calls", "{tool_call}", "Functions that an invocation started.", _CALLS),
-        ("gen_ai.client.operation.duration", "s", "Duration of a request to a model.", _SECONDS),
-        ("gen_ai.client.token.usage", "{token}", "Tokens of a request, by type.", _TOKENS),
-        ("planner_ext.run.iterations", "{iteration}", "Round trips of a run that has ended, by status.", _CALLS),
-        ("planner_ext.decision.wait", "s", "Time from a question to the decision of a person.", _WAITS),
+        (
+            "gen_ai.invoke_agent.duration",
+            "s",
+            "Duration of an invocation of an agent.",
+            [10 * s for s in _SECONDS],
+        ),
+        (
+            "gen_ai.invoke_agent.inference_calls",
+            "{inference_call}",
+            "Requests of an invocation to a model.",
+            _CALLS,
+        ),
+        (
+            "gen_ai.invoke_agent.tool_calls",
+            "{tool_call}",
+            "Functions that an invocation started.",
+            _CALLS,
+        ),
+        (
+            "gen_ai.client.operation.duration",
+            "s",
+            "Duration of a request to a model.",
+            _SECONDS,
+        ),
+        (
+            "gen_ai.client.token.usage",
+            "{token}",
+            "Tokens of a request, by type.",
+            _TOKENS,
+        ),
+        (
+            "planner_ext.run.iterations",
+            "{iteration}",
+            "Round trips of a run that has ended, by status.",
+            _CALLS,
+        ),
+        (
+            "planner_ext.decision.wait",
+            "s",
+            "Time from a question to the decision of a person.",
+            _WAITS,
+        ),
     )
 }
-_COST: Final = _METER.create_counter("planner_ext.cost", "USD", "Price of the requests to models.")
+_COST: Final = _METER.create_counter(
+    "planner_ext.cost", "USD", "Price of the requests to models."
+)
 
 
 def _record(name: str, value: float, attributes: _Attributes) -> None:
@@ -64,30 +111,49 @@ def _record(name: str, value: float, attributes: _Attributes) -> None:
 
 
 def _given(attributes: _Attributes) -> _Attributes:
-    return {name: value for name, value in attributes.items() if value not in (None, "")}
+    return {
+        name: value for name, value in attributes.items() if value not in (None, "")
+    }
 
 
 def _message(role: str, text: str) -> str:
     """Write one message of text as the conventions' JSON."""
-    return json.dumps([{"role": role, "parts": [{"type": "text", "content": text}]}], ensure_ascii=False)
+    return json.dumps(
+        [{"role": role, "parts": [{"type": "text", "content": text}]}],
+        ensure_ascii=False,
+    )
 
 
 def _tokens(usage: Usage) -> _Attributes:
-    return {"gen_ai.usage.input_tokens": usage.prompt_tokens, "gen_ai.usage.output_tokens": usage.completion_tokens}
+    return {
+        "gen_ai.usage.input_tokens": usage.prompt_tokens,
+        "gen_ai.usage.output_tokens": usage.completion_tokens,
+    }
 
 
 def _links_to(journal: Sequence[facts.Fact]) -> list[Link]:
     """Link to the span of the activation before this one; empty without one."""
     known = (facts.RunStarted, facts.Resumed, facts.Paused)
-    trace = next((fact.trace for fact in reversed(journal) if isinstance(fact, known) and fact.trace), "")
-    earlier = get_current_span(_TRACEPARENT.extract({"traceparent": trace}, Context())).get_span_context()
+    trace = next(
+        (
+            fact.trace
+            for fact in reversed(journal)
+            if isinstance(fact, known) and fact.trace
+        ),
+        "",
+    )
+    earlier = get_current_span(
+        _TRACEPARENT.extract({"traceparent": trace}, Context())
+    ).get_span_context()
     return [Link(earlier)] if earlier.is_valid else []
 
 
 def _event_of(fact: facts.Fact, *, sensitive: bool) -> tuple[str, _Attributes] | None:
     """Return the name and the attributes of the event for a fact; None for most facts."""
     match fact:
-        case facts.CallDecided() if fact.verdict in ("answer", "deny", "defer") or fact.binds:
+        case facts.CallDecided() if (
+            fact.verdict in ("answer", "deny", "defer") or fact.binds
+        ):
             # The name of a function that does not exist is text of the model, which no span holds.
             return "planner_ext.decision", {
                 "gen_ai.tool.name": None if fact.kind == "unknown" else fact.function,
@@ -102,7 +168,9 @@ def _event_of(fact: facts.Fact, *, sensitive: bool) -> tuple[str, _Attributes] |
         case facts.Clarified(answer=str()):
             return "planner_ext.decision", {
                 "planner_ext.iteration": fact.iteration,
-                "planner_ext.decision.verdict": "answer" if fact.denied is None else "deny",
+                "planner_ext.decision.verdict": "answer"
+                if fact.denied is None
+                else "deny",
                 "planner_ext.decision.person": not fact.usage.iterations,
                 "planner_ext.decision.by": fact.by,
             }
@@ -113,14 +181,21 @@ def _event_of(fact: facts.Fact, *, sensitive: bool) -> tuple[str, _Attributes] |
                 "planner_ext.limit": fact.limit,
             }
         case facts.StopRequested():
-            return "planner_ext.stop", {"planner_ext.stop.reason": fact.reason if sensitive else None}
+            return "planner_ext.stop", {
+                "planner_ext.stop.reason": fact.reason if sensitive else None
+            }
         case _:
             return None
 
 
 # The spans.
 
-_SPENDS: Final = (facts.Planned, facts.ModelReplied, facts.RequestFailed, facts.Clarified)
+_SPENDS: Final = (
+    facts.Planned,
+    facts.ModelReplied,
+    facts.RequestFailed,
+    facts.Clarified,
+)
 
 
 class Invocation:
@@ -134,14 +209,17 @@ class Invocation:
 
     trace: str = ""
 
-    def __init__(self, agent: str, *, provider: str, model: str, sensitive: bool) -> None:
+    def __init__(
+        self, agent: str, *, provider: str, model: str, sensitive: bool
+    ) -> None:
         """Describe the agent that is invoked.
 
         Args:
             agent: Its name: ``gen_ai.agent.name``.
             provider: The connector's provider: ``gen_ai.provider.name``.
             model: The model that is asked: ``gen_ai.request.model``.
-            sensitive: Whether spans may hold goals, answers, reasons and the messages of errors.
+            sensitive: Whether spans may hold goals, answers, reasons and the messages
+                of errors.
         """
         self._agent = {"gen_ai.agent.name": agent}
         self._model = {"gen_ai.provider.name": provider, "gen_ai.request.model": model}
@@ -158,7 +236,10 @@ class Invocation:
     def stamped(self, first: Sequence[facts.Fact]) -> Sequence[facts.Fact]:
         """Write the span into the fact that begins an activation."""
         begins = (facts.RunStarted, facts.Resumed)
-        return [replace(fact, trace=self.trace) if isinstance(fact, begins) else fact for fact in first]
+        return [
+            replace(fact, trace=self.trace) if isinstance(fact, begins) else fact
+            for fact in first
+        ]
 
     @contextmanager
     def of(self, engine: Engine) -> Generator[None]:
@@ -166,12 +247,18 @@ class Invocation:
         before = engine.state
         began = perf_counter()
         self._asked = {
-            index: before.at if call.started else call.decided_fact.at for index, call in waiting_calls(before).items()
+            index: before.at if call.started else call.decided_fact.at
+            for index, call in waiting_calls(before).items()
         }
         self._span = self._start("invoke_agent", self._model, _links_to(engine.facts))
         self._records = self._span.is_recording() or is_set(get_meter_provider())
         failure: BaseException | None = None
-        with use_span(self._span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
+        with use_span(
+            self._span,
+            end_on_exit=True,
+            record_exception=False,
+            set_status_on_exception=False,
+        ):
             carrier: dict[str, str] = {}
             _TRACEPARENT.inject(carrier)
             self.trace = carrier.get("traceparent", "")
@@ -210,7 +297,9 @@ class Invocation:
             self._error = ""
             began = perf_counter()
             try:
-                with use_span(span, record_exception=False, set_status_on_exception=False):
+                with use_span(
+                    span, record_exception=False, set_status_on_exception=False
+                ):
                     await perform(action)
             except BaseException as error:
                 self._fail(span, error)
@@ -219,14 +308,22 @@ class Invocation:
                 if self._error:
                     span.set_attribute("error.type", self._error)
                 if asks:
-                    chat = {"gen_ai.operation.name": "chat", "error.type": self._error, **self._model}
-                    _record("gen_ai.client.operation.duration", perf_counter() - began, chat)
+                    chat = {
+                        "gen_ai.operation.name": "chat",
+                        "error.type": self._error,
+                        **self._model,
+                    }
+                    _record(
+                        "gen_ai.client.operation.duration", perf_counter() - began, chat
+                    )
             if isinstance(action, machine.AskPlan | machine.CompleteIteration):
                 self._end_iteration()
 
         return performed
 
-    def _start(self, operation: str, attributes: _Attributes, links: Sequence[Link] = ()) -> Span:
+    def _start(
+        self, operation: str, attributes: _Attributes, links: Sequence[Link] = ()
+    ) -> Span:
         """Start the span of an operation that the conventions name."""
         name = f"{operation} {self._agent['gen_ai.agent.name']}"
         own = {"gen_ai.operation.name": operation, **self._agent, **attributes}
@@ -237,8 +334,13 @@ class Invocation:
         if isinstance(action, machine.AskPlan):
             self._iteration = self._start("plan", self._run)
         else:
-            attributes = {"planner_ext.iteration": getattr(action, "iteration", 0), **self._run}
-            self._iteration = _TRACER.start_span("planner_ext.iteration", attributes=attributes)
+            attributes = {
+                "planner_ext.iteration": getattr(action, "iteration", 0),
+                **self._run,
+            }
+            self._iteration = _TRACER.start_span(
+                "planner_ext.iteration", attributes=attributes
+            )
 
     def _end_iteration(self) -> None:
         if self._iteration is not None:
@@ -253,21 +355,32 @@ class Invocation:
             case facts.RequestFailed() if self._performs:
                 self._error = self._error or "timeout"
             case facts.RequestFailed():
-                self._span.add_event("planner_ext.crash", {"planner_ext.iteration": fact.iteration})
+                self._span.add_event(
+                    "planner_ext.crash", {"planner_ext.iteration": fact.iteration}
+                )
             case facts.ModelReplied() if self._iteration is not None:
                 reply = {
                     **_tokens(fact.usage),
-                    "gen_ai.response.finish_reasons": [fact.finish_reason] if fact.finish_reason else None,
+                    "gen_ai.response.finish_reasons": [fact.finish_reason]
+                    if fact.finish_reason
+                    else None,
                     "planner_ext.calls": len(fact.calls),
                 }
                 self._iteration.set_attributes(_given(reply))
             case facts.Paused():
-                self._span.add_event("planner_ext.pause", {"planner_ext.calls": len(waiting_calls(state))})
+                self._span.add_event(
+                    "planner_ext.pause",
+                    {"planner_ext.calls": len(waiting_calls(state))},
+                )
             case _:
                 self._add_event(fact)
         if isinstance(fact, _SPENDS):
             self._spend(fact.usage)
-        limit = state.limit or getattr(fact, "limit", None) or getattr(fact, "withheld", None)
+        limit = (
+            state.limit
+            or getattr(fact, "limit", None)
+            or getattr(fact, "withheld", None)
+        )
         if limit is not None and limit != self._limit:
             self._limit = limit
             self._span.add_event("planner_ext.limit", {"planner_ext.limit": limit})
@@ -277,11 +390,19 @@ class Invocation:
         if event is None:
             return
         name, attributes = event
-        asked = self._asked.pop(fact.index, None) if isinstance(fact, facts.CallDecided | facts.Clarified) else None
+        asked = (
+            self._asked.pop(fact.index, None)
+            if isinstance(fact, facts.CallDecided | facts.Clarified)
+            else None
+        )
         if asked is not None and attributes["planner_ext.decision.person"]:
             waited = max(fact.at - asked, 0.0)
             attributes["planner_ext.decision.wait"] = waited
-            verdict = {"planner_ext.decision.verdict": attributes["planner_ext.decision.verdict"]}
+            verdict = {
+                "planner_ext.decision.verdict": attributes[
+                    "planner_ext.decision.verdict"
+                ]
+            }
             _record("planner_ext.decision.wait", waited, verdict)
         self._span.add_event(name, _given(attributes))
 
@@ -291,7 +412,9 @@ class Invocation:
         self._run = {"gen_ai.conversation.id": state.run_id}
         self._span.set_attributes(self._run)
         if self._sensitive:
-            self._span.set_attribute("gen_ai.input.messages", _message("user", state.goal))
+            self._span.set_attribute(
+                "gen_ai.input.messages", _message("user", state.goal)
+            )
 
     def _fail(self, span: Span, error: BaseException) -> None:
         """Mark a span; a cancellation is not an error."""
@@ -304,14 +427,23 @@ class Invocation:
                 span.add_event("exception", {"exception.type": self._error})
 
     def _spend(self, usage: Usage) -> None:
-        for kind, tokens in (("input", usage.prompt_tokens), ("output", usage.completion_tokens)):
+        for kind, tokens in (
+            ("input", usage.prompt_tokens),
+            ("output", usage.completion_tokens),
+        ):
             if tokens:
-                chat = {"gen_ai.operation.name": "chat", "gen_ai.token.type": kind, **self._model}
+                chat = {
+                    "gen_ai.operation.name": "chat",
+                    "gen_ai.token.type": kind,
+                    **self._model,
+                }
                 _record("gen_ai.client.token.usage", tokens, chat)
         if usage.cost:
             _COST.add(usage.cost, self._model)
 
-    def _finish(self, before: State, state: State, seconds: float, failure: BaseException | None) -> None:
+    def _finish(
+        self, before: State, state: State, seconds: float, failure: BaseException | None
+    ) -> None:
         """Write the end of an activation, its consumption, and that of the whole run."""
         used = state.usage
         earlier = before.usage
@@ -320,7 +452,11 @@ class Invocation:
         if state.ended is not None and self._sensitive:
             answer = state.ended.answer
         error = {"error.type": None if failure is None else type(failure).__qualname__}
-        ended = {"planner_ext.run.status": "failed" if isinstance(failure, Exception) else present_status(state)}
+        ended = {
+            "planner_ext.run.status": "failed"
+            if isinstance(failure, Exception)
+            else present_status(state)
+        }
         attributes = {
             **ended,
             **error,
@@ -333,7 +469,15 @@ class Invocation:
         }
         self._span.set_attributes(_given(attributes))
         _record("gen_ai.invoke_agent.duration", seconds, {**agent, **ended, **error})
-        _record("gen_ai.invoke_agent.inference_calls", used.iterations - earlier.iterations, agent)
-        _record("gen_ai.invoke_agent.tool_calls", used.tool_calls - earlier.tool_calls, agent)
+        _record(
+            "gen_ai.invoke_agent.inference_calls",
+            used.iterations - earlier.iterations,
+            agent,
+        )
+        _record(
+            "gen_ai.invoke_agent.tool_calls",
+            used.tool_calls - earlier.tool_calls,
+            agent,
+        )
         if state.ended is not None:
             _record("planner_ext.run.iterations", used.iterations, {**agent, **ended})

@@ -1,10 +1,12 @@
 """The timeline of a run: what its journal tells a reader, as values.
 
-`TimelineReader` reads the facts one by one, from the start, and knows after each what it changed. Every view of a run
-draws from it: the page, the terminal, the inbox and AG-UI.
+`TimelineReader` reads the facts one by one, from the start, and knows after each what
+it changed. Every view of a run draws from it: the page, the terminal, the inbox and
+AG-UI.
 
-Every value is frozen and complete: it is drawn without the journal. Times are in seconds since the epoch. Texts are
-not escaped; escape them before you show them, see `planner_ext.core.text`.
+Every value is frozen and complete: it is drawn without the journal. Times are in
+seconds since the epoch. Texts are not escaped; escape them before you show them, see
+`planner_ext.core.text`.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -31,7 +33,8 @@ class TimelineMessage:
     Attributes:
         role: As in the message, such as ``user``; "" without one.
         text: Its whole text.
-        others: A line for each part that is not text: calls, results, reasoning, images, files.
+        others: A line for each part that is not text: calls, results, reasoning,
+            images, files.
     """
 
     role: str
@@ -46,7 +49,8 @@ class Spending:
     Attributes:
         name: The limit's name in `Budget`.
         function: The limited function, for ``max_calls_per_function``; else "".
-        used: Round trips, calls, tokens, US dollars, or seconds; of a deadline, the seconds since the run started.
+        used: Round trips, calls, tokens, US dollars, or seconds; of a deadline, the
+            seconds since the run started.
         limit: How much is allowed, in the same unit.
         nested: The part that functions used: nested runs and prompts.
     """
@@ -134,16 +138,20 @@ class TimelineCall:
 
     Attributes:
         index, id: Its position, and its name, among the calls of the reply.
-        function: Fully qualified name of the function; before resolution, the name that the model used.
+        function: Fully qualified name of the function; before resolution, the name that
+            the model used.
         requested: JSON text of the arguments as the model sent them.
-        arguments: JSON text of the arguments that the function received, or would receive.
+        arguments: JSON text of the arguments that the function received, or would
+            receive.
         asked: When a person was first asked to decide it, or None.
         prompt: The text shown to that person.
         roles: Who may decide it; empty for anyone.
         expires: When it stops waiting, or None.
         ended: When its result was recorded, or None.
-        result: The result that the model reads; ``cut`` says of how much it read the beginning.
-        error: Type and message of the function's exception, or the reason why it did not run; "" without one.
+        result: The result that the model reads; ``cut`` says of how much it read the
+            beginning.
+        error: Type and message of the function's exception, or the reason why it did
+            not run; "" without one.
         nested: Whether the function is a nested run.
         spent: What its function charged: requests and nested calls; or None.
     """
@@ -179,10 +187,20 @@ class TimelineCall:
 
 
 EventKind: TypeAlias = Literal[
-    "paused", "resumed", "crashed", "stopped", "budget", "question", "check", "callback", "violation", "ended"
+    "paused",
+    "resumed",
+    "crashed",
+    "stopped",
+    "budget",
+    "question",
+    "check",
+    "callback",
+    "violation",
+    "ended",
 ]
-"""``check``: the form of an answer was checked; ``callback``: the iteration-completed callback ended the run;
-``violation``: servers would refuse the history, in a comparison."""
+"""``check``: the form of an answer was checked; ``callback``: the iteration-completed
+callback ended the run; ``violation``: servers would refuse the history, in a
+comparison."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +208,8 @@ class TimelineEvent:
     """An event of the run other than a request or a call.
 
     Attributes:
-        text: The question, reason, problem or change; "" if the kind is the whole message.
+        text: The question, reason, problem or change; "" if the kind is the whole
+            message.
         answer: The answer to a question, or None.
         by: Who answered or made the change; "" if unknown.
     """
@@ -203,8 +222,8 @@ class TimelineEvent:
 
 
 GapKind: TypeAlias = Literal["paused", "left", "crashed", "retry"]
-"""``left``: the run had ended, or no process drove it; ``crashed``: its process had ended; ``retry``: between two
-attempts of a request."""
+"""``left``: the run had ended, or no process drove it; ``crashed``: its process had
+ended; ``retry``: between two attempts of a request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,8 +245,10 @@ class TimelineIteration:
 
     Attributes:
         number: From 0; -1 is the plan request.
-        messages: The messages added to the transcript since the previous request, except replies and results.
-        replaced: Whether ``messages`` replaced the whole transcript: after a plan, and if a callback compacted it.
+        messages: The messages added to the transcript since the previous request,
+            except replies and results.
+        replaced: Whether ``messages`` replaced the whole transcript: after a plan, and
+            if a callback compacted it.
         reply: None before it arrives.
         gaps: Its idle periods.
         ended: The time of its last fact.
@@ -246,7 +267,11 @@ class TimelineIteration:
     @property
     def started(self) -> float:
         """When its first attempt was sent."""
-        return self.request.failed[0].started if self.request.failed else self.request.started
+        return (
+            self.request.failed[0].started
+            if self.request.failed
+            else self.request.started
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,16 +279,19 @@ class Timeline:
     """The timeline of a run.
 
     Attributes:
-        status: As in a result; ``running``; or ``queued`` without any fact. For a run of a store, replace it with the
-            status of its `RunRecord`, which has more values.
+        status: As in a result; ``running``; or ``queued`` without any fact. For a run
+            of a store, replace it with the status of its `RunRecord`, which has more
+            values.
         limit: The limit that ended the run, or None.
         reason: Why it ended as it did; "" if it was answered.
         started: When it began; None without any fact, or without known times.
         ended: When it ended, or None.
-        until: The time up to which the timeline is known: that of the newest fact, or ``now``.
+        until: The time up to which the timeline is known: that of the newest fact, or
+            ``now``.
         spent: The total charged.
         spending: The consumption of each limit that is set.
-        lives: The number of processes or activations that drove it, as far as its facts show.
+        lives: The number of processes or activations that drove it, as far as its facts
+            show.
         plan, answer: "" without one.
     """
 
@@ -285,7 +313,9 @@ class Timeline:
     @property
     def events(self) -> tuple[TimelineEvent, ...]:
         """The events of all iterations."""
-        return tuple(event for iteration in self.iterations for event in iteration.events)
+        return tuple(
+            event for iteration in self.iterations for event in iteration.events
+        )
 
     @property
     def calls(self) -> tuple[TimelineCall, ...]:
@@ -297,8 +327,10 @@ def timeline_of(journal: Iterable[facts.Fact], *, now: float | None = None) -> T
     """Compute the timeline of a run.
 
     Args:
-        journal: The run's facts: of a result, a checkpoint or a store, or those that a stream has yielded.
-        now: The end of unfinished work, in seconds since the epoch; None is the time of the newest fact.
+        journal: The run's facts: of a result, a checkpoint or a store, or those that a
+            stream has yielded.
+        now: The end of unfinished work, in seconds since the epoch; None is the time of
+            the newest fact.
 
     Raises:
         IllegalTransitionError: If a fact cannot follow the ones before it.
@@ -365,7 +397,11 @@ class TimelineReader:
             ended=None if end is None else end.at,
             until=until,
             spent=state.usage,
-            spending=tuple(_spending(state, iterations, self._started, until if end is None else end.at)),
+            spending=tuple(
+                _spending(
+                    state, iterations, self._started, until if end is None else end.at
+                )
+            ),
             lives=self._lives,
             plan=self._plan,
             answer="" if end is None else end.answer,
@@ -392,7 +428,12 @@ class TimelineReader:
         yield from self._iterations[:-1]
         if self._iterations:
             yield replace(self._iterations[-1], calls=tuple(self.calls))
-        if self.state.ended is None and self._replied and self._is_own_request and may_have_asked(self.state):
+        if (
+            self.state.ended is None
+            and self._replied
+            and self._is_own_request
+            and may_have_asked(self.state)
+        ):
             yield self._new_iteration(self._next_number, self.state.at)
 
     def _new_iteration(self, number: int, started: float) -> TimelineIteration:
@@ -513,8 +554,13 @@ class TimelineReader:
             finish_reason=fact.finish_reason,
             withheld=fact.withheld,
         )
-        message = _read_message(fact.message, with_calls=False)  # they have lines of their own
-        self._change(number=fact.iteration, reply=replace(message, text=fact.text or message.text))
+        message = _read_message(
+            fact.message, with_calls=False
+        )  # they have lines of their own
+        self._change(
+            number=fact.iteration,
+            reply=replace(message, text=fact.text or message.text),
+        )
         self.calls = [_requested(index, call) for index, call in enumerate(fact.calls)]
         self._changed.update(range(len(self.calls)))
 
@@ -523,7 +569,9 @@ class TimelineReader:
         call = self.calls[fact.index]
         request = self.state.batch.calls[fact.index].request
         record = record_of(fact, request)
-        repeated = record is not None and any(replace(one, at=record.at) == record for one in call.decisions)
+        repeated = record is not None and any(
+            replace(one, at=record.at) == record for one in call.decisions
+        )
         asks = fact.verdict == "defer"
         settled = not asks and fact.verdict not in ("run", "external")
         self._change_call(
@@ -535,11 +583,15 @@ class TimelineReader:
             prompt=fact.prompt or call.prompt,
             roles=fact.roles or call.roles,
             expires=fact.expires_at if asks else None,
-            decisions=call.decisions if record is None or repeated else (*call.decisions, record),
+            decisions=call.decisions
+            if record is None or repeated
+            else (*call.decisions, record),
             ended=fact.at if settled else None,
             result=fact.answer if settled else "",
             cut=fact.cut,
-            error=fact.reason if fact.verdict == "answer" and fact.reason not in _OUTCOME_OF_REASON else "",
+            error=fact.reason
+            if fact.verdict == "answer" and fact.reason not in _OUTCOME_OF_REASON
+            else "",
             nested=fact.nested,
             spent=self._spent_by(fact.index),
         )
@@ -557,7 +609,9 @@ class TimelineReader:
 
     def _call_started(self, fact: facts.CallStarted) -> None:
         attempts = (*self.calls[fact.index].attempts, CallAttempt(started=fact.at))
-        self._change_call(fact.index, function=fact.function, outcome="running", attempts=attempts)
+        self._change_call(
+            fact.index, function=fact.function, outcome="running", attempts=attempts
+        )
 
     def _call_finished(self, fact: facts.CallFinished) -> None:
         call = self.calls[fact.index]
@@ -587,11 +641,19 @@ class TimelineReader:
         return before + spent
 
     def _clarified(self, fact: facts.Clarified) -> None:
-        question = fact.question if fact.denied is None else f"{fact.question} ({fact.denied or 'not answered'})"
-        self._add_event(fact.at, "question", text=question, answer=fact.answer, by=fact.by)
+        question = (
+            fact.question
+            if fact.denied is None
+            else f"{fact.question} ({fact.denied or 'not answered'})"
+        )
+        self._add_event(
+            fact.at, "question", text=question, answer=fact.answer, by=fact.by
+        )
         if fact.index is not None and fact.answer is not None:
             outcome: CallOutcome = "answered" if fact.denied is None else "denied"
-            self._change_call(fact.index, outcome=outcome, ended=fact.at, result=fact.answer)
+            self._change_call(
+                fact.index, outcome=outcome, ended=fact.at, result=fact.answer
+            )
 
     def _iteration_completed(self, fact: facts.IterationCompleted) -> None:
         if fact.terminate:
@@ -617,7 +679,9 @@ class TimelineReader:
         self._before_stop = self.state.at
 
     def _budget_changed(self, fact: facts.BudgetChanged) -> None:
-        self._add_event(fact.at, "budget", text=_changed_limits(self.state, fact.limits), by=fact.by)
+        self._add_event(
+            fact.at, "budget", text=_changed_limits(self.state, fact.limits), by=fact.by
+        )
 
     def _shared_budgets_checked(self, fact: facts.SharedBudgetsChecked) -> None:
         if fact.limit is not None:
@@ -636,7 +700,9 @@ class TimelineReader:
             self._end_pause(fact.at)
         elif self._iterations:
             self._add_gap("left", self.state.at, fact.at)
-        self._add_event(fact.at, "resumed", text=_changed_limits(self.state, fact.limits))
+        self._add_event(
+            fact.at, "resumed", text=_changed_limits(self.state, fact.limits)
+        )
 
     def _ended(self, fact: facts.Ended) -> None:
         if fact.returned:
@@ -644,8 +710,13 @@ class TimelineReader:
                 if call.ended is None and call.outcome != "returned":
                     self._change_call(index, outcome="returned")
         self._add_event(fact.at, "ended", text=fact.reason)
-        if self.state.stopping is not None and fact.at - self._before_stop > fact.seconds + _NOTICED:
-            self._add_gap("left", self._before_stop, fact.at)  # it was idle when it was stopped
+        if (
+            self.state.stopping is not None
+            and fact.at - self._before_stop > fact.seconds + _NOTICED
+        ):
+            self._add_gap(
+                "left", self._before_stop, fact.at
+            )  # it was idle when it was stopped
 
     _readers: ClassVar[dict[str, Callable[[Any, Any], None]]] = {
         "RunStarted": _run_started,
@@ -679,7 +750,9 @@ def _outcome_of(fact: facts.CallDecided) -> CallOutcome:
         return _OUTCOME_OF_VERDICT[fact.verdict]
     if fact.person and fact.reason not in _OUTCOME_OF_REASON:
         return "denied"
-    return _OUTCOME_OF_REASON.get(fact.reason) or _OUTCOME_OF_KIND.get(fact.kind, "withheld")
+    return _OUTCOME_OF_REASON.get(fact.reason) or _OUTCOME_OF_KIND.get(
+        fact.kind, "withheld"
+    )
 
 
 _OUTCOME_OF_VERDICT: dict[str, CallOutcome] = {
@@ -689,23 +762,43 @@ _OUTCOME_OF_VERDICT: dict[str, CallOutcome] = {
     "external": "returned",
     "final_answer": "final_answer",
 }
-_OUTCOME_OF_REASON: dict[str, CallOutcome] = {"supplied": "answered", "expired": "expired"}
-_OUTCOME_OF_KIND: dict[str, CallOutcome] = {"unknown": "unknown", "invalid": "invalid", "read": "answered"}
+_OUTCOME_OF_REASON: dict[str, CallOutcome] = {
+    "supplied": "answered",
+    "expired": "expired",
+}
+_OUTCOME_OF_KIND: dict[str, CallOutcome] = {
+    "unknown": "unknown",
+    "invalid": "invalid",
+    "read": "answered",
+}
 
 
-def _spending(state: State, iterations: Iterable[TimelineIteration], started: float, at: float) -> Iterator[Spending]:
+def _spending(
+    state: State, iterations: Iterable[TimelineIteration], started: float, at: float
+) -> Iterator[Spending]:
     limits = state.rules.limits
     calls = (call for iteration in iterations for call in iteration.calls)
     inside = sum((call.spent for call in calls if call.spent is not None), Usage())
     for part, name in LIMIT_OF_PART.items():
         limit = getattr(limits, name)
         if limit is not None:
-            yield Spending(name=name, used=state.usage.by_part[part], limit=limit, nested=inside.by_part[part])
+            yield Spending(
+                name=name,
+                used=state.usage.by_part[part],
+                limit=limit,
+                nested=inside.by_part[part],
+            )
     if limits.deadline is not None:
-        yield Spending(name="deadline", used=at - started, limit=limits.deadline.timestamp() - started)
+        yield Spending(
+            name="deadline",
+            used=at - started,
+            limit=limits.deadline.timestamp() - started,
+        )
     for function, limit in limits.max_calls_per_function.items():
         starts = state.usage.calls_by_function.get(function, 0)
-        yield Spending(name="max_calls_per_function", function=function, used=starts, limit=limit)
+        yield Spending(
+            name="max_calls_per_function", function=function, used=starts, limit=limit
+        )
     in_row = {
         "max_consecutive_errors": state.errors_in_row,
         "max_repeated_calls": max(state.calls_by_digest.values(), default=0),
@@ -729,17 +822,28 @@ def _changed_limits(state: State, after: Budget | None) -> str:
 
 
 def _requested(index: int, call: RequestedCall) -> TimelineCall:
-    return TimelineCall(index=index, id=call.id, function=call.name, requested=call.arguments, arguments=call.arguments)
+    return TimelineCall(
+        index=index,
+        id=call.id,
+        function=call.name,
+        requested=call.arguments,
+        arguments=call.arguments,
+    )
 
 
 # Messages: Semantic Kernel's objects, or their JSON; read without that library.
 
 _LONGEST_DATA = 500
-"""Characters of a part that is not text, such as an image, beyond which its size is shown instead."""
+"""Characters of a part that is not text, such as an image, beyond which its size is
+shown instead."""
 
 
 def _field(message: Message, name: str) -> str:
-    value = cast("dict[str, Any]", message).get(name) if isinstance(message, dict) else getattr(message, name, None)
+    value = (
+        cast("dict[str, Any]", message).get(name)
+        if isinstance(message, dict)
+        else getattr(message, name, None)
+    )
     return value if isinstance(value, str) else ""
 
 
@@ -753,8 +857,16 @@ def _read_message(message: Message, *, with_calls: bool = True) -> TimelineMessa
     listed = cast("list[Any]", items if isinstance(items, list) else [])
     parts = [cast("dict[str, Any]", part) for part in listed if isinstance(part, dict)]
     texts = [part["text"] for part in parts if _is_text(part)]
-    text = "\n".join(texts) if parts else str(values.get("content") or values.get("text") or "")
-    shown = (part for part in parts if with_calls or part.get("content_type") != "function_call")
+    text = (
+        "\n".join(texts)
+        if parts
+        else str(values.get("content") or values.get("text") or "")
+    )
+    shown = (
+        part
+        for part in parts
+        if with_calls or part.get("content_type") != "function_call"
+    )
     others = tuple(_described(part) for part in shown if not _is_text(part))
     return TimelineMessage(role=str(values.get("role", "")), text=text, others=others)
 
@@ -771,7 +883,11 @@ def _described(part: dict[str, Any]) -> str:
             return f"returns {part.get('name')}: {part.get('result')}"
         case _:
             kind = part.get("content_type", "part")
-            given = {name: value for name, value in part.items() if name not in ("content_type", "metadata") and value}
+            given = {
+                name: value
+                for name, value in part.items()
+                if name not in ("content_type", "metadata") and value
+            }
             shown = (
                 f"{name}: {len(value):,} characters"
                 if len(value) > _LONGEST_DATA and name != "text"

@@ -21,7 +21,12 @@ from planner_ext.approval.decisions import Approve, Authorize, Decision, Deny, S
 from planner_ext.core.errors import PlannerExtError
 from planner_ext.core.text import exact, visible
 from planner_ext.durable.approvals import Approvals
-from planner_ext.durable.errors import ApprovalRefusedError, NotAuthorizedError, StoreError, UnknownRunError
+from planner_ext.durable.errors import (
+    ApprovalRefusedError,
+    NotAuthorizedError,
+    StoreError,
+    UnknownRunError,
+)
 from planner_ext.durable.listing import STATUSES, RunFilters, StoreMarks
 from planner_ext.durable.options import checked_hook
 from planner_ext.durable.records import PendingApproval
@@ -67,7 +72,8 @@ _PROBLEMS: Mapping[type[PlannerExtError], tuple[int, str]] = {
     StoreError: (503, "The store cannot be used"),
 }
 _UNREADABLE = 500, "The run cannot be read"
-"""The page of any other error of the package: a journal that is damaged, or newer than this version."""
+"""The page of any other error of the package: a journal that is damaged, or newer than
+this version."""
 
 _VISITOR = "planner_ext.visitor"
 """The visitor, in the scope of a request."""
@@ -77,20 +83,28 @@ _MAY_CANCEL = ("queued", "running", "paused", "failed", "quarantined")
 _FILTERS = ("goal", "worker", "created_after", "created_before")
 
 
-def app(runs: "str | Path | RunsClient", *, sign_in: SignIn, authorize: Authorize | None = None) -> Starlette:
+def app(
+    runs: "str | Path | RunsClient",
+    *,
+    sign_in: SignIn,
+    authorize: Authorize | None = None,
+) -> Starlette:
     """Make the inbox of a store, as an ASGI application to serve or to mount under any path.
 
     Decisions are recorded under the name of the signed-in user.
 
     Args:
-        runs: The runs of an open store, or a store's SQLite file or ``postgresql://`` address. An address is opened at
-            the first request and closed at the end of the ASGI lifespan, which a server runs for the outermost
-            application only: give open runs to a mounted inbox.
-        sign_in: A `Token`, or a function of the host application, async or not, that returns the name of a request's
-            user, or None. With a function the host application checks the ``Host`` header.
+        runs: The runs of an open store, or a store's SQLite file or ``postgresql://``
+            address. An address is opened at the first request and closed at the end of
+            the ASGI lifespan, which a server runs for the outermost application only:
+            give open runs to a mounted inbox.
+        sign_in: A `Token`, or a function of the host application, async or not, that
+            returns the name of a request's user, or None. With a function the host
+            application checks the ``Host`` header.
         authorize: Asked before each decision, and before a run is cancelled; see
-            `planner_ext.durable.Approvals.connect`. The request is ``verified`` if a function signs people in, or a
-            `Token` has a ``user``. None uses the hook of the open runs, if they have one.
+            `planner_ext.durable.Approvals.connect`. The request is ``verified`` if a
+            function signs people in, or a `Token` has a ``user``. None uses the hook of
+            the open runs, if they have one.
 
     Raises:
         PlannerInvalidConfigurationError: If ``authorize`` is not a function.
@@ -106,7 +120,9 @@ def app(runs: "str | Path | RunsClient", *, sign_in: SignIn, authorize: Authoriz
             await inbox.close()
 
     application = Starlette(
-        routes=inbox.routes(), middleware=[Middleware(Guard, token=inbox.sessions.token)], lifespan=lifespan
+        routes=inbox.routes(),
+        middleware=[Middleware(Guard, token=inbox.sessions.token)],
+        lifespan=lifespan,
     )
     application.state.live = inbox.live
     return application
@@ -115,7 +131,12 @@ def app(runs: "str | Path | RunsClient", *, sign_in: SignIn, authorize: Authoriz
 class _Inbox:
     """The handlers of the routes, and the store that they share."""
 
-    def __init__(self, runs: str | Path | RunsClient, sign_in: SignIn, authorize: Authorize | None) -> None:
+    def __init__(
+        self,
+        runs: str | Path | RunsClient,
+        sign_in: SignIn,
+        authorize: Authorize | None,
+    ) -> None:
         self._given = runs
         self.sessions = Sessions(sign_in)
         self._is_verified = not isinstance(sign_in, Token) or sign_in.user is not None
@@ -158,7 +179,10 @@ class _Inbox:
             Route("/sign-in", self._show_sign_in, methods=["GET"]),
             Route("/sign-in", self._sign_in_by_token, methods=["POST"]),
             Route("/static/{name}", self._send_static, methods=["GET"]),
-            *(Route(path, self._for_visitors(handler), methods=[method]) for path, method, handler in pages),
+            *(
+                Route(path, self._for_visitors(handler), methods=[method])
+                for path, method, handler in pages
+            ),
         ]
 
     async def close(self) -> None:
@@ -170,12 +194,18 @@ class _Inbox:
         async with self._opening:
             if self._client is None:
                 where = cast("str | Path", self._given)
-                self._client = RunsClient(await self._opened.enter_async_context(opened_store(where, create=False)))
+                self._client = RunsClient(
+                    await self._opened.enter_async_context(
+                        opened_store(where, create=False)
+                    )
+                )
             return self._client
 
     async def _acting(self) -> RunsClient:
         """Return a client that acts for a visitor, under the hook."""
-        return (await self._runs()).acting(authorize=self._authorize, verified=self._is_verified)
+        return (await self._runs()).acting(
+            authorize=self._authorize, verified=self._is_verified
+        )
 
     async def _approvals(self) -> Approvals:
         return (await self._acting()).approvals()
@@ -194,9 +224,18 @@ class _Inbox:
             try:
                 response = await handler(request)
             except PlannerExtError as error:
-                status, title = next((said for kind, said in _PROBLEMS.items() if isinstance(error, kind)), _UNREADABLE)
+                status, title = next(
+                    (
+                        said
+                        for kind, said in _PROBLEMS.items()
+                        if isinstance(error, kind)
+                    ),
+                    _UNREADABLE,
+                )
                 if status >= 500:
-                    logger.error("The inbox cannot show %s: %s", request.url.path, error)
+                    logger.error(
+                        "The inbox cannot show %s: %s", request.url.path, error
+                    )
                 response = self._problem_page(request, status, title, error)
             self.sessions.keep_form_token(visitor, response, request)
             return response
@@ -207,7 +246,9 @@ class _Inbox:
 
     async def _show_sign_in(self, request: Request) -> Response:
         token = request.query_params.get("token", "")
-        request.scope["query_string"] = b""  # a server writes it into its log after the response
+        request.scope["query_string"] = (
+            b""  # a server writes it into its log after the response
+        )
         return self._sign_in_page(request, token=token)
 
     async def _sign_in_by_token(self, request: Request) -> Response:
@@ -221,13 +262,19 @@ class _Inbox:
         typed = {"name": form.text("name"), "next": form.text("next")}
         if not await self.sessions.may_try(request):
             problem = "There were too many wrong tokens from your address. Wait a minute, and try again."
-            return self._sign_in_page(request, **typed, token=form.text("token"), problem=problem, status=429)
+            return self._sign_in_page(
+                request, **typed, token=form.text("token"), problem=problem, status=429
+            )
         if not self.sessions.fits(form.text("token").strip(), request):
             logger.warning("A sign-in with a wrong token was refused.")
-            return self._sign_in_page(request, **typed, problem="This token is wrong.", status=403)
+            return self._sign_in_page(
+                request, **typed, problem="This token is wrong.", status=403
+            )
         if (name := token.user or person_name(typed["name"])) is None:
             problem = "Give your name: decisions are recorded under it."
-            return self._sign_in_page(request, **typed, token=form.text("token"), problem=problem, status=422)
+            return self._sign_in_page(
+                request, **typed, token=form.text("token"), problem=problem, status=422
+            )
         response = redirect(request, typed["next"])
         self.sessions.open(name, response, request)
         return response
@@ -243,8 +290,20 @@ class _Inbox:
         status: int = 200,
     ) -> Response:
         known = self.sessions.token
-        values = {"by_token": known is not None, "user": known and known.user, "problem": problem}
-        return self._page(request, "sign_in", status=status, token=token, name=name, next=next, **values)
+        values = {
+            "by_token": known is not None,
+            "user": known and known.user,
+            "problem": problem,
+        }
+        return self._page(
+            request,
+            "sign_in",
+            status=status,
+            token=token,
+            name=name,
+            next=next,
+            **values,
+        )
 
     async def _sign_out(self, request: Request) -> Response:
         await form_of(request, _visitor_in(request))
@@ -258,14 +317,22 @@ class _Inbox:
         marks = await self._marks()
         offset = _offset_of(request)
         shown, rows = await self._waiting_rows(request, marks.waiting, offset)
-        paging = views.paging_of(request, size=PAGE, offset=offset, shown=shown, total=marks.number)
-        return self._page(request, "waiting", rows=rows, paging=paging, mark=marks.waiting)
+        paging = views.paging_of(
+            request, size=PAGE, offset=offset, shown=shown, total=marks.number
+        )
+        return self._page(
+            request, "waiting", rows=rows, paging=paging, mark=marks.waiting
+        )
 
-    async def _waiting_rows(self, request: Request, mark: str, offset: int) -> tuple[int, Markup]:
+    async def _waiting_rows(
+        self, request: Request, mark: str, offset: int
+    ) -> tuple[int, Markup]:
         """Render a page of the waiting calls, once for all viewers."""
         now = time.time()
         root = request.scope.get("root_path", "")
-        if (state := (mark, now // _ROWS_SECONDS)) != self._rows_state or len(self._rows) > _MOST_PARTS:
+        if (state := (mark, now // _ROWS_SECONDS)) != self._rows_state or len(
+            self._rows
+        ) > _MOST_PARTS:
             self._rows_state = state
             self._rows = {}
         rows = self._rows
@@ -273,7 +340,9 @@ class _Inbox:
         if key not in rows:
             calls = await (await self._approvals()).pending(limit=PAGE, offset=offset)
             template = self._templates.get_template("rows.html.jinja")
-            text = template.render(root=f"{root}/", calls=[views.waiting_of(call, now) for call in calls])
+            text = template.render(
+                root=f"{root}/", calls=[views.waiting_of(call, now) for call in calls]
+            )
             rows[key] = len(calls), Markup(text)  # noqa: S704  (escaped by the template)
         return rows[key]
 
@@ -284,17 +353,28 @@ class _Inbox:
         outcomes = list[views.Outcome]()
         kind = form.text("decision")
         if kind not in ("approve", "deny"):
-            raise RefusedFormError("Expected the decision approve or deny. Nothing was changed.")
+            raise RefusedFormError(
+                "Expected the decision approve or deny. Nothing was changed."
+            )
         for item in form.all("item"):
             fingerprint, id = views.item_of(item)
             try:
                 call = await approvals.show(id)
                 _check_shown(call, fingerprint)
-                if kind == "approve" and not views.waiting_of(call, time.time()).selectable:
-                    raise ApprovalRefusedError("This one is decided on its own page: open it.")
+                if (
+                    kind == "approve"
+                    and not views.waiting_of(call, time.time()).selectable
+                ):
+                    raise ApprovalRefusedError(
+                        "This one is decided on its own page: open it."
+                    )
                 decision = _plain_decision(kind, form, by, fingerprint)
                 taken = await approvals.decide(id, decision)
-                text = _done_text(decision) if taken else _first_text(await approvals.show(id))
+                text = (
+                    _done_text(decision)
+                    if taken
+                    else _first_text(await approvals.show(id))
+                )
             except ApprovalRefusedError as error:
                 taken = False
                 text = str(error)
@@ -324,7 +404,13 @@ class _Inbox:
         except PlannerExtError as error:  # the call may still be decided: the decision binds to its fingerprint
             unreadable = str(error)
         page = views.approval_page(
-            call, timeline, time.time(), unreadable=unreadable, fields=fields, problem=problem, typed=typed
+            call,
+            timeline,
+            time.time(),
+            unreadable=unreadable,
+            fields=fields,
+            problem=problem,
+            typed=typed,
         )
         return self._page(request, "approval", status=status, page=page, mark=mark)
 
@@ -339,23 +425,45 @@ class _Inbox:
         try:
             _check_shown(call, form.text("fingerprint"))
             if form.text("decision") == "edit" and views.is_editable(call):
-                given = {key: form.text(key) for key in form.names() if key.startswith("argument")}
-                arguments, fields, problem = read_form(call.parameters, call.arguments, given)
+                given = {
+                    key: form.text(key)
+                    for key in form.names()
+                    if key.startswith("argument")
+                }
+                arguments, fields, problem = read_form(
+                    call.parameters, call.arguments, given
+                )
                 if problem:
                     return await self._approval_page(
-                        request, call, status=422, fields=fields, problem=problem, typed=typed
+                        request,
+                        call,
+                        status=422,
+                        fields=fields,
+                        problem=problem,
+                        typed=typed,
                     )
-                decision = Approve(arguments=arguments, by=by, fingerprint=call.fingerprint)
+                decision = Approve(
+                    arguments=arguments, by=by, fingerprint=call.fingerprint
+                )
             else:
                 decision = _decision_on(call, form, by)
             taken = await approvals.decide(id, decision)
         except ApprovalRefusedError as error:
             call = await approvals.show(id)
-            return await self._approval_page(request, call, status=409, fields=fields, problem=str(error), typed=typed)
+            return await self._approval_page(
+                request,
+                call,
+                status=409,
+                fields=fields,
+                problem=str(error),
+                typed=typed,
+            )
         if taken:
             return redirect(request, views.approval_href(id))
         call = await approvals.show(id)
-        return await self._approval_page(request, call, status=409, problem=_first_text(call), typed=typed)
+        return await self._approval_page(
+            request, call, status=409, problem=_first_text(call), typed=typed
+        )
 
     async def _stream_events(self, request: Request) -> Response:
         topic: Topic = "runs" if request.query_params.get("of") == "runs" else "waiting"
@@ -363,7 +471,9 @@ class _Inbox:
         async def events() -> AsyncGenerator[bytes]:
             async with aclosing(self.live.events(topic)) as stream:
                 async for event in stream:
-                    if await self.sessions.visitor_of(request) is None:  # signed out, or too long ago
+                    if (
+                        await self.sessions.visitor_of(request) is None
+                    ):  # signed out, or too long ago
                         return
                     yield event
 
@@ -375,15 +485,25 @@ class _Inbox:
         runs = await self._runs()
         now = time.time()
         offset = _offset_of(request)
-        statuses = [status for status in request.query_params.getlist("status") if status in STATUSES]
-        chosen = {name: text for name in _FILTERS if (text := request.query_params.get(name, "").strip())}
+        statuses = [
+            status
+            for status in request.query_params.getlist("status")
+            if status in STATUSES
+        ]
+        chosen = {
+            name: text
+            for name in _FILTERS
+            if (text := request.query_params.get(name, "").strip())
+        }
         problem = ""
         records = []
         total = 0
         marks = await runs.marks()
         try:
             filters = _filters(chosen)
-            records = await runs.list(status=statuses or None, limit=PAGE, offset=offset, **filters)
+            records = await runs.list(
+                status=statuses or None, limit=PAGE, offset=offset, **filters
+            )
             total = await runs.count(status=statuses or None, **filters)
         except ValueError:
             problem = "Expected a date such as 2026-11-22."
@@ -392,7 +512,9 @@ class _Inbox:
             "runs",
             runs=records,
             now=now,
-            paging=views.paging_of(request, size=PAGE, offset=offset, shown=len(records), total=total),
+            paging=views.paging_of(
+                request, size=PAGE, offset=offset, shown=len(records), total=total
+            ),
             statuses=STATUSES,
             chosen=statuses,
             filters={name: chosen.get(name, "") for name in _FILTERS},
@@ -416,17 +538,30 @@ class _Inbox:
         except NotAuthorizedError as error:
             problem = str(error)
         if problem:
-            return await self._run_page(request, status=409, problem=problem, reason=reason)
+            return await self._run_page(
+                request, status=409, problem=problem, reason=reason
+            )
         return redirect(request, views.run_href(run_id))
 
     async def _show_run(self, request: Request) -> Response:
         return await self._run_page(request)
 
-    async def _run_page(self, request: Request, *, status: int = 200, problem: str = "", reason: str = "") -> Response:
+    async def _run_page(
+        self,
+        request: Request,
+        *,
+        status: int = 200,
+        problem: str = "",
+        reason: str = "",
+    ) -> Response:
         stored = await (await self._runs()).load(request.path_params["id"])
-        calls = await (await self._approvals()).pending(stored.record.run_id, limit=PAGE)
+        calls = await (await self._approvals()).pending(
+            stored.record.run_id, limit=PAGE
+        )
         now = time.time()
-        timeline = await asyncio.to_thread(lambda: fragment_of(stored.timeline(now=now)))
+        timeline = await asyncio.to_thread(
+            lambda: fragment_of(stored.timeline(now=now))
+        )
         return self._page(
             request,
             "run",
@@ -446,14 +581,26 @@ class _Inbox:
 
     async def _send_static(self, request: Request) -> Response:
         if (found := _STATIC.get(request.path_params["name"])) is None:
-            return self._problem_page(request, 404, "Not found", "There is no such file.")
+            return self._problem_page(
+                request, 404, "Not found", "There is no such file."
+            )
         path, kind = found
         return Response(path.read_bytes(), media_type=kind)
 
-    def _problem_page(self, request: Request, status: int, title: str, problem: object) -> Response:
-        return self._page(request, "problem", status=status, title=title, problem=visible(str(problem)))
+    def _problem_page(
+        self, request: Request, status: int, title: str, problem: object
+    ) -> Response:
+        return self._page(
+            request,
+            "problem",
+            status=status,
+            title=title,
+            problem=visible(str(problem)),
+        )
 
-    def _page(self, request: Request, template: str, *, status: int = 200, **values: Any) -> Response:
+    def _page(
+        self, request: Request, template: str, *, status: int = 200, **values: Any
+    ) -> Response:
         """Render a page; every template receives the path of the application, and the visitor."""
         root = request.scope.get("root_path", "")
         visitor = request.scope.get(_VISITOR)
@@ -495,15 +642,21 @@ def _decision_on(call: PendingApproval, form: Form, by: str) -> Decision:
         case "answer" if call.kind == "question" and form.text("answer").strip():
             return Supply(form.text("answer"), by=by)
         case "answer":
-            raise ApprovalRefusedError("Write an answer, or deny the question to leave it unanswered.")
+            raise ApprovalRefusedError(
+                "Write an answer, or deny the question to leave it unanswered."
+            )
         case other:
-            raise ApprovalRefusedError(f"The decision {other!r} does not fit this kind of call. Nothing was changed.")
+            raise ApprovalRefusedError(
+                f"The decision {other!r} does not fit this kind of call. Nothing was changed."
+            )
 
 
 def _plain_decision(kind: str, form: Form, by: str, fingerprint: str) -> Decision:
     if kind == "deny":
         return Deny(form.text("reason"), by=by)
-    always: Any = form.text("always") or None  # the store refuses any other value than those of the form
+    always: Any = (
+        form.text("always") or None
+    )  # the store refuses any other value than those of the form
     return Approve(always=always, by=by, fingerprint=fingerprint)
 
 
@@ -527,6 +680,19 @@ def _offset_of(request: Request) -> int:
 
 def _filters(chosen: Mapping[str, str]) -> RunFilters:
     """Read the filters of the runs; raise `ValueError` if a date is invalid."""
-    days = {name: chosen[name] for name in ("created_after", "created_before") if name in chosen}
-    times = {name: datetime.fromisoformat(day).replace(tzinfo=UTC).timestamp() for name, day in days.items()}
-    return cast("RunFilters", {**{name: chosen[name] for name in ("goal", "worker") if name in chosen}, **times})
+    days = {
+        name: chosen[name]
+        for name in ("created_after", "created_before")
+        if name in chosen
+    }
+    times = {
+        name: datetime.fromisoformat(day).replace(tzinfo=UTC).timestamp()
+        for name, day in days.items()
+    }
+    return cast(
+        "RunFilters",
+        {
+            **{name: chosen[name] for name in ("goal", "worker") if name in chosen},
+            **times,
+        },
+    )

@@ -1,8 +1,9 @@
 """Limits of connections, and of the time until a request's headers have arrived, which uvicorn lacks.
 
-Without them a client that sends headers byte by byte, or nothing, holds connections for ever. `limited` wraps the
-protocol that uvicorn chose, and looks only at whether a request is being answered. Behind a proxy all connections are
-the proxy's: its own limits count then.
+Without them a client that sends headers byte by byte, or nothing, holds connections for
+ever. `limited` wraps the protocol that uvicorn chose, and looks only at whether a
+request is being answered. Behind a proxy all connections are the proxy's: its own
+limits count then.
 """
 
 import asyncio
@@ -12,13 +13,16 @@ from ipaddress import IPv6Address, ip_address
 from typing import Any, Final, Protocol, TypeAlias
 
 HEADER_SECONDS: Final = 10.0
-"""The time from a connection, or from the first bytes of a further request, until the request's headers are there."""
+"""The time from a connection, or from the first bytes of a further request, until the
+request's headers are there."""
 
 MOST_CONNECTIONS: Final = 100
-"""The connections of one client at a time; a browser holds up to six, and one more for each page that is open."""
+"""The connections of one client at a time; a browser holds up to six, and one more for
+each page that is open."""
 
 _NETWORK_BITS: Final = 64
-"""Of an IPv6 address: what one household or machine gets, of which it may use every address."""
+"""Of an IPv6 address: what one household or machine gets, of which it may use every
+address."""
 
 
 def client_of(host: str | None) -> str:
@@ -67,7 +71,9 @@ def limited(
     clients: Counter[str] = Counter()
 
     def make(**options: Any) -> asyncio.Protocol:
-        return _Limited(protocol(**options), clients, header_seconds, most_connections, call_later)
+        return _Limited(
+            protocol(**options), clients, header_seconds, most_connections, call_later
+        )
 
     return make
 
@@ -95,12 +101,17 @@ class _Limited(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
-        peer: Any = transport.get_extra_info("peername") or ("",)  # a Unix socket has none
+        peer: Any = transport.get_extra_info("peername") or (
+            "",
+        )  # a Unix socket has none
         self._client = client_of(str(peer[0]))
         self._clients[self._client] += 1
         if self._clients[self._client] > self._most_connections:
             self._refused = True
-            self._close("503 Service Unavailable", "This address has too many connections to the inbox. Close some.")
+            self._close(
+                "503 Service Unavailable",
+                "This address has too many connections to the inbox. Close some.",
+            )
             return
         self._inner.connection_made(transport)
         self._wait()
@@ -146,11 +157,15 @@ class _Limited(asyncio.Protocol):
     def _end(self) -> None:
         self._late = None
         if not self._is_answering() and not self._transport.is_closing():
-            self._close("408 Request Timeout", f"No request arrived within {self._header_seconds:g} seconds.")
+            self._close(
+                "408 Request Timeout",
+                f"No request arrived within {self._header_seconds:g} seconds.",
+            )
 
     def _close(self, status: str, said: str) -> None:
         head = (
-            f"HTTP/1.1 {status}\r\ncontent-type: text/plain\r\ncontent-length: {len(said)}\r\nconnection: close\r\n\r\n"
+            f"HTTP/1.1 {status}\r\ncontent-type: text/plain\r\n"
+            f"content-length: {len(said)}\r\nconnection: close\r\n\r\n"
         )
         self._transport.write((head + said).encode())
         self._transport.close()

@@ -1,7 +1,7 @@
 """The form that edits a call's arguments: drawn from the function's parameters, read back as arguments.
 
-An unchanged field keeps its exact value. A value that a plain field cannot hold faithfully, such as an object or a
-text with invisible characters, is edited as JSON.
+An unchanged field keeps its exact value. A value that a plain field cannot hold
+faithfully, such as an object or a text with invisible characters, is edited as JSON.
 """
 
 import json
@@ -14,8 +14,11 @@ from typing import Any, Literal, TypeAlias, cast
 from planner_ext.core.text import exact, visible
 from planner_ext.engine.schemas import argument_problem, read_json
 
-FieldKind: TypeAlias = Literal["text", "number", "integer", "boolean", "choice", "texts", "numbers", "json"]
-"""How an argument is edited: ``texts`` and ``numbers`` have one item a line, ``json`` is any value as JSON."""
+FieldKind: TypeAlias = Literal[
+    "text", "number", "integer", "boolean", "choice", "texts", "numbers", "json"
+]
+"""How an argument is edited: ``texts`` and ``numbers`` have one item a line, ``json``
+is any value as JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +51,9 @@ class Field:
         return exact(self.name)
 
 
-def drawn_form(parameters: Mapping[str, Any] | None, arguments: Mapping[str, Any]) -> tuple[Field, ...]:
+def drawn_form(
+    parameters: Mapping[str, Any] | None, arguments: Mapping[str, Any]
+) -> tuple[Field, ...]:
     """Draw the form of a call: a field for each parameter, and for each argument that is not a parameter.
 
     Args:
@@ -57,18 +62,30 @@ def drawn_form(parameters: Mapping[str, Any] | None, arguments: Mapping[str, Any
     """
     known = None if parameters is None else parameters.get("properties")
     if not isinstance(known, Mapping):
-        return (Field(key="argument", name="", kind="json", value=_as_json(dict(arguments))),)
+        return (
+            Field(
+                key="argument", name="", kind="json", value=_as_json(dict(arguments))
+            ),
+        )
     schemas = cast("Mapping[str, Any]", known)
     names = [*schemas, *(name for name in arguments if name not in schemas)]
     required = cast("Mapping[str, Any]", parameters).get("required") or ()
     return tuple(
-        _field(f"argument-{place}", name, schemas.get(name), arguments, required=name in required)
+        _field(
+            f"argument-{place}",
+            name,
+            schemas.get(name),
+            arguments,
+            required=name in required,
+        )
         for place, name in enumerate(names)
     )
 
 
 def read_form(
-    parameters: Mapping[str, Any] | None, arguments: Mapping[str, Any], typed: Mapping[str, str]
+    parameters: Mapping[str, Any] | None,
+    arguments: Mapping[str, Any],
+    typed: Mapping[str, str],
 ) -> tuple[dict[str, Any], tuple[Field, ...], str]:
     """Read a form back.
 
@@ -78,7 +95,8 @@ def read_form(
         typed: The person's input, by `Field.key`.
 
     Returns:
-        The arguments, the form with the input, and the problem, "" if the arguments are valid.
+        The arguments, the form with the input, and the problem, "" if the arguments are
+        valid.
     """
     given: dict[str, Any] = {}
     fields: list[Field] = []
@@ -90,13 +108,23 @@ def read_form(
         except ValueError as error:
             problem = str(error)
         fields.append(replace(field, value=text, problem=problem))
-    wrong = [f"{field.name or 'The arguments'}: {field.problem}" for field in fields if field.problem]
-    if not wrong and parameters is not None and (problem := argument_problem(parameters, given)):
+    wrong = [
+        f"{field.name or 'The arguments'}: {field.problem}"
+        for field in fields
+        if field.problem
+    ]
+    if (
+        not wrong
+        and parameters is not None
+        and (problem := argument_problem(parameters, given))
+    ):
         wrong = [problem]
     return given, tuple(fields), "; ".join(wrong)
 
 
-def _field(key: str, name: str, schema: Any, arguments: Mapping[str, Any], *, required: bool) -> Field:
+def _field(
+    key: str, name: str, schema: Any, arguments: Mapping[str, Any], *, required: bool
+) -> Field:
     described = cast("Mapping[str, Any]", schema if isinstance(schema, Mapping) else {})
     value = arguments.get(name)
     has = name in arguments
@@ -104,10 +132,20 @@ def _field(key: str, name: str, schema: Any, arguments: Mapping[str, Any], *, re
     shown = "" if not has or value is None else _WRITERS.get(kind, _as_json)(value)
     about = described.get("description")
     text = visible(about) if isinstance(about, str) else ""
-    return Field(key=key, name=name, kind=kind, help=text, required=required, value=shown, choices=choices)
+    return Field(
+        key=key,
+        name=name,
+        kind=kind,
+        help=text,
+        required=required,
+        value=shown,
+        choices=choices,
+    )
 
 
-def _kind_of(schema: Mapping[str, Any], value: Any, *, has: bool) -> tuple[FieldKind, tuple[str, ...]]:
+def _kind_of(
+    schema: Mapping[str, Any], value: Any, *, has: bool
+) -> tuple[FieldKind, tuple[str, ...]]:
     """Choose the kind of field that can hold the value faithfully, and its choices."""
     choices = schema.get("enum")
     if isinstance(choices, list) and all(map(_is_scalar, cast("list[Any]", choices))):
@@ -127,14 +165,19 @@ def _type_of(schema: object) -> str:
     said = cast("Mapping[str, object]", schema if isinstance(schema, Mapping) else {})
     types = said.get("type")
     if isinstance(options := said.get("anyOf"), list):
-        types = [_type_of(one) for one in cast("list[object]", options) if not _is_null(one)]
+        types = [
+            _type_of(one) for one in cast("list[object]", options) if not _is_null(one)
+        ]
     listed = cast("list[object]", types if isinstance(types, list) else [types])
     names = {one for one in listed if isinstance(one, str)} - {"null"}
     return names.pop() if len(names) == 1 else ""
 
 
 def _is_null(schema: object) -> bool:
-    return isinstance(schema, Mapping) and cast("Mapping[str, object]", schema).get("type") == "null"
+    return (
+        isinstance(schema, Mapping)
+        and cast("Mapping[str, object]", schema).get("type") == "null"
+    )
 
 
 def _is_scalar(value: Any) -> bool:
@@ -172,8 +215,12 @@ _HOLDS: dict[FieldKind, Callable[[Any], bool]] = {
     "integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
     "number": _is_number,
     "boolean": lambda value: isinstance(value, bool),
-    "texts": lambda value: isinstance(value, list) and all(map(_is_line, cast("list[Any]", value))),
-    "numbers": lambda value: isinstance(value, list) and all(map(_is_number, cast("list[Any]", value))),
+    "texts": lambda value: (
+        isinstance(value, list) and all(map(_is_line, cast("list[Any]", value)))
+    ),
+    "numbers": lambda value: (
+        isinstance(value, list) and all(map(_is_number, cast("list[Any]", value)))
+    ),
     "json": lambda _: True,
 }
 _WRITERS: dict[FieldKind, Callable[[Any], str]] = {
@@ -191,7 +238,11 @@ def _read(field: Field, text: str, arguments: Mapping[str, Any]) -> dict[str, An
         ValueError: If the text is not a valid value.
     """
     if text == field.value:
-        return dict(arguments) if not field.name else {one: arguments[one] for one in (field.name,) if one in arguments}
+        return (
+            dict(arguments)
+            if not field.name
+            else {one: arguments[one] for one in (field.name,) if one in arguments}
+        )
     if not text.strip() and not field.required:
         return {}
     value = _READERS.get(field.kind, _read_json)(text)

@@ -20,7 +20,8 @@ _COMMENT_SECONDS = 15.0
 
 
 _REFRESHES_PER_SECOND = 50
-"""The most viewers that reload a changed page in a second: each waits for a random part of the spread."""
+"""The most viewers that reload a changed page in a second: each waits for a random part
+of the spread."""
 
 
 class Live:
@@ -31,7 +32,12 @@ class Live:
         viewers: The number of open streams.
     """
 
-    def __init__(self, read: Callable[[], Awaitable[StoreMarks]], *, poll_seconds: float = _POLL_SECONDS) -> None:
+    def __init__(
+        self,
+        read: Callable[[], Awaitable[StoreMarks]],
+        *,
+        poll_seconds: float = _POLL_SECONDS,
+    ) -> None:
         self.poll_seconds = poll_seconds
         self._read = read
         self._marks: StoreMarks | None = None
@@ -43,8 +49,9 @@ class Live:
     async def events(self, topic: Topic) -> AsyncGenerator[bytes]:
         """Yield an event at once, and one for each change.
 
-        Its data: the ``mark`` of the list's present state, the number of calls and questions ``waiting``, and the
-        ``spread``, the seconds over which the viewers reload their pages.
+        Its data: the ``mark`` of the list's present state, the number of calls and
+        questions ``waiting``, and the ``spread``, the seconds over which the viewers
+        reload their pages.
         """
         self.viewers += 1
         self._polling = self._polling or asyncio.create_task(self._poll())
@@ -57,7 +64,9 @@ class Live:
                 if marks is not None and (mark := getattr(marks, topic)) != sent:
                     sent = mark
                     spread = round(self.viewers / _REFRESHES_PER_SECOND, 2)
-                    data = json.dumps({"mark": mark, "waiting": marks.number, "spread": spread})
+                    data = json.dumps(
+                        {"mark": mark, "waiting": marks.number, "spread": spread}
+                    )
                     yield f"event: {topic}\ndata: {data}\n\n".encode()
                 try:
                     async with asyncio.timeout(_COMMENT_SECONDS):

@@ -1,8 +1,9 @@
 """Access to the inbox: sign-in, sessions, protection against forged requests, security headers, size limits.
 
-A request that changes something must come from a page of this application: ``Origin`` and ``Sec-Fetch-Site``, if the
-browser sends them, must match, and its form must hold the visitor's form token. With a `Token`, the ``Host`` must be
-one of its names: under a foreign name for this address, a foreign page could read the inbox (DNS rebinding).
+A request that changes something must come from a page of this application: ``Origin``
+and ``Sec-Fetch-Site``, if the browser sends them, must match, and its form must hold
+the visitor's form token. With a `Token`, the ``Host`` must be one of its names: under a
+foreign name for this address, a foreign page could read the inbox (DNS rebinding).
 """
 
 import asyncio
@@ -72,34 +73,48 @@ class Visitor:
 class Token:
     """Sign-in by a token: its holder uses the inbox under the fixed ``user``, or under a name that they enter.
 
-    Sessions live in the serving process, for twelve hours. An entered name is not verified: where names matter, for
-    instance with roles, fix ``user``, or let the host application sign people in.
+    Sessions live in the serving process, for twelve hours. An entered name is not
+    verified: where names matter, for instance with roles, fix ``user``, or let the host
+    application sign people in.
 
-    After 20 wrong tokens within a minute from one address (of IPv6, one network) its sign-ins are refused until that
-    minute is over, also with the right token; visitors who are signed in continue. Behind a proxy the address is the
-    one that uvicorn takes from its headers: see ``--forwarded-allow-ips`` there.
+    After 20 wrong tokens within a minute from one address (of IPv6, one network) its
+    sign-ins are refused until that minute is over, also with the right token; visitors
+    who are signed in continue. Behind a proxy the address is the one that uvicorn takes
+    from its headers: see ``--forwarded-allow-ips`` there.
 
     Attributes:
         value: The token.
         user: The name of everyone who signs in; None asks for it.
-        hosts: The names under which the inbox is reached; any other ``Host`` is refused.
+        hosts: The names under which the inbox is reached; any other ``Host`` is
+            refused.
     """
 
-    def __init__(self, value: str | None = None, *, user: str | None = None, hosts: Collection[str] = LOOPBACK) -> None:
+    def __init__(
+        self,
+        value: str | None = None,
+        *,
+        user: str | None = None,
+        hosts: Collection[str] = LOOPBACK,
+    ) -> None:
         """Create a token.
 
         Args:
             value: The token, at least 20 characters; None makes a random one.
             user: The name of everyone who signs in; None asks for it.
-            hosts: The names, without port, under which the inbox is reached. Default: those of this machine.
+            hosts: The names, without port, under which the inbox is reached. Default:
+                those of this machine.
 
         Raises:
             PlannerExtError: If the token is too short, or a name or host is invalid.
         """
         if value is not None and len(value) < _SHORTEST_TOKEN:
-            raise PlannerExtError(f"A token must have at least {_SHORTEST_TOKEN} characters; got {len(value)}.")
+            raise PlannerExtError(
+                f"A token must have at least {_SHORTEST_TOKEN} characters; got {len(value)}."
+            )
         if user is not None and person_name(user) is None:
-            raise PlannerExtError(f"user must be a name of 1 to {_LONGEST_NAME} visible characters; got {shown(user)}.")
+            raise PlannerExtError(
+                f"user must be a name of 1 to {_LONGEST_NAME} visible characters; got {shown(user)}."
+            )
         for host in hosts:
             if _name_of(f"[{host}]" if ":" in host else host) != host.lower():
                 raise PlannerExtError(
@@ -112,7 +127,8 @@ class Token:
 
 
 SignIn: TypeAlias = Token | Callable[[Request], str | Awaitable[str | None] | None]
-"""A `Token`, or a function of the host application that returns the name of a request's user; None without one."""
+"""A `Token`, or a function of the host application that returns the name of a request's
+user; None without one."""
 
 
 class Sessions:
@@ -134,7 +150,11 @@ class Sessions:
         A visitor who is signed in may sign in again in any case.
         """
         wrong = self._wrong.get(_client_of(request))
-        if wrong is None or len(wrong) < _MOST_WRONG or monotonic() - wrong[0] > _WRONG_SECONDS:
+        if (
+            wrong is None
+            or len(wrong) < _MOST_WRONG
+            or monotonic() - wrong[0] > _WRONG_SECONDS
+        ):
             return True
         return await self.visitor_of(request) is not None
 
@@ -155,19 +175,26 @@ class Sessions:
         """Return the signed-in sender of a request; None without one.
 
         Raises:
-            PlannerExtError: If the host application returns something other than a name.
+            PlannerExtError: If the host application returns something other than a
+                name.
         """
         if isinstance(self._sign_in, Token):
-            visitor, until = self._open.get(request.cookies.get(_session_cookie(request), ""), (None, 0.0))
+            visitor, until = self._open.get(
+                request.cookies.get(_session_cookie(request), ""), (None, 0.0)
+            )
             return visitor if monotonic() < until else None
         name: object = await called(self._sign_in, request)
         if name is None:
             return None
         if not isinstance(name, str) or not name.strip():
-            raise PlannerExtError(f"sign_in must return a name, or None; got {shown(name)}.")
+            raise PlannerExtError(
+                f"sign_in must return a name, or None; got {shown(name)}."
+            )
         return Visitor(name, request.cookies.get(_FORM) or secrets.token_urlsafe(32))
 
-    def keep_form_token(self, visitor: Visitor, response: Response, request: Request) -> None:
+    def keep_form_token(
+        self, visitor: Visitor, response: Response, request: Request
+    ) -> None:
         """Set the cookie of the form token if the host application keeps the sessions."""
         if self.token is None and request.cookies.get(_FORM) != visitor.form_token:
             _set_cookie(response, request, _FORM, visitor.form_token)
@@ -176,8 +203,13 @@ class Sessions:
         """Begin a session, and set its cookie."""
         now = monotonic()
         key = secrets.token_urlsafe(32)
-        self._open = {each: session for each, session in self._open.items() if session[1] > now}
-        self._open[key] = Visitor(name, secrets.token_urlsafe(32)), now + _SESSION_SECONDS
+        self._open = {
+            each: session for each, session in self._open.items() if session[1] > now
+        }
+        self._open[key] = (
+            Visitor(name, secrets.token_urlsafe(32)),
+            now + _SESSION_SECONDS,
+        )
         _set_cookie(response, request, _session_cookie(request), key)
 
     def close(self, response: Response, request: Request) -> None:
@@ -192,7 +224,9 @@ def _client_of(request: Request) -> str:
 
 def same_text(one: str, other: str) -> bool:
     """Compare secret texts in constant time."""
-    return secrets.compare_digest(one.encode("utf-8", "replace"), other.encode("utf-8", "replace"))
+    return secrets.compare_digest(
+        one.encode("utf-8", "replace"), other.encode("utf-8", "replace")
+    )
 
 
 def _set_cookie(response: Response, request: Request, name: str, value: str) -> None:
@@ -218,13 +252,16 @@ def _cookie_path(request: Request) -> str:
 
 
 _LOCAL = re.compile(r"(?![/\\])[!-~]*")
-"""A path relative to the root: neither ``//host`` nor a form that a browser corrects to it."""
+"""A path relative to the root: neither ``//host`` nor a form that a browser corrects to
+it."""
 
 
 def redirect(request: Request, to: str) -> Response:
     """Redirect to a page of this application, relative to its root; any other target becomes the root."""
     local = to if _LOCAL.fullmatch(to) else ""
-    return RedirectResponse(f"{request.scope.get('root_path', '')}/{local}", status_code=303)
+    return RedirectResponse(
+        f"{request.scope.get('root_path', '')}/{local}", status_code=303
+    )
 
 
 def asked_path(request: Request) -> str:
@@ -259,20 +296,30 @@ class Form:
         return [value.replace("\r\n", "\n") for value in self._fields.get(name, ())]
 
 
-async def form_of(request: Request, visitor: Visitor | None, *, seconds: float = _FORM_SECONDS) -> Form:
+async def form_of(
+    request: Request, visitor: Visitor | None, *, seconds: float = _FORM_SECONDS
+) -> Form:
     """Read a form, and check its token if there is a visitor; raise `RefusedFormError` if it is refused or late."""
     try:
         async with asyncio.timeout(seconds):
             body = await _body_of(request)
     except TimeoutError:
-        raise RefusedFormError(f"The form did not arrive within {seconds:g} seconds. Nothing was changed.") from None
+        raise RefusedFormError(
+            f"The form did not arrive within {seconds:g} seconds. Nothing was changed."
+        ) from None
     try:
         text = body.decode("ascii")
-        fields = parse_qs(text, keep_blank_values=True, errors="strict", max_num_fields=_MOST_FIELDS)
+        fields = parse_qs(
+            text, keep_blank_values=True, errors="strict", max_num_fields=_MOST_FIELDS
+        )
     except ValueError as error:
-        raise RefusedFormError("This request is not a form of this page. Nothing was changed.") from error
+        raise RefusedFormError(
+            "This request is not a form of this page. Nothing was changed."
+        ) from error
     form = Form(fields)
-    if visitor is not None and not same_text(form.text("form_token"), visitor.form_token):
+    if visitor is not None and not same_text(
+        form.text("form_token"), visitor.form_token
+    ):
         raise RefusedFormError(
             "This form belongs to another session: you may have signed in again since. Nothing was changed. Reload the "
             "page and decide again."
@@ -285,7 +332,9 @@ async def _body_of(request: Request) -> bytes:
     async for part in request.stream():
         body += part
         if len(body) > _LARGEST_BODY:
-            raise RefusedFormError(f"A form may have {_LARGEST_BODY:,} bytes; this one has more. Nothing was changed.")
+            raise RefusedFormError(
+                f"A form may have {_LARGEST_BODY:,} bytes; this one has more. Nothing was changed."
+            )
     return body
 
 
@@ -314,7 +363,9 @@ class Guard:
             await send(message)
 
         problem = self._problem(Request(scope))
-        refused = None if problem is None else PlainTextResponse(problem, status_code=403)
+        refused = (
+            None if problem is None else PlainTextResponse(problem, status_code=403)
+        )
         await (refused or self._app)(scope, receive, send_with_headers)
 
     def _problem(self, request: Request) -> str | None:
@@ -327,7 +378,10 @@ class Guard:
         origin = request.headers.get("origin")
         if origin is not None and _place_of(origin) != host.lower():
             return "This request comes from another site. Nothing was changed."
-        if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+        if request.headers.get("sec-fetch-site", "same-origin") not in (
+            "same-origin",
+            "none",
+        ):
             return "This request comes from another site. Nothing was changed."
         return None
 

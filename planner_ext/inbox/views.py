@@ -1,7 +1,8 @@
 """The content of the pages as frozen values, in which every text of a model, a function or a person is fully visible.
 
-Templates escape these texts for HTML and put nothing into them. The rules are those of the terminal's prompt: no
-invisible character passes, and no text that a person decides on is cut.
+Templates escape these texts for HTML and put nothing into them. The rules are those of
+the terminal's prompt: no invisible character passes, and no text that a person decides
+on is cut.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,13 +21,16 @@ from planner_ext.engine.timeline import Timeline, TimelineMessage
 from planner_ext.inbox.forms import Field, drawn_form
 
 Kind: TypeAlias = Literal["call", "question", "in doubt"]
-"""The kind of decision: whether a call may run, a question of the model, or the outcome of an interrupted call."""
+"""The kind of decision: whether a call may run, a question of the model, or the outcome
+of an interrupted call."""
 
 TYPED = ("decision", "always", "reason", "answer", "result")
-"""The fields of a decision that a refused form shows again; the arguments are in the form's own fields."""
+"""The fields of a decision that a refused form shows again; the arguments are in the
+form's own fields."""
 
 _LONGEST_IN_LIST = 4_000
-"""The most characters of arguments and question in a list; a longer call is decided on its own page."""
+"""The most characters of arguments and question in a list; a longer call is decided on
+its own page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,13 +47,15 @@ class Waiting:
     """A call or question in a list; addresses are relative to the application's root.
 
     Attributes:
-        item: Its fingerprint and its id, as the list's form returns them; see `item_of`.
+        item: Its fingerprint and its id, as the list's form returns them; see
+            `item_of`.
         arguments: Each argument's name and value, as JSON; empty for a question.
         arguments_json: All arguments as one line of JSON.
         question: The model's question, or the call's prompt; "" without one.
         roles: Who may decide; empty for anyone.
         problem: Why the last decision was refused; "" if it was not.
-        selectable: Whether it may be decided together with others: a call that the list shows in full.
+        selectable: Whether it may be decided together with others: a call that the list
+            shows in full.
     """
 
     item: str
@@ -77,7 +83,8 @@ class Decided:
 
     Attributes:
         kind: ``approve``, ``deny``, ``supply`` or ``expire``.
-        details: Its other parts by name: edited arguments, a reason, a result, a duration.
+        details: Its other parts by name: edited arguments, a reason, a result, a
+            duration.
         refused: Why it does not count; "" if it counts.
     """
 
@@ -152,7 +159,8 @@ class Paging:
         first: The number of the first entry, from 1; 0 for an empty part.
         last: The number of the last entry.
         total: The number of all entries.
-        before: The address of the previous part, relative to the application's root; None for the first part.
+        before: The address of the previous part, relative to the application's root;
+            None for the first part.
         after: The address of the next part; None for the last part.
     """
 
@@ -163,10 +171,16 @@ class Paging:
     after: str | None
 
 
-def paging_of(request: Request, *, size: int, offset: int, shown: int, total: int) -> Paging:
+def paging_of(
+    request: Request, *, size: int, offset: int, shown: int, total: int
+) -> Paging:
     """Show which part of a list a page has, with the addresses of the parts around it."""
     path = request.url.path.removeprefix(request.scope.get("root_path", "")).lstrip("/")
-    given = [(name, value) for name, value in request.query_params.multi_items() if name != "offset"]
+    given = [
+        (name, value)
+        for name, value in request.query_params.multi_items()
+        if name != "offset"
+    ]
 
     def part(start: int) -> str:
         return f"{path}?{urlencode([*given, ('offset', start)])}"
@@ -187,8 +201,15 @@ def moment_of(at: datetime | float, now: float) -> Moment:
     moment = moment.astimezone(UTC)
     seconds = moment.timestamp() - now
     left = int(abs(seconds))
-    spans = ((left // 86_400, "day"), (left // 3_600, "hour"), (left // 60, "minute"), (left, "second"))
-    number, unit = next(((number, unit) for number, unit in spans if number > 1), (left, "second"))
+    spans = (
+        (left // 86_400, "day"),
+        (left // 3_600, "hour"),
+        (left // 60, "minute"),
+        (left, "second"),
+    )
+    number, unit = next(
+        ((number, unit) for number, unit in spans if number > 1), (left, "second")
+    )
     span = f"{number} {unit}{'' if number == 1 else 's'}"
     return Moment(
         iso=moment.isoformat(timespec="seconds"),
@@ -210,7 +231,9 @@ def item_of(text: str) -> tuple[str, str]:
 
 def outcome_of(id: str, *, taken: bool, text: str) -> Outcome:
     """Show the outcome of one of many decisions."""
-    return Outcome(shown_id=exact(id), href=approval_href(id), taken=taken, text=visible(text))
+    return Outcome(
+        shown_id=exact(id), href=approval_href(id), taken=taken, text=visible(text)
+    )
 
 
 def waiting_of(call: PendingApproval, now: float) -> Waiting:
@@ -228,7 +251,11 @@ def waiting_of(call: PendingApproval, now: float) -> Waiting:
         run_href=run_href(call.run_id),
         kind=kind,
         function=exact(call.fully_qualified_name),
-        arguments=() if asks else tuple((exact(name), _value(value)) for name, value in call.arguments.items()),
+        arguments=()
+        if asks
+        else tuple(
+            (exact(name), _value(value)) for name, value in call.arguments.items()
+        ),
         arguments_json=written,
         question=shown,
         goal=visible(call.goal),
@@ -277,7 +304,11 @@ def approval_page(
         plan=visible(timeline.plan),
         conversation=tuple(conversation_of(timeline, now)),
         unreadable=visible(unreadable),
-        fields=(drawn_form(call.parameters, call.arguments) if fields is None else fields) if is_editable(call) else (),
+        fields=(
+            drawn_form(call.parameters, call.arguments) if fields is None else fields
+        )
+        if is_editable(call)
+        else (),
         problem=visible(problem),
         typed={name: (typed or {}).get(name, "") for name in TYPED},
     )
@@ -299,20 +330,44 @@ def conversation_of(timeline: Timeline, now: float) -> Iterator[Turn]:
         yield from map(_said, iteration.messages)
     for iteration in timeline.iterations:
         if iteration.reply is not None and iteration.number >= 0:
-            calls = tuple(f"{exact(call.function)} {visible(call.requested)}" for call in iteration.calls)
+            calls = tuple(
+                f"{exact(call.function)} {visible(call.requested)}"
+                for call in iteration.calls
+            )
             at = moment_of(iteration.request.ended or 0.0, now)
-            yield Turn(role="assistant", speaker="the model", text=visible(iteration.reply.text), calls=calls, at=at)
+            yield Turn(
+                role="assistant",
+                speaker="the model",
+                text=visible(iteration.reply.text),
+                calls=calls,
+                at=at,
+            )
         for call in iteration.calls:
             if call.ended is not None and call.function != ASK_USER:
                 at = moment_of(call.ended, now)
-                yield Turn(role="tool", speaker=exact(call.function), text=visible(call.result), at=at)
+                yield Turn(
+                    role="tool",
+                    speaker=exact(call.function),
+                    text=visible(call.result),
+                    at=at,
+                )
         for event in iteration.events:
             if event.kind == "question" and event.answer is not None:
                 at = moment_of(event.at, now)
-                yield Turn(role="person", speaker=exact(event.by) or "a person", text=visible(event.answer), at=at)
+                yield Turn(
+                    role="person",
+                    speaker=exact(event.by) or "a person",
+                    text=visible(event.answer),
+                    at=at,
+                )
 
 
-_SPEAKERS = {"system": "instructions", "user": "the user", "assistant": "the model", "tool": "a function"}
+_SPEAKERS = {
+    "system": "instructions",
+    "user": "the user",
+    "assistant": "the model",
+    "tool": "a function",
+}
 
 
 def _said(message: TimelineMessage) -> Turn:
@@ -329,9 +384,10 @@ def _decided(record: DecisionRecord, now: float) -> Decided:
         else "",
         "reason": visible(record.reason),
         "result": _value(record.result) if record.kind == "supply" else "",
-        "for the rest of the run": {"function": "this function", "arguments": "these arguments"}.get(
-            record.always or "", ""
-        ),
+        "for the rest of the run": {
+            "function": "this function",
+            "arguments": "these arguments",
+        }.get(record.always or "", ""),
     }
     return Decided(
         kind=exact(record.kind),

@@ -15,7 +15,9 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.connectors.ai.prompt_execution_settings import (
+    PromptExecutionSettings,
+)
 from semantic_kernel.functions import KernelFunctionMetadata
 from semantic_kernel.kernel_pydantic import KernelBaseModel
 
@@ -43,56 +45,79 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
     """The options of a planner; a run never changes them.
 
     Attributes:
-        max_iterations: As of `planner_ext.Budget`. If both are given, the smaller applies; a budget given to ``resume``
-            defaults to this value. None means no limit.
-        control: How many tool rounds one step may chain. ``iterations_metadata``: as many as the budget leaves, charged
-            from the metadata (option 2 of the ADR "Automatic tool calling controls", corrected). ``use_attempts``: one,
-            then a plain reply closes the step (option 1). ``pre_invoke``: until ``pre_invoke`` refuses a call; then one
-            request without functions asks for the answer (option 3).
-        plan: Whether to ask the model for a plan first; a text is used as the plan. No plan is made if fewer than two
-            round trips are left, or if the run continues a ``chat_history``.
+        max_iterations: As of `planner_ext.Budget`. If both are given, the smaller
+            applies; a budget given to ``resume`` defaults to this value. None means no
+            limit.
+        control: How many tool rounds one step may chain. ``iterations_metadata``: as
+            many as the budget leaves, charged from the metadata (option 2 of the ADR
+            "Automatic tool calling controls", corrected). ``use_attempts``: one, then a
+            plain reply closes the step (option 1). ``pre_invoke``: until ``pre_invoke``
+            refuses a call; then one request without functions asks for the answer
+            (option 3).
+        plan: Whether to ask the model for a plan first; a text is used as the plan. No
+            plan is made if fewer than two round trips are left, or if the run continues
+            a ``chat_history``.
         charge_plan: Whether the plan request counts as a round trip.
-        require_final_answer_function: Whether only ``UserInteraction-SendFinalAnswer`` ends a run. Questions are then
-            offered, and a plain reply that ends in a question mark ends the run ``asked``.
-        response_format: The format of the final answer: a pydantic model, a JSON schema, or OpenAI's
-            ``response_format``. Only requests without functions carry it. If an answer lacks the format, the model is
-            asked again, with the problem, as long as the budget lasts; then the run ends ``limit_reached`` with the
-            answer as it is, or with ``max_iterations=None`` ``incomplete`` after ten times. A checkpoint does not hold
-            it: ``resume`` needs it again.
-        excluded_plugins: Plugins whose functions are neither offered nor named in the plan request. A name that the
-            kernel does not have is refused when a run begins. ``UserInteraction`` is the planner's own.
-        excluded_functions: The same for functions, by fully qualified name or by function name alone.
-        get_available_functions: Returns the functions of the kernel to offer, given these options and the goal.
-        get_initial_plan: Returns the YAML of the plan prompt (variables: goal, available_functions, name_delimiter).
-        get_step_prompt: Returns the template that opens the steps (variables: goal, initial_plan).
-        execution_settings: Settings of every request; None uses those of the arguments, or the service's defaults.
-        max_tokens: The tokens of a request and its reply together. ``max_tokens_ratio`` divides them into
-            ``max_completion_tokens`` and, with the rest, ``max_prompt_tokens``.
+        require_final_answer_function: Whether only ``UserInteraction-SendFinalAnswer``
+            ends a run. Questions are then offered, and a plain reply that ends in a
+            question mark ends the run ``asked``.
+        response_format: The format of the final answer: a pydantic model, a JSON
+            schema, or OpenAI's ``response_format``. Only requests without functions
+            carry it. If an answer lacks the format, the model is asked again, with the
+            problem, as long as the budget lasts; then the run ends ``limit_reached``
+            with the answer as it is, or with ``max_iterations=None`` ``incomplete``
+            after ten times. A checkpoint does not hold it: ``resume`` needs it again.
+        excluded_plugins: Plugins whose functions are neither offered nor named in the
+            plan request. A name that the kernel does not have is refused when a run
+            begins. ``UserInteraction`` is the planner's own.
+        excluded_functions: The same for functions, by fully qualified name or by
+            function name alone.
+        get_available_functions: Returns the functions of the kernel to offer, given
+            these options and the goal.
+        get_initial_plan: Returns the YAML of the plan prompt (variables: goal,
+            available_functions, name_delimiter).
+        get_step_prompt: Returns the template that opens the steps (variables: goal,
+            initial_plan).
+        execution_settings: Settings of every request; None uses those of the arguments,
+            or the service's defaults.
+        max_tokens: The tokens of a request and its reply together. ``max_tokens_ratio``
+            divides them into ``max_completion_tokens`` and, with the rest,
+            ``max_prompt_tokens``.
         max_tokens_ratio: The share of ``max_tokens`` for the completion, from 0 to 1.
-        max_completion_tokens: Maximum tokens of a reply, set in each request's settings; a run whose settings have no
-            such field is refused. None and 0 leave the settings as they are.
-        budget, shared_budgets, price, execution, approval, interceptors, pre_invoke, check_for_intervention, approver,
-            iteration_completed, clarifier, max_clarifications, observers, clock, min_iteration_time_ms,
-            max_prompt_tokens, on_invalid_history, strict_finish_reason, checkpoint_key: See
-            `planner_ext.iteration.RunOptions`.
+        max_completion_tokens: Maximum tokens of a reply, set in each request's
+            settings; a run whose settings have no such field is refused. None and 0
+            leave the settings as they are.
+        budget, shared_budgets, price, execution, approval, interceptors, pre_invoke,
+            check_for_intervention, approver, iteration_completed, clarifier,
+            max_clarifications, observers, clock, min_iteration_time_ms,
+            max_prompt_tokens, on_invalid_history, strict_finish_reason, checkpoint_key:
+            See `planner_ext.iteration.RunOptions`.
 
     Raises:
-        PlannerInvalidConfigurationError: If an option is unknown or its value is invalid; names the option. Also on
-            assignment, which then changes nothing.
+        PlannerInvalidConfigurationError: If an option is unknown or its value is
+            invalid; names the option. Also on assignment, which then changes nothing.
     """
 
     model_config = ConfigDict(extra="forbid")
 
     max_iterations: int | None = 15
-    control: Literal["iterations_metadata", "use_attempts", "pre_invoke"] = "iterations_metadata"
+    control: Literal["iterations_metadata", "use_attempts", "pre_invoke"] = (
+        "iterations_metadata"
+    )
     plan: bool | str = True
     charge_plan: bool = True
     require_final_answer_function: bool = False
-    response_format: type[BaseModel] | Mapping[str, Any] | None = Field(default=None, validate_default=False)
+    response_format: type[BaseModel] | Mapping[str, Any] | None = Field(
+        default=None, validate_default=False
+    )
     excluded_plugins: set[str] = Field(default_factory=set[str])
     excluded_functions: set[str] = Field(default_factory=set[str])
     get_available_functions: (
-        Callable[["FunctionCallingStepwisePlannerOptions", str | None], list[KernelFunctionMetadata]] | None
+        Callable[
+            ["FunctionCallingStepwisePlannerOptions", str | None],
+            list[KernelFunctionMetadata],
+        ]
+        | None
     ) = None
     get_initial_plan: Callable[[], str] | None = None
     get_step_prompt: Callable[[], str] | None = None
@@ -151,13 +176,17 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
     def _spendable(self) -> Budget:
         budget = self.budget or Budget()
         if "max_iterations" in self.model_fields_set or budget.max_iterations is None:
-            return replace(budget, max_iterations=least(budget.max_iterations, self.max_iterations))
+            return replace(
+                budget, max_iterations=least(budget.max_iterations, self.max_iterations)
+            )
         return budget
 
     @field_validator("get_available_functions", mode="before")
     @classmethod
     def _check_get_available_functions(cls, value: object) -> object:
-        return callable_with("get_available_functions", value, ("these options", "the goal"))
+        return callable_with(
+            "get_available_functions", value, ("these options", "the goal")
+        )
 
     @field_validator("response_format", mode="plain")
     @classmethod
@@ -190,11 +219,23 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
             )
         total = self.max_tokens
         ratio = self.max_tokens_ratio
-        shares: dict[str, int | None] = {"max_completion_tokens": None, "max_prompt_tokens": None}
+        shares: dict[str, int | None] = {
+            "max_completion_tokens": None,
+            "max_prompt_tokens": None,
+        }
         if total is not None and ratio is not None:
-            shares = {"max_completion_tokens": int(total * ratio), "max_prompt_tokens": int(total * (1 - ratio))}
+            shares = {
+                "max_completion_tokens": int(total * ratio),
+                "max_prompt_tokens": int(total * (1 - ratio)),
+            }
         # Past __setattr__: a derived share is not one that was given.
-        vars(self).update({name: share for name, share in shares.items() if name not in self.model_fields_set})
+        vars(self).update(
+            {
+                name: share
+                for name, share in shares.items()
+                if name not in self.model_fields_set
+            }
+        )
         CheckedOptions.of(DecisionsTaken(), **self.run_options)
         return self
 

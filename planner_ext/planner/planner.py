@@ -37,7 +37,11 @@ from planner_ext.sk.charging.nested import current_parent_run, planner_of, tab_i
 from planner_ext.sk.chat.transport import select_service
 from planner_ext.sk.checkpoint import Checkpoint, DecisionsTaken, Taking
 from planner_ext.sk.checks import instance_of
-from planner_ext.sk.errors import DecisionRefusedError, InvalidOptionError, RunEndedError
+from planner_ext.sk.errors import (
+    DecisionRefusedError,
+    InvalidOptionError,
+    RunEndedError,
+)
 from planner_ext.sk.functions.questions import OWN_PLUGIN, own_function
 from planner_ext.sk.run.context import (
     RunContext,
@@ -65,29 +69,38 @@ logger = logging.getLogger(__name__)
 class FunctionCallingStepwisePlanner:
     """Reaches a goal with the functions of a kernel: plans, calls functions step by step, and answers.
 
-    It replaces the planner that Semantic Kernel removed in 2025, with the same names. One planner may be used for many
-    runs, also concurrently.
+    It replaces the planner that Semantic Kernel removed in 2025, with the same names.
+    One planner may be used for many runs, also concurrently.
     """
 
     def __init__(
-        self, service_id: str | None = None, options: FunctionCallingStepwisePlannerOptions | None = None
+        self,
+        service_id: str | None = None,
+        options: FunctionCallingStepwisePlannerOptions | None = None,
     ) -> None:
         """Set the planner up.
 
         Args:
-            service_id: The chat completion service to use; None uses the kernel's selection.
+            service_id: The chat completion service to use; None uses the kernel's
+                selection.
             options: None uses the defaults.
 
         Raises:
-            PlannerInvalidConfigurationError: If the options are invalid; names the problem.
+            PlannerInvalidConfigurationError: If the options are invalid; names the
+                problem.
         """
-        self.service_id = None if service_id is None else instance_of("service_id", service_id, str)
+        self.service_id = (
+            None if service_id is None else instance_of("service_id", service_id, str)
+        )
         given = FunctionCallingStepwisePlannerOptions() if options is None else options
-        self.options = instance_of("options", given, FunctionCallingStepwisePlannerOptions)
+        self.options = instance_of(
+            "options", given, FunctionCallingStepwisePlannerOptions
+        )
         plan = self.options.get_initial_plan
         step = self.options.get_step_prompt
         self._templates = Templates.read(
-            default_plan_prompt if plan is None else plan(), default_step_prompt if step is None else step()
+            default_plan_prompt if plan is None else plan(),
+            default_step_prompt if step is None else step(),
         )
         self._taken = DecisionsTaken()
         self._said_unguarded = False
@@ -108,7 +121,8 @@ class FunctionCallingStepwisePlanner:
         """The YAML of the plan prompt, from ``get_initial_plan``; may be set, for runs that begin later.
 
         Raises:
-            PlannerInvalidConfigurationError: If it is set to an invalid prompt template; then nothing is changed.
+            PlannerInvalidConfigurationError: If it is set to an invalid prompt
+                template; then nothing is changed.
         """
         return self._templates.plan_yaml
 
@@ -140,24 +154,34 @@ class FunctionCallingStepwisePlanner:
         Args:
             kernel: Its functions may be called; it is not changed.
             question: The goal.
-            arguments: The application's arguments, for functions and templates; never stored, and not changed.
-            chat_history: An earlier conversation; the goal is added to a copy of it, and no plan is asked for.
+            arguments: The application's arguments, for functions and templates; never
+                stored, and not changed.
+            chat_history: An earlier conversation; the goal is added to a copy of it,
+                and no plan is asked for.
             stop: Ends the run from outside.
             **kwargs: More arguments, by name.
 
         Returns:
-            A result for every expected end: answered, paused, asked, limit reached, stopped, incomplete.
+            A result for every expected end: answered, paused, asked, limit reached,
+            stopped, incomplete.
 
         Raises:
-            PlannerInvalidConfigurationError: If the goal is empty, there is no chat completion service, or another
-                argument or option is invalid.
+            PlannerInvalidConfigurationError: If the goal is empty, there is no chat
+                completion service, or another argument or option is invalid.
             InvalidHistoryError: If the ``chat_history`` is invalid.
             LimitReachedError: At a limit, if the budget says ``on_limit="raise"``.
-            ServiceCallError: If a request fails. Every exception out of a run, this one included, has ``chat_history``
-                and ``checkpoint`` as attributes.
+            ServiceCallError: If a request fails. Every exception out of a run, this one
+                included, has ``chat_history`` and ``checkpoint`` as attributes.
             InvalidReplyError: If a response is not a valid reply.
         """
-        run = await self._start(kernel, question, _merged(arguments, kwargs), chat_history, stop, streaming=False)
+        run = await self._start(
+            kernel,
+            question,
+            _merged(arguments, kwargs),
+            chat_history,
+            stop,
+            streaming=False,
+        )
         return await run.result()
 
     def invoke_sync(
@@ -172,20 +196,24 @@ class FunctionCallingStepwisePlanner:
     ) -> FunctionCallingStepwisePlannerResult:
         """Reach a goal as `invoke` does, and wait for the result: for scripts and notebooks.
 
-        All such runs of a process share one event loop in a background thread, with the caller's context variables, so
-        that clients keep their connections. A service whose client has made requests on another event loop, such as a
-        notebook's own, may not work on this one; use ``await invoke(...)`` then. A forked process needs clients of its
-        own.
+        All such runs of a process share one event loop in a background thread, with the
+        caller's context variables, so that clients keep their connections. A service
+        whose client has made requests on another event loop, such as a notebook's own,
+        may not work on this one; use ``await invoke(...)`` then. A forked process needs
+        clients of its own.
 
-        Interrupting the call cancels the run; the ``KeyboardInterrupt`` carries ``chat_history`` and ``checkpoint``.
+        Interrupting the call cancels the run; the ``KeyboardInterrupt`` carries
+        ``chat_history`` and ``checkpoint``.
 
         Raises:
-            PlannerInvalidConfigurationError: As `invoke`; and if an async function of such a run calls it, whose loop
-                would wait for itself.
+            PlannerInvalidConfigurationError: As `invoke`; and if an async function of
+                such a run calls it, whose loop would wait for itself.
             Exception: As `invoke`.
         """
         options: dict[str, Any] = {"chat_history": chat_history, "stop": stop, **kwargs}
-        return run_sync(self.invoke(kernel, question, arguments, **options), door="invoke_sync")
+        return run_sync(
+            self.invoke(kernel, question, arguments, **options), door="invoke_sync"
+        )
 
     @streams
     async def invoke_stream(
@@ -201,10 +229,17 @@ class FunctionCallingStepwisePlanner:
         """Reach a goal as `invoke` does, with streaming requests, and yield the events of the run.
 
         Yields:
-            `TextDelta` for text as it arrives, the facts of the run, and last a `ResultReady`. Leaving the stream early
-            cancels the run.
+            `TextDelta` for text as it arrives, the facts of the run, and last a
+            `ResultReady`. Leaving the stream early cancels the run.
         """
-        run = await self._start(kernel, question, _merged(arguments, kwargs), chat_history, stop, streaming=True)
+        run = await self._start(
+            kernel,
+            question,
+            _merged(arguments, kwargs),
+            chat_history,
+            stop,
+            streaming=True,
+        )
         async with aclosing(run.events()) as events:
             async for event in events:
                 yield event
@@ -221,30 +256,45 @@ class FunctionCallingStepwisePlanner:
     ) -> FunctionCallingStepwisePlannerResult:
         """Resume a run that is paused, that a limit or a stop ended, or that a fault interrupted.
 
-        A checkpoint does not record that it was resumed. This planner and its copies accept one decision on a call, and
-        remember the newest 100,000; a resume that fails before a function has started releases its decisions. Another
-        planner or process would run the call again: if that can happen, keep the run in a store
+        A checkpoint does not record that it was resumed. This planner and its copies
+        accept one decision on a call, and remember the newest 100,000; a resume that
+        fails before a function has started releases its decisions. Another planner or
+        process would run the call again: if that can happen, keep the run in a store
         (`planner_ext.durable.Runs`).
 
         Args:
-            kernel: Its functions may be called; it need not be the kernel that the run began with.
-            checkpoint: The run's checkpoint, from its result or its error, or its JSON text. Anyone who can write an
-                unsigned one can put an approval in it; a ``checkpoint_key`` refuses those.
-            decisions: By call id. No request is made before every call is decided: without decisions a paused run stays
-                paused, except for expired questions.
-            arguments: The application's arguments again; a checkpoint does not hold them.
-            budget: Replaces the run's limits; what was spent still counts, and the budget of a wrapped service still
-                applies. ``max_iterations`` defaults to that of the options.
+            kernel: Its functions may be called; it need not be the kernel that the run
+                began with.
+            checkpoint: The run's checkpoint, from its result or its error, or its JSON
+                text. Anyone who can write an unsigned one can put an approval in it; a
+                ``checkpoint_key`` refuses those.
+            decisions: By call id. No request is made before every call is decided:
+                without decisions a paused run stays paused, except for expired
+                questions.
+            arguments: The application's arguments again; a checkpoint does not hold
+                them.
+            budget: Replaces the run's limits; what was spent still counts, and the
+                budget of a wrapped service still applies. ``max_iterations`` defaults
+                to that of the options.
             stop: Ends the run from outside.
 
         Raises:
             RunEndedError: If the run was answered.
-            DecisionRefusedError: If a decision is invalid, or was taken before; then no decision is taken, and nothing
-                runs.
-            InvalidCheckpointError: If the checkpoint contradicts itself, or is not signed with the ``checkpoint_key``.
+            DecisionRefusedError: If a decision is invalid, or was taken before; then no
+                decision is taken, and nothing runs.
+            InvalidCheckpointError: If the checkpoint contradicts itself, or is not
+                signed with the ``checkpoint_key``.
             Exception: As `invoke`.
         """
-        run = await self._resume(kernel, checkpoint, decisions, arguments, budget=budget, stop=stop, streaming=False)
+        run = await self._resume(
+            kernel,
+            checkpoint,
+            decisions,
+            arguments,
+            budget=budget,
+            stop=stop,
+            streaming=False,
+        )
         return await run.result()
 
     def resume_sync(
@@ -258,7 +308,9 @@ class FunctionCallingStepwisePlanner:
         stop: StopHandle | None = None,
     ) -> FunctionCallingStepwisePlannerResult:
         """Resume as `resume` does, and wait for the result, as `invoke_sync` does."""
-        resumed = self.resume(kernel, checkpoint, decisions, arguments=arguments, budget=budget, stop=stop)
+        resumed = self.resume(
+            kernel, checkpoint, decisions, arguments=arguments, budget=budget, stop=stop
+        )
         return run_sync(resumed, door="resume_sync")
 
     @streams
@@ -273,7 +325,15 @@ class FunctionCallingStepwisePlanner:
         stop: StopHandle | None = None,
     ) -> AsyncGenerator[PlannerEvent, None]:
         """Resume as `resume` does, and yield what happens as `invoke_stream` does."""
-        run = await self._resume(kernel, checkpoint, decisions, arguments, budget=budget, stop=stop, streaming=True)
+        run = await self._resume(
+            kernel,
+            checkpoint,
+            decisions,
+            arguments,
+            budget=budget,
+            stop=stop,
+            streaming=True,
+        )
         async with aclosing(run.events()) as events:
             async for event in events:
                 yield event
@@ -293,28 +353,38 @@ class FunctionCallingStepwisePlanner:
 
         Raises:
             RunEndedError: If the run has ended already.
-            DecisionRefusedError: If this planner has taken a decision on one of the calls, or the ``authorize`` hook
-                does not allow it.
-            InvalidCheckpointError: As `resume`, but only with the planner's own ``checkpoint_key``.
+            DecisionRefusedError: If this planner has taken a decision on one of the
+                calls, or the ``authorize`` hook does not allow it.
+            InvalidCheckpointError: As `resume`, but only with the planner's own
+                ``checkpoint_key``.
         """
         from planner_ext.sk.run.resume import cancelling_facts, end_cancelled  # noqa: PLC0415  (only to end a paused run)
 
         options = self._checked_options()
         loaded = Checkpoint.given(checkpoint, options.checkpoint_key)
         if (hook := options.approval.authorize) is not None:
-            request = DecisionRequest(action="cancel", by=by, run_id=loaded.state().run_id)
-            if (refusal := run_sync(refusal_of(hook, request), door="cancel")) is not None:
+            request = DecisionRequest(
+                action="cancel", by=by, run_id=loaded.state().run_id
+            )
+            if (
+                refusal := run_sync(refusal_of(hook, request), door="cancel")
+            ) is not None:
                 raise DecisionRefusedError(refusal)
         facts = cancelling_facts(loaded, by=by, reason=reason, at=options.clock.now())
         state = end_cancelled(loaded, facts, options.taken)
         return result_of(state, (*loaded.facts, *facts), key=options.checkpoint_key)
 
     def journaled(
-        self, kernel: Kernel, activation: "Activation", *, arguments: KernelArguments | None = None
+        self,
+        kernel: Kernel,
+        activation: "Activation",
+        *,
+        arguments: KernelArguments | None = None,
     ) -> KeptRun:
         """@private Prepare a run from a store, to be driven to its next pause or end; see `planner_ext.durable.Runs`.
 
-        The application's arguments are never stored. They replace those that the run was submitted with, by name.
+        The application's arguments are never stored. They replace those that the run
+        was submitted with, by name.
 
         Raises:
             PlannerInvalidConfigurationError: As `invoke`, before anything is recorded.
@@ -322,7 +392,11 @@ class FunctionCallingStepwisePlanner:
         own = KernelArguments() if arguments is None else arguments
         if not activation.facts:
             self._say_unguarded(kernel)
-        submitted = {name: value for name, value in activation.arguments.items() if name not in own}
+        submitted = {
+            name: value
+            for name, value in activation.arguments.items()
+            if name not in own
+        }
         context = self._prepare(
             kernel,
             activation.goal,
@@ -337,10 +411,14 @@ class FunctionCallingStepwisePlanner:
 
     def unguarded(self, kernel: Kernel) -> str | None:
         """@private Say, once, that nothing decides which functions of a kernel run; None where something does."""
-        if self._said_unguarded or not (names := unasked_functions(kernel, self._checked_options())):
+        if self._said_unguarded or not (
+            names := unasked_functions(kernel, self._checked_options())
+        ):
             return None
         self._said_unguarded = True
-        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+        more = (
+            f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+        )
         return (
             "Every function runs unasked: planner and kernel have no policy, no interceptor and no function marked "
             f"with @requires_approval. The kernel has {', '.join(names[:_MOST_NAMED])}{more}. Give "
@@ -355,7 +433,9 @@ class FunctionCallingStepwisePlanner:
     @property
     def authorize(self) -> Authorize | tuple[Authorize, ...] | None:
         """@private The hook that says who may decide, for the runs of a store."""
-        return None if self.options.approval is None else self.options.approval.authorize
+        return (
+            None if self.options.approval is None else self.options.approval.authorize
+        )
 
     async def _start(
         self,
@@ -375,14 +455,21 @@ class FunctionCallingStepwisePlanner:
         before: Sequence[ChatMessageContent] = ()
         if chat_history is not None:
             given = instance_of("chat_history", chat_history, ChatHistory)
-            before = checked_messages(given.messages, self.options.on_invalid_history, kernel)
+            before = checked_messages(
+                given.messages, self.options.on_invalid_history, kernel
+            )
         context = self._prepare(kernel, question, arguments, streaming=streaming)
         if context.parent is None and not self._said_unguarded:
             self._say_unguarded(kernel)
         continues = chat_history is not None
         stop = None if stop is None else instance_of("stop", stop, StopHandle)
         started = await run_started(
-            self.options, context, question, context.new_run_id(question), before=before, continues=continues
+            self.options,
+            context,
+            question,
+            context.new_run_id(question),
+            before=before,
+            continues=continues,
         )
         return PlannerRun(context=context, new=(started,), stop=stop)
 
@@ -407,17 +494,28 @@ class FunctionCallingStepwisePlanner:
                 "The run of this checkpoint was answered; there is nothing to resume. Invoke with a new goal."
             )
         context = self._prepare(
-            kernel, state.goal, _merged(arguments, {}), streaming=streaming, budget=budget, kept=state.rules
+            kernel,
+            state.goal,
+            _merged(arguments, {}),
+            streaming=streaming,
+            budget=budget,
+            kept=state.rules,
         )
         options = context.options
         if options.checkpoint_key is not None:
             loaded = Checkpoint.given(checkpoint, options.checkpoint_key)
         limits = None if budget is None else options.budget
         facts = await context.resumed(
-            ResumeRequest(checkpoint=loaded, decisions={} if decisions is None else decisions, budget=limits)
+            ResumeRequest(
+                checkpoint=loaded,
+                decisions={} if decisions is None else decisions,
+                budget=limits,
+            )
         )
         taking = Taking(options.taken, calls_taken(loaded.facts, facts))
-        return PlannerRun(context=context, facts=loaded.facts, new=facts, stop=stop, taking=taking)
+        return PlannerRun(
+            context=context, facts=loaded.facts, new=facts, stop=stop, taking=taking
+        )
 
     def _prepare(
         self,
@@ -433,21 +531,30 @@ class FunctionCallingStepwisePlanner:
     ) -> RunContext:
         """Find the service, its settings and the functions for one run.
 
-        A resumed run has the ``budget`` that replaces its limits, or those that were ``kept``.
+        A resumed run has the ``budget`` that replaces its limits, or those that were
+        ``kept``.
         """
         # A run in a store has its own budget, even if it begins inside another run.
         parent = None if store is not None else current_parent_run(tab_in(kernel))
         own = self.options
         options = self._checked_options()
-        service, chosen = select_service(kernel, self.service_id, arguments, own.execution_settings)
+        service, chosen = select_service(
+            kernel, self.service_id, arguments, own.execution_settings
+        )
         service, options = unwrapped(service, options)
         limits = self._limits(options, budget, kept)
-        approval = options.approval if authorize is None else options.approval.asking(authorize)
+        approval = (
+            options.approval
+            if authorize is None
+            else options.approval.asking(authorize)
+        )
         options = replace(options, budget=limits, approval=approval)
         final_answer, ask_user = _own_functions(own, options, kernel)
         behavior = chosen.function_choice_behavior
         running = (self,) if parent is None else (*parent.planners, self)
-        select = partial(_selected, options=own, running=running, kernel=kernel, goal=goal)
+        select = partial(
+            _selected, options=own, running=running, kernel=kernel, goal=goal
+        )
         if behavior is not None and behavior.type_ is FunctionChoiceType.NONE:
             select = _none
         context = RunContext(
@@ -464,7 +571,9 @@ class FunctionCallingStepwisePlanner:
             ask_user=ask_user,
             max_completion_tokens=own.max_completion_tokens,
             plan_settings=self._templates.plan_settings,
-            form=None if own.response_format is None else response_form(own.response_format),
+            form=None
+            if own.response_format is None
+            else response_form(own.response_format),
             planner=self,
             store=store,
         )
@@ -478,9 +587,15 @@ class FunctionCallingStepwisePlanner:
         )
         return context
 
-    def _limits(self, options: CheckedOptions, budget: Budget | None, kept: Rules | None) -> Budget:
+    def _limits(
+        self, options: CheckedOptions, budget: Budget | None, kept: Rules | None
+    ) -> Budget:
         """Return the budget of one run; for the arguments see `_prepare`."""
-        if kept is not None and kept.structured and self.options.response_format is None:
+        if (
+            kept is not None
+            and kept.structured
+            and self.options.response_format is None
+        ):
             raise InvalidOptionError(
                 "The run has to answer in a form, which neither a checkpoint nor a store holds; the options have no "
                 "response_format. Resume it with the one that it began with."
@@ -502,7 +617,9 @@ def _charged(service: AIServiceClientBase, tab: Tab) -> AIServiceClientBase:
     return charged_service(service, tab)
 
 
-def _merged(arguments: KernelArguments | None, kwargs: dict[str, Any]) -> KernelArguments:
+def _merged(
+    arguments: KernelArguments | None, kwargs: dict[str, Any]
+) -> KernelArguments:
     merged = KernelArguments() if arguments is None else copy(arguments)
     for name, value in kwargs.items():
         merged[name] = value
@@ -510,33 +627,49 @@ def _merged(arguments: KernelArguments | None, kwargs: dict[str, Any]) -> Kernel
 
 
 def _own_functions(
-    options: FunctionCallingStepwisePlannerOptions, settings: CheckedOptions, kernel: Kernel
+    options: FunctionCallingStepwisePlannerOptions,
+    settings: CheckedOptions,
+    kernel: Kernel,
 ) -> tuple[KernelFunction | None, KernelFunction | None]:
     """Return the functions that send the final answer and that ask the user; None for one that is not offered."""
     insists = options.require_final_answer_function
     offered = {
         "SendFinalAnswer": insists or options.plan is not False,
-        "AskUser": settings.takes_questions or (insists and settings.max_clarifications != 0),
+        "AskUser": settings.takes_questions
+        or (insists and settings.max_clarifications != 0),
     }
     if options.excluded_plugins or options.excluded_functions:
         _check_exclusions(options, kernel)
         for name in offered:
-            in_kernel = OWN_PLUGIN in kernel.plugins and name in kernel.plugins[OWN_PLUGIN].functions
+            in_kernel = (
+                OWN_PLUGIN in kernel.plugins
+                and name in kernel.plugins[OWN_PLUGIN].functions
+            )
             names = {name, f"{OWN_PLUGIN}-{name}"}
-            if not in_kernel and (names & options.excluded_functions or OWN_PLUGIN in options.excluded_plugins):
+            if not in_kernel and (
+                names & options.excluded_functions
+                or OWN_PLUGIN in options.excluded_plugins
+            ):
                 offered[name] = False
     if insists and not offered["SendFinalAnswer"]:
         raise InvalidOptionError(
             "require_final_answer_function=True needs UserInteraction-SendFinalAnswer, which is in excluded_functions "
             "or excluded_plugins. Take it out of them, or accept a plain answer."
         )
-    final_answer, ask_user = (own_function(name) if is_offered else None for name, is_offered in offered.items())
+    final_answer, ask_user = (
+        own_function(name) if is_offered else None
+        for name, is_offered in offered.items()
+    )
     return final_answer, ask_user
 
 
-def _check_exclusions(options: FunctionCallingStepwisePlannerOptions, kernel: Kernel) -> None:
+def _check_exclusions(
+    options: FunctionCallingStepwisePlannerOptions, kernel: Kernel
+) -> None:
     """Refuse the exclusion of a name that the kernel does not have: a misspelt name excludes nothing."""
-    refuse_unknown("excluded_plugins", options.excluded_plugins, {*kernel.plugins, OWN_PLUGIN})
+    refuse_unknown(
+        "excluded_plugins", options.excluded_plugins, {*kernel.plugins, OWN_PLUGIN}
+    )
     names = function_names(kernel)
     own = {name.partition("-")[2] for name in names}
     refuse_unknown("excluded_functions", options.excluded_functions, names, also=own)
@@ -555,16 +688,28 @@ def _selected(
     goal: str,
 ) -> Sequence[KernelFunction]:
     """Filter out functions that the options exclude or do not select, and planners that are already running."""
-    functions = [function for function in functions if planner_of(function) not in running]
+    functions = [
+        function for function in functions if planner_of(function) not in running
+    ]
     if options.get_available_functions is not None:
-        chosen = {function.fully_qualified_name for function in options.get_available_functions(options, goal)}
-        there = {function.fully_qualified_name for function in kernel.get_full_list_of_function_metadata()}
+        chosen = {
+            function.fully_qualified_name
+            for function in options.get_available_functions(options, goal)
+        }
+        there = {
+            function.fully_qualified_name
+            for function in kernel.get_full_list_of_function_metadata()
+        }
         if unknown := sorted(chosen - there):
             raise InvalidOptionError(
                 f"get_available_functions gave {', '.join(unknown)}; the kernel has "
                 f"{', '.join(sorted(there)) or 'no function'}. Give functions of the kernel."
             )
-        functions = [function for function in functions if function.fully_qualified_name in chosen]
+        functions = [
+            function
+            for function in functions
+            if function.fully_qualified_name in chosen
+        ]
     plugins = options.excluded_plugins
     names = options.excluded_functions
     if not plugins and not names:
@@ -572,5 +717,6 @@ def _selected(
     return [
         function
         for function in functions
-        if function.plugin_name not in plugins and not {function.name, function.fully_qualified_name} & names
+        if function.plugin_name not in plugins
+        and not {function.name, function.fully_qualified_name} & names
     ]

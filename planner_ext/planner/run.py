@@ -35,18 +35,22 @@ class FunctionCallingStepwisePlannerResult(KernelBaseModel):
     """The outcome of a run.
 
     Attributes:
-        status: ``answered``; ``incomplete``: the last reply was cut short or empty; ``paused``: a call waits for a
-            decision; ``asked``: only questions wait, for an answer; ``limit_reached``: see ``limit``; ``stopped``.
-        final_answer: The answer, forced at a limit if need be, "" if there is none; JSON text if it has the
-            ``response_format``.
-        value: The answer as an instance of the ``response_format``'s model, or as JSON values; None if there is no
-            ``response_format``, or the answer does not have it.
-        chat_history: Every message of the run, the final one included; servers accept it.
+        status: ``answered``; ``incomplete``: the last reply was cut short or empty;
+            ``paused``: a call waits for a decision; ``asked``: only questions wait, for
+            an answer; ``limit_reached``: see ``limit``; ``stopped``.
+        final_answer: The answer, forced at a limit if need be, "" if there is none;
+            JSON text if it has the ``response_format``.
+        value: The answer as an instance of the ``response_format``'s model, or as JSON
+            values; None if there is no ``response_format``, or the answer does not have
+            it.
+        chat_history: Every message of the run, the final one included; servers accept
+            it.
         iterations: Round trips charged.
         tool_calls: Functions started, failures included.
         usage: Tokens, cost and active time of all requests.
         limit: The name of the limit that ended the run, or None.
-        pending: The calls and questions that wait for a person, if the run is ``paused`` or ``asked``.
+        pending: The calls and questions that wait for a person, if the run is
+            ``paused`` or ``asked``.
         reason: Why the run ended as it did, in words; "" if it was answered.
         plan: The plan, "" if no plan was made.
         facts: The journal's facts.
@@ -94,7 +98,8 @@ class FunctionCallingStepwisePlannerResult(KernelBaseModel):
 
         Raises:
             LimitReachedError: If a limit ended the run.
-            RunNotAnsweredError: If the run is paused, or ended without an answer for another reason.
+            RunNotAnsweredError: If the run is paused, or ended without an answer for
+                another reason.
         """
         if self.status == "answered":
             return self
@@ -120,11 +125,16 @@ def result_of(
 ) -> FunctionCallingStepwisePlannerResult:
     """Build the result of a run, with its answer parsed if there is a response format.
 
-    The transcript may have been written as messages before; without a ``key`` the checkpoint is unsigned.
+    The transcript may have been written as messages before; without a ``key`` the
+    checkpoint is unsigned.
     """
     ended = state.ended
     answer = ended.answer if ended is not None else ""
-    value = form.parse(answer) if form is not None and answer and not form.problem(answer) else None
+    value = (
+        form.parse(answer)
+        if form is not None and answer and not form.problem(answer)
+        else None
+    )
     result = FunctionCallingStepwisePlannerResult(
         final_answer=answer,
         value=value,
@@ -143,7 +153,9 @@ def result_of(
     return result
 
 
-PlannerEvent: TypeAlias = TextDelta | Fact | ResultReady[FunctionCallingStepwisePlannerResult]
+PlannerEvent: TypeAlias = (
+    TextDelta | Fact | ResultReady[FunctionCallingStepwisePlannerResult]
+)
 """An event that ``invoke_stream`` yields."""
 
 
@@ -159,7 +171,8 @@ async def run_started(
 ) -> RunStarted:
     """Build the first fact of a run: its rules and its opening messages.
 
-    A run that continues a history, which comes ``before``, asks for no plan. In a store the fact has its ``guards``.
+    A run that continues a history, which comes ``before``, asks for no plan. In a store
+    the fact has its ``guards``.
     """
     rules = replace(
         context.rules(),
@@ -175,7 +188,14 @@ async def run_started(
     else:  # a plan that is asked for replaces it later
         opening = (ChatMessageContent(role=AuthorRole.USER, content=goal),)
     at = context.options.clock.now()
-    return RunStarted(run_id=run_id, rules=rules, messages=(*before, *opening), goal=goal, guards=guards, at=at)
+    return RunStarted(
+        run_id=run_id,
+        rules=rules,
+        messages=(*before, *opening),
+        goal=goal,
+        guards=guards,
+        at=at,
+    )
 
 
 @dataclass(kw_only=True, eq=False)
@@ -196,22 +216,30 @@ class PlannerRun:
     budget: BudgetHandle | None = None
     taking: Taking | None = None
 
-    async def result(self, emit: Emit | None = None) -> FunctionCallingStepwisePlannerResult:
+    async def result(
+        self, emit: Emit | None = None
+    ) -> FunctionCallingStepwisePlannerResult:
         """Run to the next pause or end.
 
         Raises:
             LimitReachedError: At a limit, if the budget says ``on_limit="raise"``.
-            DecisionRefusedError: If this planner has taken one of the decisions before; nothing was recorded.
-            Exception: On a fault; it carries the history and a checkpoint as attributes.
+            DecisionRefusedError: If this planner has taken one of the decisions before;
+                nothing was recorded.
+            Exception: On a fault; it carries the history and a checkpoint as
+                attributes.
         """
         context = self.context
-        engine = context.engine(self.facts, emit=emit, stop=self.stop, budget=self.budget)
+        engine = context.engine(
+            self.facts, emit=emit, stop=self.stop, budget=self.budget
+        )
         with nullcontext() if self.taking is None else self.taking.reserve(engine):
             await context.drive(engine, self.new)
         key = context.options.checkpoint_key
         raise_at_limit(engine.state, engine.facts, key)
         written = context.chat.messages(engine.state.transcript)
-        return result_of(engine.state, tuple(engine.facts), context.form, written=written, key=key)
+        return result_of(
+            engine.state, tuple(engine.facts), context.form, written=written, key=key
+        )
 
     async def events(self) -> AsyncGenerator[PlannerEvent, None]:
         """Run, and yield the events; the result comes last."""
@@ -237,7 +265,11 @@ def rules_kept(activation: "Activation") -> Rules | None:
         InvalidCheckpointError: If the journal contradicts itself.
     """
     state = Checkpoint(tuple(activation.facts)).state()
-    return None if state.phase is Phase.NEW or _only_read(state, activation) else state.rules
+    return (
+        None
+        if state.phase is Phase.NEW or _only_read(state, activation)
+        else state.rules
+    )
 
 
 def _only_read(state: State, activation: "Activation") -> bool:
@@ -252,7 +284,9 @@ class KeptRun(PlannerRun):
     options: FunctionCallingStepwisePlannerOptions
     activation: "Activation"
 
-    async def result(self, emit: Emit | None = None) -> FunctionCallingStepwisePlannerResult:
+    async def result(
+        self, emit: Emit | None = None
+    ) -> FunctionCallingStepwisePlannerResult:
         """Run to the next pause or end; see `PlannerRun`."""
         self.facts = self.activation.facts
         self.new = await self._first()
@@ -266,7 +300,15 @@ class KeptRun(PlannerRun):
         if not activation.facts:
             guards = context.guards()
             self._check_guards(activation.guards)
-            return (await run_started(self.options, context, activation.goal, activation.run_id, guards=guards),)
+            return (
+                await run_started(
+                    self.options,
+                    context,
+                    activation.goal,
+                    activation.run_id,
+                    guards=guards,
+                ),
+            )
         checkpoint = Checkpoint(tuple(activation.facts)).checked()
         state = checkpoint.state()
         if _only_read(state, activation):
@@ -284,7 +326,13 @@ class KeptRun(PlannerRun):
 
         at = context.options.clock.now()
         in_doubt = activation.in_doubt
-        return await recovery_facts(state, effect_of=declared, functions=context.functions, in_doubt=in_doubt, at=at)
+        return await recovery_facts(
+            state,
+            effect_of=declared,
+            functions=context.functions,
+            in_doubt=in_doubt,
+            at=at,
+        )
 
     def _check_guards(self, before: Guards | None) -> None:
         context = self.context

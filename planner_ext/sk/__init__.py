@@ -6,7 +6,8 @@
     chat        one round trip: the service, the history that is sent, the reply, its tokens and price
     functions   the kernel's functions: which are offered, their arguments, and how one of them runs
 
-Beside the rooms stands what all of them use: errors (``errors``), checks of what an application gives (``checks``),
-Semantic Kernel's messages and streamed replies put together (``messages``), a journal as JSON text (``checkpoint``),
-whether a private member is what it was (``members``).
+Beside the rooms stands what all of them use: errors (``errors``), checks of what an
+application gives (``checks``), Semantic Kernel's messages and streamed replies put
+together (``messages``), a journal as JSON text (``checkpoint``), whether a private
+member is what it was (``members``).
 """

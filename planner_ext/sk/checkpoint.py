@@ -1,7 +1,8 @@
 """Checkpoints: a run's journal as JSON text, signed on request, from which the run is resumed.
 
-A checkpoint does not know that it was resumed before; the planner, service or handler object that resumes it remembers
-its decisions. Other objects and processes do not: a run store does.
+A checkpoint does not know that it was resumed before; the planner, service or handler
+object that resumes it remembers its decisions. Other objects and processes do not: a
+run store does.
 """
 
 import json
@@ -54,13 +55,16 @@ class SigningKey(SharedByCopies, bytes):
         """Read a key that was given for an option, or None for no signature.
 
         Raises:
-            PlannerInvalidConfigurationError: If the key is not bytes, or is empty. The error does not show it.
+            PlannerInvalidConfigurationError: If the key is not bytes, or is empty. The
+                error does not show it.
         """
         if key is None or isinstance(key, SigningKey):
             return key
         if not isinstance(key, bytes) or not key:
             shown_kind = "b''" if key == b"" else type(key).__name__
-            raise InvalidLimitError(f"{name} must be bytes, at least one, or None for no signature; got {shown_kind}.")
+            raise InvalidLimitError(
+                f"{name} must be bytes, at least one, or None for no signature; got {shown_kind}."
+            )
         return cls(key)
 
     def __repr__(self) -> str:
@@ -85,9 +89,10 @@ class SigningKey(SharedByCopies, bytes):
 class Checkpoint:
     """A run's journal. It holds the run's messages and its budget, and never the application's arguments.
 
-    A planner, service or handler with a ``checkpoint_key`` signs the checkpoints that it returns, and refuses every
-    other; a checkpoint made of facts is unsigned. Anyone who can write an unsigned one can put an approval in it:
-    without a key, keep checkpoints where only approvers can write.
+    A planner, service or handler with a ``checkpoint_key`` signs the checkpoints that
+    it returns, and refuses every other; a checkpoint made of facts is unsigned. Anyone
+    who can write an unsigned one can put an approval in it: without a key, keep
+    checkpoints where only approvers can write.
 
     Attributes:
         facts: The journal's facts.
@@ -108,15 +113,19 @@ class Checkpoint:
     @classmethod
     def signed_as(cls, facts: Sequence[Fact], signature: str | None) -> Self:
         """@private Make a checkpoint with the signature that its facts were given when they left a door."""
-        return cls(tuple(facts), _signature=signature, _stays_signed=signature is not None)
+        return cls(
+            tuple(facts), _signature=signature, _stays_signed=signature is not None
+        )
 
     @classmethod
     def given(cls, value: object, key: SigningKey | None = None) -> Self:
         """@private Read what a door was given as ``checkpoint``: a checkpoint, or its JSON text; see `verified`.
 
         Raises:
-            PlannerInvalidConfigurationError: If it is neither; says where checkpoints come from.
-            InvalidCheckpointError: If the text cannot be read, or it is not signed with the key.
+            PlannerInvalidConfigurationError: If it is neither; says where checkpoints
+                come from.
+            InvalidCheckpointError: If the text cannot be read, or it is not signed with
+                the key.
         """
         if isinstance(value, cls):
             return value.verified(key)
@@ -132,7 +141,8 @@ class Checkpoint:
         """@private Return this checkpoint, if it was signed with the key and not altered since; None checks nothing.
 
         Raises:
-            InvalidCheckpointError: If it is unsigned, altered, or signed with another key.
+            InvalidCheckpointError: If it is unsigned, altered, or signed with another
+                key.
         """
         if key is not None:
             document = {**_document(self.facts), "signature": self._signature}
@@ -145,7 +155,9 @@ class Checkpoint:
     @property
     def run_id(self) -> str:
         """The id of its run."""
-        return next((fact.run_id for fact in self.facts if isinstance(fact, RunStarted)), "")
+        return next(
+            (fact.run_id for fact in self.facts if isinstance(fact, RunStarted)), ""
+        )
 
     @property
     def is_signed(self) -> bool:
@@ -158,15 +170,18 @@ class Checkpoint:
         Raises:
             InvalidCheckpointError: If they do not make a run.
         """
-        with reading("Expected the journal of a run; its facts contradict each other, it is", UnusableCheckpointError):
+        with reading(
+            "Expected the journal of a run; its facts contradict each other, it is",
+            UnusableCheckpointError,
+        ):
             return fold(self.facts)
 
     def to_json(self, key: bytes | None = None) -> str:
         """Write the checkpoint as JSON text.
 
         Args:
-            key: Signs the text (HMAC-SHA256). None keeps the signature of the door that returned the checkpoint, if it
-                has one.
+            key: Signs the text (HMAC-SHA256). None keeps the signature of the door that
+                returned the checkpoint, if it has one.
 
         Raises:
             PlannerInvalidConfigurationError: If the key is not bytes, or is empty.
@@ -183,25 +198,39 @@ class Checkpoint:
 
         Args:
             text: What `to_json` wrote.
-            key: With a key, text that is unsigned, altered or signed with another key is refused. None leaves that to
-                the door that resumes the checkpoint.
+            key: With a key, text that is unsigned, altered or signed with another key
+                is refused. None leaves that to the door that resumes the checkpoint.
 
         Raises:
-            InvalidCheckpointError: If the text is damaged, refused by its signature, has a key that no checkpoint has
-                or one key twice, or is newer than this version reads.
+            InvalidCheckpointError: If the text is damaged, refused by its signature,
+                has a key that no checkpoint has or one key twice, or is newer than this
+                version reads.
             PlannerInvalidConfigurationError: If the key is not bytes, or is empty.
         """
         signing = SigningKey.of(key, "key")
         try:
-            document = read_document(text, "checkpoint", ("facts",), key=None if signing is None else signing.checked())
+            document = read_document(
+                text,
+                "checkpoint",
+                ("facts",),
+                key=None if signing is None else signing.checked(),
+            )
             facts = load_facts(document["facts"])
         except InvalidJournalError as error:
-            hint = "" if "{" in text else " Give the text itself; of a file: Path(name).read_text()."
+            hint = (
+                ""
+                if "{" in text
+                else " Give the text itself; of a file: Path(name).read_text()."
+            )
             raise UnusableCheckpointError(f"{error}{hint}") from error
         signature = document.get("signature")
-        if signing is not None:  # signs the facts as they were read: their JSON may be written in another way
+        if (
+            signing is not None
+        ):  # signs the facts as they were read: their JSON may be written in another way
             signature = journal_signature(facts, signing)
-        return cls(facts, _signature=signature if isinstance(signature, str) else None).checked()
+        return cls(
+            facts, _signature=signature if isinstance(signature, str) else None
+        ).checked()
 
     def checked(self) -> Self:
         """@private Return this checkpoint, if its facts are those of a run and its messages can be read.
@@ -210,9 +239,14 @@ class Checkpoint:
             InvalidCheckpointError: Naming what is wrong.
         """
         if self.state().phase is Phase.NEW:
-            raise UnusableCheckpointError("Expected the journal of a run; this one has no facts.")
+            raise UnusableCheckpointError(
+                "Expected the journal of a run; this one has no facts."
+            )
         for fact in self.facts:
-            with reading(f"Expected messages of Semantic Kernel; one in {fact.type} is", UnusableCheckpointError):
+            with reading(
+                f"Expected messages of Semantic Kernel; one in {fact.type} is",
+                UnusableCheckpointError,
+            ):
                 for message in messages_of(fact):
                     load_message(message)
         return self
@@ -223,7 +257,9 @@ def journal_signature(facts: Sequence[Fact], key: SigningKey | None) -> str | No
     return None if key is None else str(_document(facts, key)["signature"])
 
 
-def _document(facts: Sequence[Fact], key: SigningKey | None = None) -> dict[str, object]:
+def _document(
+    facts: Sequence[Fact], key: SigningKey | None = None
+) -> dict[str, object]:
     signing = None if key is None else key.checked()
     return document_of("checkpoint", signing, facts=dump_facts(facts))
 

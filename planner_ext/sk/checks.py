@@ -18,8 +18,14 @@ def instance_of(name: str, value: object, kind: type[_T]) -> _T:
         InvalidOptionError: Naming the option.
     """
     if not isinstance(value, kind):
-        error = InvalidSettingsError if name in ("kernel", "settings") else InvalidOptionError
-        raise error(f"{name} must be of the class {kind.__name__}; got {shown(value)}.{way_out(name, value)}")
+        error = (
+            InvalidSettingsError
+            if name in ("kernel", "settings")
+            else InvalidOptionError
+        )
+        raise error(
+            f"{name} must be of the class {kind.__name__}; got {shown(value)}.{way_out(name, value)}"
+        )
     return value
 
 
@@ -32,7 +38,9 @@ def callable_with(name: str, value: _T, given: Sequence[str]) -> _T:
     if value is None:
         return value
     if not callable(value):
-        raise InvalidOptionError(f"{name} must be a function, or None; got {shown(value)}.")
+        raise InvalidOptionError(
+            f"{name} must be a function, or None; got {shown(value)}."
+        )
     check_returns(name, value)
     try:
         signature = inspect.signature(value)
@@ -55,10 +63,17 @@ def check_returns(name: str, function: object) -> None:
     """
     if isinstance(function, type):
         made = f"{function.__name__}(...)"
-        raise InvalidOptionError(f"{name} must be a function, or an object with __call__; got a class. Give {made}.")
+        raise InvalidOptionError(
+            f"{name} must be a function, or an object with __call__; got a class. Give {made}."
+        )
     calls = (function, getattr(function, "__call__", None))  # noqa: B004  (an object whose call is a generator)
-    if any(inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in calls):
-        raise InvalidOptionError(f"{name} must return its answer; got {shown(function)}, which yields. Use return.")
+    if any(
+        inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one)
+        for one in calls
+    ):
+        raise InvalidOptionError(
+            f"{name} must return its answer; got {shown(function)}, which yields. Use return."
+        )
 
 
 def one_of(name: str, value: _T, allowed: Sequence[str]) -> _T:
@@ -82,7 +97,9 @@ def non_negative(name: str, value: object) -> int:
     if value is None:
         return 0
     if not is_count(value, least=0):
-        raise InvalidOptionError(f"{name} must be a whole number, 0 or more; got {shown(value)}.")
+        raise InvalidOptionError(
+            f"{name} must be a whole number, 0 or more; got {shown(value)}."
+        )
     return value
 
 

@@ -1,6 +1,7 @@
 """The errors that Semantic Kernel's callers see: each is a ``PlannerExtError`` and a ``KernelException``.
 
-``door_of`` names the error of a lower floor that leaves as the class: this is the one place where they are converted.
+``door_of`` names the error of a lower floor that leaves as the class: this is the one
+place where they are converted.
 
 ``planner_ext.errors`` shows the whole tree and is where applications import them from.
 """
@@ -37,8 +38,10 @@ class PlannerException(PlannerExtError, KernelException):
     """The base of the removed planners' errors, kept by name.
 
     Attributes:
-        chat_history: The messages of the run so far, fit to be sent; None if no run had begun.
-        checkpoint: The run's checkpoint, to resume it once the cause is fixed; None if no run had begun.
+        chat_history: The messages of the run so far, fit to be sent; None if no run had
+            begun.
+        checkpoint: The run's checkpoint, to resume it once the cause is fixed; None if
+            no run had begun.
     """
 
     chat_history: "ChatHistory | None" = None
@@ -49,7 +52,9 @@ class PlannerInvalidConfigurationError(PlannerException):
     """A configuration error, by the removed planner's name. Raised before any request is made."""
 
 
-class InvalidOptionError(PlannerInvalidConfigurationError, InvalidLimitError, door_of=InvalidLimitError):
+class InvalidOptionError(
+    PlannerInvalidConfigurationError, InvalidLimitError, door_of=InvalidLimitError
+):
     """An option, argument, limit or setting has an invalid value; the message names it, the value and the way out."""
 
 
@@ -61,27 +66,36 @@ class InvalidBehaviorError(InvalidOptionError, ServiceInitializationError):
     """A function choice behaviour has an unknown type, key or value."""
 
 
-class ServiceNotFoundError(PlannerInvalidConfigurationError, KernelServiceNotFoundError):
+class ServiceNotFoundError(
+    PlannerInvalidConfigurationError, KernelServiceNotFoundError
+):
     """The kernel has no chat completion service that fits; the message names the services that it has."""
 
     may_pass = True
 
 
-class RunEndedError(PlannerInvalidConfigurationError, EndedRunError, door_of=EndedRunError):
+class RunEndedError(
+    PlannerInvalidConfigurationError, EndedRunError, door_of=EndedRunError
+):
     """The checkpoint's run, or the kept run, has ended: it cannot be resumed or cancelled."""
 
 
-class DecisionRefusedError(InvalidDecisionError, PlannerException, door_of=InvalidDecisionError):
+class DecisionRefusedError(
+    InvalidDecisionError, PlannerException, door_of=InvalidDecisionError
+):
     """A decision that cannot be taken; names the call. None of the decisions given with it was taken, nothing ran.
 
     Attributes:
         call_id: The call that it was given for; None if it names no call.
-        changed: Whether the call would by now get another value than was asked about. A resume without a decision on it
-            has it wait as that, with its own fingerprint.
+        changed: Whether the call would by now get another value than was asked about. A
+            resume without a decision on it has it wait as that, with its own
+            fingerprint.
     """
 
 
-class InvalidCheckpointError(PlannerException, UnusableCheckpointError, door_of=UnusableCheckpointError):
+class InvalidCheckpointError(
+    PlannerException, UnusableCheckpointError, door_of=UnusableCheckpointError
+):
     """A checkpoint is truncated, altered, unsigned, wrongly signed, or newer than this package; nothing was run."""
 
 
@@ -111,8 +125,9 @@ class InvalidReplyError(PlannerException, ServiceInvalidResponseError):
 class NestedRunRefusedError(PlannerException):
     """A function of a run asked for what its run does not allow; the message says why.
 
-    Refused are a planner inside its own run; a function that the run's gate denied, or that needs a person; and every
-    request once the call has ended, or its run is to stop.
+    Refused are a planner inside its own run; a function that the run's gate denied, or
+    that needs a person; and every request once the call has ended, or its run is to
+    stop.
     """
 
 
@@ -128,17 +143,22 @@ class PromptTooLargeError(PlannerException):
     """A request would have sent more tokens than ``max_prompt_tokens``; nothing was sent, and the run can be resumed.
 
     Attributes:
-        prompt_tokens: The tokens of the request, counted or estimated: the message says which.
+        prompt_tokens: The tokens of the request, counted or estimated: the message says
+            which.
         max_prompt_tokens: The limit.
     """
 
-    def __init__(self, message: str, *, prompt_tokens: int, max_prompt_tokens: int) -> None:
+    def __init__(
+        self, message: str, *, prompt_tokens: int, max_prompt_tokens: int
+    ) -> None:
         super().__init__(message)
         self.prompt_tokens = prompt_tokens
         self.max_prompt_tokens = max_prompt_tokens
 
 
-class RunNotAnsweredError(PlannerException, UnansweredRunError, door_of=UnansweredRunError):
+class RunNotAnsweredError(
+    PlannerException, UnansweredRunError, door_of=UnansweredRunError
+):
     """A run ended without an answer, or waits; raised by ``raise_for_status()``, and by a session for one that waits.
 
     Attributes:
@@ -156,8 +176,11 @@ class RunNotAnsweredError(PlannerException, UnansweredRunError, door_of=Unanswer
     limit: str | None = None
 
 
-class LimitReachedError(RunNotAnsweredError, LimitExceededError, door_of=LimitExceededError):
+class LimitReachedError(
+    RunNotAnsweredError, LimitExceededError, door_of=LimitExceededError
+):
     """A limit of the budget was reached; a run raises it if ``Budget.on_limit`` is ``"raise"``.
 
-    Raised also to a function of a run that asks a model, or calls a function, when the run's budget has nothing left.
+    Raised also to a function of a run that asks a model, or calls a function, when the
+    run's budget has nothing left.
     """

@@ -14,10 +14,15 @@ logger = logging.getLogger(__name__)
 @lru_cache(maxsize=128)
 def is_own(method: Any, digest: str, library: str = "semantic_kernel") -> bool:
     """Whether a method is the library's, unwrapped, and its source has this digest."""
-    own = isinstance(method, FunctionType) and method.__globals__["__name__"].startswith(f"{library}.")
+    own = isinstance(method, FunctionType) and method.__globals__[
+        "__name__"
+    ].startswith(f"{library}.")
     if own and source_digest(method) == digest:
         return True
-    logger.info("Requests go a slower way: %r is not what it was when this package was written.", method)
+    logger.info(
+        "Requests go a slower way: %r is not what it was when this package was written.",
+        method,
+    )
     return False
 
 

@@ -1,6 +1,7 @@
 """Semantic Kernel's messages: their texts, their calls, and the usage that a reply reports.
 
-Nothing that a caller or a connector owns is changed; a message that must differ is copied.
+Nothing that a caller or a connector owns is changed; a message that must differ is
+copied.
 """
 
 import json
@@ -33,10 +34,13 @@ M = TypeVar("M", bound=ChatMessageContent)
 class AssistantMessage(ChatMessageContent):
     """An assistant message that is sent with both its text and its calls.
 
-    Semantic Kernel's own leaves the text out of every later request (chat_message_content.py, ``to_dict``).
+    Semantic Kernel's own leaves the text out of every later request
+    (chat_message_content.py, ``to_dict``).
     """
 
-    def to_dict(self, role_key: str = "role", content_key: str = "content") -> dict[str, Any]:
+    def to_dict(
+        self, role_key: str = "role", content_key: str = "content"
+    ) -> dict[str, Any]:
         """Write the message as a connector sends it."""
         sent = super().to_dict(role_key=role_key, content_key=content_key)
         if "tool_calls" in sent and (text := text_of(self)):
@@ -45,7 +49,8 @@ class AssistantMessage(ChatMessageContent):
 
 
 INSIDE: Final = "planner_ext.inside"
-"""The key of the metadata for the functions whose results may be part of a result or a message; no model reads it."""
+"""The key of the metadata for the functions whose results may be part of a result or a
+message; no model reads it."""
 
 
 def names_inside(metadata: Mapping[str, Any]) -> frozenset[str]:
@@ -75,7 +80,9 @@ def with_names_of(
         return tuple(after)
     *others, last = after
     names = sorted(lost | names_inside(last.metadata))
-    return *others, last.model_copy(update={"metadata": {**last.metadata, INSIDE: names}})
+    return *others, last.model_copy(
+        update={"metadata": {**last.metadata, INSIDE: names}}
+    )
 
 
 def text_of(message: ChatMessageContent) -> str:
@@ -88,7 +95,9 @@ def with_one_text(items: list[Any], separator: str = "") -> list[Any]:
     texts = [item for item in items if isinstance(item, TextContent)]
     if len(texts) < 2:
         return items
-    whole = texts[0].model_copy(update={"text": separator.join(item.text for item in texts)})
+    whole = texts[0].model_copy(
+        update={"text": separator.join(item.text for item in texts)}
+    )
     return [whole, *(item for item in items if not isinstance(item, TextContent))]
 
 
@@ -99,7 +108,9 @@ def calls_of(message: ChatMessageContent) -> list[FunctionCallContent]:
 
 def assistant_text(text: str, **fields: Any) -> ChatMessageContent:
     """Make an assistant message of a text, which may be empty."""
-    return ChatMessageContent(role=AuthorRole.ASSISTANT, items=[TextContent(text=text)], **fields)
+    return ChatMessageContent(
+        role=AuthorRole.ASSISTANT, items=[TextContent(text=text)], **fields
+    )
 
 
 def load_message(message: Message) -> ChatMessageContent:
@@ -113,23 +124,33 @@ def load_message(message: Message) -> ChatMessageContent:
     values: Any = message
     match values:
         case {"items": list()}:
-            values = {**values, "items": [*values["items"]]}  # Semantic Kernel adds a content to this list
+            values = {
+                **values,
+                "items": [*values["items"]],
+            }  # Semantic Kernel adds a content to this list
         case _:
             pass
     return ChatMessageContent.model_validate(values)
 
 
-def with_items(message: ChatMessageContent, items: list[Any], metadata: dict[str, Any]) -> AssistantMessage:
+def with_items(
+    message: ChatMessageContent, items: list[Any], metadata: dict[str, Any]
+) -> AssistantMessage:
     """Copy a message with other items, without validating them again."""
-    values: dict[str, Any] = {name: getattr(message, name) for name in ChatMessageContent.model_fields}
+    values: dict[str, Any] = {
+        name: getattr(message, name) for name in ChatMessageContent.model_fields
+    }
     given = (message.model_fields_set & values.keys()) | {"items", "metadata"}
-    return AssistantMessage.model_construct(given, **(values | {"items": items, "metadata": metadata}))
+    return AssistantMessage.model_construct(
+        given, **(values | {"items": items, "metadata": metadata})
+    )
 
 
 # The calls of a reply.
 
 ACCEPTED_ID = re.compile("[!-~]+")
-"""Ids that servers accept: visible ASCII characters of any number; some are signatures of thousands."""
+"""Ids that servers accept: visible ASCII characters of any number; some are signatures
+of thousands."""
 
 
 def name_of(call: FunctionCallContent | FunctionResultContent) -> str:
@@ -139,13 +160,15 @@ def name_of(call: FunctionCallContent | FunctionResultContent) -> str:
     return call.name or call.function_name
 
 
-def requested_call(call: FunctionCallContent, used: set[str] | None = None) -> RequestedCall:
+def requested_call(
+    call: FunctionCallContent, used: set[str] | None = None
+) -> RequestedCall:
     """Read one call of a reply: its name as the kernel has it, its arguments as JSON text.
 
     Args:
         call: As a connector returned it; some parse the arguments.
-        used: The ids of the calls before it, to which its own is added. An id that is missing, used or refused by
-            servers is replaced. None keeps the id.
+        used: The ids of the calls before it, to which its own is added. An id that is
+            missing, used or refused by servers is replaced. None keeps the id.
     """
     own = call.id or ""
     if used is not None:
@@ -154,7 +177,9 @@ def requested_call(call: FunctionCallContent, used: set[str] | None = None) -> R
         used.add(own)
     arguments = call.arguments or ""
     if isinstance(call.arguments, Mapping):
-        plain = to_jsonable_python(dict(call.arguments), bytes_mode="base64", fallback=str)
+        plain = to_jsonable_python(
+            dict(call.arguments), bytes_mode="base64", fallback=str
+        )
         arguments = json.dumps(plain, ensure_ascii=False)
     return RequestedCall(id=own, name=name_of(call), arguments=str(arguments))
 
@@ -171,7 +196,9 @@ def with_own_ids(message: ChatMessageContent) -> ChatMessageContent:
     for item in message.items:
         if isinstance(item, FunctionCallContent):
             call = requested_call(item, used)
-            items.append(item.model_copy(update={"id": call.id, "arguments": call.arguments}))
+            items.append(
+                item.model_copy(update={"id": call.id, "arguments": call.arguments})
+            )
         else:
             items.append(item)
     return with_items(message, items, message.metadata) if used else message
@@ -218,7 +245,12 @@ class _Names(NamedTuple):
 
 _APIS = (
     # Semantic Kernel, OpenAI, Mistral, Azure AI Inference
-    _Names(("prompt_tokens",), ("completion_tokens",), ("prompt_tokens_details.cached_tokens",), "total_tokens"),
+    _Names(
+        ("prompt_tokens",),
+        ("completion_tokens",),
+        ("prompt_tokens_details.cached_tokens",),
+        "total_tokens",
+    ),
     # Anthropic, whose input_tokens exclude cached ones; OpenAI's Responses, whose input_tokens include them
     _Names(
         ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens"),
@@ -244,7 +276,11 @@ _APIS = (
     _Names(("prompt_eval_count",), ("eval_count",), (), ""),
 )
 
-_COUNTS = frozenset(name for api in _APIS for name in (*api.prompt, *api.completion, *api.cached, api.total))
+_COUNTS = frozenset(
+    name
+    for api in _APIS
+    for name in (*api.prompt, *api.completion, *api.cached, api.total)
+)
 
 
 def read_iterations(metadata: Mapping[str, Any]) -> int:
@@ -257,7 +293,10 @@ def read_iterations(metadata: Mapping[str, Any]) -> int:
 
 def read_usage(reported: object) -> Usage:
     """Read the tokens from a connector's own usage object or mapping; 0 for a count that it does not yield."""
-    if type(reported) is CompletionUsage and (usage := _read_stock(reported)) is not None:
+    if (
+        type(reported) is CompletionUsage
+        and (usage := _read_stock(reported)) is not None
+    ):
         return usage
     reported = _unwrapped(reported)
     if (names := _names_in(reported)) is None:
@@ -269,8 +308,14 @@ def read_usage(reported: object) -> Usage:
         prompt = rest
     elif not completion:
         completion = rest
-    cached = next((count for path in names.cached if (count := _count(reported, path))), 0)
-    return Usage(prompt_tokens=prompt, completion_tokens=completion, cached_tokens=min(cached, prompt))
+    cached = next(
+        (count for path in names.cached if (count := _count(reported, path))), 0
+    )
+    return Usage(
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        cached_tokens=min(cached, prompt),
+    )
 
 
 def usage_in(message: ChatMessageContent) -> Usage:
@@ -297,9 +342,15 @@ def with_usage(message: M, usage: Usage) -> M:
         return message
     if type(reported) is CompletionUsage and _read_stock(reported) == usage:
         return message
-    if _is_sound(reported) and not usage.estimated_tokens and read_usage(reported) == usage:
+    if (
+        _is_sound(reported)
+        and not usage.estimated_tokens
+        and read_usage(reported) == usage
+    ):
         return message
-    return message.model_copy(update={"metadata": {**message.metadata, "usage": as_reported(usage)}})
+    return message.model_copy(
+        update={"metadata": {**message.metadata, "usage": as_reported(usage)}}
+    )
 
 
 def without_usage(message: M) -> M:
@@ -313,9 +364,14 @@ def as_reported(usage: Usage) -> CompletionUsage | None:
     """Convert tokens to Semantic Kernel's usage; None for 0 tokens."""
     if not usage.total_tokens:
         return None
-    values: dict[str, Any] = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
+    values: dict[str, Any] = {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+    }
     if usage.cached_tokens:
-        values["prompt_tokens_details"] = PromptTokensDetails(cached_tokens=usage.cached_tokens)
+        values["prompt_tokens_details"] = PromptTokensDetails(
+            cached_tokens=usage.cached_tokens
+        )
     if usage.estimated_tokens:
         return EstimatedUsage(**values, estimated_tokens=usage.estimated_tokens)
     return CompletionUsage(**values)
@@ -325,7 +381,10 @@ def loaded(usage: Any) -> Any:
     """Read Semantic Kernel's own usage from its JSON; anything else is returned as is."""
     usage = _unwrapped(usage)
     for kind in (CompletionUsage, EstimatedUsage):
-        if isinstance(usage, dict) and cast("dict[str, Any]", usage).keys() <= kind.model_fields.keys():
+        if (
+            isinstance(usage, dict)
+            and cast("dict[str, Any]", usage).keys() <= kind.model_fields.keys()
+        ):
             with suppress(ValidationError):
                 return kind.model_validate(usage)
     return cast("Any", usage)
@@ -337,7 +396,9 @@ def add_reported(first: Any, second: Any) -> Any:
     second = _unwrapped(second)
     if first is None or second is None:
         return second if first is None else first
-    if type(first) is type(second) and (type(first) is CompletionUsage or _adds_up(first)):
+    if type(first) is type(second) and (
+        type(first) is CompletionUsage or _adds_up(first)
+    ):
         return first + second
     if _names_in(first) is _names_in(second) and _fields(first) and _fields(second):
         return _combine(first, second, add)
@@ -364,7 +425,9 @@ def _names_in(reported: object) -> _Names | None:
     """Find the API whose names a usage object uses; None if it has no counts."""
     if reported is None or isinstance(reported, str | int | float):
         return None
-    return next((n for n in _APIS if _sum(reported, (*n.prompt, *n.completion, n.total))), None)
+    return next(
+        (n for n in _APIS if _sum(reported, (*n.prompt, *n.completion, n.total))), None
+    )
 
 
 def _read_stock(reported: CompletionUsage) -> Usage | None:
@@ -377,7 +440,9 @@ def _read_stock(reported: CompletionUsage) -> Usage | None:
         return None
     if not (0 < prompt < _MOST and 0 < completion < _MOST and 0 <= cached <= prompt):
         return None
-    return Usage(prompt_tokens=prompt, completion_tokens=completion, cached_tokens=cached)
+    return Usage(
+        prompt_tokens=prompt, completion_tokens=completion, cached_tokens=cached
+    )
 
 
 def _sum(reported: object, paths: tuple[str, ...]) -> int:
@@ -399,7 +464,9 @@ def part_of(reported: object, name: str) -> object:
 def _is_sound(reported: object) -> bool:
     """Whether a usage object can be passed on as it is: it has fields, and each number in it is a valid count."""
     fields = vars(reported) if _adds_up(reported) else _fields(reported)
-    counts = [value for name, value in fields.items() if name in _COUNTS and value is not None]
+    counts = [
+        value for name, value in fields.items() if name in _COUNTS and value is not None
+    ]
     whole = bool(counts) and all(isinstance(value, int) for value in counts)
     return whole and all(_is_sane(value, depth=_DEEPEST) for value in fields.values())
 
@@ -409,12 +476,18 @@ def _is_sane(value: object, *, depth: int) -> bool:
         return not isinstance(value, bool) and 0 <= value < _MOST
     if value is None or isinstance(value, str):
         return True
-    return depth > 0 and all(_is_sane(part, depth=depth - 1) for part in _fields(value).values())
+    return depth > 0 and all(
+        _is_sane(part, depth=depth - 1) for part in _fields(value).values()
+    )
 
 
 def _adds_up(reported: Any) -> bool:
     """Whether a usage object supports ``+``, and is neither a model nor a mapping."""
-    return not _fields(reported) and hasattr(reported, "__add__") and hasattr(reported, "__dict__")
+    return (
+        not _fields(reported)
+        and hasattr(reported, "__add__")
+        and hasattr(reported, "__dict__")
+    )
 
 
 def _combine(first: Any, second: Any, combine: Callable[[Any, Any], Any]) -> Any:
@@ -426,8 +499,16 @@ def _combine(first: Any, second: Any, combine: Callable[[Any, Any], Any]) -> Any
     other = _fields(second)
     if not one or not other:
         return first if one else second
-    both = {key: _combine(value, other[key], combine) for key, value in one.items() if other.get(key) is not None}
-    values = {**one, **{key: value for key, value in other.items() if value is not None}, **both}
+    both = {
+        key: _combine(value, other[key], combine)
+        for key, value in one.items()
+        if other.get(key) is not None
+    }
+    values = {
+        **one,
+        **{key: value for key, value in other.items() if value is not None},
+        **both,
+    }
     models = [given for given in (first, second) if isinstance(given, BaseModel)]
     widest = max(models, key=lambda model: len(type(model).model_fields), default=None)
     return values if widest is None else widest.model_copy(update=values)
@@ -436,4 +517,8 @@ def _combine(first: Any, second: Any, combine: Callable[[Any, Any], Any]) -> Any
 def _fields(reported: object) -> dict[str, Any]:
     if isinstance(reported, BaseModel):
         return dict(reported)
-    return dict(cast("Mapping[str, Any]", reported)) if isinstance(reported, Mapping) else {}
+    return (
+        dict(cast("Mapping[str, Any]", reported))
+        if isinstance(reported, Mapping)
+        else {}
+    )

@@ -1,6 +1,10 @@
 """Models for tests: scripted, as a service or an OpenAI-compatible server; or a real one, recorded and replayed."""
 
-from planner_ext.testing.cassette import CassetteError, Difference, ReplayDifferenceError
+from planner_ext.testing.cassette import (
+    CassetteError,
+    Difference,
+    ReplayDifferenceError,
+)
 from planner_ext.testing.fork import fork
 from planner_ext.testing.script import (
     Script,
@@ -15,7 +19,10 @@ from planner_ext.testing.script import (
     say,
 )
 from planner_ext.testing.server import ScriptedOpenAIServer
-from planner_ext.testing.service import ScriptedChatCompletion, ScriptedPromptExecutionSettings
+from planner_ext.testing.service import (
+    ScriptedChatCompletion,
+    ScriptedPromptExecutionSettings,
+)
 from planner_ext.testing.tape import Tape, record, replay
 
 __all__ = [

@@ -1,10 +1,12 @@
 """Cassettes: a run's requests to its model, the replies, and the run's journal, as one readable JSON file.
 
-A request is kept in a normal form: its messages, its functions and its settings, without headers, the connector's
-classes, or the ids of calls. A request that continues an earlier one is written as its new messages. Texts are scrubbed
-before they are written, see `planner_ext.testing.scrub`; in a replay a scrubbed part matches any text.
+A request is kept in a normal form: its messages, its functions and its settings,
+without headers, the connector's classes, or the ids of calls. A request that continues
+an earlier one is written as its new messages. Texts are scrubbed before they are
+written, see `planner_ext.testing.scrub`; in a replay a scrubbed part matches any text.
 
-A file is a document of `planner_ext.engine.document`: untrusted data, all of which is validated before use.
+A file is a document of `planner_ext.engine.document`: untrusted data, all of which is
+validated before use.
 """
 
 import builtins
@@ -22,21 +24,32 @@ from typing import Annotated, Any, cast
 import semantic_kernel.exceptions as kernel_errors
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from pydantic_core import to_jsonable_python
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.connectors.ai.prompt_execution_settings import (
+    PromptExecutionSettings,
+)
 from semantic_kernel.contents import ChatHistory
 
 from planner_ext.core.errors import InvalidJournalError, PlannerExtError, described
 from planner_ext.core.facts import Fact
-from planner_ext.engine.document import MOST_BYTES, document_of, dump_facts, load_facts, read_document, read_file
+from planner_ext.engine.document import (
+    MOST_BYTES,
+    document_of,
+    dump_facts,
+    load_facts,
+    read_document,
+    read_file,
+)
 from planner_ext.sk.checkpoint import Checkpoint
 from planner_ext.sk.errors import PlannerException
 from planner_ext.sk.messages import load_message, part_of
 from planner_ext.testing.scrub import SCRUBBED, Scrubber
 
 _MOST_MESSAGES = 10_000_000
-"""The most messages in all requests of a file together, each with those that it continues."""
+"""The most messages in all requests of a file together, each with those that it
+continues."""
 _LOOK_BACK = 20
-"""The number of earlier requests among which to find the one that a request continues."""
+"""The number of earlier requests among which to find the one that a request
+continues."""
 
 
 class CassetteError(PlannerExtError):
@@ -75,9 +88,14 @@ class Difference:
 
     def __str__(self) -> str:
         pairs = enumerate(zip(self.expected, self.got, strict=False))
-        same = next((place for place, (one, other) in pairs if one != other), min(len(self.expected), len(self.got)))
+        same = next(
+            (place for place, (one, other) in pairs if one != other),
+            min(len(self.expected), len(self.got)),
+        )
         expected, got = (_around(same, text) for text in (self.expected, self.got))
-        return f"request {self.request}, {self.what}: expected {expected!r}, got {got!r}"
+        return (
+            f"request {self.request}, {self.what}: expected {expected!r}, got {got!r}"
+        )
 
 
 _CONTEXT = 60
@@ -127,17 +145,38 @@ class Asked:
 
     def equals(self, other: "Asked") -> bool:
         """Whether a replayed request equals this recorded one."""
-        return all(same(getattr(self, name), getattr(other, name)) for name in Asked.__slots__)
+        return all(
+            same(getattr(self, name), getattr(other, name)) for name in Asked.__slots__
+        )
 
     @classmethod
-    def of(cls, service: str, function: str, history: ChatHistory, settings: PromptExecutionSettings) -> "Asked":
+    def of(
+        cls,
+        service: str,
+        function: str,
+        history: ChatHistory,
+        settings: PromptExecutionSettings,
+    ) -> "Asked":
         """Write a request, as a connector gets it, in normal form."""
-        given = {**settings.extension_data, **settings.model_dump(exclude_none=True, exclude_defaults=True)}
-        kept = {name: value for name, value in given.items() if name not in _NOT_COMPARED}
+        given = {
+            **settings.extension_data,
+            **settings.model_dump(exclude_none=True, exclude_defaults=True),
+        }
+        kept = {
+            name: value for name, value in given.items() if name not in _NOT_COMPARED
+        }
         tools: Any = getattr(settings, "tools", None) or []
         parts = [message.to_dict() for message in history.messages], tools, kept
-        messages, tools, kept = to_jsonable_python(parts, bytes_mode="base64", fallback=_shown)
-        return cls(service=service, function=function, messages=_numbered(messages), tools=tools, settings=kept)
+        messages, tools, kept = to_jsonable_python(
+            parts, bytes_mode="base64", fallback=_shown
+        )
+        return cls(
+            service=service,
+            function=function,
+            messages=_numbered(messages),
+            tools=tools,
+            settings=kept,
+        )
 
 
 def _shown(value: object) -> str:
@@ -150,13 +189,17 @@ def same(recorded: Any, value: Any) -> bool:
     if isinstance(recorded, dict) and isinstance(value, dict):
         old, new = cast("tuple[dict[str, Any], dict[str, Any]]", (recorded, value))
         return len(old) == len(new) and all(
-            same(one, new[key]) if key in new else any(same([key, one], [*item]) for item in new.items())
+            same(one, new[key])
+            if key in new
+            else any(same([key, one], [*item]) for item in new.items())
             for key, one in old.items()
         )
     if isinstance(recorded, list) and isinstance(value, list):
         pair = cast("tuple[list[Any], list[Any]]", (recorded, value))
         return len(pair[0]) == len(pair[1]) and all(map(same, *pair))
-    if not (isinstance(recorded, str) and isinstance(value, str) and SCRUBBED in recorded):
+    if not (
+        isinstance(recorded, str) and isinstance(value, str) and SCRUBBED in recorded
+    ):
         return recorded == value
     first, *parts, last = recorded.split(SCRUBBED)
     if not (value.startswith(first) and value.endswith(last)):
@@ -177,7 +220,9 @@ def _numbered(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for call in message.get("tool_calls") or ():
             call["id"] = ids.setdefault(call.get("id"), f"call {len(ids) + 1}")
         if "tool_call_id" in message:
-            message["tool_call_id"] = ids.get(message["tool_call_id"], message["tool_call_id"])
+            message["tool_call_id"] = ids.get(
+                message["tool_call_id"], message["tool_call_id"]
+            )
     return messages
 
 
@@ -185,24 +230,45 @@ def differences(number: int, expected: Asked, got: Asked) -> Iterator[Difference
     """List the differences between a recorded request and the one at its position."""
 
     def one(what: str, before: Any, now: Any, function: str = "") -> Difference:
-        return Difference(request=number, what=what, function=function, expected=_text(before), got=_text(now))
+        return Difference(
+            request=number,
+            what=what,
+            function=function,
+            expected=_text(before),
+            got=_text(now),
+        )
 
     if expected.service != got.service:
         yield one("the service", expected.service, got.service)
-    for name, old, new in _changed(*({_tool_name(tool): tool for tool in asked.tools} for asked in (expected, got))):
+    for name, old, new in _changed(
+        *({_tool_name(tool): tool for tool in asked.tools} for asked in (expected, got))
+    ):
         yield one(f"the schema of {name}", old, new, name)
     for name, old, new in _changed(expected.settings, got.settings):
         yield one(f"the setting {name}", old, new)
     functions = _functions(expected.messages)
-    for place, old, new in _changed(*(dict(enumerate(asked.messages)) for asked in (expected, got))):
+    for place, old, new in _changed(
+        *(dict(enumerate(asked.messages)) for asked in (expected, got))
+    ):
         function = functions.get(old.get("tool_call_id")) if old and new else None
         if function is not None:
-            yield one(f"the result of {function}", old.get("content"), new.get("content"), function)
+            yield one(
+                f"the result of {function}",
+                old.get("content"),
+                new.get("content"),
+                function,
+            )
         else:
-            yield one(f"message {place} ({(old or new).get('role')})", _essence(old), _essence(new))
+            yield one(
+                f"message {place} ({(old or new).get('role')})",
+                _essence(old),
+                _essence(new),
+            )
 
 
-def _changed(before: dict[Any, Any], now: dict[Any, Any]) -> Iterator[tuple[Any, Any, Any]]:
+def _changed(
+    before: dict[Any, Any], now: dict[Any, Any]
+) -> Iterator[tuple[Any, Any, Any]]:
     """List the keys whose values differ in two mappings, with both values; None for a missing one."""
     for key in dict.fromkeys([*before, *now]):
         if not same(before.get(key), now.get(key)):
@@ -225,11 +291,21 @@ def _tool_name(tool: Any) -> str:
 
 def _essence(message: Mapping[str, Any] | None) -> Any:
     """Return the text of a message that has only a role and text; any other message unchanged."""
-    return message["content"] if message is not None and {*message} == {"role", "content"} else message
+    return (
+        message["content"]
+        if message is not None and {*message} == {"role", "content"}
+        else message
+    )
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else "nothing" if value is None else json.dumps(value, ensure_ascii=False)
+    return (
+        value
+        if isinstance(value, str)
+        else "nothing"
+        if value is None
+        else json.dumps(value, ensure_ascii=False)
+    )
 
 
 # The file.
@@ -265,7 +341,9 @@ class Raised(_Strict):
 
     def _error(self) -> Exception:
         """Build one: of Semantic Kernel's or Python's class, or of a new class of that name."""
-        kind: Any = getattr(kernel_errors, self.type, None) or getattr(builtins, self.type, None)
+        kind: Any = getattr(kernel_errors, self.type, None) or getattr(
+            builtins, self.type, None
+        )
         if not (isinstance(kind, type) and issubclass(kind, Exception)):
             kind = type(self.type, (Exception,), {})
         try:
@@ -281,7 +359,8 @@ class Exchange(_Strict):
         continues: The number of the earlier request whose messages come before these.
         tools: None for the tools of the request that this one continues.
         within: The functions around ``function``, the innermost first.
-        replies: None while the request is under way, or if it raised; of a stream, what arrived before its end.
+        replies: None while the request is under way, or if it raised; of a stream, what
+            arrived before its end.
         abandoned: Whether the request was cancelled, or the reader left its stream.
     """
 
@@ -298,7 +377,9 @@ class Exchange(_Strict):
 
 
 class _Content(_Strict):
-    services: dict[str, Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]]
+    services: dict[
+        str, Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+    ]
     requests: list[Exchange] = Field(max_length=100_000)
     runs: list[list[Any]] = Field(max_length=100_000)
 
@@ -310,7 +391,8 @@ class Cassette:
     Attributes:
         services: The model of each service, by its id.
         exchanges: The complete requests with their replies, in order.
-        runs: The journal of each run, in the order in which they began; nested ones are runs, too.
+        runs: The journal of each run, in the order in which they began; nested ones are
+            runs, too.
     """
 
     services: Mapping[str, str]
@@ -327,11 +409,18 @@ class Cassette:
         salt = token_bytes(32)
         written: dict[str, Any] = {
             "services": dict(self.services),
-            "requests": scrub.values([self._packed(n).model_dump(exclude_defaults=True) for n in every]),
+            "requests": scrub.values(
+                [self._packed(n).model_dump(exclude_defaults=True) for n in every]
+            ),
             "runs": [_scrubbed(dump_facts(facts), scrub, salt) for facts in self.runs],
         }
         try:
-            text = json.dumps(document_of("cassette", **written), indent=1, ensure_ascii=False) + "\n"
+            text = (
+                json.dumps(
+                    document_of("cassette", **written), indent=1, ensure_ascii=False
+                )
+                + "\n"
+            )
             self._of(_Content.model_validate(written))
         except (ValidationError, InvalidJournalError, _DamagedError) as error:
             raise CassetteError(
@@ -339,7 +428,9 @@ class Cassette:
                 f"secret, such as roles and the names of functions. {error}"
             ) from None
         except ValueError as error:
-            raise CassetteError(f"The cassette {path} cannot be written: {error}.") from None
+            raise CassetteError(
+                f"The cassette {path} cannot be written: {error}."
+            ) from None
         content = text.encode("utf-8", "backslashreplace")
         if len(content) > MOST_BYTES:
             raise CassetteError(
@@ -348,7 +439,9 @@ class Cassette:
             )
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+            descriptor, name = tempfile.mkstemp(
+                dir=path.parent, prefix=f".{path.name}."
+            )
             try:
                 with open(descriptor, "wb") as file:
                     file.write(content)
@@ -357,7 +450,9 @@ class Cassette:
                 os.unlink(name)
                 raise
         except OSError as error:
-            raise CassetteError(f"The cassette {path} cannot be written: {error.strerror}.") from None
+            raise CassetteError(
+                f"The cassette {path} cannot be written: {error.strerror}."
+            ) from None
 
     def _packed(self, number: int) -> Exchange:
         asked, exchange = self.exchanges[number]
@@ -366,7 +461,11 @@ class Cassette:
             known = len(before.messages)
             if known and asked.messages[:known] == before.messages:
                 tools = None if asked.tools == before.tools else asked.tools
-                own = {"continues": earlier, "messages": asked.messages[known:], "tools": tools}
+                own = {
+                    "continues": earlier,
+                    "messages": asked.messages[known:],
+                    "tools": tools,
+                }
                 return exchange.model_copy(update=own)
         return exchange
 
@@ -378,21 +477,31 @@ class Cassette:
             CassetteError: If it is not a valid cassette; names the place.
         """
         try:
-            document = read_document(read_file(path, "cassette"), "cassette", [*_Content.model_fields])
+            document = read_document(
+                read_file(path, "cassette"), "cassette", [*_Content.model_fields]
+            )
             content = {name: document[name] for name in _Content.model_fields}
             return cls._of(_Content.model_validate(content))
         except OSError as error:
-            raise CassetteError(f"The cassette {path} cannot be read: {error.strerror}.") from None
+            raise CassetteError(
+                f"The cassette {path} cannot be read: {error.strerror}."
+            ) from None
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(map(str, first["loc"])) or "its top"
-            raise CassetteError(f"The cassette {path} is damaged at {place}: {first['msg']}.") from None
+            raise CassetteError(
+                f"The cassette {path} is damaged at {place}: {first['msg']}."
+            ) from None
         except (InvalidJournalError, _DamagedError) as error:
-            raise CassetteError(f"The cassette {path} cannot be used. {error}") from None
+            raise CassetteError(
+                f"The cassette {path} cannot be used. {error}"
+            ) from None
         except CassetteError:
             raise
         except Exception as error:  # a file may hold anything
-            raise CassetteError(f"The cassette {path} cannot be used: {described(error)}.") from None
+            raise CassetteError(
+                f"The cassette {path} cannot be used: {described(error)}."
+            ) from None
 
     @classmethod
     def _of(cls, file: _Content) -> "Cassette":
@@ -402,13 +511,17 @@ class Cassette:
             exchanges.append((_whole(one, number, exchanges), one))
             messages += len(exchanges[-1][0].messages)
             if messages > _MOST_MESSAGES:
-                raise _DamagedError(f"Up to requests.{number} it has more than {_MOST_MESSAGES:,} messages.")
+                raise _DamagedError(
+                    f"Up to requests.{number} it has more than {_MOST_MESSAGES:,} messages."
+                )
         runs: list[tuple[Fact, ...]] = []
         for number, facts in enumerate(file.runs):
             try:
                 runs.append(Checkpoint(load_facts(facts)).checked().facts)
             except InvalidJournalError as error:
-                raise _DamagedError(f"Its run {number} (runs.{number}) is damaged: {error}") from error
+                raise _DamagedError(
+                    f"Its run {number} (runs.{number}) is damaged: {error}"
+                ) from error
         return cls(file.services, exchanges, runs)
 
 
@@ -426,13 +539,17 @@ def _scrubbed(facts: list[Any], scrub: Scrubber, salt: bytes) -> list[Any]:
     return clean
 
 
-def _whole(one: Exchange, number: int, before: Sequence[tuple[Asked, Exchange]]) -> Asked:
+def _whole(
+    one: Exchange, number: int, before: Sequence[tuple[Asked, Exchange]]
+) -> Asked:
     """Complete a request with the messages and tools of the one that it continues."""
     messages = one.messages
     tools = one.tools
     if one.continues is not None:
         if not 0 <= one.continues < number:
-            raise _DamagedError(f"requests.{number}.continues is {one.continues}, which is no earlier request.")
+            raise _DamagedError(
+                f"requests.{number}.continues is {one.continues}, which is no earlier request."
+            )
         earlier = before[one.continues][0]
         messages = [*earlier.messages, *messages]
         tools = earlier.tools if tools is None else tools
@@ -441,7 +558,13 @@ def _whole(one: Exchange, number: int, before: Sequence[tuple[Asked, Exchange]])
             load_message(reply)
         _functions(messages)
     except Exception as error:  # Semantic Kernel's contents raise errors of many kinds
-        raise _DamagedError(f"requests.{number} is damaged: {str(error)[:300]}") from None
+        raise _DamagedError(
+            f"requests.{number} is damaged: {str(error)[:300]}"
+        ) from None
     return Asked(
-        service=one.service, function=one.function, messages=messages, tools=tools or [], settings=one.settings
+        service=one.service,
+        function=one.function,
+        messages=messages,
+        tools=tools or [],
+        settings=one.settings,
     )

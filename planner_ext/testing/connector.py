@@ -3,18 +3,27 @@
 from collections.abc import Callable
 from typing import ClassVar
 
-from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
-from semantic_kernel.connectors.ai.function_call_choice_configuration import FunctionCallChoiceConfiguration
-from semantic_kernel.connectors.ai.function_calling_utils import update_settings_from_function_call_configuration
+from semantic_kernel.connectors.ai.chat_completion_client_base import (
+    ChatCompletionClientBase,
+)
+from semantic_kernel.connectors.ai.function_call_choice_configuration import (
+    FunctionCallChoiceConfiguration,
+)
+from semantic_kernel.connectors.ai.function_calling_utils import (
+    update_settings_from_function_call_configuration,
+)
 from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatPromptExecutionSettings
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.connectors.ai.prompt_execution_settings import (
+    PromptExecutionSettings,
+)
 
 
 class OuterConnector(ChatCompletionClientBase):
     """Delegates to a connector what it does before and after a request.
 
-    A subclass overrides what every connector overrides: the one request at the bottom of Semantic Kernel's loop.
+    A subclass overrides what every connector overrides: the one request at the bottom
+    of Semantic Kernel's loop.
 
     Attributes:
         inner: The connector; None behaves as OpenAI's, which is not needed for that.
@@ -33,24 +42,35 @@ class OuterConnector(ChatCompletionClientBase):
     def get_prompt_execution_settings_class(self) -> type[PromptExecutionSettings]:
         """Return the connector's settings class."""
         inner = self.inner
-        return OpenAIChatPromptExecutionSettings if inner is None else inner.get_prompt_execution_settings_class()
+        return (
+            OpenAIChatPromptExecutionSettings
+            if inner is None
+            else inner.get_prompt_execution_settings_class()
+        )
 
     def service_url(self) -> str | None:
         """Return the connector's URL."""
         return None if self.inner is None else self.inner.service_url()
 
-    def _verify_function_choice_settings(self, settings: PromptExecutionSettings) -> None:
+    def _verify_function_choice_settings(
+        self, settings: PromptExecutionSettings
+    ) -> None:
         if self.inner is not None:
             self.inner._verify_function_choice_settings(settings)
 
     def _update_function_choice_settings_callback(
         self,
-    ) -> Callable[[FunctionCallChoiceConfiguration, PromptExecutionSettings, FunctionChoiceType], None]:
+    ) -> Callable[
+        [FunctionCallChoiceConfiguration, PromptExecutionSettings, FunctionChoiceType],
+        None,
+    ]:
         if self.inner is None:
             return update_settings_from_function_call_configuration
         return self.inner._update_function_choice_settings_callback()
 
-    def _reset_function_choice_settings(self, settings: PromptExecutionSettings) -> None:
+    def _reset_function_choice_settings(
+        self, settings: PromptExecutionSettings
+    ) -> None:
         if self.inner is not None:
             self.inner._reset_function_choice_settings(settings)
         elif isinstance(settings, OpenAIChatPromptExecutionSettings):

@@ -3,8 +3,8 @@
     PLANNER_EXT_CRASH_AT=after_intent          where
     PLANNER_EXT_CRASH_ONCE=/tmp/crashed        a file, made before the kill; no process is killed while it exists
 
-Does nothing unless the first variable is set. Without the second, every process that reaches the point is killed. The
-points, in the order of one turn:
+Does nothing unless the first variable is set. Without the second, every process that
+reaches the point is killed. The points, in the order of one turn:
 
     after_model         the model has replied; the reply is not recorded
     after_model_saved   the reply is recorded
@@ -75,15 +75,21 @@ class CrashingStore:
 
     def __post_init__(self) -> None:
         if self.point not in CRASH_POINTS:
-            raise ValueError(f"PLANNER_EXT_CRASH_AT must be one of {', '.join(CRASH_POINTS)}; got {self.point!r}.")
+            raise ValueError(
+                f"PLANNER_EXT_CRASH_AT must be one of {', '.join(CRASH_POINTS)}; got {self.point!r}."
+            )
 
     @classmethod
     def of_environment(cls, store: RunStore) -> "CrashingStore":
         """Wrap a store with the crash point that the environment names."""
         once = os.environ.get("PLANNER_EXT_CRASH_ONCE")
-        return cls(store, os.environ["PLANNER_EXT_CRASH_AT"], Path(once) if once else None)
+        return cls(
+            store, os.environ["PLANNER_EXT_CRASH_AT"], Path(once) if once else None
+        )
 
-    async def append(self, run_id: str, seq: int, facts: Sequence[recorded.Fact]) -> None:
+    async def append(
+        self, run_id: str, seq: int, facts: Sequence[recorded.Fact]
+    ) -> None:
         """Store facts; see `planner_ext.engine.ports.RunStore`."""
         before = self.point in _BEFORE
         if before and any(map(self._is_at_point, facts)):

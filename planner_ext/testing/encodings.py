@@ -1,18 +1,23 @@
 r"""Finds secrets in a text however they are encoded: by decoding it, not by a list of spellings.
 
-Each known encoding is undone wherever a text might be in it, and what comes out is searched and decoded again, to a
-bounded depth. So compositions are found as single encodings are, and so is a secret in the midst of what was encoded:
+Each known encoding is undone wherever a text might be in it, and what comes out is
+searched and decoded again, to a bounded depth. So compositions are found as single
+encodings are, and so is a secret in the midst of what was encoded:
 
-- escapes: of JSON and Python (``\n``, ``\/``, ``\u00e4``, ``\xe4``), of addresses (``%2F``, ``%2f``, ``+``), of HTML
-  (named, decimal, hexadecimal);
-- hexadecimal, base64 (its two alphabets, wrapped or not) and base32, wherever in them the secret begins;
-- UTF-16 of both byte orders, as bytes that one of these brings, or as text with zero characters in it. A secret that is
-  encoded in it needs three ASCII characters in a row around.
+- escapes: of JSON and Python (``\n``, ``\/``, ``\u00e4``, ``\xe4``), of addresses
+  (``%2F``, ``%2f``, ``+``), of HTML (named, decimal, hexadecimal);
+- hexadecimal, base64 (its two alphabets, wrapped or not) and base32, wherever in them
+  the secret begins;
+- UTF-16 of both byte orders, as bytes that one of these brings, or as text with zero
+  characters in it. A secret that is encoded in it needs three ASCII characters in a row
+  around.
 
-Not found is what was compressed or encrypted, hashed, split by other characters (``ab:cd``), written in octal,
-quoted-printable, base85 or punycode, reversed, in another case, or encoded more than `DEPTH` times.
+Not found is what was compressed or encrypted, hashed, split by other characters
+(``ab:cd``), written in octal, quoted-printable, base85 or punycode, reversed, in
+another case, or encoded more than `DEPTH` times.
 
-The time is in proportion to the text: each decoder passes over it once for each place where a group may begin.
+The time is in proportion to the text: each decoder passes over it once for each place
+where a group may begin.
 """
 
 import re
@@ -36,7 +41,11 @@ class Finder:
     def __init__(self, secrets: Iterable[str]) -> None:
         """Take the secrets; each has some characters."""
         known = {form for secret in secrets for form in _bytes_of(secret)}
-        self._secrets = re.compile(b"|".join(map(re.escape, sorted(known, key=len, reverse=True)))) if known else None
+        self._secrets = (
+            re.compile(b"|".join(map(re.escape, sorted(known, key=len, reverse=True))))
+            if known
+            else None
+        )
         self._shortest = min(map(len, known), default=0)
 
     def replaced(self, text: str, by: str) -> str:
@@ -47,15 +56,22 @@ class Finder:
         for start, end in _merged(self._places(data, DEPTH, {}), data):
             parts += [data[done:start], by.encode()]
             done = end
-        return (b"".join(parts) + data[done:]).decode("utf-8", "surrogatepass") if parts else text
+        return (
+            (b"".join(parts) + data[done:]).decode("utf-8", "surrogatepass")
+            if parts
+            else text
+        )
 
-    def _places(self, data: bytes, depth: int, seen: dict[bytes, int]) -> Iterator[Span]:
+    def _places(
+        self, data: bytes, depth: int, seen: dict[bytes, int]
+    ) -> Iterator[Span]:
         """Find the secrets in bytes, and in what they decode to.
 
         Args:
             data: The bytes.
             depth: How often they may be decoded.
-            seen: What the same escapes made of them in another order, with the depth that was left then.
+            seen: What the same escapes made of them in another order, with the depth
+                that was left then.
         """
         if self._secrets is None:
             return
@@ -68,10 +84,14 @@ class Finder:
         for text in _from_utf_16(data):
             yield from self._places_in_text(text, depth, {})
 
-    def _places_in_text(self, text: "_Layer", depth: int, seen: dict[bytes, int]) -> Iterator[Span]:
+    def _places_in_text(
+        self, text: "_Layer", depth: int, seen: dict[bytes, int]
+    ) -> Iterator[Span]:
         layers = [(layer, seen) for layer in _unescaped(text.data)]
         for digits in _BY_DIGITS:
-            layers += [(layer, {}) for layer in digits.decoded(text.data, self._shortest)]
+            layers += [
+                (layer, {}) for layer in digits.decoded(text.data, self._shortest)
+            ]
         for layer, seen_there in layers:
             for start, end in self._places(layer.data, depth - 1, seen_there):
                 first, _ = layer.source(start)
@@ -147,7 +167,8 @@ def _joined(parts: Iterable[tuple[bytes, int, int | None]]) -> _Layer:
 _TEXT: Final = re.compile(
     rb"(?:[\x01-\x7f]|[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}){8,}"
 )
-"""Bytes that might be text, enough to hold a secret; an image, or what was no encoding, has few."""
+"""Bytes that might be text, enough to hold a secret; an image, or what was no encoding,
+has few."""
 
 _APART: Final = b" \xff "
 """Stands between two texts: in no encoding, so that they are not read as one."""
@@ -158,7 +179,10 @@ def _texts(data: bytes) -> _Layer:
     return _joined(
         part
         for found in _TEXT.finditer(data)
-        for part in ((found[0], found.start(), None), (_APART, found.end(), found.end()))
+        for part in (
+            (found[0], found.start(), None),
+            (_APART, found.end(), found.end()),
+        )
     )
 
 
@@ -225,7 +249,9 @@ def _of_backslash(found: re.Match[bytes], *, as_bytes: bool = False) -> bytes:
         return _CONTROL.get(other, other)
     if as_bytes and byte is not None:
         return bytes.fromhex(byte.decode())
-    units = found[0].decode("unicode_escape").encode("utf-16-le", "surrogatepass")  # two of them may be one character
+    units = (
+        found[0].decode("unicode_escape").encode("utf-16-le", "surrogatepass")
+    )  # two of them may be one character
     return units.decode("utf-16-le", "surrogatepass").encode("utf-8", "surrogatepass")
 
 
@@ -249,7 +275,13 @@ _ESCAPES: Final = (
     _Escape(b"\\x", _BACKSLASH, partial(_of_backslash, as_bytes=True)),
     _Escape(b"%", re.compile(rb"%([0-9a-fA-F]{2})"), _of_percent),
     _Escape(b"+", re.compile(rb"%([0-9a-fA-F]{2})|\+"), _of_percent),
-    _Escape(b"&", re.compile(rb"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[a-zA-Z][a-zA-Z0-9]{1,31});?"), _of_html),
+    _Escape(
+        b"&",
+        re.compile(
+            rb"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[a-zA-Z][a-zA-Z0-9]{1,31});?"
+        ),
+        _of_html,
+    ),
 )
 
 
@@ -265,7 +297,8 @@ class _Digits:
     Attributes:
         runs: The texts that might be in it: its characters, and line ends between them.
         bits: Of a character.
-        group: The characters that stand for whole bytes: what is encoded begins at one of so many places of a run.
+        group: The characters that stand for whole bytes: what is encoded begins at one
+            of so many places of a run.
         decode: Decodes whole groups.
     """
 
@@ -286,7 +319,10 @@ class _Digits:
             for skipped in range(self.group):
                 whole = digits[skipped:]
                 decoded = self.decode(whole + b"A" * (-len(whole) % self.group))
-                yield _Layer(decoded[: len(whole) * self.bits // 8], partial(self._source, at[skipped:]))
+                yield _Layer(
+                    decoded[: len(whole) * self.bits // 8],
+                    partial(self._source, at[skipped:]),
+                )
 
     def _source(self, at: Sequence[int], place: int) -> Span:
         return at[place * 8 // self.bits], at[(place * 8 + 7) // self.bits] + 1
@@ -299,7 +335,14 @@ def _runs_of(digits: bytes) -> re.Pattern[bytes]:
 _STANDARD: Final = bytes.maketrans(b"-_", b"+/")
 
 _BY_DIGITS: Final = (
-    _Digits(_runs_of(rb"0-9A-Fa-f"), 4, 2, lambda digits: bytes.fromhex(digits.decode())),
-    _Digits(_runs_of(rb"A-Za-z0-9+/_-"), 6, 4, lambda digits: b64decode(digits.translate(_STANDARD))),
+    _Digits(
+        _runs_of(rb"0-9A-Fa-f"), 4, 2, lambda digits: bytes.fromhex(digits.decode())
+    ),
+    _Digits(
+        _runs_of(rb"A-Za-z0-9+/_-"),
+        6,
+        4,
+        lambda digits: b64decode(digits.translate(_STANDARD)),
+    ),
     _Digits(_runs_of(rb"A-Za-z2-7"), 5, 8, partial(b32decode, casefold=True)),
 )

@@ -3,8 +3,9 @@
     checkpoint = fork("tests/cassettes/refund.json", at=1, instruction="Refund half of it.")
     result = await planner.resume(kernel, checkpoint, budget=Budget(max_iterations=10))
 
-The fork starts with the usage of the kept iterations. Their functions are not called again: the results are in
-the history. Functions of later iterations are called again, and take effect again.
+The fork starts with the usage of the kept iterations. Their functions are not called
+again: the results are in the history. Functions of later iterations are called again,
+and take effect again.
 """
 
 import time
@@ -30,25 +31,32 @@ def fork(
 ) -> Checkpoint:
     """Fork a run at the end of an iteration: the checkpoint of a new run, which any planner or service resumes.
 
-    Later decisions are not in the fork, and an approval for the rest of the run does not hold in it: approvals bind to
-    the fork's name. Its policy is that of the planner that resumes it. ``Runs.fork`` forks a run inside its store.
+    Later decisions are not in the fork, and an approval for the rest of the run does
+    not hold in it: approvals bind to the fork's name. Its policy is that of the planner
+    that resumes it. ``Runs.fork`` forks a run inside its store.
 
     Args:
-        source: A checkpoint, a run of a store, the facts of a run, or a cassette file, whose first run is forked.
-        at: The last iteration that is kept, 0-based; -1 keeps the plan, if there is one, and nothing after it.
+        source: A checkpoint, a run of a store, the facts of a run, or a cassette file,
+            whose first run is forked.
+        at: The last iteration that is kept, 0-based; -1 keeps the plan, if there is
+            one, and nothing after it.
         instruction: A user message to add.
         run_id: The fork's name; None generates one.
         key: Verifies the checkpoint, which must be signed with it, and signs the fork.
 
     Raises:
-        InvalidForkError: If the run made no request after this iteration; names where it can be forked.
-        InvalidCheckpointError: If the checkpoint is signed and the key is missing or another one.
+        InvalidForkError: If the run made no request after this iteration; names where
+            it can be forked.
+        InvalidCheckpointError: If the checkpoint is signed and the key is missing or
+            another one.
         CassetteError: If the cassette cannot be used.
     """
     signing = SigningKey.of(key, "key")
     if isinstance(source, Checkpoint):
         if signing is None and source.is_signed:
-            raise InvalidCheckpointError("The checkpoint is signed: fork it with the key= that it was signed with.")
+            raise InvalidCheckpointError(
+                "The checkpoint is signed: fork it with the key= that it was signed with."
+            )
         source = source.verified(signing).facts
     elif isinstance(source, StoredRun):
         source = source.facts
@@ -58,5 +66,7 @@ def fork(
             raise CassetteError(f"The cassette {source} has no run.")
         source = runs[0]
     name = uuid4().hex if run_id is None else run_id
-    facts = forked_facts(source, at=at, run_id=name, now=time.time(), instruction=instruction)
+    facts = forked_facts(
+        source, at=at, run_id=name, now=time.time(), instruction=instruction
+    )
     return Checkpoint.of_run(facts, signing)

@@ -4,7 +4,8 @@ Enable it in the ``conftest.py`` of your root directory:
 
     pytest_plugins = ["planner_ext.testing.pytest_plugin"]
 
-A test puts its kernel on the tape; it needs a service and a key only while it is recorded:
+A test puts its kernel on the tape; it needs a service and a key only while it is
+recorded:
 
     async def test_refund(tape):
         kernel = make_kernel()
@@ -18,10 +19,11 @@ Record it once, look at the file, and commit it:
     pytest --record tests/test_orders.py::test_refund       # writes tests/cassettes/test_orders/test_refund.json
     pytest                                                  # replays it: no network, no key
 
-A replay fails where the application now differs, and names the place: a prompt, the schema of a function, its result.
-A test that fails while it is recorded leaves its cassette unchanged. A marker on a test, a class or a module takes the
-options of `replay` and `record`, and the cassette's path relative to the test's folder. An option of the nearest marker
-counts; the scrubs of all of them do:
+A replay fails where the application now differs, and names the place: a prompt, the
+schema of a function, its result. A test that fails while it is recorded leaves its
+cassette unchanged. A marker on a test, a class or a module takes the options of
+`replay` and `record`, and the cassette's path relative to the test's folder. An option
+of the nearest marker counts; the scrubs of all of them do:
 
     @pytest.mark.tape(functions="recorded", scrub=["customer-[0-9]+"], path="refund.json")
 """
@@ -47,7 +49,11 @@ class _FailedError(Exception):
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--record``."""
     group = parser.getgroup("planner_ext")
-    group.addoption("--record", action="store_true", help="Call the models, and rewrite the tests' cassettes.")
+    group.addoption(
+        "--record",
+        action="store_true",
+        help="Call the models, and rewrite the tests' cassettes.",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -73,8 +79,13 @@ def _options(node: Any) -> tuple[dict[str, Any], list[Scrub]]:
     scrub: list[Scrub] = []
     for marker in reversed([*node.iter_markers("tape")]):  # the nearest is the last
         if marker.args or not _OPTIONS.issuperset(marker.kwargs):
-            wrong = ", ".join([*map(repr, marker.args), *(set(marker.kwargs) - _OPTIONS)])
-            pytest.fail(f"The marker tape takes {', '.join(sorted(_OPTIONS))} by name; got {wrong}.", pytrace=False)
+            wrong = ", ".join(
+                [*map(repr, marker.args), *(set(marker.kwargs) - _OPTIONS)]
+            )
+            pytest.fail(
+                f"The marker tape takes {', '.join(sorted(_OPTIONS))} by name; got {wrong}.",
+                pytrace=False,
+            )
         options |= marker.kwargs
         scrub.append(options.pop("scrub", ()))
     return options, scrub
@@ -86,13 +97,18 @@ def tape(request: pytest.FixtureRequest) -> Generator[Tape]:
     node: Any = request.node
     options, scrub = _options(node)
     name = re.sub(r"[^\w.-]+", "_", node.nodeid.partition("::")[2])
-    path = request.path.parent / options.pop("path", f"cassettes/{request.path.stem}/{name}.json")
+    path = request.path.parent / options.pop(
+        "path", f"cassettes/{request.path.stem}/{name}.json"
+    )
     if request.config.getoption("--record"):
         block = record(path, scrub=scrub)
     elif path.is_file():
         block = replay(path, **options)
     else:
-        pytest.fail(f"There is no cassette {path}. Record it: pytest --record {node.nodeid}", pytrace=False)
+        pytest.fail(
+            f"There is no cassette {path}. Record it: pytest --record {node.nodeid}",
+            pytrace=False,
+        )
     with suppress(_FailedError), block as made:
         yield made
         if not node.stash.get(_PASSED, False):

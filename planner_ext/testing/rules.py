@@ -1,9 +1,10 @@
 """Rules of OpenAI's chat completion API that an agent loop can break.
 
-Checked: the model; the messages, with each call answered once, right after it, and no answer without a call; the names
-of speakers; the names, ids and arguments of calls; the tools and the tool choice; that JSON is spoken of where it is
-the response format. Unknown keys pass. The wording follows OpenAI's, with the index of the message and the ids in it.
-Pure; knows neither HTTP nor scripts.
+Checked: the model; the messages, with each call answered once, right after it, and no
+answer without a call; the names of speakers; the names, ids and arguments of calls; the
+tools and the tool choice; that JSON is spoken of where it is the response format.
+Unknown keys pass. The wording follows OpenAI's, with the index of the message and the
+ids in it. Pure; knows neither HTTP nor scripts.
 """
 
 import re
@@ -47,7 +48,11 @@ def find_violation(body: Mapping[str, Any]) -> Violation | None:
 
 def tool_names(body: Mapping[str, Any]) -> tuple[str, ...]:
     """List the functions that a request offers, in order; tools of another shape are skipped."""
-    return tuple(name for tool in _array(body.get("tools")) if isinstance(name := _function_of(tool).get("name"), str))
+    return tuple(
+        name
+        for tool in _array(body.get("tools"))
+        if isinstance(name := _function_of(tool).get("name"), str)
+    )
 
 
 # Each check below yields violations in the order of the request. Only the first violation is used, so a check may rely
@@ -61,7 +66,10 @@ def _violations(body: Mapping[str, Any]) -> Iterator[Violation]:
     if not _array(messages):
         yield _invalid("messages", "a non-empty array", messages)
     yield from _in_messages(_array(messages))
-    if object_of(body.get("response_format")).get("type") == "json_object" and "json" not in str(messages).lower():
+    if (
+        object_of(body.get("response_format")).get("type") == "json_object"
+        and "json" not in str(messages).lower()
+    ):
         word = "'messages' must contain the word 'json' in some form, to use 'response_format' of type 'json_object'."
         yield Violation("messages", word)
     yield from _in_tools(body.get("tools"))
@@ -70,15 +78,23 @@ def _violations(body: Mapping[str, Any]) -> Iterator[Violation]:
 
 def _in_messages(messages: list[Any]) -> Iterator[Violation]:
     caller = 0
-    answered: dict[str, bool] = {}  # of each call of the message ``caller``: whether its result came right after it
+    answered: dict[
+        str, bool
+    ] = {}  # of each call of the message ``caller``: whether its result came right after it
     for index, message in enumerate(map(object_of, messages)):
         path = f"messages[{index}]"
         role = message.get("role")
         if role not in _ROLES:
-            yield Violation(path, f"Invalid '{path}': expected a message with role {', '.join(_ROLES)}.")
+            yield Violation(
+                path,
+                f"Invalid '{path}': expected a message with role {', '.join(_ROLES)}.",
+            )
         yield from _in_content(path, message)
         if not _SPEAKER.fullmatch(str(name := message.get("name") or "_")):
-            yield Violation(f"{path}.name", f"Invalid '{path}.name': {name!r} does not match ^[^\\s<|\\\\/>]+$.")
+            yield Violation(
+                f"{path}.name",
+                f"Invalid '{path}.name': {name!r} does not match ^[^\\s<|\\\\/>]+$.",
+            )
         if role == "tool":
             yield from _in_answer(path, message.get("tool_call_id"), answered)
             continue
@@ -93,10 +109,18 @@ def _in_messages(messages: list[Any]) -> Iterator[Violation]:
 
 def _in_content(path: str, message: Mapping[str, Any]) -> Iterator[Violation]:
     content = message.get("content")
-    has_substitute = message["role"] == "assistant" and any(message.get(key) for key in _CONTENT_SUBSTITUTES)
-    if not (isinstance(content, str) or _array(content) or (content is None and has_substitute)):
+    has_substitute = message["role"] == "assistant" and any(
+        message.get(key) for key in _CONTENT_SUBSTITUTES
+    )
+    if not (
+        isinstance(content, str)
+        or _array(content)
+        or (content is None and has_substitute)
+    ):
         expected = f"expected a string or a non-empty array, got {content!r}"
-        yield Violation(f"{path}.content", f"Invalid value for '{path}.content': {expected}.")
+        yield Violation(
+            f"{path}.content", f"Invalid value for '{path}.content': {expected}."
+        )
 
 
 def _in_calls(path: str, calls: object) -> Iterator[Violation]:
@@ -108,21 +132,32 @@ def _in_calls(path: str, calls: object) -> Iterator[Violation]:
         call_id = call.get("id")
         function = _function_of(call)
         if not isinstance(call_id, str) or not 1 <= len(call_id) <= _MAXIMUM_ID_LENGTH:
-            yield _invalid(f"{where}.id", f"a string of 1 to {_MAXIMUM_ID_LENGTH} characters", call_id)
+            yield _invalid(
+                f"{where}.id",
+                f"a string of 1 to {_MAXIMUM_ID_LENGTH} characters",
+                call_id,
+            )
         yield from _in_name(f"{where}.function.name", function.get("name"))
         if not isinstance(arguments := function.get("arguments"), str):
             yield _invalid(f"{where}.function.arguments", "a string", arguments)
         if call_id in seen:
-            yield Violation(f"{where}.id", f"Duplicate '{where}.id': {call_id!r} names two calls.")
+            yield Violation(
+                f"{where}.id", f"Duplicate '{where}.id': {call_id!r} names two calls."
+            )
         seen.append(call_id)
 
 
 def _in_name(path: str, name: object) -> Iterator[Violation]:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        yield Violation(path, f"Invalid '{path}': {name!r} does not match the pattern ^[a-zA-Z0-9_-]{{1,64}}$.")
+        yield Violation(
+            path,
+            f"Invalid '{path}': {name!r} does not match the pattern ^[a-zA-Z0-9_-]{{1,64}}$.",
+        )
 
 
-def _in_answer(path: str, call_id: object, answered: dict[str, bool]) -> Iterator[Violation]:
+def _in_answer(
+    path: str, call_id: object, answered: dict[str, bool]
+) -> Iterator[Violation]:
     """Match a result to its call, and note it."""
     where = f"{path}.tool_call_id"
     if not isinstance(call_id, str) or call_id not in answered:
@@ -134,7 +169,9 @@ def _in_answer(path: str, call_id: object, answered: dict[str, bool]) -> Iterato
         answered[call_id] = True
 
 
-def _unanswered(caller: int, answered: Mapping[str, bool], before: str) -> Iterator[Violation]:
+def _unanswered(
+    caller: int, answered: Mapping[str, bool], before: str
+) -> Iterator[Violation]:
     if waiting := [call for call, is_answered in answered.items() if not is_answered]:
         yield Violation(
             f"messages[{caller}].tool_calls",
@@ -148,15 +185,24 @@ def _in_tools(tools: object) -> Iterator[Violation]:
     if tools is not None and not _array(tools):
         yield _invalid("tools", "a non-empty array", tools)
     for index, tool in enumerate(_array(tools)):
-        yield from _in_name(f"tools[{index}].function.name", _function_of(tool).get("name"))
+        yield from _in_name(
+            f"tools[{index}].function.name", _function_of(tool).get("name")
+        )
 
 
 def _in_tool_choice(body: Mapping[str, Any]) -> Iterator[Violation]:
     for key in ("tool_choice", "parallel_tool_calls"):
         if body.get("tools") is None and body.get(key) is not None:
-            yield Violation(key, f"Invalid value for '{key}': '{key}' is only allowed when 'tools' are specified.")
+            yield Violation(
+                key,
+                f"Invalid value for '{key}': '{key}' is only allowed when 'tools' are specified.",
+            )
     choice = body.get("tool_choice")
-    if choice is not None and choice not in _CHOICES and _function_of(choice).get("name") not in tool_names(body):
+    if (
+        choice is not None
+        and choice not in _CHOICES
+        and _function_of(choice).get("name") not in tool_names(body)
+    ):
         expected = ", ".join(_CHOICES)
         message = f"Invalid value for 'tool_choice': {choice!r} is none of {expected} and names no tool."
         yield Violation("tool_choice", message)

@@ -1,8 +1,9 @@
 """Replies, calls and faults of a scripted model as values, the reader of a script, and replies as OpenAI's JSON.
 
-The same script drives ``ScriptedChatCompletion`` (no network) and ``ScriptedOpenAIServer`` (real HTTP), so this module
-knows neither a connector nor HTTP. It is deterministic: the same reply to the same request has the same JSON. The
-shapes are those of https://platform.openai.com/docs/api-reference/chat.
+The same script drives ``ScriptedChatCompletion`` (no network) and
+``ScriptedOpenAIServer`` (real HTTP), so this module knows neither a connector nor HTTP.
+It is deterministic: the same reply to the same request has the same JSON. The shapes
+are those of https://platform.openai.com/docs/api-reference/chat.
 
     script = [call("math-add", {"a": 1, "b": 2}), say("The sum is 3.")]     # two requests, then exhausted
     script = lambda request: call("math-add", {"a": 1, "b": 2})             # a model that never stops calling
@@ -29,11 +30,13 @@ class ScriptedCall:
     """One function call in a reply.
 
     Attributes:
-        name: The fully qualified name, ``"plugin-function"``. Sent as it is, so that an unregistered name, or one that
-            OpenAI would refuse, can be scripted too.
-        arguments: A mapping is sent as compact JSON; a string is sent as it is (malformed arguments). Default: ``{}``.
-        id: None (the default) becomes ``"call_{n}"``, where n is the position of this call among all calls of the
-            script, from 1. An explicit ``""`` is sent empty, as some servers do.
+        name: The fully qualified name, ``"plugin-function"``. Sent as it is, so that an
+            unregistered name, or one that OpenAI would refuse, can be scripted too.
+        arguments: A mapping is sent as compact JSON; a string is sent as it is
+            (malformed arguments). Default: ``{}``.
+        id: None (the default) becomes ``"call_{n}"``, where n is the position of this
+            call among all calls of the script, from 1. An explicit ``""`` is sent
+            empty, as some servers do.
     """
 
     name: str
@@ -55,14 +58,16 @@ class ScriptedReply:
     Attributes:
         text: The message's text; None sends no content.
         calls: The function calls, in order; a reply may have both text and calls.
-        finish_reason: None (the default) becomes ``"tool_calls"`` with calls and ``"stop"`` without. Sent as it is, so
-            that an unknown reason can be scripted.
-        prompt_tokens: Tokens of the request. None estimates a quarter of the characters of its messages and tools as
-            JSON, at least 1.
-        completion_tokens: Tokens of the reply. None estimates a quarter of the characters of its text, refusal,
-            function names and arguments, at least 1.
-        refusal: OpenAI's refusal text. Semantic Kernel's connector takes it as the text of a plain reply and loses it
-            in a streamed one; ``ScriptedChatCompletion`` does the same. A run of this package ends ``incomplete``.
+        finish_reason: None (the default) becomes ``"tool_calls"`` with calls and
+            ``"stop"`` without. Sent as it is, so that an unknown reason can be
+            scripted.
+        prompt_tokens: Tokens of the request. None estimates a quarter of the characters
+            of its messages and tools as JSON, at least 1.
+        completion_tokens: Tokens of the reply. None estimates a quarter of the
+            characters of its text, refusal, function names and arguments, at least 1.
+        refusal: OpenAI's refusal text. Semantic Kernel's connector takes it as the text
+            of a plain reply and loses it in a streamed one; ``ScriptedChatCompletion``
+            does the same. A run of this package ends ``incomplete``.
     """
 
     text: str | None = None
@@ -82,15 +87,17 @@ class ScriptedReply:
 class ScriptedFault:
     """An HTTP error for ``ScriptedOpenAIServer``; to script a fault of a service, put an exception in its script.
 
-    It answers one request: OpenAI's client repeats a request after 408, 409, 429, 5xx and a lost connection
-    (twice by default), and each repetition takes the next item of the script.
+    It answers one request: OpenAI's client repeats a request after 408, 409, 429, 5xx
+    and a lost connection (twice by default), and each repetition takes the next item of
+    the script.
 
     Attributes:
         status: The HTTP status. None (the default) sends 500, or 200 with ``drop``.
-        body: The body: text is sent as it is, a mapping as JSON. None sends an OpenAI error body that fits the status,
-            or, with ``drop``, the beginning of an answer.
-        content_type: None sends ``application/json``, or ``text/event-stream`` for the default body of a dropped
-            stream.
+        body: The body: text is sent as it is, a mapping as JSON. None sends an OpenAI
+            error body that fits the status, or, with ``drop``, the beginning of an
+            answer.
+        content_type: None sends ``application/json``, or ``text/event-stream`` for the
+            default body of a dropped stream.
         headers: Further headers, such as ``{"retry-after-ms": "1"}``.
         drop: Announce more than ``body``, send ``body``, and close the connection.
     """
@@ -108,13 +115,16 @@ class ScriptedRequest:
 
     Attributes:
         index: 0-based number of the request at this service or server.
-        messages: The messages as OpenAI's JSON: for a server, those of the body; for a service, each message's
-            ``to_dict()``.
-        tools: Fully qualified names of the functions offered, in order; empty when none are.
-        tool_choice: ``"auto"``, ``"required"``, ``"none"``, the object that names a function, or None.
+        messages: The messages as OpenAI's JSON: for a server, those of the body; for a
+            service, each message's ``to_dict()``.
+        tools: Fully qualified names of the functions offered, in order; empty when none
+            are.
+        tool_choice: ``"auto"``, ``"required"``, ``"none"``, the object that names a
+            function, or None.
         stream: Whether a streamed answer was requested.
         body: The whole parsed body; empty for a service.
-        history: The messages of the history at the request (a new list, the same objects); empty for a server.
+        history: The messages of the history at the request (a new list, the same
+            objects); empty for a server.
     """
 
     index: int
@@ -142,9 +152,11 @@ ScriptedAnswer: TypeAlias = ScriptedReply | ScriptedFault | Exception
 """What one request gets. Faults are for servers, exceptions (raised) for services."""
 
 Script: TypeAlias = (
-    Iterable[ScriptedAnswer | Callable[[ScriptedRequest], ScriptedAnswer]] | Callable[[ScriptedRequest], ScriptedAnswer]
+    Iterable[ScriptedAnswer | Callable[[ScriptedRequest], ScriptedAnswer]]
+    | Callable[[ScriptedRequest], ScriptedAnswer]
 )
-"""Answers in order, any of them a function of the request; or one function that answers every request."""
+"""Answers in order, any of them a function of the request; or one function that answers
+every request."""
 
 
 def say(text: str) -> ScriptedReply:
@@ -152,14 +164,27 @@ def say(text: str) -> ScriptedReply:
     return ScriptedReply(text=text)
 
 
-def call(name: str, arguments: Mapping[str, object] | str | None = None, *, id: str | None = None) -> ScriptedReply:
+def call(
+    name: str,
+    arguments: Mapping[str, object] | str | None = None,
+    *,
+    id: str | None = None,
+) -> ScriptedReply:
     """Make a reply of one function call and no text; for the parameters see ``ScriptedCall``."""
-    return ScriptedReply(calls=(ScriptedCall(name=name, arguments={} if arguments is None else arguments, id=id),))
+    return ScriptedReply(
+        calls=(
+            ScriptedCall(
+                name=name, arguments={} if arguments is None else arguments, id=id
+            ),
+        )
+    )
 
 
 def calls(*replies: ScriptedReply, text: str | None = None) -> ScriptedReply:
     """Make a reply with the calls of several, in order: ``calls(call("a-f"), call("a-g"), text="Both at once.")``."""
-    return ScriptedReply(text=text, calls=tuple(item for reply in replies for item in reply.calls))
+    return ScriptedReply(
+        text=text, calls=tuple(item for reply in replies for item in reply.calls)
+    )
 
 
 class ScriptReader:
@@ -178,9 +203,13 @@ class ScriptReader:
                 f"chunk_size is the number of characters per streamed piece, at least 1, not {chunk_size!r}."
             )
         if isinstance(script, ScriptedReply):
-            raise TypeError(f"A script is a list of replies, or a function of the request; got {shown(script)}.")
+            raise TypeError(
+                f"A script is a list of replies, or a function of the request; got {shown(script)}."
+            )
         self.chunk_size = chunk_size
-        self._steps: Iterator[object] = iter(lambda: script, None) if callable(script) else iter(script)
+        self._steps: Iterator[object] = (
+            iter(lambda: script, None) if callable(script) else iter(script)
+        )
         self._answers_given = 0
         self._calls_given = 0
 
@@ -224,15 +253,26 @@ def reply_metadata(index: int) -> dict[str, object]:
 
     The time is fixed, so that a recorded run can be compared byte for byte.
     """
-    return {"id": f"chatcmpl-{index}", "created": 1_700_000_000, "system_fingerprint": "fp_scripted"}
+    return {
+        "id": f"chatcmpl-{index}",
+        "created": 1_700_000_000,
+        "system_fingerprint": "fp_scripted",
+    }
 
 
-def count_tokens(reply: ScriptedReply, *, messages: Iterable[object], tools: Iterable[object] | None) -> Usage:
+def count_tokens(
+    reply: ScriptedReply, *, messages: Iterable[object], tools: Iterable[object] | None
+) -> Usage:
     """Count the tokens that a reply reports: its own figures, or the estimate that ``ScriptedReply`` describes."""
     prompt = reply.prompt_tokens
     completion = reply.completion_tokens
     if prompt is None:
-        sent = json.dumps([*messages, *(tools or ())], separators=(",", ":"), ensure_ascii=False, default=str)
+        sent = json.dumps(
+            [*messages, *(tools or ())],
+            separators=(",", ":"),
+            ensure_ascii=False,
+            default=str,
+        )
         prompt = max(1, len(sent) // 4)
     if completion is None:
         calls = "".join(item.name + item.arguments_text for item in reply.calls)
@@ -240,58 +280,113 @@ def count_tokens(reply: ScriptedReply, *, messages: Iterable[object], tools: Ite
     return Usage(prompt_tokens=prompt, completion_tokens=completion)
 
 
-def deltas(reply: ScriptedReply, *, chunk_size: int) -> Iterator[tuple[dict[str, Any], str | None]]:
+def deltas(
+    reply: ScriptedReply, *, chunk_size: int
+) -> Iterator[tuple[dict[str, Any], str | None]]:
     """Cut a reply as OpenAI streams it: role, text, refusal, then each call, then the finish reason.
 
     Yields each piece as JSON, and the finish reason, which only the last piece has.
     """
 
     def pieces(text: str) -> list[str]:
-        return [text[start : start + chunk_size] for start in range(0, len(text), chunk_size)]
+        return [
+            text[start : start + chunk_size]
+            for start in range(0, len(text), chunk_size)
+        ]
 
-    yield {"role": "assistant", "content": None if reply.text is None else "", "refusal": None}, None
+    yield (
+        {
+            "role": "assistant",
+            "content": None if reply.text is None else "",
+            "refusal": None,
+        },
+        None,
+    )
     for key, text in (("content", reply.text), ("refusal", reply.refusal)):
         for piece in pieces(text or ""):
             yield {key: piece}, None
     for index, item in enumerate(reply.calls):
         function = {"name": item.name, "arguments": ""}
-        yield {"tool_calls": [{"index": index, "id": item.id, "type": "function", "function": function}]}, None
+        yield (
+            {
+                "tool_calls": [
+                    {
+                        "index": index,
+                        "id": item.id,
+                        "type": "function",
+                        "function": function,
+                    }
+                ]
+            },
+            None,
+        )
         for piece in pieces(item.arguments_text):
-            yield {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}, None
+            yield (
+                {"tool_calls": [{"index": index, "function": {"arguments": piece}}]},
+                None,
+            )
     yield {}, reply.ended_by
 
 
-def completion_body(reply: ScriptedReply, *, index: int, model: str, usage: Usage) -> dict[str, object]:
+def completion_body(
+    reply: ScriptedReply, *, index: int, model: str, usage: Usage
+) -> dict[str, object]:
     """Build the JSON of a plain answer to the request with this 0-based index."""
-    message: dict[str, object] = {"role": "assistant", "content": reply.text, "refusal": reply.refusal}
+    message: dict[str, object] = {
+        "role": "assistant",
+        "content": reply.text,
+        "refusal": reply.refusal,
+    }
     if reply.calls:
         message["tool_calls"] = [
-            {"id": item.id, "type": "function", "function": {"name": item.name, "arguments": item.arguments_text}}
+            {
+                "id": item.id,
+                "type": "function",
+                "function": {"name": item.name, "arguments": item.arguments_text},
+            }
             for item in reply.calls
         ]
-    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reply.ended_by}
+    choice = {
+        "index": 0,
+        "message": message,
+        "logprobs": None,
+        "finish_reason": reply.ended_by,
+    }
     head = {**reply_metadata(index), "object": "chat.completion", "model": model}
     return {**head, "choices": [choice], "usage": _usage_json(usage)}
 
 
 def completion_chunks(
-    reply: ScriptedReply, *, index: int, model: str, usage: Usage | None, chunk_size: int
+    reply: ScriptedReply,
+    *,
+    index: int,
+    model: str,
+    usage: Usage | None,
+    chunk_size: int,
 ) -> Iterator[dict[str, object]]:
     """Build the JSON of each event of a streamed answer, without the closing ``[DONE]``.
 
-    The usage is sent in a last chunk without choices; None if the request did not ask for it.
+    The usage is sent in a last chunk without choices; None if the request did not ask
+    for it.
     """
     head = {**reply_metadata(index), "object": "chat.completion.chunk", "model": model}
     # OpenAI sends a null usage in every other chunk of a stream that asked for it.
     pending: dict[str, object] = {} if usage is None else {"usage": None}
     for delta, finish_reason in deltas(reply, chunk_size=chunk_size):
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        choice = {
+            "index": 0,
+            "delta": delta,
+            "logprobs": None,
+            "finish_reason": finish_reason,
+        }
         yield {**head, "choices": [choice], **pending}
     if usage is not None:
         yield {**head, "choices": [], "usage": _usage_json(usage)}
 
 
-def error_body(message: str, *, type: str, param: str | None = None, code: str | None = None) -> dict[str, object]:
+def error_body(
+    message: str, *, type: str, param: str | None = None, code: str | None = None
+) -> dict[str, object]:
     """Build the JSON of an OpenAI error."""
     return {"error": {"message": message, "type": type, "param": param, "code": code}}
 

@@ -1,9 +1,11 @@
 """`Scrubber`: replaces the secrets in the texts of a cassette.
 
-It knows a secret by its value (a variable of the environment, a service's key), by its form (the keys of well-known
-providers), by its name (``"password": "..."``, ``api_key=...``), and by the application's own patterns. A value is also
-found where it is encoded; `planner_ext.testing.encodings` says how it may be, and what is not found. Forms, names and
-patterns are searched in the text as it stands. Numbers are not scrubbed.
+It knows a secret by its value (a variable of the environment, a service's key), by its
+form (the keys of well-known providers), by its name (``"password": "..."``,
+``api_key=...``), and by the application's own patterns. A value is also found where it
+is encoded; `planner_ext.testing.encodings` says how it may be, and what is not found.
+Forms, names and patterns are searched in the text as it stands. Numbers are not
+scrubbed.
 """
 
 import os
@@ -18,7 +20,8 @@ from planner_ext.testing.encodings import Finder
 SCRUBBED = "[scrubbed]"
 
 Scrub: TypeAlias = str | re.Pattern[str] | Callable[[str], str] | Sequence["Scrub"]
-"""An application's secrets: a regular expression, a function from a text to its clean form, or a list of them."""
+"""An application's secrets: a regular expression, a function from a text to its clean
+form, or a list of them."""
 
 _NAME = (
     r"(?:[\w-]*(?:passw(?:or)?d|passphrase|secret|(?:api|access|account|private|subscription|shared)[_-]?key"
@@ -42,8 +45,13 @@ _FORMS = (
     r"eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]{8,}",  # a JSON Web Token
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?:(?!-----BEGIN)[\s\S])*?-----END [A-Z ]*PRIVATE KEY-----",
 )
-_PATTERNS = (*map(re.compile, _FORMS), *(re.compile(known, re.IGNORECASE | re.DOTALL) for known in _KNOWN))
-_VARIABLE = re.compile(r".*(KEY|TOKEN|SECRET|PASSW(OR)?D|PASSPHRASE|CONNECTION_STRING)", re.IGNORECASE)
+_PATTERNS = (
+    *map(re.compile, _FORMS),
+    *(re.compile(known, re.IGNORECASE | re.DOTALL) for known in _KNOWN),
+)
+_VARIABLE = re.compile(
+    r".*(KEY|TOKEN|SECRET|PASSW(OR)?D|PASSPHRASE|CONNECTION_STRING)", re.IGNORECASE
+)
 _IN_ADDRESS = re.compile(r"://[^\s/?#@:]*:([^\s/?#@]+)@")
 _SECRET_NAME = re.compile(_NAME, re.IGNORECASE)
 _SHORTEST = 8
@@ -53,15 +61,17 @@ _SHORTEST = 8
 class Scrubber:
     """Replaces secrets in texts.
 
-    The names of secret variables end in KEY, TOKEN, SECRET, PASSWORD, PASSPHRASE or CONNECTION_STRING. The password in
-    a variable's address is a secret, too. Values of less than 8 characters are not searched for.
+    The names of secret variables end in KEY, TOKEN, SECRET, PASSWORD, PASSPHRASE or
+    CONNECTION_STRING. The password in a variable's address is a secret, too. Values of
+    less than 8 characters are not searched for.
     """
 
     def __init__(self, own: Scrub = ()) -> None:
         """Take the application's patterns and functions, which are applied last, and the environment's secrets.
 
         Raises:
-            InvalidOptionError: If a pattern is not a regular expression, or matches the empty text.
+            InvalidOptionError: If a pattern is not a regular expression, or matches the
+                empty text.
         """
         self._own = [*_steps(own)]
         self._secrets: set[str] = set()
@@ -71,11 +81,16 @@ class Scrubber:
     def add_environment(self) -> None:
         """Add the secrets that the environment holds now."""
         for name, value in os.environ.items():
-            self.add(*_IN_ADDRESS.findall(value), *([value.strip()] if _VARIABLE.fullmatch(name) else []))
+            self.add(
+                *_IN_ADDRESS.findall(value),
+                *([value.strip()] if _VARIABLE.fullmatch(name) else []),
+            )
 
     def add(self, *secrets: str) -> None:
         """Add secrets, however they may be encoded."""
-        known = self._secrets | {secret for secret in secrets if len(secret) >= _SHORTEST}
+        known = self._secrets | {
+            secret for secret in secrets if len(secret) >= _SHORTEST
+        }
         if known != self._secrets:
             self._secrets = known
             self._finder = Finder(known)
@@ -92,7 +107,9 @@ class Scrubber:
     def values(self, value: Any, name: str = "") -> Any:
         """Scrub every text in JSON values, the names in objects included; ``name`` is that of the value."""
         if isinstance(value, str):
-            return SCRUBBED if value and _SECRET_NAME.fullmatch(name) else self.text(value)
+            return (
+                SCRUBBED if value and _SECRET_NAME.fullmatch(name) else self.text(value)
+            )
         if isinstance(value, dict):
             given = cast("dict[str, Any]", value)
             return {self.text(key): self.values(one, key) for key, one in given.items()}
@@ -112,7 +129,11 @@ def _steps(own: Scrub) -> Iterator[Callable[[str], str]]:
         try:
             pattern = re.compile(own)
         except (TypeError, re.error) as error:
-            raise InvalidOptionError(f"scrub: {shown(own)} is not a regular expression: {error}.") from None
+            raise InvalidOptionError(
+                f"scrub: {shown(own)} is not a regular expression: {error}."
+            ) from None
         if pattern.fullmatch(""):
-            raise InvalidOptionError(f"scrub: {shown(own)} matches the empty text, which is everywhere.")
+            raise InvalidOptionError(
+                f"scrub: {shown(own)} matches the empty text, which is everywhere."
+            )
         yield lambda text: pattern.sub(SCRUBBED, text)

@@ -1,7 +1,8 @@
 """An OpenAI-compatible server on this machine whose model is a script, and the HTTP server below it.
 
-To an OpenAI client it behaves like ``api.openai.com``: the same JSON, the same stream, and the same refusal of invalid
-requests (the rules are in ``rules``). It knows neither Semantic Kernel nor a planner.
+To an OpenAI client it behaves like ``api.openai.com``: the same JSON, the same stream,
+and the same refusal of invalid requests (the rules are in ``rules``). It knows neither
+Semantic Kernel nor a planner.
 """
 
 import contextlib
@@ -31,7 +32,9 @@ from planner_ext.testing.script import (
 )
 
 _JSON = "application/json"
-_POLL_SECONDS = 0.02  # how long a stop may wait until the accepting thread checks for it
+_POLL_SECONDS = (
+    0.02  # how long a stop may wait until the accepting thread checks for it
+)
 
 
 class HttpRequest(NamedTuple):
@@ -49,7 +52,8 @@ class HttpResponse:
     Attributes:
         parts: The body; a streamed response writes each part separately.
         streamed: Use chunked transfer encoding instead of a content length.
-        dropped: Announce one byte more than the body has, then close the connection. Not together with ``streamed``.
+        dropped: Announce one byte more than the body has, then close the connection.
+            Not together with ``streamed``.
     """
 
     status: int
@@ -66,18 +70,23 @@ class LoopbackServer(ThreadingTCPServer):
     It logs nothing. After ``stop`` no socket, thread or warning is left.
 
     Args:
-        respond: Called with each request, in the thread of its connection, so possibly several at once.
+        respond: Called with each request, in the thread of its connection, so possibly
+            several at once.
     """
 
     # Not http.server's own class, which looks up the name of its address and so may wait for a name server.
-    daemon_threads = True  # a server that is never stopped does not keep the interpreter alive
+    daemon_threads = (
+        True  # a server that is never stopped does not keep the interpreter alive
+    )
     request_queue_size = 128
 
     def __init__(self, respond: Callable[[HttpRequest], HttpResponse]) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.respond = respond
         self._connections: list[tuple[threading.Thread, socket.socket]] = []
-        self._accepting = threading.Thread(target=self.serve_forever, args=(_POLL_SECONDS,), daemon=True)
+        self._accepting = threading.Thread(
+            target=self.serve_forever, args=(_POLL_SECONDS,), daemon=True
+        )
         self._accepting.start()
 
     @property
@@ -97,7 +106,11 @@ class LoopbackServer(ThreadingTCPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer one connection in a separate thread; see `socketserver.BaseServer`."""
-        thread = threading.Thread(target=self.process_request_thread, args=(request, client_address), daemon=True)
+        thread = threading.Thread(
+            target=self.process_request_thread,
+            args=(request, client_address),
+            daemon=True,
+        )
         self._connections = [pair for pair in self._connections if pair[0].is_alive()]
         thread.start()
         self._connections.append((thread, request))
@@ -123,18 +136,27 @@ class _Handler(BaseHTTPRequestHandler):
             return
         assert isinstance(self.server, LoopbackServer)
         path = self.path.partition("?")[0]
-        self._write(self.server.respond(HttpRequest(method=self.command, path=path, body=body)))
+        self._write(
+            self.server.respond(HttpRequest(method=self.command, path=path, body=body))
+        )
 
     do_GET = do_POST  # noqa: N815  (the name that http.server looks up)
 
     def _write(self, response: HttpResponse) -> None:
         parts = response.parts
-        framing = ("Content-Length", str(sum(map(len, response.parts)) + response.dropped))
+        framing = (
+            "Content-Length",
+            str(sum(map(len, response.parts)) + response.dropped),
+        )
         if response.streamed:
             parts = tuple(b"%x\r\n%b\r\n" % (len(part), part) for part in (*parts, b""))
             framing = ("Transfer-Encoding", "chunked")
         self.send_response(response.status)
-        for name, value in (("Content-Type", response.content_type), *response.headers.items(), framing):
+        for name, value in (
+            ("Content-Type", response.content_type),
+            *response.headers.items(),
+            framing,
+        ):
             self.send_header(name, value)
         self.end_headers()
         for part in parts:
@@ -148,15 +170,19 @@ class ScriptedOpenAIServer:
         with ScriptedOpenAIServer([call("math-add", {"a": 1, "b": 2}), say("3")]) as server:
             client = AsyncOpenAI(base_url=server.url, api_key="any")
 
-    ``POST /v1/chat/completions`` (plain and streamed) takes the script's next item, whichever client asks: requests
-    are taken one at a time. ``GET /v1/models`` lists ``models``; a request may name any model. A request gets status
-    400 with an OpenAI error body if it breaks a rule of OpenAI's, if the script has no item left, or if its item fails
-    or is an exception. Clients do not retry such a request; ``refused`` lists it.
+    ``POST /v1/chat/completions`` (plain and streamed) takes the script's next item,
+    whichever client asks: requests are taken one at a time. ``GET /v1/models`` lists
+    ``models``; a request may name any model. A request gets status 400 with an OpenAI
+    error body if it breaks a rule of OpenAI's, if the script has no item left, or if
+    its item fails or is an exception. Clients do not retry such a request; ``refused``
+    lists it.
 
-    All properties but ``url`` may be read at any time and from any thread, in a script's function and after ``stop``.
+    All properties but ``url`` may be read at any time and from any thread, in a
+    script's function and after ``stop``.
 
     Args:
-        script: The answers; a list of replies and faults, or a function of the request (called in a server thread).
+        script: The answers; a list of replies and faults, or a function of the request
+            (called in a server thread).
         chunk_size: Characters per streamed piece of text or arguments, at least 1.
         models: What ``GET /v1/models`` lists.
 
@@ -165,7 +191,13 @@ class ScriptedOpenAIServer:
         ValueError: If ``chunk_size`` is less than 1.
     """
 
-    def __init__(self, script: Script, *, chunk_size: int = 8, models: Iterable[str] = ("scripted",)) -> None:
+    def __init__(
+        self,
+        script: Script,
+        *,
+        chunk_size: int = 8,
+        models: Iterable[str] = ("scripted",),
+    ) -> None:
         self._reader = ScriptReader(script, chunk_size)
         self._models = tuple(models)
         self._lifecycle = threading.Lock()
@@ -205,7 +237,9 @@ class ScriptedOpenAIServer:
         """
         running = self._running
         if running is None:
-            raise RuntimeError("The server is not running: use it in a with statement, or call start().")
+            raise RuntimeError(
+                "The server is not running: use it in a with statement, or call start()."
+            )
         return f"http://127.0.0.1:{running.port}/v1"
 
     @property
@@ -240,10 +274,17 @@ class ScriptedOpenAIServer:
                     return self._complete(request.body)
             case "GET", "/v1/models":
                 common = {"object": "model", "created": 0, "owned_by": "scripted"}
-                return _json_response({"object": "list", "data": [{"id": name, **common} for name in self._models]})
+                return _json_response(
+                    {
+                        "object": "list",
+                        "data": [{"id": name, **common} for name in self._models],
+                    }
+                )
             case _:
                 text = f"Invalid URL ({request.method} {request.path})"
-                return _json_response(error_body(text, type="invalid_request_error"), status=404)
+                return _json_response(
+                    error_body(text, type="invalid_request_error"), status=404
+                )
 
     def _complete(self, raw: bytes) -> HttpResponse:
         try:
@@ -251,7 +292,9 @@ class ScriptedOpenAIServer:
         except ValueError:
             body = None
         if not is_object(body):
-            return self._refuse("We could not parse the JSON body of your request: expected an object.")
+            return self._refuse(
+                "We could not parse the JSON body of your request: expected an object."
+            )
         if (violation := find_violation(body)) is not None:
             return self._refuse(violation.message, param=violation.param)
         request = ScriptedRequest(
@@ -267,32 +310,61 @@ class ScriptedOpenAIServer:
             answer = self._reader.answer(request)
         except ScriptExhaustedError as error:
             return self._refuse(str(error), code="script_exhausted")
-        except Exception as error:  # the script is the user's code; its failure is sent as a response
-            return self._refuse(f"The script failed at request {request.index}: {error!r}", code="script_failed")
+        except (
+            Exception
+        ) as error:  # the script is the user's code; its failure is sent as a response
+            return self._refuse(
+                f"The script failed at request {request.index}: {error!r}",
+                code="script_failed",
+            )
         match answer:
             case ScriptedReply():
-                usage = count_tokens(answer, messages=request.messages, tools=body.get("tools"))
+                usage = count_tokens(
+                    answer, messages=request.messages, tools=body.get("tools")
+                )
                 self._usage += usage
                 return _reply_response(answer, request, usage, self._reader.chunk_size)
             case ScriptedFault():
                 return _fault_response(answer, request)
             case _:
                 problem = f"Request {request.index} met {answer!r}, which only ScriptedChatCompletion can raise"
-                return self._refuse(f"{problem}; put a ScriptedFault into the script.", code="script_failed")
+                return self._refuse(
+                    f"{problem}; put a ScriptedFault into the script.",
+                    code="script_failed",
+                )
 
-    def _refuse(self, message: str, *, param: str | None = None, code: str | None = None) -> HttpResponse:
+    def _refuse(
+        self, message: str, *, param: str | None = None, code: str | None = None
+    ) -> HttpResponse:
         self._refused.append(message)
-        return _json_response(error_body(message, type="invalid_request_error", param=param, code=code), status=400)
+        return _json_response(
+            error_body(message, type="invalid_request_error", param=param, code=code),
+            status=400,
+        )
 
 
-def _reply_response(reply: ScriptedReply, request: ScriptedRequest, usage: Usage, chunk_size: int) -> HttpResponse:
+def _reply_response(
+    reply: ScriptedReply, request: ScriptedRequest, usage: Usage, chunk_size: int
+) -> HttpResponse:
     model = str(request.body["model"])
     if not request.stream:
-        return _json_response(completion_body(reply, index=request.index, model=model, usage=usage))
-    reported = usage if object_of(request.body.get("stream_options")).get("include_usage") is True else None
-    chunks = completion_chunks(reply, index=request.index, model=model, usage=reported, chunk_size=chunk_size)
-    parts = tuple(f"data: {data}\n\n".encode() for data in (*map(json.dumps, chunks), "[DONE]"))
-    return HttpResponse(status=200, content_type="text/event-stream", parts=parts, streamed=True)
+        return _json_response(
+            completion_body(reply, index=request.index, model=model, usage=usage)
+        )
+    reported = (
+        usage
+        if object_of(request.body.get("stream_options")).get("include_usage") is True
+        else None
+    )
+    chunks = completion_chunks(
+        reply, index=request.index, model=model, usage=reported, chunk_size=chunk_size
+    )
+    parts = tuple(
+        f"data: {data}\n\n".encode() for data in (*map(json.dumps, chunks), "[DONE]")
+    )
+    return HttpResponse(
+        status=200, content_type="text/event-stream", parts=parts, streamed=True
+    )
 
 
 def _fault_response(fault: ScriptedFault, request: ScriptedRequest) -> HttpResponse:
@@ -300,13 +372,24 @@ def _fault_response(fault: ScriptedFault, request: ScriptedRequest) -> HttpRespo
     content_type = _JSON
     body = fault.body
     if body is None and fault.drop:
-        begun = _reply_response(ScriptedReply(text="Once"), request, Usage(prompt_tokens=1, completion_tokens=1), 4)
+        begun = _reply_response(
+            ScriptedReply(text="Once"),
+            request,
+            Usage(prompt_tokens=1, completion_tokens=1),
+            4,
+        )
         # A stream breaks off in the event after the text, so that some text arrives.
         *whole, last = begun.parts[:3]
         content_type = begun.content_type
         body = (b"".join(whole) + last[: len(last) // 2]).decode()
     elif body is None:
-        kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
+        kind = (
+            "server_error"
+            if status >= 500
+            else "rate_limit_error"
+            if status == 429
+            else "invalid_request_error"
+        )
         body = error_body(f"Scripted fault with status {status}.", type=kind)
     return HttpResponse(
         status=status,
@@ -318,4 +401,6 @@ def _fault_response(fault: ScriptedFault, request: ScriptedRequest) -> HttpRespo
 
 
 def _json_response(body: Mapping[str, object], *, status: int = 200) -> HttpResponse:
-    return HttpResponse(status=status, content_type=_JSON, parts=(json.dumps(body).encode(),))
+    return HttpResponse(
+        status=status, content_type=_JSON, parts=(json.dumps(body).encode(),)
+    )

@@ -1,19 +1,28 @@
 """A Semantic Kernel chat completion connector whose model is a script: no network, no waiting.
 
-To Semantic Kernel, and to anything built on it, it behaves like ``OpenAIChatCompletion``: the same settings protocol,
-the same items in the same order, the same metadata keys, the same chunks. It knows no planner.
+To Semantic Kernel, and to anything built on it, it behaves like
+``OpenAIChatCompletion``: the same settings protocol, the same items in the same order,
+the same metadata keys, the same chunks. It knows no planner.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, ClassVar, TypeVar, cast
 
 from pydantic import PrivateAttr
-from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
+from semantic_kernel.connectors.ai.chat_completion_client_base import (
+    ChatCompletionClientBase,
+)
 from semantic_kernel.connectors.ai.completion_usage import CompletionUsage
-from semantic_kernel.connectors.ai.function_call_choice_configuration import FunctionCallChoiceConfiguration
-from semantic_kernel.connectors.ai.function_calling_utils import update_settings_from_function_call_configuration
+from semantic_kernel.connectors.ai.function_call_choice_configuration import (
+    FunctionCallChoiceConfiguration,
+)
+from semantic_kernel.connectors.ai.function_calling_utils import (
+    update_settings_from_function_call_configuration,
+)
 from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.connectors.ai.prompt_execution_settings import (
+    PromptExecutionSettings,
+)
 from semantic_kernel.contents import (
     AuthorRole,
     ChatHistory,
@@ -44,10 +53,12 @@ class ScriptedPromptExecutionSettings(PromptExecutionSettings):
     """The settings of a scripted request: those of OpenAI's that an agent loop sets. They do not affect the replies.
 
     Attributes:
-        tools: The functions offered, as OpenAI's JSON; set by the function choice behavior.
-        tool_choice: ``"auto"``, ``"required"`` or ``"none"``; set by the function choice behavior.
-        number_of_responses: More than 1 is refused together with a function choice behavior, as the OpenAI connector
-            does; a reply always has one choice.
+        tools: The functions offered, as OpenAI's JSON; set by the function choice
+            behavior.
+        tool_choice: ``"auto"``, ``"required"`` or ``"none"``; set by the function
+            choice behavior.
+        number_of_responses: More than 1 is refused together with a function choice
+            behavior, as the OpenAI connector does; a reply always has one choice.
         response_format: Accepted.
         temperature: Accepted.
     """
@@ -62,17 +73,21 @@ class ScriptedPromptExecutionSettings(PromptExecutionSettings):
 class ScriptedChatCompletion(ChatCompletionClientBase):
     """A chat completion service that answers from a script, plain or streamed.
 
-    Use it in one event loop. A request is recorded, then waits for ``before_reply``, then takes the script's next item;
-    a request that is cancelled while it waits takes no item.
+    Use it in one event loop. A request is recorded, then waits for ``before_reply``,
+    then takes the script's next item; a request that is cancelled while it waits takes
+    no item.
 
     Args:
-        script: The answers; a list of replies, or a function of the request. An exception among them is raised.
+        script: The answers; a list of replies, or a function of the request. An
+            exception among them is raised.
         ai_model_id: The model's name in every message.
         service_id: The id by which a kernel finds the service.
         chunk_size: Characters per streamed piece of text or arguments, at least 1.
-        metadata: Merged over the metadata of every reply (of a streamed one, of its last chunk); a function of the
-            request gives each reply its own. Use it to script a service that reports ``iterations``.
-        before_reply: Awaited with each request before it is answered; a test blocks, cancels or raises in it.
+        metadata: Merged over the metadata of every reply (of a streamed one, of its
+            last chunk); a function of the request gives each reply its own. Use it to
+            script a service that reports ``iterations``.
+        before_reply: Awaited with each request before it is answered; a test blocks,
+            cancels or raises in it.
 
     Raises:
         TypeError: If ``script`` is not a script.
@@ -82,9 +97,13 @@ class ScriptedChatCompletion(ChatCompletionClientBase):
     SUPPORTS_FUNCTION_CALLING: ClassVar[bool] = True
 
     _reader: ScriptReader = PrivateAttr()
-    _metadata: Mapping[str, object] | Callable[[ScriptedRequest], Mapping[str, object]] = PrivateAttr()
+    _metadata: (
+        Mapping[str, object] | Callable[[ScriptedRequest], Mapping[str, object]]
+    ) = PrivateAttr()
     _before_reply: Callable[[ScriptedRequest], Awaitable[None]] | None = PrivateAttr()
-    _requests: list[ScriptedRequest] = PrivateAttr(default_factory=list[ScriptedRequest])
+    _requests: list[ScriptedRequest] = PrivateAttr(
+        default_factory=list[ScriptedRequest]
+    )
 
     def __init__(
         self,
@@ -93,7 +112,9 @@ class ScriptedChatCompletion(ChatCompletionClientBase):
         ai_model_id: str = "scripted",
         service_id: str = "scripted",
         chunk_size: int = 8,
-        metadata: Mapping[str, object] | Callable[[ScriptedRequest], Mapping[str, object]] | None = None,
+        metadata: Mapping[str, object]
+        | Callable[[ScriptedRequest], Mapping[str, object]]
+        | None = None,
         before_reply: Callable[[ScriptedRequest], Awaitable[None]] | None = None,
     ) -> None:
         super().__init__(ai_model_id=ai_model_id, service_id=service_id)
@@ -116,51 +137,98 @@ class ScriptedChatCompletion(ChatCompletionClientBase):
         reply, _, metadata = await self._answer(chat_history, settings, stream=False)
         # The OpenAI connector, too, puts the calls first.
         items: list[Any] = [
-            FunctionCallContent(id=item.id, name=item.name, arguments=item.arguments_text) for item in reply.calls
+            FunctionCallContent(
+                id=item.id, name=item.name, arguments=item.arguments_text
+            )
+            for item in reply.calls
         ]
         if text := reply.text or reply.refusal:
             items.append(TextContent(text=text))
         metadata = {"logprobs": None, **metadata}
         own = _response("message", reply.refusal)
-        return [self._message(ChatMessageContent, reply.ended_by, items=items, metadata=metadata, inner_content=own)]
+        return [
+            self._message(
+                ChatMessageContent,
+                reply.ended_by,
+                items=items,
+                metadata=metadata,
+                inner_content=own,
+            )
+        ]
 
     async def _inner_get_streaming_chat_message_contents(
-        self, chat_history: ChatHistory, settings: PromptExecutionSettings, function_invoke_attempt: int = 0
+        self,
+        chat_history: ChatHistory,
+        settings: PromptExecutionSettings,
+        function_invoke_attempt: int = 0,
     ) -> AsyncGenerator[list[StreamingChatMessageContent], Any]:
         reply, base, metadata = await self._answer(chat_history, settings, stream=True)
         base = {"logprobs": None, **base}
         place = {"choice_index": 0, "function_invoke_attempt": function_invoke_attempt}
         for delta, finish_reason in deltas(reply, chunk_size=self._reader.chunk_size):
             items: list[Any] = [
-                FunctionCallContent(id=call.get("id"), index=call["index"], **call["function"])
+                FunctionCallContent(
+                    id=call.get("id"), index=call["index"], **call["function"]
+                )
                 for call in delta.get("tool_calls", ())
             ]
             if (text := delta.get("content")) is not None:
                 items.append(StreamingTextContent(choice_index=0, text=text))
             own = {**place, "inner_content": _response("delta", delta.get("refusal"))}
-            yield [self._message(StreamingChatMessageContent, finish_reason, items=items, metadata=base, **own)]
-        yield [self._message(StreamingChatMessageContent, None, items=[], metadata=metadata, **place)]
+            yield [
+                self._message(
+                    StreamingChatMessageContent,
+                    finish_reason,
+                    items=items,
+                    metadata=base,
+                    **own,
+                )
+            ]
+        yield [
+            self._message(
+                StreamingChatMessageContent, None, items=[], metadata=metadata, **place
+            )
+        ]
 
-    def _message(self, kind: type[_Message], finish_reason: str | None, **fields: Any) -> _Message:
+    def _message(
+        self, kind: type[_Message], finish_reason: str | None, **fields: Any
+    ) -> _Message:
         reason = FinishReason(finish_reason) if finish_reason else None
-        return kind(role=AuthorRole.ASSISTANT, ai_model_id=self.ai_model_id, finish_reason=reason, **fields)
+        return kind(
+            role=AuthorRole.ASSISTANT,
+            ai_model_id=self.ai_model_id,
+            finish_reason=reason,
+            **fields,
+        )
 
-    def _verify_function_choice_settings(self, settings: PromptExecutionSettings) -> None:
+    def _verify_function_choice_settings(
+        self, settings: PromptExecutionSettings
+    ) -> None:
         if (self._scripted(settings).number_of_responses or 1) > 1:
             problem = "Functions may only be invoked with number_of_responses 1, as with the OpenAI connector."
             raise ServiceInvalidExecutionSettingsError(problem)
 
     def _update_function_choice_settings_callback(
         self,
-    ) -> Callable[[FunctionCallChoiceConfiguration, PromptExecutionSettings, FunctionChoiceType], None]:
+    ) -> Callable[
+        [FunctionCallChoiceConfiguration, PromptExecutionSettings, FunctionChoiceType],
+        None,
+    ]:
         return update_settings_from_function_call_configuration
 
-    def _reset_function_choice_settings(self, settings: PromptExecutionSettings) -> None:
+    def _reset_function_choice_settings(
+        self, settings: PromptExecutionSettings
+    ) -> None:
         scripted = self._scripted(settings)
         scripted.tool_choice = scripted.tools = None
 
-    def _scripted(self, settings: PromptExecutionSettings) -> ScriptedPromptExecutionSettings:
-        return cast("ScriptedPromptExecutionSettings", self.get_prompt_execution_settings_from_settings(settings))
+    def _scripted(
+        self, settings: PromptExecutionSettings
+    ) -> ScriptedPromptExecutionSettings:
+        return cast(
+            "ScriptedPromptExecutionSettings",
+            self.get_prompt_execution_settings_from_settings(settings),
+        )
 
     async def _answer(
         self, history: ChatHistory, settings: PromptExecutionSettings, *, stream: bool
@@ -187,7 +255,10 @@ class ScriptedChatCompletion(ChatCompletionClientBase):
                 "put the exception into the script that the connector would raise."
             )
         tokens = count_tokens(answer, messages=request.messages, tools=scripted.tools)
-        usage = CompletionUsage(prompt_tokens=tokens.prompt_tokens, completion_tokens=tokens.completion_tokens)
+        usage = CompletionUsage(
+            prompt_tokens=tokens.prompt_tokens,
+            completion_tokens=tokens.completion_tokens,
+        )
         base = {**reply_metadata(request.index), "usage": None}
         added = self._metadata(request) if callable(self._metadata) else self._metadata
         return answer, base, {**base, "usage": usage, **added}

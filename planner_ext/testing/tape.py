@@ -6,16 +6,19 @@
     with replay("tests/cassettes/refund.json") as tape:                       # needs no model
         result = await planner.invoke(tape.kernel(kernel), "Refund order 7.")
 
-`Tape.kernel` returns a copy of a kernel with its services on the tape. A planner, handler, session or prompt function
-with that kernel is recorded, and so are the planners, agents and prompts inside their functions. `Tape.service` puts
-one service on the tape. If a replayed kernel lacks a service of the cassette, its copy has one that takes OpenAI's
-settings: it needs neither a key nor a connector.
+`Tape.kernel` returns a copy of a kernel with its services on the tape. A planner,
+handler, session or prompt function with that kernel is recorded, and so are the
+planners, agents and prompts inside their functions. `Tape.service` puts one service on
+the tape. If a replayed kernel lacks a service of the cassette, its copy has one that
+takes OpenAI's settings: it needs neither a key nor a connector.
 
-A replay uses the run ids and times of the recorded run, so every replay gives the same journal. Each request is
-compared with the recorded one. Functions are called (``functions="live"``), or return their recorded results
-(``"recorded"``); then a call without a recorded result fails. Prompt functions and planners are always called, since
-their requests are on the cassette. With recorded functions the application's filters do not run. A tape does not cover
-text completion, embeddings, and requests that bypass its kernel.
+A replay uses the run ids and times of the recorded run, so every replay gives the same
+journal. Each request is compared with the recorded one. Functions are called
+(``functions="live"``), or return their recorded results (``"recorded"``); then a call
+without a recorded result fails. Prompt functions and planners are always called, since
+their requests are on the cassette. With recorded functions the application's filters do
+not run. A tape does not cover text completion, embeddings, and requests that bypass its
+kernel.
 """
 
 import asyncio
@@ -29,8 +32,12 @@ from typing import Any, ClassVar, Literal, TypeVar, cast
 from uuid import uuid4
 
 from semantic_kernel import Kernel
-from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.connectors.ai.chat_completion_client_base import (
+    ChatCompletionClientBase,
+)
+from semantic_kernel.connectors.ai.prompt_execution_settings import (
+    PromptExecutionSettings,
+)
 from semantic_kernel.contents import (
     ChatHistory,
     ChatMessageContent,
@@ -75,9 +82,11 @@ class Tape(ABC):
     Attributes:
         recording: Whether the model is called.
         services: The model of each service on the tape, by the service's id.
-        runs: The journal up to now of each run on the tape, by its id, in the order in which they began.
+        runs: The journal up to now of each run on the tape, by its id, in the order in
+            which they began.
         differences: In a replay, the differences from the recorded run.
-        as_recorded: In a replay with live functions, calls that return their recorded result: run, iteration, index.
+        as_recorded: In a replay with live functions, calls that return their recorded
+            result: run, iteration, index.
     """
 
     recording: ClassVar[bool]
@@ -91,7 +100,9 @@ class Tape(ABC):
     def kernel(self, kernel: Kernel) -> Kernel:
         """Copy a kernel, with its chat completion services on the tape."""
         given = cast("dict[str, AIServiceClientBase]", kernel.services)
-        return kernel_with_services(kernel, {name: self.service(service) for name, service in given.items()})
+        return kernel_with_services(
+            kernel, {name: self.service(service) for name, service in given.items()}
+        )
 
     def service(self, service: S) -> S:
         """Wrap a chat completion service, or the connector in a `FunctionInvokingChatCompletion`; not changed itself.
@@ -103,13 +114,17 @@ class Tape(ABC):
             wrapper = wrapper.model_copy()
             wrapper._inner = self.service(wrapper.inner)
             return wrapper
-        if not isinstance(service, ChatCompletionClientBase) or isinstance(service, _TapedChatCompletion):
+        if not isinstance(service, ChatCompletionClientBase) or isinstance(
+            service, _TapedChatCompletion
+        ):
             return service
         self.services[service.service_id] = service.ai_model_id
         return cast("S", self._taped(service.service_id, service.ai_model_id, service))
 
     @abstractmethod
-    def _taped(self, service_id: str, model: str, inner: ChatCompletionClientBase | None) -> ChatCompletionClientBase:
+    def _taped(
+        self, service_id: str, model: str, inner: ChatCompletionClientBase | None
+    ) -> ChatCompletionClientBase:
         """Make the service that replaces a connector."""
 
 
@@ -120,8 +135,12 @@ class _Tape(Tape):
         super().__init__()
         self._scrub = Scrubber(scrub)
 
-    def _taped(self, service_id: str, model: str, inner: ChatCompletionClientBase | None) -> "_TapedChatCompletion":
-        if isinstance(key := getattr(getattr(inner, "client", None), "api_key", None), str):
+    def _taped(
+        self, service_id: str, model: str, inner: ChatCompletionClientBase | None
+    ) -> "_TapedChatCompletion":
+        if isinstance(
+            key := getattr(getattr(inner, "client", None), "api_key", None), str
+        ):
             self._scrub.add(key)
         role = {} if inner is None else {"instruction_role": inner.instruction_role}
         calls = inner is None or inner.SUPPORTS_FUNCTION_CALLING
@@ -129,7 +148,12 @@ class _Tape(Tape):
             ai_model_id=model, service_id=service_id, inner=inner, tape=self, **role
         )
 
-    def _asked(self, service: "_TapedChatCompletion", history: ChatHistory, settings: PromptExecutionSettings) -> Asked:
+    def _asked(
+        self,
+        service: "_TapedChatCompletion",
+        history: ChatHistory,
+        settings: PromptExecutionSettings,
+    ) -> Asked:
         return Asked.of(service.service_id, next(_functions(), ""), history, settings)
 
     @abstractmethod
@@ -151,13 +175,20 @@ class _Tape(Tape):
 
     @abstractmethod
     async def reply(
-        self, service: "_TapedChatCompletion", history: ChatHistory, settings: PromptExecutionSettings
+        self,
+        service: "_TapedChatCompletion",
+        history: ChatHistory,
+        settings: PromptExecutionSettings,
     ) -> list[ChatMessageContent]:
         """Answer one request."""
 
     @abstractmethod
     def chunks(
-        self, service: "_TapedChatCompletion", history: ChatHistory, settings: PromptExecutionSettings, attempt: int
+        self,
+        service: "_TapedChatCompletion",
+        history: ChatHistory,
+        settings: PromptExecutionSettings,
+        attempt: int,
     ) -> AsyncGenerator[list[StreamingChatMessageContent], Any]:
         """Answer one request as a stream."""
 
@@ -182,9 +213,14 @@ class _TapedChatCompletion(OuterConnector):
         return await self.tape.reply(self, chat_history, settings)
 
     async def _inner_get_streaming_chat_message_contents(
-        self, chat_history: ChatHistory, settings: PromptExecutionSettings, function_invoke_attempt: int = 0
+        self,
+        chat_history: ChatHistory,
+        settings: PromptExecutionSettings,
+        function_invoke_attempt: int = 0,
     ) -> AsyncGenerator[list[StreamingChatMessageContent], Any]:
-        async with aclosing(self.tape.chunks(self, chat_history, settings, function_invoke_attempt)) as stream:
+        async with aclosing(
+            self.tape.chunks(self, chat_history, settings, function_invoke_attempt)
+        ) as stream:
             async for group in stream:
                 yield group
 
@@ -207,8 +243,14 @@ class _Recorder(_Tape):
     def write(self, path: Path) -> None:
         """Write the cassette, without requests that are still under way."""
         self._scrub.add_environment()
-        done = [one for one in self._exchanges if one[1].replies is not None or one[1].error or one[1].abandoned]
-        Cassette(self.services, done, [tuple(facts) for facts in self.runs.values()]).write(path, self._scrub)
+        done = [
+            one
+            for one in self._exchanges
+            if one[1].replies is not None or one[1].error or one[1].abandoned
+        ]
+        Cassette(
+            self.services, done, [tuple(facts) for facts in self.runs.values()]
+        ).write(path, self._scrub)
 
     def run_id(self, goal: str) -> str:  # noqa: ARG002  (the port's signature)
         return uuid4().hex
@@ -218,12 +260,17 @@ class _Recorder(_Tape):
 
     @contextmanager
     def _exchange(
-        self, service: _TapedChatCompletion, history: ChatHistory, settings: PromptExecutionSettings
+        self,
+        service: _TapedChatCompletion,
+        history: ChatHistory,
+        settings: PromptExecutionSettings,
     ) -> Generator[tuple[ChatCompletionClientBase, Exchange]]:
         """Record one request, and how it ends without a reply."""
         asked = self._asked(service, history, settings)
         within = [*_functions()][1:]
-        kept = Exchange(**{name: getattr(asked, name) for name in Asked.__slots__}, within=within)
+        kept = Exchange(
+            **{name: getattr(asked, name) for name in Asked.__slots__}, within=within
+        )
         self._exchanges.append((asked, kept))
         try:
             yield service.connector, kept
@@ -238,7 +285,10 @@ class _Recorder(_Tape):
         kept.replies = [dump_message(message) for message in messages]
 
     async def reply(
-        self, service: _TapedChatCompletion, history: ChatHistory, settings: PromptExecutionSettings
+        self,
+        service: _TapedChatCompletion,
+        history: ChatHistory,
+        settings: PromptExecutionSettings,
     ) -> list[ChatMessageContent]:
         with self._exchange(service, history, settings) as (inner, kept):
             replies = await inner._inner_get_chat_message_contents(history, settings)  # pyright: ignore[reportPrivateUsage]  (what a connector overrides)
@@ -247,11 +297,16 @@ class _Recorder(_Tape):
             return messages
 
     async def chunks(
-        self, service: _TapedChatCompletion, history: ChatHistory, settings: PromptExecutionSettings, attempt: int
+        self,
+        service: _TapedChatCompletion,
+        history: ChatHistory,
+        settings: PromptExecutionSettings,
+        attempt: int,
     ) -> AsyncGenerator[list[StreamingChatMessageContent], Any]:
         assembly = ReplyAssembly()
         with self._exchange(service, history, settings) as (inner, kept):
-            stream = inner._inner_get_streaming_chat_message_contents(history, settings, attempt)  # pyright: ignore[reportPrivateUsage]  (what a connector overrides)
+            ask = inner._inner_get_streaming_chat_message_contents  # pyright: ignore[reportPrivateUsage]  (what a connector overrides)
+            stream = ask(history, settings, attempt)
             try:
                 async with aclosing(corrected_chunks(stream)) as groups:
                     async for group in groups:
@@ -260,7 +315,10 @@ class _Recorder(_Tape):
                                 assembly.add(chunk)
                         yield group
             finally:  # what had arrived is a reply, too
-                self._keep(kept, [with_own_ids(assembly.message())] if assembly.is_reply else [])
+                self._keep(
+                    kept,
+                    [with_own_ids(assembly.message())] if assembly.is_reply else [],
+                )
 
 
 class _Player(_Tape):
@@ -281,15 +339,21 @@ class _Player(_Tape):
             ("on_difference", on_difference, ("raise", "collect")),
         ):
             if given not in known:
-                raise InvalidOptionError(f"{name} must be {known[0]!r} or {known[1]!r}; got {given!r}.")
+                raise InvalidOptionError(
+                    f"{name} must be {known[0]!r} or {known[1]!r}; got {given!r}."
+                )
         self.cassette = cassette
         self.functions = functions
         self._raises = on_difference == "raise"
         self._left = list(range(len(cassette.exchanges)))
         self._not_called: set[str] = set()
         started = (run[0] for run in cassette.runs)
-        self._ids = [(one.goal, one.run_id) for one in started if isinstance(one, RunStarted)]
-        self._clock = _Clock(self.runs, sorted(fact.at for run in cassette.runs for fact in run))
+        self._ids = [
+            (one.goal, one.run_id) for one in started if isinstance(one, RunStarted)
+        ]
+        self._clock = _Clock(
+            self.runs, sorted(fact.at for run in cassette.runs for fact in run)
+        )
         self.order: dict[tuple[str, int], list[CallStarted | CallFinished]] = {}
         for (_, run_id), run in zip(self._ids, cassette.runs, strict=True):
             for fact in run:
@@ -307,21 +371,35 @@ class _Player(_Tape):
         copied = super().kernel(kernel)
         there = {*copied.services, *self.services}
         missing = {
-            name: self._taped(name, model, None) for name, model in self.cassette.services.items() if name not in there
+            name: self._taped(name, model, None)
+            for name, model in self.cassette.services.items()
+            if name not in there
         }
-        return kernel_with_services(copied, {**cast("dict[str, Any]", copied.services), **missing})
+        return kernel_with_services(
+            copied, {**cast("dict[str, Any]", copied.services), **missing}
+        )
 
     def finish(self) -> None:
         """Add the recorded requests that were not made to the differences, and raise if there are any."""
         for number in self._left:
             asked, exchange = self.cassette.exchanges[number]
             if self._not_called.isdisjoint((asked.function, *exchange.within)):
-                self._note(Difference(request=number, what="the request", expected="as recorded", got="not made"))
+                self._note(
+                    Difference(
+                        request=number,
+                        what="the request",
+                        expected="as recorded",
+                        got="not made",
+                    )
+                )
         if self._raises and self.differences:
             raise ReplayDifferenceError(self.differences)
 
     def run_id(self, goal: str) -> str:
-        known = next((one for one in self._ids if same(one[0], goal)), (goal, f"replay-{len(self.runs)}"))
+        known = next(
+            (one for one in self._ids if same(one[0], goal)),
+            (goal, f"replay-{len(self.runs)}"),
+        )
         with suppress(ValueError):
             self._ids.remove(known)
         return known[1]
@@ -331,7 +409,10 @@ class _Player(_Tape):
 
     def ports(self, ports: Ports, facts: Sequence[Fact]) -> Ports:
         functions = cast("KernelFunctions", ports.functions)
-        return replace(super().ports(ports, facts), functions=_TapedFunctions(functions, self, ports.max_concurrency))
+        return replace(
+            super().ports(ports, facts),
+            functions=_TapedFunctions(functions, self, ports.max_concurrency),
+        )
 
     def _observe(self, fact: Fact, run: RunInfo) -> None:
         super()._observe(fact, run)
@@ -351,7 +432,11 @@ class _Player(_Tape):
             tab.charge(fact.spent)
         error = RuntimeError(fact.error) if fact.outcome != "ok" else None
         return Finished(
-            outcome=fact.outcome, text=fact.result, error=fact.error, exception=error, terminate=fact.terminate
+            outcome=fact.outcome,
+            text=fact.result,
+            error=fact.error,
+            exception=error,
+            terminate=fact.terminate,
         )
 
     def no_result(self, checked: ResolvedCall) -> Finished:
@@ -359,29 +444,55 @@ class _Player(_Tape):
         name = checked.function
         got = json.dumps(dict(checked.arguments), default=str)
         what = f"one more call of {name}"
-        self._note(Difference(request=self._made, what=what, function=name, expected="no such call", got=got))
+        self._note(
+            Difference(
+                request=self._made,
+                what=what,
+                function=name,
+                expected="no such call",
+                got=got,
+            )
+        )
         text = "The cassette has no result of this call."
-        return Finished(outcome="failed", text=text, error=text, exception=LookupError(text))
+        return Finished(
+            outcome="failed", text=text, error=text, exception=LookupError(text)
+        )
 
     def compare(self, fact: CallFinished, finished: Finished) -> None:
         """Add a difference if a function returned another result than the recorded one."""
         if not same(fact.result, text := finished.text):
             what = f"the result of {fact.function}"
             name = fact.function
-            self._note(Difference(request=self._made, what=what, function=name, expected=fact.result, got=text))
+            self._note(
+                Difference(
+                    request=self._made,
+                    what=what,
+                    function=name,
+                    expected=fact.result,
+                    got=text,
+                )
+            )
 
     def _note(self, found: Difference) -> None:
         """Add a difference once, without secrets: later requests repeat the same messages."""
         found = replace(found, got=self._scrub.text(found.got))
         key = (found.what, found.expected, found.got)
-        if found.what == "the request" or all((one.what, one.expected, one.got) != key for one in self.differences):
+        if found.what == "the request" or all(
+            (one.what, one.expected, one.got) != key for one in self.differences
+        ):
             self.differences.append(found)
 
-    def _recorded(self, service: _TapedChatCompletion, history: ChatHistory, settings: PromptExecutionSettings) -> int:
+    def _recorded(
+        self,
+        service: _TapedChatCompletion,
+        history: ChatHistory,
+        settings: PromptExecutionSettings,
+    ) -> int:
         """Find the number of the recorded request that equals this one; else compare it with the next one.
 
         Raises:
-            ReplayDifferenceError: If it differs, and differences raise; or if no recorded request is left.
+            ReplayDifferenceError: If it differs, and differences raise; or if no
+                recorded request is left.
         """
         asked = self._asked(service, history, settings)
         exchanges = self.cassette.exchanges
@@ -395,7 +506,12 @@ class _Player(_Tape):
         if number is None:
             got = str(asked.messages[-1].get("content")) if asked.messages else ""
             self._note(
-                Difference(request=len(exchanges), what="one more request", expected="no further request", got=got)
+                Difference(
+                    request=len(exchanges),
+                    what="one more request",
+                    expected="no further request",
+                    got=got,
+                )
             )
         if number is None or (self._raises and self.differences):
             raise ReplayDifferenceError(self.differences)
@@ -407,7 +523,8 @@ class _Player(_Tape):
 
         Raises:
             Exception: The recorded exception.
-            ReplayDifferenceError: If the recorded request was abandoned, and this one is not within some seconds.
+            ReplayDifferenceError: If the recorded request was abandoned, and this one
+                is not within some seconds.
         """
         exchange = self.cassette.exchanges[number][1]
         self._clock.ahead = True
@@ -415,18 +532,34 @@ class _Player(_Tape):
             raise Raised.again(exchange.error)
         if exchange.abandoned:
             await asyncio.sleep(_PATIENCE)
-            self._note(Difference(request=number, what="the request", expected="abandoned", got="waited for"))
+            self._note(
+                Difference(
+                    request=number,
+                    what="the request",
+                    expected="abandoned",
+                    got="waited for",
+                )
+            )
             raise ReplayDifferenceError(self.differences)
 
     async def reply(
-        self, service: _TapedChatCompletion, history: ChatHistory, settings: PromptExecutionSettings
+        self,
+        service: _TapedChatCompletion,
+        history: ChatHistory,
+        settings: PromptExecutionSettings,
     ) -> list[ChatMessageContent]:
         number = self._recorded(service, history, settings)
         await self._end(number)
-        return [_message(one) for one in self.cassette.exchanges[number][1].replies or ()]
+        return [
+            _message(one) for one in self.cassette.exchanges[number][1].replies or ()
+        ]
 
     async def chunks(
-        self, service: _TapedChatCompletion, history: ChatHistory, settings: PromptExecutionSettings, attempt: int
+        self,
+        service: _TapedChatCompletion,
+        history: ChatHistory,
+        settings: PromptExecutionSettings,
+        attempt: int,
     ) -> AsyncGenerator[list[StreamingChatMessageContent], Any]:
         number = self._recorded(service, history, settings)
         for one in self.cassette.exchanges[number][1].replies or ():
@@ -447,7 +580,9 @@ _PIECE = 16
 """Characters of a piece of streamed text."""
 
 
-def _pieces(message: ChatMessageContent, attempt: int) -> Iterator[StreamingChatMessageContent]:
+def _pieces(
+    message: ChatMessageContent, attempt: int
+) -> Iterator[StreamingChatMessageContent]:
     """Cut a reply into chunks: pieces of its text, then everything else."""
     same: dict[str, Any] = {
         "role": message.role,
@@ -461,11 +596,16 @@ def _pieces(message: ChatMessageContent, attempt: int) -> Iterator[StreamingChat
         yield StreamingChatMessageContent(items=[piece], **same)
     others = [item for item in message.items if not isinstance(item, TextContent)]
     items: list[Any] = [
-        item.model_copy(update={"index": place}) if isinstance(item, FunctionCallContent) else item
+        item.model_copy(update={"index": place})
+        if isinstance(item, FunctionCallContent)
+        else item
         for place, item in enumerate(others)
     ]
     yield StreamingChatMessageContent(
-        items=items, metadata=message.metadata, finish_reason=message.finish_reason, **same
+        items=items,
+        metadata=message.metadata,
+        finish_reason=message.finish_reason,
+        **same,
     )
 
 
@@ -498,21 +638,26 @@ class _Clock:
 
 
 _PATIENCE = 5.0
-"""The longest wait of a replay for what the recorded run did: for the calls that ended before another one, which a
-filter may delay, and for the end of a request that was abandoned."""
+"""The longest wait of a replay for what the recorded run did: for the calls that ended
+before another one, which a filter may delay, and for the end of a request that was
+abandoned."""
 
 
 class _TapedFunctions:
     """The functions of a replayed run, in the recorded order."""
 
-    def __init__(self, inner: KernelFunctions, tape: _Player, max_concurrency: int | None) -> None:
+    def __init__(
+        self, inner: KernelFunctions, tape: _Player, max_concurrency: int | None
+    ) -> None:
         self._inner = inner
         self._tape = tape
         self._in_order = max_concurrency is not None
         self.check = inner.check
         self.encode = inner.encode
 
-    async def run(self, call: RequestedCall, checked: ResolvedCall, *, index: int, state: State) -> Finished:
+    async def run(
+        self, call: RequestedCall, checked: ResolvedCall, *, index: int, state: State
+    ) -> Finished:
         """Run a function, or return its recorded result."""
         batch = state.batch
         tape = self._tape
@@ -524,7 +669,11 @@ class _TapedFunctions:
         function = self._inner.tools.functions.get(checked.function)
         asks = checked.nested or (function is not None and function.is_prompt)
         if recorded and not asks:
-            finished = tape.result(fact, checked) if fact is not None else tape.no_result(checked)
+            finished = (
+                tape.result(fact, checked)
+                if fact is not None
+                else tape.no_result(checked)
+            )
         else:
             finished = await self._inner.run(call, checked, index=index, state=state)
             if fact is not None:
@@ -536,13 +685,23 @@ class _TapedFunctions:
     async def _turn(self, run_id: str, iteration: int, index: int) -> None:
         """Wait for the starts and ends in the batch that came before the end of this call in the recorded run."""
         order = self._tape.order.get((run_id, iteration), [])
-        ends = (place for place, fact in enumerate(order) if fact.index == index and isinstance(fact, CallFinished))
+        ends = (
+            place
+            for place, fact in enumerate(order)
+            if fact.index == index and isinstance(fact, CallFinished)
+        )
         before = order[: next(ends, 0)]
         tab = current_tab()
         with suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE):
-                while tab is not None and (batch := tab.account.state.batch) is not None:
-                    if all(_has_happened(fact, batch) for fact in before if fact.index < len(batch.calls)):
+                while (
+                    tab is not None and (batch := tab.account.state.batch) is not None
+                ):
+                    if all(
+                        _has_happened(fact, batch)
+                        for fact in before
+                        if fact.index < len(batch.calls)
+                    ):
                         return
                     await self._tape.changed.wait()
 
@@ -550,7 +709,11 @@ class _TapedFunctions:
 def _has_happened(fact: CallStarted | CallFinished, batch: Batch) -> bool:
     """Whether a call of a batch has got as far as in a recorded fact, or will not start."""
     call = batch.calls[fact.index]
-    return call.answer is not None or call.decided is None or (call.started and isinstance(fact, CallStarted))
+    return (
+        call.answer is not None
+        or call.decided is None
+        or (call.started and isinstance(fact, CallStarted))
+    )
 
 
 @contextmanager
@@ -558,11 +721,14 @@ def record(path: str | Path, *, scrub: Scrub = ()) -> Generator[Tape]:
     """Record the requests to the services on the tape, their replies, and the journals of the runs.
 
     Args:
-        path: The file, written when the block ends without an exception; folders are created.
-        scrub: Regular expressions of texts that may not enter the file, and functions from a text to its clean form,
-            in which "[scrubbed]" replaces each secret: one, or a list of them. Known forms of keys, values whose names
-            say that they are secret, the services' keys and the secrets in the environment are always scrubbed. In a
-            replay "[scrubbed]" matches any text, and is what a called function gets. Numbers are not scrubbed.
+        path: The file, written when the block ends without an exception; folders are
+            created.
+        scrub: Regular expressions of texts that may not enter the file, and functions
+            from a text to its clean form, in which "[scrubbed]" replaces each secret:
+            one, or a list of them. Known forms of keys, values whose names say that
+            they are secret, the services' keys and the secrets in the environment are
+            always scrubbed. In a replay "[scrubbed]" matches any text, and is what a
+            called function gets. Numbers are not scrubbed.
 
     Raises:
         InvalidOptionError: If ``scrub`` is something else.
@@ -584,16 +750,20 @@ def replay(
 
     Args:
         path: The file that `record` wrote.
-        functions: ``live`` calls functions; ``recorded`` returns their recorded results, and a call that was not
-            recorded is a difference, and fails.
-        on_difference: ``raise``: the first request that differs raises, and so does the end of the block if requests of
-            the cassette were not made. ``collect``: a request that differs still receives the recorded reply, and the
-            differences are in ``tape.differences``; only a request without a recorded reply raises.
+        functions: ``live`` calls functions; ``recorded`` returns their recorded
+            results, and a call that was not recorded is a difference, and fails.
+        on_difference: ``raise``: the first request that differs raises, and so does the
+            end of the block if requests of the cassette were not made. ``collect``: a
+            request that differs still receives the recorded reply, and the differences
+            are in ``tape.differences``; only a request without a recorded reply raises.
 
     Raises:
         CassetteError: If the file is not a valid cassette; names the place.
-        ReplayDifferenceError: If the run differs from the recorded one; lists the differences.
+        ReplayDifferenceError: If the run differs from the recorded one; lists the
+            differences.
     """
-    tape = _Player(Cassette.read(Path(path)), functions=functions, on_difference=on_difference)
+    tape = _Player(
+        Cassette.read(Path(path)), functions=functions, on_difference=on_difference
+    )
     yield tape
     tape.finish()

@@ -1,7 +1,8 @@
 """The timeline of a run as a self-contained HTML page without scripts, in light and dark, wide and narrow.
 
-The templates escape every text for HTML and make invisible characters visible. They use no ``style`` attribute, so a
-content security policy may forbid inline styles. The inbox embeds the same fragment.
+The templates escape every text for HTML and make invisible characters visible. They use
+no ``style`` attribute, so a content security policy may forbid inline styles. The inbox
+embeds the same fragment.
 """
 
 import json
@@ -18,7 +19,14 @@ from planner_ext.approval.decisions import DecisionRecord
 from planner_ext.core.errors import PlannerExtError, counted
 from planner_ext.core.text import exact, exact_json, one_line, visible
 from planner_ext.core.values import Usage
-from planner_ext.engine.timeline import CallOutcome, Spending, Timeline, TimelineCall, TimelineEvent, TimelineIteration
+from planner_ext.engine.timeline import (
+    CallOutcome,
+    Spending,
+    Timeline,
+    TimelineCall,
+    TimelineEvent,
+    TimelineIteration,
+)
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -36,10 +44,20 @@ def page_of(timelines: Sequence[Timeline], *, title: str = "") -> str:
         ValueError: If the number of timelines is neither one nor two.
     """
     if isinstance(timelines, Timeline) or len(timelines) not in (1, 2):
-        given = "a Timeline" if isinstance(timelines, Timeline) else f"{len(timelines)} timelines"
-        raise ValueError(f"A page shows one run, or two side by side: [timeline] or [timeline, fork]; got {given}.")
+        given = (
+            "a Timeline"
+            if isinstance(timelines, Timeline)
+            else f"{len(timelines)} timelines"
+        )
+        raise ValueError(
+            f"A page shows one run, or two side by side: [timeline] or [timeline, fork]; got {given}."
+        )
     title = title or one_line(timelines[0].goal) or "Run"
-    return _templates().get_template("page.html.jinja").render(title=title, timelines=timelines)
+    return (
+        _templates()
+        .get_template("page.html.jinja")
+        .render(title=title, timelines=timelines)
+    )
 
 
 def fragment_of(timeline: Timeline) -> str:
@@ -58,7 +76,9 @@ def steps_of(timeline: Timeline, *, prefix: str) -> list[str]:
         PlannerExtError: If jinja2 is not installed.
     """
     template: Any = _templates().get_template("timeline.html.jinja").module
-    return [template.step(iteration, timeline, prefix) for iteration in timeline.iterations]
+    return [
+        template.step(iteration, timeline, prefix) for iteration in timeline.iterations
+    ]
 
 
 @cache
@@ -112,10 +132,14 @@ def _templates() -> "Environment":
 class _Axis:
     """Maps times to percent of a width."""
 
-    def __init__(self, start: float, end: float, gaps: Iterable[tuple[float, float]]) -> None:
+    def __init__(
+        self, start: float, end: float, gaps: Iterable[tuple[float, float]]
+    ) -> None:
         """Shorten the gaps between start and end; gaps may overlap."""
         joined: list[tuple[float, float]] = []
-        for left, right in sorted((max(left, start), min(right, end)) for left, right in gaps):
+        for left, right in sorted(
+            (max(left, start), min(right, end)) for left, right in gaps
+        ):
             if joined and left <= joined[-1][1]:
                 joined[-1] = (joined[-1][0], max(right, joined[-1][1]))
             elif left < right:
@@ -142,7 +166,9 @@ class _Axis:
         place = min(max(bisect_right(self._times, time) - 1, 0), len(self._times) - 2)
         start = self._times[place]
         end = self._times[place + 1]
-        share = min(max((time - start) / (end - start), 0.0), 1.0) if end > start else 0.0
+        share = (
+            min(max((time - start) / (end - start), 0.0), 1.0) if end > start else 0.0
+        )
         left = self._places[place]
         right = self._places[place + 1]
         return 100 * (left + share * (right - left)) / whole
@@ -177,8 +203,14 @@ _Span = tuple[Literal["asked", "ran", "waits", "failed"], float, float]
 
 def _request_spans(iteration: TimelineIteration, until: float) -> list[_Span]:
     request = iteration.request
-    failed: list[_Span] = [("failed", one.started, one.started if one.lost else one.ended) for one in request.failed]
-    return [*failed, ("asked", request.started, until if request.ended is None else request.ended)]
+    failed: list[_Span] = [
+        ("failed", one.started, one.started if one.lost else one.ended)
+        for one in request.failed
+    ]
+    return [
+        *failed,
+        ("asked", request.started, until if request.ended is None else request.ended),
+    ]
 
 
 def _wait_of(call: TimelineCall, until: float) -> tuple[float, float] | None:
@@ -187,7 +219,11 @@ def _wait_of(call: TimelineCall, until: float) -> tuple[float, float] | None:
         return None
     if call.outcome in ("waiting", "in_doubt"):
         return call.asked, until
-    decided = [record.at.timestamp() for record in call.decisions if record.at.timestamp() >= call.asked]
+    decided = [
+        record.at.timestamp()
+        for record in call.decisions
+        if record.at.timestamp() >= call.asked
+    ]
     ended = decided[0] if decided else call.ended
     return call.asked, call.asked if ended is None else ended
 
@@ -239,7 +275,12 @@ def _overview(timeline: Timeline) -> list[_Bar]:
     until = timeline.until if timeline.ended is None else timeline.ended
     gaps = [gap for iteration in timeline.iterations for gap in _gaps(iteration, until)]
     axis = _Axis(timeline.started or 0.0, until, gaps)
-    spans = [span for iteration in timeline.iterations for row in _rows(iteration, until) for span in row]
+    spans = [
+        span
+        for iteration in timeline.iterations
+        for row in _rows(iteration, until)
+        for span in row
+    ]
     thinnest = min(_THINNEST, 20 / len(spans)) if spans else 0.0
     return [_bar(axis, span, thinnest) for span in spans]
 
@@ -255,7 +296,10 @@ def _prose(text: str) -> str:
 def _moment(at: float, day_of: float | None = None) -> str:
     """Write a time, without its date on the day of ``day_of``."""
     moment = datetime.fromtimestamp(at, UTC)
-    if day_of is not None and moment.date() == datetime.fromtimestamp(day_of, UTC).date():
+    if (
+        day_of is not None
+        and moment.date() == datetime.fromtimestamp(day_of, UTC).date()
+    ):
         return f"{moment:%H:%M:%S}"
     return f"{moment:%Y-%m-%d %H:%M:%S} UTC"
 
@@ -301,11 +345,18 @@ def _short(text: str) -> str:
 
 def _call_in_short(call: TimelineCall) -> str:
     """Write the arguments of a call on one line."""
-    with suppress(ValueError, RecursionError):  # of what is no JSON, or too deep to be written again
+    with suppress(
+        ValueError, RecursionError
+    ):  # of what is no JSON, or too deep to be written again
         parsed: object = json.loads(call.arguments or "{}")
         if isinstance(parsed, dict):
             values = cast("Mapping[str, object]", parsed)
-            return _short(", ".join(f"{exact(name)}={exact_json(value)}" for name, value in values.items()))
+            return _short(
+                ", ".join(
+                    f"{exact(name)}={exact_json(value)}"
+                    for name, value in values.items()
+                )
+            )
     return _short(exact(call.arguments[: 2 * _LONGEST]))
 
 
@@ -316,7 +367,11 @@ def _tokens(usage: Usage) -> str:
 
 def _consumed(spent: Usage) -> str:
     """Write a consumption in words."""
-    words = [counted(spent.iterations, "round trip"), counted(spent.tool_calls, "function call"), _tokens(spent)]
+    words = [
+        counted(spent.iterations, "round trip"),
+        counted(spent.tool_calls, "function call"),
+        _tokens(spent),
+    ]
     return ", ".join(words)
 
 
@@ -395,7 +450,13 @@ _STATUSES = {
 }
 """The class of the chip of each status."""
 
-_DECIDED = {"approve": "approved", "deny": "denied", "supply": "answered", "expire": "expired", "edit": "edited"}
+_DECIDED = {
+    "approve": "approved",
+    "deny": "denied",
+    "supply": "answered",
+    "expire": "expired",
+    "edit": "edited",
+}
 
 
 def _decided(record: DecisionRecord, call: TimelineCall) -> str:
@@ -430,7 +491,11 @@ def _event_text(event: TimelineEvent) -> str:
     if event.kind == "violation":
         return f"✗ {_short(one_line(_prose(event.text)))}"
     by = f" by {exact(event.by)}" if event.by and event.kind != "question" else ""
-    answer = "" if event.answer is None else f" ({exact(event.by) or 'answer'}: {_short(exact(event.answer))})"
+    answer = (
+        ""
+        if event.answer is None
+        else f" ({exact(event.by) or 'answer'}: {_short(exact(event.answer))})"
+    )
     return f"{_EVENTS[event.kind]}{by}{': ' if event.text else ''}{_short(one_line(_prose(event.text)))}{answer}"
 
 
@@ -446,7 +511,9 @@ class _Note:
 def _notes(timeline: Timeline) -> list[_Note]:
     """List decisions, failures, crashes and limits, in order."""
     return [
-        _Note(iteration.number, level, text) for iteration in timeline.iterations for level, text in _noted(iteration)
+        _Note(iteration.number, level, text)
+        for iteration in timeline.iterations
+        for level, text in _noted(iteration)
     ]
 
 
@@ -470,26 +537,52 @@ def _noted(iteration: TimelineIteration) -> Iterator[tuple[str, str]]:
     for call in iteration.calls:
         yield from _noted_call(call)
     for event in iteration.events:
-        if event.kind in ("crashed", "stopped", "budget", "question", "check", "callback"):
+        if event.kind in (
+            "crashed",
+            "stopped",
+            "budget",
+            "question",
+            "check",
+            "callback",
+        ):
             yield "bad" if event.kind == "crashed" else "", _event_text(event)
 
 
-_IN_FULL: dict[CallOutcome, str] = {"unknown": "unknown function", "invalid": "invalid arguments"}
+_IN_FULL: dict[CallOutcome, str] = {
+    "unknown": "unknown function",
+    "invalid": "invalid arguments",
+}
 """The words for outcomes in a note, where they differ from those on a chip."""
 
-_LIVELY = ("failed", "timed_out", "cancelled", "unknown", "invalid", "withheld", "waiting", "in_doubt")
+_LIVELY = (
+    "failed",
+    "timed_out",
+    "cancelled",
+    "unknown",
+    "invalid",
+    "withheld",
+    "waiting",
+    "in_doubt",
+)
 
 
 def _noted_call(call: TimelineCall) -> Iterator[tuple[str, str]]:
     name = exact(call.function)
     for record in call.decisions:
         if _is_noted(record, call):
-            yield ("" if record.kind in ("approve", "supply") else "poor"), f"{name} {_decided(record, call)}"
+            yield (
+                ("" if record.kind in ("approve", "supply") else "poor"),
+                f"{name} {_decided(record, call)}",
+            )
     if call.outcome in _LIVELY:
         word, level = _OUTCOMES[call.outcome]
         word = _IN_FULL.get(call.outcome, word)
         why = call.error or (call.prompt if call.outcome == "waiting" else "")
-        reason = f" ({_short(one_line(_prose(why)))})" if why not in ("", call.outcome) else ""
+        reason = (
+            f" ({_short(one_line(_prose(why)))})"
+            if why not in ("", call.outcome)
+            else ""
+        )
         yield level, f"{name}: {word}{reason}"
 
 
@@ -516,7 +609,10 @@ def _without_times(iteration: TimelineIteration) -> TimelineIteration:
 def _own_events(timelines: Sequence[Timeline], last: int) -> list[list[TimelineEvent]]:
     """List the events of each run in the last common iteration that the other run does not have."""
     one, other = ([*timeline.iterations[last].events] for timeline in timelines)
-    return [[event for event in one if event not in other], [event for event in other if event not in one]]
+    return [
+        [event for event in one if event not in other],
+        [event for event in other if event not in one],
+    ]
 
 
 def _pairs(

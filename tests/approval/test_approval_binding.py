@@ -9,7 +9,16 @@ from semantic_kernel.functions import KernelArguments, kernel_function
 from planner_ext import ApprovalPolicy, Approve
 from planner_ext.hitl_manager import Defer, ToolCall
 from planner_ext.testing import call, calls
-from support.approval import DONE, REFUND, REFUNDED, Door, Shop, results, two_doors, world
+from support.approval import (
+    DONE,
+    REFUND,
+    REFUNDED,
+    Door,
+    Shop,
+    results,
+    two_doors,
+    world,
+)
 from support.values import each_of
 
 CHANGED = "The function {} was not run: a filter of the application changed what had been approved."
@@ -23,7 +32,9 @@ class Bank(Shop):
         self,
         steps: list[int],
         currency: str = "EUR",
-        tenant: Annotated[str, "Who pays", {"include_in_function_choices": False}] = "none",
+        tenant: Annotated[
+            str, "Who pays", {"include_in_function_choices": False}
+        ] = "none",
     ) -> str:
         self.ran.append(("transfer", steps, currency, tenant))
         return "paid"
@@ -56,7 +67,14 @@ def exchanged(context: Any) -> None:
     context.function = context.kernel.get_function("shop", "wipe")
 
 
-CHANGES: list[Callable[[Any], None]] = [replaced, in_place, other_type, added, removed, exchanged]
+CHANGES: list[Callable[[Any], None]] = [
+    replaced,
+    in_place,
+    other_type,
+    added,
+    removed,
+    exchanged,
+]
 
 
 async def interceptor(call: ToolCall) -> Any:
@@ -67,10 +85,17 @@ APPROVERS: dict[str, dict[str, Any]] = {
     "interceptor": {"interceptors": [interceptor]},
     "policy-rule": {
         "interceptors": [
-            ApprovalPolicy.from_dict({"default": "ask", "rules": [{"function": "transfer", "action": "allow"}]})
+            ApprovalPolicy.from_dict(
+                {
+                    "default": "ask",
+                    "rules": [{"function": "transfer", "action": "allow"}],
+                }
+            )
         ]
     },
-    "policy-default": {"interceptors": [ApprovalPolicy.from_dict({"default": "allow"})]},
+    "policy-default": {
+        "interceptors": [ApprovalPolicy.from_dict({"default": "allow"})]
+    },
 }
 
 
@@ -86,7 +111,9 @@ def filtered(here: Any, kind: Any, change: Callable[[Any], None]) -> Any:
 @pytest.mark.parametrize("kind", ["auto_function_invocation", "function_invocation"])
 @each_of("change", CHANGES, ids=lambda one: one.__name__)
 @each_of("approver", APPROVERS)
-async def test_an_approval_from_any_source_binds_the_call(approver: str, change: Any, kind: str) -> None:
+async def test_an_approval_from_any_source_binds_the_call(
+    approver: str, change: Any, kind: str
+) -> None:
     """An interceptor's approval without a name, a rule's and a policy's default: a changed call does not run."""
     here = filtered(world([TRANSFER, DONE], Bank()), kind, change)
     outcome = await Door("planner", False).ask(here, **APPROVERS[approver])
@@ -100,7 +127,10 @@ async def test_an_approval_is_bound_through_every_door(door: Door, kind: str) ->
     """Planner, service and handler refuse alike what a filter changed after an interceptor had approved it."""
     here = filtered(world([TRANSFER, DONE], Bank()), kind, in_place)
     outcome = await door.ask(here, **APPROVERS["interceptor"])
-    assert (here.ran, results(outcome.history)) == ([], [CHANGED.format("shop-transfer")])
+    assert (here.ran, results(outcome.history)) == (
+        [],
+        [CHANGED.format("shop-transfer")],
+    )
 
 
 @pytest.mark.parametrize("always", ["function", "arguments"])
@@ -118,7 +148,9 @@ async def test_a_sticky_approval_binds_too(always: Any) -> None:
             in_place(context)
 
     filtered(here, "function_invocation", second)
-    done = await door.resume(here, paused.checkpoint, {"call_1": Approve(always=always)}, **asking)
+    done = await door.resume(
+        here, paused.checkpoint, {"call_1": Approve(always=always)}, **asking
+    )
     assert [one[1] for one in here.ran] == [[10]]
     assert results(done.history)[1] == CHANGED.format("shop-transfer")
 
@@ -126,12 +158,16 @@ async def test_a_sticky_approval_binds_too(always: Any) -> None:
 async def test_application_arguments_that_the_model_could_give_are_bound() -> None:
     """The value that the application gives for such a parameter is part of what was approved."""
     here = filtered(world([TRANSFER, DONE], Bank()), "auto_function_invocation", added)
-    await Door("planner", False).ask(here, arguments=KernelArguments(currency="USD"), **APPROVERS["interceptor"])
+    await Door("planner", False).ask(
+        here, arguments=KernelArguments(currency="USD"), **APPROVERS["interceptor"]
+    )
     assert here.ran == []
 
 
 @pytest.mark.parametrize("kind", ["auto_function_invocation", "function_invocation"])
-async def test_a_parameter_hidden_from_the_model_is_the_application_s(kind: str) -> None:
+async def test_a_parameter_hidden_from_the_model_is_the_application_s(
+    kind: str,
+) -> None:
     """A filter may fill what neither the model nor the approver sees."""
 
     def fill(context: Any) -> None:
@@ -142,12 +178,16 @@ async def test_a_parameter_hidden_from_the_model_is_the_application_s(kind: str)
     assert here.ran == [("transfer", [10], "EUR", "acme")]
 
 
-async def test_where_nothing_approved_a_filter_may_change_arguments_but_not_the_function() -> None:
+async def test_where_nothing_approved_a_filter_may_change_arguments_but_not_the_function() -> (
+    None
+):
     """Without interceptors a filter may enrich a call; what runs is still the function that was called."""
     here = filtered(world([TRANSFER, DONE], Bank()), "auto_function_invocation", added)
     await Door("planner", False).ask(here)
     assert here.ran == [("transfer", [10], "BTC", "none")]
-    here = filtered(world([TRANSFER, DONE], Bank()), "auto_function_invocation", exchanged)
+    here = filtered(
+        world([TRANSFER, DONE], Bank()), "auto_function_invocation", exchanged
+    )
     outcome = await Door("planner", False).ask(here)
     assert (here.ran, "was not run" in results(outcome.history)[0]) == ([], True)
 
@@ -159,6 +199,10 @@ async def test_siblings_of_a_changed_call_run() -> None:
         if context.function.name == "transfer":
             in_place(context)
 
-    here = filtered(world([calls(TRANSFER, REFUND), DONE], Bank()), "auto_function_invocation", wipe_amount)
+    here = filtered(
+        world([calls(TRANSFER, REFUND), DONE], Bank()),
+        "auto_function_invocation",
+        wipe_amount,
+    )
     await Door("planner", False).ask(here, **APPROVERS["interceptor"])
     assert here.ran == [REFUNDED]

@@ -39,7 +39,9 @@ def as_option(where: str, callback: Any) -> dict[str, Any]:
     """Give a callback as ``pre_invoke`` or as the behaviour's own."""
     if where == "option":
         return {"pre_invoke": callback}
-    return {"behavior": BoundedFunctionChoiceBehavior.Auto(pre_invoke_callback=callback)}
+    return {
+        "behavior": BoundedFunctionChoiceBehavior.Auto(pre_invoke_callback=callback)
+    }
 
 
 both_places = pytest.mark.parametrize("where", ["option", "behavior"])
@@ -57,7 +59,10 @@ async def test_pre_invoke_sees_the_trip_from_one(door: Door, where: str) -> None
 
     here = world([LOOK, REFUND, DONE])
     outcome = await door.ask(here, **as_option(where, callback))
-    assert seen == [(1, "shop-look", {"order": "7"}), (2, "shop-refund", {"order": "7", "amount": 50})]
+    assert seen == [
+        (1, "shop-look", {"order": "7"}),
+        (2, "shop-refund", {"order": "7", "amount": 50}),
+    ]
     assert (here.ran, outcome.status, "did not run" in results(outcome.history)[1]) == (
         [("look", "7")],
         "answered",
@@ -113,7 +118,11 @@ async def test_option_and_behaviour_must_both_agree(door: Door) -> None:
     """With a callback in the options and one in the behaviour, one False is enough."""
     for mine, its in ((True, False), (False, True)):
         here = world([REFUND, DONE])
-        await door.ask(here, pre_invoke=lambda *_, mine=mine: mine, **as_option("behavior", lambda *_, its=its: its))
+        await door.ask(
+            here,
+            pre_invoke=lambda *_, mine=mine: mine,
+            **as_option("behavior", lambda *_, its=its: its),
+        )
         assert here.ran == []
 
 
@@ -129,7 +138,11 @@ async def test_the_check_defers_or_abstains(door: Door) -> None:
         outcome = await door.ask(here, check_for_intervention=check)
         assert (outcome.status, outcome.waiting, here.ran) == ("paused", ["call_2"], [])
     here = world()
-    outcome = await door.ask(here, check_for_intervention=lambda call: False, interceptors=[lambda call: None])
+    outcome = await door.ask(
+        here,
+        check_for_intervention=lambda call: False,
+        interceptors=[lambda call: None],
+    )
     assert (outcome.status, here.ran) == ("answered", [("look", "7"), REFUNDED])
 
 
@@ -149,13 +162,22 @@ async def test_the_default_check_logs_and_never_prints(
     caplog.set_level(logging.INFO, logger="planner_ext.hitl_manager")
     here = world()
     await door.ask(here)
-    logged = [record.getMessage() for record in caplog.records if record.name == "planner_ext.hitl_manager"]
-    assert (len(here.ran), ["shop.look" in logged[0], "shop.refund" in logged[1]]) == (2, [True, True])
+    logged = [
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "planner_ext.hitl_manager"
+    ]
+    assert (len(here.ran), ["shop.look" in logged[0], "shop.refund" in logged[1]]) == (
+        2,
+        [True, True],
+    )
     assert capfd.readouterr() == ("", "")
 
 
 @handler_doors
-async def test_a_hook_put_in_place_of_the_default_is_asked(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hook_put_in_place_of_the_default_is_asked(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Replacing ``planner_ext.hitl_manager.check_for_intervention``, even after the handler was made, is enough."""
 
     async def mine(call: ToolCall) -> bool:
@@ -240,7 +262,18 @@ class Marked:
 STATIC: list[str] = []
 
 
-@each_of("name", ["above", "below", "above_with", "below_with", "other_name", "static", "static_below"])
+@each_of(
+    "name",
+    [
+        "above",
+        "below",
+        "above_with",
+        "below_with",
+        "other_name",
+        "static",
+        "static_below",
+    ],
+)
 @three_doors
 async def test_a_marked_function_waits(door: Door, name: str) -> None:
     """@requires_approval holds above and below @kernel_function, bare and with arguments, on every kind of method."""
@@ -248,9 +281,17 @@ async def test_a_marked_function_waits(door: Door, name: str) -> None:
     STATIC.clear()
     here = world([call(f"m-{name}"), DONE], m=plugin)
     outcome = await door.ask(here)
-    assert (plugin.ran, STATIC, outcome.status, outcome.waiting) == ([], [], "paused", ["call_1"])
+    assert (plugin.ran, STATIC, outcome.status, outcome.waiting) == (
+        [],
+        [],
+        "paused",
+        ["call_1"],
+    )
     if name.endswith("_with"):
-        assert (outcome.pending[0]["prompt"], outcome.pending[0]["expires_at"] is not None) == ("Sure?", True)
+        assert (
+            outcome.pending[0]["prompt"],
+            outcome.pending[0]["expires_at"] is not None,
+        ) == ("Sure?", True)
 
 
 @three_doors
@@ -258,12 +299,17 @@ async def test_a_mark_takes_the_runs_expiry(door: Door) -> None:
     """A mark without a time of its own expires as the settings say."""
     here = world([WIPE, DONE])
     outcome = await door.ask(here, approval=ApprovalSettings(expires_in=60))
-    assert (outcome.pending[0]["prompt"], outcome.pending[0]["expires_at"] is not None) == ("Really everything?", True)
+    assert (
+        outcome.pending[0]["prompt"],
+        outcome.pending[0]["expires_at"] is not None,
+    ) == ("Really everything?", True)
 
 
 @each_of("seconds", [float("nan"), float("inf"), 1e300, -1, 0, True, "60"], ids=repr)
 @planner_doors
-async def test_an_expiry_that_means_nothing_is_refused_or_harmless(door: Door, seconds: Any) -> None:
+async def test_an_expiry_that_means_nothing_is_refused_or_harmless(
+    door: Door, seconds: Any
+) -> None:
     """Of a mark or of the settings: refused where it is given, or the call waits and the paused run can be read."""
 
     class Odd:
@@ -273,22 +319,37 @@ async def test_an_expiry_that_means_nothing_is_refused_or_harmless(door: Door, s
 
     for place in ("mark", "settings"):
         try:
-            mark = requires_approval(expires_in=seconds) if place == "mark" else requires_approval
-            options: dict[str, Any] = {} if place == "mark" else {"approval": ApprovalSettings(expires_in=seconds)}
+            mark = (
+                requires_approval(expires_in=seconds)
+                if place == "mark"
+                else requires_approval
+            )
+            options: dict[str, Any] = (
+                {}
+                if place == "mark"
+                else {"approval": ApprovalSettings(expires_in=seconds)}
+            )
             mark(Odd.f)
         except PlannerExtError:
             continue
         outcome = await door.ask(world([call("odd-f"), DONE], odd=Odd()), **options)
         assert "ran" not in results(outcome.history)
         if outcome.status == "paused":
-            await door.resume(world([DONE], odd=Odd()), outcome.checkpoint, {}, **options)
+            await door.resume(
+                world([DONE], odd=Odd()), outcome.checkpoint, {}, **options
+            )
 
 
 @three_doors
 async def test_the_record_says_who_decided(door: Door) -> None:
     """Rules, defaults and callbacks stand in the journal beside the verdict that they gave."""
     facts: list[Any] = []
-    policy = ApprovalPolicy.from_dict({"default": "allow", "rules": [{"function": "refund", "action": "deny"}]})
+    policy = ApprovalPolicy.from_dict(
+        {"default": "allow", "rules": [{"function": "refund", "action": "deny"}]}
+    )
     here = world([calls(LOOK, REFUND), DONE])
     await door.ask(here, interceptors=[policy], observers=[facts.append])
-    assert [(d.verdict, d.by) for d in decided(facts)] == [("run", "policy default"), ("deny", "policy rule 1")]
+    assert [(d.verdict, d.by) for d in decided(facts)] == [
+        ("run", "policy default"),
+        ("deny", "policy rule 1"),
+    ]

@@ -42,7 +42,10 @@ async def test_approved_calls_run(entry: Entry, under: Any) -> None:
 
     here = guarded(by=ApprovalFilter(POLICY, approver), under=under)
     await entry.ask(here)
-    assert ([c.fully_qualified_name for c in seen], sorted(here.ran)) == (["shop-refund"], [("look", "7"), REFUNDED])
+    assert ([c.fully_qualified_name for c in seen], sorted(here.ran)) == (
+        ["shop-refund"],
+        [("look", "7"), REFUNDED],
+    )
     assert dict(seen[0].arguments) == {"order": "7", "amount": 50}
     assert sorted(read(here)) == ["refunded 50", "sent"]
 
@@ -50,15 +53,24 @@ async def test_approved_calls_run(entry: Entry, under: Any) -> None:
 @each_entry_under
 async def test_denied_calls_do_not_run(entry: Entry, under: Any) -> None:
     """What the person denies does not run; the model reads the reason, siblings keep their results."""
-    here = guarded(by=ApprovalFilter(POLICY, lambda call: Deny("Too much.")), under=under)
+    here = guarded(
+        by=ApprovalFilter(POLICY, lambda call: Deny("Too much.")), under=under
+    )
     await entry.ask(here)
-    assert (here.ran, sorted(read(here))) == ([("look", "7")], [f"{REFUSED}Too much.", "sent"])
+    assert (here.ran, sorted(read(here))) == (
+        [("look", "7")],
+        [f"{REFUSED}Too much.", "sent"],
+    )
 
 
 @each_entry_under
 async def test_supplied_results_are_read(entry: Entry, under: Any) -> None:
     """A supplied result takes the function's place, written as JSON."""
-    here = guarded([REFUND, DONE], by=ApprovalFilter(POLICY, lambda call: Supply({"paid": None})), under=under)
+    here = guarded(
+        [REFUND, DONE],
+        by=ApprovalFilter(POLICY, lambda call: Supply({"paid": None})),
+        under=under,
+    )
     await entry.ask(here)
     assert (here.ran, read(here)) == ([], ['{"paid":null}'])
 
@@ -68,7 +80,9 @@ async def test_edited_arguments_run(entry: Entry, under: Any) -> None:
     """An edit runs in place of the model's arguments, exactly: what it leaves out is left out."""
     sent = call("shop-refund", {"order": "7", "amount": 50, "note": "to the attacker"})
     edit = Approve(arguments={"order": "7", "amount": 20})
-    here = guarded([sent, DONE], by=ApprovalFilter(POLICY, lambda call: edit), under=under)
+    here = guarded(
+        [sent, DONE], by=ApprovalFilter(POLICY, lambda call: edit), under=under
+    )
     await entry.ask(here)
     assert here.ran == [("refund", "7", 20.0, "")]
 
@@ -77,7 +91,9 @@ async def test_edited_arguments_run(entry: Entry, under: Any) -> None:
 async def test_an_invalid_edit_refuses(entry: Entry, under: Any) -> None:
     """An edit that the function does not take is a refusal."""
     edit = Approve(arguments={"order": "7", "speed": 1})
-    here = guarded([REFUND, DONE], by=ApprovalFilter(POLICY, lambda call: edit), under=under)
+    here = guarded(
+        [REFUND, DONE], by=ApprovalFilter(POLICY, lambda call: edit), under=under
+    )
     await entry.ask(here)
     assert (here.ran, read(here)[0].startswith(REFUSED)) == ([], True)
 
@@ -142,11 +158,19 @@ APPROVERS: dict[str, Any] = {
 
 @pytest.mark.parametrize("approver", APPROVERS)
 @two_entries
-async def test_an_answer_other_than_approval_refuses(entry: Entry, approver: str) -> None:
+async def test_an_answer_other_than_approval_refuses(
+    entry: Entry, approver: str
+) -> None:
     """An approver that raises, hangs on or leaves it open refuses; the model reads no detail of it."""
-    here = guarded([REFUND, DONE], by=ApprovalFilter(POLICY, APPROVERS[approver], timeout=0.05))
+    here = guarded(
+        [REFUND, DONE], by=ApprovalFilter(POLICY, APPROVERS[approver], timeout=0.05)
+    )
     await entry.ask(here)
-    assert (here.ran, "refused" in read(here)[0], "hunter2" in read(here)[0]) == ([], True, False)
+    assert (here.ran, "refused" in read(here)[0], "hunter2" in read(here)[0]) == (
+        [],
+        True,
+        False,
+    )
 
 
 @each_entry_under
@@ -156,17 +180,23 @@ async def test_marks_are_honoured(entry: Entry, under: Any) -> None:
         (ApprovalPolicy.from_dict({"default": "allow"}), []),
         (lambda call: None, []),
         (
-            ApprovalPolicy.from_dict({"default": "allow", "rules": [{"function": "wipe", "action": "allow"}]}),
+            ApprovalPolicy.from_dict(
+                {"default": "allow", "rules": [{"function": "wipe", "action": "allow"}]}
+            ),
             [("wipe",)],
         ),
     ):
-        here = guarded([WIPE, DONE], by=ApprovalFilter(policy, lambda call: Deny()), under=under)
+        here = guarded(
+            [WIPE, DONE], by=ApprovalFilter(policy, lambda call: Deny()), under=under
+        )
         await entry.ask(here)
         assert here.ran == expected
 
 
 @each_entry_under
-async def test_policies_and_interceptors_decide_by_themselves(entry: Entry, under: Any) -> None:
+async def test_policies_and_interceptors_decide_by_themselves(
+    entry: Entry, under: Any
+) -> None:
     """A policy that allows or denies a call asks no person; an interceptor may replace it, and denies if it raises."""
     asked_about: list[ToolCall] = []
 
@@ -180,7 +210,9 @@ async def test_policies_and_interceptors_decide_by_themselves(entry: Entry, unde
         (lambda call: Deny() if call.arguments["amount"] > 10 else None, []),
         (raising, []),
     ):
-        here = guarded([REFUND, DONE], by=ApprovalFilter(policy, never_asked), under=under)
+        here = guarded(
+            [REFUND, DONE], by=ApprovalFilter(policy, never_asked), under=under
+        )
         await entry.ask(here)
         assert here.ran == expected
     assert asked_about == []
@@ -195,7 +227,11 @@ async def test_calls_of_a_batch_are_asked_about_each() -> None:
         await asyncio.sleep(0)
         return Approve() if call.id == "call_2" else Deny()
 
-    here = guarded([calls(REFUND, REFUND, REFUND), DONE], by=ApprovalFilter(POLICY, approver), under=BOTH)
+    here = guarded(
+        [calls(REFUND, REFUND, REFUND), DONE],
+        by=ApprovalFilter(POLICY, approver),
+        under=BOTH,
+    )
     await chat(here, asked())
     assert (sorted(seen), here.ran) == (["call_1", "call_2", "call_3"], [REFUNDED])
 
@@ -203,11 +239,17 @@ async def test_calls_of_a_batch_are_asked_about_each() -> None:
 async def test_direct_invocations_are_asked_about() -> None:
     """Under ``function_invocation`` a call by the application itself is asked about, too."""
     decisions = iter([Deny("No."), Approve()])
-    here = guarded([], by=ApprovalFilter(POLICY, lambda call: next(decisions)), under=FUNCTION)
+    here = guarded(
+        [], by=ApprovalFilter(POLICY, lambda call: next(decisions)), under=FUNCTION
+    )
     arguments = KernelArguments(order="7", amount=50)
-    first = await here.kernel.invoke(plugin_name="shop", function_name="refund", arguments=arguments)
+    first = await here.kernel.invoke(
+        plugin_name="shop", function_name="refund", arguments=arguments
+    )
     assert (here.ran, str(first)) == ([], f"{REFUSED}No.")
-    await here.kernel.invoke(plugin_name="shop", function_name="refund", arguments=arguments)
+    await here.kernel.invoke(
+        plugin_name="shop", function_name="refund", arguments=arguments
+    )
     assert here.ran == [REFUNDED]
 
 
@@ -237,7 +279,16 @@ async def test_application_arguments_need_not_be_json(entry: Entry, under: Any) 
     assert "hunter2" not in repr(shown)
 
 
-@each_of("options", [{"approver": 5}, {"timeout": 0}, {"timeout": -1}, {"timeout": True}, {"timeout": "5"}])
+@each_of(
+    "options",
+    [
+        {"approver": 5},
+        {"timeout": 0},
+        {"timeout": -1},
+        {"timeout": True},
+        {"timeout": "5"},
+    ],
+)
 def test_options_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
     """Policy, approver and timeout are checked, and named."""
     with pytest.raises(PlannerInvalidConfigurationError, match=next(iter(options))):
@@ -248,7 +299,12 @@ def test_options_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
 
 async def test_a_kernel_without_risky_calls_is_as_before() -> None:
     """Where nothing is asked about, requests and results are those of a kernel without the filter."""
-    plain, filtered = world([LOOK, DONE]), guarded([LOOK, DONE], by=ApprovalFilter(POLICY), under=BOTH)
+    plain, filtered = (
+        world([LOOK, DONE]),
+        guarded([LOOK, DONE], by=ApprovalFilter(POLICY), under=BOTH),
+    )
     for here in (plain, filtered):
         await chat(here, asked())
-    assert [r.messages for r in plain.service.requests] == [r.messages for r in filtered.service.requests]
+    assert [r.messages for r in plain.service.requests] == [
+        r.messages for r in filtered.service.requests
+    ]

@@ -14,7 +14,15 @@ from planner_ext.durable import effect
 from planner_ext.hitl_manager import ToolCall
 from planner_ext.testing import call
 from support.approval import DONE, Shop, World, asked, both_ways
-from support.approval_filter import AUTO, BOTH, FUNCTION, chat, guarded, read, under_each
+from support.approval_filter import (
+    AUTO,
+    BOTH,
+    FUNCTION,
+    chat,
+    guarded,
+    read,
+    under_each,
+)
 from support.values import each_of
 
 ALLOWING = {"default": "ask", "rules": [{"function": "transfer", "action": "allow"}]}
@@ -24,7 +32,9 @@ class Bank(Shop):
     """A shop whose transfer takes a list and a default."""
 
     @kernel_function(description="Pays.")
-    async def transfer(self, steps: list[int], currency: str = "EUR", count: int = 1) -> str:
+    async def transfer(
+        self, steps: list[int], currency: str = "EUR", count: int = 1
+    ) -> str:
         self.ran.append(("transfer", steps, currency, count))
         return "paid"
 
@@ -62,7 +72,9 @@ def exchanged(context: Any) -> None:
 CHANGES: list[Callable[[Any], None]] = [replaced, in_place, added, removed, exchanged]
 
 
-def bank(by: ApprovalFilter, under: Any, *inner: tuple[Any, Any], reply: Any = TRANSFER) -> World:
+def bank(
+    by: ApprovalFilter, under: Any, *inner: tuple[Any, Any], reply: Any = TRANSFER
+) -> World:
     here = guarded([reply, DONE], by=by, under=under, shop=Bank())
     for kind, one in inner:
         here.kernel.add_filter(kind, one)
@@ -70,14 +82,22 @@ def bank(by: ApprovalFilter, under: Any, *inner: tuple[Any, Any], reply: Any = T
 
 
 FILTERS = {
-    "person": lambda: ApprovalFilter(ApprovalPolicy.from_dict({"default": "ask"}), lambda call: Approve()),
+    "person": lambda: ApprovalFilter(
+        ApprovalPolicy.from_dict({"default": "ask"}), lambda call: Approve()
+    ),
     "rule": lambda: ApprovalFilter(ApprovalPolicy.from_dict(ALLOWING)),
     "default": lambda: ApprovalFilter(ApprovalPolicy.from_dict({"default": "allow"})),
     "callback": lambda: ApprovalFilter(lambda call: Approve()),
 }
 
 
-PLACES = [(AUTO, AUTO[0]), (AUTO, FUNCTION[0]), (FUNCTION, FUNCTION[0]), (BOTH, AUTO[0]), (BOTH, FUNCTION[0])]
+PLACES = [
+    (AUTO, AUTO[0]),
+    (AUTO, FUNCTION[0]),
+    (FUNCTION, FUNCTION[0]),
+    (BOTH, AUTO[0]),
+    (BOTH, FUNCTION[0]),
+]
 """Under which types the approval filter is registered, and under which the one behind it."""
 
 
@@ -104,7 +124,9 @@ async def test_a_filter_behind_it_changes_nothing_that_was_approved(
 
 @under_each
 @both_ways
-async def test_what_outer_filters_change_is_what_is_decided(under: Any, streamed: bool) -> None:
+async def test_what_outer_filters_change_is_what_is_decided(
+    under: Any, streamed: bool
+) -> None:
     """A filter that was registered before it acts before it: the policy sees, and binds, what that made of the call."""
     seen: list[Any] = []
 
@@ -116,7 +138,9 @@ async def test_what_outer_filters_change_is_what_is_decided(under: Any, streamed
         context.arguments["steps"] = [20]
         await next(context)
 
-    here = guarded([TRANSFER, DONE], by=ApprovalFilter(lambda call: None), under=(), shop=Bank())
+    here = guarded(
+        [TRANSFER, DONE], by=ApprovalFilter(lambda call: None), under=(), shop=Bank()
+    )
     for kind in under:
         here.kernel.add_filter(kind, alter)
         here.kernel.add_filter(kind, ApprovalFilter(policy))
@@ -134,24 +158,41 @@ async def together(context: Any, next: Any) -> None:
 
 
 @pytest.mark.parametrize("filter", [twice, together], ids=lambda one: one.__name__)
-@each_of(("under", "kind"), [(AUTO, AUTO[0]), (AUTO, FUNCTION[0]), (FUNCTION, FUNCTION[0])], ids=str)
+@each_of(
+    ("under", "kind"),
+    [(AUTO, AUTO[0]), (AUTO, FUNCTION[0]), (FUNCTION, FUNCTION[0])],
+    ids=str,
+)
 @both_ways
-async def test_one_approval_is_one_start(under: Any, kind: str, filter: Any, streamed: bool) -> None:
+async def test_one_approval_is_one_start(
+    under: Any, kind: str, filter: Any, streamed: bool
+) -> None:
     """A second ``next`` of an inner filter gives the result again; what is declared idempotent runs again."""
     here = bank(FILTERS["callback"](), under, (kind, filter))
     await chat(here, asked(), streamed=streamed)
     assert (here.ran, read(here)) == ([ONCE], ["paid"])
-    here = bank(FILTERS["callback"](), under, (kind, filter), reply=call("shop-label", {"steps": [1]}))
+    here = bank(
+        FILTERS["callback"](),
+        under,
+        (kind, filter),
+        reply=call("shop-label", {"steps": [1]}),
+    )
     await chat(here, asked(), streamed=streamed)
     assert here.ran == [("label", [1])] * 2
 
 
 @both_ways
-async def test_a_second_next_that_runs_nothing_is_logged(streamed: bool, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_second_next_that_runs_nothing_is_logged(
+    streamed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     """Also on a stock kernel the warning names the declaration that allows a second run."""
     here = bank(FILTERS["callback"](), AUTO, (AUTO[0], twice))
     await chat(here, asked(), streamed=streamed)
-    (warned,) = [one.getMessage() for one in caplog.records if one.name == "planner_ext.sk.functions.execution"]
+    (warned,) = [
+        one.getMessage()
+        for one in caplog.records
+        if one.name == "planner_ext.sk.functions.execution"
+    ]
     assert "shop-transfer" in warned and '@effect("idempotent")' in warned
 
 
@@ -165,7 +206,11 @@ async def test_a_next_that_is_kept_runs_nothing_later(kind: str) -> None:
 
     here = bank(FILTERS["callback"](), (kind,), (kind, keep))
     await chat(here, asked())
-    with pytest.raises(Exception, match="has ended") if kind == FUNCTION[0] else nullcontext():
+    with (
+        pytest.raises(Exception, match="has ended")
+        if kind == FUNCTION[0]
+        else nullcontext()
+    ):
         await kept[0]()
     assert here.ran == []
 
@@ -186,7 +231,9 @@ async def test_it_is_asked_once_for_each_call(under: Any) -> None:
 
 
 @under_each
-async def test_where_it_is_silent_an_inner_filter_may_enrich_the_call(under: Any) -> None:
+async def test_where_it_is_silent_an_inner_filter_may_enrich_the_call(
+    under: Any,
+) -> None:
     """Nothing was approved, so nothing is bound; a policy that is registered behind the change sees it."""
 
     async def enrich(context: Any, next: Any) -> None:
@@ -200,28 +247,39 @@ async def test_where_it_is_silent_an_inner_filter_may_enrich_the_call(under: Any
 
 async def test_a_rule_that_is_for_no_function_is_reported_once(caplog: Any) -> None:
     """A misspelt name guards nothing, and is logged when the filter first decides."""
-    rules = [{"function": "transfre", "action": "deny"}, {"function": "transfer", "action": "allow"}]
+    rules = [
+        {"function": "transfre", "action": "deny"},
+        {"function": "transfer", "action": "allow"},
+    ]
     by = ApprovalFilter(ApprovalPolicy.from_dict({"default": "allow", "rules": rules}))
     for _ in range(2):
         await chat(bank(by, BOTH), asked())
-    assert [one.getMessage() for one in caplog.records if "Rule" in one.getMessage()] == [
-        "Rule 1 of the approval policy is for no function of this kernel."
-    ]
+    assert [
+        one.getMessage() for one in caplog.records if "Rule" in one.getMessage()
+    ] == ["Rule 1 of the approval policy is for no function of this kernel."]
 
 
 @pytest.mark.parametrize("spelling", ["10000", 10000.0, " 10000"])
 @under_each
-async def test_the_policy_sees_the_value_that_the_function_gets(under: Any, spelling: Any) -> None:
+async def test_the_policy_sees_the_value_that_the_function_gets(
+    under: Any, spelling: Any
+) -> None:
     """A number that the model wrote as a text is a number to the policy, to the person and to the function."""
-    rules = [{"function": "transfer", "arguments": {"count": {"le": 10}}, "action": "allow"}]
+    rules = [
+        {"function": "transfer", "arguments": {"count": {"le": 10}}, "action": "allow"}
+    ]
     seen: list[Any] = []
 
     def person(call: ToolCall) -> Any:
         seen.append(call.arguments["count"])
         return Approve()
 
-    by = ApprovalFilter(ApprovalPolicy.from_dict({"default": "ask", "rules": rules}), person)
-    here = bank(by, under, reply=call("shop-transfer", {"steps": [1], "count": spelling}))
+    by = ApprovalFilter(
+        ApprovalPolicy.from_dict({"default": "ask", "rules": rules}), person
+    )
+    here = bank(
+        by, under, reply=call("shop-transfer", {"steps": [1], "count": spelling})
+    )
     await chat(here, asked())
     if here.ran:
         assert (seen, here.ran) == ([10_000], [("transfer", [1], "EUR", 10_000)])
@@ -243,7 +301,9 @@ async def test_what_waits_is_shown_and_runs_converted() -> None:
 
 
 @under_each
-async def test_a_null_is_none_to_the_person_and_to_the_function_or_refused(under: Any) -> None:
+async def test_a_null_is_none_to_the_person_and_to_the_function_or_refused(
+    under: Any,
+) -> None:
     """Semantic Kernel would make the text "None" of it, which was not shown; where null is invalid it is refused."""
     for name, ran in (("limit", [("pay", "own", None)]), ("account", [])):
         seen: list[Any] = []
@@ -267,7 +327,11 @@ async def test_a_null_is_none_to_the_person_and_to_the_function_or_refused(under
 
 async def test_a_null_that_waits_runs_as_none() -> None:
     """Of a null that was approved the function gets None, not the text, nor the application's value."""
-    by, history, ran = ApprovalFilter(ApprovalPolicy.from_dict({"default": "ask"})), asked(), list[Any]()
+    by, history, ran = (
+        ApprovalFilter(ApprovalPolicy.from_dict({"default": "ask"})),
+        asked(),
+        list[Any](),
+    )
 
     @kernel_function(name="pay")
     async def pay(limit: str | None = None) -> str:
@@ -278,7 +342,12 @@ async def test_a_null_that_waits_runs_as_none() -> None:
     here.kernel.add_plugin({"pay": pay}, "bank")
     await chat(here, history)
     assert [one.arguments for one in by.pending(history)] == [{"limit": None}]
-    await by.resume(here.kernel, history, {"call_1": Approve()}, arguments=KernelArguments(limit="9"))
+    await by.resume(
+        here.kernel,
+        history,
+        {"call_1": Approve()},
+        arguments=KernelArguments(limit="9"),
+    )
     assert ran == [None]
 
 
@@ -291,7 +360,8 @@ async def test_a_person_s_edit_is_bound_too(change: dict[str, Any]) -> None:
         await next(context)
 
     by = ApprovalFilter(
-        ApprovalPolicy.from_dict({"default": "ask"}), lambda call: Approve(arguments={"steps": [5], **change})
+        ApprovalPolicy.from_dict({"default": "ask"}),
+        lambda call: Approve(arguments={"steps": [5], **change}),
     )
     here = bank(by, AUTO, (AUTO[0], alter))
     await chat(here, asked())

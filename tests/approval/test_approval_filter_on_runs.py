@@ -36,12 +36,19 @@ def guarded(script: Any, by: ApprovalFilter, under: Any, **plugins: Any) -> Worl
 
 @under_each
 @three_doors
-async def test_without_an_approver_the_call_waits_as_the_run_s_own(door: Door, under: Any) -> None:
+async def test_without_an_approver_the_call_waits_as_the_run_s_own(
+    door: Door, under: Any
+) -> None:
     """Nothing of the batch has run, the run is paused, and ``resume`` decides, here and in another process."""
     by = ApprovalFilter(POLICY)
     here = guarded(BOTH_CALLS, by, under)
     paused = await door.ask(here)
-    assert (paused.status, paused.waiting, here.ran, here.requests) == ("paused", ["call_2"], [], 1)
+    assert (paused.status, paused.waiting, here.ran, here.requests) == (
+        "paused",
+        ["call_2"],
+        [],
+        1,
+    )
     there = guarded([DONE], ApprovalFilter(POLICY), under)
     done = await door.resume(there, paused.checkpoint, {"call_2": Approve(by="ann")})
     assert (done.status, there.ran) == ("answered", [("look", "7"), REFUNDED])
@@ -52,14 +59,21 @@ async def test_without_an_approver_the_call_waits_as_the_run_s_own(door: Door, u
 
 @under_each
 @two_doors
-async def test_with_an_approver_it_is_asked_once_before_anything_runs(door: Door, under: Any) -> None:
+async def test_with_an_approver_it_is_asked_once_before_anything_runs(
+    door: Door, under: Any
+) -> None:
     """The person decides while nothing of the batch has run; what they approve runs, what they deny does not."""
-    for answer, ran in ((Approve(), [("look", "7"), REFUNDED]), (Deny("No."), [("look", "7")])):
+    for answer, ran in (
+        (Approve(), [("look", "7"), REFUNDED]),
+        (Deny("No."), [("look", "7")]),
+    ):
         seen: list[tuple[str, int]] = []
 
         here = world(BOTH_CALLS)
 
-        def person(call: ToolCall, answer: Any = answer, seen: Any = seen, here: World = here) -> Any:
+        def person(
+            call: ToolCall, answer: Any = answer, seen: Any = seen, here: World = here
+        ) -> Any:
             seen.append((call.function_name, len(here.ran)))
             return answer
 
@@ -105,11 +119,15 @@ async def test_what_it_approved_is_bound(under: Any) -> None:
 @under_each
 async def test_an_edit_is_seen_as_the_value_that_the_function_gets(under: Any) -> None:
     """What an interceptor puts in place of the arguments is converted before the filter's policy decides on it."""
-    rules = [{"function": "refund", "arguments": {"amount": {"gt": 100}}, "action": "deny"}]
+    rules = [
+        {"function": "refund", "arguments": {"amount": {"gt": 100}}, "action": "deny"}
+    ]
     for written, ran in (("5", [("refund", "7", 5.0, "")]), ("500", [])):
         here = guarded(
             [REFUND, DONE],
-            by=ApprovalFilter(ApprovalPolicy.from_dict({"default": "allow", "rules": rules})),
+            by=ApprovalFilter(
+                ApprovalPolicy.from_dict({"default": "allow", "rules": rules})
+            ),
             under=under,
         )
         edit = Approve(arguments={"order": 7, "amount": written})
@@ -120,14 +138,20 @@ async def test_an_edit_is_seen_as_the_value_that_the_function_gets(under: Any) -
 @under_each
 async def test_what_waits_is_what_the_policy_decided_on(under: Any) -> None:
     """A call that an interceptor edited waits with the edit, which is what a filter's rules have seen."""
-    rules = [{"function": "refund", "arguments": {"amount": {"lt": 40}}, "action": "deny"}]
+    rules = [
+        {"function": "refund", "arguments": {"amount": {"lt": 40}}, "action": "deny"}
+    ]
     for denying, status in ((rules, "answered"), ([], "paused")):
         policy = ApprovalPolicy.from_dict({"default": "ask", "rules": denying})
         here = guarded([REFUND, DONE], by=ApprovalFilter(policy), under=under)
         edit = Approve(arguments={"order": "7", "amount": 5})
-        outcome = await Door("planner", False).ask(here, interceptors=[lambda _, edit=edit: edit])
+        outcome = await Door("planner", False).ask(
+            here, interceptors=[lambda _, edit=edit: edit]
+        )
         assert (outcome.status, here.ran) == (status, [])
-        assert [one["arguments"]["amount"] for one in outcome.pending] == [5] * (status == "paused")
+        assert [one["arguments"]["amount"] for one in outcome.pending] == [5] * (
+            status == "paused"
+        )
 
 
 @under_each
@@ -141,7 +165,9 @@ async def test_the_stricter_say_wins(under: Any) -> None:
     await Door("planner", False).ask(here, interceptors=[only("refund", Deny("No."))])
     assert here.ran == []
     here = guarded([REFUND, DONE], denying, under)
-    outcome = await Door("planner", False).ask(here, approval=ApprovalSettings(unmatched="defer"))
+    outcome = await Door("planner", False).ask(
+        here, approval=ApprovalSettings(unmatched="defer")
+    )
     assert (here.ran, outcome.status == "paused") == ([], False)
 
 
@@ -160,7 +186,9 @@ async def test_a_marked_function_is_its_approver_s_or_waits(under: Any) -> None:
     here = guarded([WIPE], ApprovalFilter(POLICY), under)
     assert (await Door("planner", False).ask(here)).waiting == ["call_1"]
     freeing = {"default": "ask", "rules": [{"function": "wipe", "action": "allow"}]}
-    here = guarded([WIPE, DONE], ApprovalFilter(ApprovalPolicy.from_dict(freeing)), under)
+    here = guarded(
+        [WIPE, DONE], ApprovalFilter(ApprovalPolicy.from_dict(freeing)), under
+    )
     await Door("planner", False).ask(here)
     assert here.ran == [("wipe",)]
 
@@ -170,19 +198,25 @@ async def test_an_approval_for_good_stands_in_place_of_its_question() -> None:
     by = ApprovalFilter(POLICY)
     paused = await Door("planner", False).ask(guarded([REFUND], by, BOTH))
     here = guarded([REFUND, DONE], by, BOTH)
-    done = await Door("planner", False).resume(here, paused.checkpoint, {"call_1": Approve(always="function")})
+    done = await Door("planner", False).resume(
+        here, paused.checkpoint, {"call_1": Approve(always="function")}
+    )
     assert (done.status, here.ran) == ("answered", [REFUNDED, REFUNDED])
     check_sendable(done.history)
 
 
 @under_each
 @two_doors
-async def test_an_approval_for_good_outlives_a_pause_for_a_sibling(door: Door, under: Any) -> None:
+async def test_an_approval_for_good_outlives_a_pause_for_a_sibling(
+    door: Door, under: Any
+) -> None:
     """A call that it answers waits with its batch, and runs after the sibling is decided, without another question."""
     by = ApprovalPolicy.from_dict({"default": "ask"})
     first = await door.ask(guarded([REFUND], ApprovalFilter(by), under))
     then = guarded([calls(REFUND, LOOK)], ApprovalFilter(by), under)
-    second = await door.resume(then, first.checkpoint, {"call_1": Approve(always="function")})
+    second = await door.resume(
+        then, first.checkpoint, {"call_1": Approve(always="function")}
+    )
     assert (second.waiting, then.ran) == (["call_2"], [REFUNDED])
     there = guarded([DONE], ApprovalFilter(by), under)
     done = await door.resume(there, second.checkpoint, {"call_2": Approve()})
@@ -196,7 +230,9 @@ async def test_a_call_inside_a_call_is_still_asked_about(under: Any) -> None:
     class Proxy:
         @kernel_function
         async def look(self, order: str) -> str:
-            result = await here.kernel.invoke(plugin_name="shop", function_name="refund", order=order, amount=50)
+            result = await here.kernel.invoke(
+                plugin_name="shop", function_name="refund", order=order, amount=50
+            )
             return str(result)
 
     by = ApprovalFilter(POLICY, lambda call: Deny("No."))
@@ -205,11 +241,24 @@ async def test_a_call_inside_a_call_is_still_asked_about(under: Any) -> None:
     assert (here.ran, "No." in results(outcome.history)[0]) == ([], True)
 
 
-async def test_a_rule_for_no_function_is_reported_before_anything_is_called(caplog: Any) -> None:
+async def test_a_rule_for_no_function_is_reported_before_anything_is_called(
+    caplog: Any,
+) -> None:
     """A run on the kernel names the misspelt rule as it begins, once."""
     by = ApprovalFilter(
-        ApprovalPolicy.from_dict({"default": "ask", "rules": [{"function": "refnd", "action": "deny"}]})
+        ApprovalPolicy.from_dict(
+            {"default": "ask", "rules": [{"function": "refnd", "action": "deny"}]}
+        )
     )
     for _ in range(2):
         await Door("planner", False).ask(guarded([DONE], by, AUTO))
-    assert len([one for one in caplog.records if "Rule 1 of the approval policy" in one.getMessage()]) == 1
+    assert (
+        len(
+            [
+                one
+                for one in caplog.records
+                if "Rule 1 of the approval policy" in one.getMessage()
+            ]
+        )
+        == 1
+    )

@@ -7,7 +7,9 @@ import pytest
 from openai import AsyncOpenAI
 from semantic_kernel.agents import ChatHistoryAgentThread
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.connectors.ai.prompt_execution_settings import (
+    PromptExecutionSettings,
+)
 from semantic_kernel.contents import ChatHistory
 from semantic_kernel.functions import KernelArguments, kernel_function
 
@@ -54,14 +56,19 @@ async def test_the_loop_ends_and_the_call_waits(streamed: bool, under: Any) -> N
     assert (here.ran, here.requests) == ([("look", "7")], 1)
     (pending,) = by.pending(history)
     assert (pending.id, pending.fully_qualified_name) == ("call_2", "shop-refund")
-    assert (dict(pending.arguments), len(pending.fingerprint)) == ({"order": "7", "amount": 50}, 64)
+    assert (dict(pending.arguments), len(pending.fingerprint)) == (
+        {"order": "7", "amount": 50},
+        64,
+    )
     check_sendable(history)
 
 
 @each_under
 async def test_the_roles_of_who_asks_are_shown(under: Any) -> None:
     """Of a rule, or of another source of decisions; a result with altered ones does not count as a pending call."""
-    _, by, history = await waiting(under=under, policy=lambda _: Defer("Sure?", roles=["manager"]))
+    _, by, history = await waiting(
+        under=under, policy=lambda _: Defer("Sure?", roles=["manager"])
+    )
     (pending,) = by.pending(history)[:1]
     assert pending.roles == ("manager",)
     answers = [message for message in history.messages if message.role == "tool"]
@@ -73,7 +80,11 @@ async def test_the_roles_of_who_asks_are_shown(under: Any) -> None:
 
 DECISIONS: dict[str, tuple[Any, list[Any], str]] = {
     "approve": (Approve(by="ann"), [REFUNDED], "refunded 50"),
-    "edit": (Approve(arguments={"order": "7", "amount": 20}), [("refund", "7", 20.0, "")], "refunded 20"),
+    "edit": (
+        Approve(arguments={"order": "7", "amount": 20}),
+        [("refund", "7", 20.0, "")],
+        "refunded 20",
+    ),
     "deny": (Deny("Too much."), [], "The call was refused and did not run: Too much."),
     "deny-without-reason": (Deny(), [], "The call was refused and did not run"),
     "supply": (Supply({"paid": None}), [], '{"paid":null}'),
@@ -83,7 +94,9 @@ DECISIONS: dict[str, tuple[Any, list[Any], str]] = {
 @each_under
 @each_of("decision", DECISIONS)
 @both_ways
-async def test_resumed_the_history_is_whole(streamed: bool, decision: str, under: Any) -> None:
+async def test_resumed_the_history_is_whole(
+    streamed: bool, decision: str, under: Any
+) -> None:
     """The decision's result stands in the place of the waiting one; the history can be sent, and the model goes on."""
     here, by, history = await waiting(streamed=streamed, under=under)
     given, ran, text = DECISIONS[decision]
@@ -92,7 +105,10 @@ async def test_resumed_the_history_is_whole(streamed: bool, decision: str, under
     assert by.pending(history) == ()
     check_sendable(history)
     await chat(here, history, streamed=streamed)
-    assert (here.requests, here.service.requests[1].messages[-1]["content"]) == (2, text)
+    assert (here.requests, here.service.requests[1].messages[-1]["content"]) == (
+        2,
+        text,
+    )
 
 
 @both_ways
@@ -101,9 +117,13 @@ async def test_a_resumed_history_is_taken_by_a_server(streamed: bool) -> None:
     here, by, history = await waiting(streamed=streamed)
     await by.resume(here.kernel, history, {"call_2": Approve()})
     with ScriptedOpenAIServer([say("Understood.")]) as server:
-        async with AsyncOpenAI(base_url=server.url, api_key="any", max_retries=0) as client:
+        async with AsyncOpenAI(
+            base_url=server.url, api_key="any", max_retries=0
+        ) as client:
             connector = OpenAIChatCompletion("scripted", async_client=client)
-            message = await connector.get_chat_message_content(history, PromptExecutionSettings())
+            message = await connector.get_chat_message_content(
+                history, PromptExecutionSettings()
+            )
         assert (str(message), server.refused) == ("Understood.", [])
 
 
@@ -125,14 +145,22 @@ async def test_an_agent_waits_and_continues(streamed: bool) -> None:
     await by.resume(here.kernel, stored, {"call_2": Approve()})
     assert here.ran == [("look", "7"), REFUNDED]
     after = [message for message in stored.messages if message.role == "tool"]
-    assert any("refunded 50" in str(item.result) for message in after for item in every_result(message))
+    assert any(
+        "refunded 50" in str(item.result)
+        for message in after
+        for item in every_result(message)
+    )
 
 
 @both_ways
 async def test_it_continues_in_another_process(streamed: bool) -> None:
     """A history from JSON, another filter, another kernel: the pending calls are the same, and run there."""
     _, by, history = await waiting(streamed=streamed)
-    loaded, other, there = ChatHistory.model_validate_json(history.model_dump_json()), ApprovalFilter(POLICY), world()
+    loaded, other, there = (
+        ChatHistory.model_validate_json(history.model_dump_json()),
+        ApprovalFilter(POLICY),
+        world(),
+    )
     assert other.pending(loaded) == by.pending(history) != ()
     await other.resume(there.kernel, loaded, {"call_2": Approve()})
     assert there.ran == [REFUNDED]
@@ -148,7 +176,9 @@ async def test_partial_decisions_leave_the_rest_waiting(streamed: bool) -> None:
     assert here.ran == [REFUNDED]
 
 
-async def refused(here: World, by: ApprovalFilter, history: ChatHistory, decisions: Any, match: str) -> None:
+async def refused(
+    here: World, by: ApprovalFilter, history: ChatHistory, decisions: Any, match: str
+) -> None:
     before, ran = history.model_dump_json(), list(here.ran)
     with pytest.raises(DecisionRefusedError, match=match):
         await by.resume(here.kernel, history, decisions)
@@ -161,11 +191,24 @@ async def test_decisions_are_taken_all_or_none(streamed: bool) -> None:
     here, by, history = await waiting(calls(REFUND, REFUND), DONE, streamed=streamed)
     good, first = {"call_1": Approve()}, by.pending(history)[0]
     await refused(here, by, history, {**good, "call_9": Approve()}, "call_9")
-    await refused(here, by, history, {**good, "call_2": Approve(fingerprint=first.fingerprint)}, "call_2")
-    await refused(here, by, history, {**good, "call_2": Approve(arguments={"order": "7"})}, "call_2")
+    await refused(
+        here,
+        by,
+        history,
+        {**good, "call_2": Approve(fingerprint=first.fingerprint)},
+        "call_2",
+    )
+    await refused(
+        here,
+        by,
+        history,
+        {**good, "call_2": Approve(arguments={"order": "7"})},
+        "call_2",
+    )
     nan = Approve(arguments={"order": "7", "amount": 1, "note": math.nan})
     await refused(here, by, history, {**good, "call_2": nan}, "call_2.*no JSON")
-    await refused(here, by, history, {**good, "call_2": Approve(arguments="all")}, "call_2")  # pyright: ignore[reportArgumentType]  # junk, on purpose
+    text = Approve(arguments="all")  # pyright: ignore[reportArgumentType]  # junk, on purpose
+    await refused(here, by, history, {**good, "call_2": text}, "call_2")
     for junk in (None, True, "approve", Defer()):
         await refused(here, by, history, {**good, "call_2": junk}, "call_2")
     await refused(here, by, history, [Approve()], "must map call ids to decisions; got")
@@ -192,7 +235,13 @@ async def test_a_function_that_is_gone_or_changed_is_refused(streamed: bool) -> 
             return ""
 
     for shop in (Rebuilt(), Gone()):
-        await refused(world([], shop=shop), by, history, {"call_2": Approve()}, "shop-refund|call_2")
+        await refused(
+            world([], shop=shop),
+            by,
+            history,
+            {"call_2": Approve()},
+            "shop-refund|call_2",
+        )
 
 
 @both_ways
@@ -219,7 +268,10 @@ async def test_application_arguments_are_given_again(streamed: bool) -> None:
     assert "acme" not in history.model_dump_json()
     arguments = KernelArguments(tenant="acme", amount=9999)
     await by.resume(here.kernel, history, {"call_1": Approve()}, arguments=arguments)
-    assert (here.ran, dict(arguments)) == ([("charge", 5.0, "acme")], {"tenant": "acme", "amount": 9999})
+    assert (here.ran, dict(arguments)) == (
+        [("charge", 5.0, "acme")],
+        {"tenant": "acme", "amount": 9999},
+    )
 
 
 @both_ways
@@ -240,7 +292,9 @@ async def test_a_failing_function_is_reported_without_detail(streamed: bool) -> 
 @both_ways
 async def test_marks_wait_too(streamed: bool) -> None:
     """A marked function waits under a policy that has nothing against it."""
-    here, by, history = await waiting(WIPE, DONE, streamed=streamed, policy=lambda call: None)
+    here, by, history = await waiting(
+        WIPE, DONE, streamed=streamed, policy=lambda call: None
+    )
     assert ([one.id for one in by.pending(history)], here.ran) == (["call_1"], [])
 
 
@@ -255,7 +309,9 @@ async def test_a_name_with_hyphens_waits_too() -> None:
     by, history = ApprovalFilter(lambda _: Defer()), asked()
     here = guarded([call("web-fetch-page", {}), DONE], by=by, under=AUTO, web=Web())
     await chat(here, history)
-    assert [one.fully_qualified_name for one in by.pending(history)] == ["web-fetch-page"]
+    assert [one.fully_qualified_name for one in by.pending(history)] == [
+        "web-fetch-page"
+    ]
     await by.resume(here.kernel, history, {"call_1": Approve()})
     assert results(history) == ["a page"]
 
@@ -279,7 +335,9 @@ async def test_a_call_whose_function_was_replaced_does_not_wait() -> None:
 @both_ways
 async def test_repeated_ids_are_distinguished(streamed: bool) -> None:
     """A model that uses an id in two trips: what waits is the newer call, and only it is decided."""
-    again = [call("shop-refund", {"order": str(n), "amount": n}, id="c") for n in (1, 2)]
+    again = [
+        call("shop-refund", {"order": str(n), "amount": n}, id="c") for n in (1, 2)
+    ]
     here, by, history = await waiting(*again, DONE, streamed=streamed)
     await by.resume(here.kernel, history, {"c": Approve()})
     await chat(here, history, streamed=streamed)
@@ -296,7 +354,9 @@ async def test_a_key_that_is_a_fingerprint_means_the_fingerprint() -> None:
     here = guarded(lambda _: said[-1], by=by, under=AUTO)
     await chat(here, history, streamed=False)
     (first,) = by.pending(history)
-    said.append(call("shop-refund", {"order": "9", "amount": 9999}, id=first.fingerprint))
+    said.append(
+        call("shop-refund", {"order": "9", "amount": 9999}, id=first.fingerprint)
+    )
     history.add_user_message("And the other one.")
     await chat(here, history, streamed=False)
     _, second = by.pending(history)
@@ -316,14 +376,23 @@ def two_filters(first: Any, second: Any) -> World:
 
 
 @pytest.mark.parametrize("resumed", ["that asked", "other"])
-async def test_an_approval_does_not_pass_the_filters_behind_the_one_that_asked(resumed: str) -> None:
+async def test_an_approval_does_not_pass_the_filters_behind_the_one_that_asked(
+    resumed: str,
+) -> None:
     """What a filter behind the first question denies is refused by name, and still waits."""
-    denies = ApprovalPolicy.from_dict({"default": "allow", "rules": [{**OVER_10, "action": "deny", "reason": "Over."}]})
+    denies = ApprovalPolicy.from_dict(
+        {
+            "default": "allow",
+            "rules": [{**OVER_10, "action": "deny", "reason": "Over."}],
+        }
+    )
     by, behind, history = ApprovalFilter(POLICY), ApprovalFilter(denies), asked()
     here = two_filters(by, behind)
     await chat(here, history)
     one = by if resumed == "that asked" else behind
-    with pytest.raises(DecisionRefusedError, match=r"'call_1' cannot be taken: .*Over\..* still waits"):
+    with pytest.raises(
+        DecisionRefusedError, match=r"'call_1' cannot be taken: .*Over\..* still waits"
+    ):
         await one.resume(here.kernel, history, {"call_1": Approve()})
     assert (here.ran, len(by.pending(history))) == ([], 1)
     assert await one.resume(here.kernel, history, {"call_1": Deny("Then not.")}) == ()
@@ -335,7 +404,10 @@ async def test_each_filter_puts_its_question_one_after_the_other(order: str) -> 
     asks = [{**OVER_10, "action": "ask", "roles": [role]} for role in ("clerk", "boss")]
     everybody: Any = {"authorize": lambda request: True}
     filters = [
-        ApprovalFilter(ApprovalPolicy.from_dict({"default": "allow", "rules": [one]}), **everybody) for one in asks
+        ApprovalFilter(
+            ApprovalPolicy.from_dict({"default": "allow", "rules": [one]}), **everybody
+        )
+        for one in asks
     ]
     roles = ["clerk", "boss"]
     if order == "boss first":
@@ -344,7 +416,16 @@ async def test_each_filter_puts_its_question_one_after_the_other(order: str) -> 
     here, history = two_filters(*filters), asked()
     await chat(here, history)
     assert [one.roles for one in filters[0].pending(history)] == [(roles[0],)]
-    (waits,) = await filters[0].resume(here.kernel, history, {"call_1": Approve(by=roles[0])})
-    assert (here.ran, waits.roles, dict(waits.arguments)) == ([], (roles[1],), {"order": "7", "amount": 50})
-    assert await filters[0].resume(here.kernel, history, {"call_1": Approve(by=roles[1])}) == ()
+    (waits,) = await filters[0].resume(
+        here.kernel, history, {"call_1": Approve(by=roles[0])}
+    )
+    assert (here.ran, waits.roles, dict(waits.arguments)) == (
+        [],
+        (roles[1],),
+        {"order": "7", "amount": 50},
+    )
+    assert (
+        await filters[0].resume(here.kernel, history, {"call_1": Approve(by=roles[1])})
+        == ()
+    )
     assert here.ran == [REFUNDED]

@@ -104,16 +104,23 @@ MISBEHAVING: dict[str, Any] = {
 async def test_an_interceptor_that_raises_denies(door: Door, kind: str) -> None:
     """The run continues, with a clean text; `test_no_decision.py` has the answers that are not decisions."""
     here = world()
-    outcome = await door.ask(here, interceptors=[MISBEHAVING[kind], lambda call: Approve()])
+    outcome = await door.ask(
+        here, interceptors=[MISBEHAVING[kind], lambda call: Approve()]
+    )
     assert (here.ran, outcome.status, outcome.text) == ([], "answered", "Done.")
-    assert all("refused" in text and "hunter2" not in text for text in results(outcome.history))
+    assert all(
+        "refused" in text and "hunter2" not in text for text in results(outcome.history)
+    )
     check_sendable(outcome.history)
 
+
+CIRCULAR: dict[str, Any] = {"amount": 1}
+CIRCULAR["order"] = CIRCULAR
 
 JUNK: dict[str, Any] = {
     "arguments-text": Approve(arguments="all"),  # pyright: ignore[reportArgumentType]  # junk, on purpose
     "arguments-key": Approve(arguments={("order", "amount"): 1}),  # pyright: ignore[reportArgumentType]  # junk, on purpose
-    "arguments-circular": Approve(arguments=(lambda one: one.update(order=one) or one)({"amount": 1})),  # pyright: ignore[reportArgumentType]  # junk, on purpose
+    "arguments-circular": Approve(arguments=CIRCULAR),
     "always": Approve(always="everything"),  # pyright: ignore[reportArgumentType]  # junk, on purpose
     "expires-text": Defer(expires_in="soon"),  # pyright: ignore[reportArgumentType]  # junk, on purpose
     "expires-nan": Defer(expires_in=float("nan")),
@@ -137,7 +144,10 @@ async def test_a_decision_with_junk_in_it_runs_nothing(door: Door, kind: str) ->
     if outcome.checkpoint:
         again = world([DONE])
         if outcome.status == "paused":
-            assert (await door.resume(again, outcome.checkpoint, {})).status in ("paused", "answered")
+            assert (await door.resume(again, outcome.checkpoint, {})).status in (
+                "paused",
+                "answered",
+            )
         assert again.ran == []
 
 
@@ -163,7 +173,9 @@ async def test_an_approval_of_another_call_does_not_count(door: Door) -> None:
     await door.ask(here, interceptors=[lambda call: Approve(fingerprint="0" * 64)])
     assert here.ran == []
     here = world([REFUND, DONE])
-    await door.ask(here, interceptors=[lambda call: Approve(fingerprint=call.fingerprint)])
+    await door.ask(
+        here, interceptors=[lambda call: Approve(fingerprint=call.fingerprint)]
+    )
     assert here.ran == [REFUNDED]
 
 
@@ -183,7 +195,9 @@ async def test_an_interceptor_that_hangs_denies(door: Door) -> None:
         for interceptor in (hangs, blocks):
             here = world([REFUND, DONE])
             approval = ApprovalSettings(interceptor_timeout=0.02)
-            outcome = await door.ask(here, interceptors=[interceptor], approval=approval)
+            outcome = await door.ask(
+                here, interceptors=[interceptor], approval=approval
+            )
             assert (here.ran, outcome.status) == ([], "answered")
             assert "not decided in time" in results(outcome.history)[0]
     finally:
@@ -201,7 +215,11 @@ async def test_an_answer_after_the_timeout_does_not_approve(door: Door) -> None:
             return Approve()
 
     here = world([REFUND, DONE])
-    await door.ask(here, interceptors=[stubborn], approval=ApprovalSettings(interceptor_timeout=0.02))
+    await door.ask(
+        here,
+        interceptors=[stubborn],
+        approval=ApprovalSettings(interceptor_timeout=0.02),
+    )
     assert here.ran == []
 
 
@@ -217,7 +235,11 @@ async def test_what_ran_is_what_was_recorded(door: Door) -> None:
     here = world([REFUND, DONE])
     outcome = await door.ask(here, interceptors=[meddling], observers=[facts.append])
     assert here.ran == [REFUNDED]
-    assert arguments_in(outcome.history) == requested(facts) == [{"order": "7", "amount": 50}]
+    assert (
+        arguments_in(outcome.history)
+        == requested(facts)
+        == [{"order": "7", "amount": 50}]
+    )
 
 
 @three_doors
@@ -228,7 +250,11 @@ async def test_every_interceptor_is_shown_the_same(door: Door) -> None:
         with contextlib.suppress(TypeError):
             call.arguments["amount"] = 1  # pyright: ignore[reportIndexIssue]  # what is read-only is written
 
-    large = {"function": "refund", "arguments": {"amount": {"gt": 10}}, "action": "deny"}
+    large = {
+        "function": "refund",
+        "arguments": {"amount": {"gt": 10}},
+        "action": "deny",
+    }
     here = world([REFUND, DONE])
     policy = ApprovalPolicy.from_dict({"default": "allow", "rules": [large]})
     await door.ask(here, interceptors=[meddling, policy], pre_invoke=lambda *_: True)
@@ -253,17 +279,39 @@ async def test_all_calls_of_a_batch_are_seen_before_any_runs(door: Door) -> None
 @three_doors
 async def test_mixed_decisions_keep_the_order_of_the_calls(door: Door) -> None:
     """Run, denied, supplied, unknown and invalid calls of one batch: one result each, in call order."""
-    batch = calls(LOOK, REFUND, call("shop-none"), call("shop-look", {"wrong": 1}), call("shop-charge", {"amount": 2}))
+    batch = calls(
+        LOOK,
+        REFUND,
+        call("shop-none"),
+        call("shop-look", {"wrong": 1}),
+        call("shop-charge", {"amount": 2}),
+    )
     decisions = {"refund": Deny("No."), "charge": Supply("paid")}
     facts: list[Any] = []
     here = world([batch, DONE])
     outcome = await door.ask(
-        here, interceptors=[lambda call: decisions.get(call.function_name)], observers=[facts.append]
+        here,
+        interceptors=[lambda call: decisions.get(call.function_name)],
+        observers=[facts.append],
     )
     texts = results(outcome.history)
-    assert (texts[0], texts[1], texts[4]) == ("sent", "The call was refused and did not run: No.", "paid")
-    assert ("no function" in texts[2], "cannot be used" in texts[3], len(texts)) == (True, True, 5)
-    assert [d.verdict for d in decided(facts)] == ["run", "deny", "answer", "answer", "answer"]
+    assert (texts[0], texts[1], texts[4]) == (
+        "sent",
+        "The call was refused and did not run: No.",
+        "paid",
+    )
+    assert ("no function" in texts[2], "cannot be used" in texts[3], len(texts)) == (
+        True,
+        True,
+        5,
+    )
+    assert [d.verdict for d in decided(facts)] == [
+        "run",
+        "deny",
+        "answer",
+        "answer",
+        "answer",
+    ]
     assert (here.ran, outcome.tool_calls) == ([("look", "7")], 1)
     check_sendable(outcome.history)
 
@@ -272,7 +320,11 @@ async def test_mixed_decisions_keep_the_order_of_the_calls(door: Door) -> None:
 async def test_interceptors_see_only_calls_that_could_run(door: Door) -> None:
     """Unknown functions, malformed arguments and hidden parameters are answered without asking anybody."""
     seen: list[str] = []
-    batch = calls(call("refund", {"order": "7", "amount": 1}), call("shop-refund", "{"), call("shop-look"))
+    batch = calls(
+        call("refund", {"order": "7", "amount": 1}),
+        call("shop-refund", "{"),
+        call("shop-look"),
+    )
     here = world([batch, DONE])
     await door.ask(here, interceptors=[lambda call: seen.append(call.id)])
     assert (seen, here.ran) == ([], [])

@@ -42,7 +42,11 @@ async def test_the_first_decision_wins(door: Door) -> None:
         return interceptor
 
     here = world([REFUND, DONE])
-    interceptors = [named("one", None), named("two", Deny("No.")), named("three", Approve())]
+    interceptors = [
+        named("one", None),
+        named("two", Deny("No.")),
+        named("three", Approve()),
+    ]
     outcome = await door.ask(here, interceptors=interceptors)
     assert (seen, here.ran, results(outcome.history)) == (
         ["one", "two"],
@@ -56,7 +60,12 @@ async def test_silence_runs_the_call(door: Door) -> None:
     """None abstains: where all interceptors abstain, the calls run, as with any filter."""
     here = world()
     outcome = await door.ask(here, interceptors=[lambda call: None])
-    assert (outcome.status, outcome.text, outcome.iterations, outcome.tool_calls) == ("answered", "Done.", 2, 2)
+    assert (outcome.status, outcome.text, outcome.iterations, outcome.tool_calls) == (
+        "answered",
+        "Done.",
+        2,
+        2,
+    )
     assert here.ran == [("look", "7"), REFUNDED]
 
 
@@ -89,9 +98,16 @@ async def test_edited_arguments_run_and_are_recorded(door: Door) -> None:
     edit = only("refund", Approve(arguments={"order": "7", "amount": 20}, by="ann"))
     outcome = await door.ask(here, interceptors=[edit], observers=[facts.append])
     assert here.ran == [("look", "7"), ("refund", "7", 20.0, "")]
-    assert arguments_in(outcome.history) == [{"order": "7"}, {"order": "7", "amount": 20}]
+    assert arguments_in(outcome.history) == [
+        {"order": "7"},
+        {"order": "7", "amount": 20},
+    ]
     assert requested(facts) == [{"order": "7"}, {"order": "7", "amount": 50}]
-    assert [(d.verdict, d.by, d.edited) for d in decided(facts)][1] == ("run", "ann", '{"order":"7","amount":20}')
+    assert [(d.verdict, d.by, d.edited) for d in decided(facts)][1] == (
+        "run",
+        "ann",
+        '{"order":"7","amount":20}',
+    )
     check_sendable(outcome.history)
 
 
@@ -99,9 +115,14 @@ async def test_edited_arguments_run_and_are_recorded(door: Door) -> None:
 async def test_the_model_reads_the_edit(door: Door) -> None:
     """The next request shows the model the call with the edited arguments, beside its result."""
     here = world([REFUND, DONE])
-    await door.ask(here, interceptors=[only("refund", Approve(arguments={"order": "7", "amount": 20}))])
+    await door.ask(
+        here,
+        interceptors=[only("refund", Approve(arguments={"order": "7", "amount": 20}))],
+    )
     message, result = here.service.requests[1].messages[-2:]
-    assert sent_calls(message)[0]["function"]["arguments"] == '{"order":"7","amount":20}'
+    assert (
+        sent_calls(message)[0]["function"]["arguments"] == '{"order":"7","amount":20}'
+    )
     assert result["content"] == "refunded 20"
 
 
@@ -121,8 +142,14 @@ async def test_an_invalid_edit_denies(door: Door, edit: str) -> None:
     facts: list[Any] = []
     here = world([REFUND, DONE])
     approve = Approve(arguments=INVALID_EDITS[edit])
-    outcome = await door.ask(here, interceptors=[only("refund", approve)], observers=[facts.append])
-    assert (here.ran, outcome.status, [d.verdict for d in decided(facts)]) == ([], "answered", ["deny"])
+    outcome = await door.ask(
+        here, interceptors=[only("refund", approve)], observers=[facts.append]
+    )
+    assert (here.ran, outcome.status, [d.verdict for d in decided(facts)]) == (
+        [],
+        "answered",
+        ["deny"],
+    )
 
 
 @three_doors
@@ -138,7 +165,10 @@ async def test_an_edit_cannot_reach_hidden_parameters(door: Door) -> None:
 async def test_a_supplied_result_replaces_the_functions(door: Door) -> None:
     """Supply gives the model a result, encoded as a function's would be; nothing runs, and no tool call is counted."""
     here = world()
-    outcome = await door.ask(here, interceptors=[only("refund", Supply({"paid": None, "to": "Zoë"}, by="test"))])
+    outcome = await door.ask(
+        here,
+        interceptors=[only("refund", Supply({"paid": None, "to": "Zoë"}, by="test"))],
+    )
     assert (here.ran, outcome.tool_calls) == ([("look", "7")], 1)
     assert results(outcome.history) == ["sent", '{"paid":null,"to":"Zoë"}']
 
@@ -148,10 +178,18 @@ async def test_deferring_pauses_the_run_as_a_value(door: Door) -> None:
     """Defer ends the run as paused with the call pending, before anything of its batch ran, and ends the questions."""
     here = world()
     outcome = await door.ask(here, interceptors=[only("refund", Defer("Sure?"))])
-    assert (outcome.status, here.ran, here.requests, outcome.tool_calls) == ("paused", [], 1, 0)
+    assert (outcome.status, here.ran, here.requests, outcome.tool_calls) == (
+        "paused",
+        [],
+        1,
+        0,
+    )
     (pending,) = outcome.pending
     assert (pending["id"], pending["fully_qualified_name"]) == ("call_2", "shop-refund")
-    assert (pending["arguments"], pending["prompt"]) == ({"order": "7", "amount": 50}, "Sure?")
+    assert (pending["arguments"], pending["prompt"]) == (
+        {"order": "7", "amount": 50},
+        "Sure?",
+    )
 
 
 ORDER: dict[str, tuple[dict[str, Any], str]] = {
@@ -161,16 +199,37 @@ ORDER: dict[str, tuple[dict[str, Any], str]] = {
         "ran",
     ),
     "allow-rule-frees-a-mark": (
-        {"interceptors": [ApprovalPolicy.from_dict({"default": "deny", "rules": [{"action": "allow"}]})]},
+        {
+            "interceptors": [
+                ApprovalPolicy.from_dict(
+                    {"default": "deny", "rules": [{"action": "allow"}]}
+                )
+            ]
+        },
         "ran",
     ),
-    "allow-default-does-not": ({"interceptors": [ApprovalPolicy.from_dict({"default": "allow"})]}, "paused"),
-    "deny-default-comes-after-a-mark": ({"interceptors": [ApprovalPolicy.from_dict({"default": "deny"})]}, "paused"),
+    "allow-default-does-not": (
+        {"interceptors": [ApprovalPolicy.from_dict({"default": "allow"})]},
+        "paused",
+    ),
+    "deny-default-comes-after-a-mark": (
+        {"interceptors": [ApprovalPolicy.from_dict({"default": "deny"})]},
+        "paused",
+    ),
     "mark-beats-pre-invoke": ({"pre_invoke": lambda *_: False}, "paused"),
-    "mark-beats-unmatched": ({"approval": ApprovalSettings(unmatched="deny")}, "paused"),
+    "mark-beats-unmatched": (
+        {"approval": ApprovalSettings(unmatched="deny")},
+        "paused",
+    ),
     "pre-invoke-frees-no-mark": ({"pre_invoke": lambda *_: True}, "paused"),
     "deny-rule-beats-a-mark": (
-        {"interceptors": [ApprovalPolicy.from_dict({"default": "allow", "rules": [{"action": "deny"}]})]},
+        {
+            "interceptors": [
+                ApprovalPolicy.from_dict(
+                    {"default": "allow", "rules": [{"action": "deny"}]}
+                )
+            ]
+        },
         "denied",
     ),
 }
@@ -189,11 +248,20 @@ async def test_the_order_for_a_marked_function(door: Door, case: str) -> None:
 
 DEFAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "pre-invoke-beats-a-default": (
-        {"pre_invoke": lambda *_: False, "interceptors": [ApprovalPolicy.from_dict({"default": "allow"})]},
+        {
+            "pre_invoke": lambda *_: False,
+            "interceptors": [ApprovalPolicy.from_dict({"default": "allow"})],
+        },
         "denied",
     ),
-    "default-ask-beats-unmatched": ({"interceptors": [ApprovalPolicy.from_dict({"default": "ask"})]}, "paused"),
-    "default-deny-beats-unmatched": ({"interceptors": [ApprovalPolicy.from_dict({"default": "deny"})]}, "denied"),
+    "default-ask-beats-unmatched": (
+        {"interceptors": [ApprovalPolicy.from_dict({"default": "ask"})]},
+        "paused",
+    ),
+    "default-deny-beats-unmatched": (
+        {"interceptors": [ApprovalPolicy.from_dict({"default": "deny"})]},
+        "denied",
+    ),
     "default-allow-beats-unmatched": (
         {
             "interceptors": [ApprovalPolicy.from_dict({"default": "allow"})],
@@ -202,7 +270,12 @@ DEFAULTS: dict[str, tuple[dict[str, Any], str]] = {
         "ran",
     ),
     "later-interceptor-beats-a-default": (
-        {"interceptors": [ApprovalPolicy.from_dict({"default": "allow"}), lambda call: Deny()]},
+        {
+            "interceptors": [
+                ApprovalPolicy.from_dict({"default": "allow"}),
+                lambda call: Deny(),
+            ]
+        },
         "denied",
     ),
     "unmatched-approve": ({"approval": ApprovalSettings(unmatched="approve")}, "ran"),
@@ -223,7 +296,9 @@ async def test_the_order_of_defaults(door: Door, case: str) -> None:
 
 
 @service_and_handler
-async def test_check_for_intervention_stands_between_pre_invoke_and_the_default(door: Door) -> None:
+async def test_check_for_intervention_stands_between_pre_invoke_and_the_default(
+    door: Door,
+) -> None:
     """pre_invoke denies before the check is asked; a check that defers comes before a policy's default."""
     asked: list[str] = []
 
@@ -232,7 +307,9 @@ async def test_check_for_intervention_stands_between_pre_invoke_and_the_default(
         return True
 
     here = world([REFUND, DONE])
-    outcome = await door.ask(here, pre_invoke=lambda *_: False, check_for_intervention=check)
+    outcome = await door.ask(
+        here, pre_invoke=lambda *_: False, check_for_intervention=check
+    )
     assert (outcome.status, asked, here.ran) == ("answered", [], [])
     here = world([REFUND, DONE])
     policy = ApprovalPolicy.from_dict({"default": "deny"})
@@ -241,10 +318,15 @@ async def test_check_for_intervention_stands_between_pre_invoke_and_the_default(
 
 
 @three_doors
-async def test_no_default_hook_and_no_budget_callback_approves_what_a_policy_asks_about(door: Door) -> None:
+async def test_no_default_hook_and_no_budget_callback_approves_what_a_policy_asks_about(
+    door: Door,
+) -> None:
     """Beside a policy that asks, the default hook's False and a callback's True do not approve: the call waits."""
     for policy in (ASK_REFUND, {"default": "ask"}):
         here = world([REFUND, DONE])
-        options: dict[str, Any] = {"interceptors": [ApprovalPolicy.from_dict(policy)], "pre_invoke": lambda *_: True}
+        options: dict[str, Any] = {
+            "interceptors": [ApprovalPolicy.from_dict(policy)],
+            "pre_invoke": lambda *_: True,
+        }
         outcome = await door.ask(here, **options)
         assert (outcome.status, outcome.waiting, here.ran) == ("paused", ["call_1"], [])

@@ -8,7 +8,9 @@ from typing import Any
 
 from openai import AsyncOpenAI
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.connectors.ai.prompt_execution_settings import (
+    PromptExecutionSettings,
+)
 
 from planner_ext import Approve, Budget, Deny
 from planner_ext.hitl_manager import Checkpoint, Defer, Supply
@@ -47,9 +49,13 @@ async def test_the_history_of_a_paused_run_can_be_sent(door: Door) -> None:
     outcome = await door.ask(here, **ASK)
     assert (outcome.status, len(outcome.history.messages)) == ("paused", 3)
     with ScriptedOpenAIServer([say("Understood.")]) as server:
-        async with AsyncOpenAI(base_url=server.url, api_key="any", max_retries=0) as client:
+        async with AsyncOpenAI(
+            base_url=server.url, api_key="any", max_retries=0
+        ) as client:
             connector = OpenAIChatCompletion("scripted", async_client=client)
-            message = await connector.get_chat_message_content(outcome.history, PromptExecutionSettings())
+            message = await connector.get_chat_message_content(
+                outcome.history, PromptExecutionSettings()
+            )
         assert (str(message), server.refused) == ("Understood.", [])
 
 
@@ -58,7 +64,9 @@ async def test_what_waits_is_shown_exactly_and_as_json(door: Door) -> None:
     """Each pending call tells id, function, arguments, fingerprint, prompt and expiry, in JSON values."""
     clock = Clock(seconds=0.0)
     here = world([calls(LOOK, REFUND), DONE])
-    outcome = await door.ask(here, interceptors=[only("refund", Defer("Sure?", expires_in=60))], clock=clock)
+    outcome = await door.ask(
+        here, interceptors=[only("refund", Defer("Sure?", expires_in=60))], clock=clock
+    )
     fingerprint = outcome.pending[0]["fingerprint"]
     assert json.loads(json.dumps(outcome.pending)) == [
         {
@@ -76,7 +84,11 @@ async def test_what_waits_is_shown_exactly_and_as_json(door: Door) -> None:
             "decision": None,
             "parameters": {
                 "type": "object",
-                "properties": {"order": {"type": "string"}, "amount": {"type": "number"}, "note": {"type": "string"}},
+                "properties": {
+                    "order": {"type": "string"},
+                    "amount": {"type": "number"},
+                    "note": {"type": "string"},
+                },
                 "required": ["order", "amount"],
             },
         }
@@ -93,9 +105,18 @@ async def test_the_usage_continues(door: Door) -> None:
     paused = await door.ask(first, **ASK)
     assert (paused.iterations, paused.tool_calls) == (2, 1)
     resumed = await door.resume(second, paused.checkpoint, {"call_3": Approve()}, **ASK)
-    assert (resumed.iterations, resumed.tool_calls) == (whole.iterations, whole.tool_calls) == (4, 4)
+    assert (
+        (resumed.iterations, resumed.tool_calls)
+        == (whole.iterations, whole.tool_calls)
+        == (4, 4)
+    )
     assert (first.requests, second.requests) == (2, 2)
-    assert first.ran + second.ran == [("look", "7"), ("look", "7"), REFUNDED, ("look", "7")]
+    assert first.ran + second.ran == [
+        ("look", "7"),
+        ("look", "7"),
+        REFUNDED,
+        ("look", "7"),
+    ]
 
 
 @both_ways
@@ -106,20 +127,28 @@ async def test_tokens_and_time_add_up_and_waiting_is_free(streamed: bool) -> Non
     paused = await door.ask(first, clock=clock, **ASK)
     clock.seconds += 86_400
     planner = planner_with(clock=clock, **ASK)
-    result = await planner.resume(second.kernel, Checkpoint.from_json(paused.checkpoint), {"call_1": Approve()})
+    result = await planner.resume(
+        second.kernel, Checkpoint.from_json(paused.checkpoint), {"call_1": Approve()}
+    )
     before = Checkpoint.from_json(paused.checkpoint).state().usage
     assert result.usage.active_seconds == 0
     assert result.usage.total_tokens > before.total_tokens > 0
 
 
 @both_ways
-async def test_a_run_continues_in_another_process(streamed: bool, lives: Lives, tmp_path: Path) -> None:
+async def test_a_run_continues_in_another_process(
+    streamed: bool, lives: Lives, tmp_path: Path
+) -> None:
     """Paused here, resumed there: signed JSON text, edited arguments and a fresh planner are all that it needs."""
     here, saved = world([calls(LOOK, REFUND)]), tmp_path / "run.json"
-    paused = Checkpoint.from_json((await Door("planner", streamed).ask(here, **ASK)).checkpoint)
+    paused = Checkpoint.from_json(
+        (await Door("planner", streamed).ask(here, **ASK)).checkpoint
+    )
     saved.write_text(paused.to_json(key=KEY))
     way = "streamed" if streamed else "plain"
-    other = await asyncio.to_thread(lives.run, "-m", approval_process.__name__, way, str(saved), cwd=TESTS)
+    other = await asyncio.to_thread(
+        lives.run, "-m", approval_process.__name__, way, str(saved), cwd=TESTS
+    )
     assert (other.returncode, here.ran) == (0, []), other.stderr
     assert json.loads(other.stdout) == {
         "status": "answered",
@@ -137,8 +166,12 @@ async def test_partial_decisions_leave_the_rest_pending(door: Door) -> None:
     """Decided one by one, the run stays paused, without a request and with nothing run, until the last is decided."""
     here = world([calls(REFUND, REFUND, REFUND)])
     paused = await door.ask(here, **ASK)
-    second = await door.resume(world([]), paused.checkpoint, {"call_2": Deny("No.")}, **ASK)
-    third = await door.resume(world([]), second.checkpoint, {"call_1": Supply("later")}, **ASK)
+    second = await door.resume(
+        world([]), paused.checkpoint, {"call_2": Deny("No.")}, **ASK
+    )
+    third = await door.resume(
+        world([]), second.checkpoint, {"call_1": Supply("later")}, **ASK
+    )
     assert [(o.status, o.waiting) for o in (paused, second, third)] == [
         ("paused", ["call_1", "call_2", "call_3"]),
         ("paused", ["call_1", "call_3"]),
@@ -147,7 +180,11 @@ async def test_partial_decisions_leave_the_rest_pending(door: Door) -> None:
     last = world([DONE])
     done = await door.resume(last, third.checkpoint, {"call_3": Approve()}, **ASK)
     assert (done.status, here.ran, last.ran) == ("answered", [], [REFUNDED])
-    assert results(done.history) == ["later", "The call was refused and did not run: No.", "refunded 50"]
+    assert results(done.history) == [
+        "later",
+        "The call was refused and did not run: No.",
+        "refunded 50",
+    ]
 
 
 @every_door
@@ -156,7 +193,12 @@ async def test_an_approved_call_waits_for_its_siblings(door: Door) -> None:
     paused = await door.ask(world([calls(REFUND, REFUND)]), **ASK)
     here = world([])
     second = await door.resume(here, paused.checkpoint, {"call_1": Approve()}, **ASK)
-    assert (second.status, second.waiting, here.ran, here.requests) == ("paused", ["call_2"], [], 0)
+    assert (second.status, second.waiting, here.ran, here.requests) == (
+        "paused",
+        ["call_2"],
+        [],
+        0,
+    )
 
 
 @every_door
@@ -167,7 +209,12 @@ async def test_no_decision_keeps_a_run_paused(door: Door) -> None:
     for _ in range(3):
         here = world([])
         outcome = await door.resume(here, outcome.checkpoint, {}, **ASK)
-        assert (outcome.status, outcome.pending, here.ran, here.requests) == ("paused", pending, [], 0)
+        assert (outcome.status, outcome.pending, here.ran, here.requests) == (
+            "paused",
+            pending,
+            [],
+            0,
+        )
         check_sendable(outcome.history)
 
 
@@ -190,28 +237,47 @@ async def test_several_pauses_in_one_run(door: Door) -> None:
     """A run may pause in every trip; each life continues from the last one's checkpoint."""
     outcome = await door.ask(world([REFUND]), **ASK)
     for trip in (2, 3, 4):
-        assert (outcome.status, outcome.waiting, outcome.iterations) == ("paused", ["call_1"], trip - 1)
+        assert (outcome.status, outcome.waiting, outcome.iterations) == (
+            "paused",
+            ["call_1"],
+            trip - 1,
+        )
         here = world([REFUND])
-        outcome = await door.resume(here, outcome.checkpoint, {"call_1": Approve()}, **ASK)
+        outcome = await door.resume(
+            here, outcome.checkpoint, {"call_1": Approve()}, **ASK
+        )
         assert here.ran == [REFUNDED]
     last = world([DONE])
     done = await door.resume(last, outcome.checkpoint, {"call_1": Approve()}, **ASK)
-    assert (done.status, done.iterations, done.tool_calls, last.ran) == ("answered", 5, 4, [REFUNDED])
+    assert (done.status, done.iterations, done.tool_calls, last.ran) == (
+        "answered",
+        5,
+        4,
+        [REFUNDED],
+    )
     assert results(done.history) == ["refunded 50"] * 4
     check_sendable(done.history)
 
 
 @each_of("trip", [1, 2, 3])
 @every_door
-async def test_a_pause_in_any_trip_keeps_the_budget_exact(door: Door, trip: int) -> None:
+async def test_a_pause_in_any_trip_keeps_the_budget_exact(
+    door: Door, trip: int
+) -> None:
     """Whichever trip pauses, a run of N trips makes N requests in all, the last one without functions."""
     budget = Budget(max_iterations=5)
     first = world([*[LOOK] * (trip - 1), REFUND])
     paused = await door.ask(first, budget=budget, **ASK)
     second = world(lambda request: LOOK if request.tools else DONE)
-    done = await door.resume(second, paused.checkpoint, {f"call_{trip}": Approve()}, budget=None, **ASK)
+    done = await door.resume(
+        second, paused.checkpoint, {f"call_{trip}": Approve()}, budget=None, **ASK
+    )
     assert (paused.iterations, done.iterations) == (trip, 5)
-    assert (first.requests + second.requests, done.status, done.text) == (5, "limit_reached", "Done.")
+    assert (first.requests + second.requests, done.status, done.text) == (
+        5,
+        "limit_reached",
+        "Done.",
+    )
 
 
 @every_door
@@ -219,7 +285,13 @@ async def test_a_larger_budget_takes_effect_at_resume(door: Door) -> None:
     """``resume(budget=)`` replaces the limits, also tighter ones; what was spent stays spent."""
     paused = await door.ask(world([REFUND]), budget=Budget(max_iterations=9), **ASK)
     here = world(lambda request: LOOK if request.tools else DONE)
-    done = await door.resume(here, paused.checkpoint, {"call_1": Approve()}, budget=Budget(max_iterations=3), **ASK)
+    done = await door.resume(
+        here,
+        paused.checkpoint,
+        {"call_1": Approve()},
+        budget=Budget(max_iterations=3),
+        **ASK,
+    )
     assert (done.iterations, here.requests, done.status) == (3, 2, "limit_reached")
 
 
@@ -229,7 +301,9 @@ async def test_a_stop_handle_ends_a_resumed_run(door: Door) -> None:
     paused = await door.ask(world([calls(LOOK, REFUND)]), **ASK)
     stop, here = StopHandle(), world([])
     stop.stop("Closing time.")
-    done = await door.resume(here, paused.checkpoint, {"call_2": Approve()}, stop=stop, **ASK)
+    done = await door.resume(
+        here, paused.checkpoint, {"call_2": Approve()}, stop=stop, **ASK
+    )
     assert (done.status, here.ran, here.requests) == ("stopped", [], 0)
     assert ["Closing time." in text for text in results(done.history)] == [True, True]
     check_sendable(done.history)
@@ -239,8 +313,17 @@ async def test_a_stop_handle_ends_a_resumed_run(door: Door) -> None:
 async def test_a_stop_while_interceptors_are_asked_runs_nothing(door: Door) -> None:
     """A handle pulled during the review of a batch: none of its calls starts, and none is left pending."""
     stop, here = StopHandle(), world([calls(LOOK, REFUND)])
-    outcome = await door.ask(here, interceptors=[lambda call: stop.stop("Enough."), *ASK["interceptors"]], stop=stop)
-    assert (outcome.status, here.ran, outcome.waiting, here.requests) == ("stopped", [], [], 1)
+    outcome = await door.ask(
+        here,
+        interceptors=[lambda call: stop.stop("Enough."), *ASK["interceptors"]],
+        stop=stop,
+    )
+    assert (outcome.status, here.ran, outcome.waiting, here.requests) == (
+        "stopped",
+        [],
+        [],
+        1,
+    )
     check_sendable(outcome.history)
 
 
@@ -248,7 +331,11 @@ async def test_a_stop_while_interceptors_are_asked_runs_nothing(door: Door) -> N
 async def test_an_early_history_is_kept(door: Door) -> None:
     """What was said before the run is still there after pause and resume, once, and in order."""
     history = asked()
-    paused = await door.ask(world([LOOK, REFUND]), history=None if door.kind == "planner" else history, **ASK)
+    paused = await door.ask(
+        world([LOOK, REFUND]),
+        history=None if door.kind == "planner" else history,
+        **ASK,
+    )
     here = world([DONE])
     done = await door.resume(here, paused.checkpoint, {"call_2": Approve()}, **ASK)
     roles = [message.role.value for message in done.history.messages]

@@ -30,18 +30,25 @@ SAFE_RETURN = ApprovalSettings(on_denial="return_calls", on_deferred="run_safe_f
 async def test_a_returned_batch_is_reviewed_again(door: Door) -> None:
     """Returned at a limit and resumed with a larger budget, every call is shown to the interceptors of then."""
     here = world([calls(LOOK, REFUND)])
-    ended = await door.ask(here, budget=Budget(max_tool_calls=1, on_limit="return_calls"))
+    ended = await door.ask(
+        here, budget=Budget(max_tool_calls=1, on_limit="return_calls")
+    )
     assert (ended.status, here.ran) == ("limit_reached", [])
     here = world([])
     budget = Budget(max_tool_calls=9)
-    again = await door.resume(here, ended.checkpoint, {}, budget=budget, interceptors=[ASKING_REFUND])
+    again = await door.resume(
+        here, ended.checkpoint, {}, budget=budget, interceptors=[ASKING_REFUND]
+    )
     assert (again.status, again.waiting, here.ran) == ("paused", ["call_2"], [])
 
 
 @three_doors
 async def test_a_denied_batch_that_was_returned_is_denied_again(door: Door) -> None:
     """Resumed, a denied call does not slip through: it is decided again, and ends the run again."""
-    options: dict[str, Any] = {"interceptors": [only("refund", Deny("No."))], "approval": RETURN}
+    options: dict[str, Any] = {
+        "interceptors": [only("refund", Deny("No."))],
+        "approval": RETURN,
+    }
     ended = await door.ask(world([calls(LOOK, REFUND)]), **options)
     here = world([])
     again = await door.resume(here, ended.checkpoint, {}, **options)
@@ -54,7 +61,9 @@ async def test_a_persons_denial_returns_the_batch(door: Door) -> None:
     options: dict[str, Any] = {"interceptors": [ASKING_REFUND], "approval": RETURN}
     paused = await door.ask(world([calls(LOOK, REFUND)]), **options)
     here = world([])
-    ended = await door.resume(here, paused.checkpoint, {"call_2": Deny("No.")}, **options)
+    ended = await door.resume(
+        here, paused.checkpoint, {"call_2": Deny("No.")}, **options
+    )
     assert (ended.status, here.ran, here.requests) == ("stopped", [], 0)
 
 
@@ -65,9 +74,13 @@ async def test_what_ran_before_a_denial_does_not_run_again(door: Door) -> None:
     first = world([calls(LOOK, REFUND)])
     paused = await door.ask(first, **options)
     here = world([DONE])
-    ended = await door.resume(here, paused.checkpoint, {"call_2": Deny("No.")}, **options)
+    ended = await door.resume(
+        here, paused.checkpoint, {"call_2": Deny("No.")}, **options
+    )
     if ended.status == "stopped":
-        await door.resume(here, ended.checkpoint, {}, interceptors=[], approval=SAFE_RETURN)
+        await door.resume(
+            here, ended.checkpoint, {}, interceptors=[], approval=SAFE_RETURN
+        )
     assert (first.ran, ("look", "7") in here.ran) == ([("look", "7")], False)
 
 
@@ -76,12 +89,22 @@ async def test_what_ran_before_a_limit_does_not_run_again(door: Door) -> None:
     """Nor does it when the approved sibling meets a limit that returns the calls, and a larger budget lets it go on."""
     options: dict[str, Any] = {"interceptors": [ASKING_REFUND], "approval": SAFE_RETURN}
     first = world([calls(LOOK, REFUND)])
-    paused = await door.ask(first, budget=Budget(max_tool_calls=1, on_limit="return_calls"), **options)
+    paused = await door.ask(
+        first, budget=Budget(max_tool_calls=1, on_limit="return_calls"), **options
+    )
     second = world([])
-    ended = await door.resume(second, paused.checkpoint, {"call_2": Approve()}, **options)
+    ended = await door.resume(
+        second, paused.checkpoint, {"call_2": Approve()}, **options
+    )
     here = world([DONE])
-    await door.resume(here, ended.checkpoint, {}, budget=Budget(max_tool_calls=9), **options)
-    assert (first.ran, second.ran, ("look", "7") in here.ran) == ([("look", "7")], [], False)
+    await door.resume(
+        here, ended.checkpoint, {}, budget=Budget(max_tool_calls=9), **options
+    )
+    assert (first.ran, second.ran, ("look", "7") in here.ran) == (
+        [("look", "7")],
+        [],
+        False,
+    )
 
 
 @three_doors
@@ -90,9 +113,13 @@ async def test_an_approval_does_not_outlive_the_return_of_its_batch(door: Door) 
     options: dict[str, Any] = {"interceptors": [ASKING_REFUND]}
     budget = Budget(max_tool_calls=1, on_limit="return_calls")
     paused = await door.ask(world([calls(LOOK, REFUND)]), budget=budget, **options)
-    ended = await door.resume(world([]), paused.checkpoint, {"call_2": Approve()}, **options)
+    ended = await door.resume(
+        world([]), paused.checkpoint, {"call_2": Approve()}, **options
+    )
     here = world([])
-    again = await door.resume(here, ended.checkpoint, {}, budget=Budget(max_tool_calls=9), **options)
+    again = await door.resume(
+        here, ended.checkpoint, {}, budget=Budget(max_tool_calls=9), **options
+    )
     assert (ended.status, again.status, here.ran) == ("limit_reached", "paused", [])
 
 
@@ -109,9 +136,14 @@ async def test_a_final_answer_beside_a_risky_call_ends_the_run(door: Door) -> No
 
 @each_of("control", ["use_attempts", "pre_invoke", "iterations_metadata"])
 @planner_doors
-async def test_every_control_of_the_planner_pauses_and_continues(door: Door, control: str) -> None:
+async def test_every_control_of_the_planner_pauses_and_continues(
+    door: Door, control: str
+) -> None:
     """However many rounds a step may chain, a deferred call pauses the run, and its approval lets it continue."""
-    options: dict[str, Any] = {"control": control, "interceptors": [only("refund", Defer())]}
+    options: dict[str, Any] = {
+        "control": control,
+        "interceptors": [only("refund", Defer())],
+    }
     if control == "pre_invoke":
         options["pre_invoke"] = lambda *_: True
     paused = await door.ask(world([REFUND]), **options)

@@ -54,7 +54,9 @@ HISTORIES: dict[str, Callable[[ChatHistory, str], ChatHistory]] = {
     "updated": lambda history, _: history,
     "with-paused-text": with_paused_text,
     "from-json": reloaded,
-    "from-json-with-paused-text": lambda history, text: reloaded(with_paused_text(history, text), text),
+    "from-json-with-paused-text": lambda history, text: reloaded(
+        with_paused_text(history, text), text
+    ),
     "as-it-was-asked": lambda *_: asked(),
 }
 
@@ -68,9 +70,13 @@ async def test_any_history_is_brought_up_to_date(door: Door, kind: str) -> None:
     paused = await door.ask(world(SCRIPT), **ASK)
     history = HISTORIES[kind](paused.history, paused.closing)
     here = world([DONE])
-    done = await door.resume(here, paused.checkpoint, {"call_3": Approve()}, history=history, **ASK)
+    done = await door.resume(
+        here, paused.checkpoint, {"call_3": Approve()}, history=history, **ASK
+    )
     assert (done.status, done.text) == ("answered", "Done.")
-    assert [m.to_dict() for m in history.messages] == [m.to_dict() for m in whole.messages]
+    assert [m.to_dict() for m in history.messages] == [
+        m.to_dict() for m in whole.messages
+    ]
     check_sendable(history)
 
 
@@ -80,7 +86,11 @@ async def test_a_paused_message_is_fixed_text_without_calls(door: Door) -> None:
     paused = await door.ask(world(SCRIPT), **ASK)
     again = await door.ask(world([REFUND]), **ASK)
     assert paused.closing == again.closing != ""
-    assert [message.role.value for message in paused.history.messages] == ["user", "assistant", "tool"]
+    assert [message.role.value for message in paused.history.messages] == [
+        "user",
+        "assistant",
+        "tool",
+    ]
     check_sendable(with_paused_text(paused.history, paused.closing))
 
 
@@ -90,23 +100,37 @@ async def test_the_model_never_reads_the_paused_text(door: Door) -> None:
     paused = await door.ask(world([REFUND]), **ASK)
     history = with_paused_text(paused.history, paused.closing)
     here = world([LOOK, DONE])
-    await door.resume(here, paused.checkpoint, {"call_1": Approve()}, history=history, **ASK)
-    assert paused.closing not in json.dumps([request.messages for request in here.service.requests])
+    await door.resume(
+        here, paused.checkpoint, {"call_1": Approve()}, history=history, **ASK
+    )
+    assert paused.closing not in json.dumps(
+        [request.messages for request in here.service.requests]
+    )
 
 
-@pytest.mark.parametrize("paused_reply", [SCRIPT[1], REFUND], ids=["with-text", "without-text"])
+@pytest.mark.parametrize(
+    "paused_reply", [SCRIPT[1], REFUND], ids=["with-text", "without-text"]
+)
 async def test_the_sum_of_a_paused_stream_is_dropped_too(paused_reply: Any) -> None:
     """A caller that adds up the chunks of a paused trip, as Semantic Kernel's do, and stores that, loses nothing."""
     history, here = asked(), world([LOOK, paused_reply])
     service = FunctionInvokingChatCompletion(here.service, **ASK)
-    stream = service.get_streaming_chat_message_content(history, settings_with(), kernel=here.kernel)
+    stream = service.get_streaming_chat_message_content(
+        history, settings_with(), kernel=here.kernel
+    )
     chunks = [chunk async for chunk in stream if chunk is not None]
     checkpoint = chunks[-1].metadata["checkpoint"]
-    trip = [chunk for chunk in chunks if chunk.function_invoke_attempt == 1 and chunk.role == "assistant"]
+    trip = [
+        chunk
+        for chunk in chunks
+        if chunk.function_invoke_attempt == 1 and chunk.role == "assistant"
+    ]
     history.add_message(reduce(add, trip))
     call_id = as_type(CallDecided, Checkpoint.from_json(checkpoint).facts[-2]).call_id
     resumed = FunctionInvokingChatCompletion(world([DONE]).service, **ASK)
-    await resumed.resume(history, checkpoint, {call_id: Approve()}, settings_with(), kernel=here.kernel)
+    await resumed.resume(
+        history, checkpoint, {call_id: Approve()}, settings_with(), kernel=here.kernel
+    )
     check_sendable(history)
     assert "This run waits" not in history.model_dump_json()
     assert [message.role.value for message in history.messages].count("assistant") == 2
@@ -119,7 +143,9 @@ async def test_a_refused_decision_leaves_the_history_as_it_was(door: Door) -> No
     history = with_paused_text(paused.history, paused.closing)
     before = [message.to_dict() for message in history.messages]
     with pytest.raises(DecisionRefusedError):
-        await door.resume(world([]), paused.checkpoint, {"call_9": Approve()}, history=history, **ASK)
+        await door.resume(
+            world([]), paused.checkpoint, {"call_9": Approve()}, history=history, **ASK
+        )
     assert [message.to_dict() for message in history.messages] == before
 
 
@@ -128,15 +154,30 @@ async def test_metadata_survives_json(door: Door) -> None:
     """``pending`` is a list of mappings and ``checkpoint`` a text: the message can be written and read as JSON."""
     here = world([REFUND])
     service = FunctionInvokingChatCompletion(here.service, **ASK)
-    chunks = service.get_streaming_chat_message_content(asked(), settings_with(), kernel=here.kernel)
+    chunks = service.get_streaming_chat_message_content(
+        asked(), settings_with(), kernel=here.kernel
+    )
     if door.streamed:
         metadata = present([chunk async for chunk in chunks][-1]).metadata
     else:
         await chunks.aclose()
-        message = await service.get_chat_message_content(asked(), settings_with(), kernel=here.kernel)
+        message = await service.get_chat_message_content(
+            asked(), settings_with(), kernel=here.kernel
+        )
         metadata = present(message).metadata
-    kept = json.loads(json.dumps({key: metadata[key] for key in ("pending", "checkpoint", "status", "iterations")}))
-    assert (kept["status"], kept["iterations"], kept["pending"][0]["id"]) == ("paused", 1, "call_1")
+    kept = json.loads(
+        json.dumps(
+            {
+                key: metadata[key]
+                for key in ("pending", "checkpoint", "status", "iterations")
+            }
+        )
+    )
+    assert (kept["status"], kept["iterations"], kept["pending"][0]["id"]) == (
+        "paused",
+        1,
+        "call_1",
+    )
     assert Checkpoint.from_json(kept["checkpoint"]).facts[-1].type == "Paused"
 
 
@@ -158,9 +199,17 @@ async def test_paused_again_the_history_stays_in_step(door: Door) -> None:
     outcome = await door.ask(world([REFUND]), history=history, **ASK)
     for _ in range(3):
         history.add_assistant_message(outcome.closing)
-        outcome = await door.resume(world([REFUND]), outcome.checkpoint, {"call_1": Approve()}, history=history, **ASK)
+        outcome = await door.resume(
+            world([REFUND]),
+            outcome.checkpoint,
+            {"call_1": Approve()},
+            history=history,
+            **ASK,
+        )
     history.add_assistant_message(outcome.closing)
-    done = await door.resume(world([DONE]), outcome.checkpoint, {"call_1": Approve()}, history=history, **ASK)
+    done = await door.resume(
+        world([DONE]), outcome.checkpoint, {"call_1": Approve()}, history=history, **ASK
+    )
     roles = [message.role.value for message in history.messages]
     stored = ["assistant"] if door.kind == "handler" else []
     assert roles == ["user", *["assistant", "tool"] * 4, *stored]
@@ -171,8 +220,16 @@ async def test_paused_again_the_history_stays_in_step(door: Door) -> None:
 async def test_the_handler_stores_the_final_message(door: Door) -> None:
     """Once, at the end, also of a run that was paused in between."""
     paused = await door.ask(world([REFUND]), **ASK)
-    done = await door.resume(world([DONE]), paused.checkpoint, {"call_1": Approve()}, history=paused.history, **ASK)
-    assert [str(m) for m in done.history.messages if m.role == "assistant" and str(m)] == ["Done."]
+    done = await door.resume(
+        world([DONE]),
+        paused.checkpoint,
+        {"call_1": Approve()},
+        history=paused.history,
+        **ASK,
+    )
+    assert [
+        str(m) for m in done.history.messages if m.role == "assistant" and str(m)
+    ] == ["Done."]
 
 
 SECRET = "hunter2-secret"
@@ -183,11 +240,17 @@ async def test_application_arguments_are_in_no_checkpoint(door: Door) -> None:
     """What the application gives is neither stored nor shown; a hidden parameter gets it when the call runs."""
     options: dict[str, Any] = {"interceptors": [only("charge", Defer())]}
     arguments = KernelArguments(tenant=SECRET, order=SECRET, token=SECRET)
-    paused = await door.ask(world([LOOK, call("shop-charge", {"amount": 5})]), arguments=arguments, **options)
+    paused = await door.ask(
+        world([LOOK, call("shop-charge", {"amount": 5})]),
+        arguments=arguments,
+        **options,
+    )
     assert SECRET not in paused.checkpoint
     assert SECRET not in json.dumps(paused.pending)
     here = world([DONE])
-    await door.resume(here, paused.checkpoint, {"call_2": Approve()}, arguments=arguments, **options)
+    await door.resume(
+        here, paused.checkpoint, {"call_2": Approve()}, arguments=arguments, **options
+    )
     assert here.ran == [("charge", 5.0, SECRET)]
 
 
@@ -196,10 +259,15 @@ async def test_application_arguments_are_needed_again(door: Door) -> None:
     """Resumed without them, the function gets its own default; nothing of the first life's arguments is kept."""
     options: dict[str, Any] = {"interceptors": [only("charge", Defer())]}
     arguments = KernelArguments(tenant=SECRET)
-    paused = await door.ask(world([call("shop-charge", {"amount": 5})]), arguments=arguments, **options)
+    paused = await door.ask(
+        world([call("shop-charge", {"amount": 5})]), arguments=arguments, **options
+    )
     here = world([DONE])
     await door.resume(here, paused.checkpoint, {"call_1": Approve()}, **options)
-    assert (here.ran, dict(arguments)) == ([("charge", 5.0, "nobody")], {"tenant": SECRET})
+    assert (here.ran, dict(arguments)) == (
+        [("charge", 5.0, "nobody")],
+        {"tenant": SECRET},
+    )
 
 
 @three_doors
@@ -209,4 +277,7 @@ async def test_the_callers_decisions_are_not_changed(door: Door) -> None:
     edit = {"order": "7", "amount": 20}
     decisions = {"call_2": Approve(arguments=edit)}
     await door.resume(world([]), paused.checkpoint, decisions, **ASK)
-    assert (decisions, edit) == ({"call_2": Approve(arguments=edit)}, {"order": "7", "amount": 20})
+    assert (decisions, edit) == (
+        {"call_2": Approve(arguments=edit)},
+        {"order": "7", "amount": 20},
+    )

@@ -10,7 +10,18 @@ from planner_ext import Approve, Deny
 from planner_ext.approval.decisions import fingerprint_of
 from planner_ext.errors import DecisionRefusedError
 from planner_ext.hitl_manager import Defer
-from support.approval import ASKING_REFUND, DONE, LOOK, REFUND, REFUNDED, Door, Shop, three_doors, two_doors, world
+from support.approval import (
+    ASKING_REFUND,
+    DONE,
+    LOOK,
+    REFUND,
+    REFUNDED,
+    Door,
+    Shop,
+    three_doors,
+    two_doors,
+    world,
+)
 from support.values import each_of
 
 ASK: dict[str, Any] = {"interceptors": [ASKING_REFUND]}
@@ -18,14 +29,18 @@ ASK: dict[str, Any] = {"interceptors": [ASKING_REFUND]}
 
 class OtherDefault(Shop):
     @kernel_function(description="Pays money back.")
-    async def refund(self, order: str, amount: float, note: str = "to the attacker") -> str:
+    async def refund(
+        self, order: str, amount: float, note: str = "to the attacker"
+    ) -> str:
         self.ran.append(("refund", order, amount, note))
         return "paid"
 
 
 class OneMore(Shop):
     @kernel_function(description="Pays money back.")
-    async def refund(self, order: str, amount: float, note: str = "", account: str = "x") -> str:
+    async def refund(
+        self, order: str, amount: float, note: str = "", account: str = "x"
+    ) -> str:
         self.ran.append(("refund", order, amount, note))
         return "paid"
 
@@ -39,14 +54,18 @@ class OtherType(Shop):
 
 class Described(Shop):
     @kernel_function(description="Pays money back, at once.")
-    async def refund(self, order: Annotated[str, "Which"], amount: float, note: str = "") -> str:
+    async def refund(
+        self, order: Annotated[str, "Which"], amount: float, note: str = ""
+    ) -> str:
         self.ran.append(("refund", order, amount, note))
         return "paid"
 
 
 @each_of("shop", [OtherDefault, OneMore, OtherType])
 @two_doors
-async def test_a_function_with_other_parameters_is_asked_about_again(door: Door, shop: Any) -> None:
+async def test_a_function_with_other_parameters_is_asked_about_again(
+    door: Door, shop: Any
+) -> None:
     """An approval of the old one is refused; resumed without it the call waits again, under another fingerprint."""
     paused = await door.ask(world([REFUND]), **ASK)
     here = world([DONE], shop())
@@ -92,19 +111,27 @@ async def test_a_checkpoint_from_before_signatures_still_resumes(door: Door) -> 
         if fact["type"] == "CallDecided":
             del fact["signature"]
             run_id = next(one["run_id"] for one in facts if one["type"] == "RunStarted")
-            fact["fingerprint"] = fingerprint_of(run_id, fact["iteration"], fact["call_id"], fact["digest"])
+            fact["fingerprint"] = fingerprint_of(
+                run_id, fact["iteration"], fact["call_id"], fact["digest"]
+            )
     here = world([DONE])
     await door.resume(here, json.dumps(data), {"call_1": Approve()}, **ASK)
     assert here.ran == [REFUNDED]
 
 
-@pytest.mark.parametrize(("shop", "status"), [(Shop, "answered"), (OtherDefault, "paused")])
+@pytest.mark.parametrize(
+    ("shop", "status"), [(Shop, "answered"), (OtherDefault, "paused")]
+)
 @two_doors
-async def test_an_approval_for_the_rest_of_a_run_is_of_a_function_as_it_was(door: Door, shop: Any, status: str) -> None:
+async def test_an_approval_for_the_rest_of_a_run_is_of_a_function_as_it_was(
+    door: Door, shop: Any, status: str
+) -> None:
     """Approved for good in one life, the function runs unasked in the next one only with the same parameters."""
     ask: dict[str, Any] = {"interceptors": [lambda _: Defer()]}
     first = await door.ask(world([REFUND]), **ask)
-    second = await door.resume(world([LOOK]), first.checkpoint, {"call_1": Approve(always="function")}, **ask)
+    second = await door.resume(
+        world([LOOK]), first.checkpoint, {"call_1": Approve(always="function")}, **ask
+    )
     (look,) = second.waiting
     here = world([REFUND, DONE], shop())
     third = await door.resume(here, second.checkpoint, {look: Approve()}, **ask)

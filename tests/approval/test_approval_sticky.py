@@ -1,6 +1,5 @@
 """Approvals that hold for the rest of a run, questions that expire, and runs that are cancelled."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,7 +7,13 @@ import pytest
 from planner_ext import ApprovalPolicy, Approve, Deny
 from planner_ext.errors import DecisionRefusedError, PlannerInvalidConfigurationError
 from planner_ext.events import CallDecided
-from planner_ext.hitl_manager import ApprovalSettings, Checkpoint, Defer, Supply, ToolCall
+from planner_ext.hitl_manager import (
+    ApprovalSettings,
+    Checkpoint,
+    Defer,
+    Supply,
+    ToolCall,
+)
 from planner_ext.iteration import FunctionInvocationIterationContext
 from planner_ext.testing import call, calls
 from support.approval import (
@@ -45,9 +50,15 @@ async def test_always_this_function(door: Door) -> None:
     paused = await door.ask(world([REFUND]), **ASK)
     here = world([OTHER, calls(SAME, LOOK), DONE])
     approve = Approve(always="function", by="ann")
-    done = await door.resume(here, paused.checkpoint, {"call_1": approve}, observers=[facts.append], **ASK)
+    done = await door.resume(
+        here, paused.checkpoint, {"call_1": approve}, observers=[facts.append], **ASK
+    )
     assert (done.status, len(here.ran), done.tool_calls) == ("answered", 4, 4)
-    assert [d.by for d in decided(facts)][:3] == ["ann", "approved earlier in this run", "approved earlier in this run"]
+    assert [d.by for d in decided(facts)][:3] == [
+        "ann",
+        "approved earlier in this run",
+        "approved earlier in this run",
+    ]
 
 
 @three_doors
@@ -55,8 +66,14 @@ async def test_always_these_arguments(door: Door) -> None:
     """``always="arguments"``: the same call runs unasked, with its keys in any order; another one still waits."""
     paused = await door.ask(world([REFUND]), **ASK)
     here = world([SAME, OTHER])
-    again = await door.resume(here, paused.checkpoint, {"call_1": Approve(always="arguments")}, **ASK)
-    assert (again.status, again.waiting, here.ran) == ("paused", ["call_2"], [REFUNDED, REFUNDED])
+    again = await door.resume(
+        here, paused.checkpoint, {"call_1": Approve(always="arguments")}, **ASK
+    )
+    assert (again.status, again.waiting, here.ran) == (
+        "paused",
+        ["call_2"],
+        [REFUNDED, REFUNDED],
+    )
 
 
 @three_doors
@@ -66,7 +83,11 @@ async def test_always_the_edited_arguments(door: Door) -> None:
     paused = await door.ask(world([REFUND]), **ASK)
     here = world([OTHER, REFUND])
     again = await door.resume(here, paused.checkpoint, {"call_1": edit}, **ASK)
-    assert (again.status, again.waiting, here.ran) == ("paused", ["call_2"], [("refund", "8", 1.0, "")] * 2)
+    assert (again.status, again.waiting, here.ran) == (
+        "paused",
+        ["call_2"],
+        [("refund", "8", 1.0, "")] * 2,
+    )
 
 
 @three_doors
@@ -79,30 +100,45 @@ async def test_sticky_replaces_a_question_never_a_denial(door: Door) -> None:
     options: dict[str, Any] = {"interceptors": [policy]}
     paused = await door.ask(world([REFUND]), **options)
     here = world([OTHER, REFUND, DONE])
-    done = await door.resume(here, paused.checkpoint, {"call_1": Approve(always="function")}, **options)
+    done = await door.resume(
+        here, paused.checkpoint, {"call_1": Approve(always="function")}, **options
+    )
     assert (done.status, here.ran) == ("answered", [REFUNDED, REFUNDED])
-    assert results(done.history)[1] == "The call was refused and did not run: Not this one."
+    assert (
+        results(done.history)[1]
+        == "The call was refused and did not run: Not this one."
+    )
 
 
 @three_doors
 async def test_sticky_outlives_further_pauses(door: Door) -> None:
     """It is in the journal: the run's next life, from JSON, still knows it."""
-    options: dict[str, Any] = {"interceptors": [ApprovalPolicy.from_dict({"default": "ask"})]}
+    options: dict[str, Any] = {
+        "interceptors": [ApprovalPolicy.from_dict({"default": "ask"})]
+    }
     first = await door.ask(world([REFUND]), **options)
     second = await door.resume(
-        world([calls(REFUND, LOOK)]), first.checkpoint, {"call_1": Approve(always="function")}, **options
+        world([calls(REFUND, LOOK)]),
+        first.checkpoint,
+        {"call_1": Approve(always="function")},
+        **options,
     )
     assert (second.status, second.waiting) == ("paused", ["call_2"])
     here = world([OTHER, DONE])
     done = await door.resume(here, second.checkpoint, {"call_2": Approve()}, **options)
-    assert (done.status, here.ran) == ("answered", [REFUNDED, ("look", "7"), ("refund", "8", 1.0, "")])
+    assert (done.status, here.ran) == (
+        "answered",
+        [REFUNDED, ("look", "7"), ("refund", "8", 1.0, "")],
+    )
 
 
 @three_doors
 async def test_sticky_is_of_this_run_only(door: Door) -> None:
     """Another run, of the same planner and the same goal, asks again."""
     paused = await door.ask(world([REFUND]), **ASK)
-    await door.resume(world([DONE]), paused.checkpoint, {"call_1": Approve(always="function")}, **ASK)
+    await door.resume(
+        world([DONE]), paused.checkpoint, {"call_1": Approve(always="function")}, **ASK
+    )
     here = world([REFUND])
     assert ((await door.ask(here, **ASK)).status, here.ran) == ("paused", [])
 
@@ -112,7 +148,9 @@ async def test_sticky_frees_no_other_function(door: Door) -> None:
     """Approval for one function does not approve another one, marked functions included."""
     paused = await door.ask(world([REFUND]), **ASK)
     here = world([WIPE])
-    again = await door.resume(here, paused.checkpoint, {"call_1": Approve(always="function")}, **ASK)
+    again = await door.resume(
+        here, paused.checkpoint, {"call_1": Approve(always="function")}, **ASK
+    )
     assert (again.status, here.ran) == ("paused", [REFUNDED])
 
 
@@ -128,7 +166,9 @@ async def test_sticky_arguments_hold_against_filters(door: Door) -> None:
         await next(context)
 
     add_filter(here.kernel, "function_invocation", tamper)
-    await door.resume(here, paused.checkpoint, {"call_1": Approve(always="arguments")}, **ASK)
+    await door.resume(
+        here, paused.checkpoint, {"call_1": Approve(always="arguments")}, **ASK
+    )
     assert here.ran == [REFUNDED]
 
 
@@ -144,7 +184,9 @@ async def test_expiry_is_an_outcome_of_its_own(door: Door) -> None:
     """An expired question is recorded as expired, not as denied; the model reads it, ``on_denial`` has no part."""
     clock, facts = Clock(), list[Any]()
     approval = ApprovalSettings(expires_in=60, on_denial="return_calls")
-    paused = await door.ask(world([calls(LOOK, REFUND)]), approval=approval, clock=clock, **ASK)
+    paused = await door.ask(
+        world([calls(LOOK, REFUND)]), approval=approval, clock=clock, **ASK
+    )
     clock.seconds += 60
     here = world([DONE])
     options = {"approval": approval, "clock": clock, "observers": [facts.append], **ASK}
@@ -155,7 +197,9 @@ async def test_expiry_is_an_outcome_of_its_own(door: Door) -> None:
     assert "refused" not in results(done.history)[1]
 
 
-@each_of("decision", [Approve(), Deny("No."), Supply("x")], ids=["approve", "deny", "supply"])
+@each_of(
+    "decision", [Approve(), Deny("No."), Supply("x")], ids=["approve", "deny", "supply"]
+)
 @three_doors
 async def test_late_decisions_are_refused_by_name(door: Door, decision: Any) -> None:
     """From the second of expiry on no decision is taken any more, and nothing runs; a second before it still is."""
@@ -164,11 +208,15 @@ async def test_late_decisions_are_refused_by_name(door: Door, decision: Any) -> 
     clock.seconds += 60
     here = world([])
     with pytest.raises(DecisionRefusedError, match=r"call_2.*too late"):
-        await door.resume(here, paused.checkpoint, {"call_2": decision}, clock=clock, **expiring(60))
+        await door.resume(
+            here, paused.checkpoint, {"call_2": decision}, clock=clock, **expiring(60)
+        )
     assert (here.ran, here.requests) == ([], 0)
     clock.seconds -= 1
     here = world([DONE])
-    done = await door.resume(here, paused.checkpoint, {"call_2": decision}, clock=clock, **expiring(60))
+    done = await door.resume(
+        here, paused.checkpoint, {"call_2": decision}, clock=clock, **expiring(60)
+    )
     assert done.status == "answered"
 
 
@@ -177,7 +225,10 @@ async def test_only_the_expired_question_is_closed(door: Door) -> None:
     """Of two questions one expires: the other stays pending, and can still be decided."""
     clock = Clock()
     options: dict[str, Any] = {
-        "interceptors": [only("refund", Defer(expires_in=60)), only("look", Defer(expires_in=600))],
+        "interceptors": [
+            only("refund", Defer(expires_in=60)),
+            only("look", Defer(expires_in=600)),
+        ],
         "clock": clock,
     }
     paused = await door.ask(world([calls(LOOK, REFUND)]), **options)
@@ -193,7 +244,10 @@ async def test_only_the_expired_question_is_closed(door: Door) -> None:
 async def test_deciding_one_closes_the_expired_other(door: Door) -> None:
     """A decision on an open question may be given while another one has expired; the run continues with both."""
     clock = Clock()
-    options: dict[str, Any] = {"interceptors": [ASKING_REFUND, only("look", Defer(expires_in=60))], "clock": clock}
+    options: dict[str, Any] = {
+        "interceptors": [ASKING_REFUND, only("look", Defer(expires_in=60))],
+        "clock": clock,
+    }
     paused = await door.ask(world([calls(LOOK, REFUND)]), **options)
     clock.seconds += 60
     here = world([DONE])
@@ -206,23 +260,37 @@ async def test_deciding_one_closes_the_expired_other(door: Door) -> None:
 
 
 async def paused_planner(**options: Any) -> Any:
-    return await planner_with(**ASK, **options).invoke(world([calls(LOOK, REFUND)]).kernel, "Refund order 7.")
+    return await planner_with(**ASK, **options).invoke(
+        world([calls(LOOK, REFUND)]).kernel, "Refund order 7."
+    )
 
 
 async def test_cancel_answers_every_call() -> None:
     """A cancelled run is stopped: every call of its batch is answered, nothing ran, and the history can be sent."""
     paused = await paused_planner()
-    ended = planner_with().cancel(paused.checkpoint, by="ann", reason="changed her mind")
-    assert (ended.status, ended.pending, ended.iterations, ended.tool_calls) == ("stopped", (), 1, 0)
+    ended = planner_with().cancel(
+        paused.checkpoint, by="ann", reason="changed her mind"
+    )
+    assert (ended.status, ended.pending, ended.iterations, ended.tool_calls) == (
+        "stopped",
+        (),
+        1,
+        0,
+    )
     assert ended.reason == "Cancelled by ann: changed her mind"
     texts = results(present(ended.chat_history))
-    assert (len(texts), ["changed her mind" in text for text in texts]) == (2, [True, True])
+    assert (len(texts), ["changed her mind" in text for text in texts]) == (
+        2,
+        [True, True],
+    )
     check_sendable(present(ended.chat_history))
 
 
 async def test_cancel_keeps_what_had_run() -> None:
     """With ``run_safe_first`` the results that are there stay; only what waits is answered "not executed"."""
-    paused = await paused_planner(approval=ApprovalSettings(on_deferred="run_safe_first"))
+    paused = await paused_planner(
+        approval=ApprovalSettings(on_deferred="run_safe_first")
+    )
     texts = results(present(planner_with().cancel(paused.checkpoint).chat_history))
     assert (texts[0], texts[1].startswith("Not executed")) == ("sent", True)
 
@@ -233,7 +301,9 @@ async def test_a_cancelled_run_takes_no_decision_any_more(door: Door) -> None:
     ended = planner_with().cancel((await paused_planner()).checkpoint, by="ann")
     here = world([])
     with pytest.raises(DecisionRefusedError, match="call_2"):
-        await door.resume(here, ended.checkpoint.to_json(), {"call_2": Approve()}, **ASK)
+        await door.resume(
+            here, ended.checkpoint.to_json(), {"call_2": Approve()}, **ASK
+        )
     assert (here.ran, here.requests) == ([], 0)
 
 
@@ -262,8 +332,19 @@ async def test_each_decision_is_recorded_with_who_and_when(door: Door) -> None:
         "call_2": Deny("No.", by="bob"),
         "call_3": Supply("x", by="cy"),
     }
-    note: Callable[[Any], None] = lambda fact: facts.append(fact) if isinstance(fact, CallDecided) else None  # noqa: E731  (shorter than a function)
-    await door.resume(world([DONE]), paused.checkpoint, decisions, clock=clock, observers=[note], **ASK)
+
+    def note(fact: Any) -> None:
+        if isinstance(fact, CallDecided):
+            facts.append(fact)
+
+    await door.resume(
+        world([DONE]),
+        paused.checkpoint,
+        decisions,
+        clock=clock,
+        observers=[note],
+        **ASK,
+    )
     assert [(d.call_id, d.verdict, d.by, d.at, d.person) for d in facts] == [
         ("call_1", "run", "ann", 900.0, True),
         ("call_2", "deny", "bob", 900.0, True),
@@ -272,7 +353,9 @@ async def test_each_decision_is_recorded_with_who_and_when(door: Door) -> None:
 
 
 @three_doors
-async def test_the_iteration_callback_runs_when_the_batch_has_settled(door: Door) -> None:
+async def test_the_iteration_callback_runs_when_the_batch_has_settled(
+    door: Door,
+) -> None:
     """Not at the pause, but after the resumed batch has its results."""
     seen: list[int] = []
 
@@ -281,5 +364,11 @@ async def test_the_iteration_callback_runs_when_the_batch_has_settled(door: Door
 
     paused = await door.ask(world([REFUND]), iteration_completed=callback, **ASK)
     assert seen == []
-    await door.resume(world([DONE]), paused.checkpoint, {"call_1": Approve()}, iteration_completed=callback, **ASK)
+    await door.resume(
+        world([DONE]),
+        paused.checkpoint,
+        {"call_1": Approve()},
+        iteration_completed=callback,
+        **ASK,
+    )
     assert seen == [0]

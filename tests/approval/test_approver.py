@@ -8,7 +8,13 @@ from semantic_kernel.agents import ChatCompletionAgent
 from semantic_kernel.filters import FilterTypes
 from semantic_kernel.functions import KernelPlugin
 
-from planner_ext import ApprovalFilter, ApprovalPolicy, Approve, Deny, FunctionInvokingChatCompletion
+from planner_ext import (
+    ApprovalFilter,
+    ApprovalPolicy,
+    Approve,
+    Deny,
+    FunctionInvokingChatCompletion,
+)
 from planner_ext.hitl_manager import ApprovalSettings, Defer, Supply, ToolCall
 from planner_ext.testing import ScriptedChatCompletion, call, calls
 from support.approval import (
@@ -29,7 +35,17 @@ from support.approval import (
 from support.values import each_of
 
 ASKS = ApprovalPolicy.from_dict(
-    {"default": "allow", "rules": [{"function": "refund", "action": "ask", "reason": "So much?", "roles": ["boss"]}]}
+    {
+        "default": "allow",
+        "rules": [
+            {
+                "function": "refund",
+                "action": "ask",
+                "reason": "So much?",
+                "roles": ["boss"],
+            }
+        ],
+    }
 )
 
 
@@ -39,19 +55,33 @@ async def test_what_is_approved_runs_without_a_pause(door: Door) -> None:
     here, seen = world(), list[tuple[Any, ...]]()
 
     async def ann(call: ToolCall) -> Approve:
-        seen.append((call.fully_qualified_name, dict(call.arguments), call.prompt, call.roles, len(here.ran)))
+        seen.append(
+            (
+                call.fully_qualified_name,
+                dict(call.arguments),
+                call.prompt,
+                call.roles,
+                len(here.ran),
+            )
+        )
         return Approve(by="ann")
 
     done = await door.ask(here, interceptors=[ASKS], approver=ann)
     assert (done.status, sorted(here.ran)) == ("answered", [("look", "7"), REFUNDED])
-    assert seen == [("shop-refund", {"order": "7", "amount": 50.0}, "So much?", ("boss",), 0)]
+    assert seen == [
+        ("shop-refund", {"order": "7", "amount": 50.0}, "So much?", ("boss",), 0)
+    ]
     check_sendable(done.history)
 
 
 @each_of(
     "asking",
     [
-        {"interceptors": [lambda call: Defer() if call.function_name == "refund" else None]},
+        {
+            "interceptors": [
+                lambda call: Defer() if call.function_name == "refund" else None
+            ]
+        },
         {"check_for_intervention": lambda call: call.function_name == "refund"},
         {"approval": ApprovalSettings(unmatched="defer")},
         {"interceptors": [ApprovalPolicy.from_dict({"default": "ask"})]},
@@ -59,7 +89,9 @@ async def test_what_is_approved_runs_without_a_pause(door: Door) -> None:
     ids=["interceptor", "check", "unmatched", "default"],
 )
 @two_doors
-async def test_every_deferral_of_a_call_asks_the_person(door: Door, asking: dict[str, Any]) -> None:
+async def test_every_deferral_of_a_call_asks_the_person(
+    door: Door, asking: dict[str, Any]
+) -> None:
     """An interceptor, the callback, the setting for undecided calls and a policy's default."""
     here = world([REFUND, DONE])
     done = await door.ask(here, **asking, approver=lambda call: Approve())
@@ -76,7 +108,10 @@ async def test_a_marked_function_is_asked_about(door: Door) -> None:
         return Approve()
 
     await door.ask(here, approver=ann)
-    assert (sorted(here.ran), prompts) == ([("look", "7"), ("wipe",)], ["Really everything?"])
+    assert (sorted(here.ran), prompts) == (
+        [("look", "7"), ("wipe",)],
+        ["Really everything?"],
+    )
 
 
 def hangs_up(call: ToolCall) -> Approve:
@@ -84,11 +119,23 @@ def hangs_up(call: ToolCall) -> Approve:
 
 
 ANSWERS: dict[str, tuple[Any, str]] = {
-    "denied": (lambda call: Deny("Too much."), "The call was refused and did not run: Too much."),
+    "denied": (
+        lambda call: Deny("Too much."),
+        "The call was refused and did not run: Too much.",
+    ),
     "supplied": (lambda call: Supply("refunded already"), "refunded already"),
-    "edited": (lambda call: Approve(arguments={"order": "7", "amount": 5}), "refunded 5"),
-    "raised": (hangs_up, "The call was refused and did not run: It could not be decided."),
-    "junk": (lambda call: Deny(5), "The call was refused and did not run: It could not be decided."),  # pyright: ignore[reportArgumentType]  # junk, on purpose
+    "edited": (
+        lambda call: Approve(arguments={"order": "7", "amount": 5}),
+        "refunded 5",
+    ),
+    "raised": (
+        hangs_up,
+        "The call was refused and did not run: It could not be decided.",
+    ),
+    "junk": (
+        lambda call: Deny(5),  # pyright: ignore[reportArgumentType]  # junk, on purpose
+        "The call was refused and did not run: It could not be decided.",
+    ),
 }
 
 
@@ -101,7 +148,9 @@ async def test_the_answer_is_carried_out(door: Door, answer: str) -> None:
     assert (done.status, results(done.history)) == ("answered", [read])
 
 
-@pytest.mark.parametrize("left", [None, Defer("Ask me tomorrow.")], ids=["none", "defer"])
+@pytest.mark.parametrize(
+    "left", [None, Defer("Ask me tomorrow.")], ids=["none", "defer"]
+)
 @every_door
 async def test_a_question_that_is_left_open_pauses(door: Door, left: Any) -> None:
     """None and `Defer` pause the run, as without an approver, and it is resumed like any other."""
@@ -110,7 +159,9 @@ async def test_a_question_that_is_left_open_pauses(door: Door, left: Any) -> Non
     assert (paused.status, len(paused.waiting), here.ran) == ("paused", 1, [])
     decisions = {paused.waiting[0]: Approve(by="ann")}
     by_roles = ApprovalSettings(authorize=lambda request: request.by == "ann")
-    done = await door.resume(here, paused.checkpoint, decisions, interceptors=[ASKS], approval=by_roles)
+    done = await door.resume(
+        here, paused.checkpoint, decisions, interceptors=[ASKS], approval=by_roles
+    )
     assert (done.status, sorted(here.ran)) == ("answered", [("look", "7"), REFUNDED])
 
 
@@ -131,7 +182,9 @@ async def test_a_person_may_be_slower_than_an_interceptor(door: Door) -> None:
     await door.ask(here, interceptors=[ASKS], approval=quick, approver=slow)
     assert here.ran == [REFUNDED]
     here = world([REFUND, DONE])
-    done = await door.ask(here, interceptors=[lambda call: Defer(expires_in=0.01)], approver=asleep)
+    done = await door.ask(
+        here, interceptors=[lambda call: Defer(expires_in=0.01)], approver=asleep
+    )
     assert (done.status, here.ran) == ("answered", [])
 
 
@@ -154,7 +207,10 @@ async def test_approved_for_good_is_not_asked_again(door: Door) -> None:
         (Approve(always="function"), ["a"]),
         (Approve(always="arguments"), ["a", "b"]),
         (Approve(), ["a", "b", "c"]),
-        (Approve(always="function", arguments={"order": "7", "amount": "much"}), ["a", "a", "b", "b", "c", "c"]),
+        (
+            Approve(always="function", arguments={"order": "7", "amount": "much"}),
+            ["a", "a", "b", "b", "c", "c"],
+        ),
     ],
     ids=["function", "arguments", "once", "an-edit"],
 )
@@ -171,15 +227,24 @@ async def test_approved_for_good_covers_the_rest_of_its_batch(
         return answer
 
     amounts = {"a": 50, "b": 5, "c": 50}
-    batch = [call("shop-refund", {"order": "7", "amount": amount}, id=name) for name, amount in amounts.items()]
+    batch = [
+        call("shop-refund", {"order": "7", "amount": amount}, id=name)
+        for name, amount in amounts.items()
+    ]
     here = world([calls(*batch), DONE])
     if of_filter:
-        here.kernel.add_filter(FilterTypes.AUTO_FUNCTION_INVOCATION, ApprovalFilter(ASKS, approver=ann))
-    await door.ask(here, **({} if of_filter else {"interceptors": [ASKS], "approver": ann}))
+        here.kernel.add_filter(
+            FilterTypes.AUTO_FUNCTION_INVOCATION, ApprovalFilter(ASKS, approver=ann)
+        )
+    await door.ask(
+        here, **({} if of_filter else {"interceptors": [ASKS], "approver": ann})
+    )
     assert asked == questions
 
 
-@pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecationWarning")  # of Semantic Kernel
+@pytest.mark.filterwarnings(
+    "ignore::pydantic.warnings.PydanticDeprecationWarning"
+)  # of Semantic Kernel
 @pytest.mark.parametrize("around", [False, True], ids=["its-own", "of-the-run-around"])
 async def test_an_agent_inside_an_agent_asks(around: bool) -> None:
     """A run inside a function cannot pause, but it asks its own approver, or else that of the run around it."""
@@ -190,14 +255,18 @@ async def test_an_agent_inside_an_agent_asks(around: bool) -> None:
         return Approve()
 
     inner = ChatCompletionAgent(
-        service=FunctionInvokingChatCompletion(ScriptedChatCompletion([WIPE, DONE]), approver=None if around else ann),
+        service=FunctionInvokingChatCompletion(
+            ScriptedChatCompletion([WIPE, DONE]), approver=None if around else ann
+        ),
         name="Janitor",
         description="Cleans up.",
         plugins=[KernelPlugin.from_object("shop", shop)],
     )
     script = [call("Janitor-Janitor", {"messages": "Clean up."}), DONE]
     outer = ChatCompletionAgent(
-        service=FunctionInvokingChatCompletion(ScriptedChatCompletion(script), approver=ann if around else None),
+        service=FunctionInvokingChatCompletion(
+            ScriptedChatCompletion(script), approver=ann if around else None
+        ),
         name="Desk",
         plugins=[inner],
     )
@@ -205,25 +274,37 @@ async def test_an_agent_inside_an_agent_asks(around: bool) -> None:
     assert (str(response), shop.ran, asked) == ("Done.", [("wipe",)], ["shop-wipe"])
 
 
-@pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecationWarning")  # of Semantic Kernel
-async def test_a_denial_inside_a_function_names_the_way_out(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.filterwarnings(
+    "ignore::pydantic.warnings.PydanticDeprecationWarning"
+)  # of Semantic Kernel
+async def test_a_denial_inside_a_function_names_the_way_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Without an approver the developer reads in the log which call was denied, and what to give."""
     shop = Shop()
     inner = FunctionInvokingChatCompletion(ScriptedChatCompletion([WIPE, DONE]))
     plugin = KernelPlugin.from_object("shop", shop)
-    janitor = ChatCompletionAgent(service=inner, name="Janitor", description="Cleans up.", plugins=[plugin])
+    janitor = ChatCompletionAgent(
+        service=inner, name="Janitor", description="Cleans up.", plugins=[plugin]
+    )
     script = [call("Janitor-Janitor", {"messages": "Clean up."}), DONE]
     service = FunctionInvokingChatCompletion(ScriptedChatCompletion(script))
-    await ChatCompletionAgent(service=service, name="Desk", plugins=[janitor]).get_response("Clean up.")
+    await ChatCompletionAgent(
+        service=service, name="Desk", plugins=[janitor]
+    ).get_response("Clean up.")
     assert shop.ran == []
-    assert [record.getMessage() for record in caplog.records if record.name == "planner_ext.sk.charging.nested"] == [
-        "shop-wipe is denied: no approver, and its run cannot pause in a function."
-    ]
+    assert [
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "planner_ext.sk.charging.nested"
+    ] == ["shop-wipe is denied: no approver, and its run cannot pause in a function."]
 
 
 async def test_the_approver_of_a_wrapped_service_is_kept() -> None:
     """A door around a service uses the service's approver where it has none itself."""
     here = world([REFUND, DONE])
-    here.service = FunctionInvokingChatCompletion(here.service, approver=lambda call: Approve())  # pyright: ignore[reportAttributeAccessIssue]  # a service is a service
+    here.service = FunctionInvokingChatCompletion(
+        here.service, approver=lambda call: Approve()
+    )  # pyright: ignore[reportAttributeAccessIssue]  # a service is a service
     await Door("service", False).ask(here, interceptors=[ASKS])
     assert here.ran == [REFUNDED]

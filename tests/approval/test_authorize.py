@@ -8,9 +8,27 @@ from semantic_kernel.agents import ChatCompletionAgent
 from semantic_kernel.filters import FilterTypes
 from semantic_kernel.functions import KernelPlugin
 
-from planner_ext import ApprovalFilter, ApprovalPolicy, Approve, Deny, FunctionInvokingChatCompletion, ToolUseSession
-from planner_ext.errors import DecisionRefusedError, PlannerInvalidConfigurationError, RunNotAnsweredError
-from planner_ext.hitl_manager import ApprovalSettings, Authorize, DecisionRequest, Defer, Supply, ToolCall
+from planner_ext import (
+    ApprovalFilter,
+    ApprovalPolicy,
+    Approve,
+    Deny,
+    FunctionInvokingChatCompletion,
+    ToolUseSession,
+)
+from planner_ext.errors import (
+    DecisionRefusedError,
+    PlannerInvalidConfigurationError,
+    RunNotAnsweredError,
+)
+from planner_ext.hitl_manager import (
+    ApprovalSettings,
+    Authorize,
+    DecisionRequest,
+    Defer,
+    Supply,
+    ToolCall,
+)
 from planner_ext.testing import ScriptedChatCompletion, call, calls
 from support.approval import (
     DONE,
@@ -29,35 +47,56 @@ from support.approval import (
 from support.approval_filter import AUTO, POLICY, chat, guarded
 from support.values import each_of
 
-ROLES: dict[str, Any] = {"function": "refund", "action": "ask", "reason": "So much?", "roles": ["manager"]}
+ROLES: dict[str, Any] = {
+    "function": "refund",
+    "action": "ask",
+    "reason": "So much?",
+    "roles": ["manager"],
+}
 FOR_MANAGERS = ApprovalPolicy.from_dict({"default": "allow", "rules": [ROLES]})
 STAFF = {"ann": "manager", "bo": "clerk"}
 
 
 def of_staff(request: DecisionRequest) -> bool | str:
     """Let those decide who have one of the call's roles."""
-    if request.call is None or not request.call.roles or STAFF.get(request.by) in request.call.roles:
+    if (
+        request.call is None
+        or not request.call.roles
+        or STAFF.get(request.by) in request.call.roles
+    ):
         return True
     return f"that takes one of: {', '.join(request.call.roles)}"
 
 
 STAFF_ONLY = ApprovalSettings(authorize=of_staff)
-ALL_DECISIONS = [Approve(by="bo"), Deny("No.", by="bo"), Supply("paid", by="bo"), Approve()]
+ALL_DECISIONS = [
+    Approve(by="bo"),
+    Deny("No.", by="bo"),
+    Supply("paid", by="bo"),
+    Approve(),
+]
 
 
 @each_of("decision", ALL_DECISIONS, ids=["approve", "deny", "supply", "unnamed"])
 @every_door
-async def test_who_lacks_the_role_is_refused_and_the_call_still_waits(door: Door, decision: Any) -> None:
+async def test_who_lacks_the_role_is_refused_and_the_call_still_waits(
+    door: Door, decision: Any
+) -> None:
     """By name, with the reason, for every decision; nothing ran, and a person with the role decides afterwards."""
     here = world([REFUND, DONE])
     options: dict[str, Any] = {"interceptors": [FOR_MANAGERS], "approval": STAFF_ONLY}
     paused = await door.ask(here, **options)
     (waiting,) = paused.waiting
     who = "'bo'" if decision.by else "An unnamed person"
-    with pytest.raises(DecisionRefusedError, match=f"{who} may not decide .*: that takes one of: manager") as refusal:
+    with pytest.raises(
+        DecisionRefusedError,
+        match=f"{who} may not decide .*: that takes one of: manager",
+    ) as refusal:
         await door.resume(here, paused.checkpoint, {waiting: decision}, **options)
     assert (refusal.value.call_id, here.ran, here.requests) == (waiting, [], 1)
-    done = await door.resume(here, paused.checkpoint, {waiting: Approve(by="ann")}, **options)
+    done = await door.resume(
+        here, paused.checkpoint, {waiting: Approve(by="ann")}, **options
+    )
     assert (done.status, here.ran) == ("answered", [REFUNDED])
 
 
@@ -67,8 +106,16 @@ async def test_roles_without_a_hook_refuse_to_be_decided(door: Door) -> None:
     here = world([REFUND, DONE])
     paused = await door.ask(here, interceptors=[FOR_MANAGERS])
     for decision in (Approve(by="ann"), Deny(by="ann")):
-        with pytest.raises(DecisionRefusedError, match=r"it is for manager to decide, .*ApprovalSettings\(authorize"):
-            await door.resume(here, paused.checkpoint, {paused.waiting[0]: decision}, interceptors=[FOR_MANAGERS])
+        with pytest.raises(
+            DecisionRefusedError,
+            match=r"it is for manager to decide, .*ApprovalSettings\(authorize",
+        ):
+            await door.resume(
+                here,
+                paused.checkpoint,
+                {paused.waiting[0]: decision},
+                interceptors=[FOR_MANAGERS],
+            )
     assert here.ran == []
 
 
@@ -108,7 +155,9 @@ async def test_only_true_allows(door: Door, hook: str) -> None:
     options: dict[str, Any] = {"approval": ApprovalSettings(authorize=authorize)}
     paused = await door.ask(here, **options)
     with pytest.raises(DecisionRefusedError, match=f"'ann' may not decide .*{reason}"):
-        await door.resume(here, paused.checkpoint, {paused.waiting[0]: Approve(by="ann")}, **options)
+        await door.resume(
+            here, paused.checkpoint, {paused.waiting[0]: Approve(by="ann")}, **options
+        )
     assert here.ran == []
 
 
@@ -128,9 +177,17 @@ async def test_the_hook_sees_what_is_decided(door: Door) -> None:
     decision = Approve(by="ann")
     await door.resume(here, paused.checkpoint, {paused.waiting[0]: decision}, **options)
     (request,) = heard
-    assert (request.action, request.by, request.decision, request.verified) == ("decide", "ann", decision, False)
+    assert (request.action, request.by, request.decision, request.verified) == (
+        "decide",
+        "ann",
+        decision,
+        False,
+    )
     assert request.call is not None
-    assert (request.call.id, request.call.fully_qualified_name) == (paused.waiting[0], "shop-wipe")
+    assert (request.call.id, request.call.fully_qualified_name) == (
+        paused.waiting[0],
+        "shop-wipe",
+    )
     assert request.call.fingerprint == paused.pending[0]["fingerprint"]
     assert request.run_id
 
@@ -138,11 +195,22 @@ async def test_the_hook_sees_what_is_decided(door: Door) -> None:
 @two_doors
 async def test_one_refused_decision_takes_none(door: Door) -> None:
     """The decisions of one resume are all or nothing."""
-    both = [call("shop-wipe", {}, id="wipe"), call("shop-refund", {"order": "7", "amount": 50}, id="refund")]
-    here, options = world([calls(*both), DONE]), {"interceptors": [FOR_MANAGERS], "approval": STAFF_ONLY}
+    both = [
+        call("shop-wipe", {}, id="wipe"),
+        call("shop-refund", {"order": "7", "amount": 50}, id="refund"),
+    ]
+    here, options = (
+        world([calls(*both), DONE]),
+        {"interceptors": [FOR_MANAGERS], "approval": STAFF_ONLY},
+    )
     paused = await door.ask(here, **options)
     with pytest.raises(DecisionRefusedError, match="'bo' may not decide 'refund'"):
-        await door.resume(here, paused.checkpoint, {"wipe": Approve(by="bo"), "refund": Approve(by="bo")}, **options)
+        await door.resume(
+            here,
+            paused.checkpoint,
+            {"wipe": Approve(by="bo"), "refund": Approve(by="bo")},
+            **options,
+        )
     assert here.ran == []
 
 
@@ -153,11 +221,18 @@ async def test_the_hook_of_a_wrapped_service_has_its_say(door: Door) -> None:
     wrapped = FunctionInvokingChatCompletion(here.service, approval=STAFF_ONLY)
     here.kernel.add_service(wrapped, overwrite=True)
     here.service = wrapped  # pyright: ignore[reportAttributeAccessIssue]  # a service is a service
-    options: dict[str, Any] = {"interceptors": [FOR_MANAGERS], "approval": ApprovalSettings(authorize=lambda _: True)}
+    options: dict[str, Any] = {
+        "interceptors": [FOR_MANAGERS],
+        "approval": ApprovalSettings(authorize=lambda _: True),
+    }
     paused = await door.ask(here, **options)
     with pytest.raises(DecisionRefusedError, match="'bo' may not decide"):
-        await door.resume(here, paused.checkpoint, {paused.waiting[0]: Approve(by="bo")}, **options)
-    await door.resume(here, paused.checkpoint, {paused.waiting[0]: Approve(by="ann")}, **options)
+        await door.resume(
+            here, paused.checkpoint, {paused.waiting[0]: Approve(by="bo")}, **options
+        )
+    await door.resume(
+        here, paused.checkpoint, {paused.waiting[0]: Approve(by="ann")}, **options
+    )
     assert here.ran == [REFUNDED]
 
 
@@ -172,10 +247,16 @@ async def test_who_lacks_the_role_does_not_answer_for_the_approver(
     for answer in (Approve(by="bo"), Deny(by="bo")):
         here = world([REFUND, DONE])
         paused = await door.ask(
-            here, interceptors=[FOR_MANAGERS], approval=STAFF_ONLY, approver=lambda _, answer=answer: answer
+            here,
+            interceptors=[FOR_MANAGERS],
+            approval=STAFF_ONLY,
+            approver=lambda _, answer=answer: answer,
         )
         assert (paused.status, here.ran) == ("paused", [])
-    assert "'bo' may not decide 'call_1': that takes one of: manager. The call still waits." in caplog.text
+    assert (
+        "'bo' may not decide 'call_1': that takes one of: manager. The call still waits."
+        in caplog.text
+    )
 
 
 @every_door
@@ -188,7 +269,9 @@ async def test_the_approver_is_shown_the_roles_and_is_let_in(door: Door) -> None
             seen.append(call.roles)
             return Approve(by="ann")
 
-        done = await door.ask(here, interceptors=[FOR_MANAGERS], approval=approval, approver=ann)
+        done = await door.ask(
+            here, interceptors=[FOR_MANAGERS], approval=approval, approver=ann
+        )
         assert (done.status, here.ran, seen) == ("answered", [REFUNDED], [("manager",)])
 
 
@@ -199,38 +282,56 @@ async def test_an_approver_that_fails_still_denies_under_a_hook() -> None:
         raise EOFError
 
     done = await Door("planner", False).ask(
-        world([REFUND, DONE]), interceptors=[FOR_MANAGERS], approval=STAFF_ONLY, approver=hangs_up
+        world([REFUND, DONE]),
+        interceptors=[FOR_MANAGERS],
+        approval=STAFF_ONLY,
+        approver=hangs_up,
     )
-    assert results(done.history) == ["The call was refused and did not run: It could not be decided."]
+    assert results(done.history) == [
+        "The call was refused and did not run: It could not be decided."
+    ]
 
 
 async def test_a_session_checks_roles() -> None:
     """A session cannot pause: the prompt raises where the approver's answer is refused, and nothing ran."""
     here = world([REFUND, DONE])
     session = ToolUseSession(
-        here.kernel, interceptors=[FOR_MANAGERS], approval=STAFF_ONLY, approver=lambda _: Approve(by="bo")
+        here.kernel,
+        interceptors=[FOR_MANAGERS],
+        approval=STAFF_ONLY,
+        approver=lambda _: Approve(by="bo"),
     )
     with pytest.raises(RunNotAnsweredError):
         await session.prompt("Refund.")
     assert here.ran == []
 
 
-@pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecationWarning")  # of Semantic Kernel
+@pytest.mark.filterwarnings(
+    "ignore::pydantic.warnings.PydanticDeprecationWarning"
+)  # of Semantic Kernel
 @pytest.mark.parametrize(("by", "ran"), [("ann", [REFUNDED]), ("bo", [])])
-async def test_the_hook_of_the_run_around_holds_inside_an_agent(by: str, ran: list[Any]) -> None:
+async def test_the_hook_of_the_run_around_holds_inside_an_agent(
+    by: str, ran: list[Any]
+) -> None:
     """A nested run asks its own approver under the hooks of all runs around it."""
     shop = Shop()
     inner = ChatCompletionAgent(
         service=FunctionInvokingChatCompletion(
-            ScriptedChatCompletion([REFUND, DONE]), interceptors=[FOR_MANAGERS], approver=lambda _: Approve(by=by)
+            ScriptedChatCompletion([REFUND, DONE]),
+            interceptors=[FOR_MANAGERS],
+            approver=lambda _: Approve(by=by),
         ),
         name="Clerk",
         description="Refunds.",
         plugins=[KernelPlugin.from_object("shop", shop)],
     )
     script = [call("Clerk-Clerk", {"messages": "Refund."}), DONE]
-    outer = FunctionInvokingChatCompletion(ScriptedChatCompletion(script), approval=STAFF_ONLY)
-    await ChatCompletionAgent(service=outer, name="Desk", plugins=[inner]).get_response("Refund.")
+    outer = FunctionInvokingChatCompletion(
+        ScriptedChatCompletion(script), approval=STAFF_ONLY
+    )
+    await ChatCompletionAgent(service=outer, name="Desk", plugins=[inner]).get_response(
+        "Refund."
+    )
     assert shop.ran == ran
 
 
@@ -243,7 +344,10 @@ async def test_the_filter_of_a_stock_kernel_asks_too(decision: Any) -> None:
     by = ApprovalFilter(FOR_MANAGERS, authorize=of_staff)
     here, history = guarded([REFUND, DONE], by=by, under=AUTO), asked()
     await chat(here, history)
-    with pytest.raises(DecisionRefusedError, match="may not decide 'call_1': that takes one of: manager"):
+    with pytest.raises(
+        DecisionRefusedError,
+        match="may not decide 'call_1': that takes one of: manager",
+    ):
         await by.resume(here.kernel, history, {"call_1": decision})
     assert (len(by.pending(history)), here.ran) == (1, [])
     assert await by.resume(here.kernel, history, {"call_1": Approve(by="ann")}) == ()
@@ -261,9 +365,13 @@ async def test_the_filter_refuses_roles_without_a_hook() -> None:
 
 
 @pytest.mark.parametrize(("by", "ran"), [("ann", [REFUNDED]), ("bo", [])])
-async def test_the_approver_of_the_filter_is_let_in_by_the_hook(by: str, ran: list[Any]) -> None:
+async def test_the_approver_of_the_filter_is_let_in_by_the_hook(
+    by: str, ran: list[Any]
+) -> None:
     """On a stock kernel nothing can pause, so an answer that is refused leaves the call refused."""
-    one = ApprovalFilter(FOR_MANAGERS, approver=lambda _: Approve(by=by), authorize=of_staff)
+    one = ApprovalFilter(
+        FOR_MANAGERS, approver=lambda _: Approve(by=by), authorize=of_staff
+    )
     here = guarded([REFUND, DONE], by=one, under=AUTO)
     await chat(here, asked())
     assert here.ran == ran
@@ -271,7 +379,9 @@ async def test_the_approver_of_the_filter_is_let_in_by_the_hook(by: str, ran: li
 
 @two_doors
 @pytest.mark.parametrize(("by", "ran"), [("ann", [REFUNDED]), ("bo", [])])
-async def test_filters_that_differ_in_their_hook_are_two(door: Door, by: str, ran: list[Any]) -> None:
+async def test_filters_that_differ_in_their_hook_are_two(
+    door: Door, by: str, ran: list[Any]
+) -> None:
     """The same policy and approver do not make them one: in a run, too, each hook is asked."""
 
     def approver(_: ToolCall) -> Approve:
@@ -291,10 +401,15 @@ async def test_filters_that_differ_in_their_hook_are_two(door: Door, by: str, ra
 async def test_the_hook_of_the_kernels_filter_holds_in_a_run(door: Door) -> None:
     """A call that waits there under the filter's policy is decided by whom the filter's hook lets in."""
     here = world([REFUND, DONE])
-    here.kernel.add_filter(FilterTypes.AUTO_FUNCTION_INVOCATION, ApprovalFilter(FOR_MANAGERS, authorize=of_staff))
+    here.kernel.add_filter(
+        FilterTypes.AUTO_FUNCTION_INVOCATION,
+        ApprovalFilter(FOR_MANAGERS, authorize=of_staff),
+    )
     paused = await door.ask(here)
     with pytest.raises(DecisionRefusedError, match="'bo' may not decide"):
-        await door.resume(here, paused.checkpoint, {paused.waiting[0]: Approve(by="bo")})
+        await door.resume(
+            here, paused.checkpoint, {paused.waiting[0]: Approve(by="bo")}
+        )
     await door.resume(here, paused.checkpoint, {paused.waiting[0]: Approve(by="ann")})
     assert here.ran == [REFUNDED]
 
@@ -305,9 +420,15 @@ async def test_the_hook_of_the_kernels_filter_holds_in_a_run(door: Door) -> None
 @each_of("hook", ["manager", True, ApprovalPolicy, [of_staff]])
 def test_an_invalid_hook_is_refused_by_name(hook: Any) -> None:
     """With the way out: a function that returns True."""
-    with pytest.raises(PlannerInvalidConfigurationError, match="authorize must be a function of the request"):
+    with pytest.raises(
+        PlannerInvalidConfigurationError,
+        match="authorize must be a function of the request",
+    ):
         ApprovalSettings(authorize=hook)
-    with pytest.raises(PlannerInvalidConfigurationError, match="authorize must be a function of the request"):
+    with pytest.raises(
+        PlannerInvalidConfigurationError,
+        match="authorize must be a function of the request",
+    ):
         ApprovalFilter(POLICY, authorize=hook)
 
 
@@ -318,8 +439,14 @@ def test_hooks_are_merged_once() -> None:
     assert STAFF_ONLY.within(STAFF_ONLY).authorize is of_staff
 
 
-@pytest.mark.parametrize("question", [Defer("Sure?", roles=["manager"]), Defer("Sure?")], ids=["roles", "anyone"])
-async def test_a_question_of_an_interceptor_is_asked_about_as_well(question: Defer) -> None:
+@pytest.mark.parametrize(
+    "question",
+    [Defer("Sure?", roles=["manager"]), Defer("Sure?")],
+    ids=["roles", "anyone"],
+)
+async def test_a_question_of_an_interceptor_is_asked_about_as_well(
+    question: Defer,
+) -> None:
     """The hook sees the roles of the question, from every source."""
     heard: list[Any] = []
 
@@ -328,10 +455,15 @@ async def test_a_question_of_an_interceptor_is_asked_about_as_well(question: Def
         return True
 
     here, approval = world([LOOK, DONE]), ApprovalSettings(authorize=authorize)
-    options: dict[str, Any] = {"interceptors": [lambda _: question], "approval": approval}
+    options: dict[str, Any] = {
+        "interceptors": [lambda _: question],
+        "approval": approval,
+    }
     door = Door("planner", False)
     paused = await door.ask(here, **options)
-    await door.resume(here, paused.checkpoint, {paused.waiting[0]: Approve()}, **options)
+    await door.resume(
+        here, paused.checkpoint, {paused.waiting[0]: Approve()}, **options
+    )
     assert heard == [tuple(question.roles)]
 
 
@@ -346,14 +478,27 @@ def swapping(decisions: dict[str, Any]) -> Any:
 
 
 @every_door
-async def test_the_decision_that_the_hook_allowed_is_the_one_that_counts(door: Door) -> None:
+async def test_the_decision_that_the_hook_allowed_is_the_one_that_counts(
+    door: Door,
+) -> None:
     """The caller's mapping may change while the hook is asked."""
     decisions: dict[str, Any] = {"call_1": Deny("No.", by="ann")}
-    paused = await door.ask(world([REFUND]), interceptors=[FOR_MANAGERS], approval=STAFF_ONLY)
+    paused = await door.ask(
+        world([REFUND]), interceptors=[FOR_MANAGERS], approval=STAFF_ONLY
+    )
     here = world([DONE])
     swapped = ApprovalSettings(authorize=swapping(decisions))
-    done = await door.resume(here, paused.checkpoint, decisions, interceptors=[FOR_MANAGERS], approval=swapped)
-    assert (here.ran, results(done.history)) == ([], ["The call was refused and did not run: No."])
+    done = await door.resume(
+        here,
+        paused.checkpoint,
+        decisions,
+        interceptors=[FOR_MANAGERS],
+        approval=swapped,
+    )
+    assert (here.ran, results(done.history)) == (
+        [],
+        ["The call was refused and did not run: No."],
+    )
 
 
 async def test_so_it_is_where_a_filter_resumes_a_history() -> None:
@@ -363,4 +508,7 @@ async def test_so_it_is_where_a_filter_resumes_a_history() -> None:
     here = guarded([REFUND, DONE], by=by, under=AUTO)
     await chat(here, history)
     assert await by.resume(here.kernel, history, decisions) == ()
-    assert (here.ran, results(history)) == ([], ["The call was refused and did not run: No."])
+    assert (here.ran, results(history)) == (
+        [],
+        ["The call was refused and did not run: No."],
+    )

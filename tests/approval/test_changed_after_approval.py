@@ -55,7 +55,10 @@ def no_json(context: Any) -> None:
     context.arguments["order"] = object()
 
 
-TAMPERING = {one.__name__: one for one in (in_place, added, removed, replaced, other_type, no_json)}
+TAMPERING = {
+    one.__name__: one
+    for one in (in_place, added, removed, replaced, other_type, no_json)
+}
 KINDS = ["auto_function_invocation", "function_invocation"]
 
 
@@ -70,7 +73,9 @@ def tampered(to: World, kind: Any, tamper: Any) -> None:
 @each_of("kind", KINDS)
 @each_of("tamper", TAMPERING)
 @two_doors
-async def test_a_filter_cannot_change_what_a_person_approved(door: Door, tamper: str, kind: str) -> None:
+async def test_a_filter_cannot_change_what_a_person_approved(
+    door: Door, tamper: str, kind: str
+) -> None:
     """Arguments changed, added, taken away or replaced after a person's approval: the call is refused."""
     paused = await door.ask(world([REFUND]), **ASK)
     here = world([DONE])
@@ -83,7 +88,9 @@ async def test_a_filter_cannot_change_what_a_person_approved(door: Door, tamper:
 
 @each_of("kind", KINDS)
 @three_doors
-async def test_a_filter_cannot_change_what_a_person_edited(door: Door, kind: str) -> None:
+async def test_a_filter_cannot_change_what_a_person_edited(
+    door: Door, kind: str
+) -> None:
     """Edited arguments are approved ones."""
     paused = await door.ask(world([REFUND]), **ASK)
     here = world([DONE])
@@ -95,13 +102,17 @@ async def test_a_filter_cannot_change_what_a_person_edited(door: Door, kind: str
 
 @each_of("kind", KINDS)
 @three_doors
-async def test_a_filter_that_changes_nothing_keeps_the_approval(door: Door, kind: str) -> None:
+async def test_a_filter_that_changes_nothing_keeps_the_approval(
+    door: Door, kind: str
+) -> None:
     """Filters that only watch leave an approved call as it is: it runs once, with application arguments in place."""
     paused = await door.ask(world([REFUND]), **ASK)
     here, seen = world([DONE]), list[dict[str, Any]]()
     tampered(here, kind, lambda context: seen.append(dict(context.arguments)))
     arguments = KernelArguments(note="from the application", session=object())
-    await door.resume(here, paused.checkpoint, {"call_1": Approve()}, arguments=arguments, **ASK)
+    await door.resume(
+        here, paused.checkpoint, {"call_1": Approve()}, arguments=arguments, **ASK
+    )
     assert here.ran == [("refund", "7", 50.0, "from the application")]
     assert (seen[0]["order"], seen[0]["amount"]) == ("7", 50)
 
@@ -124,7 +135,9 @@ class Rebuilt(Shop):
     """A newer shop: its refund takes other parameters."""
 
     @kernel_function(description="Pays money back.")
-    async def refund(self, order: str, amount: float, account: str, note: str = "") -> str:
+    async def refund(
+        self, order: str, amount: float, account: str, note: str = ""
+    ) -> str:
         self.ran.append(("refund", order, amount, account))
         return "paid"
 
@@ -134,7 +147,9 @@ class Hiding(Shop):
 
     @kernel_function(description="Pays money back.")
     async def refund(
-        self, order: str, amount: Annotated[float, "x", {"include_in_function_choices": False}] = 1
+        self,
+        order: str,
+        amount: Annotated[float, "x", {"include_in_function_choices": False}] = 1,
     ) -> str:
         self.ran.append(("refund", order, amount))
         return "paid"
@@ -161,19 +176,28 @@ class Gone:
         return "sent"
 
 
-REBUILT: dict[str, Any] = {"parameters": Rebuilt, "hidden": Hiding, "type": Strict, "gone": Gone}
+REBUILT: dict[str, Any] = {
+    "parameters": Rebuilt,
+    "hidden": Hiding,
+    "type": Strict,
+    "gone": Gone,
+}
 
 
 @each_of("how", REBUILT)
 @two_doors
 async def test_a_kernel_that_changed_runs_nothing(door: Door, how: str) -> None:
     """Function gone, or its parameters no longer fit what was approved: refused by name, and the call still waits."""
-    paused = await door.ask(world([calls(call("shop-look", {"order": "7"}), REFUND)]), **ASK)
+    paused = await door.ask(
+        world([calls(call("shop-look", {"order": "7"}), REFUND)]), **ASK
+    )
     here = world([], shop=REBUILT[how]())
     with pytest.raises(DecisionRefusedError, match=r"call_2.*shop-refund.*no longer"):
         await door.resume(here, paused.checkpoint, {"call_2": Approve()}, **ASK)
     assert (here.ran, here.requests) == ([], 0)
-    denied = await door.resume(world([DONE]), paused.checkpoint, {"call_2": Deny()}, **ASK)
+    denied = await door.resume(
+        world([DONE]), paused.checkpoint, {"call_2": Deny()}, **ASK
+    )
     assert denied.status == "answered"
 
 
@@ -206,9 +230,13 @@ async def test_a_withdrawn_function_does_not_run(door: Door) -> None:
     """A behaviour that leaves the function out at resume takes the approval back."""
     paused = await door.ask(world([REFUND]), **ASK)
     here = world([])
-    narrow = BoundedFunctionChoiceBehavior.Auto(filters={"excluded_functions": ["shop-refund"]})
+    narrow = BoundedFunctionChoiceBehavior.Auto(
+        filters={"excluded_functions": ["shop-refund"]}
+    )
     with pytest.raises(DecisionRefusedError, match="shop-refund"):
-        await door.resume(here, paused.checkpoint, {"call_1": Approve()}, behavior=narrow, **ASK)
+        await door.resume(
+            here, paused.checkpoint, {"call_1": Approve()}, behavior=narrow, **ASK
+        )
     assert here.ran == []
 
 
@@ -227,15 +255,22 @@ async def test_an_approved_sibling_that_is_gone_is_not_executed(door: Door) -> N
             self.ran.append(("refund", order, amount, ""))
             return "paid"
 
-    paused = await door.ask(world([calls(call("shop-look", {"order": "7"}), REFUND)]), **ASK)
+    paused = await door.ask(
+        world([calls(call("shop-look", {"order": "7"}), REFUND)]), **ASK
+    )
     here = world([DONE], shop=OnlyRefund())
     done = await door.resume(here, paused.checkpoint, {"call_2": Approve()}, **ASK)
     assert here.ran == [REFUNDED]
-    assert [text.split(":")[0] for text in results(done.history)] == ["Not executed", "paid"]
+    assert [text.split(":")[0] for text in results(done.history)] == [
+        "Not executed",
+        "paid",
+    ]
 
 
 @three_doors
-async def test_a_function_that_the_kernel_loses_between_review_and_run(door: Door) -> None:
+async def test_a_function_that_the_kernel_loses_between_review_and_run(
+    door: Door,
+) -> None:
     """An interceptor that takes the plugin out of the kernel: the call does not run, and the run has an end."""
     here = world([REFUND, DONE])
 
@@ -275,8 +310,14 @@ async def test_a_second_kernel_has_its_own_say(door: Door) -> None:
         return None
 
     add_filter(kernel, "function_invocation", refusing)
-    done = await door.resume(World(kernel, service, shop), paused.checkpoint, {"call_1": Approve()}, **ASK)
-    assert (shop.ran, done.status, "Not executed" in results(done.history)[0]) == ([], "answered", True)
+    done = await door.resume(
+        World(kernel, service, shop), paused.checkpoint, {"call_1": Approve()}, **ASK
+    )
+    assert (shop.ran, done.status, "Not executed" in results(done.history)[0]) == (
+        [],
+        "answered",
+        True,
+    )
 
 
 @three_doors
@@ -304,6 +345,12 @@ async def test_run_safe_first_does_not_run_the_safe_ones_twice(door: Door) -> No
     outcome = await door.ask(first, **options)
     for name in ("call_2", "call_3"):
         here = world([DONE])
-        outcome = await door.resume(here, outcome.checkpoint, {name: Approve()}, **options)
+        outcome = await door.resume(
+            here, outcome.checkpoint, {name: Approve()}, **options
+        )
         assert here.ran == [REFUNDED]
-    assert (first.ran, outcome.status, outcome.tool_calls) == ([("look", "7")], "answered", 3)
+    assert (first.ran, outcome.status, outcome.tool_calls) == (
+        [("look", "7")],
+        "answered",
+        3,
+    )

@@ -34,7 +34,9 @@ KEY = b"a shared secret"
 
 async def paused() -> str:
     """Give the checkpoint of a run whose ``call_2``, a refund of 50, waits beside a look that was let go."""
-    result = await planner_with(**ASK).invoke(world([calls(LOOK, REFUND)]).kernel, "Refund order 7.")
+    result = await planner_with(**ASK).invoke(
+        world([calls(LOOK, REFUND)]).kernel, "Refund order 7."
+    )
     return result.checkpoint.to_json()
 
 
@@ -69,7 +71,9 @@ def belittle(facts: list[Any]) -> None:
 def rob_thoroughly(facts: list[Any]) -> None:
     """And with the fingerprint that goes with them."""
     rob(facts)
-    facts[3]["fingerprint"] = fingerprint_of(facts[0]["run_id"], 0, "call_2", facts[3]["digest"])
+    facts[3]["fingerprint"] = fingerprint_of(
+        facts[0]["run_id"], 0, "call_2", facts[3]["digest"]
+    )
 
 
 def redirect(facts: list[Any]) -> None:
@@ -82,7 +86,9 @@ ALTERED: dict[str, Callable[[list[Any]], object]] = {
     "function-shown": lambda facts: facts[3].update(function="shop-look"),
     "function-called": rename_call,
     "function-called-and-digest": redirect,
-    "arguments": lambda facts: facts[1]["calls"][1].update(arguments=json.dumps(ROBBED)),
+    "arguments": lambda facts: facts[1]["calls"][1].update(
+        arguments=json.dumps(ROBBED)
+    ),
     "arguments-and-digest": rob,
     "message": belittle,
     "digest": lambda facts: facts[3].update(digest="0" * 64),
@@ -91,9 +97,18 @@ ALTERED: dict[str, Callable[[list[Any]], object]] = {
     "iteration": lambda facts: facts[3].update(iteration=5),
     "call-id": lambda facts: facts[3].update(call_id="call_1"),
     "call-id-called": lambda facts: facts[1]["calls"][1].update(id="call_7"),
-    "arguments-digest-and-external": lambda facts: (rob(facts), facts[3].update(kind="external")),
-    "arguments-digest-and-unknown": lambda facts: (rob(facts), facts[3].update(kind="unknown")),
-    "function-digest-and-final-answer": lambda facts: (redirect(facts), facts[3].update(kind="final_answer")),
+    "arguments-digest-and-external": lambda facts: (
+        rob(facts),
+        facts[3].update(kind="external"),
+    ),
+    "arguments-digest-and-unknown": lambda facts: (
+        rob(facts),
+        facts[3].update(kind="unknown"),
+    ),
+    "function-digest-and-final-answer": lambda facts: (
+        redirect(facts),
+        facts[3].update(kind="final_answer"),
+    ),
     "index": lambda facts: facts[3].update(index=0),
     "index-negative": lambda facts: facts[3].update(index=-1),
     "index-beyond": lambda facts: facts[3].update(index=2),
@@ -105,15 +120,23 @@ def decisions_on(call_id: str, fingerprint: str, *, pinned: bool) -> dict[str, A
     return {call_id: Approve(fingerprint=fingerprint if pinned else None)}
 
 
-@pytest.mark.parametrize("pinned", [False, True], ids=["approve", "approve-by-fingerprint"])
+@pytest.mark.parametrize(
+    "pinned", [False, True], ids=["approve", "approve-by-fingerprint"]
+)
 @each_of("what", ALTERED)
 @two_doors
-async def test_an_altered_pending_call_is_refused(door: Door, what: str, pinned: bool) -> None:
+async def test_an_altered_pending_call_is_refused(
+    door: Door, what: str, pinned: bool
+) -> None:
     """Facts of a pending call that do not agree with each other are refused by name, and nothing runs."""
     text = await paused()
     forged, here = altered(text, ALTERED[what]), world([DONE])
     ids = [call["id"] for call in json.loads(forged)["facts"][1]["calls"]]
-    decisions = decisions_on(ids[0] if what == "calls-swapped" else ids[1], fingerprint_in(text), pinned=pinned)
+    decisions = decisions_on(
+        ids[0] if what == "calls-swapped" else ids[1],
+        fingerprint_in(text),
+        pinned=pinned,
+    )
     with pytest.raises(PlannerExtError):
         await door.resume(here, forged, decisions, **ASK)
     assert (here.ran, here.requests) == ([], 0)
@@ -134,7 +157,11 @@ def flip(facts: list[Any]) -> None:
 
 
 def approve_by_hand(facts: list[Any]) -> None:
-    facts += [{"type": "Resumed", "at": 1.0}, facts[2] | {"verdict": "run", "person": True, "by": "ann"}, facts[4]]
+    facts += [
+        {"type": "Resumed", "at": 1.0},
+        facts[2] | {"verdict": "run", "person": True, "by": "ann"},
+        facts[4],
+    ]
 
 
 FORGERIES = {"flipped": flip, "approved-by-hand": approve_by_hand}
@@ -153,12 +180,21 @@ async def test_a_forged_verdict_runs_nothing(door: Door, what: str) -> None:
 
 
 @three_doors
-async def test_a_verdict_that_no_person_gave_is_refused_without_a_key(door: Door) -> None:
+async def test_a_verdict_that_no_person_gave_is_refused_without_a_key(
+    door: Door,
+) -> None:
     """A call that a person was asked about, and that runs although none decided, contradicts itself."""
-    result = await planner_with(**ASK).invoke(world([calls(REFUND, REFUND)]).kernel, "Refund order 7.")
+    result = await planner_with(**ASK).invoke(
+        world([calls(REFUND, REFUND)]).kernel, "Refund order 7."
+    )
     here = world([DONE])
     with pytest.raises(InvalidCheckpointError, match="contradicts itself"):
-        await door.resume(here, altered(result.checkpoint.to_json(), flip), {"call_2": Deny("No.")}, **ASK)
+        await door.resume(
+            here,
+            altered(result.checkpoint.to_json(), flip),
+            {"call_2": Deny("No.")},
+            **ASK,
+        )
     assert (here.ran, here.requests) == ([], 0)
 
 
@@ -166,7 +202,12 @@ async def test_a_verdict_that_no_person_gave_is_refused_without_a_key(door: Door
 async def test_facts_after_the_pause_are_refused(door: Door) -> None:
     """A text that continues after its pause, without a new one, is the record of no paused run: nothing runs."""
     text, here = await paused(), world([DONE])
-    forged = altered(text, lambda facts: facts.extend([{"type": "Resumed", "at": 1.0}, facts[3] | {"verdict": "run"}]))
+    forged = altered(
+        text,
+        lambda facts: facts.extend(
+            [{"type": "Resumed", "at": 1.0}, facts[3] | {"verdict": "run"}]
+        ),
+    )
     with pytest.raises(PlannerExtError):
         await door.resume(here, forged, {}, **ASK)
     assert (here.ran, here.requests) == ([], 0)
@@ -175,7 +216,10 @@ async def test_facts_after_the_pause_are_refused(door: Door) -> None:
 @three_doors
 async def test_a_run_that_pauses_for_nothing_is_refused(door: Door) -> None:
     """A pause without a waiting call is an invalid record, and nothing of it runs."""
-    text, here = altered(await paused(), lambda facts: facts[3].update(verdict="run")), world([DONE])
+    text, here = (
+        altered(await paused(), lambda facts: facts[3].update(verdict="run")),
+        world([DONE]),
+    )
     with pytest.raises(PlannerExtError):
         await door.resume(here, text, {}, **ASK)
     assert here.ran == []
@@ -184,7 +228,10 @@ async def test_a_run_that_pauses_for_nothing_is_refused(door: Door) -> None:
 @three_doors
 async def test_an_expiry_beyond_all_dates_gets_a_named_error(door: Door) -> None:
     """A time that no calendar has is refused, whether it was altered or not."""
-    text, here = altered(await paused(), lambda facts: facts[3].update(expires_at=1e300)), world([])
+    text, here = (
+        altered(await paused(), lambda facts: facts[3].update(expires_at=1e300)),
+        world([]),
+    )
     with pytest.raises(PlannerExtError):
         await door.resume(here, text, {}, **ASK)
     assert (here.ran, here.requests) == ([], 0)
@@ -197,7 +244,9 @@ async def test_a_record_cut_between_facts_runs_nothing(door: Door, kept: int) ->
     text, here = await paused(), world([])
     with pytest.raises(PlannerExtError):
         await door.resume(
-            here, altered(text, lambda facts: facts.__delitem__(slice(kept, None))), {"call_2": Approve()}
+            here,
+            altered(text, lambda facts: facts.__delitem__(slice(kept, None))),
+            {"call_2": Approve()},
         )
     assert (here.ran, here.requests) == ([], 0)
 
@@ -238,7 +287,9 @@ async def test_junk_in_a_checkpoint_gets_a_named_error(door: Door, what: str) ->
     """Junk in any place of a record is refused by an error of the package, and nothing runs."""
     here = world([])
     with pytest.raises(PlannerExtError):
-        await door.resume(here, altered(await paused(), JUNK[what]), {"call_2": Approve()}, **ASK)
+        await door.resume(
+            here, altered(await paused(), JUNK[what]), {"call_2": Approve()}, **ASK
+        )
     assert (here.ran, here.requests) == ([], 0)
 
 
@@ -257,7 +308,10 @@ TEXTS: dict[str, str] = {
     "schema-float": '{"kind": "checkpoint", "schema": 1.0, "facts": []}',
     "schema-zero": '{"kind": "checkpoint", "schema": 0, "facts": []}',
     "deep": '{"kind": "checkpoint", "schema": 1, "facts": ' + "[" * 100_000,
-    "deep-closed": '{"kind": "checkpoint", "schema": 1, "facts": ' + "[" * 900 + "]" * 900 + "}",
+    "deep-closed": '{"kind": "checkpoint", "schema": 1, "facts": '
+    + "[" * 900
+    + "]" * 900
+    + "}",
     "nan": '{"kind": "checkpoint", "schema": NaN, "facts": []}',
     "long-number": '{"kind": "checkpoint", "schema": ' + "9" * 5000 + ', "facts": []}',
 }
@@ -265,7 +319,9 @@ TEXTS: dict[str, str] = {
 
 @pytest.mark.parametrize("key", [None, KEY], ids=["without-key", "with-key"])
 @each_of("what", TEXTS)
-def test_a_text_other_than_a_checkpoint_is_refused(what: str, key: bytes | None) -> None:
+def test_a_text_other_than_a_checkpoint_is_refused(
+    what: str, key: bytes | None
+) -> None:
     """Not JSON, not ours, or endless: one error, whether a key is given or not."""
     with pytest.raises(InvalidCheckpointError):
         Checkpoint.from_json(TEXTS[what], key=key)
@@ -288,11 +344,20 @@ async def test_a_newer_schema_is_refused() -> None:
 
 async def test_signed_text_is_read_with_its_key_only() -> None:
     """With a key, unsigned text, text signed with another key, and a signature of another run are refused."""
-    checkpoint, other = Checkpoint.from_json(await paused()), Checkpoint.from_json(await paused())
+    checkpoint, other = (
+        Checkpoint.from_json(await paused()),
+        Checkpoint.from_json(await paused()),
+    )
     signed = checkpoint.to_json(key=KEY)
     assert Checkpoint.from_json(signed, key=KEY) == checkpoint
-    stolen = json.loads(checkpoint.to_json()) | {"signature": json.loads(other.to_json(key=KEY))["signature"]}
-    for text in (checkpoint.to_json(), checkpoint.to_json(key=b"another"), json.dumps(stolen)):
+    stolen = json.loads(checkpoint.to_json()) | {
+        "signature": json.loads(other.to_json(key=KEY))["signature"]
+    }
+    for text in (
+        checkpoint.to_json(),
+        checkpoint.to_json(key=b"another"),
+        json.dumps(stolen),
+    ):
         with pytest.raises(InvalidCheckpointError, match="key"):
             Checkpoint.from_json(text, key=KEY)
 
@@ -300,7 +365,9 @@ async def test_signed_text_is_read_with_its_key_only() -> None:
 @each_of("signature", [None, "", 5, True, [], "é", "\ud800", "0" * 64], ids=ascii)
 async def test_any_other_signature_is_refused(signature: Any) -> None:
     """A signature that is missing, of another type, or of any other text is a wrong one."""
-    data = json.loads(Checkpoint.from_json(await paused()).to_json(key=KEY)) | {"signature": signature}
+    data = json.loads(Checkpoint.from_json(await paused()).to_json(key=KEY)) | {
+        "signature": signature
+    }
     with pytest.raises(InvalidCheckpointError):
         Checkpoint.from_json(json.dumps(data), key=KEY)
 
@@ -325,10 +392,16 @@ def signed_text() -> str:
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_one_changed_character_breaks_the_signature(signed_text: str, data: st.DataObject) -> None:
+def test_one_changed_character_breaks_the_signature(
+    signed_text: str, data: st.DataObject
+) -> None:
     """Any single character of a signed text that is changed makes it unreadable with the key."""
     place = data.draw(st.integers(0, len(signed_text) - 1))
-    other = data.draw(st.characters(min_codepoint=32, max_codepoint=126).filter(lambda c: c != signed_text[place]))
+    other = data.draw(
+        st.characters(min_codepoint=32, max_codepoint=126).filter(
+            lambda c: c != signed_text[place]
+        )
+    )
     forged = signed_text[:place] + other + signed_text[place + 1 :]
     with pytest.raises(InvalidCheckpointError):
         Checkpoint.from_json(forged, key=KEY)

@@ -24,7 +24,18 @@ from planner_ext.errors import DecisionRefusedError, ServiceCallError
 from planner_ext.hitl_manager import ApprovalSettings, Checkpoint, Defer, Supply
 from planner_ext.sk import checkpoint as taken
 from planner_ext.testing import Script, call, calls, say
-from support.approval import ASKING_REFUND, DONE, LOOK, REFUND, REFUNDED, Shop, World, asked, settings_with, world
+from support.approval import (
+    ASKING_REFUND,
+    DONE,
+    LOOK,
+    REFUND,
+    REFUNDED,
+    Shop,
+    World,
+    asked,
+    settings_with,
+    world,
+)
 from support.narrow import present
 from support.values import each_of
 
@@ -35,7 +46,15 @@ TWO = calls(REFUND, REFUND)
 class Bench:
     """One door object, asked and resumed; a planner, a service or a handler, plain or streamed."""
 
-    def __init__(self, kind: str, streamed: bool, script: Script, *, shop: Shop | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        kind: str,
+        streamed: bool,
+        script: Script,
+        *,
+        shop: Shop | None = None,
+        **options: Any,
+    ) -> None:
         self.here = world(script, shop)
         self.kind, self.streamed = kind, streamed
         options = {**ASK, **options}
@@ -45,51 +64,85 @@ class Bench:
             case "service":
                 self.door = FunctionInvokingChatCompletion(self.here.service, **options)
             case _:
-                self.door = ToolCallHandler(self.here.kernel, settings=settings_with(), **options)
+                self.door = ToolCallHandler(
+                    self.here.kernel, settings=settings_with(), **options
+                )
 
     async def ask(self) -> Checkpoint:
         """Run to the first pause."""
         if self.kind == "planner":
-            return (await self.door.invoke(self.here.kernel, "Refund order 7.")).checkpoint
+            return (
+                await self.door.invoke(self.here.kernel, "Refund order 7.")
+            ).checkpoint
         if self.kind == "service":
-            message = await self.door.get_chat_message_content(asked(), settings_with(), kernel=self.here.kernel)
+            message = await self.door.get_chat_message_content(
+                asked(), settings_with(), kernel=self.here.kernel
+            )
         else:
             message = [each async for each in self.door.invoke(asked())][-1]
         return Checkpoint.from_json(message.metadata["checkpoint"])
 
-    async def resume(self, checkpoint: Checkpoint, decisions: Any, *, through: Any = None, **more: Any) -> str:
+    async def resume(
+        self,
+        checkpoint: Checkpoint,
+        decisions: Any,
+        *,
+        through: Any = None,
+        **more: Any,
+    ) -> str:
         """Resume with an empty history, through this object or another one of its kind; return the status."""
         door = through or self.door
         if self.kind == "planner":
             if not self.streamed:
-                return (await door.resume(self.here.kernel, checkpoint, decisions, **more)).status
-            async with aclosing(door.resume_stream(self.here.kernel, checkpoint, decisions, **more)) as events:
+                return (
+                    await door.resume(self.here.kernel, checkpoint, decisions, **more)
+                ).status
+            async with aclosing(
+                door.resume_stream(self.here.kernel, checkpoint, decisions, **more)
+            ) as events:
                 return [event async for event in events][-1].result.status
         given: tuple[Any, ...] = (ChatHistory(), checkpoint, decisions)
         if self.kind == "service":
-            given, more = (*given, settings_with()), {"kernel": self.here.kernel, **more}
+            given, more = (
+                (*given, settings_with()),
+                {"kernel": self.here.kernel, **more},
+            )
             if not self.streamed:
                 return (await door.resume(*given, **more)).metadata["status"]
             messages = door.resume_streaming(*given, **more)
         else:
-            messages = (door.resume_stream if self.streamed else door.resume)(*given, **more)
+            messages = (door.resume_stream if self.streamed else door.resume)(
+                *given, **more
+            )
         async with aclosing(messages):
             return [message async for message in messages][-1].metadata["status"]
 
 
 def planner(**options: Any) -> FunctionCallingStepwisePlanner:
-    return FunctionCallingStepwisePlanner("scripted", FunctionCallingStepwisePlannerOptions(plan=False, **options))
+    return FunctionCallingStepwisePlanner(
+        "scripted", FunctionCallingStepwisePlannerOptions(plan=False, **options)
+    )
 
 
 every_object = pytest.mark.parametrize(
-    ("kind", "streamed"), [(kind, streamed) for kind in ("planner", "service", "handler") for streamed in (False, True)]
+    ("kind", "streamed"),
+    [
+        (kind, streamed)
+        for kind in ("planner", "service", "handler")
+        for streamed in (False, True)
+    ],
 )
 ONCE = "was decided before"
 
 
-@each_of("second", [Approve(), Approve(arguments={"order": "7", "amount": 1}), Deny(), Supply("x")])
+@each_of(
+    "second",
+    [Approve(), Approve(arguments={"order": "7", "amount": 1}), Deny(), Supply("x")],
+)
 @every_object
-async def test_a_second_decision_is_refused(kind: str, streamed: bool, second: Any) -> None:
+async def test_a_second_decision_is_refused(
+    kind: str, streamed: bool, second: Any
+) -> None:
     """Resumed again with any decision on the same call, the object refuses by name, and nothing runs."""
     bench = Bench(kind, streamed, [REFUND, DONE])
     checkpoint = await bench.ask()
@@ -107,7 +160,9 @@ async def test_of_two_resumes_at_once_one_runs(kind: str, streamed: bool) -> Non
     checkpoint = await bench.ask()
     both = (bench.resume(checkpoint, {"call_1": Approve()}) for _ in range(2))
     outcomes = await asyncio.gather(*both, return_exceptions=True)
-    assert sorted(str(type(outcome)) for outcome in outcomes) == sorted([str(str), str(DecisionRefusedError)])
+    assert sorted(str(type(outcome)) for outcome in outcomes) == sorted(
+        [str(str), str(DecisionRefusedError)]
+    )
     assert bench.here.ran == [REFUNDED]
 
 
@@ -126,7 +181,9 @@ async def test_partial_decisions_are_taken_call_by_call() -> None:
     """One call is decided in one resume and the other in the next; neither is decided, or run, twice."""
     bench = Bench("planner", False, [TWO, DONE])
     first = await bench.ask()
-    half = (await bench.door.resume(bench.here.kernel, first, {"call_1": Approve()})).checkpoint
+    half = (
+        await bench.door.resume(bench.here.kernel, first, {"call_1": Approve()})
+    ).checkpoint
     with pytest.raises(DecisionRefusedError, match="'call_1'"):
         await bench.resume(first, {"call_1": Approve()})
     with pytest.raises(DecisionRefusedError, match="'call_1'"):
@@ -140,8 +197,18 @@ async def test_partial_decisions_are_taken_call_by_call() -> None:
 async def test_a_call_that_was_approved_starts_once_when_the_other_expires() -> None:
     """Resumed without decisions after a question expired, twice: the approved call beside it runs once."""
     clock = _Clock()
-    bench = Bench("planner", False, [TWO, DONE, DONE], clock=clock, approval=ApprovalSettings(expires_in=60))
-    half = (await bench.door.resume(bench.here.kernel, await bench.ask(), {"call_1": Approve()})).checkpoint
+    bench = Bench(
+        "planner",
+        False,
+        [TWO, DONE, DONE],
+        clock=clock,
+        approval=ApprovalSettings(expires_in=60),
+    )
+    half = (
+        await bench.door.resume(
+            bench.here.kernel, await bench.ask(), {"call_1": Approve()}
+        )
+    ).checkpoint
     clock.seconds += 100
     assert await bench.resume(half, {}) == "answered"
     with pytest.raises(DecisionRefusedError, match=ONCE):
@@ -165,9 +232,17 @@ class _Clock:
 @every_object
 async def test_returned_calls_run_once(kind: str, streamed: bool) -> None:
     """Calls that a limit returned, resumed twice with a larger budget: they run once."""
-    bench = Bench(kind, streamed, [LOOK, DONE, DONE], budget=Budget(max_iterations=1, on_limit="return_calls"))
+    bench = Bench(
+        kind,
+        streamed,
+        [LOOK, DONE, DONE],
+        budget=Budget(max_iterations=1, on_limit="return_calls"),
+    )
     checkpoint = await bench.ask()
-    assert await bench.resume(checkpoint, {}, budget=Budget(max_iterations=9)) == "answered"
+    assert (
+        await bench.resume(checkpoint, {}, budget=Budget(max_iterations=9))
+        == "answered"
+    )
     with pytest.raises(DecisionRefusedError, match=ONCE):
         await bench.resume(checkpoint, {}, budget=Budget(max_iterations=9))
     assert bench.here.ran == [("look", "7")]
@@ -175,9 +250,16 @@ async def test_returned_calls_run_once(kind: str, streamed: bool) -> None:
 
 async def test_calls_that_were_returned_are_asked_about_again() -> None:
     """A denial returned the calls, the run is resumed and asks again: that is another decision on the same call."""
-    bench = Bench("planner", False, [REFUND, DONE], approval=ApprovalSettings(on_denial="return_calls"))
+    bench = Bench(
+        "planner",
+        False,
+        [REFUND, DONE],
+        approval=ApprovalSettings(on_denial="return_calls"),
+    )
     first = await bench.ask()
-    denied = (await bench.door.resume(bench.here.kernel, first, {"call_1": Deny()})).checkpoint
+    denied = (
+        await bench.door.resume(bench.here.kernel, first, {"call_1": Deny()})
+    ).checkpoint
     again = (await bench.door.resume(bench.here.kernel, denied)).checkpoint
     assert await bench.resume(again, {"call_1": Approve()}) == "answered"
     with pytest.raises(DecisionRefusedError, match=ONCE):
@@ -194,7 +276,9 @@ async def test_a_run_that_pauses_again_asks_again(kind: str, streamed: bool) -> 
         message = await _last(bench, first, {"call_1": Approve()})
         again = Checkpoint.from_json(message.metadata["checkpoint"])
     else:
-        again = (await bench.door.resume(bench.here.kernel, first, {"call_1": Approve()})).checkpoint
+        again = (
+            await bench.door.resume(bench.here.kernel, first, {"call_1": Approve()})
+        ).checkpoint
     (waiting,) = present(again.state().batch).calls
     assert await bench.resume(again, {waiting.request.id: Approve()}) == "answered"
     assert bench.here.ran == [REFUNDED, REFUNDED]
@@ -204,7 +288,10 @@ async def _last(bench: Bench, checkpoint: Checkpoint, decisions: Any) -> Any:
     if bench.kind == "service":
         given = (ChatHistory(), checkpoint, decisions, settings_with())
         return await bench.door.resume(*given, kernel=bench.here.kernel)
-    return [message async for message in bench.door.resume(ChatHistory(), checkpoint, decisions)][-1]
+    return [
+        message
+        async for message in bench.door.resume(ChatHistory(), checkpoint, decisions)
+    ][-1]
 
 
 async def test_a_refused_resume_gives_the_decision_back() -> None:
@@ -222,7 +309,9 @@ async def test_a_refused_resume_gives_the_decision_back() -> None:
 
 
 @every_object
-async def test_a_resume_that_fails_before_a_function_started_gives_the_decision_back(kind: str, streamed: bool) -> None:
+async def test_a_resume_that_fails_before_a_function_started_gives_the_decision_back(
+    kind: str, streamed: bool
+) -> None:
     """Denied, and the next request fails: the decision may be given again."""
     bench = Bench(kind, streamed, [REFUND])
     checkpoint = await bench.ask()
@@ -233,7 +322,9 @@ async def test_a_resume_that_fails_before_a_function_started_gives_the_decision_
 
 
 @every_object
-async def test_a_resume_that_fails_after_a_function_started_keeps_the_decision(kind: str, streamed: bool) -> None:
+async def test_a_resume_that_fails_after_a_function_started_keeps_the_decision(
+    kind: str, streamed: bool
+) -> None:
     """Approved and run, then the next request fails: resuming the old checkpoint does not run it again."""
     bench = Bench(kind, streamed, [REFUND])
     checkpoint = await bench.ask()
@@ -261,7 +352,9 @@ class Slow(Shop):
 
 
 @every_object
-async def test_a_resume_that_is_cancelled_in_the_function_keeps_the_decision(kind: str, streamed: bool) -> None:
+async def test_a_resume_that_is_cancelled_in_the_function_keeps_the_decision(
+    kind: str, streamed: bool
+) -> None:
     """Cancelled while the function runs: it has started, and no second resume starts it again."""
     shop = Slow()
     bench = Bench(kind, streamed, [REFUND, DONE], shop=shop)
@@ -280,7 +373,9 @@ async def test_a_stream_that_is_never_read_takes_nothing() -> None:
     """A stream that is made and dropped took no decision."""
     bench = Bench("planner", True, [REFUND, DONE])
     checkpoint = await bench.ask()
-    await bench.door.resume_stream(bench.here.kernel, checkpoint, {"call_1": Approve()}).aclose()
+    await bench.door.resume_stream(
+        bench.here.kernel, checkpoint, {"call_1": Approve()}
+    ).aclose()
     assert await bench.resume(checkpoint, {"call_1": Approve()}) == "answered"
 
 
@@ -296,10 +391,16 @@ async def test_a_question_is_answered_once() -> None:
 
 async def test_a_plain_question_is_answered_once() -> None:
     """So is the answer to a plain reply that asks."""
-    script = [say("Which one?"), call("UserInteraction-SendFinalAnswer", {"answer": "Done."})]
+    script = [
+        say("Which one?"),
+        call("UserInteraction-SendFinalAnswer", {"answer": "Done."}),
+    ]
     bench = Bench("planner", False, script, require_final_answer_function=True)
     checkpoint = await bench.ask()
-    assert await bench.resume(checkpoint, {"question_0": Supply("This one.")}) == "answered"
+    assert (
+        await bench.resume(checkpoint, {"question_0": Supply("This one.")})
+        == "answered"
+    )
     with pytest.raises(DecisionRefusedError, match=ONCE):
         await bench.resume(checkpoint, {"question_0": Supply("That one.")})
 
@@ -319,8 +420,13 @@ async def test_a_service_that_handlers_share_takes_a_decision_once() -> None:
     """Two handlers and a planner over one service that limits itself: what one has taken, none takes again."""
     here: World = world([])
     scripted = world([REFUND, DONE, DONE]).service
-    here.kernel.add_service(FunctionInvokingChatCompletion(scripted, service_id="limited", **ASK))
-    handlers = [ToolCallHandler(here.kernel, service_id="limited", settings=settings_with()) for _ in range(2)]
+    here.kernel.add_service(
+        FunctionInvokingChatCompletion(scripted, service_id="limited", **ASK)
+    )
+    handlers = [
+        ToolCallHandler(here.kernel, service_id="limited", settings=settings_with())
+        for _ in range(2)
+    ]
     paused = [message async for message in handlers[0].invoke(asked())][-1]
     text, decisions = paused.metadata["checkpoint"], {"call_1": Approve()}
     async for _ in handlers[0].resume(ChatHistory(), text, decisions):
@@ -328,7 +434,9 @@ async def test_a_service_that_handlers_share_takes_a_decision_once() -> None:
     with pytest.raises(DecisionRefusedError, match=ONCE):
         async for _ in handlers[1].resume(ChatHistory(), text, decisions):
             pass
-    over = FunctionCallingStepwisePlanner("limited", FunctionCallingStepwisePlannerOptions(plan=False))
+    over = FunctionCallingStepwisePlanner(
+        "limited", FunctionCallingStepwisePlannerOptions(plan=False)
+    )
     with pytest.raises(DecisionRefusedError, match=ONCE):
         await over.resume(here.kernel, Checkpoint.from_json(text), decisions)
     assert here.ran == [REFUNDED]
@@ -371,9 +479,16 @@ async def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
 async def test_a_policy_that_asks_again_does_not_decide_twice() -> None:
     """A run under a policy that asks about everything is resumed call by call."""
     policy = ApprovalPolicy.from_dict({"default": "ask"})
-    bench = Bench("planner", False, [LOOK, LOOK, DONE], interceptors=[policy, lambda call: Defer()])
+    bench = Bench(
+        "planner",
+        False,
+        [LOOK, LOOK, DONE],
+        interceptors=[policy, lambda call: Defer()],
+    )
     result = await bench.door.invoke(bench.here.kernel, "Look.")
     while result.pending:
         decisions = {one.id: Approve() for one in result.pending}
-        result = await bench.door.resume(bench.here.kernel, result.checkpoint, decisions)
+        result = await bench.door.resume(
+            bench.here.kernel, result.checkpoint, decisions
+        )
     assert (result.status, len(bench.here.ran)) == ("answered", 2)

@@ -9,7 +9,13 @@ from semantic_kernel.functions import kernel_function
 from planner_ext import ApprovalFilter, ApprovalPolicy, Approve, Deny
 from planner_ext.durable import Approvals, Runs
 from planner_ext.errors import DecisionRefusedError
-from planner_ext.hitl_manager import ApprovalSettings, Checkpoint, Defer, Supply, ToolCall
+from planner_ext.hitl_manager import (
+    ApprovalSettings,
+    Checkpoint,
+    Defer,
+    Supply,
+    ToolCall,
+)
 from planner_ext.testing import call, calls
 from support.approval import (
     DONE,
@@ -33,8 +39,18 @@ from support.values import each_of
 RULES: dict[str, Any] = {
     "default": "allow",
     "rules": [
-        {"function": "refund", "arguments": {"order": {"equals": "666"}}, "action": "deny", "reason": "Not to 666."},
-        {"function": "refund", "arguments": {"amount": {"gt": 1000}}, "action": "ask", "roles": ["boss"]},
+        {
+            "function": "refund",
+            "arguments": {"order": {"equals": "666"}},
+            "action": "deny",
+            "reason": "Not to 666.",
+        },
+        {
+            "function": "refund",
+            "arguments": {"amount": {"gt": 1000}},
+            "action": "ask",
+            "roles": ["boss"],
+        },
         {"function": "refund", "action": "ask", "roles": ["clerk"], "reason": "Sure?"},
     ],
 }
@@ -58,18 +74,25 @@ def options(of_filter: bool, here: Any) -> dict[str, Any]:
     return {"approval": ANYBODY}
 
 
-by_option_or_filter = pytest.mark.parametrize("of_filter", [False, True], ids=["option", "filter"])
+by_option_or_filter = pytest.mark.parametrize(
+    "of_filter", [False, True], ids=["option", "filter"]
+)
 
 
 @by_option_or_filter
 @every_door
-async def test_a_denied_edit_is_refused_by_name_and_the_call_waits(door: Door, of_filter: bool) -> None:
+async def test_a_denied_edit_is_refused_by_name_and_the_call_waits(
+    door: Door, of_filter: bool
+) -> None:
     """Nothing ran, no other decision was taken, and the same checkpoint takes a better one."""
     first = world([REFUND])
     paused = await door.ask(first, **options(of_filter, first))
     here = world([DONE])
     given = options(of_filter, here)
-    with pytest.raises(DecisionRefusedError, match=r"'call_1' \(shop-refund\).*policy rule 1: Not to 666\."):
+    with pytest.raises(
+        DecisionRefusedError,
+        match=r"'call_1' \(shop-refund\).*policy rule 1: Not to 666\.",
+    ):
         await door.resume(here, paused.checkpoint, {"call_1": FORBIDDEN}, **given)
     assert (here.ran, here.requests) == ([], 0)
     done = await door.resume(here, paused.checkpoint, {"call_1": SMALL}, **given)
@@ -78,19 +101,28 @@ async def test_a_denied_edit_is_refused_by_name_and_the_call_waits(door: Door, o
 
 @by_option_or_filter
 @every_door
-async def test_an_edit_about_which_others_are_asked_waits_again(door: Door, of_filter: bool) -> None:
+async def test_an_edit_about_which_others_are_asked_waits_again(
+    door: Door, of_filter: bool
+) -> None:
     """The boss is asked about the edited call, under another fingerprint; what the boss approves is what runs."""
     first = world([REFUND])
     paused = await door.ask(first, **options(of_filter, first))
     second = world([DONE])
-    again = await door.resume(second, paused.checkpoint, {"call_1": LARGE}, **options(of_filter, second))
+    again = await door.resume(
+        second, paused.checkpoint, {"call_1": LARGE}, **options(of_filter, second)
+    )
     (waits,) = again.pending
     assert (again.status, second.ran, second.requests) == ("paused", [], 0)
-    assert (waits["arguments"], waits["roles"]) == ({"order": "7", "amount": 9_000_000}, ["boss"])
+    assert (waits["arguments"], waits["roles"]) == (
+        {"order": "7", "amount": 9_000_000},
+        ["boss"],
+    )
     assert waits["fingerprint"] != paused.pending[0]["fingerprint"]
     here = world([DONE])
     boss = Approve(by="boss", fingerprint=waits["fingerprint"])
-    done = await door.resume(here, again.checkpoint, {"call_1": boss}, **options(of_filter, here))
+    done = await door.resume(
+        here, again.checkpoint, {"call_1": boss}, **options(of_filter, here)
+    )
     assert (done.status, here.ran) == ("answered", [PAID_LARGE])
     assert arguments_in(done.history) == [{"order": "7", "amount": 9_000_000}]
     check_sendable(done.history)
@@ -99,7 +131,9 @@ async def test_an_edit_about_which_others_are_asked_waits_again(door: Door, of_f
 @every_door
 async def test_an_edit_of_the_same_question_is_answered(door: Door) -> None:
     """The clerk's edit within the clerk's rule runs, beside a call that needed no approval."""
-    paused = await door.ask(world([calls(LOOK, REFUND)]), interceptors=[policy()], approval=ANYBODY)
+    paused = await door.ask(
+        world([calls(LOOK, REFUND)]), interceptors=[policy()], approval=ANYBODY
+    )
     here = world([DONE])
     given: dict[str, Any] = {"interceptors": [policy()], "approval": ANYBODY}
     done = await door.resume(here, paused.checkpoint, {"call_2": SMALL}, **given)
@@ -114,15 +148,21 @@ async def test_all_or_nothing_with_a_refused_edit(door: Door) -> None:
     here = world([DONE])
     one, other = paused.waiting
     with pytest.raises(DecisionRefusedError):
-        await door.resume(here, paused.checkpoint, {one: Approve(), other: FORBIDDEN}, **given)
+        await door.resume(
+            here, paused.checkpoint, {one: Approve(), other: FORBIDDEN}, **given
+        )
     assert here.ran == []
-    await door.resume(here, paused.checkpoint, {one: Approve(), other: Approve()}, **given)
+    await door.resume(
+        here, paused.checkpoint, {one: Approve(), other: Approve()}, **given
+    )
     assert here.ran == [REFUNDED, REFUNDED]
 
 
 @by_option_or_filter
 @two_doors
-async def test_the_same_arguments_do_not_count_as_an_edit(door: Door, of_filter: bool) -> None:
+async def test_the_same_arguments_do_not_count_as_an_edit(
+    door: Door, of_filter: bool
+) -> None:
     """Given back as they wait, also in the model's spelling, they are not reviewed again."""
     seen: list[str] = []
 
@@ -160,12 +200,18 @@ INLINE = [
     ((SMALL,), [(50, ("clerk",))], [PAID_SMALL]),
 ]
 each_answer = pytest.mark.parametrize(
-    ("answers", "questions", "ran"), INLINE, ids=["deny", "then-fine", "boss", "no", "two", "fine"]
+    ("answers", "questions", "ran"),
+    INLINE,
+    ids=["deny", "then-fine", "boss", "no", "two", "fine"],
 )
 
 
 @by_option_or_filter
-@each_of(("answers", "questions", "ran"), INLINE, ids=["deny", "then-fine", "boss", "no", "two", "fine"])
+@each_of(
+    ("answers", "questions", "ran"),
+    INLINE,
+    ids=["deny", "then-fine", "boss", "no", "two", "fine"],
+)
 @two_doors
 async def test_an_approver_beside_the_run_is_asked_once_more(
     door: Door, answers: Any, questions: Any, ran: Any, of_filter: bool
@@ -175,18 +221,32 @@ async def test_an_approver_beside_the_run_is_asked_once_more(
     here, ask = world([REFUND, DONE]), approver(seen, *answers)
     given: dict[str, Any] = {"interceptors": [policy()], "approver": ask}
     if of_filter:
-        add_filter(here.kernel, "auto_function_invocation", ApprovalFilter(policy(), approver=ask))
+        add_filter(
+            here.kernel,
+            "auto_function_invocation",
+            ApprovalFilter(policy(), approver=ask),
+        )
         given = {}
     done = await door.ask(here, **given)
     assert (done.status, seen, here.ran) == ("answered", questions, ran)
 
 
-@each_of(("answers", "questions", "ran"), INLINE, ids=["deny", "then-fine", "boss", "no", "two", "fine"])
+@each_of(
+    ("answers", "questions", "ran"),
+    INLINE,
+    ids=["deny", "then-fine", "boss", "no", "two", "fine"],
+)
 @pytest.mark.parametrize("streamed", [False, True], ids=["plain", "streamed"])
-async def test_so_it_is_in_the_stock_loop(answers: Any, questions: Any, ran: Any, streamed: bool) -> None:
+async def test_so_it_is_in_the_stock_loop(
+    answers: Any, questions: Any, ran: Any, streamed: bool
+) -> None:
     """`ApprovalFilter(approver=)` on a stock kernel."""
     seen: list[Any] = []
-    here = guarded([REFUND, DONE], by=ApprovalFilter(policy(), approver=approver(seen, *answers)), under=AUTO)
+    here = guarded(
+        [REFUND, DONE],
+        by=ApprovalFilter(policy(), approver=approver(seen, *answers)),
+        under=AUTO,
+    )
     await chat(here, asked(), streamed=streamed)
     assert (seen, here.ran) == (questions, ran)
 
@@ -200,20 +260,30 @@ async def test_a_history_s_edit_is_reviewed() -> None:
     with pytest.raises(DecisionRefusedError, match=r"policy rule 1: Not to 666\."):
         await by.resume(here.kernel, history, {"call_1": FORBIDDEN})
     (waits,) = await by.resume(here.kernel, history, {"call_1": LARGE})
-    assert (here.ran, dict(waits.arguments), waits.roles) == ([], {"order": "7", "amount": 9_000_000}, ("boss",))
+    assert (here.ran, dict(waits.arguments), waits.roles) == (
+        [],
+        {"order": "7", "amount": 9_000_000},
+        ("boss",),
+    )
     assert waits.fingerprint != before.fingerprint
     assert await by.resume(here.kernel, history, {"call_1": Approve(by="boss")}) == ()
     assert here.ran == [PAID_LARGE]
     check_sendable(history)
 
 
-async def test_a_history_s_edit_is_reviewed_by_the_other_filters_of_the_kernel() -> None:
+async def test_a_history_s_edit_is_reviewed_by_the_other_filters_of_the_kernel() -> (
+    None
+):
     """Each policy has seen what runs, whichever filter is resumed."""
     by, history = ApprovalFilter(lambda call: Defer()), asked()
     here = guarded([REFUND, DONE], by=by, under=AUTO)
     await chat(here, history, streamed=False)
     denying = {**RULES, "rules": RULES["rules"][:1]}
-    add_filter(here.kernel, "auto_function_invocation", ApprovalFilter(ApprovalPolicy.from_dict(denying)))
+    add_filter(
+        here.kernel,
+        "auto_function_invocation",
+        ApprovalFilter(ApprovalPolicy.from_dict(denying)),
+    )
     with pytest.raises(DecisionRefusedError, match=r"Not to 666\."):
         await by.resume(here.kernel, history, {"call_1": FORBIDDEN})
     assert here.ran == []
@@ -224,7 +294,10 @@ def raised(by: float) -> Any:
 
     def edit(call: ToolCall) -> Any:
         if call.function_name == "refund":
-            return Approve(arguments={**call.arguments, "amount": call.arguments["amount"] + by}, by="raiser")
+            return Approve(
+                arguments={**call.arguments, "amount": call.arguments["amount"] + by},
+                by="raiser",
+            )
         return None
 
     return edit
@@ -232,15 +305,26 @@ def raised(by: float) -> Any:
 
 def capped(call: ToolCall) -> Any:
     """Cut an amount, as often as it is asked."""
-    return Approve(arguments={**call.arguments, "amount": 20}, by="cap") if call.function_name == "refund" else None
+    return (
+        Approve(arguments={**call.arguments, "amount": 20}, by="cap")
+        if call.function_name == "refund"
+        else None
+    )
 
 
 @two_doors
-async def test_an_interceptor_s_edit_is_reviewed_from_the_first_rule_on(door: Door) -> None:
+async def test_an_interceptor_s_edit_is_reviewed_from_the_first_rule_on(
+    door: Door,
+) -> None:
     """A rule before the interceptor sees the edited call, and so does every rule after it."""
     here = world([REFUND, DONE])
-    paused = await door.ask(here, interceptors=[policy_above(1000), raised_once(2000)], approval=ANYBODY)
-    assert (paused.status, [one["arguments"]["amount"] for one in paused.pending]) == ("paused", [2050])
+    paused = await door.ask(
+        here, interceptors=[policy_above(1000), raised_once(2000)], approval=ANYBODY
+    )
+    assert (paused.status, [one["arguments"]["amount"] for one in paused.pending]) == (
+        "paused",
+        [2050],
+    )
     assert [one["roles"] for one in paused.pending] == [["boss"]]
     there = world([DONE])
     done = await door.resume(
@@ -254,15 +338,26 @@ async def test_an_interceptor_s_edit_is_reviewed_from_the_first_rule_on(door: Do
 
 
 def policy_above(amount: float) -> ApprovalPolicy:
-    rule = {"function": "refund", "arguments": {"amount": {"gt": amount}}, "action": "ask", "roles": ["boss"]}
-    allow = {"function": "*", "arguments": {"amount": {"gt": amount}}, "action": "allow"}
+    rule = {
+        "function": "refund",
+        "arguments": {"amount": {"gt": amount}},
+        "action": "ask",
+        "roles": ["boss"],
+    }
+    allow = {
+        "function": "*",
+        "arguments": {"amount": {"gt": amount}},
+        "action": "allow",
+    }
     return ApprovalPolicy.from_dict({"default": "allow", "rules": [rule, allow]})
 
 
 def raised_once(by: float) -> Any:
     """Make an interceptor that raises small amounts."""
     edit = raised(by)
-    return lambda call: edit(call) if call.arguments.get("amount", 1000) < 1000 else None
+    return lambda call: (
+        edit(call) if call.arguments.get("amount", 1000) < 1000 else None
+    )
 
 
 @two_doors
@@ -292,13 +387,22 @@ async def test_what_a_rule_supplies_for_an_edit_stands(door: Door) -> None:
 
     paused = await door.ask(world([REFUND]), interceptors=[supplies])
     here = world([DONE])
-    done = await door.resume(here, paused.checkpoint, {"call_1": LARGE}, interceptors=[supplies])
-    assert (done.status, here.ran, results(done.history)) == ("answered", [], ["by hand"])
+    done = await door.resume(
+        here, paused.checkpoint, {"call_1": LARGE}, interceptors=[supplies]
+    )
+    assert (done.status, here.ran, results(done.history)) == (
+        "answered",
+        [],
+        ["by hand"],
+    )
 
 
 async def test_an_edit_is_taken_once() -> None:
     """The checkpoint whose call now waits for the boss takes no other decision; the new one takes the boss's."""
-    planner, here = planner_with(interceptors=[policy()], approval=ANYBODY), world([REFUND, DONE])
+    planner, here = (
+        planner_with(interceptors=[policy()], approval=ANYBODY),
+        world([REFUND, DONE]),
+    )
     paused = await planner.invoke(here.kernel, "Refund.")
     again = await planner.resume(here.kernel, paused.checkpoint, {"call_1": LARGE})
     with pytest.raises(DecisionRefusedError, match="decided before"):
@@ -316,19 +420,27 @@ async def test_an_edited_call_that_expires_has_no_author() -> None:
     approval = ApprovalSettings(authorize=lambda request: True)
     late = {**RULES["rules"][1], "expires_in": 1e-6}
     rules = {**RULES, "rules": [RULES["rules"][0], late, RULES["rules"][2]]}
-    planner = planner_with(interceptors=[ApprovalPolicy.from_dict(rules)], approval=approval)
+    planner = planner_with(
+        interceptors=[ApprovalPolicy.from_dict(rules)], approval=approval
+    )
     here = world([REFUND, DONE])
     paused = await planner.invoke(here.kernel, "Refund.")
     again = await planner.resume(here.kernel, paused.checkpoint, {"call_1": LARGE})
     done = await planner.resume(here.kernel, again.checkpoint, {})
     assert (done.status, here.ran) == ("answered", [])
-    assert [(one.kind, one.by) for one in done.decisions] == [("edit", "clerk"), ("expire", "")]
+    assert [(one.kind, one.by) for one in done.decisions] == [
+        ("edit", "clerk"),
+        ("expire", ""),
+    ]
 
 
 async def test_a_kept_run_s_edit_is_reviewed_by_the_worker(tmp_path: Path) -> None:
     """Denied, the call waits again with its problem; of others, it waits for the boss, and says who edited it."""
     store = tmp_path / "runs.db"
-    planner, here = planner_with(interceptors=[policy()], approval=ANYBODY), world([REFUND, DONE])
+    planner, here = (
+        planner_with(interceptors=[policy()], approval=ANYBODY),
+        world([REFUND, DONE]),
+    )
     everybody: Any = {"authorize": lambda request: True}
     async with (
         Runs.sqlite(store, poll_seconds=0.01, **everybody) as runs,
@@ -345,8 +457,14 @@ async def test_a_kept_run_s_edit_is_reviewed_by_the_worker(tmp_path: Path) -> No
         assert await approvals.decide(first.id, LARGE)
         assert (await handle.result()).status == "paused"
         (waits,) = await approvals.pending()
-        assert (dict(waits.arguments), waits.roles) == ({"order": "7", "amount": 9_000_000}, ("boss",))
-        assert waits.problem == "clerk edited the arguments; with these, the call needs another decision of boss."
+        assert (dict(waits.arguments), waits.roles) == (
+            {"order": "7", "amount": 9_000_000},
+            ("boss",),
+        )
+        assert (
+            waits.problem
+            == "clerk edited the arguments; with these, the call needs another decision of boss."
+        )
         assert [one.by for one in waits.refused] == ["clerk", "clerk"]
         assert here.ran == []
         assert await approvals.decide(waits.id, Approve(by="boss"))
@@ -380,13 +498,20 @@ def asking_and_adding(to: list[str]) -> Any:
 
 
 @every_door
-async def test_an_edit_that_is_changed_after_its_review_runs_as_it_was_reviewed(door: Door) -> None:
+async def test_an_edit_that_is_changed_after_its_review_runs_as_it_was_reviewed(
+    door: Door,
+) -> None:
     """The parts of the arguments are the decision's own, too."""
     to, send = ["ann"], call("post-send", {"to": ["bo"]})
     asking: dict[str, Any] = {"interceptors": [asking_and_adding(to)]}
     paused = await door.ask(world([send], post=Post()), **asking)
     here = Post()
-    await door.resume(world([DONE], post=here), paused.checkpoint, {"call_1": Approve(arguments={"to": to})}, **asking)
+    await door.resume(
+        world([DONE], post=here),
+        paused.checkpoint,
+        {"call_1": Approve(arguments={"to": to})},
+        **asking,
+    )
     assert here.sent == [["ann"]]
 
 

@@ -21,7 +21,11 @@ def test_an_empty_chain_watches_nothing() -> None:
     "given",
     [
         {"interceptors": (asked,)},
-        {"interceptors": (ApprovalPolicy.from_dict({"default": "allow", "rules": []}),)},
+        {
+            "interceptors": (
+                ApprovalPolicy.from_dict({"default": "allow", "rules": []}),
+            )
+        },
         {"pre_invoke": (asked,)},
         {"checks": (asked,)},
         {"options": ApprovalSettings(unmatched="defer")},
@@ -31,11 +35,15 @@ def test_an_empty_chain_watches_nothing() -> None:
 )
 def test_every_decider_watches_every_call(given: dict[str, Any]) -> None:
     """Each kind of decider is enough, and so is a default that does not approve."""
-    assert InterceptorChain(**{"options": ApprovalSettings(), **given}).watches("math-add")
+    assert InterceptorChain(**{"options": ApprovalSettings(), **given}).watches(
+        "math-add"
+    )
 
 
 def test_a_mark_watches_its_own_function() -> None:
     """A function marked for approval is watched where no other is."""
-    chain = InterceptorChain(options=ApprovalSettings(), marked={"math-add": Defer()}.get)
+    chain = InterceptorChain(
+        options=ApprovalSettings(), marked={"math-add": Defer()}.get
+    )
     assert chain.watches("math-add")
     assert not chain.watches("math-sub")

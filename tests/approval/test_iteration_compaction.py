@@ -40,12 +40,17 @@ SUMMARY = "Order 7 was looked up: it is sent."
 
 def summarize(context: Context) -> None:
     """Put one message in place of everything after the question."""
-    context.messages[1:] = [ChatMessageContent(role=AuthorRole.ASSISTANT, content=SUMMARY)]
+    context.messages[1:] = [
+        ChatMessageContent(role=AuthorRole.ASSISTANT, content=SUMMARY)
+    ]
 
 
 def summarize_again(context: Context) -> None:
     """Do the same with another list."""
-    context.messages = [context.messages[0], ChatMessageContent(role=AuthorRole.ASSISTANT, content=SUMMARY)]
+    context.messages = [
+        context.messages[0],
+        ChatMessageContent(role=AuthorRole.ASSISTANT, content=SUMMARY),
+    ]
 
 
 def once(compact: Any) -> Any:
@@ -60,7 +65,9 @@ def once(compact: Any) -> Any:
 
 @pytest.mark.parametrize("compact", [summarize, summarize_again])
 @three_doors
-async def test_the_next_request_has_the_compacted_history(door: Door, compact: Any) -> None:
+async def test_the_next_request_has_the_compacted_history(
+    door: Door, compact: Any
+) -> None:
     """Edited in place or replaced: the model, the result and the caller's history have the callback's messages."""
     here = world([LOOK, REFUND, DONE])
     outcome = await door.ask(here, iteration_completed=once(compact))
@@ -68,7 +75,11 @@ async def test_the_next_request_has_the_compacted_history(door: Door, compact: A
     assert sent == [("user", "Refund order 7."), ("assistant", SUMMARY)]
     texts = [str(message) for message in outcome.history.messages]
     assert texts[:2] == ["Refund order 7.", SUMMARY]
-    assert (outcome.status, results(outcome.history), len(here.ran)) == ("answered", ["refunded 50"], 2)
+    assert (outcome.status, results(outcome.history), len(here.ran)) == (
+        "answered",
+        ["refunded 50"],
+        2,
+    )
     check_sendable(outcome.history)
 
 
@@ -86,7 +97,12 @@ async def test_a_whole_pair_may_go(door: Door) -> None:
     assert results(outcome.history) == ["(cut)", "refunded 50"]
     assert here.service.requests[1].messages[2]["content"] == "(cut)"
     here = world([LOOK, REFUND, DONE])
-    outcome = await door.ask(here, iteration_completed=once(lambda context: context.messages.__delitem__(slice(1, 3))))
+    outcome = await door.ask(
+        here,
+        iteration_completed=once(
+            lambda context: context.messages.__delitem__(slice(1, 3))
+        ),
+    )
     assert results(outcome.history) == ["refunded 50"]
     check_sendable(outcome.history)
 
@@ -113,7 +129,10 @@ def add_call(context: Context) -> None:
     context.messages.append(ChatMessageContent(role=AuthorRole.ASSISTANT, items=[item]))
 
 
-BREAKING = {one.__name__: one for one in (drop_result, drop_calls, double_result, move_result, add_call)}
+BREAKING = {
+    one.__name__: one
+    for one in (drop_result, drop_calls, double_result, move_result, add_call)
+}
 
 
 @each_of("how", BREAKING)
@@ -136,7 +155,11 @@ async def test_the_error_carries_a_history_and_a_run_to_resume(door: Door) -> No
     check_sendable(raised.value.chat_history)
     here = world([DONE])
     done = await door.resume(here, raised.value.checkpoint.to_json(), {})
-    assert (done.status, done.tool_calls, results(done.history)) == ("answered", 1, ["sent"])
+    assert (done.status, done.tool_calls, results(done.history)) == (
+        "answered",
+        1,
+        ["sent"],
+    )
 
 
 @service_and_handler
@@ -144,7 +167,9 @@ async def test_the_callers_history_is_whole_after_a_refusal(door: Door) -> None:
     """What the callback broke, it broke in its own list: the caller's history has the pair."""
     history = asked()
     with pytest.raises(InvalidHistoryError):
-        await door.ask(world([LOOK, DONE]), history=history, iteration_completed=drop_result)
+        await door.ask(
+            world([LOOK, DONE]), history=history, iteration_completed=drop_result
+        )
     assert results(history) == ["sent"]
     check_sendable(history)
 
@@ -157,20 +182,29 @@ async def test_an_untouched_list_is_not_recorded_as_compaction(door: Door) -> No
     def same(context: Context) -> None:
         context.messages = list(context.messages)
 
-    await door.ask(world([LOOK, DONE]), iteration_completed=same, observers=[facts.append])
-    assert [fact.messages for fact in facts if fact.type == "IterationCompleted"] == [None]
+    await door.ask(
+        world([LOOK, DONE]), iteration_completed=same, observers=[facts.append]
+    )
+    assert [fact.messages for fact in facts if fact.type == "IterationCompleted"] == [
+        None
+    ]
 
 
 @three_doors
 async def test_compaction_outlives_pause_and_process(door: Door) -> None:
     """Compacted, then paused: the checkpoint has the compacted history, and the resumed run continues with it."""
-    paused = await door.ask(world([LOOK, calls(LOOK, WIPE)]), iteration_completed=once(summarize))
+    paused = await door.ask(
+        world([LOOK, calls(LOOK, WIPE)]), iteration_completed=once(summarize)
+    )
     assert paused.status == "paused"
     here = world([DONE])
     done = await door.resume(here, paused.checkpoint, {paused.waiting[0]: Approve()})
     texts = [str(message) for message in done.history.messages]
     assert texts[:2] == ["Refund order 7.", SUMMARY]
-    assert (here.ran, results(done.history)) == ([("look", "7"), ("wipe",)], ["sent", "gone"])
+    assert (here.ran, results(done.history)) == (
+        [("look", "7"), ("wipe",)],
+        ["sent", "gone"],
+    )
 
 
 @three_doors
@@ -182,7 +216,9 @@ async def test_what_is_sent_is_what_is_recorded(door: Door) -> None:
 
     here = world([LOOK, DONE])
     outcome = await door.ask(here, iteration_completed=scribble)
-    assert here.service.requests[1].messages[2]["content"] == results(outcome.history)[0]
+    assert (
+        here.service.requests[1].messages[2]["content"] == results(outcome.history)[0]
+    )
 
 
 @planner_doors
@@ -203,7 +239,10 @@ async def test_compact_and_terminate(door: Door) -> None:
         context.terminate = True
 
     stopped = await door.ask(world([LOOK]), iteration_completed=both)
-    assert (stopped.status, [str(m) for m in stopped.history.messages][1]) == ("stopped", SUMMARY)
+    assert (stopped.status, [str(m) for m in stopped.history.messages][1]) == (
+        "stopped",
+        SUMMARY,
+    )
     here = world([DONE])
     await door.resume(here, stopped.checkpoint, {})
     assert here.service.requests[0].messages[1]["content"] == SUMMARY

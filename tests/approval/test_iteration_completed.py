@@ -4,7 +4,9 @@ import logging
 from typing import Any
 
 import pytest
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.connectors.ai.prompt_execution_settings import (
+    PromptExecutionSettings,
+)
 from semantic_kernel.contents import ChatHistory
 from semantic_kernel.functions import kernel_function
 
@@ -67,22 +69,36 @@ class Watch:
 def reply(text: str, *named: ScriptedReply, tokens: int = 10) -> ScriptedReply:
     """A reply with text beside its calls, and the tokens that it reports."""
     made = calls(*named, text=text)
-    return ScriptedReply(text=text, calls=made.calls, prompt_tokens=tokens, completion_tokens=1)
+    return ScriptedReply(
+        text=text, calls=made.calls, prompt_tokens=tokens, completion_tokens=1
+    )
 
 
-SCRIPT = [reply("First.", LOOK), reply("Second.", LOOK, LOOK, tokens=20), reply("Third.", LOOK, tokens=40), DONE]
+SCRIPT = [
+    reply("First.", LOOK),
+    reply("Second.", LOOK, LOOK, tokens=20),
+    reply("Third.", LOOK, tokens=40),
+    DONE,
+]
 
 
 def test_by_default_there_is_no_callback() -> None:
     """By default a run has no callback."""
-    assert FunctionInvokingChatCompletion(ScriptedChatCompletion([])).options.iteration_completed is None
+    assert (
+        FunctionInvokingChatCompletion(
+            ScriptedChatCompletion([])
+        ).options.iteration_completed
+        is None
+    )
 
 
 @three_doors
 async def test_it_is_called_after_function_calls(door: Door) -> None:
     """Once per batch, with its results stored, and before the next request is made."""
     here, requests = world(SCRIPT), list[int]()
-    outcome = await door.ask(here, iteration_completed=lambda context: requests.append(here.requests))
+    outcome = await door.ask(
+        here, iteration_completed=lambda context: requests.append(here.requests)
+    )
     assert (requests, outcome.text, here.requests) == ([1, 2, 3], "Done.", 4)
 
 
@@ -105,7 +121,9 @@ async def test_it_is_not_called_where_no_function_ran(door: Door) -> None:
         call("shop-look", "{"),
         calls(REFUND, LOOK),
     ]
-    await door.ask(world([*batches, DONE]), interceptors=decide, iteration_completed=watch)
+    await door.ask(
+        world([*batches, DONE]), interceptors=decide, iteration_completed=watch
+    )
     assert [one["iteration"] for one in watch.seen] == [4]
 
 
@@ -119,7 +137,9 @@ async def test_a_failing_function_was_called(door: Door) -> None:
             raise RuntimeError
 
     watch = Watch()
-    await door.ask(world([call("f-fail"), DONE], f=Failing()), iteration_completed=watch)
+    await door.ask(
+        world([call("f-fail"), DONE], f=Failing()), iteration_completed=watch
+    )
     assert [one["roles"] for one in watch.seen] == [["user", "assistant", "tool"]]
 
 
@@ -127,7 +147,11 @@ async def test_a_failing_function_was_called(door: Door) -> None:
 async def test_iterations_are_numbered_from_zero(door: Door) -> None:
     """The first completed iteration is 0; a trip whose calls did not run keeps its number."""
     watch = Watch()
-    await door.ask(world([LOOK, REFUND, LOOK, DONE]), interceptors=[only("refund", Deny())], iteration_completed=watch)
+    await door.ask(
+        world([LOOK, REFUND, LOOK, DONE]),
+        interceptors=[only("refund", Deny())],
+        iteration_completed=watch,
+    )
     assert [one["iteration"] for one in watch.seen] == [0, 2]
 
 
@@ -146,7 +170,11 @@ async def test_usage_is_a_copy(door: Door) -> None:
     def meddling(context: Context) -> None:
         context.total_usage = Usage(prompt_tokens=10**9)
 
-    outcome = await door.ask(world(SCRIPT), iteration_completed=meddling, budget=Budget(max_total_tokens=1000))
+    outcome = await door.ask(
+        world(SCRIPT),
+        iteration_completed=meddling,
+        budget=Budget(max_total_tokens=1000),
+    )
     assert outcome.status == "answered"
 
 
@@ -156,7 +184,11 @@ async def test_messages_accumulate(door: Door) -> None:
     watch = Watch()
     await door.ask(world(SCRIPT), iteration_completed=watch)
     one, two = ["assistant", "tool"], ["assistant", "tool", "tool"]
-    assert [s["roles"] for s in watch.seen] == [["user", *one], ["user", *one, *two], ["user", *one, *two, *one]]
+    assert [s["roles"] for s in watch.seen] == [
+        ["user", *one],
+        ["user", *one, *two],
+        ["user", *one, *two, *one],
+    ]
 
 
 @three_doors
@@ -176,7 +208,9 @@ async def test_it_knows_whether_replies_are_streamed(door: Door) -> None:
 
 
 @three_doors
-async def test_terminate_stops_after_the_iteration(door: Door, caplog: pytest.LogCaptureFixture) -> None:
+async def test_terminate_stops_after_the_iteration(
+    door: Door, caplog: pytest.LogCaptureFixture
+) -> None:
     """``terminate``: the results are kept, no further request is made, the log says so, and the run is ``stopped``."""
     here = world(SCRIPT)
     with caplog.at_level(logging.INFO, logger="planner_ext"):
@@ -194,7 +228,11 @@ async def test_it_works_over_many_iterations(door: Door) -> None:
         watch, here = Watch(stop_at=stop_at), world([*[LOOK] * 10, DONE])
         outcome = await door.ask(here, iteration_completed=watch)
         assert [one["iteration"] for one in watch.seen] == list(range(stop_at + 1))
-        assert (outcome.status, here.requests, len(here.ran)) == ("stopped", stop_at + 1, stop_at + 1)
+        assert (outcome.status, here.requests, len(here.ran)) == (
+            "stopped",
+            stop_at + 1,
+            stop_at + 1,
+        )
 
 
 @three_doors
@@ -204,7 +242,9 @@ async def test_it_may_be_async_or_not(door: Door) -> None:
 
     async def later(context: Context) -> None:
         order.append("begun")
-        await world([DONE]).service.get_chat_message_content(_history(context), _settings())
+        await world([DONE]).service.get_chat_message_content(
+            _history(context), _settings()
+        )
         order.append("done")
 
     def now(context: Context) -> None:
@@ -239,7 +279,12 @@ async def test_terminate_and_continue(door: Door) -> None:
     stopped = await door.ask(first, iteration_completed=Watch(stop_at=0))
     here = world(SCRIPT[1:])
     done = await door.resume(here, stopped.checkpoint, {})
-    assert (done.status, done.text, done.iterations, done.tool_calls) == ("answered", "Done.", 4, 4)
+    assert (done.status, done.text, done.iterations, done.tool_calls) == (
+        "answered",
+        "Done.",
+        4,
+        4,
+    )
     check_sendable(done.history)
 
 
@@ -255,7 +300,10 @@ async def test_the_fact_is_recorded_either_way(door: Door) -> None:
         observers=[facts.append],
     )
     completed = [fact for fact in facts if isinstance(fact, IterationCompleted)]
-    assert [(fact.iteration, fact.called, fact.terminate) for fact in completed] == [(0, False, False), (1, True, True)]
+    assert [(fact.iteration, fact.called, fact.terminate) for fact in completed] == [
+        (0, False, False),
+        (1, True, True),
+    ]
 
 
 # Ready-made callbacks
@@ -268,15 +316,21 @@ async def test_at_token_fraction_ends_or_compacts(door: Door) -> None:
     outcome = await door.ask(here, iteration_completed=at_token_fraction(80, 0.5))
     assert (outcome.status, here.requests) == ("stopped", 3)
     seen: list[int] = []
-    callback = at_token_fraction(80, 0.25, then=lambda context: seen.append(context.iteration))
+    callback = at_token_fraction(
+        80, 0.25, then=lambda context: seen.append(context.iteration)
+    )
     outcome = await door.ask(world(SCRIPT), iteration_completed=callback)
     assert (outcome.status, seen) == ("answered", [1, 2])
 
 
 @each_of(("window", "fraction"), [(0, 0.5), (100, 0), (100, 1.1), (-1, 0.5)])
-def test_at_token_fraction_refuses_what_means_nothing(window: int, fraction: float) -> None:
+def test_at_token_fraction_refuses_what_means_nothing(
+    window: int, fraction: float
+) -> None:
     """A window below 1, or a share outside of 0 to 1, is refused by name."""
-    with pytest.raises(PlannerInvalidConfigurationError, match=r"context_window.*fraction"):
+    with pytest.raises(
+        PlannerInvalidConfigurationError, match=r"context_window.*fraction"
+    ):
         at_token_fraction(window, fraction)
 
 
@@ -299,7 +353,9 @@ async def test_after_seconds_ends_the_run(door: Door) -> None:
 @three_doors
 async def test_at_cost_needs_a_price(door: Door) -> None:
     """Where the price is unknown the cost is, too, and the callback has no effect."""
-    assert (await door.ask(world(SCRIPT), iteration_completed=at_cost(0.01))).status == "answered"
+    assert (
+        await door.ask(world(SCRIPT), iteration_completed=at_cost(0.01))
+    ).status == "answered"
 
 
 @three_doors
@@ -322,7 +378,9 @@ async def test_when_flagged_reads_the_newest_only(door: Door) -> None:
 async def test_all_of_stops_at_the_first_that_ends(door: Door) -> None:
     """Several callbacks are called in order, until one of them ends the run."""
     first, second, third = Watch(), Watch(stop_at=1), Watch()
-    outcome = await door.ask(world(SCRIPT), iteration_completed=all_of(first, second, third))
+    outcome = await door.ask(
+        world(SCRIPT), iteration_completed=all_of(first, second, third)
+    )
     assert outcome.status == "stopped"
     assert [len(watch.seen) for watch in (first, second, third)] == [2, 2, 1]
 
@@ -332,5 +390,10 @@ async def test_sequential_and_concurrent_batches_complete_alike(door: Door) -> N
     """However the functions of a batch are run, the callback sees all their results, in call order."""
     for execution in (ToolExecution(max_concurrency=1), ToolExecution()):
         watch = Watch()
-        outcome = await door.ask(world(SCRIPT), iteration_completed=watch, execution=execution)
-        assert (watch.seen[1]["roles"][-3:], outcome.tool_calls) == (["assistant", "tool", "tool"], 4)
+        outcome = await door.ask(
+            world(SCRIPT), iteration_completed=watch, execution=execution
+        )
+        assert (watch.seen[1]["roles"][-3:], outcome.tool_calls) == (
+            ["assistant", "tool", "tool"],
+            4,
+        )

@@ -12,7 +12,18 @@ from planner_ext.errors import PlannerExtError, PlannerInvalidConfigurationError
 from planner_ext.hitl_manager import Defer
 from planner_ext.session import ToolUseSession
 from planner_ext.testing import calls
-from support.approval import DONE, LOOK, REFUND, Door, asked, check_sendable, every_door, planner_with, two_doors, world
+from support.approval import (
+    DONE,
+    LOOK,
+    REFUND,
+    Door,
+    asked,
+    check_sendable,
+    every_door,
+    planner_with,
+    two_doors,
+    world,
+)
 from support.approval_filter import chat
 from support.stock import add_filter
 from support.values import each_of
@@ -48,7 +59,11 @@ def given(option: str, answer: Any, here: Any) -> dict[str, Any]:
         case "filter":
             add_filter(here.kernel, "auto_function_invocation", ApprovalFilter(answers))
         case _:
-            add_filter(here.kernel, "auto_function_invocation", ApprovalFilter(asks, approver=answers))
+            add_filter(
+                here.kernel,
+                "auto_function_invocation",
+                ApprovalFilter(asks, approver=answers),
+            )
     return {}
 
 
@@ -58,10 +73,14 @@ OPTIONS = ("interceptor", "approver", "filter", "filter-approver")
 @each_answer
 @each_of("option", OPTIONS)
 @two_doors
-async def test_an_answer_other_than_a_decision_is_a_named_error(door: Door, option: str, kind: str) -> None:
+async def test_an_answer_other_than_a_decision_is_a_named_error(
+    door: Door, option: str, kind: str
+) -> None:
     """Names the function and what it answered; nothing of the batch ran, and no further request is made."""
     here, history = world([calls(LOOK, REFUND), DONE]), asked()
-    with pytest.raises(PlannerInvalidConfigurationError, match=r"answers; got .* Return Approve, Deny") as raised:
+    with pytest.raises(
+        PlannerInvalidConfigurationError, match=r"answers; got .* Return Approve, Deny"
+    ) as raised:
         await door.ask(here, history=history, **given(option, ANSWERS[kind], here))
     assert isinstance(raised.value, PlannerExtError)
     assert isinstance(raised.value, KernelException)
@@ -73,7 +92,9 @@ async def test_an_answer_other_than_a_decision_is_a_named_error(door: Door, opti
 async def test_every_door_raises_it(door: Door) -> None:
     """At its first call, plain and streamed; the history can be sent."""
     here, history = world([calls(LOOK, REFUND), DONE]), asked()
-    with pytest.raises(PlannerInvalidConfigurationError, match="Expected a decision from"):
+    with pytest.raises(
+        PlannerInvalidConfigurationError, match="Expected a decision from"
+    ):
         await door.ask(here, history=history, interceptors=[lambda call: True])
     assert here.ran == []
     check_sendable(history)
@@ -84,7 +105,9 @@ async def test_a_session_raises_it() -> None:
     here = world([REFUND, DONE])
     given: dict[str, Any] = {"interceptors": [lambda call: True]}
     session = ToolUseSession(here.kernel, **given)
-    with pytest.raises(PlannerInvalidConfigurationError, match="Expected a decision from"):
+    with pytest.raises(
+        PlannerInvalidConfigurationError, match="Expected a decision from"
+    ):
         await session.prompt("Refund.")
     assert here.ran == []
 
@@ -94,7 +117,10 @@ async def test_a_session_raises_it() -> None:
 async def test_pre_invoke_answers_true_or_false(door: Door, answer: Any) -> None:
     """Of this one, True and False are the answers, and no other."""
     here = world([REFUND, DONE])
-    with pytest.raises(PlannerInvalidConfigurationError, match=r"Expected True or False from .*Return True or False\."):
+    with pytest.raises(
+        PlannerInvalidConfigurationError,
+        match=r"Expected True or False from .*Return True or False\.",
+    ):
         await door.ask(here, pre_invoke=lambda *_: answer)
     assert here.ran == []
 
@@ -104,7 +130,9 @@ async def test_pre_invoke_answers_true_or_false(door: Door, answer: Any) -> None
 async def test_a_check_answers_true_or_false(door: Door, answer: Any) -> None:
     """So does check_for_intervention; a decision and None are understood, too."""
     here = world([REFUND, DONE])
-    with pytest.raises(PlannerInvalidConfigurationError, match="Expected True or False from"):
+    with pytest.raises(
+        PlannerInvalidConfigurationError, match="Expected True or False from"
+    ):
         await door.ask(here, check_for_intervention=lambda call: answer)
     assert here.ran == []
 
@@ -143,19 +171,29 @@ POLICY = ApprovalPolicy.from_dict({"default": "ask"})
         (asks, r"Put it into a list: interceptors=\[\.\.\.\]\."),
         (["policy.yaml"], r"interceptors=\[ApprovalPolicy\.from_yaml\(path\)\]\."),
         ("policy.yaml", r"interceptors=\[ApprovalPolicy\.from_yaml\(path\)\]\."),
-        ([Path("policy.yaml")], r"interceptors=\[ApprovalPolicy\.from_yaml\(path\)\]\."),
+        (
+            [Path("policy.yaml")],
+            r"interceptors=\[ApprovalPolicy\.from_yaml\(path\)\]\.",
+        ),
         ([{"default": "ask"}], r"interceptors=\[ApprovalPolicy\.from_dict\(data\)\]\."),
     ],
     ids=["policy", "function", "file", "bare-file", "path", "data"],
 )
 @every_door
-async def test_invalid_interceptors_get_the_way_out(door: Door, value: Any, way_out: str) -> None:
+async def test_invalid_interceptors_get_the_way_out(
+    door: Door, value: Any, way_out: str
+) -> None:
     """A sentence that can be copied, at every door."""
-    with pytest.raises(PlannerInvalidConfigurationError, match=rf"interceptors must be a sequence .*{way_out}"):
+    with pytest.raises(
+        PlannerInvalidConfigurationError,
+        match=rf"interceptors must be a sequence .*{way_out}",
+    ):
         await door.ask(world([DONE]), interceptors=value)
 
 
 def test_a_filter_s_policy_gets_the_way_out() -> None:
     """`ApprovalFilter` takes one policy, not its file."""
-    with pytest.raises(PlannerInvalidConfigurationError, match=r"ApprovalPolicy\.from_yaml\(path\)\."):
+    with pytest.raises(
+        PlannerInvalidConfigurationError, match=r"ApprovalPolicy\.from_yaml\(path\)\."
+    ):
         ApprovalFilter("policy.yaml")  # pyright: ignore[reportArgumentType]  # a mistake, on purpose

@@ -45,7 +45,10 @@ class Bank:
 
 def bank(*spellings: Any, kind: type = int) -> World:
     """A bank and a model that pays an account once in each spelling, one call a reply."""
-    replies = [calls(call("bank-pay", {"account": one}, id=f"call_{n}")) for n, one in enumerate(spellings)]
+    replies = [
+        calls(call("bank-pay", {"account": one}, id=f"call_{n}"))
+        for n, one in enumerate(spellings)
+    ]
     here = world([*replies, DONE], Bank(kind))
     here.kernel.plugins.clear()
     here.kernel.add_plugin({"pay": as_type(Bank, here.shop).pay}, "bank")
@@ -53,18 +56,30 @@ def bank(*spellings: Any, kind: type = int) -> World:
 
 
 def denying(**predicate: Any) -> ApprovalPolicy:
-    rule = {"function": "pay", "arguments": {"account": predicate}, "action": "deny", "reason": "A closed account."}
+    rule = {
+        "function": "pay",
+        "arguments": {"account": predicate},
+        "action": "deny",
+        "reason": "A closed account.",
+    }
     return ApprovalPolicy.from_dict({"default": "allow", "rules": [rule]})
 
 
-@each_of("predicate", [{"equals": 7}, {"one_of": [5, 7]}, {"lt": 8}, {"equals": "7"}, {"glob": "7"}])
+@each_of(
+    "predicate",
+    [{"equals": 7}, {"one_of": [5, 7]}, {"lt": 8}, {"equals": "7"}, {"glob": "7"}],
+)
 @three_doors
-async def test_no_spelling_gets_around_a_rule(door: Door, predicate: dict[str, Any]) -> None:
+async def test_no_spelling_gets_around_a_rule(
+    door: Door, predicate: dict[str, Any]
+) -> None:
     """What a deny rule is for, or cannot be compared with, is denied in each of its spellings."""
     here = bank(*SPELLINGS)
     outcome = await door.ask(here, interceptors=[denying(**predicate)])
     assert here.ran == []
-    assert results(outcome.history) == ["The call was refused and did not run: A closed account."] * len(SPELLINGS)
+    assert results(outcome.history) == [
+        "The call was refused and did not run: A closed account."
+    ] * len(SPELLINGS)
 
 
 @two_doors
@@ -122,7 +137,10 @@ async def test_everybody_sees_what_the_function_gets(door: Door) -> None:
 async def test_edited_arguments_are_converted_too(door: Door) -> None:
     """What a person writes is converted once, too: recorded, sent to the model and run as one value."""
     here = bank(5)
-    await door.ask(here, interceptors=[lambda _: Approve(arguments={"account": " 7", "amount": "50"})])
+    await door.ask(
+        here,
+        interceptors=[lambda _: Approve(arguments={"account": " 7", "amount": "50"})],
+    )
     assert here.ran == [("pay", 7, 50.0)]
     sent = sent_calls(here.service.requests[1].messages[-2])[0]["function"]["arguments"]
     assert sent == '{"account":7,"amount":50}'
@@ -156,7 +174,10 @@ async def test_a_call_that_would_now_get_another_value_asks_again(door: Door) ->
     with pytest.raises(DecisionRefusedError, match="call_0"):
         await door.resume(there, paused.checkpoint, {"call_0": Approve()}, **resume)
     again = await door.resume(there, paused.checkpoint, {}, **resume)
-    assert ([one["arguments"] for one in again.pending], there.ran) == ([{"account": 7}], [])
+    assert ([one["arguments"] for one in again.pending], there.ran) == (
+        [{"account": 7}],
+        [],
+    )
     resume["history"] = again.history
     await door.resume(there, again.checkpoint, {"call_0": Approve()}, **resume)
     assert there.ran == [("pay", 7, 1.0)]

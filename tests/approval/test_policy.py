@@ -14,7 +14,9 @@ from support.approval import DONE, LOOK, REFUND, Door, three_doors, world
 from support.values import each_of
 
 
-def a_call(plugin: str = "shop", function: str = "refund", **arguments: Any) -> ToolCall:
+def a_call(
+    plugin: str = "shop", function: str = "refund", **arguments: Any
+) -> ToolCall:
     return ToolCall(
         id="c",
         plugin_name=plugin,
@@ -74,7 +76,12 @@ def test_yaml_and_dict_say_the_same(source: str, tmp_path: Path) -> None:
                 "action": "allow",
                 "reason": "small change",
             },
-            {"plugin": "shop", "action": "deny", "reason": "not here", "expires_in": 60},
+            {
+                "plugin": "shop",
+                "action": "deny",
+                "reason": "not here",
+                "expires_in": 60,
+            },
         )
     assert read(a_call(function="look")) == Approve(by="policy rule 1")
     assert read(a_call(order="77", amount=100)) == Approve(by="policy rule 2")
@@ -94,32 +101,101 @@ UNUSABLE: dict[str, tuple[Any, str]] = {
     "default-null": ({"default": None}, "default"),
     "default-other": ({"default": "approve"}, "default"),
     "unknown-key": ({"default": "ask", "rule": []}, "rule"),
-    "unknown-key-in-rule": ({"default": "ask", "rules": [{"action": "deny", "functions": "x"}]}, "functions"),
+    "unknown-key-in-rule": (
+        {"default": "ask", "rules": [{"action": "deny", "functions": "x"}]},
+        "functions",
+    ),
     "unknown-key-in-predicate": (
-        {"default": "ask", "rules": [{"action": "deny", "arguments": {"amount": {"above": 5}}}]},
+        {
+            "default": "ask",
+            "rules": [{"action": "deny", "arguments": {"amount": {"above": 5}}}],
+        },
         "above",
     ),
     "no-action": ({"default": "ask", "rules": [{"function": "x"}]}, "action"),
     "action-other": ({"default": "ask", "rules": [{"action": "defer"}]}, "action"),
     "action-bool": ({"default": "ask", "rules": [{"action": True}]}, "action"),
-    "empty-predicate": ({"default": "ask", "rules": [{"action": "deny", "arguments": {"amount": {}}}]}, "amount"),
-    "predicate-value": ({"default": "ask", "rules": [{"action": "deny", "arguments": {"amount": 5}}]}, "amount"),
-    "bound-text": ({"default": "ask", "rules": [{"action": "deny", "arguments": {"a": {"gt": "5"}}}]}, "gt"),
-    "bound-bool": ({"default": "ask", "rules": [{"action": "deny", "arguments": {"a": {"gt": True}}}]}, "gt"),
-    "bound-null": ({"default": "ask", "rules": [{"action": "deny", "arguments": {"a": {"gt": None}}}]}, "gt"),
-    "bound-nan": ({"default": "ask", "rules": [{"action": "deny", "arguments": {"a": {"gt": float("nan")}}}]}, "gt"),
-    "glob-null": ({"default": "ask", "rules": [{"action": "deny", "arguments": {"a": {"glob": None}}}]}, "glob"),
-    "one-of-null": ({"default": "ask", "rules": [{"action": "deny", "arguments": {"a": {"one_of": None}}}]}, "one_of"),
-    "one-of-text": ({"default": "ask", "rules": [{"action": "deny", "arguments": {"a": {"one_of": "x"}}}]}, "one_of"),
-    "function-list": ({"default": "ask", "rules": [{"action": "deny", "function": ["a"]}]}, "function"),
+    "empty-predicate": (
+        {"default": "ask", "rules": [{"action": "deny", "arguments": {"amount": {}}}]},
+        "amount",
+    ),
+    "predicate-value": (
+        {"default": "ask", "rules": [{"action": "deny", "arguments": {"amount": 5}}]},
+        "amount",
+    ),
+    "bound-text": (
+        {
+            "default": "ask",
+            "rules": [{"action": "deny", "arguments": {"a": {"gt": "5"}}}],
+        },
+        "gt",
+    ),
+    "bound-bool": (
+        {
+            "default": "ask",
+            "rules": [{"action": "deny", "arguments": {"a": {"gt": True}}}],
+        },
+        "gt",
+    ),
+    "bound-null": (
+        {
+            "default": "ask",
+            "rules": [{"action": "deny", "arguments": {"a": {"gt": None}}}],
+        },
+        "gt",
+    ),
+    "bound-nan": (
+        {
+            "default": "ask",
+            "rules": [{"action": "deny", "arguments": {"a": {"gt": float("nan")}}}],
+        },
+        "gt",
+    ),
+    "glob-null": (
+        {
+            "default": "ask",
+            "rules": [{"action": "deny", "arguments": {"a": {"glob": None}}}],
+        },
+        "glob",
+    ),
+    "one-of-null": (
+        {
+            "default": "ask",
+            "rules": [{"action": "deny", "arguments": {"a": {"one_of": None}}}],
+        },
+        "one_of",
+    ),
+    "one-of-text": (
+        {
+            "default": "ask",
+            "rules": [{"action": "deny", "arguments": {"a": {"one_of": "x"}}}],
+        },
+        "one_of",
+    ),
+    "function-list": (
+        {"default": "ask", "rules": [{"action": "deny", "function": ["a"]}]},
+        "function",
+    ),
     "rules-mapping": ({"default": "ask", "rules": {"action": "deny"}}, "rules"),
     "rules-null": ({"default": "ask", "rules": None}, "rules"),
-    "expires-zero": ({"default": "ask", "rules": [{"action": "ask", "expires_in": 0}]}, "expires_in"),
-    "expires-text": ({"default": "ask", "rules": [{"action": "ask", "expires_in": "60"}]}, "expires_in"),
-    "expires-never": ({"default": "ask", "rules": [{"action": "ask", "expires_in": 1e12}]}, "expires_in"),
+    "expires-zero": (
+        {"default": "ask", "rules": [{"action": "ask", "expires_in": 0}]},
+        "expires_in",
+    ),
+    "expires-text": (
+        {"default": "ask", "rules": [{"action": "ask", "expires_in": "60"}]},
+        "expires_in",
+    ),
+    "expires-never": (
+        {"default": "ask", "rules": [{"action": "ask", "expires_in": 1e12}]},
+        "expires_in",
+    ),
     "list": ([{"function": "x", "action": "ask"}], "keys default and rules; got"),
     "path": ("policy.yaml", "keys default and rules; got 'policy.yaml'"),
-    "expires-nan": ({"default": "ask", "rules": [{"action": "ask", "expires_in": float("nan")}]}, "expires_in"),
+    "expires-nan": (
+        {"default": "ask", "rules": [{"action": "ask", "expires_in": float("nan")}]},
+        "expires_in",
+    ),
 }
 
 
@@ -133,9 +209,18 @@ def test_what_means_nothing_is_refused_by_name(what: str) -> None:
 
 TEXTS: dict[str, tuple[str, str]] = {
     "duplicate-key": ("default: ask\ndefault: allow\n", "default"),
-    "duplicate-in-rule": ("default: ask\nrules:\n- {action: deny, action: allow}\n", "action"),
-    "duplicate-argument": ("default: ask\nrules:\n- {action: deny, arguments: {a: {gt: 1}, a: {gt: 9}}}\n", "'a'"),
-    "duplicate-predicate": ("default: ask\nrules:\n- {action: deny, arguments: {a: {gt: 1, gt: 9}}}\n", "gt"),
+    "duplicate-in-rule": (
+        "default: ask\nrules:\n- {action: deny, action: allow}\n",
+        "action",
+    ),
+    "duplicate-argument": (
+        "default: ask\nrules:\n- {action: deny, arguments: {a: {gt: 1}, a: {gt: 9}}}\n",
+        "'a'",
+    ),
+    "duplicate-predicate": (
+        "default: ask\nrules:\n- {action: deny, arguments: {a: {gt: 1, gt: 9}}}\n",
+        "gt",
+    ),
     "merged-key": ("x: &x {default: allow}\ndefault: ask\n<<: *x\n", "x"),
     "empty": ("", "policy"),
     "list": ("- default: ask", "policy"),
@@ -143,7 +228,10 @@ TEXTS: dict[str, tuple[str, str]] = {
     "broken": ("default: [ask", "YAML"),
     "tag": ("default: !!python/object/apply:os.system ['true']", "YAML"),
     "two-documents": ("default: ask\n---\ndefault: allow\n", "YAML"),
-    "yes-is-no-text": ("default: ask\nrules:\n- {action: deny, function: yes}\n", "function"),
+    "yes-is-no-text": (
+        "default: ask\nrules:\n- {action: deny, function: yes}\n",
+        "function",
+    ),
     "key-is-a-list": ("? [default]\n: ask\n", "policy|YAML"),
 }
 
@@ -187,14 +275,22 @@ GLOBS = [
 
 
 @each_of(("pattern", "name", "matches"), GLOBS)
-def test_globs_are_case_sensitive_and_match_whole_names(pattern: str, name: str, matches: bool) -> None:
+def test_globs_are_case_sensitive_and_match_whole_names(
+    pattern: str, name: str, matches: bool
+) -> None:
     """``*``, ``?`` and ``[]`` are patterns, everything else is itself, upper and lower case are different."""
-    assert (verdict(policy({"function": pattern, "action": "deny"})(a_call(function=name))) == "deny") == matches
+    assert (
+        verdict(policy({"function": pattern, "action": "deny"})(a_call(function=name)))
+        == "deny"
+    ) == matches
 
 
 def test_a_glob_for_the_plugin_does_not_match_the_function() -> None:
     """Plugin and function are matched each by its own pattern, never joined."""
-    read = policy({"plugin": "shop-*", "action": "deny"}, {"function": "shop-refund", "action": "deny"})
+    read = policy(
+        {"plugin": "shop-*", "action": "deny"},
+        {"function": "shop-refund", "action": "deny"},
+    )
     assert verdict(read(a_call())) == "ask"
 
 
@@ -202,7 +298,11 @@ def test_a_glob_for_the_plugin_does_not_match_the_function() -> None:
 def test_a_pathological_pattern_hangs_nothing(where: str) -> None:
     """Fifty stars on a name of ten thousand characters are matched: no pattern can hang a run."""
     pattern, name = "*a" * 50 + "b", "a" * 10_000
-    rule = {"arguments": {"x": {"glob": pattern}}} if where == "argument" else {where: pattern}
+    rule = (
+        {"arguments": {"x": {"glob": pattern}}}
+        if where == "argument"
+        else {where: pattern}
+    )
     names: dict[str, Any] = {where: name} if where != "argument" else {"x": name}
     assert verdict(policy({**rule, "action": "deny"})(a_call(**names))) == "ask"
 
@@ -210,16 +310,30 @@ def test_a_pathological_pattern_hangs_nothing(where: str) -> None:
 def test_it_decides_on_the_resolved_name() -> None:
     """A policy reads plugin and function of the call, not the text that the model sent."""
     sent = a_call(function="look")
-    assert verdict(policy({"function": "look", "action": "allow"}, default="deny")(sent)) == "allow"
+    assert (
+        verdict(policy({"function": "look", "action": "allow"}, default="deny")(sent))
+        == "allow"
+    )
 
 
 @three_doors
-async def test_unused_rules_are_reported(door: Door, caplog: pytest.LogCaptureFixture) -> None:
+async def test_unused_rules_are_reported(
+    door: Door, caplog: pytest.LogCaptureFixture
+) -> None:
     """A rule for no function of the run guards nothing: its number is logged as a warning, and used ones are not."""
-    rules = [{"function": "look", "action": "allow"}, {"function": "refnud", "action": "ask"}]
+    rules = [
+        {"function": "look", "action": "allow"},
+        {"function": "refnud", "action": "ask"},
+    ]
     with caplog.at_level(logging.WARNING, logger="planner_ext"):
-        await door.ask(world([LOOK, DONE]), interceptors=[policy(*rules, default="allow")])
-    warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+        await door.ask(
+            world([LOOK, DONE]), interceptors=[policy(*rules, default="allow")]
+        )
+    warned = [
+        record.getMessage()
+        for record in caplog.records
+        if record.levelno == logging.WARNING
+    ]
     assert [text for text in warned if "olicy" in text] == [
         "Rule 2 of the approval policy is for no function of this run."
     ]
@@ -228,7 +342,10 @@ async def test_unused_rules_are_reported(door: Door, caplog: pytest.LogCaptureFi
 @three_doors
 async def test_a_policy_works_through_every_door(door: Door) -> None:
     """Allowed, denied and asked about in one batch, by rules and by the default."""
-    read = policy({"function": "look", "action": "allow"}, {"function": "charge", "action": "deny"})
+    read = policy(
+        {"function": "look", "action": "allow"},
+        {"function": "charge", "action": "deny"},
+    )
     here = world([calls(LOOK, REFUND, call("shop-charge", {"amount": 1}))])
     outcome = await door.ask(here, interceptors=[read])
     assert (outcome.status, outcome.waiting, here.ran) == ("paused", ["call_2"], [])
@@ -264,12 +381,16 @@ def test_a_value_that_no_argument_equals_is_refused(what: str) -> None:
     """Dates, endless aliases and depths get the policy's own error: none is silently without effect, or hangs."""
     value, problem = HOSTILE[what]
     with pytest.raises(InvalidPolicyError, match=problem):
-        ApprovalPolicy.from_yaml_text(f"default: ask\nrules: [{{arguments: {{a: {{equals: {value}}}}}, action: ask}}]")
+        ApprovalPolicy.from_yaml_text(
+            f"default: ask\nrules: [{{arguments: {{a: {{equals: {value}}}}}, action: ask}}]"
+        )
 
 
 def test_a_file_in_another_encoding_is_refused(tmp_path: Path) -> None:
     """A file that is not UTF-8 is refused by name, with its path."""
-    (tmp_path / "policy.yaml").write_bytes(b"default: ask\nrules: [{reason: \xff, action: ask}]")
+    (tmp_path / "policy.yaml").write_bytes(
+        b"default: ask\nrules: [{reason: \xff, action: ask}]"
+    )
     with pytest.raises(InvalidPolicyError, match=r"in UTF-8; .*policy\.yaml"):
         ApprovalPolicy.from_yaml(tmp_path / "policy.yaml")
 

@@ -72,7 +72,10 @@ def a_call(after: Any = frozenset[str]()) -> ToolCall:
 def asks(after: Any, called: Any) -> bool:
     """Whether a policy with this condition asks about a call that comes after these."""
     rule = {"after": after, "action": "ask"}
-    return isinstance(ApprovalPolicy.from_dict({"default": "allow", "rules": [rule]})(a_call(called)), Defer)
+    return isinstance(
+        ApprovalPolicy.from_dict({"default": "allow", "rules": [rule]})(a_call(called)),
+        Defer,
+    )
 
 
 # What a rule says.
@@ -101,7 +104,9 @@ def asks(after: Any, called: Any) -> bool:
         ("web-fetch", None, True),
     ],
 )
-def test_a_pattern_is_for_functions_however_they_are_spelled(after: Any, called: Any, expected: bool) -> None:
+def test_a_pattern_is_for_functions_however_they_are_spelled(
+    after: Any, called: Any, expected: bool
+) -> None:
     """A pattern names functions in full or without their plugin; case and separators do not matter; unknown matches."""
     assert asks(after, called) is expected
 
@@ -137,8 +142,13 @@ def test_a_decision_says_after_which_call() -> None:
         "It comes after a call of mail-read, web-fetch.", by="policy rule 1"
     )
     unknown = policy(a_call(None))
-    assert isinstance(unknown, Deny) and "calls before it are not known here" in unknown.reason
-    named = ApprovalPolicy.from_dict({"default": "allow", "rules": [deny | {"reason": "No."}]})
+    assert (
+        isinstance(unknown, Deny)
+        and "calls before it are not known here" in unknown.reason
+    )
+    named = ApprovalPolicy.from_dict(
+        {"default": "allow", "rules": [deny | {"reason": "No."}]}
+    )
     assert named(a_call({"web-fetch"})) == Deny("No.", by="policy rule 1")
 
 
@@ -147,14 +157,20 @@ def test_guards_of_equal_policies_are_equal() -> None:
     forms = ("b-x", ["b-x"]), (["b-x", "a-x"], ["a-x", "b-x", "a-x"])
     for one, other in forms:
         first, second = (
-            ApprovalPolicy.from_dict({"default": "ask", "rules": [{"after": after, "action": "ask"}]})
+            ApprovalPolicy.from_dict(
+                {"default": "ask", "rules": [{"after": after, "action": "ask"}]}
+            )
             for after in (one, other)
         )
         assert guard_name(first) == guard_name(second)
-    assert guard_name(POLICY) != guard_name(ApprovalPolicy.from_dict({"default": "allow", "rules": []}))
+    assert guard_name(POLICY) != guard_name(
+        ApprovalPolicy.from_dict({"default": "allow", "rules": []})
+    )
 
 
-async def test_a_name_that_no_function_has_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_name_that_no_function_has_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """A misspelt name in ``after`` guards nothing: a run says so."""
     rule = {"function": "refund", "after": ["shop-lok", "look"], "action": "ask"}
     policy = ApprovalPolicy.from_dict({"default": "allow", "rules": [rule]})
@@ -178,12 +194,16 @@ async def test_a_name_that_no_function_has_is_logged(caplog: pytest.LogCaptureFi
     ],
     ids=["after", "before", "beside", "without"],
 )
-async def test_a_call_comes_after_those_of_earlier_batches(door: Door, script: Any, status: str, ran: Any) -> None:
+async def test_a_call_comes_after_those_of_earlier_batches(
+    door: Door, script: Any, status: str, ran: Any
+) -> None:
     """What an earlier batch started counts; the calls of one batch do not come after each other."""
     here = world(script)
     outcome = await door.ask(here, interceptors=[POLICY], execution=None)
     assert (outcome.status, here.ran) == (status, ran)
-    assert [one["prompt"] for one in outcome.pending] == ([WHY] if status == "paused" else [])
+    assert [one["prompt"] for one in outcome.pending] == (
+        [WHY] if status == "paused" else []
+    )
 
 
 async def test_a_call_that_failed_has_started() -> None:
@@ -195,26 +215,42 @@ async def test_a_call_that_failed_has_started() -> None:
             raise RuntimeError("half a page")
 
     here = world([call("web-fetch"), REFUND, DONE], web=Web())
-    policy = ApprovalPolicy.from_dict({"default": "allow", "rules": [RULE | {"after": "fetch"}]})
+    policy = ApprovalPolicy.from_dict(
+        {"default": "allow", "rules": [RULE | {"after": "fetch"}]}
+    )
     result = await planner_with(interceptors=[policy]).invoke(here.kernel, "Go.")
     assert (result.status, here.ran) == ("paused", [])
 
 
-@pytest.mark.parametrize("decision", [Deny("No."), Supply("what a person said")], ids=["denied", "supplied"])
+@pytest.mark.parametrize(
+    "decision", [Deny("No."), Supply("what a person said")], ids=["denied", "supplied"]
+)
 async def test_a_call_that_did_not_start_does_not_count(decision: Any) -> None:
     """Nothing from outside came with a call that was denied, or that a person answered."""
     here = world([LOOK, REFUND, DONE])
-    result = await planner_with(interceptors=[only("look", decision), POLICY]).invoke(here.kernel, "Go.")
+    result = await planner_with(interceptors=[only("look", decision), POLICY]).invoke(
+        here.kernel, "Go."
+    )
     assert (result.status, here.ran) == ("answered", [REFUNDED])
 
 
 @service_and_handler
 @each_of("name", ["shop-look", "Shop.Look", "shop_look"])
-async def test_calls_in_the_history_that_a_run_begins_with_count(door: Door, name: str) -> None:
+async def test_calls_in_the_history_that_a_run_begins_with_count(
+    door: Door, name: str
+) -> None:
     """A chat that continues has read what it has read; a pair that was put there makes a rule only stricter."""
     history, here = asked(), world([REFUND, DONE])
-    history.add_message(ChatMessageContent(role=AuthorRole.ASSISTANT, items=[Asked(id="a", name="shop-look")]))
-    history.add_message(ChatMessageContent(role=AuthorRole.TOOL, items=[Answered(id="a", name=name, result="x")]))
+    history.add_message(
+        ChatMessageContent(
+            role=AuthorRole.ASSISTANT, items=[Asked(id="a", name="shop-look")]
+        )
+    )
+    history.add_message(
+        ChatMessageContent(
+            role=AuthorRole.TOOL, items=[Answered(id="a", name=name, result="x")]
+        )
+    )
     history.add_user_message("Go on.")
     outcome = await door.ask(here, history=history, interceptors=[POLICY])
     assert (outcome.status, here.ran) == ("paused", [])
@@ -227,11 +263,21 @@ async def test_compaction_forgets_nothing() -> None:
         context.messages[:] = [m for m in context.messages if m.role == AuthorRole.USER]
 
     here = world([LOOK, REFUND, DONE])
-    result = await planner_with(interceptors=[POLICY], iteration_completed=forget).invoke(here.kernel, "Go.")
+    result = await planner_with(
+        interceptors=[POLICY], iteration_completed=forget
+    ).invoke(here.kernel, "Go.")
     assert (result.status, here.ran) == ("paused", [LOOKED])
     given = ChatHistory()
-    given.add_message(ChatMessageContent(role=AuthorRole.ASSISTANT, items=[Asked(id="a", name="shop-look")]))
-    given.add_message(ChatMessageContent(role=AuthorRole.TOOL, items=[Answered(id="a", name="shop-look", result="x")]))
+    given.add_message(
+        ChatMessageContent(
+            role=AuthorRole.ASSISTANT, items=[Asked(id="a", name="shop-look")]
+        )
+    )
+    given.add_message(
+        ChatMessageContent(
+            role=AuthorRole.TOOL, items=[Answered(id="a", name="shop-look", result="x")]
+        )
+    )
     here = world([call("shop-charge", {"amount": 1}), REFUND, DONE])
     planner = planner_with(interceptors=[POLICY], iteration_completed=forget)
     result = await planner.invoke(here.kernel, "Go.", chat_history=given)
@@ -241,29 +287,64 @@ async def test_compaction_forgets_nothing() -> None:
 async def test_a_checkpoint_that_another_policy_resumes_knows_its_calls() -> None:
     """The calls are in the journal: a policy that the run did not begin with reads them, also those of its history."""
     given = ChatHistory()
-    given.add_message(ChatMessageContent(role=AuthorRole.ASSISTANT, items=[Asked(id="a", name="web-fetch")]))
-    given.add_message(ChatMessageContent(role=AuthorRole.TOOL, items=[Answered(id="a", name="web-fetch", result="x")]))
+    given.add_message(
+        ChatMessageContent(
+            role=AuthorRole.ASSISTANT, items=[Asked(id="a", name="web-fetch")]
+        )
+    )
+    given.add_message(
+        ChatMessageContent(
+            role=AuthorRole.TOOL, items=[Answered(id="a", name="web-fetch", result="x")]
+        )
+    )
     charge = call("shop-charge", {"amount": 1})
     ask = only("charge", Defer())
     first = world([LOOK, charge])
-    paused = await planner_with(interceptors=[ask]).invoke(first.kernel, "Go.", chat_history=given)
+    paused = await planner_with(interceptors=[ask]).invoke(
+        first.kernel, "Go.", chat_history=given
+    )
     checkpoint = Checkpoint.from_json(paused.checkpoint.to_json())
-    for after, status in (("shop-look", "paused"), ("web-fetch", "paused"), ("mail-*", "answered")):
-        policy = ApprovalPolicy.from_dict({"default": "allow", "rules": [RULE | {"after": after}]})
-        here, decisions = world([REFUND, DONE]), {one.id: Approve() for one in paused.pending}
-        result = await planner_with(interceptors=[policy]).resume(here.kernel, checkpoint, decisions)
+    for after, status in (
+        ("shop-look", "paused"),
+        ("web-fetch", "paused"),
+        ("mail-*", "answered"),
+    ):
+        policy = ApprovalPolicy.from_dict(
+            {"default": "allow", "rules": [RULE | {"after": after}]}
+        )
+        here, decisions = (
+            world([REFUND, DONE]),
+            {one.id: Approve() for one in paused.pending},
+        )
+        result = await planner_with(interceptors=[policy]).resume(
+            here.kernel, checkpoint, decisions
+        )
         assert result.status == status, after
 
 
-async def test_every_prefix_of_a_journal_names_the_calls_of_its_earlier_batches() -> None:
+async def test_every_prefix_of_a_journal_names_the_calls_of_its_earlier_batches() -> (
+    None
+):
     """Wherever a process dies, the facts that it left say what came before the open batch."""
     here = world([LOOK, calls(REFUND, LOOK), REFUND, DONE])
     facts = (await planner_with().invoke(here.kernel, "Go.")).facts
     for end in range(1, len(facts) + 1):
         started = [fact for fact in facts[:end] if isinstance(fact, CallStarted)]
-        finished = {(fact.iteration, fact.index) for fact in facts[:end] if isinstance(fact, CallFinished)}
-        sizes = {fact.iteration: len(fact.calls) for fact in facts[:end] if isinstance(fact, ModelReplied)}
-        complete = {trip for trip, size in sizes.items() if all((trip, index) in finished for index in range(size))}
+        finished = {
+            (fact.iteration, fact.index)
+            for fact in facts[:end]
+            if isinstance(fact, CallFinished)
+        }
+        sizes = {
+            fact.iteration: len(fact.calls)
+            for fact in facts[:end]
+            if isinstance(fact, ModelReplied)
+        }
+        complete = {
+            trip
+            for trip, size in sizes.items()
+            if all((trip, index) in finished for index in range(size))
+        }
         earlier = {fact.function for fact in started if fact.iteration in complete}
         assert set(fold(facts[:end]).earlier) == earlier
 
@@ -284,21 +365,27 @@ class Errands:
 
 async def test_what_a_function_called_comes_up() -> None:
     """A call that a function made itself, and what it made before in the same function, count."""
-    here = world([call("errands-run", {"first": "look"}), REFUND, DONE], errands=Errands())
+    here = world(
+        [call("errands-run", {"first": "look"}), REFUND, DONE], errands=Errands()
+    )
     result = await planner_with(interceptors=[POLICY]).invoke(here.kernel, "Go.")
     assert (result.status, here.ran) == ("paused", [LOOKED])
     inside = call("errands-run", {"first": "look", "then": "refund"})
     here = world([inside, DONE], errands=Errands())
     result = await planner_with(interceptors=[POLICY]).invoke(here.kernel, "Go.")
     assert (result.status, here.ran) == ("answered", [LOOKED])
-    assert [fact.outcome for fact in result.facts if isinstance(fact, CallFinished)] == ["failed"]
+    assert [
+        fact.outcome for fact in result.facts if isinstance(fact, CallFinished)
+    ] == ["failed"]
 
 
 def nested(outer: Any, inner: Any, policy: ApprovalPolicy = POLICY) -> Any:
     """Make a kernel with a planner as a function, and the planner around it."""
     here = world(outer)
     here.kernel.add_service(ScriptedChatCompletion(inner, service_id="expert"))
-    expert = FunctionCallingStepwisePlanner("expert", FunctionCallingStepwisePlannerOptions(plan=False))
+    expert = FunctionCallingStepwisePlanner(
+        "expert", FunctionCallingStepwisePlannerOptions(plan=False)
+    )
     here.kernel.add_plugin(PlannerPlugin(expert), "expert")
     return here, planner_with(interceptors=[policy])
 
@@ -323,7 +410,9 @@ async def test_what_the_run_around_called_goes_down() -> None:
     assert result.status == "answered" and REFUNDED in here.ran
 
 
-async def test_what_a_function_of_a_nested_run_calls_comes_after_what_is_around_both() -> None:
+async def test_what_a_function_of_a_nested_run_calls_comes_after_what_is_around_both() -> (
+    None
+):
     """Two levels down the calls around still count, and those beside still do not."""
     pays = call("errands-run", {"first": "refund"})
     for outer, inner, ran in (
@@ -362,7 +451,9 @@ async def test_without_a_chat_history_every_rule_with_after_matches() -> None:
 
 
 @each_of("under", [AUTO, FUNCTION, BOTH])
-async def test_a_filter_on_a_kernel_of_a_run_knows_what_the_run_knows(under: Any) -> None:
+async def test_a_filter_on_a_kernel_of_a_run_knows_what_the_run_knows(
+    under: Any,
+) -> None:
     """On a kernel that a run works on, the filter decides by the run's calls, also inside of functions."""
     here = guarded([LOOK, REFUND, DONE], by=ApprovalFilter(POLICY), under=under)
     result = await planner_with().invoke(here.kernel, "Go.")
@@ -371,6 +462,8 @@ async def test_a_filter_on_a_kernel_of_a_run_knows_what_the_run_knows(under: Any
     result = await planner_with().invoke(here.kernel, "Go.")
     assert (result.status, here.ran) == ("answered", [REFUNDED, LOOKED])
     inside = call("errands-run", {"first": "refund", "then": "look"})
-    here = guarded([inside, DONE], by=ApprovalFilter(POLICY), under=under, errands=Errands())
+    here = guarded(
+        [inside, DONE], by=ApprovalFilter(POLICY), under=under, errands=Errands()
+    )
     result = await planner_with().invoke(here.kernel, "Go.")
     assert here.ran == [REFUNDED, LOOKED]

@@ -115,11 +115,18 @@ DECIDABLE: list[tuple[dict[str, Any], Any]] = [
 
 @each_of(("predicate", "value"), DECIDABLE, ids=repr)
 @each_of("action", ["deny", "ask", "allow"])
-def test_what_differs_matches_no_rule(predicate: dict[str, Any], value: Any, action: str) -> None:
+def test_what_differs_matches_no_rule(
+    predicate: dict[str, Any], value: Any, action: str
+) -> None:
     """A value of the condition's own type that differs does not match, under any action."""
     default = "deny" if action == "allow" else "allow"
     assert (
-        verdict(policy({"arguments": {"x": predicate}, "action": action}, default=default)(a_call(x=value))) == default
+        verdict(
+            policy({"arguments": {"x": predicate}, "action": action}, default=default)(
+                a_call(x=value)
+            )
+        )
+        == default
     )
 
 
@@ -133,7 +140,11 @@ def test_what_differs_matches_no_rule(predicate: dict[str, Any], value: Any, act
     ],
 )
 def test_what_cannot_be_evaluated_is_on_the_safe_side(
-    predicate: dict[str, Any], arguments: dict[str, Any], action: str, default: str, expected: str
+    predicate: dict[str, Any],
+    arguments: dict[str, Any],
+    action: str,
+    default: str,
+    expected: str,
 ) -> None:
     """A missing argument, or one of another type, matches a deny or ask rule, and never an allow rule."""
     read = policy({"arguments": {"x": predicate}, "action": action}, default=default)
@@ -142,7 +153,10 @@ def test_what_cannot_be_evaluated_is_on_the_safe_side(
 
 def test_all_predicates_of_a_rule_must_hold() -> None:
     """One that is false is enough for a rule not to match, even where another one cannot be evaluated."""
-    rule = {"arguments": {"amount": {"gt": 5}, "order": {"equals": "7"}}, "action": "deny"}
+    rule = {
+        "arguments": {"amount": {"gt": 5}, "order": {"equals": "7"}},
+        "action": "deny",
+    }
     read = policy(rule, default="allow")
     assert [
         verdict(read(a_call(**given)))
@@ -158,8 +172,15 @@ def test_all_predicates_of_a_rule_must_hold() -> None:
 
 
 JSON: st.SearchStrategy[Any] = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 NAMES = st.sampled_from(["amount", "order", "x", ""]) | st.text(max_size=5)
@@ -186,7 +207,9 @@ RULES = st.fixed_dictionaries(
     },
 )
 POLICIES = st.builds(
-    lambda default, rules: ApprovalPolicy.from_dict({"default": default, "rules": rules}),
+    lambda default, rules: ApprovalPolicy.from_dict(
+        {"default": default, "rules": rules}
+    ),
     st.sampled_from(["ask", "deny", "allow"]),
     st.lists(RULES, max_size=4),
 )
@@ -208,9 +231,15 @@ def _with(arguments: dict[str, Any]) -> Any:
 
 @settings(max_examples=60, deadline=None)
 @given(rule=RULES, arguments=st.dictionaries(NAMES, JSON, max_size=4))
-def test_denying_is_never_looser_than_allowing(rule: dict[str, Any], arguments: dict[str, Any]) -> None:
+def test_denying_is_never_looser_than_allowing(
+    rule: dict[str, Any], arguments: dict[str, Any]
+) -> None:
     """All that an allow rule matches, the same rule matches as a deny or ask rule."""
     call = _with(arguments)
     if verdict(policy({**rule, "action": "allow"}, default="deny")(call)) == "allow":
-        assert verdict(policy({**rule, "action": "deny"}, default="allow")(call)) == "deny"
-        assert verdict(policy({**rule, "action": "ask"}, default="allow")(call)) == "ask"
+        assert (
+            verdict(policy({**rule, "action": "deny"}, default="allow")(call)) == "deny"
+        )
+        assert (
+            verdict(policy({**rule, "action": "ask"}, default="allow")(call)) == "ask"
+        )

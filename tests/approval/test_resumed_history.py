@@ -42,16 +42,27 @@ def texts(history: ChatHistory) -> list[str]:
 
 
 def tool_message(*results: tuple[str, str]) -> ChatMessageContent:
-    items = [FunctionResultContent(id=call_id, name="shop-look", result=text) for call_id, text in results]
+    items = [
+        FunctionResultContent(id=call_id, name="shop-look", result=text)
+        for call_id, text in results
+    ]
     return ChatMessageContent(role=AuthorRole.TOOL, items=[*items])
 
 
-async def refused(door: Door, history: ChatHistory, match: str, decisions: Any = None) -> None:
+async def refused(
+    door: Door, history: ChatHistory, match: str, decisions: Any = None
+) -> None:
     """Resume a paused run with a history that is not its own: refused by name, nothing runs, nothing changes."""
     paused = await door.ask(world(SCRIPT), **ASK)
     here, before = world([DONE]), texts(history)
     with pytest.raises(InvalidHistoryError, match=match):
-        await door.resume(here, paused.checkpoint, decisions or {"call_3": Approve()}, history=history, **ASK)
+        await door.resume(
+            here,
+            paused.checkpoint,
+            decisions or {"call_3": Approve()},
+            history=history,
+            **ASK,
+        )
     assert (here.ran, here.requests, texts(history)) == ([], 0, before)
 
 
@@ -59,32 +70,64 @@ async def refused(door: Door, history: ChatHistory, match: str, decisions: Any =
 async def test_a_history_that_holds_the_results_is_refused(door: Door) -> None:
     """Resumed a second time with the history that the first one completed: refused, also by another object."""
     paused = await door.ask(world(SCRIPT), **ASK)
-    await door.resume(world([DONE]), paused.checkpoint, {"call_3": Approve()}, history=paused.history, **ASK)
+    await door.resume(
+        world([DONE]),
+        paused.checkpoint,
+        {"call_3": Approve()},
+        history=paused.history,
+        **ASK,
+    )
     await refused(door, paused.history, "holds .*the result of the call 'call_3'")
 
 
 @service_and_handler
-async def test_a_history_that_went_through_json_and_holds_the_results_is_refused(door: Door) -> None:
+async def test_a_history_that_went_through_json_and_holds_the_results_is_refused(
+    door: Door,
+) -> None:
     """As it comes out of a database, the completed history is refused as well, with any decisions."""
     paused = await door.ask(world(SCRIPT), **ASK)
-    await door.resume(world([DONE]), paused.checkpoint, {"call_3": Deny()}, history=paused.history, **ASK)
+    await door.resume(
+        world([DONE]),
+        paused.checkpoint,
+        {"call_3": Deny()},
+        history=paused.history,
+        **ASK,
+    )
     history = ChatHistory.model_validate_json(paused.history.model_dump_json())
     history.add_user_message("And now?")
     await refused(door, history, "holds", {"call_3": Deny()})
 
 
 OTHERS: dict[str, Callable[[ChatHistory], object]] = {
-    "another-question": lambda h: h.messages.__setitem__(0, _text("user", "Refund order 8.")),
-    "another-role": lambda h: h.messages.__setitem__(0, _text("system", "Refund order 7.")),
-    "another-call-id": lambda h: h.messages.__setitem__(1, _call("call_x", "shop-look", '{"order":"7"}')),
-    "another-function": lambda h: h.messages.__setitem__(1, _call("call_1", "shop-wipe", '{"order":"7"}')),
-    "other-arguments": lambda h: h.messages.__setitem__(1, _call("call_1", "shop-look", '{"order":"8"}')),
-    "another-result": lambda h: h.messages.__setitem__(2, tool_message(("call_1", "lost"))),
-    "another-result-id": lambda h: h.messages.__setitem__(2, tool_message(("call_2", "sent"))),
-    "one-more-at-the-front": lambda h: h.messages.insert(0, _text("system", "Be kind.")),
+    "another-question": lambda h: h.messages.__setitem__(
+        0, _text("user", "Refund order 8.")
+    ),
+    "another-role": lambda h: h.messages.__setitem__(
+        0, _text("system", "Refund order 7.")
+    ),
+    "another-call-id": lambda h: h.messages.__setitem__(
+        1, _call("call_x", "shop-look", '{"order":"7"}')
+    ),
+    "another-function": lambda h: h.messages.__setitem__(
+        1, _call("call_1", "shop-wipe", '{"order":"7"}')
+    ),
+    "other-arguments": lambda h: h.messages.__setitem__(
+        1, _call("call_1", "shop-look", '{"order":"8"}')
+    ),
+    "another-result": lambda h: h.messages.__setitem__(
+        2, tool_message(("call_1", "lost"))
+    ),
+    "another-result-id": lambda h: h.messages.__setitem__(
+        2, tool_message(("call_2", "sent"))
+    ),
+    "one-more-at-the-front": lambda h: h.messages.insert(
+        0, _text("system", "Be kind.")
+    ),
     "one-more-within": lambda h: h.messages.insert(1, _text("assistant", "I will.")),
     "one-less": lambda h: h.messages.pop(0),
-    "an-answer-in-place": lambda h: h.messages.__setitem__(slice(1, None), [_text("assistant", "It was refunded.")]),
+    "an-answer-in-place": lambda h: h.messages.__setitem__(
+        slice(1, None), [_text("assistant", "It was refunded.")]
+    ),
     "reversed": lambda h: h.messages.reverse(),
 }
 
@@ -104,20 +147,27 @@ async def test_the_history_of_another_run_is_refused(door: Door, what: str) -> N
     """One message differs in role, text, call, name, arguments or result, is missing or too many: refused by name."""
     history = (await door.ask(world(SCRIPT), **ASK)).history
     OTHERS[what](history)
-    await refused(door, history, "Expected the history of this checkpoint's run; its message")
+    await refused(
+        door, history, "Expected the history of this checkpoint's run; its message"
+    )
 
 
 ADDED: dict[str, list[tuple[str, str]]] = {
     "an-assistant": [("assistant", "I have asked Ann.")],
     "a-system": [("system", "Ann decides.")],
-    "an-assistant-twice": [("assistant", "This run waits."), ("assistant", "This run waits.")],
+    "an-assistant-twice": [
+        ("assistant", "This run waits."),
+        ("assistant", "This run waits."),
+    ],
 }
 
 
 @pytest.mark.parametrize("with_own", [False, True], ids=["alone", "after-the-pause"])
 @each_of("what", ADDED)
 @service_and_handler
-async def test_what_the_caller_added_is_kept(door: Door, what: str, with_own: bool) -> None:
+async def test_what_the_caller_added_is_kept(
+    door: Door, what: str, with_own: bool
+) -> None:
     """Messages that the caller added while the run waited stay, an assistant's, too; the pause's own is taken out."""
     paused = await door.ask(world(SCRIPT), **ASK)
     history, known = paused.history, texts(paused.history)
@@ -126,7 +176,9 @@ async def test_what_the_caller_added_is_kept(door: Door, what: str, with_own: bo
     added = [_text(role, text) for role, text in ADDED[what]]
     history.messages.extend(added)
     here = world([DONE])
-    await door.resume(here, paused.checkpoint, {"call_3": Approve()}, history=history, **ASK)
+    await door.resume(
+        here, paused.checkpoint, {"call_3": Approve()}, history=history, **ASK
+    )
     assert texts(history)[: len(known)] == known
     assert history.messages[len(known) : len(known) + len(added)] == added
     assert paused.closing not in "".join(texts(history))
@@ -140,8 +192,16 @@ async def test_only_the_first_of_two_equal_messages_is_the_runs(door: Door) -> N
     paused = await door.ask(world([REFUND]), **ASK)
     for _ in range(2):
         paused.history.add_assistant_message(paused.closing)
-    await door.resume(world([DONE]), paused.checkpoint, {"call_1": Approve()}, history=paused.history, **ASK)
-    assert [str(message) for message in paused.history.messages].count(paused.closing) == 1
+    await door.resume(
+        world([DONE]),
+        paused.checkpoint,
+        {"call_1": Approve()},
+        history=paused.history,
+        **ASK,
+    )
+    assert [str(message) for message in paused.history.messages].count(
+        paused.closing
+    ) == 1
 
 
 @service_and_handler
@@ -156,7 +216,9 @@ async def test_returned_calls_that_the_caller_answered_are_refused(door: Door) -
     history.messages.append(tool_message(("call_1", "sent")))
     here, before = world([DONE]), texts(history)
     with pytest.raises(InvalidHistoryError, match="the result of the call 'call_1'"):
-        await door.resume(here, limited.checkpoint, {}, history=history, budget=Budget())
+        await door.resume(
+            here, limited.checkpoint, {}, history=history, budget=Budget()
+        )
     assert (here.ran, texts(history)) == ([], before)
 
 
@@ -165,13 +227,25 @@ async def test_calls_that_a_denial_returned_are_resumed(door: Door) -> None:
     """``on_denial="return_calls"``: the message with the calls is the run's own and is taken out, not kept twice."""
     options = {**ASK, "approval": ApprovalSettings(on_denial="return_calls")}
     paused = await door.ask(world([REFUND]), **options)
-    denied = await door.resume(world([]), paused.checkpoint, {"call_1": Deny()}, history=paused.history, **options)
+    denied = await door.resume(
+        world([]),
+        paused.checkpoint,
+        {"call_1": Deny()},
+        history=paused.history,
+        **options,
+    )
     if door.kind == "service":
-        paused.history.messages.append(_call("call_1", "shop-refund", '{"order": "7", "amount": 50}'))
+        paused.history.messages.append(
+            _call("call_1", "shop-refund", '{"order": "7", "amount": 50}')
+        )
     here = world([DONE])
-    again = await door.resume(here, denied.checkpoint, {}, history=paused.history, **options)
+    again = await door.resume(
+        here, denied.checkpoint, {}, history=paused.history, **options
+    )
     assert (again.status, again.waiting) == ("paused", ["call_1"])
-    done = await door.resume(here, again.checkpoint, {"call_1": Approve()}, history=paused.history, **options)
+    done = await door.resume(
+        here, again.checkpoint, {"call_1": Approve()}, history=paused.history, **options
+    )
     assert (done.status, here.ran) == ("answered", [REFUNDED])
     check_sendable(paused.history)
 
@@ -185,9 +259,14 @@ async def test_a_compacted_history_is_the_runs(door: Door) -> None:
 
     options = {**ASK, "iteration_completed": compact}
     paused = await door.ask(world([LOOK, REFUND]), **options)
-    assert [str(message) for message in paused.history.messages] == ["Refund order 7.", "I looked."]
+    assert [str(message) for message in paused.history.messages] == [
+        "Refund order 7.",
+        "I looked.",
+    ]
     here = world([DONE])
-    done = await door.resume(here, paused.checkpoint, {"call_2": Approve()}, history=paused.history, **ASK)
+    done = await door.resume(
+        here, paused.checkpoint, {"call_2": Approve()}, history=paused.history, **ASK
+    )
     assert (done.status, here.ran) == ("answered", [REFUNDED])
     check_sendable(paused.history)
 
@@ -195,8 +274,15 @@ async def test_a_compacted_history_is_the_runs(door: Door) -> None:
 def several_results() -> ChatHistory:
     """A history as a stock loop leaves it: two results in one tool message, one of them not a text."""
     history = asked()
-    two = [FunctionCallContent(id=name, name="shop-look", arguments='{"order": "1"}') for name in ("a", "b")]
-    history.add_message(ChatMessageContent(role=AuthorRole.ASSISTANT, items=[TextContent(text="Both."), *two]))
+    two = [
+        FunctionCallContent(id=name, name="shop-look", arguments='{"order": "1"}')
+        for name in ("a", "b")
+    ]
+    history.add_message(
+        ChatMessageContent(
+            role=AuthorRole.ASSISTANT, items=[TextContent(text="Both."), *two]
+        )
+    )
     history.add_message(tool_message(("a", "sent"), ("b", "lost")))
     history.add_user_message("Then refund it.")
     return history
@@ -204,13 +290,21 @@ def several_results() -> ChatHistory:
 
 @pytest.mark.parametrize("reloaded", [False, True], ids=["as-it-is", "from-json"])
 @service_and_handler
-async def test_a_tool_message_with_several_results_is_the_runs(door: Door, reloaded: bool) -> None:
+async def test_a_tool_message_with_several_results_is_the_runs(
+    door: Door, reloaded: bool
+) -> None:
     """Split by the run or still whole, as it was asked: it is the same history."""
     paused = await door.ask(world([REFUND]), history=several_results(), **ASK)
     for history in (several_results(), paused.history):
         here = world([DONE])
-        given = ChatHistory.model_validate_json(history.model_dump_json()) if reloaded else history
-        done = await door.resume(here, paused.checkpoint, {"call_1": Approve()}, history=given, **ASK)
+        given = (
+            ChatHistory.model_validate_json(history.model_dump_json())
+            if reloaded
+            else history
+        )
+        done = await door.resume(
+            here, paused.checkpoint, {"call_1": Approve()}, history=given, **ASK
+        )
         assert (done.status, here.ran) == ("answered", [REFUNDED])
         check_sendable(given)
 
@@ -224,7 +318,9 @@ async def test_a_repaired_history_is_the_runs(door: Door) -> None:
     options = {**ASK, "on_invalid_history": "repair"}
     paused = await door.ask(world([REFUND]), history=history, **options)
     here = world([DONE])
-    done = await door.resume(here, paused.checkpoint, {"call_1": Approve()}, history=history, **options)
+    done = await door.resume(
+        here, paused.checkpoint, {"call_1": Approve()}, history=history, **options
+    )
     assert (done.status, here.ran) == ("answered", [REFUNDED])
     check_sendable(history)
 
@@ -235,10 +331,15 @@ async def test_a_chat_that_keeps_texts_alone_is_filled_up(door: Door) -> None:
     paused = await door.ask(world(SCRIPT), **ASK)
     history = asked()
     history.add_assistant_message(paused.closing)
-    done = await door.resume(world([DONE]), paused.checkpoint, {"call_3": Approve()}, history=history, **ASK)
+    done = await door.resume(
+        world([DONE]), paused.checkpoint, {"call_3": Approve()}, history=history, **ASK
+    )
     roles = [message.role.value for message in history.messages]
     stored = ["assistant"] if door.kind == "handler" else []
-    assert (done.status, roles) == ("answered", ["user", "assistant", "tool", "assistant", "tool", "tool", *stored])
+    assert (done.status, roles) == (
+        "answered",
+        ["user", "assistant", "tool", "assistant", "tool", "tool", *stored],
+    )
 
 
 @service_and_handler
@@ -247,7 +348,11 @@ async def test_the_forced_answer_is_taken_out_and_no_other(door: Door) -> None:
     budget = Budget(max_iterations=2)
     for last, kept in (("So far.", False), ("Let me rephrase: so far.", True)):
         history = asked()
-        limited = await door.ask(world([LOOK, say("So far.")]), history=history, budget=budget)
+        limited = await door.ask(
+            world([LOOK, say("So far.")]), history=history, budget=budget
+        )
         history.messages[3:] = [_text("assistant", last)]
-        await door.resume(world([DONE]), limited.checkpoint, {}, history=history, budget=Budget())
+        await door.resume(
+            world([DONE]), limited.checkpoint, {}, history=history, budget=Budget()
+        )
         assert (last in [str(message) for message in history.messages]) is kept

@@ -26,7 +26,9 @@ class Bank:
 
 async def paused(*interceptors: Any) -> Any:
     kernel = Kernel()
-    kernel.add_service(ScriptedChatCompletion([call("bank-pay", {"amount": 5}), say("Paid.")]))
+    kernel.add_service(
+        ScriptedChatCompletion([call("bank-pay", {"amount": 5}), say("Paid.")])
+    )
     kernel.add_plugin(Bank(), "bank")
     return await planner_of(interceptors=interceptors).invoke(kernel, "Pay.")
 
@@ -46,7 +48,9 @@ def policy(**rule: Any) -> ApprovalPolicy:
     ],
     ids=["mark", "rule", "interceptor", "rule with roles", "interceptor with roles"],
 )
-async def test_roles_reach_the_pending_call(interceptors: tuple[Any, ...], roles: tuple[str, ...]) -> None:
+async def test_roles_reach_the_pending_call(
+    interceptors: tuple[Any, ...], roles: tuple[str, ...]
+) -> None:
     """A rule or interceptor that asks without roles leaves those of the function's mark."""
     (waiting,) = (await paused(*interceptors)).pending
     assert waiting.roles == roles
@@ -60,7 +64,11 @@ async def test_roles_survive_the_journal_and_cost_nothing_without() -> None:
     assert written["roles"] == ["clerk", "manager"]
     assert load_facts([written]) == tuple(facts)
 
-    older = {name: value for name, value in written.items() if name not in ("roles", "parameters")}
+    older = {
+        name: value
+        for name, value in written.items()
+        if name not in ("roles", "parameters")
+    }
     (read,) = load_facts([older])
     assert isinstance(read, CallDecided)
     assert (read.roles, read.parameters, dump_facts([read])) == ((), "", [older])
@@ -78,7 +86,9 @@ def test_roles_are_names(roles: Any) -> None:
 @pytest.mark.parametrize("action", ["allow", "deny"])
 def test_roles_belong_to_a_question(action: str) -> None:
     """A rule that asks no question and has roles is a mistake, and refused."""
-    with pytest.raises(InvalidPolicyError, match=f"roles are for the action ask; this one is {action}"):
+    with pytest.raises(
+        InvalidPolicyError, match=f"roles are for the action ask; this one is {action}"
+    ):
         policy(action=action, roles=["manager"])
 
 

@@ -34,7 +34,12 @@ PAID_MORE = ("refund", "8", 60.0, "")
 BOSS_ABOVE_1000: dict[str, Any] = {
     "default": "allow",
     "rules": [
-        {"function": "refund", "arguments": {"amount": {"gt": 1000}}, "action": "ask", "roles": ["boss"]},
+        {
+            "function": "refund",
+            "arguments": {"amount": {"gt": 1000}},
+            "action": "ask",
+            "roles": ["boss"],
+        },
         {"function": "refund", "action": "ask", "roles": ["clerk"]},
     ],
 }
@@ -51,25 +56,33 @@ def options(of_filter: bool, here: Any) -> dict[str, Any]:
     """Guard a kernel by the policy: in a filter, or by a run's options."""
     if not of_filter:
         return {"interceptors": [policy()], "approval": ANYBODY}
-    here.kernel.add_filter(FilterTypes.AUTO_FUNCTION_INVOCATION, ApprovalFilter(policy()))
+    here.kernel.add_filter(
+        FilterTypes.AUTO_FUNCTION_INVOCATION, ApprovalFilter(policy())
+    )
     return {"approval": ANYBODY}
 
 
 @pytest.mark.parametrize("of_filter", [False, True], ids=["option", "filter"])
 @every_door
-async def test_a_clerk_s_always_does_not_answer_the_boss_s_question(door: Door, of_filter: bool) -> None:
+async def test_a_clerk_s_always_does_not_answer_the_boss_s_question(
+    door: Door, of_filter: bool
+) -> None:
     """What the clerk's rule asks later runs unasked; what the boss's rule asks waits for the boss."""
     first = world([REFUND])
     paused = await door.ask(first, **options(of_filter, first))
     here = world([MORE, MILLION])
-    again = await door.resume(here, paused.checkpoint, {"call_1": ALWAYS}, **options(of_filter, here))
+    again = await door.resume(
+        here, paused.checkpoint, {"call_1": ALWAYS}, **options(of_filter, here)
+    )
     assert (again.status, here.ran) == ("paused", [REFUNDED, PAID_MORE])
     assert [one["roles"] for one in again.pending] == [["boss"]]
 
 
 @pytest.mark.parametrize("of_filter", [False, True], ids=["option", "filter"])
 @two_doors
-async def test_within_one_batch_an_always_answers_the_same_question_alone(door: Door, of_filter: bool) -> None:
+async def test_within_one_batch_an_always_answers_the_same_question_alone(
+    door: Door, of_filter: bool
+) -> None:
     """An approver beside the run is asked the boss's question, too, and not the clerk's again."""
     asked: list[tuple[str, ...]] = []
 
@@ -80,7 +93,10 @@ async def test_within_one_batch_an_always_answers_the_same_question_alone(door: 
     here = world([calls(REFUND, MORE, MILLION), DONE])
     given: dict[str, Any] = {"interceptors": [policy()], "approver": clerk}
     if of_filter:
-        here.kernel.add_filter(FilterTypes.AUTO_FUNCTION_INVOCATION, ApprovalFilter(policy(), approver=clerk))
+        here.kernel.add_filter(
+            FilterTypes.AUTO_FUNCTION_INVOCATION,
+            ApprovalFilter(policy(), approver=clerk),
+        )
         given = {}
     await door.ask(here, **given)
     assert (here.ran, asked) == ([REFUNDED, PAID_MORE], [("clerk",), ("boss",)])
@@ -90,13 +106,20 @@ async def test_a_kept_run_asks_the_boss_in_its_next_life(tmp_path: Path) -> None
     """The source is in the journal: a worker that has only that asks the boss's question, and not the clerk's."""
     planner = planner_with(interceptors=[policy()], approval=ANYBODY)
     async with Runs.sqlite(tmp_path / "runs.db") as runs:
-        handle = await runs.start(planner, world([REFUND]).kernel, "Refund.", run_id="a")
+        handle = await runs.start(
+            planner, world([REFUND]).kernel, "Refund.", run_id="a"
+        )
         assert (await handle.result()).status == "paused"
     here = world([MORE, MILLION])
     async with Runs.sqlite(tmp_path / "runs.db") as runs:
-        handle = await runs.resume("a", planner, here.kernel, decisions={"call_1": ALWAYS})
+        handle = await runs.resume(
+            "a", planner, here.kernel, decisions={"call_1": ALWAYS}
+        )
         result = await handle.result()
-    assert (here.ran, [one.roles for one in result.pending]) == ([REFUNDED, PAID_MORE], [("boss",)])
+    assert (here.ran, [one.roles for one in result.pending]) == (
+        [REFUNDED, PAID_MORE],
+        [("boss",)],
+    )
 
 
 @three_doors
@@ -108,8 +131,13 @@ async def test_an_interceptor_s_question_is_its_name_and_its_prompt(door: Door) 
 
     paused = await door.ask(world([REFUND]), interceptors=[by_amount])
     here = world([MORE, MILLION])
-    again = await door.resume(here, paused.checkpoint, {"call_1": ALWAYS}, interceptors=[by_amount])
-    assert ([one["prompt"] for one in again.pending], here.ran) == (["Much?"], [REFUNDED, PAID_MORE])
+    again = await door.resume(
+        here, paused.checkpoint, {"call_1": ALWAYS}, interceptors=[by_amount]
+    )
+    assert ([one["prompt"] for one in again.pending], here.ran) == (
+        ["Much?"],
+        [REFUNDED, PAID_MORE],
+    )
 
 
 def above(amount: float) -> Any:
@@ -128,9 +156,13 @@ async def test_interceptors_of_one_name_ask_questions_of_their_own(door: Door) -
 
 
 @two_doors
-async def test_a_policy_in_a_function_of_the_application_keeps_its_rules_apart(door: Door) -> None:
+async def test_a_policy_in_a_function_of_the_application_keeps_its_rules_apart(
+    door: Door,
+) -> None:
     """A function that asks a policy passes on which rule asks."""
-    rules: list[dict[str, Any]] = [{**one, "roles": []} for one in BOSS_ABOVE_1000["rules"]]
+    rules: list[dict[str, Any]] = [
+        {**one, "roles": []} for one in BOSS_ABOVE_1000["rules"]
+    ]
     inner = ApprovalPolicy.from_dict({"default": "allow", "rules": rules})
     asking: dict[str, Any] = {"interceptors": [lambda call: inner(call)]}
     paused = await door.ask(world([REFUND]), **asking)
@@ -143,9 +175,13 @@ async def test_a_policy_in_a_function_of_the_application_keeps_its_rules_apart(d
 async def test_an_interceptor_s_answer_does_not_answer_the_mark(door: Door) -> None:
     """Where the interceptor that asked is gone, the function's own mark asks: another source."""
     asks = ApprovalPolicy.from_dict({"default": "ask"})
-    paused = await door.ask(world([call("shop-wipe", {})]), interceptors=[lambda call: Defer()])
+    paused = await door.ask(
+        world([call("shop-wipe", {})]), interceptors=[lambda call: Defer()]
+    )
     here = world([WIPE, DONE])
-    again = await door.resume(here, paused.checkpoint, {"call_1": ALWAYS}, interceptors=[asks])
+    again = await door.resume(
+        here, paused.checkpoint, {"call_1": ALWAYS}, interceptors=[asks]
+    )
     assert (again.status, here.ran) == ("paused", [("wipe",)])
 
 
@@ -154,12 +190,18 @@ class Agency:
 
     @kernel_function
     async def directly(self, kernel: Hidden, order: str = "9") -> str:
-        result = await kernel.invoke(plugin_name="shop", function_name="refund", order=order, amount=1_000_000)
+        result = await kernel.invoke(
+            plugin_name="shop", function_name="refund", order=order, amount=1_000_000
+        )
         return str(result)
 
     @kernel_function
     async def by_a_prompt(self, kernel: Hidden) -> str:
-        return str(await kernel.invoke_prompt("INNER", arguments=KernelArguments(settings=settings_with())))
+        return str(
+            await kernel.invoke_prompt(
+                "INNER", arguments=KernelArguments(settings=settings_with())
+            )
+        )
 
 
 def inner_or(outer: list[Any]) -> Any:
@@ -168,31 +210,50 @@ def inner_or(outer: list[Any]) -> Any:
 
     def reply(request: Any) -> Any:
         if any("INNER" in str(message.get("content")) for message in request.messages):
-            return DONE if any(message["role"] == "tool" for message in request.messages) else MILLION
+            return (
+                DONE
+                if any(message["role"] == "tool" for message in request.messages)
+                else MILLION
+            )
         return next(said)
 
     return reply
 
 
-ASKS_ALL: dict[str, Any] = {"interceptors": [ApprovalPolicy.from_dict({"default": "ask"})]}
-INSIDE = [call("agency-directly", {}), call("agency-by_a_prompt", {}), call("expert-reach_goal", {"goal": "INNER"})]
+ASKS_ALL: dict[str, Any] = {
+    "interceptors": [ApprovalPolicy.from_dict({"default": "ask"})]
+}
+INSIDE = [
+    call("agency-directly", {}),
+    call("agency-by_a_prompt", {}),
+    call("expert-reach_goal", {"goal": "INNER"}),
+]
 
 
 @each_of("inside", INSIDE, ids=["invoke", "prompt", "planner"])
 @two_doors
-async def test_an_outer_always_frees_nothing_inside_a_function(door: Door, inside: Any) -> None:
+async def test_an_outer_always_frees_nothing_inside_a_function(
+    door: Door, inside: Any
+) -> None:
     """What functions and nested runs call is another run's: without an approver it is refused there."""
-    plugins: dict[str, Any] = {"agency": Agency(), "expert": PlannerPlugin(planner_with())}
+    plugins: dict[str, Any] = {
+        "agency": Agency(),
+        "expert": PlannerPlugin(planner_with()),
+    }
     paused = await door.ask(world([REFUND], **plugins), **ASKS_ALL)
     here = world(inner_or([inside, DONE]), **plugins)
     again = await door.resume(here, paused.checkpoint, {"call_1": ALWAYS}, **ASKS_ALL)
-    done = await door.resume(here, again.checkpoint, {again.waiting[0]: Approve()}, **ASKS_ALL)
+    done = await door.resume(
+        here, again.checkpoint, {again.waiting[0]: Approve()}, **ASKS_ALL
+    )
     assert (done.status, here.ran) == ("answered", [REFUNDED])
 
 
 @pytest.mark.parametrize("asks", ["rule", "mark"])
 @two_doors
-async def test_an_inner_always_answers_what_an_outer_rule_or_mark_asks_again(door: Door, asks: str) -> None:
+async def test_an_inner_always_answers_what_an_outer_rule_or_mark_asks_again(
+    door: Door, asks: str
+) -> None:
     """A question is asked with the state of the run that makes the call: there it was answered for good."""
     asked: list[str] = []
 
@@ -201,10 +262,14 @@ async def test_an_inner_always_answers_what_an_outer_rule_or_mark_asks_again(doo
         return ALWAYS
 
     wipe = call("shop-wipe", {})
-    script = iter([call("expert-reach_goal", {"goal": "INNER"}), wipe, wipe, say("Inner."), DONE])
+    script = iter(
+        [call("expert-reach_goal", {"goal": "INNER"}), wipe, wipe, say("Inner."), DONE]
+    )
     here = world(lambda _: next(script), expert=PlannerPlugin(planner_with()))
     rule = {"default": "allow", "rules": [{"function": "wipe", "action": "ask"}]}
-    given: dict[str, Any] = {} if asks == "mark" else {"interceptors": [ApprovalPolicy.from_dict(rule)]}
+    given: dict[str, Any] = (
+        {} if asks == "mark" else {"interceptors": [ApprovalPolicy.from_dict(rule)]}
+    )
     await door.ask(here, approver=ann, **given)
     assert (here.ran, asked) == ([("wipe",), ("wipe",)], ["shop-wipe"])
 
@@ -218,9 +283,17 @@ async def test_each_run_around_a_call_puts_its_own_question() -> None:
         return Approve()
 
     clerk = ApprovalPolicy.from_dict(
-        {"default": "allow", "rules": [{"function": "refund", "action": "ask", "roles": ["clerk"]}]}
+        {
+            "default": "allow",
+            "rules": [{"function": "refund", "action": "ask", "roles": ["clerk"]}],
+        }
     )
-    script = iter([call("expert-reach_goal", {"goal": "INNER"}), MILLION, say("Inner."), DONE])
-    here = world(lambda _: next(script), expert=PlannerPlugin(planner_with(interceptors=[policy()])))
+    script = iter(
+        [call("expert-reach_goal", {"goal": "INNER"}), MILLION, say("Inner."), DONE]
+    )
+    here = world(
+        lambda _: next(script),
+        expert=PlannerPlugin(planner_with(interceptors=[policy()])),
+    )
     await Door("planner", False).ask(here, approver=ann, interceptors=[clerk])
     assert (len(here.ran), asked) == (1, [("clerk",), ("boss",)])

@@ -8,8 +8,15 @@ from typing import Any
 import pytest
 from semantic_kernel import Kernel
 from semantic_kernel.agents import ChatCompletionAgent, ChatHistoryAgentThread
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
-from semantic_kernel.contents import AuthorRole, ChatHistory, ChatMessageContent, FunctionCallContent
+from semantic_kernel.connectors.ai.prompt_execution_settings import (
+    PromptExecutionSettings,
+)
+from semantic_kernel.contents import (
+    AuthorRole,
+    ChatHistory,
+    ChatMessageContent,
+    FunctionCallContent,
+)
 from semantic_kernel.contents import FunctionResultContent as Answered
 from semantic_kernel.functions import kernel_function
 
@@ -50,11 +57,16 @@ from support.approval_filter import chat
 from support.planner import openai_kernel
 from support.stock import add_filter, stock
 
-pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecationWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::pydantic.warnings.PydanticDeprecationWarning"
+)
 """Semantic Kernel looks at every attribute of an agent that is added as a plugin, deprecated ones among them."""
 
 POLICY = ApprovalPolicy.from_dict(
-    {"default": "allow", "rules": [{"function": "refund", "after": "shop-look", "action": "ask"}]}
+    {
+        "default": "allow",
+        "rules": [{"function": "refund", "after": "shop-look", "action": "ask"}],
+    }
 )
 """Asks about a refund that comes after a look."""
 
@@ -69,13 +81,17 @@ class Errands:
 
     @kernel_function
     async def look(self, kernel: Kernel) -> str:
-        return str(await kernel.invoke(plugin_name="shop", function_name="look", order="7"))
+        return str(
+            await kernel.invoke(plugin_name="shop", function_name="look", order="7")
+        )
 
     @kernel_function
     async def summarise(self, kernel: Kernel) -> str:
         options = FunctionCallingStepwisePlannerOptions(plan=False)
         planner = FunctionCallingStepwisePlanner("expert", options)
-        return (await planner.invoke(kernel, "Summarise.", chat_history=self.given)).final_answer
+        return (
+            await planner.invoke(kernel, "Summarise.", chat_history=self.given)
+        ).final_answer
 
 
 def inner(here: World, *replies: Any) -> None:
@@ -89,7 +105,9 @@ def tainted() -> ChatHistory:
     look = FunctionCallContent(id="a", name="shop-look", arguments="{}")
     history.add_message(ChatMessageContent(role=AuthorRole.ASSISTANT, items=[look]))
     history.add_message(
-        ChatMessageContent(role=AuthorRole.TOOL, items=[Answered(id="a", name="shop-look", result="x")])
+        ChatMessageContent(
+            role=AuthorRole.TOOL, items=[Answered(id="a", name="shop-look", result="x")]
+        )
     )
     return history
 
@@ -100,14 +118,20 @@ def by_itself(here: World) -> None:
 
 def by_a_planner(here: World) -> None:
     inner(here, LOOK, say("Read this."))
-    expert = FunctionCallingStepwisePlanner("expert", FunctionCallingStepwisePlannerOptions(plan=False))
+    expert = FunctionCallingStepwisePlanner(
+        "expert", FunctionCallingStepwisePlannerOptions(plan=False)
+    )
     here.kernel.add_plugin(PlannerPlugin(expert), "expert")
 
 
 def by_an_agent(here: World) -> None:
-    kernel = Kernel(services=ScriptedChatCompletion([LOOK, say("Read this.")], service_id="own"))
+    kernel = Kernel(
+        services=ScriptedChatCompletion([LOOK, say("Read this.")], service_id="own")
+    )
     kernel.add_plugin(here.shop, "shop")
-    agent = ChatCompletionAgent(kernel=kernel, name="helper", function_choice_behavior=stock.Auto())
+    agent = ChatCompletionAgent(
+        kernel=kernel, name="helper", function_choice_behavior=stock.Auto()
+    )
     here.kernel.add_plugin(agent, "team")
 
 
@@ -148,10 +172,14 @@ def through_json(history: ChatHistory) -> ChatHistory:
     return ChatHistory.model_validate_json(history.model_dump_json())
 
 
-@pytest.mark.parametrize("kept", [lambda history: history, through_json], ids=["memory", "json"])
+@pytest.mark.parametrize(
+    "kept", [lambda history: history, through_json], ids=["memory", "json"]
+)
 @every_way
 @every_door
-async def test_the_next_request_comes_after_what_was_read_inside(door: Door, way: str, kept: Any) -> None:
+async def test_the_next_request_comes_after_what_was_read_inside(
+    door: Door, way: str, kept: Any
+) -> None:
     """A history that is handed on says what ran inside its calls, also after it was JSON."""
     here = reading(way, REFUND, DONE)
     first = await door.ask(here, interceptors=[POLICY])
@@ -167,15 +195,24 @@ async def _again(door: Door, here: World, history: ChatHistory) -> Any:
     planner = planner_with(interceptors=[POLICY])
     if not door.streamed:
         return await planner.invoke(here.kernel, "Go on.", chat_history=history)
-    events = [event async for event in planner.invoke_stream(here.kernel, "Go on.", chat_history=history)]
+    events = [
+        event
+        async for event in planner.invoke_stream(
+            here.kernel, "Go on.", chat_history=history
+        )
+    ]
     return events[-1].result  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]  # the last one
 
 
 @every_way
-async def test_the_next_prompt_of_a_session_comes_after_what_was_read_inside(way: str) -> None:
+async def test_the_next_prompt_of_a_session_comes_after_what_was_read_inside(
+    way: str,
+) -> None:
     """A session's second prompt knows what its first one read."""
     here, asked_about = reading(way, REFUND, DONE), list[str]()
-    session = ToolUseSession(here.kernel, interceptors=[POLICY], approver=refusing(asked_about))
+    session = ToolUseSession(
+        here.kernel, interceptors=[POLICY], approver=refusing(asked_about)
+    )
     await session.prompt("Read it.")
     await session.prompt("Refund it.")
     assert asked_about == ["refund"]
@@ -183,11 +220,20 @@ async def test_the_next_prompt_of_a_session_comes_after_what_was_read_inside(way
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["plain", "streamed"])
 @every_way
-async def test_the_next_turn_of_an_agents_thread_comes_after_what_was_read_inside(way: str, streamed: bool) -> None:
+async def test_the_next_turn_of_an_agents_thread_comes_after_what_was_read_inside(
+    way: str, streamed: bool
+) -> None:
     """The thread of an agent keeps it from turn to turn."""
     here, asked_about = reading(way, REFUND, DONE), list[str]()
-    service = FunctionInvokingChatCompletion(here.service, interceptors=[POLICY], approver=refusing(asked_about))
-    agent = ChatCompletionAgent(kernel=here.kernel, service=service, name="Desk", function_choice_behavior=stock.Auto())
+    service = FunctionInvokingChatCompletion(
+        here.service, interceptors=[POLICY], approver=refusing(asked_about)
+    )
+    agent = ChatCompletionAgent(
+        kernel=here.kernel,
+        service=service,
+        name="Desk",
+        function_choice_behavior=stock.Auto(),
+    )
     thread = ChatHistoryAgentThread()
     for text in ("Read it.", "Refund it."):
         if streamed:
@@ -205,22 +251,39 @@ async def test_a_paused_turn_of_an_agent_hands_it_on(way: str) -> None:
     here.service = ScriptedChatCompletion([WAYS[way][1], charge, DONE, REFUND, DONE])
     guards = [only("charge", Defer()), POLICY]
     service = FunctionInvokingChatCompletion(here.service, interceptors=guards)
-    agent = ChatCompletionAgent(kernel=here.kernel, service=service, name="Desk", function_choice_behavior=stock.Auto())
+    agent = ChatCompletionAgent(
+        kernel=here.kernel,
+        service=service,
+        name="Desk",
+        function_choice_behavior=stock.Auto(),
+    )
     paused = await agent.get_response("Read it, and charge it.")
     thread = ChatHistoryAgentThread()
     await resume_agent(agent, thread, paused.metadata["checkpoint"], {"c": Approve()})
     then = await agent.get_response("Refund it.", thread=thread)
-    assert [one["fully_qualified_name"] for one in then.metadata["pending"]] == ["shop-refund"]
+    assert [one["fully_qualified_name"] for one in then.metadata["pending"]] == [
+        "shop-refund"
+    ]
 
 
 @every_door
 async def test_a_resumed_run_hands_it_on(door: Door) -> None:
     """A run that read, paused, and was resumed from its checkpoint's text alone."""
-    here = world([call("errands-look"), call("shop-charge", {"amount": 1}, id="c"), DONE, REFUND, DONE])
+    here = world(
+        [
+            call("errands-look"),
+            call("shop-charge", {"amount": 1}, id="c"),
+            DONE,
+            REFUND,
+            DONE,
+        ]
+    )
     by_itself(here)
     guards = [only("charge", Defer()), POLICY]
     paused = await door.ask(here, interceptors=guards)
-    ended = await door.resume(here, paused.checkpoint, {"c": Approve()}, interceptors=guards)
+    ended = await door.resume(
+        here, paused.checkpoint, {"c": Approve()}, interceptors=guards
+    )
     history = ended.history
     history.add_user_message("And now refund it.")
     assert (await _again(door, here, history)).status == "paused"
@@ -247,7 +310,9 @@ async def test_a_kept_run_hands_it_on(way: str, tmp_path: Path) -> None:
     async with Runs.sqlite(tmp_path / "runs.db") as runs:
         handle = await runs.start(planner_with(), here.kernel, "Read it.", run_id="r")
         history = (await handle.result()).chat_history
-    then = await planner_with(interceptors=[POLICY]).invoke(here.kernel, "Go on.", chat_history=history)
+    then = await planner_with(interceptors=[POLICY]).invoke(
+        here.kernel, "Go on.", chat_history=history
+    )
     assert then.status == "paused"
 
 
@@ -276,7 +341,9 @@ async def test_a_history_that_was_compacted_keeps_what_was_read(door: Door) -> N
     """A callback that drops calls leaves their names in a message that stays, from request to request."""
 
     def forget(context: FunctionInvocationIterationContext) -> None:
-        context.messages[:] = [one for one in context.messages if one.role == AuthorRole.USER]
+        context.messages[:] = [
+            one for one in context.messages if one.role == AuthorRole.USER
+        ]
 
     here = world([LOOK, DONE, call("shop-charge", {"amount": 1}), DONE, REFUND, DONE])
     history = asked()
@@ -301,7 +368,9 @@ async def test_a_compacted_history_is_not_changed_but_for_a_copy() -> None:
 
 
 @pytest.mark.parametrize("functions", [False, True], ids=["plain", "invoking"])
-async def test_a_request_inside_that_sends_such_a_history_has_read(functions: bool) -> None:
+async def test_a_request_inside_that_sends_such_a_history_has_read(
+    functions: bool,
+) -> None:
     """Also one request without functions, outside a run, gives a result that has read."""
 
     class Asking:
@@ -309,7 +378,11 @@ async def test_a_request_inside_that_sends_such_a_history_has_read(functions: bo
         async def ask(self, kernel: Kernel) -> str:
             service: Any = kernel.get_service("expert")
             settings = settings_with() if functions else PromptExecutionSettings()
-            return str(await service.get_chat_message_content(tainted(), settings, kernel=kernel))
+            return str(
+                await service.get_chat_message_content(
+                    tainted(), settings, kernel=kernel
+                )
+            )
 
     here = world([call("asking-ask"), REFUND, DONE], asking=Asking())
     inner(here, say("Read this."))
@@ -323,17 +396,29 @@ async def test_a_session_that_begins_with_a_stored_history_knows_what_it_read() 
     session = ToolUseSession(here.kernel)
     await session.prompt("Read it.")
     stored = through_json(session.history()).messages
-    again = ToolUseSession(here.kernel, initial_prompts=stored, interceptors=[POLICY], approver=refusing(asked_about))
+    again = ToolUseSession(
+        here.kernel,
+        initial_prompts=stored,
+        interceptors=[POLICY],
+        approver=refusing(asked_about),
+    )
     await again.prompt("Refund it.")
     assert asked_about == ["refund"]
 
 
 async def test_what_ran_beside_does_not_count() -> None:
     """Only the call's own inside is in its result: a sibling's is in that one's."""
-    here = world([calls(call("errands-look"), call("shop-charge", {"amount": 1})), DONE])
+    here = world(
+        [calls(call("errands-look"), call("shop-charge", {"amount": 1})), DONE]
+    )
     by_itself(here)
     history = (await DOORS[2].ask(here)).history
-    inside = [item.metadata for message in history.messages for item in message.items if isinstance(item, Answered)]
+    inside = [
+        item.metadata
+        for message in history.messages
+        for item in message.items
+        if isinstance(item, Answered)
+    ]
     assert inside == [{"planner_ext.inside": ["shop-look"]}, {}]
 
 
@@ -346,8 +431,12 @@ async def test_a_result_that_nothing_ran_inside_of_is_as_it_was() -> None:
 
 async def test_no_server_reads_it() -> None:
     """What a request sends of a result is its call's id and its text."""
-    async with openai_kernel([call("errands-look"), DONE], errands=Errands(), shop=Shop()) as (kernel, server):
-        planner = FunctionCallingStepwisePlanner("chat", FunctionCallingStepwisePlannerOptions(plan=False))
+    async with openai_kernel(
+        [call("errands-look"), DONE], errands=Errands(), shop=Shop()
+    ) as (kernel, server):
+        planner = FunctionCallingStepwisePlanner(
+            "chat", FunctionCallingStepwisePlannerOptions(plan=False)
+        )
         await planner.invoke(kernel, "Go.")
         sent = server.requests[-1].messages[-1]
         assert sent == {"role": "tool", "tool_call_id": "call_1", "content": "sent"}

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.connectors.ai.prompt_execution_settings import (
+    PromptExecutionSettings,
+)
 from semantic_kernel.contents import ChatHistory
 from semantic_kernel.filters.filter_types import FilterTypes
 
@@ -31,10 +33,23 @@ def test_a_question_about_a_call_in_doubt_does_not_expire() -> None:
     """The expiry was of the question whether it may run; the question whether it ran stays open until answered."""
     deferred = decided(0, verdict="defer", expires_at=5.0)
     approved = replace(deferred, verdict="run", person=True)
-    facts = [run_started(), replied(calls("f")), deferred, PAUSED, RESUMED, approved, began(0), PAUSED]
+    facts = [
+        run_started(),
+        replied(calls("f")),
+        deferred,
+        PAUSED,
+        RESUMED,
+        approved,
+        began(0),
+        PAUSED,
+    ]
     (waiting,) = waiting_calls(fold(facts)).values()
     fact = waiting.decided_fact
-    assert (waiting.started, fact.expires_at, fact.prompt) == (True, None, IN_DOUBT_PROMPT)
+    assert (waiting.started, fact.expires_at, fact.prompt) == (
+        True,
+        None,
+        IN_DOUBT_PROMPT,
+    )
 
 
 async def deferring(call: ToolCall) -> Defer:
@@ -47,11 +62,15 @@ ASKS = ApprovalPolicy.from_dict({"default": "ask", "rules": []})
 def asked() -> tuple[ChatHistory, PromptExecutionSettings]:
     history = ChatHistory()
     history.add_user_message(GOAL)
-    return history, PromptExecutionSettings(function_choice_behavior=BoundedFunctionChoiceBehavior.Auto())
+    return history, PromptExecutionSettings(
+        function_choice_behavior=BoundedFunctionChoiceBehavior.Auto()
+    )
 
 
 async def of_planner(_: Path) -> Any:
-    result = await planner_with(plan=False, interceptors=[deferring]).invoke(scripted([ADD])[0], GOAL)
+    result = await planner_with(plan=False, interceptors=[deferring]).invoke(
+        scripted([ADD])[0], GOAL
+    )
     return result.pending
 
 
@@ -67,7 +86,9 @@ async def of_service(_: Path) -> Any:
 async def of_store(folder: Path) -> Any:
     store = folder / "runs.db"
     async with Runs.sqlite(store) as runs:
-        handle = await runs.start(planner_with(plan=False, interceptors=[deferring]), scripted([ADD])[0], GOAL)
+        handle = await runs.start(
+            planner_with(plan=False, interceptors=[deferring]), scripted([ADD])[0], GOAL
+        )
         await handle.result()
     async with Approvals.connect(str(store)) as approvals:
         return await approvals.pending()
@@ -83,12 +104,16 @@ async def of_filter(_: Path) -> Any:
 
 
 async def of_session(_: Path) -> Any:
-    session = ToolUseSession(scripted([ADD])[0], tool_use_config=AutomaticToolUseConfig(enabled=False))
+    session = ToolUseSession(
+        scripted([ADD])[0], tool_use_config=AutomaticToolUseConfig(enabled=False)
+    )
     await session.prompt(GOAL)
     return session.pending
 
 
-@pytest.mark.parametrize("door", [of_planner, of_service, of_store, of_filter, of_session])
+@pytest.mark.parametrize(
+    "door", [of_planner, of_service, of_store, of_filter, of_session]
+)
 async def test_what_waits_is_read_by_key(door: Any, tmp_path: Path) -> None:
     """The same line of code reads a waiting call of every door; a wrong key names the right ones."""
     (call,) = await door(tmp_path)

@@ -24,12 +24,16 @@ async def test_a_call_runs_only_if_an_entitled_person_was_asked(door: Door) -> N
     """Over roles, sticky answers, edits, nesting and people: what starts was let start, and what is approved runs."""
     for seed in range(SITUATIONS):
         trial = await tried(scenario_of(seed, (door,)))
-        assert not trial.found, f"--seed {seed} --runs 1 --doors {door} --show: {trial.found}"
+        assert not trial.found, (
+            f"--seed {seed} --runs 1 --doors {door} --show: {trial.found}"
+        )
 
 
 async def test_the_situations_are_not_idle() -> None:
     """Functions start, people decide, some of them in vain, and most runs are answered."""
-    trials = [await tried(scenario_of(seed, ("planner", "service"))) for seed in range(40)]
+    trials = [
+        await tried(scenario_of(seed, ("planner", "service"))) for seed in range(40)
+    ]
     assert sum(trial.starts for trial in trials) > 60
     assert sum(trial.answers for trial in trials) > 30
     assert sum(trial.refused for trial in trials) > 3
@@ -38,7 +42,9 @@ async def test_the_situations_are_not_idle() -> None:
 
 def test_a_seed_gives_the_same_situation() -> None:
     """What was found can be tried again."""
-    assert [repr(scenario_of(seed)) for seed in range(20)] == [repr(scenario_of(seed)) for seed in range(20)]
+    assert [repr(scenario_of(seed)) for seed in range(20)] == [
+        repr(scenario_of(seed)) for seed in range(20)
+    ]
 
 
 # The oracle finds what it is for.
@@ -50,11 +56,18 @@ def pay(name: str, amount: int, to: str = "ann") -> Call:
 
 SMALL, LARGE, INNER = pay("small", 5), pay("large", 5000), pay("inner", 5)
 NESTING = Call("nesting", "inner-prompt", inner="prompt", turns=((INNER,),))
-BOSS, CLERK = Rule("ask", "pay", ("gt", 500), roles=("boss",)), Rule("ask", "pay", roles=("clerk",))
+BOSS, CLERK = (
+    Rule("ask", "pay", ("gt", 500), roles=("boss",)),
+    Rule("ask", "pay", roles=("clerk",)),
+)
 BY_STEPS = Policy("allow", (Rule("deny", to="mal"), BOSS, CLERK))
 
 
-def situation(*guards: Policy | Opinion, hook: Hook = "by roles", marks: Mapping[str, Any] | None = None) -> Scenario:
+def situation(
+    *guards: Policy | Opinion,
+    hook: Hook = "by roles",
+    marks: Mapping[str, Any] | None = None,
+) -> Scenario:
     """A run that calls the small and the large payment, and a prompt that pays."""
     return Scenario(
         seed=0,
@@ -89,7 +102,9 @@ def broken(scenario: Scenario, *events: Event) -> list[str]:
     """List what the oracle finds, as promise and call."""
     record = Record(scenario)
     record.events.extend([Replied("R0", 0), *events])
-    return [f"{one.promise.partition(':')[0]}: {one.call}" for one in violations(record)]
+    return [
+        f"{one.promise.partition(':')[0]}: {one.call}" for one in violations(record)
+    ]
 
 
 EDITED = {"to": "ann", "amount": 5000}
@@ -103,24 +118,42 @@ NOBODY_ASKED = "ran though nobody entitled was asked"
         ([started(SMALL)], f"{NOBODY_ASKED}: small"),
         ([approved(SMALL, "ina"), started(SMALL)], f"{NOBODY_ASKED}: small"),
         ([approved(SMALL, None), started(SMALL)], f"{NOBODY_ASKED}: small"),
-        ([approved(SMALL, "carl", void="late"), started(SMALL)], f"{NOBODY_ASKED}: small"),
+        (
+            [approved(SMALL, "carl", void="late"), started(SMALL)],
+            f"{NOBODY_ASKED}: small",
+        ),
         ([approved(LARGE, "carl"), started(LARGE)], f"{NOBODY_ASKED}: large"),
         (
             [approved(LARGE, "carl", edited=SMALL.arguments), started(LARGE, amount=5)],
             "ran with arguments that nobody gave: large",
         ),
-        ([approved(SMALL, "carl", edited=EDITED), started(SMALL, amount=5000)], f"{NOBODY_ASKED}: small"),
-        ([approved(SMALL, "carl", edited=REFUSED), started(SMALL, to="mal")], "ran though a rule is against it: small"),
-        ([approved(SMALL, "carl"), started(SMALL, amount=50)], "ran with arguments that nobody gave: small"),
         (
-            [Answer(SMALL, "carl", "deny", SMALL.arguments, ("clerk",)), started(SMALL)],
+            [approved(SMALL, "carl", edited=EDITED), started(SMALL, amount=5000)],
+            f"{NOBODY_ASKED}: small",
+        ),
+        (
+            [approved(SMALL, "carl", edited=REFUSED), started(SMALL, to="mal")],
+            "ran though a rule is against it: small",
+        ),
+        (
+            [approved(SMALL, "carl"), started(SMALL, amount=50)],
+            "ran with arguments that nobody gave: small",
+        ),
+        (
+            [
+                Answer(SMALL, "carl", "deny", SMALL.arguments, ("clerk",)),
+                started(SMALL),
+            ],
             "ran though it was refused: small",
         ),
         (
             [Spoiled(LARGE), approved(SMALL, "carl"), started(SMALL)],
             "ran beside a call that could not be decided: small",
         ),
-        ([approved(SMALL, "carl"), Started(SMALL, "move", SMALL.arguments)], "another function ran: small"),
+        (
+            [approved(SMALL, "carl"), Started(SMALL, "move", SMALL.arguments)],
+            "another function ran: small",
+        ),
     ],
     ids=[
         "nobody",
@@ -154,7 +187,9 @@ ALWAYS = approved(SMALL, "carl", always="function")
     ],
     ids=["another question", "another run", "twice"],
 )
-def test_the_oracle_finds_a_sticky_answer_that_is_too_wide(events: list[Event], found: list[str]) -> None:
+def test_the_oracle_finds_a_sticky_answer_that_is_too_wide(
+    events: list[Event], found: list[str]
+) -> None:
     """The clerk's "always" answers neither the boss's question nor a nested run's, and runs no call twice."""
     assert broken(situation(BY_STEPS), ALWAYS, started(SMALL), *events) == found
 
@@ -162,11 +197,20 @@ def test_the_oracle_finds_a_sticky_answer_that_is_too_wide(events: list[Event], 
 def test_the_oracle_knows_what_interceptors_make_of_a_call() -> None:
     """An edit by an interceptor is judged by the rules behind it; what it does not edit runs as it was called."""
     halved = Opinion("halved", "edit", "pay", 500, 50)
-    assert broken(situation(halved, Policy("allow")), started(LARGE, amount=50), started(SMALL)) == []
+    assert (
+        broken(
+            situation(halved, Policy("allow")),
+            started(LARGE, amount=50),
+            started(SMALL),
+        )
+        == []
+    )
     assert broken(situation(halved, Policy("deny")), started(LARGE, amount=50)) == [
         "ran though a rule is against it: large"
     ]
-    assert broken(situation(halved, Policy("allow")), started(LARGE)) == ["ran though a rule is against it: large"]
+    assert broken(situation(halved, Policy("allow")), started(LARGE)) == [
+        "ran though a rule is against it: large"
+    ]
 
 
 @each_of(
@@ -179,7 +223,12 @@ def test_the_oracle_knows_what_interceptors_make_of_a_call() -> None:
             Answer(SMALL, "bea", "approve", EDITED, ("boss",)),
             started(SMALL, amount=5000),
         ],
-        [approved(LARGE, "bea", always="function"), approved(SMALL, "cleo"), started(LARGE), started(SMALL)],
+        [
+            approved(LARGE, "bea", always="function"),
+            approved(SMALL, "cleo"),
+            started(LARGE),
+            started(SMALL),
+        ],
     ],
     ids=["plain", "the same", "edited, asked anew", "always"],
 )
@@ -200,6 +249,8 @@ def test_the_oracle_leaves_alone_what_is_allowed(events: list[Event]) -> None:
         ("bea", (), "forgets", False),
     ],
 )
-def test_the_oracle_knows_who_may_decide(person: str | None, roles: tuple[str, ...], hook: Hook, may: bool) -> None:
+def test_the_oracle_knows_who_may_decide(
+    person: str | None, roles: tuple[str, ...], hook: Hook, may: bool
+) -> None:
     """A hook goes by roles; without a hook a call with roles cannot be decided; a hook that returns nothing refuses."""
     assert may_decide(person, roles, hook) is may

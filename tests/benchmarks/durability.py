@@ -29,7 +29,10 @@ import psycopg
 from semantic_kernel import Kernel
 from semantic_kernel.functions import kernel_function
 
-from planner_ext import FunctionCallingStepwisePlanner, FunctionCallingStepwisePlannerOptions
+from planner_ext import (
+    FunctionCallingStepwisePlanner,
+    FunctionCallingStepwisePlannerOptions,
+)
 from planner_ext.durable import Approvals, Runs
 from planner_ext.hitl_manager import Defer
 from planner_ext.testing import ScriptedChatCompletion, ScriptedRequest, call, say
@@ -62,7 +65,11 @@ class Figure:
 
     def __str__(self) -> str:
         """Write one line of the table."""
-        promise = "" if self.most is None else f"  (at most {self.most:g}{'' if self.kept else ': NOT KEPT'})"
+        promise = (
+            ""
+            if self.most is None
+            else f"  (at most {self.most:g}{'' if self.kept else ': NOT KEPT'})"
+        )
         return f"{self.name:44}{self.value:10.2f} {self.unit:8}{promise}"
 
 
@@ -98,12 +105,18 @@ def world(turns: int, **options: Any) -> tuple[FunctionCallingStepwisePlanner, K
     kernel.add_service(ScriptedChatCompletion(model(turns)))
     kernel.add_plugin(Tools(), "tool")
     given = {"plan": False, "max_iterations": None, **options}
-    return FunctionCallingStepwisePlanner(options=FunctionCallingStepwisePlannerOptions(**given)), kernel
+    return FunctionCallingStepwisePlanner(
+        options=FunctionCallingStepwisePlannerOptions(**given)
+    ), kernel
 
 
 def open_runs(store: str, **options: Any) -> AbstractAsyncContextManager[Runs]:
     """Open the runs in a SQLite file or in PostgreSQL."""
-    return Runs.postgres(store, **options) if "://" in store else Runs.sqlite(store, **options)
+    return (
+        Runs.postgres(store, **options)
+        if "://" in store
+        else Runs.sqlite(store, **options)
+    )
 
 
 async def added_per_turn(store: str, most: float) -> list[Figure]:
@@ -127,14 +140,22 @@ async def added_per_turn(store: str, most: float) -> list[Figure]:
 
 def bare_commit(folder: Path) -> list[Figure]:
     """Measure the disk itself: a row of a turn's size in SQLite, with nothing of ours around it. A turn has three."""
-    with closing(sqlite3.connect(folder / "bare.db", isolation_level=None)) as connection:
+    with closing(
+        sqlite3.connect(folder / "bare.db", isolation_level=None)
+    ) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("CREATE TABLE bare (fact TEXT)")
         began = time.perf_counter()
         for _ in range(200):
             connection.execute("INSERT INTO bare VALUES (?)", ("x" * 700,))
-        return [Figure("a bare commit on this disk", (time.perf_counter() - began) * 1000 / 200, "ms")]
+        return [
+            Figure(
+                "a bare commit on this disk",
+                (time.perf_counter() - began) * 1000 / 200,
+                "ms",
+            )
+        ]
 
 
 async def kib_per_run(folder: Path) -> list[Figure]:
@@ -147,8 +168,13 @@ async def kib_per_run(folder: Path) -> list[Figure]:
             await (await runs.start(*world(turns), "goal")).result()
             sizes.append((used(file) - empty) / 1024)
     return [
-        *(Figure(f"a run of {turns} turns", size, "KiB") for turns, size in zip(TURNS, sizes, strict=True)),
-        Figure(f"ratio of {TURNS[1]} to {TURNS[0]} turns", sizes[1] / sizes[0], "", 4.4),
+        *(
+            Figure(f"a run of {turns} turns", size, "KiB")
+            for turns, size in zip(TURNS, sizes, strict=True)
+        ),
+        Figure(
+            f"ratio of {TURNS[1]} to {TURNS[0]} turns", sizes[1] / sizes[0], "", 4.4
+        ),
     ]
 
 
@@ -209,7 +235,10 @@ def by_workers(store: str) -> list[Figure]:
     for workers in WORKERS:
         context = multiprocessing.get_context("spawn")
         ready = context.Barrier(workers + 1)
-        processes = [context.Process(target=work, args=(store, ready), daemon=True) for _ in range(workers)]
+        processes = [
+            context.Process(target=work, args=(store, ready), daemon=True)
+            for _ in range(workers)
+        ]
         for process in processes:
             process.start()
         ready.wait()
@@ -241,10 +270,16 @@ async def loaded(store: str, workers: int) -> list[Figure]:
                 await runs.submit(goal)
 
         async def until(queued: int, running: int = 0) -> None:
-            while (await runs.count(status="queued"), await runs.count(status="running")) != (queued, running):  # noqa: ASYNC110  (only other processes tell)
+            while True:  # only other processes tell
+                waiting = await runs.count(status="queued")
+                driven = await runs.count(status="running")
+                if (waiting, driven) == (queued, running):
+                    return
                 await asyncio.sleep(0.2)
 
-        await asyncio.sleep(2.0)  # the session of a worker reports what it did once a second
+        await asyncio.sleep(
+            2.0
+        )  # the session of a worker reports what it did once a second
         idle = await transactions(store, asyncio.sleep(IDLE_SECONDS))
         await submit(LONG_RUNS, "long")
         await until(0, LONG_RUNS)
@@ -263,7 +298,11 @@ async def loaded(store: str, workers: int) -> list[Figure]:
         Figure(f"runs of 3 turns, {name}", SHORT_RUNS / seconds, "runs/s"),
         *(
             Figure(f"{what}, {name}", value, "trans./s")
-            for what, value in (("idle", idle), (f"{LONG_RUNS} runs in a call", long), ("runs of 3 turns", busy))
+            for what, value in (
+                ("idle", idle),
+                (f"{LONG_RUNS} runs in a call", long),
+                ("runs of 3 turns", busy),
+            )
             if value is not None
         ),
     ]
@@ -274,7 +313,11 @@ async def transactions(store: str, work: Awaitable[None]) -> float | None:
     began = time.perf_counter()
     before = counted(store)
     await work
-    return (counted(store) - before) / (time.perf_counter() - began) if "://" in store else None
+    return (
+        (counted(store) - before) / (time.perf_counter() - began)
+        if "://" in store
+        else None
+    )
 
 
 def counted(store: str) -> int:
@@ -282,7 +325,9 @@ def counted(store: str) -> int:
     if "://" not in store:
         return 0
     with psycopg.connect(store) as connection:
-        row = connection.execute("SELECT sum(xact_commit + xact_rollback)::bigint FROM pg_stat_database").fetchone()
+        row = connection.execute(
+            "SELECT sum(xact_commit + xact_rollback)::bigint FROM pg_stat_database"
+        ).fetchone()
     assert row is not None
     return row[0]
 
@@ -312,7 +357,14 @@ def main(store: str | None, only_workers: bool) -> int:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--store", help="postgresql:// address of an empty database; left out: a new SQLite file")
-    parser.add_argument("--workers", action="store_true", help="only what one, two and four workers cost and do")
+    parser.add_argument(
+        "--store",
+        help="postgresql:// address of an empty database; left out: a new SQLite file",
+    )
+    parser.add_argument(
+        "--workers",
+        action="store_true",
+        help="only what one, two and four workers cost and do",
+    )
     arguments = parser.parse_args()
     sys.exit(main(arguments.store, arguments.workers))

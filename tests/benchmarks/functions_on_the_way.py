@@ -73,14 +73,18 @@ class Tools:
 
 def planner(options: FunctionCallingStepwisePlannerOptions | None = None) -> Run:
     """Make a run of the planner without a plan."""
-    made = FunctionCallingStepwisePlanner(options=options or FunctionCallingStepwisePlannerOptions(plan=False))
+    made = FunctionCallingStepwisePlanner(
+        options=options or FunctionCallingStepwisePlannerOptions(plan=False)
+    )
     return lambda kernel: made.invoke(kernel, "What is 1 + 2?")
 
 
 def service() -> Run:
     """Make a run of the service."""
     settings = ScriptedPromptExecutionSettings(
-        function_choice_behavior=BoundedFunctionChoiceBehavior.Auto(maximum_use_attempts=None)
+        function_choice_behavior=BoundedFunctionChoiceBehavior.Auto(
+            maximum_use_attempts=None
+        )
     )
 
     async def run(kernel: Kernel) -> object:
@@ -96,10 +100,14 @@ async def traced(door: str) -> list[set[CodeType]]:
     """Trace a second run, so that what is done once for an object is not in it."""
     trace = Trace()
     answers = [call("tools-add", {"a": 1, "b": 2}), say("It is 3.")]
-    chat = ScriptedChatCompletion(answers * 2, service_id="chat", before_reply=trace.request)
+    chat = ScriptedChatCompletion(
+        answers * 2, service_id="chat", before_reply=trace.request
+    )
     kernel = Kernel(plugins={})
     kernel.add_plugin(Tools(), "tools")
-    kernel.add_service(FunctionInvokingChatCompletion(chat) if door == "service" else chat)
+    kernel.add_service(
+        FunctionInvokingChatCompletion(chat) if door == "service" else chat
+    )
     run = service() if door == "service" else planner()
     await run(kernel)
     trace.stretches = [set()]
@@ -110,17 +118,31 @@ async def traced(door: str) -> list[set[CodeType]]:
 
 def main() -> None:
     """Print the table, or the functions themselves."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--list", choices=("planner", "service"), help="print the functions of one door")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--list", choices=("planner", "service"), help="print the functions of one door"
+    )
     asked = parser.parse_args().list
     for door in ("planner", "service") if asked is None else (asked,):
         for stretch, codes in zip(
-            ("to the first request", "reply to next request"), asyncio.run(traced(door)), strict=False
+            ("to the first request", "reply to next request"),
+            asyncio.run(traced(door)),
+            strict=False,
         ):
             files = {code.co_filename for code in codes}
-            print(f"{door:8} {stretch:22} {len(codes):4} functions {len(files):3} files")
-            for code in sorted(codes, key=lambda code: (code.co_filename, code.co_firstlineno)) if asked else ():
-                print(f"    {Path(code.co_filename).relative_to(PACKAGE)}:{code.co_firstlineno} {code.co_qualname}")
+            print(
+                f"{door:8} {stretch:22} {len(codes):4} functions {len(files):3} files"
+            )
+            for code in (
+                sorted(codes, key=lambda code: (code.co_filename, code.co_firstlineno))
+                if asked
+                else ()
+            ):
+                print(
+                    f"    {Path(code.co_filename).relative_to(PACKAGE)}:{code.co_firstlineno} {code.co_qualname}"
+                )
 
 
 if __name__ == "__main__":

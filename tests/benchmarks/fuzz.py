@@ -30,7 +30,9 @@ async def fuzzed(name: str, options: argparse.Namespace) -> Report:
     """Fuzz one parser."""
 
     def found(where: str, text: str, trace: str) -> None:
-        print(f"{name}: {where}\n{trace}\n{text[:1000]!r}\n", file=sys.stderr, flush=True)
+        print(
+            f"{name}: {where}\n{trace}\n{text[:1000]!r}\n", file=sys.stderr, flush=True
+        )
         if options.keep is not None:
             options.keep.mkdir(parents=True, exist_ok=True)
             file = options.keep / f"{name}-{abs(hash(where))}.json"
@@ -39,16 +41,27 @@ async def fuzzed(name: str, options: argparse.Namespace) -> Report:
     with TemporaryDirectory() as folder:
         async with SUBJECTS[name](Path(folder)) as subject:
             minutes, ended = options.minutes, lambda: bool(ENDED)
-            return await fuzz(subject, seed=options.seed, minutes=minutes, found=found, ended=ended)
+            return await fuzz(
+                subject, seed=options.seed, minutes=minutes, found=found, ended=ended
+            )
 
 
 def main() -> int:
     """Fuzz, and print one line a parser."""
-    parser = argparse.ArgumentParser(description="Fuzz the parsers that read what others wrote.")
+    parser = argparse.ArgumentParser(
+        description="Fuzz the parsers that read what others wrote."
+    )
     parser.add_argument("parser", choices=[*SUBJECTS, "all"])
-    parser.add_argument("--minutes", type=float, default=10.0, help="minutes of processor time for each parser")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=10.0,
+        help="minutes of processor time for each parser",
+    )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--keep", type=Path, help="folder for the texts that break a promise")
+    parser.add_argument(
+        "--keep", type=Path, help="folder for the texts that break a promise"
+    )
     options, broken = parser.parse_args(), 0
     logging.disable(logging.CRITICAL)
     for ending in (signal.SIGINT, signal.SIGTERM):
@@ -59,7 +72,9 @@ def main() -> int:
         print(f"Fuzzes {name}.", file=sys.stderr, flush=True)
         report = asyncio.run(fuzzed(name, options))
         broken += len(report.findings)
-        outcomes = ", ".join(f"{count} {outcome}" for outcome, count in report.outcomes.most_common())
+        outcomes = ", ".join(
+            f"{count} {outcome}" for outcome, count in report.outcomes.most_common()
+        )
         print(
             f"{name}: {report.cpu_seconds / 60:.1f} minutes, {report.executions} executions ({outcomes}), "
             f"{report.distinct} distinct outcomes, peak {report.peak_kib // 1024} MiB, "

@@ -30,7 +30,11 @@ import httpx
 from semantic_kernel import Kernel
 from semantic_kernel.functions import kernel_function
 
-from planner_ext import FunctionCallingStepwisePlanner, FunctionCallingStepwisePlannerOptions, requires_approval
+from planner_ext import (
+    FunctionCallingStepwisePlanner,
+    FunctionCallingStepwisePlannerOptions,
+    requires_approval,
+)
 from planner_ext.durable import Approvals, Runs
 from planner_ext.hitl_manager import Deny
 from planner_ext.testing import ScriptedChatCompletion, ScriptedRequest, call, say
@@ -51,14 +55,20 @@ class Tools:
 
 def script(request: ScriptedRequest) -> Any:
     turn = sum(bool(message.get("tool_calls")) for message in request.messages)
-    return call("tools-step", {"n": turn}, id=f"call_{turn}") if turn < TURNS else say("Done.")
+    return (
+        call("tools-step", {"n": turn}, id=f"call_{turn}")
+        if turn < TURNS
+        else say("Done.")
+    )
 
 
 def world(model: Any) -> tuple[FunctionCallingStepwisePlanner, Kernel]:
     kernel = Kernel()
     kernel.add_service(ScriptedChatCompletion(model))
     kernel.add_plugin(Tools(), "tools")
-    options = FunctionCallingStepwisePlannerOptions(plan=False, max_iterations=TURNS + 2)
+    options = FunctionCallingStepwisePlannerOptions(
+        plan=False, max_iterations=TURNS + 2
+    )
     return FunctionCallingStepwisePlanner(options=options), kernel
 
 
@@ -90,7 +100,10 @@ def work(store: str, name: str, runs_done: Any, cpu: Any) -> None:
 async def ask(store: str) -> None:
     """Let a call wait each second, and decide it a second later."""
     pays = [call("tools-pay", {"amount": 5}, id="pay"), say("Paid.")]
-    async with Runs.sqlite(store, worker_id="asker") as runs, Approvals.connect(store) as approvals:
+    async with (
+        Runs.sqlite(store, worker_id="asker") as runs,
+        Approvals.connect(store) as approvals,
+    ):
         while True:
             handle = await runs.start(*world(pays), "Pay.")
             await handle.result()
@@ -103,7 +116,9 @@ async def view(base: str, cookies: httpx.Cookies, loads: list[float]) -> None:
     """Be a viewer, as the page's script is."""
     shown, limits = "", httpx.Limits(max_connections=2)
     async with (
-        httpx.AsyncClient(base_url=base, cookies=cookies, timeout=None, limits=limits) as client,
+        httpx.AsyncClient(
+            base_url=base, cookies=cookies, timeout=None, limits=limits
+        ) as client,
         client.stream("GET", "/events") as stream,
     ):
         async for line in stream.aiter_lines():
@@ -124,7 +139,10 @@ def watch(address: str, viewers: int, orders: Any) -> None:
     async def hold() -> None:
         base = address.partition("/sign-in")[0]
         async with httpx.AsyncClient(base_url=base) as client:
-            await client.post("/sign-in", data={"token": address.partition("token=")[2], "name": "ann"})
+            await client.post(
+                "/sign-in",
+                data={"token": address.partition("token=")[2], "name": "ann"},
+            )
             cookies = client.cookies
         loads: list[float] = []
         async with AsyncExitStack() as stack:
@@ -133,7 +151,10 @@ def watch(address: str, viewers: int, orders: Any) -> None:
             while (order := await asyncio.to_thread(orders.recv)) != "end":
                 if order == "in":
                     loads.clear()
-                    tasks += [asyncio.create_task(view(base, cookies, loads)) for _ in range(viewers)]
+                    tasks += [
+                        asyncio.create_task(view(base, cookies, loads))
+                        for _ in range(viewers)
+                    ]
                     while len(loads) < viewers * 0.9:  # noqa: ASYNC110  (a count in another task)
                         await asyncio.sleep(0.05)
                     orders.send(len(tasks))
@@ -160,17 +181,32 @@ async def measure(arguments: argparse.Namespace) -> bool:
             pass
         counters = [(context.Value("l", 0), context.Value("d", 0.0)) for _ in range(2)]
         workers = [
-            context.Process(target=work, args=(store, f"worker-{place}", *counters[place]), daemon=True)
+            context.Process(
+                target=work,
+                args=(store, f"worker-{place}", *counters[place]),
+                daemon=True,
+            )
             for place in range(2)
         ]
         for worker in workers:
             worker.start()
-        words = [sys.executable, "-m", "planner_ext", "serve", "--store", store, "--port", "0"]
+        words = [
+            sys.executable,
+            "-m",
+            "planner_ext",
+            "serve",
+            "--store",
+            store,
+            "--port",
+            "0",
+        ]
         server = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)  # noqa: ASYNC220  (begun once)
         assert server.stdout is not None
         address = server.stdout.readline().strip()
         ours, theirs = context.Pipe()
-        watcher = context.Process(target=watch, args=(address, arguments.viewers, theirs), daemon=True)
+        watcher = context.Process(
+            target=watch, args=(address, arguments.viewers, theirs), daemon=True
+        )
         watcher.start()
         asker = asyncio.create_task(ask(store))
         while min(done.value for done, _ in counters) < 3:  # noqa: ASYNC110  (a count in another process)
@@ -180,9 +216,15 @@ async def measure(arguments: argparse.Namespace) -> bool:
             before = [(done.value, cpu.value) for done, cpu in counters]
             start = time.perf_counter()
             await asyncio.sleep(arguments.seconds)
-            runs = sum(done.value - b[0] for (done, _), b in zip(counters, before, strict=True))
-            cpu = sum(cpu.value - b[1] for (_, cpu), b in zip(counters, before, strict=True))
-            return runs * TURNS / (time.perf_counter() - start), 1000 * cpu / max(runs * TURNS, 1)
+            runs = sum(
+                done.value - b[0] for (done, _), b in zip(counters, before, strict=True)
+            )
+            cpu = sum(
+                cpu.value - b[1] for (_, cpu), b in zip(counters, before, strict=True)
+            )
+            return runs * TURNS / (time.perf_counter() - start), 1000 * cpu / max(
+                runs * TURNS, 1
+            )
 
         alone: list[tuple[float, float]] = []
         watched: list[tuple[float, float]] = []
@@ -194,7 +236,9 @@ async def measure(arguments: argparse.Namespace) -> bool:
             await asyncio.to_thread(ours.recv)
             start, used = time.perf_counter(), cpu_seconds_of(server.pid)
             watched.append(await round_())
-            shares.append((cpu_seconds_of(server.pid) - used) / (time.perf_counter() - start))
+            shares.append(
+                (cpu_seconds_of(server.pid) - used) / (time.perf_counter() - start)
+            )
             ours.send("out")
             loads += await asyncio.to_thread(ours.recv)
             await asyncio.sleep(0.5)
@@ -208,7 +252,9 @@ async def measure(arguments: argparse.Namespace) -> bool:
             process.terminate()
         server.terminate()
         server.wait()
-    speed = statistics.median(after[0] / before[0] for before, after in zip(alone, watched, strict=True))
+    speed = statistics.median(
+        after[0] / before[0] for before, after in zip(alone, watched, strict=True)
+    )
     cost = min(after[1] for after in watched) / min(before[1] for before in alone)
     loads.sort()
     print(f"{arguments.viewers} viewers, two workers")
@@ -216,12 +262,16 @@ async def measure(arguments: argparse.Namespace) -> bool:
     print(f"  processor time of a turn: {100 * (cost - 1):+.1f} % (best of the rounds)")
     print(f"  the server takes {100 * statistics.median(shares):.0f} % of a core")
     if loads:
-        print(f"  a list is loaded in {1000 * loads[len(loads) // 2]:.0f} ms (median of {len(loads)})")
+        print(
+            f"  a list is loaded in {1000 * loads[len(loads) // 2]:.0f} ms (median of {len(loads)})"
+        )
     return cost <= 1.05
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--viewers", type=int, default=500)
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--rounds", type=int, default=8)

@@ -39,7 +39,11 @@ INSTRUCTIONS = re.compile(r"^(?:summary|totals): (\d+)$", re.MULTILINE)
 
 def client_of(work: Work) -> AsyncOpenAI:
     """Make an OpenAI client that is answered inside this process."""
-    library = next(one for one in type(AsyncOpenAI(api_key="any")._client).__mro__ if one.__name__ == "AsyncClient")
+    library = next(
+        one
+        for one in type(AsyncOpenAI(api_key="any")._client).__mro__
+        if one.__name__ == "AsyncClient"
+    )
     http: Any = sys.modules[library.__module__.partition(".")[0]]
     heads = {True: "text/event-stream", False: "application/json"}
     bodies = [work.body(trip) for trip in range(work.trips + 1)]
@@ -48,20 +52,30 @@ def client_of(work: Work) -> AsyncOpenAI:
         sent = request.content
         at = sent.rfind(b"call_t")
         trip = 0 if at < 0 else int(sent[at + 6 : at + 11]) + 1
-        return http.Response(200, headers={"content-type": heads[work.stream]}, content=bodies[trip])
+        return http.Response(
+            200, headers={"content-type": heads[work.stream]}, content=bodies[trip]
+        )
 
     transport = http.AsyncClient(transport=http.MockTransport(answer))
-    return AsyncOpenAI(base_url="http://127.0.0.1/v1", api_key="any", max_retries=0, http_client=transport)
+    return AsyncOpenAI(
+        base_url="http://127.0.0.1/v1",
+        api_key="any",
+        max_retries=0,
+        http_client=transport,
+    )
 
 
 async def prepared(client: AsyncOpenAI, extra: dict[str, Any]) -> tuple[str, list[Any]]:
     """Make one prepared request."""
     body = json.dumps({"model": "scripted", **extra}).encode()
     options = {"security": {"bearer_auth": True}}
-    response = await post(client, path="/chat/completions", content=body, options=options, stream=False)
+    response = await post(
+        client, path="/chat/completions", content=body, options=options, stream=False
+    )
     message = response.choices[0].message
     return message.content or "", [
-        written(c.id, c.function.name, c.function.arguments) for c in message.tool_calls or ()
+        written(c.id, c.function.name, c.function.arguments)
+        for c in message.tool_calls or ()
     ]
 
 
@@ -98,23 +112,60 @@ def instructions(name: str, work: Work) -> float:
     """Count a client's instructions for each request, in thousands."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"
-        tool = ["valgrind", "-q", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={out}"]
-        program = [sys.executable, __file__, "--inside", name, "--trips", str(work.trips), "--calls", str(work.calls)]
-        environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
+        tool = [
+            "valgrind",
+            "-q",
+            "--tool=callgrind",
+            "--instr-atstart=no",
+            f"--callgrind-out-file={out}",
+        ]
+        program = [
+            sys.executable,
+            __file__,
+            "--inside",
+            name,
+            "--trips",
+            str(work.trips),
+            "--calls",
+            str(work.calls),
+        ]
+        environment = {
+            **os.environ,
+            "PYTHONHASHSEED": "0",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
         streamed = ["--stream"] if work.stream else []
         subprocess.run([*tool, *program, *streamed], check=True, env=environment)
-        found = [int(count) for path in Path(folder).iterdir() for count in INSTRUCTIONS.findall(path.read_text())]
+        found = [
+            int(count)
+            for path in Path(folder).iterdir()
+            for count in INSTRUCTIONS.findall(path.read_text())
+        ]
     return max(found) / 1000 / (work.trips + 1)
 
 
 def main() -> None:
     """Print the table, and say which ratio is above what it may be."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--trips", type=int, nargs="+", default=[10], help="replies with calls in a run")
-    parser.add_argument("--calls", type=int, nargs="+", default=[1, 8], help="calls in each of those replies")
+    parser.add_argument(
+        "--trips", type=int, nargs="+", default=[10], help="replies with calls in a run"
+    )
+    parser.add_argument(
+        "--calls",
+        type=int,
+        nargs="+",
+        default=[1, 8],
+        help="calls in each of those replies",
+    )
     parser.add_argument("--stream", action="store_true", help="stream the replies")
     parser.add_argument("--clients", nargs="+", default=CLIENTS, choices=CLIENTS)
-    parser.add_argument("--most", nargs="+", default=[], metavar='"CLIENT TRIPSxCALLS RATIO"', help="bounds of ratios")
+    parser.add_argument(
+        "--most",
+        nargs="+",
+        default=[],
+        metavar='"CLIENT TRIPSxCALLS RATIO"',
+        help="bounds of ratios",
+    )
     parser.add_argument("--inside", choices=CLIENTS, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.inside:
@@ -124,16 +175,30 @@ def main() -> None:
     for trips in given.trips:
         for calls in given.calls:
             work = Work(trips, calls, 1, given.stream)
-            counts = {name: instructions(name, work) for name in dict.fromkeys(("by hand", *given.clients))}
-            cells = [f"{name} {count:,.0f} k ({count / counts['by hand']:.2f})" for name, count in counts.items()]
+            counts = {
+                name: instructions(name, work)
+                for name in dict.fromkeys(("by hand", *given.clients))
+            }
+            cells = [
+                f"{name} {count:,.0f} k ({count / counts['by hand']:.2f})"
+                for name, count in counts.items()
+            ]
             print(f"{trips} trips, {calls} calls: {'  '.join(cells)}", flush=True)
-            ratios |= {f"{name} {trips}x{calls}": count / counts["by hand"] for name, count in counts.items()}
+            ratios |= {
+                f"{name} {trips}x{calls}": count / counts["by hand"]
+                for name, count in counts.items()
+            }
     bounds = dict(bound.rsplit(" ", 1) for bound in given.most)
     above = [
-        f"{cell}: {ratios[cell]:.2f}, at most {bound}" for cell, bound in bounds.items() if ratios[cell] > float(bound)
+        f"{cell}: {ratios[cell]:.2f}, at most {bound}"
+        for cell, bound in bounds.items()
+        if ratios[cell] > float(bound)
     ]
     if above:
-        raise SystemExit("More instructions than allowed, as a ratio to the loop by hand: " + "; ".join(above))
+        raise SystemExit(
+            "More instructions than allowed, as a ratio to the loop by hand: "
+            + "; ".join(above)
+        )
 
 
 if __name__ == "__main__":

@@ -69,19 +69,37 @@ from planner_ext.durable import (
     effect,
 )
 from planner_ext.hitl_manager import Supply
-from planner_ext.testing import ScriptedFault, ScriptedOpenAIServer, ScriptedRequest, call, calls, say
+from planner_ext.testing import (
+    ScriptedFault,
+    ScriptedOpenAIServer,
+    ScriptedRequest,
+    call,
+    calls,
+    say,
+)
 from planner_ext.testing.crash import CRASH_POINTS
 from support.hosts import hosted
 from support.postgres import PostgresServer
 from support.temporal import TemporalServer
 
-for _name in ("planner_ext", "psycopg", "temporalio"):  # in each process: only what came of it
+for _name in (
+    "planner_ext",
+    "psycopg",
+    "temporalio",
+):  # in each process: only what came of it
     logging.getLogger(_name).addHandler(logging.NullHandler())
 
-os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:2])  # where the process that is forked finds its modules
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    sys.path[:2]
+)  # where the process that is forked finds its modules
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
-    [Path(__file__).stem, "planner_ext.durable.sqlite", "planner_ext.durable.postgres", "planner_ext.durable.gauge"]
+    [
+        Path(__file__).stem,
+        "planner_ext.durable.sqlite",
+        "planner_ext.durable.postgres",
+        "planner_ext.durable.gauge",
+    ]
 )
 """Workers are forked from a process that has imported all this, and opened nothing."""
 
@@ -138,7 +156,9 @@ class World:
 
     def write(self, what: str, **values: object) -> None:
         """Write down what happened, for good."""
-        line = json.dumps({"what": what, "pid": os.getpid(), "at": time.time(), **values})
+        line = json.dumps(
+            {"what": what, "pid": os.getpid(), "at": time.time(), **values}
+        )
         file = os.open(self.lines, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.write(file, f"{line}\n".encode())
         os.fsync(file)
@@ -146,8 +166,16 @@ class World:
 
     def read(self, *what: str, **values: object) -> list[dict[str, Any]]:
         """List what happened."""
-        lines = map(json.loads, self.lines.read_text().splitlines()) if self.lines.exists() else ()
-        return [line for line in lines if line["what"] in what and values.items() <= line.items()]
+        lines = (
+            map(json.loads, self.lines.read_text().splitlines())
+            if self.lines.exists()
+            else ()
+        )
+        return [
+            line
+            for line in lines
+            if line["what"] in what and values.items() <= line.items()
+        ]
 
 
 class Shop:
@@ -187,7 +215,9 @@ class Shop:
     async def pay(self, order: int) -> str:
         return await self._do("pay", order)
 
-    def shipped(self, _: str, arguments: Mapping[str, Any]) -> TookEffect | NoEffect | None:
+    def shipped(
+        self, _: str, arguments: Mapping[str, Any]
+    ) -> TookEffect | NoEffect | None:
         """Tell whether a call of `ship` took effect; None if it began and may be about to."""
         call = {"function": "ship", "order": arguments["order"]}
         if self._world.read("did", **call):
@@ -199,7 +229,9 @@ def application(world: World) -> tuple[FunctionCallingStepwisePlanner, Kernel]:
     """Make a planner and a kernel with the shop."""
     kernel = Kernel()
     client = AsyncOpenAI(base_url=world.model, api_key="any", max_retries=0)
-    kernel.add_service(OpenAIChatCompletion(ai_model_id="scripted", async_client=client))
+    kernel.add_service(
+        OpenAIChatCompletion(ai_model_id="scripted", async_client=client)
+    )
     shop = Shop(world)
     kernel.add_plugin(shop, "shop")
     effect("once", probe=shop.shipped)(kernel.get_function("shop", "ship"))
@@ -212,7 +244,13 @@ def application(world: World) -> tuple[FunctionCallingStepwisePlanner, Kernel]:
 
 def order_of(request: ScriptedRequest) -> int:
     """Read which order, and so which run, a request is about."""
-    return int(next(number for message in request.messages for number in re.findall(r"order (\d+)\.", str(message))))
+    return int(
+        next(
+            number
+            for message in request.messages
+            for number in re.findall(r"order (\d+)\.", str(message))
+        )
+    )
 
 
 def model(request: ScriptedRequest) -> Any:
@@ -220,7 +258,12 @@ def model(request: ScriptedRequest) -> Any:
     if random.random() < 0.02:
         return ScriptedFault(status=500)
     order = {"order": order_of(request)}
-    batch = calls(*(call(f"shop-{name}", order, id=name) for name in ("book", "label", "charge", "ship")))
+    batch = calls(
+        *(
+            call(f"shop-{name}", order, id=name)
+            for name in ("book", "label", "charge", "ship")
+        )
+    )
     turn = sum(bool(message.get("tool_calls")) for message in request.messages)
     return [batch, call("shop-pay", order, id="pay"), say("Settled.")][turn]
 
@@ -241,7 +284,9 @@ async def _live(world: World, up: Any, point: str, armed_after: float) -> None:
     stopped = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stopped.set)
     if point:
-        loop.call_later(armed_after, os.environ.__setitem__, "PLANNER_EXT_CRASH_AT", point)
+        loop.call_later(
+            armed_after, os.environ.__setitem__, "PLANNER_EXT_CRASH_AT", point
+        )
     open_runs = Runs.sqlite if world.place == "sqlite" else Runs.postgres
     async with open_runs(world.store, **options(world)) as runs:
         if world.place in ENGINES:
@@ -260,7 +305,13 @@ async def _live(world: World, up: Any, point: str, armed_after: float) -> None:
 def options(world: World) -> dict[str, Any]:
     """Return the options of a worker."""
     retry = RetryPolicy(attempts=1000, first_delay=0.2, max_delay=2.0)
-    return {"poll_seconds": 0.1, "lease_seconds": world.lease, "max_deaths": 1000, "retry": retry, "grace_seconds": 5.0}
+    return {
+        "poll_seconds": 0.1,
+        "lease_seconds": world.lease,
+        "max_deaths": 1000,
+        "retry": retry,
+        "grace_seconds": 5.0,
+    }
 
 
 def serve_people(world: World, submitting: Any, calm: Any) -> None:
@@ -274,13 +325,19 @@ async def _serve_people(world: World, submitting: Any, calm: Any) -> None:
         with suppress(StoreError):  # the server is away
             async with Runs.connect(world.store) as runs:
                 while True:
-                    unfinished = await runs.count(status=("queued", "running", "paused"))
-                    missing = max(0, OPEN_RUNS - unfinished) if submitting.is_set() else 0
+                    unfinished = await runs.count(
+                        status=("queued", "running", "paused")
+                    )
+                    missing = (
+                        max(0, OPEN_RUNS - unfinished) if submitting.is_set() else 0
+                    )
                     for number in itertools.islice(numbers, missing):
                         await runs.submit(f"Settle order {number}.", run_id=str(number))
                     for item in await runs.approvals().pending(limit=100):
                         # a frozen worker may do later what nobody sees yet
-                        if random.random() < 0.3 and (calm.is_set() or not item.in_doubt):
+                        if random.random() < 0.3 and (
+                            calm.is_set() or not item.in_doubt
+                        ):
                             await decide(world, runs, item)
                     await asyncio.sleep(0.1)
 
@@ -291,7 +348,12 @@ async def decide(world: World, runs: RunsClient, item: PendingApproval) -> None:
     if item.in_doubt:
         name = item.fully_qualified_name.removeprefix("shop-")
         call = {"function": name, "order": item.arguments["order"]}
-        asked = {"id": item.id, "run_id": item.run_id, "call_id": item.call_id, "asked": item.asked_at.timestamp()}
+        asked = {
+            "id": item.id,
+            "run_id": item.run_id,
+            "call_id": item.call_id,
+            "asked": item.asked_at.timestamp(),
+        }
         world.write("doubted", **call, **asked)
         if world.read("did", **call):
             decision = Supply("It is done.", by="ann")
@@ -349,7 +411,9 @@ class Trial:
         self._submitting.set()
         self._calm.set()
         self._people = CONTEXT.Process(
-            target=serve_people, args=(self.world, self._submitting, self._calm), daemon=True
+            target=serve_people,
+            args=(self.world, self._submitting, self._calm),
+            daemon=True,
         )
         self._people.start()
 
@@ -376,7 +440,9 @@ class Trial:
                     life.due = time.monotonic() + life.seconds
                 if time.monotonic() > life.due:
                     self._end(life)
-            if servers and self.kills >= wanted * (len(self.servers) - len(servers) + 1) / (len(self.servers) + 1):
+            if servers and self.kills >= wanted * (
+                len(self.servers) - len(servers) + 1
+            ) / (len(self.servers) + 1):
                 server = servers.pop()
                 server.kill()
                 time.sleep(random.uniform(0.5, 1.5))
@@ -388,7 +454,10 @@ class Trial:
         self._submitting.clear()
         size = -1
         moved = time.monotonic()
-        while asyncio.run(count_unfinished(self.world)) and time.monotonic() - moved < QUIET_SECONDS:
+        while (
+            asyncio.run(count_unfinished(self.world))
+            and time.monotonic() - moved < QUIET_SECONDS
+        ):
             self._staff(3)
             size_now = self.world.lines.stat().st_size
             if size_now != size:
@@ -414,7 +483,9 @@ class Trial:
     def _in_flight(self) -> int:
         """Count the runs with a call that has begun and not ended."""
         since = time.time() - self.world.seconds
-        return len({line["order"] for line in self.world.read("began") if line["at"] > since})
+        return len(
+            {line["order"] for line in self.world.read("began") if line["at"] > since}
+        )
 
     def _staff(self, workers: int) -> None:
         """Begin lives that nothing ends."""
@@ -434,17 +505,30 @@ class Trial:
         seconds = random.uniform(2.0, 6.0)
         point = end if end in CRASH_POINTS else ""
         up = CONTEXT.Event()
-        process = CONTEXT.Process(target=live, args=(self.world, up, point, seconds), daemon=True)
+        process = CONTEXT.Process(
+            target=live, args=(self.world, up, point, seconds), daemon=True
+        )
         process.start()
         watch = threading.Thread(target=self._watch, args=(process,), daemon=True)
         watch.start()
         more = 3.0 if point else 0.0
-        self._lives.append(Life(process, watch, end, up, seconds + more, time.monotonic() + START_SECONDS))
+        self._lives.append(
+            Life(
+                process,
+                watch,
+                end,
+                up,
+                seconds + more,
+                time.monotonic() + START_SECONDS,
+            )
+        )
 
     def _watch(self, process: Any) -> None:
         """Wait for the end of a worker, and write down whether it left what it knew."""
         process.join()
-        self.world.write("died", of=process.pid, known=process.exitcode != -signal.SIGKILL)
+        self.world.write(
+            "died", of=process.pid, known=process.exitcode != -signal.SIGKILL
+        )
 
     def _end(self, life: Life) -> None:
         """End a worker, or freeze it and let it live on."""
@@ -502,9 +586,14 @@ async def count_unfinished(world: World) -> int:
 async def judge(world: World, requests: Sequence[ScriptedRequest]) -> dict[str, int]:
     """Count what happened, and each broken promise."""
     async with Runs.connect(world.store) as runs:
-        status = {record.run_id: record.status for record in await runs.list(limit=100_000)}
+        status = {
+            record.run_id: record.status for record in await runs.list(limit=100_000)
+        }
         doubts = {line["id"]: line for line in world.read("doubted")}
-        journals = {run_id: await runs.load(run_id) for run_id in {doubt["run_id"] for doubt in doubts.values()}}
+        journals = {
+            run_id: await runs.load(run_id)
+            for run_id in {doubt["run_id"] for doubt in doubts.values()}
+        }
     effects: dict[tuple[str, int], list[str]] = defaultdict(list)
     for line in world.read("did"):
         effects[line["function"], line["order"]].append(line["key"])
@@ -516,7 +605,11 @@ async def judge(world: World, requests: Sequence[ScriptedRequest]) -> dict[str, 
         for fact in stored.facts
         if isinstance(fact, CallFinished)
     }
-    known = {key: who for key, doubt in doubts.items() if (who := who_knew(world, doubt, finished))}
+    known = {
+        key: who
+        for key, doubt in doubts.items()
+        if (who := who_knew(world, doubt, finished))
+    }
     for key, who in known.items():
         print(f"A person was asked about {doubts[key]}: {who}.")
     return {
@@ -525,9 +618,13 @@ async def judge(world: World, requests: Sequence[ScriptedRequest]) -> dict[str, 
         "effects": len(effects),
         "in doubt": len(doubts),
         "doubled": sum(is_doubled(name, keys) for (name, _), keys in effects.items()),
-        "lost": sum((name, order) not in effects for order in answered for name in FUNCTIONS),
+        "lost": sum(
+            (name, order) not in effects for order in answered for name in FUNCTIONS
+        ),
         "over": sum(count > BUDGET for count in asked.values()),
-        "stranded": sum(ended not in ("answered", "limit_reached") for ended in status.values()),
+        "stranded": sum(
+            ended not in ("answered", "limit_reached") for ended in status.values()
+        ),
         "known": len(known),
     }
 
@@ -537,24 +634,38 @@ PROMISED = ("doubled", "lost", "over", "stranded", "known", "refused")
 
 def is_doubled(function: str, keys: Sequence[str]) -> bool:
     """Whether a call took effect twice, by the keys of its effects."""
-    return len(keys) > 1 if function in ONCE else function == "charge" and len(set(keys)) > 1
+    return (
+        len(keys) > 1
+        if function in ONCE
+        else function == "charge" and len(set(keys)) > 1
+    )
 
 
-def who_knew(world: World, doubt: Mapping[str, Any], finished: Mapping[tuple[str, str], float]) -> str:
+def who_knew(
+    world: World, doubt: Mapping[str, Any], finished: Mapping[tuple[str, str], float]
+) -> str:
     """Name what could tell whether a call took effect, about which a person was asked; "" if nothing could."""
     call = {"function": doubt["function"], "order": doubt["order"]}
     if finished.get((doubt["run_id"], doubt["call_id"]), float("inf")) < doubt["asked"]:
         return "its result was recorded"
     if doubt["function"] not in ONCE:
         return "it may run again"
-    before = [line for line in world.read("began", "did", **call) if line["at"] < doubt["asked"]]
+    before = [
+        line
+        for line in world.read("began", "did", **call)
+        if line["at"] < doubt["asked"]
+    ]
     if doubt["function"] == "ship" and (not before or before[-1]["what"] == "did"):
         return "its probe can tell"
     if not before:
         return ""
-    deaths = [death["at"] for death in world.read("died", of=before[-1]["pid"], known=False)]
+    deaths = [
+        death["at"] for death in world.read("died", of=before[-1]["pid"], known=False)
+    ]
     is_dead = any(at < doubt["asked"] + NOTICE_SECONDS for at in deaths)
-    return "" if is_dead else f"its worker {before[-1]['pid']} lives; deaths at {deaths}"
+    return (
+        "" if is_dead else f"its worker {before[-1]['pid']} lives; deaths at {deaths}"
+    )
 
 
 def tried(place: str, given: argparse.Namespace) -> dict[str, int]:
@@ -563,7 +674,13 @@ def tried(place: str, given: argparse.Namespace) -> dict[str, int]:
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder)
         model_server = stack.enter_context(ScriptedOpenAIServer(model))
-        world = World(place, str(folder / "runs.db"), model_server.url, folder / "lines", mutant=given.mutant)
+        world = World(
+            place,
+            str(folder / "runs.db"),
+            model_server.url,
+            folder / "lines",
+            mutant=given.mutant,
+        )
         if given.fail_over:
             world = replace(world, seconds=6.0, lease=30.0)
         servers: list[Server] = []
@@ -586,7 +703,9 @@ def tried(place: str, given: argparse.Namespace) -> dict[str, int]:
         else:
             trial.kill(given.kills)
         trial.finish()
-        print(f"{place}: {', '.join(f'{count} {end}' for end, count in sorted(trial.ends.items()))}")
+        print(
+            f"{place}: {', '.join(f'{count} {end}' for end, count in sorted(trial.ends.items()))}"
+        )
         figures = asyncio.run(judge(world, model_server.requests))
         return {"kills": trial.kills, **figures, "refused": len(model_server.refused)}
 
@@ -596,13 +715,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("places", nargs="+", choices=PLACES)
     parser.add_argument("--kills", type=int, default=45)
-    parser.add_argument("--mutant", action="store_true", help="let the functions claim that they may run again")
-    parser.add_argument("--fail-over", action="store_true", help="no kill: the database is read-only for 12 s")
+    parser.add_argument(
+        "--mutant",
+        action="store_true",
+        help="let the functions claim that they may run again",
+    )
+    parser.add_argument(
+        "--fail-over",
+        action="store_true",
+        help="no kill: the database is read-only for 12 s",
+    )
     given = parser.parse_args()
     kept = True
     for place in given.places:
         figures = tried(place, given)
-        print(f"{place}: {', '.join(f'{value} {name}' for name, value in figures.items())}", flush=True)
+        print(
+            f"{place}: {', '.join(f'{value} {name}' for name, value in figures.items())}",
+            flush=True,
+        )
         promised = (*PROMISED, "in doubt") if given.fail_over else PROMISED
         kept = kept and not any(figures[name] for name in promised)
     return 0 if kept else 1

@@ -19,7 +19,7 @@ import time
 from multiprocessing.connection import Connection
 
 from openai import AsyncOpenAI
-from round_trips import Chained, Work, by_hand, planner_of, serve
+from round_trips import Chained, Work, by_hand_of, planner_of, serve
 
 CLIENTS = ("by hand", "stock", "service", "planner")
 SPAWN = multiprocessing.get_context("spawn")
@@ -27,9 +27,14 @@ SPAWN = multiprocessing.get_context("spawn")
 
 async def at_once(name: str, work: Work, port: int, runs: int) -> tuple[float, float]:
     """Make one run, then many at once: kilobytes and milliseconds of CPU of each."""
-    async with AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="any", max_retries=0, timeout=600) as client:
+    async with AsyncOpenAI(
+        base_url=f"http://127.0.0.1:{port}/v1",
+        api_key="any",
+        max_retries=0,
+        timeout=600,
+    ) as client:
         run = {
-            "by hand": lambda: by_hand(client, work),
+            "by hand": by_hand_of(client, work),
             "stock": Chained(client, work, wrapped=False).run,
             "service": Chained(client, work, wrapped=True).run,
             "planner": planner_of(client, work),
@@ -55,7 +60,9 @@ def measure(name: str, work: Work, port: int, runs: int, channel: Connection) ->
     channel.send(asyncio.run(at_once(name, work, port, runs)))
 
 
-def compare(work: Work, runs: int, repetitions: int) -> dict[str, list[tuple[float, float]]]:
+def compare(
+    work: Work, runs: int, repetitions: int
+) -> dict[str, list[tuple[float, float]]]:
     """Measure every client by turns."""
     ours, theirs = multiprocessing.Pipe()
     server = SPAWN.Process(target=serve, args=(work, theirs), daemon=True)
@@ -65,7 +72,9 @@ def compare(work: Work, runs: int, repetitions: int) -> dict[str, list[tuple[flo
         port = ours.recv()
         for _ in range(repetitions):
             for name in CLIENTS:
-                client = SPAWN.Process(target=measure, args=(name, work, port, runs, theirs), daemon=True)
+                client = SPAWN.Process(
+                    target=measure, args=(name, work, port, runs, theirs), daemon=True
+                )
                 client.start()
                 client.join()
                 assert ours.poll(), f"{name} has failed"
@@ -80,8 +89,12 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--runs", type=int, default=1000, help="runs at once")
-    parser.add_argument("--trips", type=int, default=10, help="replies with calls in a run")
-    parser.add_argument("--calls", type=int, default=1, help="calls in each of those replies")
+    parser.add_argument(
+        "--trips", type=int, default=10, help="replies with calls in a run"
+    )
+    parser.add_argument(
+        "--calls", type=int, default=1, help="calls in each of those replies"
+    )
     parser.add_argument("--stream", action="store_true", help="stream the replies")
     parser.add_argument("--repetitions", type=int, default=3)
     given = parser.parse_args()
@@ -90,11 +103,16 @@ def main() -> None:
         name: [statistics.median(values) for values in zip(*each, strict=True)]
         for name, each in compare(work, given.runs, given.repetitions).items()
     }
-    print(f"{given.runs} runs of {given.trips} trips, {given.calls} calls, {'streamed' if given.stream else 'plain'}")
+    print(
+        f"{given.runs} runs of {given.trips} trips, {given.calls} calls, {'streamed' if given.stream else 'plain'}"
+    )
     print(f"{'':10}{'KB of memory a run':>22}{'ms of CPU a run':>22}")
     for name, figures in medians.items():
         ratios = zip(figures, medians["by hand"], strict=True)
-        print(f"{name:10}" + "".join(f"{f'{own:.1f} ({own / hand:.2f})':>22}" for own, hand in ratios))
+        print(
+            f"{name:10}"
+            + "".join(f"{f'{own:.1f} ({own / hand:.2f})':>22}" for own, hand in ratios)
+        )
 
 
 if __name__ == "__main__":

@@ -44,8 +44,19 @@ from _pytest.runner import runtestprotocol
 
 ROOT = Path(__file__).parents[2]
 PAIRS: list[tuple[type[Any], type[Any]]] = [
-    *((ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.Is, ast.IsNot), (ast.In, ast.NotIn)),
-    *((ast.And, ast.Or), (ast.Add, ast.Sub), (ast.Mult, ast.FloorDiv), (ast.Div, ast.Mod)),
+    *(
+        (ast.Lt, ast.LtE),
+        (ast.Gt, ast.GtE),
+        (ast.Eq, ast.NotEq),
+        (ast.Is, ast.IsNot),
+        (ast.In, ast.NotIn),
+    ),
+    *(
+        (ast.And, ast.Or),
+        (ast.Add, ast.Sub),
+        (ast.Mult, ast.FloorDiv),
+        (ast.Div, ast.Mod),
+    ),
 ]
 SWAPS = dict(PAIRS) | {second: first for first, second in PAIRS}
 NAMES = {"min": "max", "max": "min", "any": "all", "all": "any"}
@@ -79,7 +90,11 @@ def changes(node: Any) -> Iterator[tuple[str, Any]]:
     match node:
         case ast.Compare(ops=[operator, *more]) if type(operator) in SWAPS:
             yield "ops", [SWAPS[type(operator)](), *more]
-        case ast.BoolOp(op=operator) | ast.BinOp(op=operator) | ast.AugAssign(op=operator) if type(operator) in SWAPS:
+        case (
+            ast.BoolOp(op=operator)
+            | ast.BinOp(op=operator)
+            | ast.AugAssign(op=operator)
+        ) if type(operator) in SWAPS:
             yield "op", SWAPS[type(operator)]()
         case ast.UnaryOp(op=ast.Not()):
             yield "operand", ast.UnaryOp(op=ast.Not(), operand=node.operand)
@@ -89,20 +104,32 @@ def changes(node: Any) -> Iterator[tuple[str, Any]]:
             yield "value", not value
         case ast.Constant(value=int() | float() as value):
             yield "value", value + 1
-        case ast.Return(value=ast.expr() as value) if not (isinstance(value, ast.Constant) and value.value is None):
+        case ast.Return(value=ast.expr() as value) if not (
+            isinstance(value, ast.Constant) and value.value is None
+        ):
             yield "value", ast.Constant(value=None)
-        case ast.If(test=test) | ast.IfExp(test=test) | ast.While(test=test) if isinstance(test, ast.Name | ast.Call):
+        case ast.If(test=test) | ast.IfExp(test=test) | ast.While(test=test) if (
+            isinstance(test, ast.Name | ast.Call)
+        ):
             yield "test", ast.UnaryOp(op=ast.Not(), operand=test)
         case ast.Name(id=name, ctx=ast.Load()) if name in NAMES:
             yield "id", NAMES[name]
         case ast.comprehension(ifs=[_, *more]):
             yield "ifs", more
         case ast.Call(keywords=[_, *_]):
-            for at in (at for at, keyword in enumerate(node.keywords) if keyword.arg != STRICT):
+            for at in (
+                at for at, keyword in enumerate(node.keywords) if keyword.arg != STRICT
+            ):
                 yield "keywords", [*node.keywords[:at], *node.keywords[at + 1 :]]
         case ast.Dict():
             for at in range(len(node.keys)):
-                yield "keys values", [[*items[:at], *items[at + 1 :]] for items in (node.keys, node.values)]
+                yield (
+                    "keys values",
+                    [
+                        [*items[:at], *items[at + 1 :]]
+                        for items in (node.keys, node.values)
+                    ],
+                )
         case _:
             pass
 
@@ -112,22 +139,42 @@ def removed(node: Any) -> Iterator[tuple[str, Any]]:
     for name in BLOCKS:
         block = getattr(node, name, ())
         for at, statement in enumerate(block if isinstance(block, list) else ()):
-            text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-            if isinstance(statement, ast.Expr | ast.Assign | ast.AugAssign | ast.If) and not text:
-                yield name, [*block[:at], ast.copy_location(ast.Pass(), statement), *block[at + 1 :]]
+            text = isinstance(statement, ast.Expr) and isinstance(
+                statement.value, ast.Constant
+            )
+            if (
+                isinstance(statement, ast.Expr | ast.Assign | ast.AugAssign | ast.If)
+                and not text
+            ):
+                yield (
+                    name,
+                    [
+                        *block[:at],
+                        ast.copy_location(ast.Pass(), statement),
+                        *block[at + 1 :],
+                    ],
+                )
 
 
-def inside(node: ast.AST, statement: ast.stmt | None = None, within: bool = False) -> Iterator[tuple[Any, Any]]:
+def inside(
+    node: ast.AST, statement: ast.stmt | None = None, within: bool = False
+) -> Iterator[tuple[Any, Any]]:
     """Walk the code of functions: each node, and the statement that it belongs to."""
     if isinstance(node, ast.stmt):
         statement = node
-    within = within or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+    within = within or isinstance(
+        node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+    )
     if within:
         yield node, statement
     for name, value in ast.iter_fields(node):
-        if name in ("annotation", "returns", "args", "decorator_list", "type_params") and not isinstance(
-            node, ast.Call
-        ):
+        if name in (
+            "annotation",
+            "returns",
+            "args",
+            "decorator_list",
+            "type_params",
+        ) and not isinstance(node, ast.Call):
             continue
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST) and getattr(child, "arg", None) != STRICT:
@@ -137,7 +184,11 @@ def inside(node: ast.AST, statement: ast.stmt | None = None, within: bool = Fals
 def header(statement: Any) -> range:
     """Return the lines of a statement without the blocks inside it."""
     blocks = getattr(statement, "body", None) or getattr(statement, "cases", None)
-    ends = statement.end_lineno if blocks is None else max(statement.lineno, _first_line(blocks[0]) - 1)
+    ends = (
+        statement.end_lineno
+        if blocks is None
+        else max(statement.lineno, _first_line(blocks[0]) - 1)
+    )
     return range(statement.lineno, ends + 1)
 
 
@@ -151,16 +202,24 @@ def edits(tree: ast.Module) -> list[tuple[Any, Any, list[str], list[Any]]]:
     for node, statement in inside(tree):
         for names, value in (*changes(node), *removed(node)):
             fields = names.split()
-            found.append((node, statement, fields, value if len(fields) > 1 else [value]))
+            found.append(
+                (node, statement, fields, value if len(fields) > 1 else [value])
+            )
     return found
 
 
 def mutations(file: str) -> Iterator[Mutation]:
     """List what can be changed in a module."""
-    for at, (node, statement, fields, values) in enumerate(edits(ast.parse((ROOT / file).read_text("utf-8")))):
+    for at, (node, statement, fields, values) in enumerate(
+        edits(ast.parse((ROOT / file).read_text("utf-8")))
+    ):
         shown, before = node, statement
         if fields[0] in BLOCKS:
-            gone = next(old for old, new in zip(getattr(node, fields[0]), values[0], strict=True) if old is not new)
+            gone = next(
+                old
+                for old, new in zip(getattr(node, fields[0]), values[0], strict=True)
+                if old is not new
+            )
             shown, before, change = gone, gone, f"removed {ast.unparse(gone)}"
         elif fields == ["test"]:
             change = f"if {ast.unparse(node.test)} -> if {ast.unparse(values[0])}"
@@ -171,7 +230,13 @@ def mutations(file: str) -> Iterator[Mutation]:
             change = f"{change} -> {ast.unparse(node)}"
             _set(node, fields, originals)
         line = getattr(shown, "lineno", before.lineno)
-        yield Mutation(file=file, at=at, line=line, change=" ".join(change.split()), lines=header(before))
+        yield Mutation(
+            file=file,
+            at=at,
+            line=line,
+            change=" ".join(change.split()),
+            lines=header(before),
+        )
 
 
 def changed(mutation: Mutation) -> CodeType:
@@ -210,7 +275,9 @@ def install(mutation: Mutation, functions: Sequence[FunctionType]) -> None:
     """Replace the code of the live functions of a module by the changed one."""
     code = dict(codes(changed(mutation)))
     for function in functions:
-        function.__code__ = code[function.__code__.co_qualname, function.__code__.co_firstlineno]
+        function.__code__ = code[
+            function.__code__.co_qualname, function.__code__.co_firstlineno
+        ]
 
 
 class Judge:
@@ -224,7 +291,12 @@ class Judge:
         """Let property tests draw the same examples every time, and not shrink them."""
         from hypothesis import Phase, settings  # pytest prepares its plugin first
 
-        same = settings(derandomize=True, database=None, deadline=None, phases=[Phase.explicit, Phase.generate])
+        same = settings(
+            derandomize=True,
+            database=None,
+            deadline=None,
+            phases=[Phase.explicit, Phase.generate],
+        )
         settings.register_profile("same", same)
         settings.load_profile("same")
 
@@ -235,7 +307,11 @@ class Judge:
         functions, found = functions_of(files), Counter[pytest.Item]()
         gc.freeze()
         for mutation in self.drawn:
-            tests = {item for line in mutation.lines for item in covering[mutation.file, line]}
+            tests = {
+                item
+                for line in mutation.lines
+                for item in covering[mutation.file, line]
+            }
             items = sorted(
                 tests, key=lambda item: took[item] / (1 + found[item])
             )  # what finds much for little comes first
@@ -252,7 +328,9 @@ def covering_tests(
     items: Sequence[pytest.Item], files: set[str]
 ) -> tuple[dict[tuple[str, int], set[pytest.Item]], dict[pytest.Item, float]]:
     """Run the tests once: which of them execute each line, and how many seconds each takes."""
-    measured = coverage.Coverage(data_file=None, config_file=False, include=[str(ROOT / file) for file in files])
+    measured = coverage.Coverage(
+        data_file=None, config_file=False, include=[str(ROOT / file) for file in files]
+    )
     measured.start()
     took, by_name = dict[pytest.Item, float](), {item.nodeid: item for item in items}
     for item in items:
@@ -263,7 +341,9 @@ def covering_tests(
     measured.stop()
     covering = defaultdict[tuple[str, int], set[pytest.Item]](set)
     for file in files:
-        for line, names in measured.get_data().contexts_by_lineno(str(ROOT / file)).items():
+        for line, names in (
+            measured.get_data().contexts_by_lineno(str(ROOT / file)).items()
+        ):
             covering[file, line] = {by_name[name] for name in names if name in by_name}
     return covering, took
 
@@ -311,35 +391,72 @@ def judged(
 
 def passes(item: pytest.Item) -> bool:
     """Run one test with its fixtures."""
-    return not any(report.failed for report in runtestprotocol(item, log=False, nextitem=None))
+    return not any(
+        report.failed for report in runtestprotocol(item, log=False, nextitem=None)
+    )
 
 
 def modules_of(name: str) -> list[str]:
     """List the modules of a package, or the one with this path."""
-    files = [ROOT / name] if name.endswith(".py") else sorted((ROOT / "planner_ext" / name).glob("*.py"))
+    files = (
+        [ROOT / name]
+        if name.endswith(".py")
+        else sorted((ROOT / "planner_ext" / name).glob("*.py"))
+    )
     if not files:
-        raise SystemExit(f"planner_ext/{name} has no modules; expected a package, such as engine, or a module's path")
+        raise SystemExit(
+            f"planner_ext/{name} has no modules; expected a package, such as engine, or a module's path"
+        )
     return [str(file.relative_to(ROOT)) for file in files]
 
 
 def main() -> None:
     """Draw mutations, and judge them."""
     parser = argparse.ArgumentParser(description="Print the mutation score of modules.")
-    parser.add_argument("judged", nargs="*", default=["core"], help="packages, core by default, or paths of modules")
-    parser.add_argument("--tests", nargs="+", help="the tests that judge; those of the packages by default")
-    parser.add_argument("--sample", type=int, default=100, help="how many mutations, drawn at random; 0 for all")
+    parser.add_argument(
+        "judged",
+        nargs="*",
+        default=["core"],
+        help="packages, core by default, or paths of modules",
+    )
+    parser.add_argument(
+        "--tests",
+        nargs="+",
+        help="the tests that judge; those of the packages by default",
+    )
+    parser.add_argument(
+        "--sample",
+        type=int,
+        default=100,
+        help="how many mutations, drawn at random; 0 for all",
+    )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--again", type=Path, help="an output of this program; only its survivors are judged")
+    parser.add_argument(
+        "--again",
+        type=Path,
+        help="an output of this program; only its survivors are judged",
+    )
     options = parser.parse_args()
     files = [file for name in options.judged for file in modules_of(name)]
-    tests = options.tests or sorted({f"tests/{Path(file).parent.name}" for file in files})
+    tests = options.tests or sorted(
+        {f"tests/{Path(file).parent.name}" for file in files}
+    )
     drawn = [mutation for file in files for mutation in mutations(file)]
     print(f"{len(drawn)} mutations in {len(files)} modules")
     if options.again is not None:
-        before = set(re.findall(r"(?:SURVIVED|NO TEST) (\S+?):\d+: (.*)", options.again.read_text("utf-8")))
-        drawn = [mutation for mutation in drawn if (mutation.file, mutation.change) in before]
+        before = set(
+            re.findall(
+                r"(?:SURVIVED|NO TEST) (\S+?):\d+: (.*)",
+                options.again.read_text("utf-8"),
+            )
+        )
+        drawn = [
+            mutation for mutation in drawn if (mutation.file, mutation.change) in before
+        ]
     else:
-        drawn = random.Random(options.seed).sample(drawn, min(options.sample or len(drawn), len(drawn)))
+        drawn = random.Random(options.seed).sample(
+            drawn, min(options.sample or len(drawn), len(drawn))
+        )
     os.chdir(ROOT)
     arguments = ["-q", "-s", "-n0", "-p", "no:cacheprovider", "-m", "fast"]
     sys.exit(pytest.main([*arguments, *tests], plugins=[Judge(drawn)]))

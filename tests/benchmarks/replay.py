@@ -30,7 +30,16 @@ from planner_ext import (
 from planner_ext.events import ResultReady
 from planner_ext.iteration import ToolExecution
 
-COLUMNS = ("runs", "good", "faithful", "same calls", "in order", "usage told", "trips", "recorded")
+COLUMNS = (
+    "runs",
+    "good",
+    "faithful",
+    "same calls",
+    "in order",
+    "usage told",
+    "trips",
+    "recorded",
+)
 
 
 @dataclass(frozen=True)
@@ -53,24 +62,35 @@ class Way:
 
 
 WAYS = [
-    Way(door, streamed, one) for door in ("service", "planner") for streamed in (False, True) for one in (True, False)
+    Way(door, streamed, one)
+    for door in ("service", "planner")
+    for streamed in (False, True)
+    for one in (True, False)
 ]
 
 
-async def through_service(built: Any, case: dict[str, Any], way: Way) -> tuple[list[str], int]:
+async def through_service(
+    built: Any, case: dict[str, Any], way: Way
+) -> tuple[list[str], int]:
     """Converse through the wrapper, adding each final message as an application does."""
     service = FunctionInvokingChatCompletion(built.service, execution=way.execution)
     settings = service.instantiate_prompt_execution_settings(
-        function_choice_behavior=BoundedFunctionChoiceBehavior.Auto(maximum_use_attempts=None)
+        function_choice_behavior=BoundedFunctionChoiceBehavior.Auto(
+            maximum_use_attempts=None
+        )
     )
-    history = ChatHistory(system_message=case["system"]) if case["system"] else ChatHistory()
+    history = (
+        ChatHistory(system_message=case["system"]) if case["system"] else ChatHistory()
+    )
     finals: list[str] = []
     tokens = 0
     for turn in case["turns"]:
         history.add_user_message(turn["user"])
         if way.streamed:
             pieces: dict[int, str] = {}
-            async for chunk in service.get_streaming_chat_message_content(history, settings, kernel=built.kernel):
+            async for chunk in service.get_streaming_chat_message_content(
+                history, settings, kernel=built.kernel
+            ):
                 if chunk is not None and chunk.role == "assistant":
                     trip = chunk.function_invoke_attempt or 0
                     pieces[trip] = pieces.get(trip, "") + str(chunk)
@@ -78,7 +98,9 @@ async def through_service(built: Any, case: dict[str, Any], way: Way) -> tuple[l
             finals.append(pieces[max(pieces)])
             history.add_assistant_message(finals[-1])
         else:
-            message = await service.get_chat_message_content(history, settings, kernel=built.kernel)
+            message = await service.get_chat_message_content(
+                history, settings, kernel=built.kernel
+            )
             assert message is not None
             metadata = message.metadata
             finals.append(str(message))
@@ -87,19 +109,31 @@ async def through_service(built: Any, case: dict[str, Any], way: Way) -> tuple[l
     return finals, tokens
 
 
-async def through_planner(built: Any, case: dict[str, Any], way: Way) -> tuple[list[str], int]:
+async def through_planner(
+    built: Any, case: dict[str, Any], way: Way
+) -> tuple[list[str], int]:
     """Converse through the planner, each turn going on from the last one's history."""
-    options = FunctionCallingStepwisePlannerOptions(max_iterations=None, plan=False, execution=way.execution)
+    options = FunctionCallingStepwisePlannerOptions(
+        max_iterations=None, plan=False, execution=way.execution
+    )
     planner = FunctionCallingStepwisePlanner("replay", options)
-    history = ChatHistory(system_message=case["system"]) if case["system"] else ChatHistory()
+    history = (
+        ChatHistory(system_message=case["system"]) if case["system"] else ChatHistory()
+    )
     finals: list[str] = []
     tokens = 0
     for turn in case["turns"]:
         if way.streamed:
-            stream = planner.invoke_stream(built.kernel, turn["user"], chat_history=history)
-            (result,) = [event.result async for event in stream if isinstance(event, ResultReady)]
+            stream = planner.invoke_stream(
+                built.kernel, turn["user"], chat_history=history
+            )
+            (result,) = [
+                event.result async for event in stream if isinstance(event, ResultReady)
+            ]
         else:
-            result = await planner.invoke(built.kernel, turn["user"], chat_history=history)
+            result = await planner.invoke(
+                built.kernel, turn["user"], chat_history=history
+            )
         finals.append(result.final_answer)
         tokens += result.usage.total_tokens
         assert result.chat_history is not None
@@ -107,13 +141,17 @@ async def through_planner(built: Any, case: dict[str, Any], way: Way) -> tuple[l
     return finals, tokens
 
 
-DOORS: dict[str, Callable[[Any, dict[str, Any], Way], Awaitable[tuple[list[str], int]]]] = {
+DOORS: dict[
+    str, Callable[[Any, dict[str, Any], Way], Awaitable[tuple[list[str], int]]]
+] = {
     "service": through_service,
     "planner": through_planner,
 }
 
 
-async def run_case(kit: Any, server: Any, case: dict[str, Any], way: Way) -> Counter[str]:
+async def run_case(
+    kit: Any, server: Any, case: dict[str, Any], way: Way
+) -> Counter[str]:
     """Run one case one way, and count what is as it should be."""
     built = kit.build_kernel(case, server.url, session=f"{case['name']}|{way.name}")
     try:
@@ -121,7 +159,10 @@ async def run_case(kit: Any, server: Any, case: dict[str, Any], way: Way) -> Cou
     finally:
         await built.close()
     report = kit.judge(case, server, built, finals)
-    told = tokens == report["usage"]["prompt_tokens"] + report["usage"]["completion_tokens"]
+    told = (
+        tokens
+        == report["usage"]["prompt_tokens"] + report["usage"]["completion_tokens"]
+    )
     return Counter(
         {
             "runs": 1,
@@ -138,14 +179,23 @@ async def run_case(kit: Any, server: Any, case: dict[str, Any], way: Way) -> Cou
 
 def failed(way: Way, count: Counter[str]) -> bool:
     """Whether a count falls short of what its way promises."""
-    promised = {"faithful", "same calls", "in order", "usage told"} | ({"good"} if way.sequential else set())
-    return any(count[column] != count["runs"] for column in promised) or count["trips"] != count["recorded"]
+    promised = {"faithful", "same calls", "in order", "usage told"} | (
+        {"good"} if way.sequential else set()
+    )
+    return (
+        any(count[column] != count["runs"] for column in promised)
+        or count["trips"] != count["recorded"]
+    )
 
 
 async def main(kit: Any, pattern: str, every: int) -> int:
     """Run, print the table, and tell whether all was as promised."""
     names = kit.list_cases(pattern)
-    names = [variant for name in names for variant in ([name, f"{name}:seq"] if ":gpt41:" in name else [name])][::every]
+    names = [
+        variant
+        for name in names
+        for variant in ([name, f"{name}:seq"] if ":gpt41:" in name else [name])
+    ][::every]
     table: dict[str, Counter[str]] = {way.name: Counter() for way in WAYS}
     odd: list[str] = []
     with kit.start_server() as server:
@@ -162,7 +212,10 @@ async def main(kit: Any, pattern: str, every: int) -> int:
                 table[way.name].update(count)
             server.rows.clear()
             server.sessions.clear()
-    print(f"{len(names)} recordings\n{'':28}" + "".join(f"{column:>12}" for column in COLUMNS))
+    print(
+        f"{len(names)} recordings\n{'':28}"
+        + "".join(f"{column:>12}" for column in COLUMNS)
+    )
     for name, count in table.items():
         print(f"{name:28}" + "".join(f"{count[column]:>12}" for column in COLUMNS))
     for line in odd:
@@ -178,4 +231,8 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     sys.path.insert(0, arguments.kit)
     logging.disable(logging.CRITICAL)
-    raise SystemExit(asyncio.run(main(importlib.import_module("harness"), arguments.only, arguments.every)))
+    raise SystemExit(
+        asyncio.run(
+            main(importlib.import_module("harness"), arguments.only, arguments.every)
+        )
+    )

@@ -36,8 +36,13 @@ from typing import Any, TypeAlias
 
 from openai import AsyncOpenAI
 from semantic_kernel import Kernel
-from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
-from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion, OpenAIChatPromptExecutionSettings
+from semantic_kernel.connectors.ai.function_choice_behavior import (
+    FunctionChoiceBehavior,
+)
+from semantic_kernel.connectors.ai.open_ai import (
+    OpenAIChatCompletion,
+    OpenAIChatPromptExecutionSettings,
+)
 from semantic_kernel.contents import ChatHistory
 from semantic_kernel.functions import kernel_function
 
@@ -53,8 +58,15 @@ from planner_ext.engine.ports import TextDelta
 NAME = "tools-look_up"
 DESCRIPTION = "Looks up the weather."
 RESULT = "It is sunny with a light breeze. " * 31
-SYSTEM, QUESTION = "You are a helpful assistant. Use the tools.", "What is the weather like, in each of these cities?"
-PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+SYSTEM, QUESTION = (
+    "You are a helpful assistant. Use the tools.",
+    "What is the weather like, in each of these cities?",
+)
+PARAMETERS = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+}
 USAGE = {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120}
 HEAD = {"id": "chatcmpl-1", "created": 1700000000, "model": "scripted"}
 
@@ -72,7 +84,10 @@ class Work:
     @property
     def names(self) -> list[str]:
         """Name the functions; only the first is called."""
-        return ["look_up", *(f"look_up_{number}" for number in range(1, self.functions))]
+        return [
+            "look_up",
+            *(f"look_up_{number}" for number in range(1, self.functions)),
+        ]
 
     def body(self, trip: int) -> bytes:
         """Write the body of the response of a trip: JSON, or server-sent events."""
@@ -84,28 +99,60 @@ class Work:
             body = self.body(trip)
             head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
             return head % len(body) + body
-        chunked = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in self._parts(trip))
+        chunked = b"".join(
+            b"%x\r\n%b\r\n" % (len(part), part) for part in self._parts(trip)
+        )
         head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
         return head + chunked + b"0\r\n\r\n"
 
     def _parts(self, trip: int) -> list[bytes]:
-        ids = [f"call_t{trip:05d}x{index}" for index in range(self.calls)] if trip < self.trips else []
+        ids = (
+            [f"call_t{trip:05d}x{index}" for index in range(self.calls)]
+            if trip < self.trips
+            else []
+        )
         called = [
-            {"index": i, "id": id, "type": "function", "function": {"name": NAME, "arguments": '{"city": "Paris"}'}}
+            {
+                "index": i,
+                "id": id,
+                "type": "function",
+                "function": {"name": NAME, "arguments": '{"city": "Paris"}'},
+            }
             for i, id in enumerate(ids)
         ]
         ended = "tool_calls" if called else "stop"
         if not self.stream:
-            message = {"role": "assistant", "content": None if called else "word " * self.chunks}
+            message = {
+                "role": "assistant",
+                "content": None if called else "word " * self.chunks,
+            }
             if called:
-                message["tool_calls"] = [{k: v for k, v in call.items() if k != "index"} for call in called]
+                message["tool_calls"] = [
+                    {k: v for k, v in call.items() if k != "index"} for call in called
+                ]
             choice = {"index": 0, "message": message, "finish_reason": ended}
-            return [json.dumps(HEAD | {"object": "chat.completion", "choices": [choice], "usage": USAGE}).encode()]
+            return [
+                json.dumps(
+                    HEAD
+                    | {"object": "chat.completion", "choices": [choice], "usage": USAGE}
+                ).encode()
+            ]
         deltas: list[dict[str, Any]] = [{"role": "assistant", "content": None}]
-        deltas += [{"tool_calls": [call]} for call in called] or [{"content": "word "}] * self.chunks
-        events = [{"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
-        events += [{"choices": [{"index": 0, "delta": {}, "finish_reason": ended}]}, {"choices": [], "usage": USAGE}]
-        lines = [json.dumps(HEAD | {"object": "chat.completion.chunk"} | event).encode() for event in events]
+        deltas += [{"tool_calls": [call]} for call in called] or [
+            {"content": "word "}
+        ] * self.chunks
+        events = [
+            {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
+            for delta in deltas
+        ]
+        events += [
+            {"choices": [{"index": 0, "delta": {}, "finish_reason": ended}]},
+            {"choices": [], "usage": USAGE},
+        ]
+        lines = [
+            json.dumps(HEAD | {"object": "chat.completion.chunk"} | event).encode()
+            for event in events
+        ]
         return [b"data: %b\n\n" % line for line in (*lines, b"[DONE]")]
 
 
@@ -113,7 +160,9 @@ def serve(work: Work, channel: Connection) -> None:
     """Answer for ever; the trip of a request is read off the last call in it."""
     answers = [work.answer(trip) for trip in range(work.trips + 1)]
 
-    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def converse(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         while head := await reader.readuntil(b"\r\n\r\n"):
             length = re.search(rb"(?i)content-length: *(\d+)", head)
             body = await reader.readexactly(int(length[1]) if length else 0)
@@ -156,13 +205,20 @@ def kernel_of(work: Work, **options: Any) -> Kernel:
     return kernel
 
 
-Ask: TypeAlias = Callable[[AsyncOpenAI, dict[str, Any]], Awaitable[tuple[str, list[Any]]]]
+Ask: TypeAlias = Callable[
+    [AsyncOpenAI, dict[str, Any]], Awaitable[tuple[str, list[Any]]]
+]
 """Makes one request with messages and tools; returns text and calls."""
 
 
-def by_hand_of(client: AsyncOpenAI, work: Work, ask: Ask | None = None) -> Callable[[], Awaitable[str]]:
+def by_hand_of(
+    client: AsyncOpenAI, work: Work, ask: Ask | None = None
+) -> Callable[[], Awaitable[str]]:
     """Make the loop by hand; the schemas are written once."""
-    schemas = [{"name": f"tools-{name}", "description": DESCRIPTION, "parameters": PARAMETERS} for name in work.names]
+    schemas = [
+        {"name": f"tools-{name}", "description": DESCRIPTION, "parameters": PARAMETERS}
+        for name in work.names
+    ]
     tools = [{"type": "function", "function": schema} for schema in schemas]
     asks = ask or (hand_streamed if work.stream else hand_plain)
     return lambda: by_hand(client, asks, tools)
@@ -170,45 +226,70 @@ def by_hand_of(client: AsyncOpenAI, work: Work, ask: Ask | None = None) -> Calla
 
 async def by_hand(client: AsyncOpenAI, ask: Ask, tools: list[Any]) -> str:
     """Chain calls with nothing but the openai client."""
-    messages: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}]
+    messages: list[Any] = [
+        {"role": "system", "content": SYSTEM},
+        {"role": "user", "content": QUESTION},
+    ]
     extra = {"messages": messages, "tools": tools}
     while True:
         text, called = await ask(client, extra)
         if not called:
             return text
         messages.append({"role": "assistant", "tool_calls": called})
-        results = await asyncio.gather(*(look_up(**json.loads(call["function"]["arguments"])) for call in called))
+        results = await asyncio.gather(
+            *(look_up(**json.loads(call["function"]["arguments"])) for call in called)
+        )
         for call, result in zip(called, results, strict=True):
-            messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
+            messages.append(
+                {"role": "tool", "tool_call_id": call["id"], "content": result}
+            )
 
 
-async def hand_plain(client: AsyncOpenAI, extra: dict[str, Any]) -> tuple[str, list[Any]]:
+async def hand_plain(
+    client: AsyncOpenAI, extra: dict[str, Any]
+) -> tuple[str, list[Any]]:
     """Make one plain request."""
-    response = await client.chat.completions.create(model="scripted", messages=[], extra_body=extra)
+    response = await client.chat.completions.create(
+        model="scripted", messages=[], extra_body=extra
+    )
     message = response.choices[0].message
     return message.content or "", [
-        written(c.id, c.function.name, c.function.arguments) for c in message.tool_calls or () if c.type == "function"
+        written(c.id, c.function.name, c.function.arguments)
+        for c in message.tool_calls or ()
+        if c.type == "function"
     ]
 
 
-async def hand_streamed(client: AsyncOpenAI, extra: dict[str, Any]) -> tuple[str, list[Any]]:
+async def hand_streamed(
+    client: AsyncOpenAI, extra: dict[str, Any]
+) -> tuple[str, list[Any]]:
     """Make one streamed request."""
     text: list[str] = []
     called: dict[int, tuple[str, str, list[str]]] = {}
     options: Any = {"stream": True, "stream_options": {"include_usage": True}}
-    async for chunk in await client.chat.completions.create(model="scripted", messages=[], extra_body=extra, **options):
+    async for chunk in await client.chat.completions.create(
+        model="scripted", messages=[], extra_body=extra, **options
+    ):
         for choice in chunk.choices:
             if choice.delta.content:
                 text.append(choice.delta.content)
             for piece in choice.delta.tool_calls or ():
-                known = called.setdefault(piece.index, (piece.id, piece.function.name, []))
+                known = called.setdefault(
+                    piece.index, (piece.id, piece.function.name, [])
+                )
                 known[2].append(piece.function.arguments or "")
-    return "".join(text), [written(id, name, "".join(pieces)) for id, name, pieces in called.values()]
+    return "".join(text), [
+        written(id, name, "".join(pieces)) for id, name, pieces in called.values()
+    ]
 
 
 def written(id: str, name: str, arguments: str) -> dict[str, Any]:
     """Write a call as OpenAI's JSON."""
-    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+    return {
+        "id": id,
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }
 
 
 class Chained:
@@ -217,30 +298,53 @@ class Chained:
     def __init__(self, client: AsyncOpenAI, work: Work, *, wrapped: bool) -> None:
         stock = OpenAIChatCompletion("scripted", async_client=client)
         most = work.trips + 2
-        self._service = FunctionInvokingChatCompletion(stock, budget=Budget(max_iterations=most)) if wrapped else stock
+        self._service = (
+            FunctionInvokingChatCompletion(stock, budget=Budget(max_iterations=most))
+            if wrapped
+            else stock
+        )
         self._stream = work.stream
         self._kernel = kernel_of(work)
         auto = FunctionChoiceBehavior.Auto(maximum_auto_invoke_attempts=most)
-        self._settings = OpenAIChatPromptExecutionSettings(function_choice_behavior=auto)
+        self._settings = OpenAIChatPromptExecutionSettings(
+            function_choice_behavior=auto
+        )
 
     async def run(self) -> str:
         """Ask once."""
         history = ChatHistory(system_message=SYSTEM)
         history.add_user_message(QUESTION)
         if not self._stream:
-            return str(await self._service.get_chat_message_content(history, self._settings, kernel=self._kernel))
-        chunks = self._service.get_streaming_chat_message_content(history, self._settings, kernel=self._kernel)
-        return "".join([chunk.content async for chunk in chunks if chunk is not None and chunk.role == "assistant"])
+            return str(
+                await self._service.get_chat_message_content(
+                    history, self._settings, kernel=self._kernel
+                )
+            )
+        chunks = self._service.get_streaming_chat_message_content(
+            history, self._settings, kernel=self._kernel
+        )
+        return "".join(
+            [
+                chunk.content
+                async for chunk in chunks
+                if chunk is not None and chunk.role == "assistant"
+            ]
+        )
 
 
 def planner_of(client: AsyncOpenAI, work: Work) -> Callable[[], Awaitable[str]]:
     """Make the planner over the same connector."""
-    kernel = kernel_of(work, services={"scripted": OpenAIChatCompletion("scripted", async_client=client)})
+    kernel = kernel_of(
+        work,
+        services={"scripted": OpenAIChatCompletion("scripted", async_client=client)},
+    )
     options = FunctionCallingStepwisePlannerOptions(
         budget=Budget(max_iterations=work.trips + 2),
         plan=False,
         execution_settings=OpenAIChatPromptExecutionSettings(
-            function_choice_behavior=BoundedFunctionChoiceBehavior.Auto(maximum_use_attempts=None)
+            function_choice_behavior=BoundedFunctionChoiceBehavior.Auto(
+                maximum_use_attempts=None
+            )
         ),
     )
     planner = FunctionCallingStepwisePlanner("scripted", options)
@@ -249,12 +353,16 @@ def planner_of(client: AsyncOpenAI, work: Work) -> Callable[[], Awaitable[str]]:
         if not work.stream:
             return (await planner.invoke(kernel, QUESTION)).final_answer
         events = planner.invoke_stream(kernel, QUESTION)
-        return "".join([event.text async for event in events if isinstance(event, TextDelta)])
+        return "".join(
+            [event.text async for event in events if isinstance(event, TextDelta)]
+        )
 
     return run
 
 
-def cost_of(loop: asyncio.AbstractEventLoop, run: Callable[[], Awaitable[str]], work: Work) -> float:
+def cost_of(
+    loop: asyncio.AbstractEventLoop, run: Callable[[], Awaitable[str]], work: Work
+) -> float:
     """Measure some runs: milliseconds of CPU per request."""
     runs = max(1, 60 // (work.trips + 1))
     gc.collect()
@@ -262,18 +370,24 @@ def cost_of(loop: asyncio.AbstractEventLoop, run: Callable[[], Awaitable[str]], 
     texts = [loop.run_until_complete(run()) for _ in range(runs)]
     spent = time.process_time() - begun
     expected = "word " * work.chunks
-    assert all(text == expected for text in texts), f"expected {work.chunks} words at the end, got {texts[0][:80]!r}"
+    assert all(text == expected for text in texts), (
+        f"expected {work.chunks} words at the end, got {texts[0][:80]!r}"
+    )
     return spent * 1000 / runs / (work.trips + 1)
 
 
 def compare(work: Work, repetitions: int) -> dict[str, float]:
     """Measure every client by turns: median milliseconds per request."""
     ours, theirs = multiprocessing.Pipe()
-    server = multiprocessing.get_context("spawn").Process(target=serve, args=(work, theirs), daemon=True)
+    server = multiprocessing.get_context("spawn").Process(
+        target=serve, args=(work, theirs), daemon=True
+    )
     server.start()
     loop = asyncio.new_event_loop()
     try:
-        client = AsyncOpenAI(base_url=f"http://127.0.0.1:{ours.recv()}/v1", api_key="any", max_retries=0)
+        client = AsyncOpenAI(
+            base_url=f"http://127.0.0.1:{ours.recv()}/v1", api_key="any", max_retries=0
+        )
         clients: dict[str, Callable[[], Awaitable[str]]] = {
             "by hand": by_hand_of(client, work),
             "stock": Chained(client, work, wrapped=False).run,
@@ -298,10 +412,25 @@ def compare(work: Work, repetitions: int) -> dict[str, float]:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--trips", type=int, nargs="+", default=[10], help="replies with calls in a run")
-    parser.add_argument("--calls", type=int, nargs="+", default=[1], help="calls in each of those replies")
-    parser.add_argument("--chunks", type=int, default=1, help="pieces of text at the end")
-    parser.add_argument("--functions", type=int, default=1, help="functions offered, of which one is called")
+    parser.add_argument(
+        "--trips", type=int, nargs="+", default=[10], help="replies with calls in a run"
+    )
+    parser.add_argument(
+        "--calls",
+        type=int,
+        nargs="+",
+        default=[1],
+        help="calls in each of those replies",
+    )
+    parser.add_argument(
+        "--chunks", type=int, default=1, help="pieces of text at the end"
+    )
+    parser.add_argument(
+        "--functions",
+        type=int,
+        default=1,
+        help="functions offered, of which one is called",
+    )
     parser.add_argument("--stream", action="store_true", help="stream the replies")
     parser.add_argument("--repetitions", type=int, default=5)
     given = parser.parse_args()
@@ -315,7 +444,9 @@ def main() -> None:
             costs = compare(work, given.repetitions)
             offered = f", {work.functions} offered" if work.functions > 1 else ""
             name = f"{trips} trips, {calls} calls{offered}, {'streamed' if given.stream else 'plain'}"
-            cells = [f"{cost:.2f} ({cost / costs['by hand']:.2f})" for cost in costs.values()]
+            cells = [
+                f"{cost:.2f} ({cost / costs['by hand']:.2f})" for cost in costs.values()
+            ]
             print(f"{name:36}" + "".join(f"{cell:>18}" for cell in cells), flush=True)
 
 

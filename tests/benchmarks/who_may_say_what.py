@@ -27,18 +27,34 @@ from entitlement.trial import Trial, shrunk, tried
 
 def shown(trial: Trial) -> str:
     """Write a situation with all that happened in it."""
-    lines = [pformat(trial.scenario, width=120), *map(str, trial.record.events), f"ended: {', '.join(trial.statuses)}"]
+    lines = [
+        pformat(trial.scenario, width=120),
+        *map(str, trial.record.events),
+        f"ended: {', '.join(trial.statuses)}",
+    ]
     return "\n".join([*lines, *(f"BROKEN {one}" for one in trial.found)])
 
 
 async def main(options: argparse.Namespace) -> int:
     """Try the situations, and print the outcomes."""
-    counts, broken, seeds = Counter[str](), Counter[str](), defaultdict[str, list[int]](list)
+    counts, broken, seeds = (
+        Counter[str](),
+        Counter[str](),
+        defaultdict[str, list[int]](list),
+    )
     began = time.monotonic()
     for seed in range(options.seed, options.seed + options.runs):
         trial = await tried(scenario_of(seed, options.doors))
-        counts.update({f"door {trial.scenario.door}": 1, "functions started": trial.starts})
-        counts.update({"decisions": trial.answers, "decisions refused": trial.refused, "runs": len(trial.statuses)})
+        counts.update(
+            {f"door {trial.scenario.door}": 1, "functions started": trial.starts}
+        )
+        counts.update(
+            {
+                "decisions": trial.answers,
+                "decisions refused": trial.refused,
+                "runs": len(trial.statuses),
+            }
+        )
         counts.update(f"ended {status}" for status in trial.statuses)
         for promise in {one.promise for one in trial.found}:
             broken[promise] += 1
@@ -51,22 +67,44 @@ async def main(options: argparse.Namespace) -> int:
             break
     seconds = time.monotonic() - began
     tried_now = sum(count for name, count in counts.items() if name.startswith("door "))
-    print(f"{tried_now} situations from seed {options.seed} in {seconds:.0f} s; ", end="")
+    print(
+        f"{tried_now} situations from seed {options.seed} in {seconds:.0f} s; ", end=""
+    )
     print(", ".join(f"{count} {name}" for name, count in sorted(counts.items())))
     for promise, number in broken.most_common():
         first = ", ".join(map(str, seeds[promise][:8]))
-        print(f"BROKEN in {number}: {promise}; seeds {first}{' ...' if number > 8 else ''}")
-    print("No promise was broken." if not broken else f"{len(broken)} promises were broken.")
+        print(
+            f"BROKEN in {number}: {promise}; seeds {first}{' ...' if number > 8 else ''}"
+        )
+    print(
+        "No promise was broken."
+        if not broken
+        else f"{len(broken)} promises were broken."
+    )
     return 1 if broken else 0
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Look for calls that nobody entitled was asked about.")
+    parser = argparse.ArgumentParser(
+        description="Look for calls that nobody entitled was asked about."
+    )
     parser.add_argument("--runs", type=int, default=3000, help="how many situations")
-    parser.add_argument("--seed", type=int, default=1, help="that of the first; the others follow")
-    parser.add_argument("--doors", type=lambda given: tuple(given.split(",")), default=DOORS)
-    parser.add_argument("--show", action="store_true", help="print each situation and all that happened")
-    parser.add_argument("--stop", action="store_true", help="end with the first that breaks a promise")
-    parser.add_argument("--shrink", action="store_true", help="print the smallest like each that breaks a promise")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="that of the first; the others follow"
+    )
+    parser.add_argument(
+        "--doors", type=lambda given: tuple(given.split(",")), default=DOORS
+    )
+    parser.add_argument(
+        "--show", action="store_true", help="print each situation and all that happened"
+    )
+    parser.add_argument(
+        "--stop", action="store_true", help="end with the first that breaks a promise"
+    )
+    parser.add_argument(
+        "--shrink",
+        action="store_true",
+        help="print the smallest like each that breaks a promise",
+    )
     logging.disable(logging.CRITICAL)
     sys.exit(asyncio.run(main(parser.parse_args())))

@@ -28,7 +28,9 @@ def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgresql"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[BudgetStore]:
+async def store(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> AsyncGenerator[BudgetStore]:
     """Open each kind of store."""
     if request.param == "memory":
         where = None

@@ -11,13 +11,33 @@ from hypothesis import strategies as st
 from planner_ext.budgets import BudgetStore, SharedBudget
 from planner_ext.budgets.charges import charges_of
 from planner_ext.core.accounts import SharedBudgets
-from planner_ext.core.facts import CallStarted, Fact, ModelReplied, Rules, RunStarted, SharedBudgetsChecked
+from planner_ext.core.facts import (
+    CallStarted,
+    Fact,
+    ModelReplied,
+    Rules,
+    RunStarted,
+    SharedBudgetsChecked,
+)
 from planner_ext.core.values import Usage
 from support.budgets import noon, shared
 
 LIMITS = {"small": 4, "large": 9}
 CALLS = 6
-STEPS = st.sampled_from(["ask", "ask", "ask", "batch", "reply", "reply", "refuse", "pause", "die", "midnight"])
+STEPS = st.sampled_from(
+    [
+        "ask",
+        "ask",
+        "ask",
+        "batch",
+        "reply",
+        "reply",
+        "refuse",
+        "pause",
+        "die",
+        "midnight",
+    ]
+)
 
 
 @dataclass
@@ -41,7 +61,9 @@ def replied(tokens: int) -> ModelReplied:
 
 @given(st.lists(st.tuples(st.integers(0, 2), STEPS), max_size=40))
 @settings(max_examples=150, deadline=None)
-async def test_the_store_counts_what_was_granted_and_never_more_than_its_limits(steps: list[tuple[int, str]]) -> None:
+async def test_the_store_counts_what_was_granted_and_never_more_than_its_limits(
+    steps: list[tuple[int, str]],
+) -> None:
     """In each period the used round trips are those sent and those kept; all budgets grant a request, or none does."""
     async with BudgetStore.memory() as store:
         await play(store, steps)
@@ -49,11 +71,21 @@ async def test_the_store_counts_what_was_granted_and_never_more_than_its_limits(
 
 async def play(store: BudgetStore, steps: Sequence[tuple[int, str]]) -> None:
     """Play the steps of three runs, and compare the store with what they were granted."""
-    clock, sent, calls, held = noon(), dict[str, int](), dict[str, int](), dict[str, str]()
-    budgets = [shared(store, name, max_iterations=most, max_tool_calls=CALLS) for name, most in LIMITS.items()]
+    clock, sent, calls, held = (
+        noon(),
+        dict[str, int](),
+        dict[str, int](),
+        dict[str, str](),
+    )
+    budgets = [
+        shared(store, name, max_iterations=most, max_tool_calls=CALLS)
+        for name, most in LIMITS.items()
+    ]
     runs = [Model(f"run {number}") for number in range(3)]
     for run in runs:
-        run.facts.append(RunStarted(run_id=run.name, rules=Rules(), messages=(), at=0.0))
+        run.facts.append(
+            RunStarted(run_id=run.name, rules=Rules(), messages=(), at=0.0)
+        )
     for number, step in steps:
         await take_step(runs[number], step, budgets, clock, sent, calls, held)
         today = budgets[0].period(clock.now())
@@ -85,9 +117,13 @@ async def take_step(
     if run.charges is None:
         run.charges = charges_of(budgets, {}, clock.now)
         assert run.charges is not None
-        run.facts += [replied(0) for _ in range(run.under_way)]  # as the journal charges a request that was lost
+        run.facts += [
+            replied(0) for _ in range(run.under_way)
+        ]  # as the journal charges a request that was lost
         run.under_way = run.kept = 0
-        run.facts += [SharedBudgetsChecked(at=0.0)]  # as each activation of a kept run begins
+        run.facts += [
+            SharedBudgetsChecked(at=0.0)
+        ]  # as each activation of a kept run begins
         run.charges.begin(run.facts, is_kept=True)
     match step:
         case "ask" if not run.under_way:

@@ -17,7 +17,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with a user's module ``shop``, and an environment without a word about OpenAI or terminals."""
     (tmp_path / "shop.py").write_text(SHOP)
     for name in list(os.environ):
-        if name.startswith("OPENAI_") or name in ("FORCE_COLOR", "TTY_COMPATIBLE", "NO_COLOR"):
+        if name.startswith("OPENAI_") or name in (
+            "FORCE_COLOR",
+            "TTY_COMPATIBLE",
+            "NO_COLOR",
+        ):
             monkeypatch.delenv(name)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(tmp_path)
@@ -36,7 +40,9 @@ def process(lives: Lives, here: Path) -> Command:
 
 
 @pytest.fixture
-def command(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+def command(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Command:
     """Run the command in this process: the same ``main``, without two seconds of imports."""
     monkeypatch.setattr(logging, "lastResort", logging.lastResort)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -50,7 +56,11 @@ def command(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         monkeypatch.delitem(sys.modules, "shop", raising=False)
         captured = capsys.readouterr()
         code = ended.value.code
-        return Outcome(code=code if isinstance(code, int) else 0, out=captured.out, err=captured.err)
+        return Outcome(
+            code=code if isinstance(code, int) else 0,
+            out=captured.out,
+            err=captured.err,
+        )
 
     return run
 

@@ -32,7 +32,11 @@ def at(server: ScriptedOpenAIServer) -> tuple[str, ...]:
 
 def tool_messages(server: ScriptedOpenAIServer) -> list[str]:
     """What the model read of its calls in the last request."""
-    return [str(message["content"]) for message in server.requests[-1].messages if message["role"] == "tool"]
+    return [
+        str(message["content"])
+        for message in server.requests[-1].messages
+        if message["role"] == "tool"
+    ]
 
 
 def decided(command: Command) -> list[tuple[str, str]]:
@@ -59,7 +63,9 @@ def kept(command: Command, server: ScriptedOpenAIServer, here: Path) -> Path:
 
 
 @kept_or_not
-def test_a_person_approves_denies_and_edits_in_the_terminal(here: Path, keeps: tuple[str, ...]) -> None:
+def test_a_person_approves_denies_and_edits_in_the_terminal(
+    here: Path, keeps: tuple[str, ...]
+) -> None:
     """Each call is shown as it will run; the answers become its results, and exit code 0 comes with the answer."""
     script: Script = [calls(LAMP, call("shop-wait")), LAMB, say("It is 42.")]
     with ScriptedOpenAIServer(script) as server:
@@ -82,13 +88,17 @@ def test_a_person_approves_denies_and_edits_in_the_terminal(here: Path, keeps: t
     assert "Not taken: The arguments are not valid JSON" in session.shown
     assert "The edited arguments cannot be used." in " ".join(session.shown.split())
     assert "It is 42." in session.shown
-    assert {len(line) for line in session.shown.splitlines() if line[:1] in "╭│╰" and line} == {80}
+    assert {
+        len(line) for line in session.shown.splitlines() if line[:1] in "╭│╰" and line
+    } == {80}
 
 
 # In this process.
 
 
-def test_a_person_quits(command: Command, typed: list[str], server: ScriptedOpenAIServer) -> None:
+def test_a_person_quits(
+    command: Command, typed: list[str], server: ScriptedOpenAIServer
+) -> None:
     """Exit code 4, nothing runs, nothing more is asked of the model, and stderr says how to keep a run."""
     typed.append("quit")
     outcome = command("run", "What is a lamp?", *ASK, *at(server))
@@ -103,13 +113,24 @@ def test_a_run_waits_in_a_store_and_is_resumed_by_another_command(
     """The file is its owner's alone; an edited approval is what runs, and who gave it is on the record."""
     begun = command("run", "What is a lamp?", *ASK, *at(server), *KEPT)
     assert (begun.code, begun.out) == (4, "")
-    assert "planner-ext runs resume lamp-7 --ask-all --kernel shop:make --base-url http" in begun.err
+    assert (
+        "planner-ext runs resume lamp-7 --ask-all --kernel shop:make --base-url http"
+        in begun.err
+    )
     assert stat.S_IMODE((here / "runs.db").stat().st_mode) == 0o600
-    assert command("approvals", "edit", "lamp-7/0/lamb", "article=lamp", "--by", "ann", *STORE).code == 0
+    assert (
+        command(
+            "approvals", "edit", "lamp-7/0/lamb", "article=lamp", "--by", "ann", *STORE
+        ).code
+        == 0
+    )
     resumed = command(*RESUME, *at(server))
     assert (resumed.code, resumed.out) == (0, "It is 42.\n")
     assert "looked up" in resumed.err
-    assert 'ann: approve shop-price(article="lamp") in place of article="lamb"' in resumed.err
+    assert (
+        'ann: approve shop-price(article="lamp") in place of article="lamb"'
+        in resumed.err
+    )
     assert "Round trip 1 " not in resumed.err
     assert decided(command) == [("ann", "approve")]
 
@@ -123,7 +144,9 @@ def test_without_a_terminal_what_waits_is_printed_and_the_way_on(
     assert outcome.document["status"] == "paused"
     assert outcome.document["pending"][0]["arguments"] == {"article": "lamb"}
     assert outcome.document["pending"][0]["fingerprint"][:12] in outcome.err
-    assert "--store FILE, which keeps the run for planner-ext approvals." in " ".join(outcome.err.split())
+    assert "--store FILE, which keeps the run for planner-ext approvals." in " ".join(
+        outcome.err.split()
+    )
 
 
 @pytest.mark.parametrize("way", [("--stream",), ("--no-stream",), KEPT])
@@ -166,11 +189,18 @@ def test_what_is_decided_in_part_waits_on(command: Command, typed: list[str]) ->
         typed += ["d", "a=b"]
         outcome = command(*RESUME, *at(server))
         assert (outcome.code, outcome.out) == (0, "Fine.\n")
-        assert tool_messages(server) == ['{"price":42}', "The call was refused and did not run: a=b"]
+        assert tool_messages(server) == [
+            '{"price":42}',
+            "The call was refused and did not run: a=b",
+        ]
 
 
 def test_a_decision_made_elsewhere_while_the_terminal_asks_counts(
-    command: Command, kept: Path, typed: list[str], server: ScriptedOpenAIServer, monkeypatch: pytest.MonkeyPatch
+    command: Command,
+    kept: Path,
+    typed: list[str],
+    server: ScriptedOpenAIServer,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What is typed afterwards is refused with the reason, and the run continues with the first decision."""
 
@@ -199,7 +229,9 @@ def test_a_policy_says_what_waits(command: Command, here: Path) -> None:
         options = ("--kernel", "shop:make", "--no-plan", *at(server))
         outcome = command("run", "Go", *options, "--policy", "policy.yaml", "--json")
     assert outcome.code == 4
-    assert [(each["id"], each["prompt"]) for each in outcome.document["pending"]] == [("lamb", "Look first.")]
+    assert [(each["id"], each["prompt"]) for each in outcome.document["pending"]] == [
+        ("lamb", "Look first.")
+    ]
     assert "Rule 2 of the policy is for no function of this kernel." in outcome.err
 
 
@@ -214,12 +246,26 @@ def test_a_policy_says_what_waits(command: Command, here: Path) -> None:
     ],
 )
 def test_a_bad_policy_or_place_is_reported_before_anything_is_asked(
-    command: Command, here: Path, server: ScriptedOpenAIServer, policy: str | None, more: list[str], complaint: str
+    command: Command,
+    here: Path,
+    server: ScriptedOpenAIServer,
+    policy: str | None,
+    more: list[str],
+    complaint: str,
 ) -> None:
     """Exit code 2 and one paragraph."""
     if policy is not None:
         (here / "policy.yaml").write_text(policy)
-    outcome = command("run", "Go", "--kernel", "shop:make", *at(server), "--policy", "policy.yaml", *more)
+    outcome = command(
+        "run",
+        "Go",
+        "--kernel",
+        "shop:make",
+        *at(server),
+        "--policy",
+        "policy.yaml",
+        *more,
+    )
     assert (outcome.code, outcome.out, len(server.requests)) == (2, "", 0)
     assert complaint in outcome.err
 
@@ -229,9 +275,18 @@ def test_a_call_that_expired_is_settled_without_a_question(
     command: Command, here: Path, typed: list[str], keeps: tuple[str, ...]
 ) -> None:
     """A call that expired is not asked about; the model reads that it was too late."""
-    (here / "policy.yaml").write_text("default: deny\nrules: [{function: price, action: ask, expires_in: 0.000001}]")
+    (here / "policy.yaml").write_text(
+        "default: deny\nrules: [{function: price, action: ask, expires_in: 0.000001}]"
+    )
     with ScriptedOpenAIServer([LAMB, say("Too late.")]) as server:
-        options = ("--kernel", "shop:make", "--no-plan", "--policy", "policy.yaml", *at(server))
+        options = (
+            "--kernel",
+            "shop:make",
+            "--no-plan",
+            "--policy",
+            "policy.yaml",
+            *at(server),
+        )
         outcome = command("run", "Go", *options, *keeps)
         assert "nobody decided in time" in tool_messages(server)[0]
     assert (outcome.code, outcome.out) == (0, "Too late.\n")
@@ -239,7 +294,9 @@ def test_a_call_that_expired_is_settled_without_a_question(
 
 def test_what_a_person_would_not_see_is_written_as_an_escape(command: Command) -> None:
     """Control and direction characters, and invisible blanks, in the arguments to approve."""
-    with ScriptedOpenAIServer([call("shop-price", {"article": "la\u202emp\x1b[2J\u200b\u00a0"})]) as server:
+    with ScriptedOpenAIServer(
+        [call("shop-price", {"article": "la\u202emp\x1b[2J\u200b\u00a0"})]
+    ) as server:
         outcome = command("run", "Go", *ASK, *at(server))
     assert '"article": "la\\u202emp\\u001b[2J\\u200b\\u00a0"' in outcome.err
     assert "\x1b" not in outcome.err
@@ -248,7 +305,9 @@ def test_what_a_person_would_not_see_is_written_as_an_escape(command: Command) -
 def test_the_commands_are_listed(command: Command) -> None:
     """The help names each of them."""
     outcome = command("--help")
-    assert all(f"\n  {name} " in outcome.out for name in ("run", "runs", "demo", "compare"))
+    assert all(
+        f"\n  {name} " in outcome.out for name in ("run", "runs", "demo", "compare")
+    )
 
 
 BANK = """
@@ -269,19 +328,45 @@ def make():
 """
 
 
-def test_a_call_that_would_get_another_value_by_now_waits_again(command: Command, here: Path) -> None:
+def test_a_call_that_would_get_another_value_by_now_waits_again(
+    command: Command, here: Path
+) -> None:
     """Its approval is refused; the store then holds the call as it would run, and the next decision is on that."""
     for name, kind in (("plain_texts", "str"), ("whole_numbers", "int")):
         (here / f"{name}.py").write_text(BANK.replace("TYPE", kind))
-    with ScriptedOpenAIServer([call("bank-pay", {"account": "7"}, id="pay"), say("Paid.")]) as server:
-        assert command("run", "Pay.", "--kernel", "plain_texts:make", *ASK[2:], *KEPT, *at(server)).code == 4
+    with ScriptedOpenAIServer(
+        [call("bank-pay", {"account": "7"}, id="pay"), say("Paid.")]
+    ) as server:
+        assert (
+            command(
+                "run",
+                "Pay.",
+                "--kernel",
+                "plain_texts:make",
+                *ASK[2:],
+                *KEPT,
+                *at(server),
+            ).code
+            == 4
+        )
         approve = ("approvals", "approve", "lamp-7/0/pay", *STORE)
-        resume = ("runs", "resume", "lamp-7", *STORE, "--kernel", "whole_numbers:make", "--ask-all", *at(server))
+        resume = (
+            "runs",
+            "resume",
+            "lamp-7",
+            *STORE,
+            "--kernel",
+            "whole_numbers:make",
+            "--ask-all",
+            *at(server),
+        )
         assert command(*approve).code == 0
         waits = command(*resume)
         assert (waits.code, len(server.requests)) == (4, 1)
         assert '"account": 7' in waits.err
-        assert 'would now get {"account": 7}' in command("approvals", "list", *STORE).out
+        assert (
+            'would now get {"account": 7}' in command("approvals", "list", *STORE).out
+        )
         assert command(*approve).code == 0
         assert command(*resume).code == 0
         assert tool_messages(server) == ["paid 7"]

@@ -22,8 +22,16 @@ def command(command: Command) -> Iterator[Command]:
     async def use() -> None:
         async with BudgetStore.sqlite(Path("runs.db")) as store:
             for key in ("alice", HOSTILE):
-                budget = shared(store, "per user", key=lambda _, key=key: key, max_iterations=1, max_tool_calls=2000)
-                planner = planner_with(plan=False, clock=noon(), shared_budgets=[budget])
+                budget = shared(
+                    store,
+                    "per user",
+                    key=lambda _, key=key: key,
+                    max_iterations=1,
+                    max_tool_calls=2000,
+                )
+                planner = planner_with(
+                    plan=False, clock=noon(), shared_budgets=[budget]
+                )
                 await planner.invoke(scripted(never_stops)[0], "Add.")
 
     asyncio.run(use())
@@ -39,20 +47,25 @@ def test_budgets_are_listed_without_what_a_key_hides(command: Command) -> None:
     assert "\x1b[2J" not in listed.out
     assert "\u202e" not in listed.out
     document = command("budgets", *STORE, "--json", "--key", "alice").document
-    assert [(row["key"], row["iterations"], row["limits"]["max_tool_calls"]) for row in document] == [
-        ("alice", 1, 2000)
-    ]
+    assert [
+        (row["key"], row["iterations"], row["limits"]["max_tool_calls"])
+        for row in document
+    ] == [("alice", 1, 2000)]
 
 
 def test_a_budget_is_reset_by_name(command: Command) -> None:
     """Only that of the key; one that is not there, and no name, are refused."""
-    done = command("budgets", *STORE, "--budget", "per user", "--key", "alice", "--reset", "--json")
+    done = command(
+        "budgets", *STORE, "--budget", "per user", "--key", "alice", "--reset", "--json"
+    )
     assert [(row["iterations"], row["reached"]) for row in done.document] == [(0, None)]
     other = command("budgets", *STORE, "--json", "--key", HOSTILE).document
     assert [row["iterations"] for row in other] == [1]
     assert (
         "nothing was used of per user by bob"
-        in command("budgets", *STORE, "--budget", "per user", "--key", "bob", "--reset").err
+        in command(
+            "budgets", *STORE, "--budget", "per user", "--key", "bob", "--reset"
+        ).err
     )
     assert "--budget" in command("budgets", *STORE, "--reset").err
 

@@ -14,20 +14,37 @@ pytestmark = pytest.mark.usefixtures("till")
 ASKED = {"order": "A-1007", "amount": 98}
 
 
-def test_every_command_says_who_decided_what_and_what_was_refused(command: Command) -> None:
+def test_every_command_says_who_decided_what_and_what_was_refused(
+    command: Command,
+) -> None:
     """In words and as JSON: the call's own command, the run's, and what running and resuming print."""
     assert command(*RUN).code == 4
-    assert command("approvals", "edit", CALL, "amount=null", "--by", "eve", *STORE).code == 0
+    assert (
+        command("approvals", "edit", CALL, "amount=null", "--by", "eve", *STORE).code
+        == 0
+    )
     assert command("worker", *STORE, *APP, "--once").code == 0
     edited = command("approvals", "edit", CALL, "amount=20", "--by", "ann", *STORE)
     assert "is approved" not in edited.out
     assert "not checked" in edited.out
-    assert command("approvals", "deny", CALL, "--reason", "too much", "--by", "bo", *STORE).code == 1
+    assert (
+        command(
+            "approvals", "deny", CALL, "--reason", "too much", "--by", "bo", *STORE
+        ).code
+        == 1
+    )
 
     shown = command("approvals", "show", CALL, *STORE, "--json").document
     decision, refused = shown["decision"], shown["refused"]
-    assert (decision["kind"], decision["by"], decision["refused"]) == ("approve", "ann", "")
-    assert (decision["requested"], decision["arguments"]) == (ASKED, {**ASKED, "amount": 20})
+    assert (decision["kind"], decision["by"], decision["refused"]) == (
+        "approve",
+        "ann",
+        "",
+    )
+    assert (decision["requested"], decision["arguments"]) == (
+        ASKED,
+        {**ASKED, "amount": 20},
+    )
     assert decision["at"] == shown["decided_at"]
     assert [(one["kind"], one["by"], one["reason"]) for one in refused] == [
         ("approve", "eve", ""),
@@ -40,16 +57,28 @@ def test_every_command_says_who_decided_what_and_what_was_refused(command: Comma
     assert "in place of" in words
     assert "deny by bo" in words
 
-    resumed = command("runs", "resume", "order-7", *STORE, "--kernel", "till:kernel", "--json")
+    resumed = command(
+        "runs", "resume", "order-7", *STORE, "--kernel", "till:kernel", "--json"
+    )
     (taken,) = resumed.document["decisions"]
-    assert (taken["by"], taken["requested"], taken["arguments"]) == ("ann", ASKED, {**ASKED, "amount": 20})
+    assert (taken["by"], taken["requested"], taken["arguments"]) == (
+        "ann",
+        ASKED,
+        {**ASKED, "amount": 20},
+    )
     shown = command("runs", "show", "order-7", *STORE, "--json").document
     assert shown["decisions"] == [taken]
-    assert [(one["call"], one["by"]) for one in shown["refused"]] == [(CALL, "eve"), (CALL, "bo")]
+    assert [(one["call"], one["by"]) for one in shown["refused"]] == [
+        (CALL, "eve"),
+        (CALL, "bo"),
+    ]
     in_words = command("runs", "show", "order-7", *STORE).err
     assert "    ann: approve shop-refund(" in in_words
     assert "Decided, of call_2 shop-refund: approve by ann" in in_words
-    assert 'with {"order": "A-1007", "amount": 20} in place of {"order": "A-1007", "amount": 98' in in_words
+    assert (
+        'with {"order": "A-1007", "amount": 20} in place of {"order": "A-1007", "amount": 98'
+        in in_words
+    )
     assert f"Not taken, of {CALL}: deny by bo" in in_words
 
 

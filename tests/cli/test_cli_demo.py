@@ -18,7 +18,11 @@ from support.command_line import command_line
 @pytest.fixture(scope="module")
 def shown() -> subprocess.CompletedProcess[str]:
     """One run of the demo, piped, 80 columns wide."""
-    environment = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "TTY_COMPATIBLE")}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("FORCE_COLOR", "TTY_COMPATIBLE")
+    }
     return subprocess.run(
         command_line("demo"),
         env=environment | {"COLUMNS": "80"},
@@ -34,16 +38,21 @@ def unwrapped(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_the_demo_succeeds_and_complains_of_nothing(shown: subprocess.CompletedProcess[str]) -> None:
+def test_the_demo_succeeds_and_complains_of_nothing(
+    shown: subprocess.CompletedProcess[str],
+) -> None:
     """It exits with 0, and stderr stays empty."""
     assert (shown.returncode, shown.stderr) == (0, "")
 
 
-def test_a_model_that_never_stops_is_charged_what_the_server_counted(shown: subprocess.CompletedProcess[str]) -> None:
+def test_a_model_that_never_stops_is_charged_what_the_server_counted(
+    shown: subprocess.CompletedProcess[str],
+) -> None:
     """Five round trips were allowed, charged and counted, the limit is named, and there is an answer."""
     assert (
         "planner_ext: charged 5, the server counted 5; limit reached: max_iterations; "
-        'answer: "Not finished: 48 of 500 files when I last looked."' in unwrapped(shown.stdout)
+        'answer: "Not finished: 48 of 500 files when I last looked."'
+        in unwrapped(shown.stdout)
     )
 
 
@@ -60,10 +69,16 @@ def test_a_model_that_never_stops_is_charged_what_the_server_counted(shown: subp
     ],
 )
 def test_the_stock_loop_and_the_options_as_written_stand_beside_ours(
-    shown: subprocess.CompletedProcess[str], loop: str, counted: str, reported: str, answered: str
+    shown: subprocess.CompletedProcess[str],
+    loop: str,
+    counted: str,
+    reported: str,
+    answered: str,
 ) -> None:
     """The table has the requests that each loop made, what it reports of them, and whether it answered."""
-    row = next(line for line in shown.stdout.splitlines() if re.match(rf" +{loop}  ", line))
+    row = next(
+        line for line in shown.stdout.splitlines() if re.match(rf" +{loop}  ", line)
+    )
     assert re.split(r"\s{2,}", row.strip()) == [
         loop,
         counted,
@@ -73,50 +88,77 @@ def test_the_stock_loop_and_the_options_as_written_stand_beside_ours(
 
 
 @pytest.mark.parametrize("row", ["round trips", "tokens", "function calls"])
-def test_the_usage_agrees_with_who_else_counted(shown: subprocess.CompletedProcess[str], row: str) -> None:
+def test_the_usage_agrees_with_who_else_counted(
+    shown: subprocess.CompletedProcess[str], row: str
+) -> None:
     """What the run was charged is what the server, or a filter of the kernel, counted."""
-    found = re.search(rf"{row} +charged +([\d,]+) ✓ \w+ \w+ counted +([\d,]+)", shown.stdout)
+    found = re.search(
+        rf"{row} +charged +([\d,]+) ✓ \w+ \w+ counted +([\d,]+)", shown.stdout
+    )
     assert found is not None
     assert found[1] == found[2] != "0"
 
 
-async def test_the_answer_is_made_of_what_the_functions_returned(shown: subprocess.CompletedProcess[str]) -> None:
+async def test_the_answer_is_made_of_what_the_functions_returned(
+    shown: subprocess.CompletedProcess[str],
+) -> None:
     """Customer, number, price and date in the answer are the functions' own."""
     order = await Orders().find("A-1007")
-    euros = await Currency().convert(float(str(order["total"])), str(order["currency"]), "EUR")
+    euros = await Currency().convert(
+        float(str(order["total"])), str(order["currency"]), "EUR"
+    )
     days = (await Warehouse().sites())["Lyon"]
     arrival = await Calendar().add_working_days(await Calendar().today(), days)
     said = unwrapped(shown.stdout.replace("│", " "))
-    assert f"{order['customer']}, your {order['quantity']} lamps are reserved in Lyon" in said
+    assert (
+        f"{order['customer']}, your {order['quantity']} lamps are reserved in Lyon"
+        in said
+    )
     assert f"They cost {euros:.2f} EUR ({order['total']:.2f} USD) and arrive on" in said
     assert f"{arrival}." in said
 
 
-def test_a_plan_a_batch_a_failure_and_the_way_around_it_are_shown(shown: subprocess.CompletedProcess[str]) -> None:
+def test_a_plan_a_batch_a_failure_and_the_way_around_it_are_shown(
+    shown: subprocess.CompletedProcess[str],
+) -> None:
     """The plan comes first, calls of a batch end in their own order, and after the failure the same function works."""
     lines = [line.strip() for line in shown.stdout.splitlines()]
-    plan, first = lines.index("Round trip 1 of 10: the plan"), lines.index("Round trip 2 of 10")
+    plan, first = (
+        lines.index("Round trip 1 of 10: the plan"),
+        lines.index("Round trip 2 of 10"),
+    )
     assert lines[plan + 1].startswith("1. ")
     started = [line for line in lines[first:] if line.startswith("→")][:3]
     ended = [line.split()[1] for line in lines[first:] if line.startswith("✓")][:3]
-    assert started == ['→ orders-find(order_id="A-1007")', "→ warehouse-sites()", "→ calendar-today()"]
+    assert started == [
+        '→ orders-find(order_id="A-1007")',
+        "→ warehouse-sites()",
+        "→ calendar-today()",
+    ]
     assert ended == ["calendar-today", "warehouse-sites", "orders-find"]
     reserved = [line for line in lines if re.match(r"[✓✗] warehouse-reserve ", line)]
     assert [line[0] for line in reserved] == ["✗", "✓"]
     assert "OutOfStockError: Hamburg has 1 LAMP-02, not 4" in reserved[0]
 
 
-def test_a_killed_process_costs_nothing_and_the_refund_is_made_once(shown: subprocess.CompletedProcess[str]) -> None:
+def test_a_killed_process_costs_nothing_and_the_refund_is_made_once(
+    shown: subprocess.CompletedProcess[str],
+) -> None:
     """The edited amount is what went back, once, by the shop's own file; the run is charged what the server counted."""
     said = unwrapped(shown.stdout)
     assert "order-7/1/call_2 amount=24.5 --by ann" in said
     assert "killed, after the money went out and before that was recorded" in said
-    assert "sorry: 24.50 dollars refunded for A-1007.\"; refunds in the shop's own file: 24.50 " in said
+    assert (
+        "sorry: 24.50 dollars refunded for A-1007.\"; refunds in the shop's own file: 24.50 "
+        in said
+    )
     assert "round trips charged 3 ✓ the server counted 3" in said
     assert "refunds charged 1 ✓ the shop counted 1" in said
 
 
-async def test_a_command_that_ends_otherwise_is_shown_and_fails_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_command_that_ends_otherwise_is_shown_and_fails_the_demo(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Nothing about the processes is staged: where one does not end as it should, the demo says how, and fails."""
     monkeypatch.setattr(demo, "_RUN", "a/b")
     out = StringIO()
@@ -125,13 +167,17 @@ async def test_a_command_that_ends_otherwise_is_shown_and_fails_the_demo(monkeyp
     assert "ended with 2, not 4: Error: run_id must be" in unwrapped(out.getvalue())
 
 
-def test_piped_output_is_plain_text_of_80_columns(shown: subprocess.CompletedProcess[str]) -> None:
+def test_piped_output_is_plain_text_of_80_columns(
+    shown: subprocess.CompletedProcess[str],
+) -> None:
     """No control character but the end of a line, and no line wider than the 80 columns."""
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", shown.stdout)
     assert max(map(cell_len, shown.stdout.splitlines())) <= 80
 
 
-async def test_a_number_that_disagrees_is_shown_and_fails_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_number_that_disagrees_is_shown_and_fails_the_demo(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Nothing about the numbers is staged: with a server that counts otherwise, the demo says so and fails."""
     monkeypatch.setattr(demo, "_survival", _survived)
     monkeypatch.setattr(demo_shop, "_THINKS_FOR", 0)

@@ -22,7 +22,9 @@ WORKER = ("worker", *STORE, *APP, "--worker-id", "w1")
 
 
 @contextmanager
-def living(lives: Lives, here: Path, *words: str) -> Iterator[tuple[Forked, Iterator[str]]]:
+def living(
+    lives: Lives, here: Path, *words: str
+) -> Iterator[tuple[Forked, Iterator[str]]]:
     """A process that a test tells to end, and the lines that it prints; killed where that takes too long."""
     with lives.program(*COMMAND, *words, cwd=here) as process:
         guard = threading.Timer(LIMIT_SECONDS, process.kill)
@@ -41,7 +43,10 @@ def test_a_run_is_decided_elsewhere_killed_midway_and_finished(
     begun = command(*RUN)
     assert (begun.code, begun.out) == (4, "")
     assert f"planner-ext approvals approve {CALL} --store runs.db" in begun.err
-    assert "planner-ext runs resume order-7 --kernel till:kernel --store runs.db" in begun.err
+    assert (
+        "planner-ext runs resume order-7 --kernel till:kernel --store runs.db"
+        in begun.err
+    )
     edited = command("approvals", "edit", CALL, "amount=24.5", "--by", "ann", *STORE)
     assert (edited.code, edited.err) == (0, "")
     assert '{"order": "A-1007", "amount": 24.5}' in edited.out
@@ -56,8 +61,15 @@ def test_a_run_is_decided_elsewhere_killed_midway_and_finished(
     assert "run order-7 answered: 3 iterations, 2 calls, " in finished.err
     assert refunds(here) == [24.5]
     shown = command("runs", "show", "order-7", *STORE, "--json").document
-    assert (shown["status"], shown["iterations"], shown["tool_calls"]) == ("answered", 3, 2)
-    assert shown["final_answer"] == "Dear customer, we are sorry: 24.50 dollars refunded for A-1007."
+    assert (shown["status"], shown["iterations"], shown["tool_calls"]) == (
+        "answered",
+        3,
+        2,
+    )
+    assert (
+        shown["final_answer"]
+        == "Dear customer, we are sorry: 24.50 dollars refunded for A-1007."
+    )
 
 
 @pytest.mark.usefixtures("till")
@@ -67,10 +79,18 @@ def test_workers_are_listed(command: Command, lives: Lives, here: Path) -> None:
     assert command(*RUN).code == 4
     assert command("workers", *STORE, "--json").document == []
     with living(lives, here, *WORKER, "--max-concurrency", "3") as (w1, _):
-        while not (listed := command("workers", *STORE, "--json").document) or listed[0]["status"] != "working":
+        while (
+            not (listed := command("workers", *STORE, "--json").document)
+            or listed[0]["status"] != "working"
+        ):
             assert w1.returncode is None
         (one,) = listed
-        assert (one["worker_id"], one["name"], one["pid"], one["alive"]) == ("w1", "w1", w1.pid, True)
+        assert (one["worker_id"], one["name"], one["pid"], one["alive"]) == (
+            "w1",
+            "w1",
+            w1.pid,
+            True,
+        )
         assert (one["concurrency"], one["runs"]) == (3, [])
         assert command("workers", *STORE).out.startswith("w1  working  drives 0 of 3")
         w1.kill()
@@ -85,15 +105,22 @@ def test_workers_are_listed(command: Command, lives: Lives, here: Path) -> None:
 
 
 @pytest.mark.usefixtures("till")
-def test_a_worker_takes_decisions_until_its_sigterm(command: Command, lives: Lives, here: Path) -> None:
+def test_a_worker_takes_decisions_until_its_sigterm(
+    command: Command, lives: Lives, here: Path
+) -> None:
     """A living worker continues as soon as another process decides; SIGTERM ends it with 0; its name is unique."""
     assert command(*RUN).code == 4
     with living(lives, here, *WORKER) as (worker, lines):
-        assert next(line for line in lines if line.startswith("Worker")) == "Worker w1 of runs.db\n"
+        assert (
+            next(line for line in lines if line.startswith("Worker"))
+            == "Worker w1 of runs.db\n"
+        )
         second = command("worker", *STORE, *APP, "--worker-id", "w1")
         assert second.code == 2
         assert "is in use by a process that lives" in second.err
-        assert command("approvals", "deny", CALL, "--reason", "too much", *STORE).code == 0
+        assert (
+            command("approvals", "deny", CALL, "--reason", "too much", *STORE).code == 0
+        )
         assert next(lines) == "run order-7 resumed\n"
         assert next(lines).startswith("run order-7 call shop-refund denied")
         assert next(lines).startswith("run order-7 answered: 3 iterations, 1 call, ")
@@ -110,7 +137,12 @@ def test_an_interrupted_run_is_kept(command: Command, lives: Lives, here: Path) 
     """
     environment = {**os.environ, "PLANNER_EXT_CRASH_AT": "after_outcome"}
     assert lives.run(*COMMAND, *RUN, cwd=here, env=environment).returncode == -9
-    assert command("runs", "list", *STORE, "--status", "running", "--json").document[0]["run_id"] == "order-7"
+    assert (
+        command("runs", "list", *STORE, "--status", "running", "--json").document[0][
+            "run_id"
+        ]
+        == "order-7"
+    )
     again = command(*RUN)
     assert again.code == 4
     assert "Round trip 3 of 15" in again.err
@@ -118,9 +150,20 @@ def test_an_interrupted_run_is_kept(command: Command, lives: Lives, here: Path) 
 
 
 @pytest.mark.usefixtures("till")
-def test_a_call_that_was_cut_short_is_in_doubt(command: Command, lives: Lives, here: Path) -> None:
+def test_a_call_that_was_cut_short_is_in_doubt(
+    command: Command, lives: Lives, here: Path
+) -> None:
     """Ctrl-C keeps the run; the call that ran then does not run again unasked: a person reports its outcome."""
-    words = ("run", GOAL, "--kernel", "till:slow", "--no-plan", "--run-id", "order-7", *STORE)
+    words = (
+        "run",
+        GOAL,
+        "--kernel",
+        "till:slow",
+        "--no-plan",
+        "--run-id",
+        "order-7",
+        *STORE,
+    )
     with living(lives, here, *words) as (running, lines):
         assert next(line for line in lines if "slow-pay()" in line)
         running.send_signal(signal.SIGINT)
@@ -129,7 +172,9 @@ def test_a_call_that_was_cut_short_is_in_doubt(command: Command, lives: Lives, h
     assert "planner-ext runs resume order-7 --kernel till:slow --store runs.db" in shown
     resume = ("runs", "resume", "order-7", "--kernel", "till:slow", *STORE)
     assert command(*resume).code == 4
-    assert command("approvals", "list", *STORE).out.startswith("order-7/0/call_1  IN DOUBT: it may have run already\n")
+    assert command("approvals", "list", *STORE).out.startswith(
+        "order-7/0/call_1  IN DOUBT: it may have run already\n"
+    )
     assert command("approvals", "supply", "order-7/0/call_1", "paid", *STORE).code == 0
     assert command(*resume).out == "Result: paid\n"
 
@@ -160,7 +205,13 @@ for words in {commands!r}:
         assert ended.code == 0, words
 assert not sys.modules.keys() & {{"semantic_kernel", "openai", "planner_ext.planner"}}
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=here, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=here,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert "shop-refund will run with" in done.stdout
 
@@ -174,7 +225,12 @@ def test_a_worker_drives_what_its_factory_gives(command: Command, here: Path) ->
     assert done.code == 0
     assert "arguments for order-7" in done.err
     assert refunds(here) == [98.0]
-    assert command("run", GOAL, *STORE, "--kernel", "till:kernel", "--no-plan", "--run-id", "b").code == 4
+    assert (
+        command(
+            "run", GOAL, *STORE, "--kernel", "till:kernel", "--no-plan", "--run-id", "b"
+        ).code
+        == 4
+    )
     assert command("approvals", "approve", "b/1/call_2", *STORE).code == 0
     assert command("worker", *STORE, "--app", "till:kernel", "--once").code == 0
     assert refunds(here) == [98.0, 98.0]

@@ -24,9 +24,13 @@ LINES = (
 )
 
 
-@pytest.mark.parametrize("name", NAMES, ids=["too long", "folder", "missing", "below a file"])
+@pytest.mark.parametrize(
+    "name", NAMES, ids=["too long", "folder", "missing", "below a file"]
+)
 @pytest.mark.parametrize("line", LINES)
-def test_a_file_that_cannot_be_used_is_named(command: Command, here: Path, line: str, name: str) -> None:
+def test_a_file_that_cannot_be_used_is_named(
+    command: Command, here: Path, line: str, name: str
+) -> None:
     """For each defect of its name or of what is there."""
     (here / "folder").mkdir()
     outcome = command(*line.format(name).split())

@@ -18,17 +18,32 @@ FOLLOW = ("runs", "show", "order-7", *STORE, "--follow")
 WORK = ("worker", *STORE, *APP, "--once")
 
 
-def test_a_run_is_followed_from_the_queue_to_its_answer(command: Command, here: Path) -> None:
+def test_a_run_is_followed_from_the_queue_to_its_answer(
+    command: Command, here: Path
+) -> None:
     """New facts appear as they come, in the form of ``run``; it ends with the exit code of ``runs result``."""
-    limits = ("--max-iterations", "9", "--max-tool-calls", "3", "--max-total-tokens", "90000")
-    assert command("runs", "submit", GOAL, "--run-id", "order-7", *STORE, *limits).code == 0
+    limits = (
+        "--max-iterations",
+        "9",
+        "--max-tool-calls",
+        "3",
+        "--max-total-tokens",
+        "90000",
+    )
+    assert (
+        command("runs", "submit", GOAL, "--run-id", "order-7", *STORE, *limits).code
+        == 0
+    )
     session = Session(here, *FOLLOW, term="xterm")
     session.see("queued, waits for a worker")
     assert command(*WORK).code == 0
     assert session.end() == 4
     assert "Round trip 1 of 9 (3 function calls, 90,000 tokens left)" in session.shown
     assert "waits for the model (8 round trips, 2 function calls, 89," in session.shown
-    assert '? shop-refund(order="A-1007", amount=98.0) waits for a decision' in session.shown
+    assert (
+        '? shop-refund(order="A-1007", amount=98.0) waits for a decision'
+        in session.shown
+    )
     assert f"planner-ext approvals approve {CALL} --store runs.db" in session.shown
     assert command("approvals", "approve", CALL, *STORE).code == 0
     again = Session(here, *FOLLOW)
@@ -57,7 +72,12 @@ def test_ctrl_c_ends_only_the_view(command: Command, here: Path) -> None:
 def test_the_exit_code_is_that_of_the_result(command: Command) -> None:
     """Of a run that failed or ended before, too, and with ``--json``; an unknown run cannot be followed."""
     assert command("runs", "submit", GOAL, "--run-id", "order-7", *STORE).code == 0
-    assert command("worker", *STORE, "--app", "till:failing", "--once", "--retries", "0").code == 3
+    assert (
+        command(
+            "worker", *STORE, "--app", "till:failing", "--once", "--retries", "0"
+        ).code
+        == 3
+    )
     failed = command(*FOLLOW)
     assert (failed.code, failed.out) == (3, "")
     assert "Problem: " in failed.err

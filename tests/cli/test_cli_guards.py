@@ -23,10 +23,13 @@ def guards(request: pytest.FixtureRequest, here: Path) -> tuple[str, ...]:
     return ("--policy", "asks.yaml") if request.param == "--policy" else ("--ask-all",)
 
 
-def test_a_stored_run_keeps_its_guards(command: Command, here: Path, guards: tuple[str, ...]) -> None:
+def test_a_stored_run_keeps_its_guards(
+    command: Command, here: Path, guards: tuple[str, ...]
+) -> None:
     """Without them, worker and ``runs resume`` refuse the run and leave it as it is; with them, they continue it."""
     (here / "equal.yaml").write_text(
-        "# the same\n" + ASKS.replace("{plugin: shop, ", "{reason: Reads only., plugin: shop, ")
+        "# the same\n"
+        + ASKS.replace("{plugin: shop, ", "{reason: Reads only., plugin: shop, ")
     )
     began = command(*RUN, *guards)
     assert began.code == 4
@@ -42,7 +45,10 @@ def test_a_stored_run_keeps_its_guards(command: Command, here: Path, guards: tup
         assert (refused.code, refused.out) == (2, "")
         assert missing in refused.err
         assert "Traceback" not in refused.err
-    assert command("approvals", "show", id, *STORE, "--json").document["status"] == "decided"
+    assert (
+        command("approvals", "show", id, *STORE, "--json").document["status"]
+        == "decided"
+    )
     assert refunds(here) == []
     equal = tuple("equal.yaml" if word == "asks.yaml" else word for word in guards)
     worked = command("worker", *STORE, *APP, "--once", *equal)
@@ -52,7 +58,9 @@ def test_a_stored_run_keeps_its_guards(command: Command, here: Path, guards: tup
         assert "order-7/1/" in command("approvals", "list", *STORE).out
 
 
-def test_the_suggested_command_has_the_same_guards(command: Command, here: Path, guards: tuple[str, ...]) -> None:
+def test_the_suggested_command_has_the_same_guards(
+    command: Command, here: Path, guards: tuple[str, ...]
+) -> None:
     """Copied unchanged, it continues the run."""
     began = command(*RUN, *guards)
     (line,) = [line for line in began.err.splitlines() if "runs resume" in line]
@@ -60,14 +68,19 @@ def test_the_suggested_command_has_the_same_guards(command: Command, here: Path,
     assert refunds(here) == []
 
 
-def test_a_workers_policy_is_checked_before_it_works(command: Command, here: Path) -> None:
+def test_a_workers_policy_is_checked_before_it_works(
+    command: Command, here: Path
+) -> None:
     """An invalid policy file, and two options that contradict each other, are named with exit code 2."""
     (here / "asks.yaml").write_text(ASKS)
     (here / "broken.yaml").write_text("rules: []\n")
     for options, said in (
         (("--policy", "broken.yaml"), "The policy lacks default"),
         (("--policy", "other.yaml"), "--policy other.yaml cannot be read"),
-        (("--policy", "asks.yaml", "--ask-all"), "--ask-all and --policy contradict each other"),
+        (
+            ("--policy", "asks.yaml", "--ask-all"),
+            "--ask-all and --policy contradict each other",
+        ),
     ):
         refused = command("worker", *STORE, *APP, "--once", *options)
         assert (refused.code, refused.out) == (2, "")
@@ -80,7 +93,12 @@ def test_the_environment_names_the_store_of_every_command(
 ) -> None:
     """``PLANNER_EXT_STORE`` replaces ``--store``, for ``run`` and the worker, too."""
     monkeypatch.setenv("PLANNER_EXT_STORE", "runs.db")
-    assert command("run", GOAL, "--kernel", "till:kernel", "--no-plan", "--run-id", "order-7").code == 4
+    assert (
+        command(
+            "run", GOAL, "--kernel", "till:kernel", "--no-plan", "--run-id", "order-7"
+        ).code
+        == 4
+    )
     assert (here / "runs.db").exists()
     assert CALL in command("approvals", "list").out
     assert command("approvals", "approve", CALL).code == 0

@@ -37,8 +37,12 @@ def test_help_is_given_at_every_level(command: Command, words: tuple[str, ...]) 
     assert short.out.lstrip().startswith(" ".join(("Usage: planner-ext", *words)))
 
 
-@pytest.mark.parametrize("words", [words for words in levels() if words not in GROUPS], ids=" ".join)
-def test_the_help_of_a_command_has_examples_and_exit_codes(command: Command, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "words", [words for words in levels() if words not in GROUPS], ids=" ".join
+)
+def test_the_help_of_a_command_has_examples_and_exit_codes(
+    command: Command, words: tuple[str, ...]
+) -> None:
     """Each example and each exit code has a separate line; an example begins with the command."""
     shown = command(*words, "--help").out
     assert f"\n  Examples:\n    planner-ext {' '.join(words)}" in shown
@@ -48,27 +52,45 @@ def test_the_help_of_a_command_has_examples_and_exit_codes(command: Command, wor
 
 def shell(here: Path, line: str) -> subprocess.CompletedProcess[str]:
     """Run a line of bash, in which ``planner-ext`` is this interpreter's module."""
-    program = f'planner-ext() {{ "{sys.executable}" -m planner_ext "$@"; }}; {line}; exit $?'
+    program = (
+        f'planner-ext() {{ "{sys.executable}" -m planner_ext "$@"; }}; {line}; exit $?'
+    )
     environment = os.environ | {"HOME": str(here), "SHELL": "/bin/bash"}
     return subprocess.run(
-        ["bash", "-c", program], cwd=here, env=environment, capture_output=True, text=True, timeout=120, check=False
+        ["bash", "-c", program],
+        cwd=here,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
 
 
 def test_the_package_runs_as_a_module(here: Path) -> None:
     """``python -m planner_ext`` is the command."""
     done = shell(here, "planner-ext --version")
-    assert (done.returncode, done.stdout.split()[0], done.stderr) == (0, "planner-ext", "")
+    assert (done.returncode, done.stdout.split()[0], done.stderr) == (
+        0,
+        "planner-ext",
+        "",
+    )
 
 
 def test_completion_is_shown_and_installed(here: Path) -> None:
     """The shell's own script, which the command answers with its words."""
-    done = shell(here, "planner-ext --show-completion && planner-ext --install-completion")
+    done = shell(
+        here, "planner-ext --show-completion && planner-ext --install-completion"
+    )
     assert done.returncode == 0, done.stderr
     assert "complete -o default -F _planner_ext_completion planner-ext" in done.stdout
-    assert "_PLANNER_EXT_COMPLETE=complete_bash" in (here / ".bash_completions" / "planner-ext.sh").read_text()
+    assert (
+        "_PLANNER_EXT_COMPLETE=complete_bash"
+        in (here / ".bash_completions" / "planner-ext.sh").read_text()
+    )
     words = shell(
-        here, "export COMP_WORDS='planner-ext ru' COMP_CWORD=1 _PLANNER_EXT_COMPLETE=complete_bash; planner-ext"
+        here,
+        "export COMP_WORDS='planner-ext ru' COMP_CWORD=1 _PLANNER_EXT_COMPLETE=complete_bash; planner-ext",
     )
     assert words.stdout.split() == ["run", "runs"]
 

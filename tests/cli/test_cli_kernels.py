@@ -10,7 +10,12 @@ from semantic_kernel.filters import FilterTypes
 from semantic_kernel.services.ai_service_selector import AIServiceSelector
 
 from planner_ext.cli.demo_shop import order_kernel
-from planner_ext.cli.kernels import SERVICE_ID, imported_object, openai_service, with_service
+from planner_ext.cli.kernels import (
+    SERVICE_ID,
+    imported_object,
+    openai_service,
+    with_service,
+)
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.testing import ScriptedChatCompletion, say
 from support.values import each_of
@@ -31,17 +36,29 @@ def test_a_service_is_put_into_a_copy() -> None:
     kernel = order_kernel()
     kernel.add_filter(FilterTypes.FUNCTION_INVOCATION, a_filter)
     kernel.add_service(ScriptedChatCompletion([say("own")], service_id="own"))
-    before = (dict(kernel.plugins), dict(kernel.services), list(kernel.function_invocation_filters))
+    before = (
+        dict(kernel.plugins),
+        dict(kernel.services),
+        list(kernel.function_invocation_filters),
+    )
     service = ScriptedChatCompletion([say("other")], service_id=SERVICE_ID)
     copied = with_service(kernel, service)
-    assert (dict(kernel.plugins), dict(kernel.services), list(kernel.function_invocation_filters)) == before
+    assert (
+        dict(kernel.plugins),
+        dict(kernel.services),
+        list(kernel.function_invocation_filters),
+    ) == before
     assert copied.plugins == kernel.plugins
     assert copied.function_invocation_filters == kernel.function_invocation_filters
     assert copied.ai_service_selector is kernel.ai_service_selector
     assert list(copied.services) == [SERVICE_ID, "own"]
     copied.add_filter(FilterTypes.FUNCTION_INVOCATION, a_filter)
     copied.plugins.clear()
-    assert (dict(kernel.plugins), dict(kernel.services), list(kernel.function_invocation_filters)) == before
+    assert (
+        dict(kernel.plugins),
+        dict(kernel.services),
+        list(kernel.function_invocation_filters),
+    ) == before
 
 
 def test_a_selector_that_insists_on_its_own_service_is_named() -> None:
@@ -49,35 +66,64 @@ def test_a_selector_that_insists_on_its_own_service_is_named() -> None:
 
     class Insists(AIServiceSelector):
         def select_ai_service(self, kernel, function=None, arguments=None, type_=None):
-            return kernel.services["own"], ScriptedChatCompletion([]).get_prompt_execution_settings_class()()
+            return kernel.services["own"], ScriptedChatCompletion(
+                []
+            ).get_prompt_execution_settings_class()()
 
     kernel = Kernel(ai_service_selector=Insists())
     kernel.add_service(ScriptedChatCompletion([say("own")], service_id="own"))
-    with pytest.raises(PlannerInvalidConfigurationError, match="takes 'own', whatever --base-url and --model say"):
+    with pytest.raises(
+        PlannerInvalidConfigurationError,
+        match="takes 'own', whatever --base-url and --model say",
+    ):
         with_service(kernel, ScriptedChatCompletion([]))
 
 
-@each_of("url", ["http://localhost:8000/v1", "http://127.0.0.7/v1", "http://[::1]:80/v1"])
+@each_of(
+    "url", ["http://localhost:8000/v1", "http://127.0.0.7/v1", "http://[::1]:80/v1"]
+)
 def test_an_endpoint_on_this_machine_needs_no_key(url: str) -> None:
     """Under every name of this machine."""
     assert openai_service(url, "m").client.api_key == "none"
 
 
-@each_of("url", ["http://localhost.example/v1", "http://10.0.0.1/v1", "https://127.0.0.1.example/v1"])
+@each_of(
+    "url",
+    [
+        "http://localhost.example/v1",
+        "http://10.0.0.1/v1",
+        "https://127.0.0.1.example/v1",
+    ],
+)
 def test_any_other_endpoint_needs_one(url: str) -> None:
     """A name that only looks like this machine's is another one's."""
     with pytest.raises(PlannerInvalidConfigurationError, match="No API key for "):
         openai_service(url, "m")
 
 
-@each_of("url", ["", "localhost:8000", "ftp://x/v1", "http://", "http://[::1/v1", "http://x:99999/v1"])
+@each_of(
+    "url",
+    [
+        "",
+        "localhost:8000",
+        "ftp://x/v1",
+        "http://",
+        "http://[::1/v1",
+        "http://x:99999/v1",
+    ],
+)
 def test_an_invalid_url_is_refused(url: str) -> None:
     """Before a client is made of it."""
-    with pytest.raises(PlannerInvalidConfigurationError, match="--base-url must look like http://localhost:8000/v1"):
+    with pytest.raises(
+        PlannerInvalidConfigurationError,
+        match="--base-url must look like http://localhost:8000/v1",
+    ):
         openai_service(url, "m")
 
 
-def test_the_environment_fills_in_what_the_options_leave_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_fills_in_what_the_options_leave_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Key, URL and model, by the names that OpenAI and Semantic Kernel give them."""
     monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
     monkeypatch.setenv("OPENAI_BASE_URL", "https://llm.example/v1")
@@ -87,10 +133,14 @@ def test_the_environment_fills_in_what_the_options_leave_out(monkeypatch: pytest
     assert str(service.client.base_url) == "https://llm.example/v1/"
 
 
-def test_an_invalid_url_in_the_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_url_in_the_environment_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The message names the variable, not an option that was not given."""
     monkeypatch.setenv("OPENAI_BASE_URL", "llm.example")
-    with pytest.raises(PlannerInvalidConfigurationError, match="OPENAI_BASE_URL must look like"):
+    with pytest.raises(
+        PlannerInvalidConfigurationError, match="OPENAI_BASE_URL must look like"
+    ):
         openai_service(None, "m")
 
 
@@ -111,13 +161,24 @@ def __getattr__(name):
 @pytest.mark.parametrize(
     ("path", "problem"),
     [
-        ("lazy:make", r"--app lazy:make: the module raised ImportError: install it first \(.*lazy.py, line 4\)"),
-        ("lazy.py:make", r"there is no module 'lazy.py', .* Leave .py out: lazy:make\."),
-        ("../lazy:make", r"--app must be module:factory, for instance shop.kernel:make_kernel; got '../lazy:make'"),
+        (
+            "lazy:make",
+            r"--app lazy:make: the module raised ImportError: install it first \(.*lazy.py, line 4\)",
+        ),
+        (
+            "lazy.py:make",
+            r"there is no module 'lazy.py', .* Leave .py out: lazy:make\.",
+        ),
+        (
+            "../lazy:make",
+            r"--app must be module:factory, for instance shop.kernel:make_kernel; got '../lazy:make'",
+        ),
         ("apps/lazy:make", r"--app must be module:factory"),
     ],
 )
-def test_what_cannot_be_imported_is_named(here: Path, monkeypatch: pytest.MonkeyPatch, path: str, problem: str) -> None:
+def test_what_cannot_be_imported_is_named(
+    here: Path, monkeypatch: pytest.MonkeyPatch, path: str, problem: str
+) -> None:
     """With the way out; a module that makes its attributes when they are asked for may fail then."""
     (here / "lazy.py").write_text(LAZY)
     monkeypatch.syspath_prepend(here)

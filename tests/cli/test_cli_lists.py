@@ -28,12 +28,16 @@ def test_a_list_says_which_part_of_it_was_shown(command: Command, what: str) -> 
     assert first.err == "2 of 3; --offset 2 shows the next.\n"
     rest = command(what, "list", *STORE, "--limit", "2", "--offset", "2", "--json")
     assert rest.err == "1 of 3, after the first 2.\n"
-    assert sorted(row["run_id"] for row in json.loads(first.out) + json.loads(rest.out)) == ["a", "b", "c"]
+    assert sorted(
+        row["run_id"] for row in json.loads(first.out) + json.loads(rest.out)
+    ) == ["a", "b", "c"]
     past = command(what, "list", *STORE, "--offset", "9")
     assert (past.code, past.out, past.err) == (0, "", "0 of 3, after the first 9.\n")
 
 
-def test_a_damaged_row_is_named_and_not_taken_for_none(command: Command, here: Path) -> None:
+def test_a_damaged_row_is_named_and_not_taken_for_none(
+    command: Command, here: Path
+) -> None:
     """The list says which run's row is damaged, that one row is missing, and how to list the rest."""
     for name in "abc":
         assert command(*WAITS, name).code == 4
@@ -52,11 +56,16 @@ def test_a_status_that_there_is_not_is_refused(command: Command) -> None:
     assert command(*WAITS, "a").code == 4
     refused = command("runs", "list", *STORE, "--status", "finished")
     assert (refused.code, refused.out) == (2, "")
-    assert "queued, running, paused, failed, quarantined, answered, incomplete, limit_reached, stopped" in refused.err
+    assert (
+        "queued, running, paused, failed, quarantined, answered, incomplete, limit_reached, stopped"
+        in refused.err
+    )
 
 
 @pytest.mark.parametrize("damage", ["cut", "directory", "table", "long"])
-def test_a_store_that_cannot_be_used_is_one_sentence(command: Command, here: Path, damage: str) -> None:
+def test_a_store_that_cannot_be_used_is_one_sentence(
+    command: Command, here: Path, damage: str
+) -> None:
     """Exit code 2 and a paragraph for every command, and no traceback."""
     assert command(*WAITS, "a").code == 4
     path, where = here / "runs.db", "runs.db"
@@ -81,7 +90,10 @@ def test_a_store_that_cannot_be_used_is_one_sentence(command: Command, here: Pat
         assert (refused.code, refused.out) == (2, "")
         assert refused.err.startswith("Error: The store ")
         assert len(refused.err.splitlines()) == 1
-    for words in (("run", GOAL, "--kernel", "till:kernel"), ("worker", "--app", "till:app", "--once")):
+    for words in (
+        ("run", GOAL, "--kernel", "till:kernel"),
+        ("worker", "--app", "till:app", "--once"),
+    ):
         refused = command(*words, "--store", where)
         assert refused.code == 2
         assert "Error: The store " in refused.err
@@ -89,12 +101,24 @@ def test_a_store_that_cannot_be_used_is_one_sentence(command: Command, here: Pat
 
 
 @pytest.mark.parametrize(
-    "where", ["postgresql://ann:sesame", "host=localhost password=sesame", "mysql://a:sesame@h/db"]
+    "where",
+    [
+        "postgresql://ann:sesame",
+        "host=localhost password=sesame",
+        "mysql://a:sesame@h/db",
+    ],
 )
-def test_no_command_shows_a_password(command: Command, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_command_shows_a_password(
+    command: Command, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """However the address is written."""
     monkeypatch.setattr(runs, "_PATIENCE_SECONDS", 0.1)
-    for words in (("runs", "list"), ("approvals", "list"), ("run", GOAL), ("worker", "--app", "till:app", "--once")):
+    for words in (
+        ("runs", "list"),
+        ("approvals", "list"),
+        ("run", GOAL),
+        ("worker", "--app", "till:app", "--once"),
+    ):
         refused = command(*words, "--store", where)
         assert refused.code == 2
         assert "sesame" not in refused.out + refused.err
@@ -119,27 +143,54 @@ def test_runs_are_listed_by_filters(command: Command, here: Path) -> None:
         ("--created-after", "2020-01-01T00:00:00", "--status", "paused"): ["a"],
     }
     for words, names in chosen.items():
-        assert [row["run_id"] for row in command("runs", "list", *STORE, *words, "--json").document] == names
+        assert [
+            row["run_id"]
+            for row in command("runs", "list", *STORE, *words, "--json").document
+        ] == names
     (row,) = command("runs", "list", *STORE, "--status", "paused", "--json").document
-    assert (row["iterations"], row["tool_calls"], row["waits_for"], row["cost"]) == (2, 1, "shop-refund", None)
+    assert (row["iterations"], row["tool_calls"], row["waits_for"], row["cost"]) == (
+        2,
+        1,
+        "shop-refund",
+        None,
+    )
     line = command("runs", "list", *STORE, "--status", "failed").out
     assert line.startswith("b  failed  1,234  0  56,789  0.25  1970-01-01 ")
     assert line.endswith("  no answer  Sell a lamp.\n")
-    assert command("runs", "list", *STORE, "--goal", "nothing").err == "No such run in runs.db.\n"
-    assert "expected a number and d, h, m or s" in command("runs", "list", *STORE, "--older-than", "soon").err
+    assert (
+        command("runs", "list", *STORE, "--goal", "nothing").err
+        == "No such run in runs.db.\n"
+    )
+    assert (
+        "expected a number and d, h, m or s"
+        in command("runs", "list", *STORE, "--older-than", "soon").err
+    )
 
 
-def test_a_terminal_gets_a_table_of_runs(command: Command, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_gets_a_table_of_runs(
+    command: Command, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With a head, and within the width of the terminal; what a person or a model wrote cannot move the cursor."""
     assert command(*WAITS, "a").code == 4
     with sqlite3.connect(here / "runs.db") as database:
-        database.execute("UPDATE planner_runs SET goal = ?", (json.dumps("Refund\x1b[2J the lamp. " * 100),))
+        database.execute(
+            "UPDATE planner_runs SET goal = ?",
+            (json.dumps("Refund\x1b[2J the lamp. " * 100),),
+        )
     database.close()
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "dumb")
     listed = command("runs", "list", *STORE)
     head, figures, waits, goal = listed.out.splitlines()
-    assert head.split() == ["run", "status", "iterations", "calls", "tokens", "cost", "changed"]
+    assert head.split() == [
+        "run",
+        "status",
+        "iterations",
+        "calls",
+        "tokens",
+        "cost",
+        "changed",
+    ]
     assert figures.split()[:4] == ["a", "paused", "2", "1"]
     assert waits == "    waits for shop-refund"
     assert goal.startswith("    Refund\N{REPLACEMENT CHARACTER}[2J the lamp. Refund")
@@ -152,6 +203,13 @@ def test_the_numbers_of_a_store_are_printed(command: Command) -> None:
     assert command(*WAITS, "a").code == 4
     stats = command("runs", "stats", *STORE, "--json").document
     assert stats["oldest_approval_seconds"] >= 0
-    assert (stats["total"], stats["by_status"]["paused"], stats["by_status"]["failed"]) == (1, 1, 0)
-    lines = dict(line.split(maxsplit=1) for line in command("runs", "stats", *STORE).out.splitlines())
+    assert (
+        stats["total"],
+        stats["by_status"]["paused"],
+        stats["by_status"]["failed"],
+    ) == (1, 1, 0)
+    lines = dict(
+        line.split(maxsplit=1)
+        for line in command("runs", "stats", *STORE).out.splitlines()
+    )
     assert (lines["runs"], lines["paused"], lines["failed"]) == ("1", "1", "0")

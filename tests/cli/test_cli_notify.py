@@ -16,7 +16,9 @@ pytestmark = pytest.mark.usefixtures("till")
 
 
 @pytest.mark.parametrize("place", ["option", "environment"])
-def test_a_worker_posts_signed_notices(place: str, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_posts_signed_notices(
+    place: str, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With --once, too: it posts the runs that it has driven to their end before it leaves."""
     monkeypatch.setenv("PLANNER_EXT_NOTIFY_KEY", "k3y")
     assert command(*RUN).code == 4
@@ -29,7 +31,11 @@ def test_a_worker_posts_signed_notices(place: str, command: Command, monkeypatch
         (received,) = server.wait_for(1)
     assert worked.code == 0
     assert "s3cret-path" not in worked.err
-    assert (received.body["run_id"], received.body["event"], received.body["status"]) == (
+    assert (
+        received.body["run_id"],
+        received.body["event"],
+        received.body["status"],
+    ) == (
         "order-7",
         "ended",
         "answered",
@@ -47,12 +53,19 @@ def test_a_worker_says_what_troubles_it(command: Command) -> None:
     with WebhookServer([500]) as server:
         worked = command("worker", *STORE, *APP, "--once", "--notify", server.url)
     assert worked.code == 0
-    assert "The notice that run order-7 ended was not delivered, it is tried again" in " ".join(worked.err.split())
+    assert (
+        "The notice that run order-7 ended was not delivered, it is tried again"
+        in " ".join(worked.err.split())
+    )
 
 
 def test_a_url_that_cannot_be_used_is_refused(command: Command) -> None:
     """By the option's name, and without the URL: it may be a secret."""
-    refused = command("worker", *STORE, *APP, "--once", "--notify", "hooks.example/s3cret")
+    refused = command(
+        "worker", *STORE, *APP, "--once", "--notify", "hooks.example/s3cret"
+    )
     assert refused.code == 2
-    assert "notify must be a URL that begins with https:// or http://" in " ".join(refused.err.split())
+    assert "notify must be a URL that begins with https:// or http://" in " ".join(
+        refused.err.split()
+    )
     assert "s3cret" not in refused.err

@@ -65,14 +65,23 @@ UNSEEN = {
 }
 
 
-def pending(name: str = "shop-pay", id: str = "c1", prompt: str = "", **arguments: object) -> PendingCall:
+def pending(
+    name: str = "shop-pay", id: str = "c1", prompt: str = "", **arguments: object
+) -> PendingCall:
     """A call that waits."""
     return PendingCall(
-        id=id, fully_qualified_name=name, arguments=arguments, fingerprint="f" * 64, expires_at=None, prompt=prompt
+        id=id,
+        fully_qualified_name=name,
+        arguments=arguments,
+        fingerprint="f" * 64,
+        expires_at=None,
+        prompt=prompt,
     )
 
 
-def printed(call: PendingCall, *, lines: int | None = None, encoding: str = "utf-8") -> str:
+def printed(
+    call: PendingCall, *, lines: int | None = None, encoding: str = "utf-8"
+) -> str:
     """What print_pending prints on 80 columns."""
     raw = io.BytesIO()
     file = io.TextIOWrapper(raw, encoding=encoding)
@@ -86,21 +95,35 @@ def test_what_is_drawn_as_nothing_is_written_as_an_escape(code: int) -> None:
     """In arguments, their names, the prompt, the function's name and the id, alone and between letters."""
     character, escape = chr(code), json.dumps(chr(code))[1:-1]
     assert exact(f"a{character}b") == f"a{escape}b"
-    assert exact_json({f"a{character}": [character]}) == f'{{"a{escape}": ["{escape}"]}}'
-    shown = printed(pending(f"pay{character}x", f"id{character}x", f"sure{character}?", to=f"bob{character}"))
+    assert (
+        exact_json({f"a{character}": [character]}) == f'{{"a{escape}": ["{escape}"]}}'
+    )
+    shown = printed(
+        pending(
+            f"pay{character}x",
+            f"id{character}x",
+            f"sure{character}?",
+            to=f"bob{character}",
+        )
+    )
     assert character not in shown or character in "\n"
     assert shown.count(escape) == 4
 
 
 def test_line_ends_in_names_begin_no_lines() -> None:
     """Neither a name, nor an id, nor an argument can draw a row that is not there."""
-    shown = printed(pending("pay\nfunction  safe", "c\ncall  c2", to="bob\narguments  none"))
+    shown = printed(
+        pending("pay\nfunction  safe", "c\ncall  c2", to="bob\narguments  none")
+    )
     assert r"pay\nfunction  safe" in shown
     assert r"c\ncall  c2" in shown
     assert r"bob\narguments  none" in shown
 
 
-@each_of("text", ["Grüße, Zoë", "日本語", "עברית", "ไทยที่", "हिन्दी", "e\u0301", "🎉", "[bold]x[/]"])
+@each_of(
+    "text",
+    ["Grüße, Zoë", "日本語", "עברית", "ไทยที่", "हिन्दी", "e\u0301", "🎉", "[bold]x[/]"],
+)
 def test_what_can_be_seen_is_shown_as_it_is(text: str) -> None:
     """Letters of every script, with the marks that belong to them; markup is text."""
     assert exact(text) == visible(text) == text
@@ -136,7 +159,11 @@ def test_long_arguments_are_cut_in_the_middle() -> None:
     text = "\n".join(shown)
     assert '"line 0"' in text and '"last": "pay bob"' in text
     assert re.search(r"[\d,]+ characters are not shown here", text)
-    assert text.index("not shown here") < text.index("shop-pay") < text.index("c1, fingerprint")
+    assert (
+        text.index("not shown here")
+        < text.index("shop-pay")
+        < text.index("c1, fingerprint")
+    )
     whole = printed(call)
     assert all(f'"line {number}"' in whole for number in range(2_000))
     assert whole.rindex('"last"') < whole.index("shop-pay")
@@ -145,13 +172,18 @@ def test_long_arguments_are_cut_in_the_middle() -> None:
 def test_arguments_have_the_lines_that_the_question_leaves() -> None:
     """Beside a short question they are shown whole; a question as long as they are takes half of the room."""
     arguments: dict[str, Any] = {f"n{number}": number for number in range(7)}
-    assert "not shown here" not in printed(pending(prompt="May it?", **arguments), lines=10)
+    assert "not shown here" not in printed(
+        pending(prompt="May it?", **arguments), lines=10
+    )
     both = printed(pending(prompt="May it?\n" * 99, **arguments), lines=10)
     assert both.count("not shown here") == 2
     assert len(both.splitlines()) <= 10 + 8
 
 
-@each_of("text", ["a" * 5, "a\nb\nc", "x" * 1_000_000, "\n" * 100_000, "日" * 9999, "a b\n" * 5000])
+@each_of(
+    "text",
+    ["a" * 5, "a\nb\nc", "x" * 1_000_000, "\n" * 100_000, "日" * 9999, "a b\n" * 5000],
+)
 def test_a_cut_text_has_no_more_lines_than_it_may(text: str) -> None:
     """For every text: one long line, many short ones, wide characters, nothing but line ends."""
     cut = cut_in_the_middle(text, cells=60, lines=9)
@@ -186,7 +218,9 @@ def test_all_of_a_long_call_is_shown_on_request(
     long = {"article": "\n".join(f"line {number}." for number in range(2000))}
     with ScriptedOpenAIServer([call("shop-price", long), say("Fine.")]) as server:
         outcome = command(*ASK, *at(server))
-        assert str(server.requests[-1].messages[-1]["content"]).endswith("did not run: too long")
+        assert str(server.requests[-1].messages[-1]["content"]).endswith(
+            "did not run: too long"
+        )
     assert (outcome.code, outcome.out) == (0, "Fine.\n")
     first, question, whole = outcome.err.partition("show all (s), quit (q)? ")
     assert question
@@ -204,7 +238,10 @@ def test_scripted_answers_in_a_pipe_are_kept(monkeypatch: pytest.MonkeyPatch) ->
     with os.fdopen(read) as answers:
         monkeypatch.setattr(sys, "stdin", answers)
         prompt = ApprovalPrompt(Terminal(io.StringIO(), width=80), by="ann")
-        decisions = [prompt.decide(pending(), more=1), prompt.decide(pending(id="c2"), more=0)]
+        decisions = [
+            prompt.decide(pending(), more=1),
+            prompt.decide(pending(id="c2"), more=0),
+        ]
     assert [type(decision).__name__ for decision in decisions] == ["Approve", "Deny"]
 
 

@@ -47,7 +47,9 @@ class Shop:
         return f"one {article}"
 
 
-def console(*, terminal: bool = False, encoding: str = "utf-8", width: int = 80) -> Terminal:
+def console(
+    *, terminal: bool = False, encoding: str = "utf-8", width: int = 80
+) -> Terminal:
     """A console that keeps what it prints, in an encoding."""
     file = TextIOWrapper(BytesIO(), encoding=encoding, errors="replace")
     return Terminal(file, width=width, force_terminal=terminal, color_system=None)
@@ -103,7 +105,9 @@ async def test_calls_that_did_not_run_say_why() -> None:
     await show(script, on=on, interceptors=[deny_beds])
     lines = lines_of(on)
     assert lines[0] == "Round trip 1 of 15"
-    assert lines[1].startswith('    ✗ shop-sell   not run  There is no function "shop-sell".')
+    assert lines[1].startswith(
+        '    ✗ shop-sell   not run  There is no function "shop-sell".'
+    )
     assert lines[2].startswith("    ✗ shop-price  not run  ")
     assert lines[3].startswith("    ✗ shop-price  not run  ")
     assert "no beds here" in lines[3]
@@ -132,7 +136,12 @@ async def test_a_stop_is_shown_with_its_reason() -> None:
         if isinstance(fact, CallFinished):
             stop.stop("That is enough.")
 
-    result = await show([call("shop-price", {"article": "lamp"})], on=on, stop=stop, observers=[stop_after_the_call])
+    result = await show(
+        [call("shop-price", {"article": "lamp"})],
+        on=on,
+        stop=stop,
+        observers=[stop_after_the_call],
+    )
     assert lines_of(on)[-1] == "    That is enough."
     assert spent_line(result).startswith("stopped: 1 round trip, 1 function call, ")
 
@@ -161,7 +170,9 @@ def test_arguments_read_like_a_call(sent: str, shown: str) -> None:
 async def test_a_call_is_shown_with_what_its_function_gets() -> None:
     """Arguments that were converted are shown as they are used, whether the call waits or runs."""
     on = console()
-    await show([call("shop-price", {"article": 7}), call("shop-buy", {"article": 7})], on=on)
+    await show(
+        [call("shop-price", {"article": 7}), call("shop-buy", {"article": 7})], on=on
+    )
     shown = text_of(on)
     assert 'shop-price(article="7")' in shown
     assert 'shop-buy(article="7") waits' in shown
@@ -183,29 +194,54 @@ async def test_withheld_calls_and_withdrawn_functions_name_the_limit() -> None:
     lines = lines_of(on)
     assert "    ✗ shop-price  not run  The limit max_tool_calls=0 was reached." in lines
     assert "    functions were withdrawn: max_tool_calls" in lines
-    assert spent_line(result).startswith("limit reached (max_tool_calls): 2 round trips, 0 function calls, ")
+    assert spent_line(result).startswith(
+        "limit reached (max_tool_calls): 2 round trips, 0 function calls, "
+    )
 
 
 async def test_each_round_trip_says_what_is_left_of_the_other_limits() -> None:
     """Calls, tokens, cost and active time, as far as they are limited; its own number has the round trips."""
     on = console(width=100)
-    budget = Budget(max_tool_calls=3, max_total_tokens=900_000, max_cost=0.5, max_active_seconds=7000.5)
+    budget = Budget(
+        max_tool_calls=3,
+        max_total_tokens=900_000,
+        max_cost=0.5,
+        max_active_seconds=7000.5,
+    )
     script = [call("shop-price", {"article": "lamp"}), say("It is 42.")]
     await show(script, on=on, budget=budget, price=lambda model, usage: 0.125)
     first, second = (line for line in lines_of(on) if line.startswith("Round trip"))
-    assert first == "Round trip 1 of 15 (3 function calls, 900,000 tokens, $0.5000, 116 minutes left)"
-    assert re.fullmatch(r"Round trip 2 of 15 \(2 function calls, 899,\d+ tokens, \$0.3750, 116 minutes left\)", second)
+    assert (
+        first
+        == "Round trip 1 of 15 (3 function calls, 900,000 tokens, $0.5000, 116 minutes left)"
+    )
+    assert re.fullmatch(
+        r"Round trip 2 of 15 \(2 function calls, 899,\d+ tokens, \$0.3750, 116 minutes left\)",
+        second,
+    )
 
 
 def test_a_terminal_shows_the_time_that_is_left_at_this_moment() -> None:
     """The tightest of active time, deadline and the command's own timeout, also while no fact comes."""
     now = time.time()
-    limits = Budget(max_iterations=4, max_active_seconds=2000.0, deadline=datetime.fromtimestamp(now + 4000, UTC))
-    for until, left in ((None, "31 minutes"), (now + 75, "74 seconds"), (now - 1, "0 seconds")):
+    limits = Budget(
+        max_iterations=4,
+        max_active_seconds=2000.0,
+        deadline=datetime.fromtimestamp(now + 4000, UTC),
+    )
+    for until, left in (
+        (None, "31 minutes"),
+        (now + 75, "74 seconds"),
+        (now - 1, "0 seconds"),
+    ):
         on = console(terminal=True, width=100)
         with Progress(on) as progress:
             progress.until = until
-            progress.show(RunStarted(run_id="r", rules=Rules(limits=limits), messages=(), at=now - 100))
+            progress.show(
+                RunStarted(
+                    run_id="r", rules=Rules(limits=limits), messages=(), at=now - 100
+                )
+            )
         assert f"waits for the model (4 round trips, {left} left)" in text_of(on)
 
 
@@ -214,7 +250,10 @@ async def test_a_final_answer_is_not_shown_twice() -> None:
     on = console()
     answer = call("UserInteraction-SendFinalAnswer", {"answer": "It is 42."})
     result = await show([say("1. Answer."), answer], on=on, plan=True)
-    assert lines_of(on)[-2:] == ["Round trip 2 of 15", "    → hands over the final answer"]
+    assert lines_of(on)[-2:] == [
+        "Round trip 2 of 15",
+        "    → hands over the final answer",
+    ]
     print_answer(on, result)
     assert [line.strip("│ ") for line in lines_of(on)[-2:-1]] == ["It is 42."]
 
@@ -229,7 +268,11 @@ async def test_an_uncharged_plan_has_no_number() -> None:
 async def test_the_next_step_is_shown_when_the_planner_asks_for_it() -> None:
     """With one tool round a step, the planner's own request for the next one is shown."""
     on = console()
-    script = [call("shop-price", {"article": "lamp"}), say("42 so far."), say("It is 42.")]
+    script = [
+        call("shop-price", {"article": "lamp"}),
+        say("42 so far."),
+        say("It is 42."),
+    ]
     await show(script, on=on, control="use_attempts")
     assert "    asks for the next step" in lines_of(on)
 
@@ -237,7 +280,10 @@ async def test_the_next_step_is_shown_when_the_planner_asks_for_it() -> None:
 async def test_a_terminal_without_unicode_gets_signs_that_it_has() -> None:
     """In ASCII no sign is a question mark, and the frame is drawn with what there is."""
     on = console(encoding="ascii")
-    result = await show([call("shop-price", {"article": "lamp"}), call("shop-price"), say("It is 42.")], on=on)
+    result = await show(
+        [call("shop-price", {"article": "lamp"}), call("shop-price"), say("It is 42.")],
+        on=on,
+    )
     print_answer(on, result)
     shown = text_of(on)
     assert '    -> shop-price(article="lamp")\n    ok shop-price' in shown
@@ -269,7 +315,16 @@ def test_nothing_is_waited_for_after_the_end(end: Fact) -> None:
     """No spinner turns on after a pause or the end."""
     on = console(terminal=True)
     with Progress(on) as progress:
-        progress.catch_up([run_started(), *([replied(calls_of("ask")), decided(0, "ask")] if end is PAUSED else [])])
+        progress.catch_up(
+            [
+                run_started(),
+                *(
+                    [replied(calls_of("ask")), decided(0, "ask")]
+                    if end is PAUSED
+                    else []
+                ),
+            ]
+        )
         progress.show(end)
     assert text_of(on) == ""
 
@@ -317,7 +372,8 @@ def test_text_looks_the_same_however_it_arrives(text: str, cuts: list[int]) -> N
 def test_a_texts_own_lines_and_indents_stay() -> None:
     """Line breaks, one blank line at most, and the indent of a list are kept; the edges are trimmed."""
     assert (
-        flowed(lambda flow: flow.write("\n\nOne:\n  - two\n\n\n\nthree  \n")) == "    One:\n      - two\n\n    three\n"
+        flowed(lambda flow: flow.write("\n\nOne:\n  - two\n\n\n\nthree  \n"))
+        == "    One:\n      - two\n\n    three\n"
     )
 
 
@@ -352,6 +408,9 @@ def test_a_panel_for_a_forced_answer_names_the_limit() -> None:
     out = StringIO()
     on = Terminal(out, width=60)
     print_answer(
-        on, FunctionCallingStepwisePlannerResult(final_answer="Half.", status="limit_reached", limit="max_iterations")
+        on,
+        FunctionCallingStepwisePlannerResult(
+            final_answer="Half.", status="limit_reached", limit="max_iterations"
+        ),
     )
     assert out.getvalue().startswith("╭─ Answer, as far as max_iterations allowed ─")

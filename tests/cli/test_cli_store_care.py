@@ -32,14 +32,19 @@ def test_old_runs_are_pruned(command: Command, here: Path) -> None:
         assert command(*RUN[:-3], name, *STORE).code == 4
         assert command("runs", "cancel", name, *STORE).code == 0
     with closing(sqlite3.connect(here / "runs.db")) as database:
-        database.execute("UPDATE planner_runs SET updated_at = updated_at - 31 * 86400 WHERE run_id = 'a'")
+        database.execute(
+            "UPDATE planner_runs SET updated_at = updated_at - 31 * 86400 WHERE run_id = 'a'"
+        )
         database.commit()
     prune = ("runs", "prune", "--status", "stopped", *STORE, "--older-than")
     assert command(*prune, "30d", "--dry-run").out == "1 run would be deleted.\n"
     assert command(*prune, "32d").out == "0 runs deleted.\n"
     assert command(*prune, "30d").out == "1 run deleted.\n"
     assert command(*prune, "0s").out == "1 run deleted.\n"
-    for words, said in (((*prune, "month"), "30d"), ((*prune[:3], "paused", *prune[4:], "1d"), "quarantined")):
+    for words, said in (
+        ((*prune, "month"), "30d"),
+        ((*prune[:3], "paused", *prune[4:], "1d"), "quarantined"),
+    ):
         refused = command(*words)
         assert (refused.code, refused.out) == (2, "")
         assert said in refused.err
@@ -59,8 +64,13 @@ def test_a_run_moves_to_another_store(command: Command, here: Path) -> None:
     moved = command("runs", "import", "order-7.json", "--store", "other.db")
     assert (moved.code, moved.out, moved.err) == (0, "", "order-7 is in other.db.\n")
     assert command("approvals", "approve", CALL, "--store", "other.db").code == 0
-    resumed = command("runs", "resume", "order-7", "--store", "other.db", "--kernel", "till:kernel")
-    assert (resumed.code, resumed.out) == (0, "Dear customer, we are sorry: 98.00 dollars refunded for A-1007.\n")
+    resumed = command(
+        "runs", "resume", "order-7", "--store", "other.db", "--kernel", "till:kernel"
+    )
+    assert (resumed.code, resumed.out) == (
+        0,
+        "Dear customer, we are sorry: 98.00 dollars refunded for A-1007.\n",
+    )
     twice = command("runs", "import", "order-7.json", "--store", "other.db")
     assert (twice.code, "Run 'order-7' is there already" in twice.err) == (2, True)
 
@@ -74,21 +84,33 @@ def test_an_exported_run_is_signed_where_there_is_a_key(
     assert command(*export, "unsigned.json").code == 0
     monkeypatch.setenv("PLANNER_EXT_CHECKPOINT_KEY", "secret")
     assert command(*export, "signed.json").code == 0
-    (here / "altered.json").write_text((here / "signed.json").read_text().replace("98.0", "9800.0"))
+    (here / "altered.json").write_text(
+        (here / "signed.json").read_text().replace("98.0", "9800.0")
+    )
     for name in ("unsigned", "altered"):
         refused = command("runs", "import", f"{name}.json", "--store", "other.db")
         assert (refused.code, "signed with this key" in refused.err) == (2, True)
     assert command("runs", "import", "signed.json", "--store", "other.db").code == 0
     missing = command("runs", "import", "nowhere.json", "--store", "other.db")
-    assert (missing.code, "nowhere.json cannot be read as an exported run" in missing.err) == (2, True)
+    assert (
+        missing.code,
+        "nowhere.json cannot be read as an exported run" in missing.err,
+    ) == (2, True)
 
 
 def test_a_store_is_backed_up(command: Command, here: Path) -> None:
     """The copy is a store; a file that is there stays as it is."""
     assert command(*RUN).code == 4
     done = command("runs", "backup", "copy.db", *STORE)
-    assert (done.code, done.out, done.err) == (0, "", "runs.db is copied into copy.db.\n")
-    assert command("runs", "list", "--store", "copy.db").out == command("runs", "list", *STORE).out
+    assert (done.code, done.out, done.err) == (
+        0,
+        "",
+        "runs.db is copied into copy.db.\n",
+    )
+    assert (
+        command("runs", "list", "--store", "copy.db").out
+        == command("runs", "list", *STORE).out
+    )
     before = (here / "copy.db").read_bytes()
     again = command("runs", "backup", "copy.db", *STORE)
     assert (again.code, "cannot be written: File exists" in again.err) == (2, True)

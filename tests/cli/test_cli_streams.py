@@ -11,47 +11,79 @@ import pytest
 from support.command_line import COMMAND, Command, command_line
 from support.processes import Lives
 
-RUN = ("run", "What is a lamp?", "--kernel", "shop:with_service", "--no-plan", "--store", "runs.db")
+RUN = (
+    "run",
+    "What is a lamp?",
+    "--kernel",
+    "shop:with_service",
+    "--no-plan",
+    "--store",
+    "runs.db",
+)
 
 
-def redirected(here: Path, redirection: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def redirected(
+    here: Path, redirection: str, *arguments: str
+) -> subprocess.CompletedProcess[str]:
     """Run the command with a shell's redirection."""
     shell = ["sh", "-c", f'exec "$@" {redirection}', "sh", *command_line(*arguments)]
-    return subprocess.run(shell, cwd=here, capture_output=True, text=True, encoding="utf-8", timeout=120)
+    return subprocess.run(
+        shell, cwd=here, capture_output=True, text=True, encoding="utf-8", timeout=120
+    )
 
 
 def test_a_run_whose_reader_leaves_reaches_its_end(here: Path) -> None:
     """With a broken pipe on stderr, functions finish, and the answer is on stdout."""
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run(command_line(*RUN), cwd=here, stdout=subprocess.PIPE, stderr=writer, timeout=120)
+    done = subprocess.run(
+        command_line(*RUN), cwd=here, stdout=subprocess.PIPE, stderr=writer, timeout=120
+    )
     os.close(writer)
     assert (done.returncode, done.stdout) == (0, b"It is 42.\n")
     assert (here / "runs.db").exists()
 
 
-@pytest.mark.parametrize(("redirection", "out"), [("2>&-", "It is 42.\n"), ("<&- >&- 2>&-", "")])
-def test_a_closed_stream_ends_no_run(here: Path, command: Command, redirection: str, out: str) -> None:
+@pytest.mark.parametrize(
+    ("redirection", "out"), [("2>&-", "It is 42.\n"), ("<&- >&- 2>&-", "")]
+)
+def test_a_closed_stream_ends_no_run(
+    here: Path, command: Command, redirection: str, out: str
+) -> None:
     """What would go to a closed stream goes nowhere: not into a file that the run opened, nor to the other stream."""
     done = redirected(here, redirection, *RUN)
     assert (done.returncode, done.stdout) == (0, out)
     assert "Traceback" not in done.stderr
-    assert json.loads(command("runs", "stats", "--store", "runs.db", "--json").out)["by_status"]["answered"] == 1
+    assert (
+        json.loads(command("runs", "stats", "--store", "runs.db", "--json").out)[
+            "by_status"
+        ]["answered"]
+        == 1
+    )
 
 
 def test_a_full_disk_is_an_error_after_the_run(here: Path, command: Command) -> None:
     """Exit code 2, with the reason on stderr; the run is in its store."""
     done = redirected(here, ">/dev/full", *RUN)
     assert done.returncode == 2
-    assert done.stderr.endswith("Error: The output cannot be written to stdout: No space left on device.\n")
+    assert done.stderr.endswith(
+        "Error: The output cannot be written to stdout: No space left on device.\n"
+    )
     assert "Traceback" not in done.stderr
-    assert json.loads(command("runs", "list", "--store", "runs.db", "--json").out)[0]["status"] == "answered"
+    assert (
+        json.loads(command("runs", "list", "--store", "runs.db", "--json").out)[0][
+            "status"
+        ]
+        == "answered"
+    )
 
 
 def test_help_reports_a_full_disk(here: Path) -> None:
     """Exit code 2 and a line on stderr."""
     done = redirected(here, ">/dev/full", "--help")
-    problem = "Error: The output cannot be written to stdout: No space left on device.\n"
+    problem = (
+        "Error: The output cannot be written to stdout: No space left on device.\n"
+    )
     assert (done.returncode, done.stderr) == (2, problem)
 
 
@@ -84,7 +116,9 @@ def make():
 '''
 
 
-@pytest.mark.parametrize("keeps", [(), ("--store", "runs.db")], ids=["not kept", "kept"])
+@pytest.mark.parametrize(
+    "keeps", [(), ("--store", "runs.db")], ids=["not kept", "kept"]
+)
 def test_a_second_ctrl_c_ends_a_run_whose_function_cannot_be_cancelled(
     lives: Lives, here: Path, keeps: tuple[str, ...]
 ) -> None:

@@ -18,7 +18,9 @@ RESULT = ("runs", "result", "order-7", *STORE)
 WORK = ("worker", *STORE, *APP, "--once")
 
 
-def test_a_run_is_submitted_worked_on_decided_and_answered(command: Command, here: Path) -> None:
+def test_a_run_is_submitted_worked_on_decided_and_answered(
+    command: Command, here: Path
+) -> None:
     """Each command may be in another process; the exit code of ``result`` says where the run stands."""
     submitted = command(*SUBMIT)
     assert (submitted.code, submitted.out) == (0, "order-7\n")
@@ -33,49 +35,88 @@ def test_a_run_is_submitted_worked_on_decided_and_answered(command: Command, her
     assert command("approvals", "approve", CALL, *STORE).code == 0
     assert command(*WORK).code == 0
     answered = command(*RESULT, "--wait")
-    assert (answered.code, answered.out) == (0, "Dear customer, we are sorry: 98.00 dollars refunded for A-1007.\n")
+    assert (answered.code, answered.out) == (
+        0,
+        "Dear customer, we are sorry: 98.00 dollars refunded for A-1007.\n",
+    )
     assert answered.err.startswith("answered: 3 round trips, 2 function calls,")
     assert refunds(here) == [98.0]
 
 
 def test_a_result_is_one_document(command: Command) -> None:
     """With ``--json``: what a script needs to show and to decide what waits."""
-    assert command(*SUBMIT, "--argument", "tenant=acme", "--argument", "limits=[1]").code == 0
+    assert (
+        command(*SUBMIT, "--argument", "tenant=acme", "--argument", "limits=[1]").code
+        == 0
+    )
     assert command(*WORK).code == 0
     result = command(*RESULT, "--json")
     document = result.document
     assert (result.code, result.err) == (4, "")
-    assert (document["run_id"], document["status"], document["goal"]) == ("order-7", "paused", GOAL)
-    assert (document["iterations"], document["usage"]["total_tokens"] > 0, document["problem"]) == (2, True, "")
+    assert (document["run_id"], document["status"], document["goal"]) == (
+        "order-7",
+        "paused",
+        GOAL,
+    )
+    assert (
+        document["iterations"],
+        document["usage"]["total_tokens"] > 0,
+        document["problem"],
+    ) == (2, True, "")
     (waiting,) = document["pending"]
-    assert (waiting["id"], waiting["arguments"]) == (CALL, {"order": "A-1007", "amount": 98.0})
+    assert (waiting["id"], waiting["arguments"]) == (
+        CALL,
+        {"order": "A-1007", "amount": 98.0},
+    )
 
 
 def test_a_run_is_submitted_once(command: Command) -> None:
     """Again with the same inputs it is the same run; with others, or with what cannot be used, exit code 2."""
     limited = (*SUBMIT, "--max-tool-calls", "3", "--argument", "tenant=acme")
     assert [command(*limited).out for _ in range(2)] == ["order-7\n"] * 2
-    for other in (SUBMIT, (*SUBMIT, "--max-tool-calls", "4", "--argument", "tenant=acme")):
+    for other in (
+        SUBMIT,
+        (*SUBMIT, "--max-tool-calls", "4", "--argument", "tenant=acme"),
+    ):
         refused = command(*other)
         assert (refused.code, refused.out) == (2, "")
         assert "with other arguments or another budget" in " ".join(refused.err.split())
-    for wrong, said in (("--argument=tenant", "--argument NAME=VALUE"), ("--max-tool-calls=-1", "max_tool_calls must")):
+    for wrong, said in (
+        ("--argument=tenant", "--argument NAME=VALUE"),
+        ("--max-tool-calls=-1", "max_tool_calls must"),
+    ):
         refused = command("runs", "submit", GOAL, *STORE, wrong)
         assert (refused.code, said in " ".join(refused.err.split())) == (2, True)
     assert len(command("runs", "list", *STORE, "--json").document) == 1
 
 
-def test_a_budget_changes_the_limits_that_it_names(command: Command, here: Path) -> None:
+def test_a_budget_changes_the_limits_that_it_names(
+    command: Command, here: Path
+) -> None:
     """Of a queued and of a paused run, of which the rest stays; an ended run is resumed instead."""
     assert command(*SUBMIT, "--max-iterations", "9").code == 0
-    assert command("runs", "budget", "order-7", *STORE, "--max-tool-calls", "2").code == 0
-    assert command("runs", "budget", "order-7", *STORE, "--max-total-tokens", "90000").code == 0
+    assert (
+        command("runs", "budget", "order-7", *STORE, "--max-tool-calls", "2").code == 0
+    )
+    assert (
+        command("runs", "budget", "order-7", *STORE, "--max-total-tokens", "90000").code
+        == 0
+    )
     assert command(*WORK).code == 0
-    assert command("runs", "budget", "order-7", *STORE, "--max-tool-calls", "1", "--by", "ann").code == 0
+    assert (
+        command(
+            "runs", "budget", "order-7", *STORE, "--max-tool-calls", "1", "--by", "ann"
+        ).code
+        == 0
+    )
     assert command("approvals", "approve", CALL, *STORE).code == 0
     assert command(*WORK).code == 0
     ended = command(*RESULT, "--json")
-    assert (ended.code, ended.document["status"], ended.document["limit"]) == (1, "limit_reached", "max_tool_calls")
+    assert (ended.code, ended.document["status"], ended.document["limit"]) == (
+        1,
+        "limit_reached",
+        "max_tool_calls",
+    )
     assert refunds(here) == []
     late = command("runs", "budget", "order-7", *STORE, "--max-tool-calls", "9")
     assert late.code == 2
@@ -101,5 +142,11 @@ for words, code in {commands!r}:
         assert ended.code == code, words
 assert not sys.modules.keys() & {{"semantic_kernel", "openai", "planner_ext.planner"}}
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=here, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=here,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert (done.returncode, done.stdout) == (0, "order-7\n"), done.stderr

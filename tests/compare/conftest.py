@@ -13,7 +13,9 @@ from planner_ext.compare import Comparison, Run, Violation, run_comparison
 @pytest.fixture(scope="session")
 def comparison(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Comparison:
     """Every option in every script, with five round trips allowed; one process of the tests makes it for all."""
-    folder = tmp_path_factory.getbasetemp()  # of this process; above it, of the whole run
+    folder = (
+        tmp_path_factory.getbasetemp()
+    )  # of this process; above it, of the whole run
     kept = (folder if worker_id == "master" else folder.parent) / "comparison.pickle"
     with kept.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -30,9 +32,18 @@ def spoilt(comparison: Comparison) -> Comparison:
         if (run.script, run.option) == ("chain", "option-1-corrected"):
             return replace(run, trips=run.budget + 2)
         if (run.script, run.option) == ("chain", "option-3-corrected"):
-            return replace(run, violation=Violation(place=1, text="messages[1]: <script>alert(1)</script>\x1b[2J"))
+            return replace(
+                run,
+                violation=Violation(
+                    place=1, text="messages[1]: <script>alert(1)</script>\x1b[2J"
+                ),
+            )
         if (run.script, run.option) == ("chain", "option-1"):
-            return replace(run, error="<b>", messages=(replace(run.messages[0], text="</p><script src='x'>&"),))
+            return replace(
+                run,
+                error="<b>",
+                messages=(replace(run.messages[0], text="</p><script src='x'>&"),),
+            )
         return run
 
     return replace(comparison, runs=tuple(spoil(run) for run in comparison.runs))

@@ -16,8 +16,14 @@ REFRESH = f"planner-ext compare --markdown adr/{ADR.name}"
 
 def without_tokens(table: str) -> str:
     """Leave out the versions and the token columns, which depend on how Semantic Kernel describes functions."""
-    rows = [line.split(" | ") for line in table.splitlines() if not line.startswith("Measured with")]
-    return "\n".join(" | ".join(row[:6] + row[8:] if len(row) == 11 else row) for row in rows)
+    rows = [
+        line.split(" | ")
+        for line in table.splitlines()
+        if not line.startswith("Measured with")
+    ]
+    return "\n".join(
+        " | ".join(row[:6] + row[8:] if len(row) == 11 else row) for row in rows
+    )
 
 
 def test_the_table_is_what_was_measured(comparison: Comparison) -> None:
@@ -27,8 +33,12 @@ def test_the_table_is_what_was_measured(comparison: Comparison) -> None:
     measured = markdown_of(comparison)
     if f"semantic-kernel {version('semantic-kernel')}," in stands:
         strip = re.compile(r"^Measured with .*?\. ", re.M)
-        assert strip.sub("", stands) == strip.sub("", measured), f"The table is stale: {REFRESH}"
-    assert without_tokens(stands) == without_tokens(measured), f"The table is stale: {REFRESH}"
+        assert strip.sub("", stands) == strip.sub("", measured), (
+            f"The table is stale: {REFRESH}"
+        )
+    assert without_tokens(stands) == without_tokens(measured), (
+        f"The table is stale: {REFRESH}"
+    )
 
 
 def test_the_table_has_no_times(comparison: Comparison) -> None:

@@ -45,7 +45,11 @@ def make():
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty directory, and an environment without variables of OpenAI or of terminals."""
     for name in list(os.environ):
-        if name.startswith("OPENAI_") or name in ("FORCE_COLOR", "TTY_COMPATIBLE", "NO_COLOR"):
+        if name.startswith("OPENAI_") or name in (
+            "FORCE_COLOR",
+            "TTY_COMPATIBLE",
+            "NO_COLOR",
+        ):
             monkeypatch.delenv(name)
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.chdir(tmp_path)
@@ -71,25 +75,43 @@ def stub(monkeypatch: pytest.MonkeyPatch, comparison: Comparison) -> None:
 
 def test_it_compares_and_exits_with_0() -> None:
     """The table stands on stdout; options as written that overshoot change nothing."""
-    result = run("--only", "never-ending", "--only", "option-2", "--only", "option-2-corrected")
+    result = run(
+        "--only", "never-ending", "--only", "option-2", "--only", "option-2-corrected"
+    )
     assert result.exit_code == 0, result.stderr
-    rows = [line.split()[:6] for line in result.stdout.splitlines() if line.startswith("option 2")]
-    assert rows == [["option", "2,", "as", "written", "6", "+1"], ["option", "2,", "corrected", "5", "5", "4"]]
+    rows = [
+        line.split()[:6]
+        for line in result.stdout.splitlines()
+        if line.startswith("option 2")
+    ]
+    assert rows == [
+        ["option", "2,", "as", "written", "6", "+1"],
+        ["option", "2,", "corrected", "5", "5", "4"],
+    ]
     assert "option 3" not in result.stdout
 
 
 def test_the_number_of_round_trips_is_the_callers() -> None:
     """Every run is allowed as many."""
     result = run("--only", "never-ending", "--max-iterations", "2", "--json")
-    assert {run["trips"] for run in json.loads(result.stdout)["runs"] if run["option"] == "option-3-corrected"} == {2}
+    assert {
+        run["trips"]
+        for run in json.loads(result.stdout)["runs"]
+        if run["option"] == "option-3-corrected"
+    } == {2}
 
 
-def test_a_corrected_option_that_goes_wrong_exits_with_1(monkeypatch: pytest.MonkeyPatch, spoilt: Comparison) -> None:
+def test_a_corrected_option_that_goes_wrong_exits_with_1(
+    monkeypatch: pytest.MonkeyPatch, spoilt: Comparison
+) -> None:
     """It is named, on stdout and in the document."""
     stub(monkeypatch, spoilt)
     result = run()
     assert result.exit_code == 1
-    assert "option 1, corrected, chain: 7 round trips where 5 were allowed." in result.stdout
+    assert (
+        "option 1, corrected, chain: 7 round trips where 5 were allowed."
+        in result.stdout
+    )
     document = json.loads(run("--json").stdout)
     assert document["holds"] is False
     assert len(document["failures"]) == 2
@@ -97,7 +119,15 @@ def test_a_corrected_option_that_goes_wrong_exits_with_1(monkeypatch: pytest.Mon
 
 def test_json_is_one_document_and_nothing_else() -> None:
     """Also where the user's own code prints: noise goes to stderr."""
-    result = run("--json", "--kernel", "own_lights:make", "--goal", "Switch.", "--max-iterations", "3")
+    result = run(
+        "--json",
+        "--kernel",
+        "own_lights:make",
+        "--goal",
+        "Switch.",
+        "--max-iterations",
+        "3",
+    )
     assert result.exit_code == 0, result.stderr
     document = json.loads(result.stdout)
     assert {run["option"]: run["trips"] for run in document["runs"]}["option-2"] == 4
@@ -105,7 +135,9 @@ def test_json_is_one_document_and_nothing_else() -> None:
     assert "noise" in result.stderr
 
 
-def test_the_page_is_written(here: Path, monkeypatch: pytest.MonkeyPatch, comparison: Comparison) -> None:
+def test_the_page_is_written(
+    here: Path, monkeypatch: pytest.MonkeyPatch, comparison: Comparison
+) -> None:
     """The command writes the page and also prints the table."""
     stub(monkeypatch, comparison)
     result = run("--html", "page.html")
@@ -115,7 +147,9 @@ def test_the_page_is_written(here: Path, monkeypatch: pytest.MonkeyPatch, compar
     assert "option 2, as written" in result.stdout
 
 
-def test_a_document_gets_its_table(here: Path, monkeypatch: pytest.MonkeyPatch, comparison: Comparison) -> None:
+def test_a_document_gets_its_table(
+    here: Path, monkeypatch: pytest.MonkeyPatch, comparison: Comparison
+) -> None:
     """Between the markers, and nowhere else."""
     stub(monkeypatch, comparison)
     document = here / "notes.md"
@@ -131,7 +165,14 @@ def test_a_real_endpoint_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the scripts' goals and functions; its key comes from the environment."""
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     with ScriptedOpenAIServer(SCRIPTS["never-ending"].model) as server:
-        only = ("--only", "never-ending", "--only", "option-3-corrected", "--only", "option-2")
+        only = (
+            "--only",
+            "never-ending",
+            "--only",
+            "option-3-corrected",
+            "--only",
+            "option-2",
+        )
         result = run("--base-url", server.url, "--model", "m", "--json", *only)
         assert result.exit_code == 0, result.stderr
         assert [one["trips"] for one in json.loads(result.stdout)["runs"]] == [6, 5]
@@ -141,14 +182,26 @@ def test_a_real_endpoint_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 @each_of(
     ("arguments", "message"),
     [
-        (["--only", "option-9"], "--only option-9: there is neither such an option (option-1,"),
+        (
+            ["--only", "option-9"],
+            "--only option-9: there is neither such an option (option-1,",
+        ),
         (["--kernel", "own_lights:make"], "--kernel needs --goal"),
         (["--goal", "Switch."], "--goal needs --kernel"),
         (["--kernel", "nowhere:make", "--goal", "Switch."], "no module 'nowhere'"),
-        (["--kernel", "own_lights:make", "--goal", "Switch.", "--only", "chain"], "takes the place of the scripts"),
-        (["--option", "own_lights:Lights"], "must be an async function of a planner_ext.compare.Trial"),
+        (
+            ["--kernel", "own_lights:make", "--goal", "Switch.", "--only", "chain"],
+            "takes the place of the scripts",
+        ),
+        (
+            ["--option", "own_lights:Lights"],
+            "must be an async function of a planner_ext.compare.Trial",
+        ),
         (["--option", "own_lights"], "--option must be module:"),
-        (["--script", "own_lights:make"], "must be made with planner_ext.compare.scenario"),
+        (
+            ["--script", "own_lights:make"],
+            "must be made with planner_ext.compare.scenario",
+        ),
         (["--html", "nowhere/page.html"], "there is no directory nowhere"),
         (["--markdown", "missing.md"], "missing.md"),
         (["--markdown", "own_lights.py"], "table: planner-ext compare"),
@@ -198,21 +251,41 @@ def test_a_loop_of_ones_own_is_judged_beside_the_others(here: Path) -> None:
     """Twenty lines in a module are enough; nothing of it is believed, all is counted where it arrives."""
     (here / "own_loops.py").write_text(LOOP)
     only = ("--only", "never-ending", "--only", "option-2-corrected")
-    result = run("--option", "own_loops:plain_loop", "--script", "own_loops:greeting", *only, "--json")
+    result = run(
+        "--option",
+        "own_loops:plain_loop",
+        "--script",
+        "own_loops:greeting",
+        *only,
+        "--json",
+    )
     assert result.exit_code == 0, result.stderr
-    runs = {(one["option"], one["script"]): one for one in json.loads(result.stdout)["runs"]}
-    assert (runs["plain-loop", "never-ending"]["trips"], runs["plain-loop", "never-ending"]["over_budget"]) == (31, 26)
-    assert runs["option-2-corrected", "greeting"]["answer"] == runs["plain-loop", "greeting"]["answer"] == "Hello!"
+    runs = {
+        (one["option"], one["script"]): one for one in json.loads(result.stdout)["runs"]
+    }
+    assert (
+        runs["plain-loop", "never-ending"]["trips"],
+        runs["plain-loop", "never-ending"]["over_budget"],
+    ) == (31, 26)
+    assert (
+        runs["option-2-corrected", "greeting"]["answer"]
+        == runs["plain-loop", "greeting"]["answer"]
+        == "Hello!"
+    )
 
 
-def test_figures_are_printed_on_request(monkeypatch: pytest.MonkeyPatch, comparison: Comparison) -> None:
+def test_figures_are_printed_on_request(
+    monkeypatch: pytest.MonkeyPatch, comparison: Comparison
+) -> None:
     """Without --details the matrix and the verdict stand alone."""
     stub(monkeypatch, comparison)
     short, whole = run().stdout, run("--details").stdout
     assert short.startswith("What goes wrong")
     assert "told:" not in short
     assert len(whole) > 5 * len(short)
-    assert "The function does not start before a person agrees" in " ".join(whole.split())
+    assert "The function does not start before a person agrees" in " ".join(
+        whole.split()
+    )
 
 
 FOREVER = """
@@ -236,11 +309,22 @@ async def forever(trial):
 def test_ctrl_c_ends_the_comparison_and_its_processes(here: Path) -> None:
     """Exit code 130 and one word, for an option in this process and for one in another."""
     (here / "loops.py").write_text(FOREVER)
-    chosen = ("--only", "while-loop", "--only", "never-ending", "--only", "crash", "--option", "loops:forever")
+    chosen = (
+        "--only",
+        "while-loop",
+        "--only",
+        "never-ending",
+        "--only",
+        "crash",
+        "--option",
+        "loops:forever",
+    )
     line = [sys.executable, "-m", "planner_ext.cli", "compare", *chosen]
     env = {**os.environ, "PYTHONPATH": str(Path(planner_ext.__file__).parents[1])}
     pipe = subprocess.PIPE
-    with subprocess.Popen(line, cwd=here, env=env, stdout=pipe, stderr=pipe, text=True) as running:
+    with subprocess.Popen(
+        line, cwd=here, env=env, stdout=pipe, stderr=pipe, text=True
+    ) as running:
         try:
             assert running.stderr is not None
             assert any(text == "started\n" for text in running.stderr)

@@ -47,7 +47,9 @@ class Lights:
 
 def restless(request: ScriptedRequest) -> Any:
     """A model that switches whenever it can."""
-    return call("lights-switch") if "lights-switch" in request.tools else say("It is on.")
+    return (
+        call("lights-switch") if "lights-switch" in request.tools else say("It is on.")
+    )
 
 
 def own_kernel(script: Script = restless) -> tuple[Kernel, Lights]:
@@ -63,17 +65,27 @@ def compared(live: Live, **wanted: Any) -> Comparison:
     return asyncio.run(run_comparison(live=live, **wanted))
 
 
-async def at_endpoint(script: Script, scripts: Sequence[str]) -> tuple[Comparison, ScriptedOpenAIServer]:
+async def at_endpoint(
+    script: Script, scripts: Sequence[str]
+) -> tuple[Comparison, ScriptedOpenAIServer]:
     """Compare at an endpoint that refuses what OpenAI refuses."""
     with ScriptedOpenAIServer(script) as server:
-        async with AsyncOpenAI(base_url=server.url, api_key="none", max_retries=0) as client:
-            service = OpenAIChatCompletion(ai_model_id="m", service_id="s", async_client=client)
-            return await run_comparison(live=Live(service=service), scripts=scripts), server
+        async with AsyncOpenAI(
+            base_url=server.url, api_key="none", max_retries=0
+        ) as client:
+            service = OpenAIChatCompletion(
+                ai_model_id="m", service_id="s", async_client=client
+            )
+            return await run_comparison(
+                live=Live(service=service), scripts=scripts
+            ), server
 
 
 def test_the_connector_counts_what_the_endpoint_counts() -> None:
     """Round trips and tokens of a real model are counted at the connector, plain and streamed, to the last one."""
-    comparison, server = asyncio.run(at_endpoint(SCRIPTS["never-ending"].model, ["never-ending", "streaming"]))
+    comparison, server = asyncio.run(
+        at_endpoint(SCRIPTS["never-ending"].model, ["never-ending", "streaming"])
+    )
     assert sum(run.trips for run in comparison.runs) == len(server.requests)
     assert sum(run.tokens_summed for run in comparison.runs) == server.total_tokens
     assert comparison.live
@@ -82,7 +94,9 @@ def test_the_connector_counts_what_the_endpoint_counts() -> None:
 
 def test_an_endpoint_that_is_strict_ends_option_3() -> None:
     """Where calls without results are refused the option fails with the endpoint's words; its history is judged."""
-    comparison, server = asyncio.run(at_endpoint(SCRIPTS["never-ending"].model, ["never-ending"]))
+    comparison, server = asyncio.run(
+        at_endpoint(SCRIPTS["never-ending"].model, ["never-ending"])
+    )
     run = comparison.of_option("option-3")[0]
     assert (run.status, run.trips, run.answer) == ("failed", 5, "")
     assert "must be followed by tool messages" in run.error
@@ -93,7 +107,9 @@ def test_an_endpoint_that_is_strict_ends_option_3() -> None:
 def test_your_own_kernel_is_asked_your_own_goal() -> None:
     """One run for each option, functions run for real; what a function calls in turn is not the model's call."""
     kernel, lights = own_kernel()
-    comparison = compared(Live(kernel=kernel, goal="Switch on the light."), max_iterations=3)
+    comparison = compared(
+        Live(kernel=kernel, goal="Switch on the light."), max_iterations=3
+    )
     assert [script.goal for script in comparison.scripts] == ["Switch on the light."]
     assert len(comparison.runs) == len(comparison.options) == 11
     assert lights.switched == sum(run.tools_run for run in comparison.runs)
@@ -105,9 +121,17 @@ def test_your_own_kernel_is_asked_your_own_goal() -> None:
 def test_your_own_kernel_is_left_as_it_is() -> None:
     """Plugins, services and filters of the kernel are what they were."""
     kernel, _ = own_kernel()
-    before = (dict(kernel.plugins), dict(kernel.services), list(kernel.function_invocation_filters))
+    before = (
+        dict(kernel.plugins),
+        dict(kernel.services),
+        list(kernel.function_invocation_filters),
+    )
     compared(Live(kernel=kernel, goal="Switch."), max_iterations=2)
-    assert before == (dict(kernel.plugins), dict(kernel.services), list(kernel.function_invocation_filters))
+    assert before == (
+        dict(kernel.plugins),
+        dict(kernel.services),
+        list(kernel.function_invocation_filters),
+    )
 
 
 def test_a_filter_that_refuses_a_function_keeps_it_from_being_counted() -> None:
@@ -119,7 +143,9 @@ def test_a_filter_that_refuses_a_function_keeps_it_from_being_counted() -> None:
 
     add_filter(kernel, "function_invocation", refuse)
     comparison = compared(
-        Live(kernel=kernel, goal="Switch."), max_iterations=2, options=["stock-loop", "option-3-corrected"]
+        Live(kernel=kernel, goal="Switch."),
+        max_iterations=2,
+        options=["stock-loop", "option-3-corrected"],
     )
     assert [run.tools_run for run in comparison.runs] == [0, 0]
     assert lights.switched == 0
@@ -129,26 +155,47 @@ def test_a_service_with_its_own_loop_is_unwrapped() -> None:
     """The comparison unwraps a service that has its own loop, and uses its connector."""
     kernel, _ = own_kernel()
     inner = kernel.get_service("mine")
-    kernel.add_service(FunctionInvokingChatCompletion(inner, budget=Budget(max_iterations=1)), overwrite=True)
+    kernel.add_service(
+        FunctionInvokingChatCompletion(inner, budget=Budget(max_iterations=1)),
+        overwrite=True,
+    )
     comparison = compared(
-        Live(kernel=kernel, goal="Switch."), max_iterations=3, options=["option-2", "option-3-corrected"]
+        Live(kernel=kernel, goal="Switch."),
+        max_iterations=3,
+        options=["option-2", "option-3-corrected"],
     )
     assert [run.trips for run in comparison.runs] == [4, 3]
 
 
-@each_of("option", [*CORRECTED, "option-1", "option-2", "option-3", "stock-loop", "removed-planner"])
+@each_of(
+    "option",
+    [*CORRECTED, "option-1", "option-2", "option-3", "stock-loop", "removed-planner"],
+)
 def test_a_fault_in_the_middle_is_a_finding(option: str) -> None:
     """A request that fails ends one run, with what was spent and said so far, and never the comparison."""
 
     def second_fails(request: ScriptedRequest) -> Any:
-        return ScriptedFault(status=400) if request.index % 2 else SCRIPTS["never-ending"].model(request)
+        return (
+            ScriptedFault(status=400)
+            if request.index % 2
+            else SCRIPTS["never-ending"].model(request)
+        )
 
     async def compare() -> Comparison:
         with ScriptedOpenAIServer(second_fails) as server:
-            async with AsyncOpenAI(base_url=server.url, api_key="none", max_retries=0) as client:
-                service = OpenAIChatCompletion(ai_model_id="m", service_id="s", async_client=client)
+            async with AsyncOpenAI(
+                base_url=server.url, api_key="none", max_retries=0
+            ) as client:
+                service = OpenAIChatCompletion(
+                    ai_model_id="m", service_id="s", async_client=client
+                )
                 live = Live(service=service)
-                return await run_comparison(live=live, options=[option], scripts=["never-ending"], max_iterations=9)
+                return await run_comparison(
+                    live=live,
+                    options=[option],
+                    scripts=["never-ending"],
+                    max_iterations=9,
+                )
 
     run = asyncio.run(compare()).runs[0]
     assert (run.status, run.trips, run.tools_run) == ("failed", 1, 1)
@@ -162,15 +209,22 @@ def test_an_endpoint_that_never_answers_ends_the_comparison() -> None:
     service = OpenAIChatCompletion(
         ai_model_id="m",
         service_id="s",
-        async_client=AsyncOpenAI(base_url="http://127.0.0.1:9/v1", api_key="none", max_retries=0),
+        async_client=AsyncOpenAI(
+            base_url="http://127.0.0.1:9/v1", api_key="none", max_retries=0
+        ),
     )
-    with pytest.raises(PlannerInvalidConfigurationError, match="did not answer the first request: ConnectError"):
+    with pytest.raises(
+        PlannerInvalidConfigurationError,
+        match="did not answer the first request: ConnectError",
+    ):
         compared(Live(service=service))
 
 
 def test_a_kernel_without_a_service_is_refused() -> None:
     """The error is raised before the first run."""
-    with pytest.raises(PlannerInvalidConfigurationError, match="chat completion service"):
+    with pytest.raises(
+        PlannerInvalidConfigurationError, match="chat completion service"
+    ):
         compared(Live(kernel=Kernel(), goal="Switch."))
 
 

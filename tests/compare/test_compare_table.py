@@ -16,7 +16,11 @@ def printed(comparison: Comparison, width: int, *, colour: bool = False) -> str:
     """What a terminal of this width shows."""
     out = io.StringIO()
     console = Console(
-        file=out, width=width, force_terminal=colour, color_system="standard" if colour else None, _environ={}
+        file=out,
+        width=width,
+        force_terminal=colour,
+        color_system="standard" if colour else None,
+        _environ={},
     )
     print_comparison(console, comparison)
     return out.getvalue()
@@ -36,7 +40,11 @@ def test_nothing_is_cut(comparison: Comparison, width: int) -> None:
 
 def test_every_figure_is_in_the_table(comparison: Comparison) -> None:
     """The row of a run has round trips, excess, charge, functions, tokens, end, answer, history and time."""
-    row = next(line for line in printed(comparison, 100).splitlines() if line.startswith("option 3, as written"))
+    row = next(
+        line
+        for line in printed(comparison, 100).splitlines()
+        if line.startswith("option 3, as written")
+    )
     run = comparison.of_option("option-3")[0]
     figures = row.removeprefix("option 3, as written").split()
     assert figures[:5] == ["15", "+10", "5", "10", "+6"]
@@ -48,7 +56,10 @@ def test_every_figure_is_in_the_table(comparison: Comparison) -> None:
 def test_the_first_violation_stands_below_the_table(comparison: Comparison) -> None:
     """With what OpenAI would have refused."""
     text = " ".join(printed(comparison, 100).split())
-    assert "option 3, as written: messages[10]: an assistant message with 'tool_calls' must be followed by" in text
+    assert (
+        "option 3, as written: messages[10]: an assistant message with 'tool_calls' must be followed by"
+        in text
+    )
     assert "OpenAI would refuse 10 of the 15 requests" in text
 
 
@@ -57,7 +68,11 @@ def test_the_verdict_comes_last(comparison: Comparison, spoilt: Comparison) -> N
     assert "no budget exceeded, no history and no limit broken, in 64 runs" in " ".join(
         printed(comparison, 100).splitlines()[-3:-1]
     )
-    assert printed(spoilt, 100).splitlines()[-2].startswith("option 3, corrected, chain: the history is broken")
+    assert (
+        printed(spoilt, 100)
+        .splitlines()[-2]
+        .startswith("option 3, corrected, chain: the history is broken")
+    )
 
 
 def test_a_model_cannot_steer_the_terminal(spoilt: Comparison) -> None:
@@ -69,7 +84,11 @@ def test_what_goes_wrong_is_red(comparison: Comparison) -> None:
     """Overshoot and broken histories are coloured; a corrected option's row is not."""
     lines = printed(comparison, 100, colour=True).splitlines()
     written, corrected = (
-        next(line for line in lines if line.lstrip("\x1b[01m").startswith(f"option {which}"))
+        next(
+            line
+            for line in lines
+            if line.lstrip("\x1b[01m").startswith(f"option {which}")
+        )
         for which in ("3, as", "3, corr")
     )
     assert "\x1b[1;31m" in written
@@ -80,7 +99,9 @@ def test_a_terminal_without_the_signs_gets_letters(comparison: Comparison) -> No
     """An ASCII terminal sees X, 0 and . for the signs."""
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict")
     first = comparison.scripts[:2]
-    runs = tuple(run for run in comparison.runs if run.script in {script.key for script in first})
+    runs = tuple(
+        run for run in comparison.runs if run.script in {script.key for script in first}
+    )
     narrowed = replace(comparison, scripts=first, runs=runs)
     console = Console(file=out, width=100, _environ={})
     print_comparison(console, narrowed)

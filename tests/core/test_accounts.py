@@ -11,10 +11,26 @@ from planner_ext.core.accounts import Account, SharedBudgets, Tab, current_tab
 from planner_ext.core.facts import CallFinished, CallStarted, Fact
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Budget, Left
-from planner_ext.core.machine import AskModel, AskPerson, Finish, RunCalls, WithholdCalls
+from planner_ext.core.machine import (
+    AskModel,
+    AskPerson,
+    Finish,
+    RunCalls,
+    WithholdCalls,
+)
 from planner_ext.core.state import State
 from planner_ext.core.values import Usage
-from support.core import began, budget_changed, calls, completed, decided, finished, replied, run_started, says
+from support.core import (
+    began,
+    budget_changed,
+    calls,
+    completed,
+    decided,
+    finished,
+    replied,
+    run_started,
+    says,
+)
 from support.narrow import present
 from support.values import each_of
 
@@ -79,15 +95,28 @@ def test_what_a_call_takes_is_taken_from_the_run_at_once() -> None:
     """Requests, functions and tokens of a running function count before they are in the usage, those expected, too."""
     run = calling("f", max_iterations=9, max_tool_calls=5, max_total_tokens=100)
     tab = run.tab()
-    assert (tab.spent, run.left) == (None, {"max_iterations": 8, "max_tool_calls": 4, "max_total_tokens": 100})
+    assert (tab.spent, run.left) == (
+        None,
+        {"max_iterations": 8, "max_tool_calls": 4, "max_total_tokens": 100},
+    )
     assert tab.take_request() is None
     assert tab.take_call("g") is None
     tab.expect("request", Usage(prompt_tokens=30))
-    assert run.left == {"max_iterations": 7, "max_tool_calls": 3, "max_total_tokens": 70}
+    assert run.left == {
+        "max_iterations": 7,
+        "max_tool_calls": 3,
+        "max_total_tokens": 70,
+    }
     tab.charge(Usage(prompt_tokens=20), instead_of="request")
-    assert run.left == {"max_iterations": 7, "max_tool_calls": 3, "max_total_tokens": 80}
+    assert run.left == {
+        "max_iterations": 7,
+        "max_tool_calls": 3,
+        "max_total_tokens": 80,
+    }
     assert tab.left() == run.account.left()
-    assert tab.spent == Usage(iterations=1, tool_calls=1, prompt_tokens=20, calls_by_function={"g": 1})
+    assert tab.spent == Usage(
+        iterations=1, tool_calls=1, prompt_tokens=20, calls_by_function={"g": 1}
+    )
 
 
 def test_a_call_that_has_its_result_is_in_the_usage_alone() -> None:
@@ -126,18 +155,26 @@ def test_functions_of_a_call_are_limited_by_name() -> None:
     tab = run.tab()
     assert run.account.left().starts == {"f": 2, "g": 1}
     assert (tab.take_call("g"), tab.take_call("g")) == (None, "max_calls_per_function")
-    assert [tab.take_call("f") for _ in range(3)] == [None, None, "max_calls_per_function"]
+    assert [tab.take_call("f") for _ in range(3)] == [
+        None,
+        None,
+        "max_calls_per_function",
+    ]
     assert tab.take_call("h") is None
 
 
 def test_a_second_start_is_limited_by_the_run_around() -> None:
     """A filter may run a function again as long as the run outside, whose budget it is, has a start left."""
     tab = calling("f", max_tool_calls=3).tab()
-    run = Run(run_started(), replied(calls("g")), decided(0, "g"), began(0, "g"), within=tab)
+    run = Run(
+        run_started(), replied(calls("g")), decided(0, "g"), began(0, "g"), within=tab
+    )
     assert run.account.open() is None
     assert run.account.restart("g") is None
     assert run.left["max_tool_calls"] == 1
-    run.facts.append(CallStarted(iteration=0, index=0, call_id="c0", function="g", attempt=2, at=0.0))
+    run.facts.append(
+        CallStarted(iteration=0, index=0, call_id="c0", function="g", attempt=2, at=0.0)
+    )
     run.account.restarted()
     assert run.left["max_tool_calls"] == 1
     tab.charge(Usage(tool_calls=1))
@@ -147,7 +184,13 @@ def test_a_second_start_is_limited_by_the_run_around() -> None:
 def test_calls_that_are_about_to_start_are_taken() -> None:
     """A running function cannot take the starts of the calls that were let in with its own."""
     run = calling("f", max_tool_calls=4, max_iterations=9)
-    run.facts[1:] = [replied(calls("f", "g", "h")), decided(0), decided(1, "g", nested=True), decided(2, "h"), began(0)]
+    run.facts[1:] = [
+        replied(calls("f", "g", "h")),
+        decided(0),
+        decided(1, "g", nested=True),
+        decided(2, "h"),
+        began(0),
+    ]
     run.account.starting((0, 1, 2, 3))
     assert run.left == {"max_iterations": 8, "max_tool_calls": 4 - 1 - 2}
     run.facts.append(began(1, "g"))
@@ -173,7 +216,9 @@ def test_a_run_inside_that_may_not_ask_is_not_opened() -> None:
     assert Run(run_started()).account.open() is None
 
 
-def test_a_request_under_way_inside_is_taken_outside_until_its_reply_is_charged() -> None:
+def test_a_request_under_way_inside_is_taken_outside_until_its_reply_is_charged() -> (
+    None
+):
     """It counts once: while it is made by the account, and from its reply on in the usage."""
     outer = calling("f", max_iterations=9)
     inner = asking(outer.tab())
@@ -224,7 +269,10 @@ def test_a_run_inside_a_call_that_has_ended_stops() -> None:
         inner = asking(tab)
     action = inner.account.decide(fold(inner.facts))
     assert isinstance(action, Finish)
-    assert (action.status, action.reason) == ("stopped", "The call in which this run was begun has ended.")
+    assert (action.status, action.reason) == (
+        "stopped",
+        "The call in which this run was begun has ended.",
+    )
 
 
 def test_what_running_calls_have_spent_is_known_by_index() -> None:
@@ -267,7 +315,11 @@ def test_a_run_with_a_trip_to_spare_keeps_the_one_for_its_answer() -> None:
     inner = asking(outer.tab(), limits=Budget(max_iterations=5))
     action = inner.account.decide(fold(inner.facts))
     assert isinstance(action, AskModel)
-    assert (action.offer, inner.account.held, outer.left["max_iterations"]) == (True, 1, 0)
+    assert (action.offer, inner.account.held, outer.left["max_iterations"]) == (
+        True,
+        1,
+        0,
+    )
 
 
 def test_a_run_that_is_not_opened_holds_and_spends_nothing() -> None:
@@ -280,12 +332,25 @@ def test_a_run_that_is_not_opened_holds_and_spends_nothing() -> None:
 
 def test_only_what_a_resumed_run_spends_from_now_on_is_taken_around_it() -> None:
     """Its older round trips and calls were charged where it ran before."""
-    before = [run_started(), replied(calls("g")), decided(0, "g"), began(0, "g"), finished(0, "g"), completed()]
+    before = [
+        run_started(),
+        replied(calls("g")),
+        decided(0, "g"),
+        began(0, "g"),
+        finished(0, "g"),
+        completed(),
+    ]
     inner = Run(*before, within=calling("f").tab())
     assert inner.account.open() is None
     assert inner.account.total() == Usage()
-    inner.facts += [replied(calls("h"), iteration=1), decided(0, "h", iteration=1), began(0, "h", iteration=1)]
-    assert inner.account.total() == Usage(iterations=1, tool_calls=1, calls_by_function={"h": 1})
+    inner.facts += [
+        replied(calls("h"), iteration=1),
+        decided(0, "h", iteration=1),
+        began(0, "h", iteration=1),
+    ]
+    assert inner.account.total() == Usage(
+        iterations=1, tool_calls=1, calls_by_function={"h": 1}
+    )
 
 
 def test_a_second_start_is_taken_by_name_until_it_is_in_the_usage() -> None:
@@ -325,7 +390,9 @@ def test_a_run_inside_is_limited_by_name_around_it() -> None:
         ({"max_cost": 1.0}, Usage(cost=0.5), None),
     ],
 )
-def test_a_run_inside_ends_at_any_limit_around_it(limits: dict[str, Any], spent: Usage, limit: str | None) -> None:
+def test_a_run_inside_ends_at_any_limit_around_it(
+    limits: dict[str, Any], spent: Usage, limit: str | None
+) -> None:
     """What other functions of the call spent counts, whether or not the run has such a limit itself."""
     for own in ({}, {"max_total_tokens": 1000, "max_cost": 100.0}):
         tab = calling("f", **limits).tab()
@@ -356,7 +423,11 @@ def test_the_names_of_functions_that_were_started_before_are_known_inside() -> N
 def test_a_run_inside_keeps_what_it_used_beside_what_is_left_around_it() -> None:
     """Without a limit of its own it continues as long as anything is left, however much it used before."""
     inner = asking(calling("f", max_iterations=9).tab())
-    inner.facts += [replied(calls("g", iterations=4)), decided(0, "g", "deny"), completed()]
+    inner.facts += [
+        replied(calls("g", iterations=4)),
+        decided(0, "g", "deny"),
+        completed(),
+    ]
     action = inner.account.decide(fold(inner.facts))
     assert isinstance(action, AskModel)
     assert action.offer
@@ -380,13 +451,17 @@ def test_the_last_call_that_is_left_may_start() -> None:
 
 def test_between_two_batches_only_the_answer_is_kept_back() -> None:
     """No call is open then."""
-    assert Run(run_started(limits=Budget(max_iterations=9))).left == {"max_iterations": 8}
+    assert Run(run_started(limits=Budget(max_iterations=9))).left == {
+        "max_iterations": 8
+    }
 
 
 @pytest.mark.parametrize("most", [None, 2])
 def test_a_question_without_a_trip_for_its_answer_takes_none(most: int | None) -> None:
     """A clarifier that may ask no model, or as often as it likes, leaves the count of round trips as it is."""
-    inner = asking(calling("f").tab(), clarifier=True, limits=Budget(max_iterations=most))
+    inner = asking(
+        calling("f").tab(), clarifier=True, limits=Budget(max_iterations=most)
+    )
     inner.facts.append(replied(says("where?")))
     action = inner.account.decide(fold(inner.facts))
     assert isinstance(action, AskPerson)
@@ -394,7 +469,9 @@ def test_a_question_without_a_trip_for_its_answer_takes_none(most: int | None) -
     assert inner.account.total().iterations == 1
 
 
-def test_a_run_inside_shares_the_budgets_of_the_run_around_unless_it_has_others() -> None:
+def test_a_run_inside_shares_the_budgets_of_the_run_around_unless_it_has_others() -> (
+    None
+):
     """Its requests are charged to them as well."""
     here, there = cast("SharedBudgets", object()), cast("SharedBudgets", object())
     outer = Account(State, None, nullcontext(), here)
@@ -410,10 +487,17 @@ def test_what_functions_may_take_follows_a_budget_that_changes() -> None:
     inner = asking(outer.tab(), limits=Budget(max_iterations=9))
     outer.facts.append(budget_changed(Budget(max_iterations=5, max_tool_calls=3)))
     assert outer.left == {"max_iterations": 5 - 1 - 1 - 1, "max_tool_calls": 2}
-    inner.facts += [replied(calls("g", iterations=2)), decided(0, "g", "deny"), completed()]
+    inner.facts += [
+        replied(calls("g", iterations=2)),
+        decided(0, "g", "deny"),
+        completed(),
+    ]
     action = inner.account.decide(fold(inner.facts))
     assert isinstance(action, AskModel)
-    assert (action.withheld, inner.account.state.rules.limits) == ("max_iterations", Budget(max_iterations=9))
+    assert (action.withheld, inner.account.state.rules.limits) == (
+        "max_iterations",
+        Budget(max_iterations=9),
+    )
 
 
 def test_what_a_running_call_has_spent_is_known_before_it_is_recorded() -> None:
@@ -428,7 +512,9 @@ def test_what_a_running_call_has_spent_is_known_before_it_is_recorded() -> None:
 
 
 @pytest.mark.parametrize("limits", [{"max_total_tokens": 10}, {"max_cost": 1.0}])
-def test_only_the_outermost_run_asks_for_an_answer_beyond_tokens_and_cost(limits: dict[str, Any]) -> None:
+def test_only_the_outermost_run_asks_for_an_answer_beyond_tokens_and_cost(
+    limits: dict[str, Any],
+) -> None:
     """A run inside ends without one request more, which each level would make, and says whose limit it was."""
     tab = calling("f", **limits).tab()
     inner = asking(tab, limits=Budget(max_total_tokens=10_000, max_cost=100.0))
@@ -443,11 +529,15 @@ def test_only_the_outermost_run_asks_for_an_answer_beyond_tokens_and_cost(limits
 @pytest.mark.parametrize("limit", ["max_active_seconds", "deadline"])
 def test_the_time_of_the_run_around_ends_a_run_inside(limit: str) -> None:
     """Nothing is frozen when it begins: what is left around is read as of now."""
-    given: dict[str, Any] = {limit: 5.0 if limit == "max_active_seconds" else datetime.fromtimestamp(5, UTC)}
+    given: dict[str, Any] = {
+        limit: 5.0 if limit == "max_active_seconds" else datetime.fromtimestamp(5, UTC)
+    }
     outer = calling("f", **given)
     inner = asking(outer.tab())
     assert inner.account.within is not None
-    assert inner.account.within.seconds_left() == (4.0 if limit == "max_active_seconds" else 5.0)
+    assert inner.account.within.seconds_left() == (
+        4.0 if limit == "max_active_seconds" else 5.0
+    )
     outer.facts.append(budget_changed(Budget(**given), at=5.0, seconds=4.0))
     assert inner.account.within.seconds_left() == 0.0
     action = inner.account.decide(fold(inner.facts))

@@ -10,9 +10,24 @@ from planner_ext.core.accounts import Account, Tab
 from planner_ext.core.facts import CallsWithheld, Fact
 from planner_ext.core.fold import apply
 from planner_ext.core.limits import Budget
-from planner_ext.core.machine import AskModel, Finish, ReviewCalls, RunCalls, WithholdCalls
+from planner_ext.core.machine import (
+    AskModel,
+    Finish,
+    ReviewCalls,
+    RunCalls,
+    WithholdCalls,
+)
 from planner_ext.core.state import State
-from support.core import began, calls, completed, decided, finished, replied, run_started, says
+from support.core import (
+    began,
+    calls,
+    completed,
+    decided,
+    finished,
+    replied,
+    run_started,
+    says,
+)
 
 
 class Silent:
@@ -58,7 +73,9 @@ class Node:
 
     def ready(self) -> bool:
         """Whether it can act: it has not ended, and no run below it is active."""
-        return not self.done and all(node.done for node in self.below if node in self.running)
+        return not self.done and all(
+            node.done for node in self.below if node in self.running
+        )
 
     running: list["Node"] = field(default_factory=list["Node"])
 
@@ -71,14 +88,26 @@ class Node:
         match action:
             case AskModel(offer=offer, iteration=iteration):
                 self.requests += 1
-                called = calls(*["f"] * self.width) if offer and self.width else says("answer")
+                called = (
+                    calls(*["f"] * self.width)
+                    if offer and self.width
+                    else says("answer")
+                )
                 self._add(replied(called, iteration=iteration, offered=offer))
             case ReviewCalls(iteration=iteration, indexes=indexes):
                 self._add(*(decided(index, iteration=iteration) for index in indexes))
             case RunCalls(iteration=iteration, indexes=indexes):
                 self._begin_calls(iteration, indexes)
-            case WithholdCalls(iteration=iteration, indexes=indexes, answer=answer, limit=limit):
-                withheld = CallsWithheld(iteration=iteration, indexes=indexes, answer=answer, limit=limit, at=0.0)
+            case WithholdCalls(
+                iteration=iteration, indexes=indexes, answer=answer, limit=limit
+            ):
+                withheld = CallsWithheld(
+                    iteration=iteration,
+                    indexes=indexes,
+                    answer=answer,
+                    limit=limit,
+                    at=0.0,
+                )
                 self._add(withheld)
             case Finish():
                 self.end = action
@@ -105,7 +134,9 @@ class Node:
 
     def _end_calls(self) -> None:
         for index, tab in list(self.account.tabs.items()):
-            self._add(finished(index, iteration=self.state.iteration - 1, spent=tab.spent))
+            self._add(
+                finished(index, iteration=self.state.iteration - 1, spent=tab.spent)
+            )
             del self.account.tabs[index]
         self.running = []
 
@@ -143,8 +174,12 @@ def test_runs_beside_each_other_never_take_more_than_is_left(
     assert requests <= limits.max_iterations
     assert limits.max_tool_calls is None or starts <= limits.max_tool_calls
     for node in nodes:
-        assert node.refused or (node.end is not None and (node.end.answer or node.end.limit))
+        assert node.refused or (
+            node.end is not None and (node.end.answer or node.end.limit)
+        )
     if limits.on_limit == "answer":
         assert root.end is not None
         assert root.end.answer == "answer"
-        assert all(node.end is None or node.end.answer for node in nodes), "each that was let in has its answer"
+        assert all(node.end is None or node.end.answer for node in nodes), (
+            "each that was let in has its answer"
+        )

@@ -37,7 +37,10 @@ UNLIMITED = Budget()
 
 def steps(facts: Sequence[Fact]) -> list[tuple[State, Fact]]:
     """Each fact but the first, with the state in which it happened."""
-    return [(state, facts[place]) for place, (_, state) in enumerate(prefixes(facts)[:-1], start=1)]
+    return [
+        (state, facts[place])
+        for place, (_, state) in enumerate(prefixes(facts)[:-1], start=1)
+    ]
 
 
 def spent(state: State) -> str | None:
@@ -47,8 +50,14 @@ def spent(state: State) -> str | None:
         "max_consecutive_errors": (limits.max_consecutive_errors, state.errors_in_row),
         "max_repeated_denials": (limits.max_repeated_denials, state.denials_in_row),
     }
-    reached = (name for name, (limit, count) in in_row.items() if limit is not None and count >= limit)
-    return Left.of(limits, state.usage, state.at).used_up(OF_A_START) or next(reached, None)
+    reached = (
+        name
+        for name, (limit, count) in in_row.items()
+        if limit is not None and count >= limit
+    )
+    return Left.of(limits, state.usage, state.at).used_up(OF_A_START) or next(
+        reached, None
+    )
 
 
 @tried(120)
@@ -58,17 +67,24 @@ def test_nothing_passes_a_limit_but_what_was_in_flight(plan: Plan) -> None:
     world = World(plan)
     facts = finished(world)
     limits = plan.rules.limits
-    made = [state for state, fact in steps(facts) if isinstance(fact, ModelReplied | Planned)]
+    made = [
+        state
+        for state, fact in steps(facts)
+        if isinstance(fact, ModelReplied | Planned)
+    ]
     late = [state for state in made if spent(state) is not None]
     assert len(late) <= (limits.on_limit == "answer")
     begun = [
         state
         for (_, before), (state, fact) in pairwise(steps(facts))
-        if isinstance(fact, CallStarted) and not isinstance(before, CallStarted | CallFinished)
+        if isinstance(fact, CallStarted)
+        and not isinstance(before, CallStarted | CallFinished)
     ]
     assert [spent(state) for state in begun] == [None] * len(begun)
-    assert limits.max_iterations is None or world.requests + world.plan_requests * plan.rules.charge_plan <= (
-        limits.max_iterations
+    assert (
+        limits.max_iterations is None
+        or world.requests + world.plan_requests * plan.rules.charge_plan
+        <= (limits.max_iterations)
     )
     assert limits.max_tool_calls is None or world.begun.total() <= limits.max_tool_calls
 
@@ -80,7 +96,11 @@ def test_the_first_limit_that_was_met_is_the_one_named(plan: Plan) -> None:
     facts = finished(World(plan))
     end = facts[-1]
     assert isinstance(end, Ended)
-    met = [fact.limit if isinstance(fact, CallsWithheld) else fact.withheld for fact in facts if _may_withhold(fact)]
+    met = [
+        fact.limit if isinstance(fact, CallsWithheld) else fact.withheld
+        for fact in facts
+        if _may_withhold(fact)
+    ]
     named = [name for name in met if name is not None]
     if end.limit is not None and named:
         assert end.limit == named[0]
@@ -116,13 +136,17 @@ def willing(plan: Plan) -> Plan:
         for turn in plan.turns
     )
     rules = replace(plan.rules, use_attempts=None, on_denial="refuse")
-    kept = tuple(one for one in plan.decisions if not isinstance(one, Deny)) or (Approve(),)
+    kept = tuple(one for one in plan.decisions if not isinstance(one, Deny)) or (
+        Approve(),
+    )
     return replace(plan, turns=turns, rules=rules, decisions=kept, terminates=False)
 
 
 @tried(120)
 @given(plans.map(honest).map(willing), st.booleans())
-def test_a_limited_run_continues_with_a_larger_budget(plan: Plan, unlimited: bool) -> None:
+def test_a_limited_run_continues_with_a_larger_budget(
+    plan: Plan, unlimited: bool
+) -> None:
     """Answered by force, stopped or handed back: resumed with a larger budget, each limited run is answered."""
     world = World(plan)
     facts = finished(world)
@@ -133,11 +157,17 @@ def test_a_limited_run_continues_with_a_larger_budget(plan: Plan, unlimited: boo
         return
     larger = UNLIMITED if unlimited else _larger(plan.rules.limits, fold(facts))
     spent_before = fold(facts).usage
-    again = asyncio.run(world.finish(through_json([*facts, Resumed(limits=larger, at=world.time)])))
+    again = asyncio.run(
+        world.finish(through_json([*facts, Resumed(limits=larger, at=world.time)]))
+    )
     assert isinstance(again[-1], Ended)
     assert again[-1].status == "answered"
     assert fold(again).usage.iterations > spent_before.iterations
-    done = [(fact.iteration, fact.call_id) for fact in again if isinstance(fact, CallFinished)]
+    done = [
+        (fact.iteration, fact.call_id)
+        for fact in again
+        if isinstance(fact, CallFinished)
+    ]
     assert len(done) == len(set(done))
     assert world.problems == []
 
@@ -146,10 +176,18 @@ def _larger(limits: Budget, state: State) -> Budget:
     """Far more of every limit that there is."""
     grown = {
         name: getattr(limits, name) + 1000
-        for name in ("max_iterations", "max_tool_calls", "max_total_tokens", "max_cost", "max_active_seconds")
+        for name in (
+            "max_iterations",
+            "max_tool_calls",
+            "max_total_tokens",
+            "max_cost",
+            "max_active_seconds",
+        )
         if getattr(limits, name) is not None
     }
-    deadline = None if limits.deadline is None else datetime.fromtimestamp(state.at + 1e6, UTC)
+    deadline = (
+        None if limits.deadline is None else datetime.fromtimestamp(state.at + 1e6, UTC)
+    )
     return Budget(**grown, deadline=deadline, on_limit=limits.on_limit)
 
 
@@ -164,7 +202,9 @@ def test_the_model_reads_what_is_really_left(plan: Plan, tell: bool | float) -> 
             continue
         left = action.left
         limits = state.rules.limits
-        assert left == remaining_limits(limits, state.usage, Left.of(limits, state.usage, state.at))
+        assert left == remaining_limits(
+            limits, state.usage, Left.of(limits, state.usage, state.at)
+        )
         assert all(0 <= item.left <= item.limit * (tell or 0) for item in left)
         told = {item.name: item.left for item in left}
         most = state.rules.limits.max_iterations
@@ -177,5 +217,8 @@ def test_the_model_reads_what_is_really_left(plan: Plan, tell: bool | float) -> 
 @given(plans)
 def test_telling_changes_nothing_that_is_kept(plan: Plan) -> None:
     """With tell_budget a run makes the very same facts, but for the option itself in its rules."""
-    told = replace(plan, rules=replace(plan.rules, limits=replace(plan.rules.limits, tell_budget=True)))
+    told = replace(
+        plan,
+        rules=replace(plan.rules, limits=replace(plan.rules.limits, tell_budget=True)),
+    )
     assert finished(World(told))[1:] == finished(World(plan))[1:]

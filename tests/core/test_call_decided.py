@@ -13,11 +13,22 @@ REQUEST = RequestedCall(id="c0", name="f", arguments="{'a': 1}")
 
 def a_decision(**more: Any) -> CallDecided:
     """Decide that a call runs."""
-    return CallDecided(iteration=0, index=0, call_id="c0", function="f", kind="function", verdict="run", at=0.0, **more)
+    return CallDecided(
+        iteration=0,
+        index=0,
+        call_id="c0",
+        function="f",
+        kind="function",
+        verdict="run",
+        at=0.0,
+        **more,
+    )
 
 
 @pytest.mark.parametrize("more", [{"approved": True}, {"edited": "{}"}], ids=str)
-def test_a_call_that_was_approved_is_bound_to_its_decision(more: dict[str, Any]) -> None:
+def test_a_call_that_was_approved_is_bound_to_its_decision(
+    more: dict[str, Any],
+) -> None:
     """Also one whose arguments were edited; one that nothing objected to is not bound."""
     assert a_decision(**more).binds
     assert not a_decision().binds

@@ -37,7 +37,9 @@ DOORS = {
 
 
 @each_of("below", DOORS, ids=lambda kind: kind.__name__)
-def test_an_error_of_a_lower_floor_is_one_of_the_door(below: type[PlannerExtError]) -> None:
+def test_an_error_of_a_lower_floor_is_one_of_the_door(
+    below: type[PlannerExtError],
+) -> None:
     """What a lower floor raises is caught by the name in planner_ext.errors, and as Semantic Kernel's."""
     with pytest.raises(DOORS[below], match="a problem") as caught:
         raise below("a problem")
@@ -72,5 +74,10 @@ for refused in (lambda: Budget(max_iterations=0), lambda: RetryPolicy(attempts=0
 
 def test_without_semantic_kernel_a_lower_floor_raises_its_own_errors() -> None:
     """A process in which Semantic Kernel cannot be imported still gets an error that says what is wrong."""
-    done = subprocess.run([sys.executable, "-c", WITHOUT_SEMANTIC_KERNEL], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_SEMANTIC_KERNEL],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout.split() == ["True"] * 4

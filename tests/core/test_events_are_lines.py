@@ -5,7 +5,13 @@ import typing
 
 import pytest
 
-from planner_ext.core.facts import LINE_WIDTH, CallFinished, EventLine, RequestFailed, StopRequested
+from planner_ext.core.facts import (
+    LINE_WIDTH,
+    CallFinished,
+    EventLine,
+    RequestFailed,
+    StopRequested,
+)
 from planner_ext.core.values import Usage
 from planner_ext.events import Fact, PlannerEvent
 from support.values import each_of
@@ -14,7 +20,13 @@ from support.values import each_of
 def test_an_event_is_one_short_line() -> None:
     """Long texts are cut, line breaks are escaped, and times, digests and defaults are left to ``repr``."""
     fact = CallFinished(
-        iteration=0, index=1, call_id="call_2", function="a-b", outcome="ok", result="one\ntwo" * 99, at=1.0
+        iteration=0,
+        index=1,
+        call_id="call_2",
+        function="a-b",
+        outcome="ok",
+        result="one\ntwo" * 99,
+        at=1.0,
     )
     line = str(fact)
     assert line.startswith(
@@ -35,7 +47,9 @@ def test_every_event_of_a_stream_is_a_line(kind: type) -> None:
 
 def test_a_line_has_what_was_said_and_nothing_else() -> None:
     """Times, defaults, and all values but text and numbers are omitted."""
-    failed = RequestFailed(iteration=2, reason="lost", usage=Usage(prompt_tokens=1), at=5.0, seconds=6.0)
+    failed = RequestFailed(
+        iteration=2, reason="lost", usage=Usage(prompt_tokens=1), at=5.0, seconds=6.0
+    )
     assert str(failed) == "RequestFailed iteration=2 reason='lost'"
 
 
@@ -44,4 +58,8 @@ def test_a_line_of_the_greatest_width_is_whole(more: int, whole: bool) -> None:
     """One character more, and it ends in an ellipsis at that width."""
     bare = str(StopRequested(reason="", at=0.0))
     line = str(StopRequested(reason="r" * (LINE_WIDTH - len(bare) + more), at=0.0))
-    assert (len(line), line.endswith("'"), line.endswith("…")) == (LINE_WIDTH, whole, not whole)
+    assert (len(line), line.endswith("'"), line.endswith("…")) == (
+        LINE_WIDTH,
+        whole,
+        not whole,
+    )

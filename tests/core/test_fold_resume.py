@@ -38,7 +38,9 @@ def test_a_completed_iteration_may_replace_the_transcript() -> None:
     assert fold([*facts, completed()]).transcript == fold(facts).transcript
 
 
-@pytest.mark.parametrize(("reason", "stopping"), [("enough", "enough"), ("", "callback")])
+@pytest.mark.parametrize(
+    ("reason", "stopping"), [("enough", "enough"), ("", "callback")]
+)
 def test_a_completed_iteration_may_ask_to_stop(reason: str, stopping: str) -> None:
     """The callback's reason is kept; without one the callback is named; an older reason stands."""
     asked = completed(terminate=True, reason=reason)
@@ -51,7 +53,10 @@ def test_rounds_are_counted_in_the_request_and_in_the_step() -> None:
     facts = [*SAMPLES[Phase.COMPLETING], completed()]
     assert (fold(facts).rounds, fold(facts).step_rounds) == (1, 1)
     closed = [*facts, replied(says("hm"), iteration=1)]
-    assert (fold([*closed, added("step")]).rounds, fold([*closed, added("step")]).step_rounds) == (1, 0)
+    assert (
+        fold([*closed, added("step")]).rounds,
+        fold([*closed, added("step")]).step_rounds,
+    ) == (1, 0)
     assert fold([*closed, added("insist")]).step_rounds == 1
 
 
@@ -80,20 +85,37 @@ def test_a_resumed_pause_keeps_what_was_spent_and_decided() -> None:
     limits = Budget(max_iterations=9)
     state = apply(paused, Resumed(limits=limits, at=1.0))
     assert state.rules.limits == limits
-    assert (state.usage, state.batch, state.transcript) == (paused.usage, paused.batch, paused.transcript)
+    assert (state.usage, state.batch, state.transcript) == (
+        paused.usage,
+        paused.batch,
+        paused.transcript,
+    )
 
 
 def test_a_pause_does_not_forget_a_limit_that_was_reached() -> None:
     """The consequence of a reached limit is still due after a pause, unless new limits replace the old ones."""
     rules = run_started(on_deferred="run_safe_first")
-    facts = [rules, BATCH[1], decided(0), decided(1, "g", "defer"), withheld(0, limit="max_tool_calls"), PAUSED]
+    facts = [
+        rules,
+        BATCH[1],
+        decided(0),
+        decided(1, "g", "defer"),
+        withheld(0, limit="max_tool_calls"),
+        PAUSED,
+    ]
     assert fold([*facts, RESUMED]).limit == "max_tool_calls"
     assert fold([*facts, Resumed(limits=Budget(), at=0.0)]).limit is None
 
 
 def test_resuming_an_ended_run_starts_its_counts_in_a_row_again() -> None:
     """A run that a limit ended continues: attempts, errors and denials in a row start again, what was spent stays."""
-    facts = [run_started(), replied(calls("unknown")), decided(0, "unknown"), completed(), ended()]
+    facts = [
+        run_started(),
+        replied(calls("unknown")),
+        decided(0, "unknown"),
+        completed(),
+        ended(),
+    ]
     before, state = fold(facts), fold([*facts, RESUMED])
     assert (state.phase, state.ended, state.rounds) == (Phase.ASKING, None, 0)
     assert state.usage == before.usage
@@ -134,12 +156,17 @@ def test_resuming_returned_calls_does_not_forget_that_one_is_in_doubt() -> None:
     assert state.phase is Phase.REVIEWING
     assert state.batch is not None
     assert [call.started for call in state.batch.calls] == [True, False]
-    assert fold([*CALLED, began(0), ended(returned=True), RESUMED, decided(1, "g")]).phase is Phase.CALLING
+    assert (
+        fold([*CALLED, began(0), ended(returned=True), RESUMED, decided(1, "g")]).phase
+        is Phase.CALLING
+    )
 
 
 def test_resuming_a_run_that_was_stopped_before_its_plan_still_plans() -> None:
     """A run that was to plan and was stopped before it did has its plan to make when it continues."""
-    assert fold([run_started(plan=True), stop(), ended(), RESUMED]).phase is Phase.PLANNING
+    assert (
+        fold([run_started(plan=True), stop(), ended(), RESUMED]).phase is Phase.PLANNING
+    )
 
 
 def test_a_plan_is_made_once() -> None:
@@ -158,15 +185,29 @@ def test_a_fold_is_its_facts_applied_one_by_one() -> None:
 
 def test_an_answered_question_is_not_taken_back_when_the_run_ends_later() -> None:
     """The user's answer stays in the transcript of a run that was stopped after it and is resumed."""
-    facts = [run_started(), replied(says("where?")), clarified("Oslo", None), stop(), ended(), RESUMED]
+    facts = [
+        run_started(),
+        replied(says("where?")),
+        clarified("Oslo", None),
+        stop(),
+        ended(),
+        RESUMED,
+    ]
     assert fold(facts[:3]).reply is None
-    assert [entry.text for entry in fold(facts).transcript if isinstance(entry, TextMessage)] == ["Oslo"]
+    assert [
+        entry.text for entry in fold(facts).transcript if isinstance(entry, TextMessage)
+    ] == ["Oslo"]
 
 
 def test_only_the_last_reply_of_an_ended_run_is_asked_for_again() -> None:
     """Everything before it stays."""
     before = [*SAMPLES[Phase.COMPLETING], completed()]
-    facts = [*before, replied(says("done"), iteration=1), ended(status="answered"), RESUMED]
+    facts = [
+        *before,
+        replied(says("done"), iteration=1),
+        ended(status="answered"),
+        RESUMED,
+    ]
     assert fold(facts).transcript == fold(before).transcript
 
 
@@ -180,7 +221,13 @@ def test_a_run_that_was_answered_by_its_function_can_be_resumed() -> None:
 
 def test_a_resumed_run_may_ask_for_its_form_again_as_often() -> None:
     """However often it was asked for, it counts as once."""
-    facts = [run_started(structured=True), replied(says("prose")), added("structure"), *_in_form(1), *_in_form(2)]
+    facts = [
+        run_started(structured=True),
+        replied(says("prose")),
+        added("structure"),
+        *_in_form(1),
+        *_in_form(2),
+    ]
     assert fold(facts).structuring == 3
     assert fold([*facts, ended(), RESUMED]).structuring == 1
     assert fold([run_started(structured=True), ended(), RESUMED]).structuring == 0
@@ -204,7 +251,12 @@ def test_a_returned_batch_is_decided_from_the_beginning() -> None:
     ]
     assert fold(facts).ending is not None
     state = fold([*facts, RESUMED])
-    assert (state.phase, state.ended, state.ending, state.rounds) == (Phase.REVIEWING, None, None, 0)
+    assert (state.phase, state.ended, state.ending, state.rounds) == (
+        Phase.REVIEWING,
+        None,
+        None,
+        0,
+    )
     assert state.batch is not None
     assert (state.batch.undecided, state.batch.unanswered) == (2, 2)
     assert [call.answer for call in state.batch.calls] == [None, None, "result of f"]
@@ -213,7 +265,12 @@ def test_a_returned_batch_is_decided_from_the_beginning() -> None:
 def test_what_counts_in_a_row_starts_again_with_a_resumed_run() -> None:
     """Errors and denials of the run before do not end it at once."""
     failed = [run_started(), replied(calls("bad")), decided(0, "bad"), completed()]
-    denied = [run_started(), replied(calls("f")), decided(0, verdict="deny"), completed()]
+    denied = [
+        run_started(),
+        replied(calls("f")),
+        decided(0, verdict="deny"),
+        completed(),
+    ]
     assert (fold(failed).errors_in_row, fold(denied).denials_in_row) == (1, 1)
     for facts in (failed, denied):
         resumed = fold([*facts, ended(), RESUMED])
@@ -228,7 +285,12 @@ def test_a_run_that_ended_before_its_plan_plans_when_it_is_resumed() -> None:
 
 def test_a_run_that_ends_again_before_its_next_reply_keeps_what_it_had() -> None:
     """The reply that it ended with was taken back once; nothing before it is."""
-    facts = [*SAMPLES[Phase.COMPLETING], completed(), replied(says("done"), iteration=1), ended(status="answered")]
+    facts = [
+        *SAMPLES[Phase.COMPLETING],
+        completed(),
+        replied(says("done"), iteration=1),
+        ended(status="answered"),
+    ]
     once = [*facts, RESUMED]
     assert fold([*once, ended(), RESUMED]).transcript == fold(once).transcript
 

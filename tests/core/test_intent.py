@@ -36,14 +36,25 @@ ROUND: tuple[Fact, ...] = (replied(calls("f")), decided(0), began(0), finished(0
         ((run_started(), replied(calls("f"))), False),
         ((run_started(), *ROUND), True),
         ((run_started(), *ROUND, completed()), True),
-        ((run_started(limits=Budget(max_iterations=1, on_limit="stop")), *ROUND), False),
-        ((run_started(limits=Budget(max_active_seconds=1.5, on_limit="stop")), *ROUND), True),
+        (
+            (run_started(limits=Budget(max_iterations=1, on_limit="stop")), *ROUND),
+            False,
+        ),
+        (
+            (
+                run_started(limits=Budget(max_active_seconds=1.5, on_limit="stop")),
+                *ROUND,
+            ),
+            True,
+        ),
         ((run_started(), request_failed()), False),
         ((run_started(), request_failed(), model_asked()), True),
     ],
     ids=str,
 )
-def test_a_request_that_follows_the_last_fact_may_have_been_sent(facts: tuple[Fact, ...], may: bool) -> None:
+def test_a_request_that_follows_the_last_fact_may_have_been_sent(
+    facts: tuple[Fact, ...], may: bool
+) -> None:
     """The last fact announces it, the end of an iteration may not be written yet, and a failure announces nothing."""
     assert may_have_asked(fold(facts)) is may
 
@@ -62,10 +73,18 @@ def test_a_failed_request_is_followed_by_one_that_is_recorded() -> None:
     "facts",
     [
         (*SAMPLES[Phase.COMPLETING], request_failed(), completed()),
-        (run_started(), replied(calls("ask")), decided(0, "ask"), request_failed(), decided(0, "ask")),
+        (
+            run_started(),
+            replied(calls("ask")),
+            decided(0, "ask"),
+            request_failed(),
+            decided(0, "ask"),
+        ),
     ],
     ids=["completed", "decided"],
 )
-def test_what_a_store_may_hold_back_announces_no_request(facts: tuple[Any, ...]) -> None:
+def test_what_a_store_may_hold_back_announces_no_request(
+    facts: tuple[Any, ...],
+) -> None:
     """After a decision or the end of an iteration a failed request is still the last word on requests."""
     assert fold(facts).intent == "failed"

@@ -88,14 +88,21 @@ def test_a_deadline_says_its_time_zone() -> None:
 @each_of("value", [None, [("f", 1)], "f", 3])
 def test_the_limits_per_function_are_a_mapping(value: object) -> None:
     """Anything but a mapping is refused, naming the field."""
-    assert refused(max_calls_per_function=value).startswith("max_calls_per_function must map")
+    assert refused(max_calls_per_function=value).startswith(
+        "max_calls_per_function must map"
+    )
 
 
-@each_of("value", [{"f": -1}, {"f": True}, {"f": 1.5}, {"f": "1"}, {"f": None}, {1: 1}, {None: 1}])
+@each_of(
+    "value",
+    [{"f": -1}, {"f": True}, {"f": 1.5}, {"f": "1"}, {"f": None}, {1: 1}, {None: 1}],
+)
 def test_a_limit_per_function_maps_a_name_to_a_count(value: dict[Any, Any]) -> None:
     """A name that is not a string, or a count that is not a whole number, is refused, naming the field and entry."""
     message = refused(max_calls_per_function=value)
-    assert message.startswith("max_calls_per_function must map function names to whole numbers")
+    assert message.startswith(
+        "max_calls_per_function must map function names to whole numbers"
+    )
     assert all(repr(part) in message for pair in value.items() for part in pair)
 
 
@@ -108,7 +115,9 @@ def test_a_choice_takes_its_own_words_only(name: str, value: object) -> None:
     assert all(choice in message for choice in CHOICES[name])
 
 
-@each_of(("name", "value"), [(name, value) for name in CHOICES for value in CHOICES[name]])
+@each_of(
+    ("name", "value"), [(name, value) for name in CHOICES for value in CHOICES[name]]
+)
 def test_every_word_of_a_choice_is_taken(name: str, value: Any) -> None:
     """Each documented word is accepted."""
     assert getattr(Budget(**{name: value}), name) == value
@@ -116,7 +125,11 @@ def test_every_word_of_a_choice_is_taken(name: str, value: Any) -> None:
 
 def test_meaningful_limits_are_kept_as_given() -> None:
     """Valid values pass unchanged, and without any the run is unlimited and answers at a limit."""
-    given: dict[str, Any] = {name: 1 for name in COUNTS} | {"max_cost": 1, "max_active_seconds": 0.5, "deadline": NOON}
+    given: dict[str, Any] = {name: 1 for name in COUNTS} | {
+        "max_cost": 1,
+        "max_active_seconds": 0.5,
+        "deadline": NOON,
+    }
     limits = Budget(**given, max_calls_per_function={"f": 0})
     assert {name: getattr(limits, name) for name in given} == given
     assert limits.max_calls_per_function == {"f": 0}
@@ -196,13 +209,29 @@ def test_the_first_of_several_spent_limits_is_named() -> None:
 
 def test_usage_adds_up_and_keeps_an_unknown_cost_unknown() -> None:
     """Tokens and seconds are summed; the cost is unknown only as long as no part of it is known."""
-    first = Usage(prompt_tokens=1, completion_tokens=2, cached_tokens=3, active_seconds=0.5, estimated_tokens=4)
+    first = Usage(
+        prompt_tokens=1,
+        completion_tokens=2,
+        cached_tokens=3,
+        active_seconds=0.5,
+        estimated_tokens=4,
+    )
     priced = Usage(
-        prompt_tokens=10, completion_tokens=20, cached_tokens=30, cost=0.25, active_seconds=1.0, estimated_tokens=40
+        prompt_tokens=10,
+        completion_tokens=20,
+        cached_tokens=30,
+        cost=0.25,
+        active_seconds=1.0,
+        estimated_tokens=40,
     )
     total = first + priced
     assert total == Usage(
-        prompt_tokens=11, completion_tokens=22, cached_tokens=33, cost=0.25, active_seconds=1.5, estimated_tokens=44
+        prompt_tokens=11,
+        completion_tokens=22,
+        cached_tokens=33,
+        cost=0.25,
+        active_seconds=1.5,
+        estimated_tokens=44,
     )
     assert total.total_tokens == 33
     assert (first + first).cost is None
@@ -225,7 +254,9 @@ def test_tell_budget_takes_true_false_or_a_share(share: bool | float) -> None:
 @each_of("share", [0.0, 1.5, -0.5, math.nan, 1, 0, None, "0.5"])
 def test_an_invalid_share_is_refused(share: Any) -> None:
     """A share is a float above 0.0 and up to 1.0: the number 1 could mean True or the whole."""
-    assert refused(tell_budget=share).startswith("tell_budget must be True, False, or a share above 0.0")
+    assert refused(tell_budget=share).startswith(
+        "tell_budget must be True, False, or a share above 0.0"
+    )
 
 
 ALL = Budget(
@@ -237,7 +268,9 @@ ALL = Budget(
     deadline=NOON,
     tell_budget=True,
 )
-USED = Usage(iterations=4, tool_calls=5, prompt_tokens=900, cost=1.5, active_seconds=30.0)
+USED = Usage(
+    iterations=4, tool_calls=5, prompt_tokens=900, cost=1.5, active_seconds=30.0
+)
 
 
 def test_what_is_left_is_computed_for_each_limit() -> None:
@@ -260,7 +293,11 @@ def test_what_is_left_is_never_below_zero() -> None:
     over = Usage(iterations=11, prompt_tokens=2000, active_seconds=1.0)
     told = remaining(ALL, over, NOON.timestamp() + 60)
     left = {item.name: (item.left, item.limit) for item in told}
-    assert (left["max_iterations"], left["max_total_tokens"], left["deadline"]) == ((0, 10), (0, 1000), (0.0, 1.0))
+    assert (left["max_iterations"], left["max_total_tokens"], left["deadline"]) == (
+        (0, 10),
+        (0, 1000),
+        (0.0, 1.0),
+    )
 
 
 def test_a_limit_is_mentioned_once_its_share_is_reached() -> None:
@@ -302,6 +339,11 @@ def test_of_two_budgets_the_tighter_limit_holds() -> None:
 
 def test_what_was_taken_back_is_gone() -> None:
     """A consumption less itself is empty: no function keeps a count of 0."""
-    spent = Usage(iterations=2, tool_calls=3, prompt_tokens=4, calls_by_function={"f": 2, "g": 1})
+    spent = Usage(
+        iterations=2, tool_calls=3, prompt_tokens=4, calls_by_function={"f": 2, "g": 1}
+    )
     assert spent - spent == Usage()
-    assert (spent - Usage(calls_by_function={"f": 1})).calls_by_function == {"f": 1, "g": 1}
+    assert (spent - Usage(calls_by_function={"f": 1})).calls_by_function == {
+        "f": 1,
+        "g": 1,
+    }

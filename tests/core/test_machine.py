@@ -75,7 +75,11 @@ def test_the_plan_is_asked_for_once_before_the_first_trip() -> None:
 
 def test_no_plan_request_unless_two_charged_trips_remain() -> None:
     """With a single trip left, that trip is the answer's: a plan request would leave none."""
-    play = Play(says("done"), plan=True).add(Resumed(limits=Budget(max_iterations=1), at=0.0)).go()
+    play = (
+        Play(says("done"), plan=True)
+        .add(Resumed(limits=Budget(max_iterations=1), at=0.0))
+        .go()
+    )
     assert AskPlan() not in play.actions
     assert play.end.answer == "done"
 
@@ -89,7 +93,12 @@ def test_two_charged_trips_are_enough_for_a_plan() -> None:
 
 def test_a_deadline_that_has_passed_leaves_no_plan_request() -> None:
     """Limits on time are checked before each request, and the plan request is one."""
-    start = replace(run_started(plan=True, limits=Budget(deadline=datetime(2000, 1, 1, tzinfo=UTC))), at=2e9)
+    start = replace(
+        run_started(
+            plan=True, limits=Budget(deadline=datetime(2000, 1, 1, tzinfo=UTC))
+        ),
+        at=2e9,
+    )
     play = Play(start=False).add(start).go()
     assert AskPlan() not in play.actions
 
@@ -98,32 +107,55 @@ def test_a_deadline_that_has_passed_leaves_no_plan_request() -> None:
 def test_the_last_trip_is_reserved_for_an_answer(limit: int) -> None:
     """Under ``answer``, N trips are N requests: N - 1 with functions, and a last one without that gives the answer."""
     play = Play(*LOOP, limits=Budget(max_iterations=limit)).go()
-    assert [request.offer for request in play.requests] == [True] * (limit - 1) + [False]
+    assert [request.offer for request in play.requests] == [True] * (limit - 1) + [
+        False
+    ]
     assert play.requests[-1].withheld == "max_iterations"
-    assert (play.end.status, play.end.limit, play.end.answer) == ("limit_reached", "max_iterations", "forced")
+    assert (play.end.status, play.end.limit, play.end.answer) == (
+        "limit_reached",
+        "max_iterations",
+        "forced",
+    )
     assert play.state.usage.iterations == limit
 
 
 def test_an_answer_before_the_last_trip_reaches_no_limit() -> None:
     """A run that answers while trips remain is answered, and names no limit."""
     play = Play(calls("f"), says("done"), limits=Budget(max_iterations=3)).go()
-    assert (play.end.status, play.end.limit, play.end.answer) == ("answered", None, "done")
+    assert (play.end.status, play.end.limit, play.end.answer) == (
+        "answered",
+        None,
+        "done",
+    )
 
 
-@pytest.mark.parametrize(("last_trip", "choice"), [("withdraw", None), ("none", "none")])
-def test_the_last_trip_keeps_the_schema_where_asked(last_trip: Any, choice: str | None) -> None:
+@pytest.mark.parametrize(
+    ("last_trip", "choice"), [("withdraw", None), ("none", "none")]
+)
+def test_the_last_trip_keeps_the_schema_where_asked(
+    last_trip: Any, choice: str | None
+) -> None:
     """The reserved request drops the functions, or keeps their schema with the choice "none"."""
     play = Play(*LOOP, limits=Budget(max_iterations=2, last_trip=last_trip)).go()
     assert [request.tool_choice for request in play.requests] == ["auto", choice]
 
 
 @pytest.mark.parametrize("on_limit", ["raise", "stop"])
-def test_without_a_forced_answer_the_last_calls_are_answered_not_executed(on_limit: Any) -> None:
+def test_without_a_forced_answer_the_last_calls_are_answered_not_executed(
+    on_limit: Any,
+) -> None:
     """Under ``stop`` and ``raise`` every trip offers functions, and the calls of the last one are answered, not run."""
     play = Play(*LOOP, limits=Budget(max_iterations=2, on_limit=on_limit)).go()
     assert [request.offer for request in play.requests] == [True, True]
-    assert play.results == ["result of f", "Not executed: The limit max_iterations=2 was reached."]
-    assert (play.end.status, play.end.limit, play.end.answer) == ("limit_reached", "max_iterations", "")
+    assert play.results == [
+        "result of f",
+        "Not executed: The limit max_iterations=2 was reached.",
+    ]
+    assert (play.end.status, play.end.limit, play.end.answer) == (
+        "limit_reached",
+        "max_iterations",
+        "",
+    )
     assert play.state.usage.tool_calls == 1
     assert violations(play.state.transcript) == []
 
@@ -157,7 +189,9 @@ def test_trips_left_are_counted_where_they_are_limited() -> None:
 @each_of("on_limit", ["answer", "stop", "raise"])
 def test_a_service_that_overcharges_with_calls_ends_the_run(on_limit: Any) -> None:
     """A foreign service that spends more than is left gets no function run and no further request."""
-    play = Play(calls("f", iterations=9), limits=Budget(max_iterations=3, on_limit=on_limit)).go()
+    play = Play(
+        calls("f", iterations=9), limits=Budget(max_iterations=3, on_limit=on_limit)
+    ).go()
     assert (play.end.status, play.end.limit) == ("limit_reached", "max_iterations")
     assert play.state.usage.iterations == 9
     assert play.state.usage.tool_calls == 0
@@ -167,12 +201,25 @@ def test_a_service_that_overcharges_with_calls_ends_the_run(on_limit: Any) -> No
 def test_a_service_that_overcharges_with_text_ends_at_the_limit() -> None:
     """What a foreign service answered over its budget is kept, and the limit is named."""
     play = Play(says("late", iterations=4), limits=Budget(max_iterations=3)).go()
-    assert (play.end.status, play.end.limit, play.end.answer) == ("limit_reached", "max_iterations", "late")
-    assert Play(says("in time", iterations=3), limits=Budget(max_iterations=3)).go().end.status == "answered"
+    assert (play.end.status, play.end.limit, play.end.answer) == (
+        "limit_reached",
+        "max_iterations",
+        "late",
+    )
+    assert (
+        Play(says("in time", iterations=3), limits=Budget(max_iterations=3))
+        .go()
+        .end.status
+        == "answered"
+    )
 
 
 def test_a_service_that_overcharges_beside_another_limit_names_the_first() -> None:
     """The first limit that was reached names the end, also where the forced answer was overcharged."""
     limits = Budget(max_iterations=3, max_tool_calls=0)
     play = Play(calls("f"), says("late", iterations=5), limits=limits).go()
-    assert (play.end.status, play.end.limit, play.end.answer) == ("limit_reached", "max_tool_calls", "late")
+    assert (play.end.status, play.end.limit, play.end.answer) == (
+        "limit_reached",
+        "max_tool_calls",
+        "late",
+    )

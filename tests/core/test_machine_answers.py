@@ -8,53 +8,104 @@ import pytest
 from planner_ext.core.facts import Resumed
 from planner_ext.core.limits import Budget
 from planner_ext.core.machine import AddMessage, CheckAnswer
-from support.core import LOOP, RESUMED, Play, budget_changed, calls, says, stop, violations
+from support.core import (
+    LOOP,
+    RESUMED,
+    Play,
+    budget_changed,
+    calls,
+    says,
+    stop,
+    violations,
+)
 from support.narrow import as_type
 from support.values import each_of
 
 
 @pytest.mark.parametrize(
     ("name", "status", "limit"),
-    [("maximum_use_attempts", "limit_reached", "maximum_use_attempts"), ("", "answered", None)],
+    [
+        ("maximum_use_attempts", "limit_reached", "maximum_use_attempts"),
+        ("", "answered", None),
+    ],
 )
-def test_used_attempts_withdraw_functions(name: str, status: str, limit: str | None) -> None:
+def test_used_attempts_withdraw_functions(
+    name: str, status: str, limit: str | None
+) -> None:
     """Two attempts are two tool rounds and a plain request; used up, they are a limit where they have a name."""
     play = Play(*LOOP, use_attempts=2, attempts_limit=name).go()
     assert [request.offer for request in play.requests] == [True, True, False]
-    assert (play.end.status, play.end.limit, play.end.answer) == (status, limit, "forced")
+    assert (play.end.status, play.end.limit, play.end.answer) == (
+        status,
+        limit,
+        "forced",
+    )
     if limit:
         assert play.end.reason == "The limit maximum_use_attempts=2 was reached."
 
 
 def test_attempts_that_are_not_used_up_reach_no_limit() -> None:
     """A plain reply before the attempts are used is an answer."""
-    assert Play(calls("f"), says("done"), use_attempts=2, attempts_limit="a").go().end.status == "answered"
+    assert (
+        Play(calls("f"), says("done"), use_attempts=2, attempts_limit="a")
+        .go()
+        .end.status
+        == "answered"
+    )
 
 
 def test_a_required_choice_holds_for_each_tool_round() -> None:
     """``required`` is sent as long as functions are offered, and not after."""
     play = Play(*LOOP, use_attempts=2, tool_choice="required").go()
-    assert [request.tool_choice for request in play.requests] == ["required", "required", None]
+    assert [request.tool_choice for request in play.requests] == [
+        "required",
+        "required",
+        None,
+    ]
 
 
 def test_a_step_ends_with_a_plain_reply() -> None:
     """After its tool rounds a step is closed by a reply without functions, and the next step is announced."""
-    play = Play(calls("f"), says("one"), calls("f"), says("two"), says("done"), rounds_per_step=1).go()
-    assert [request.offer for request in play.requests] == [True, False, True, False, True]
+    play = Play(
+        calls("f"),
+        says("one"),
+        calls("f"),
+        says("two"),
+        says("done"),
+        rounds_per_step=1,
+    ).go()
+    assert [request.offer for request in play.requests] == [
+        True,
+        False,
+        True,
+        False,
+        True,
+    ]
     assert [request.withheld for request in play.requests] == [None] * 5
-    assert [action for action in play.actions if isinstance(action, AddMessage)] == [AddMessage(purpose="step")] * 2
+    assert [action for action in play.actions if isinstance(action, AddMessage)] == [
+        AddMessage(purpose="step")
+    ] * 2
     assert (play.end.status, play.end.answer) == ("answered", "done")
 
 
 def test_a_step_without_functions_to_offer_is_an_answer() -> None:
     """Without any functions, a plain reply in a fresh step answers the run."""
-    assert Play(says("done", available=False), rounds_per_step=1).go().end.status == "answered"
+    assert (
+        Play(says("done", available=False), rounds_per_step=1).go().end.status
+        == "answered"
+    )
 
 
 def test_a_step_closed_on_the_reserved_trip_is_the_forced_answer() -> None:
     """The last trip answers the run, though it closes a step at the same time."""
-    play = Play(calls("f"), rounds_per_step=1, limits=Budget(max_iterations=2)).go(says("sorry"))
-    assert (play.end.status, play.end.limit, play.end.answer) == ("limit_reached", "max_iterations", "sorry")
+    play = Play(calls("f"), rounds_per_step=1, limits=Budget(max_iterations=2)).go(
+        says("sorry")
+    )
+    assert (play.end.status, play.end.limit, play.end.answer) == (
+        "limit_reached",
+        "max_iterations",
+        "sorry",
+    )
 
 
 def test_a_limit_needs_functions_to_withhold() -> None:
@@ -68,7 +119,11 @@ def test_a_required_final_answer_is_insisted_on() -> None:
     play = Play(says("hm"), calls("final"), require_final_answer=True).go()
     assert AddMessage(purpose="insist") in play.actions
     assert (play.end.status, play.end.answer) == ("answered", "42")
-    assert [as_type(dict, entry)["text"] for entry in play.state.transcript[:3]] == ["goal", "hm", "insist"]
+    assert [as_type(dict, entry)["text"] for entry in play.state.transcript[:3]] == [
+        "goal",
+        "hm",
+        "insist",
+    ]
 
 
 def test_a_final_answer_is_not_insisted_on_where_it_was_not_offered() -> None:
@@ -82,7 +137,11 @@ def test_a_final_answer_beside_other_calls_is_taken() -> None:
     play = Play(calls("f", "final", "unknown", "g"), verdicts={"g": "defer"}).go()
     read = ["Not executed", "answer to final", "answer to unknown", "Not executed"]
     assert [text.split(":")[0] for text in play.results] == read
-    assert (play.end.status, play.end.answer, len(play.requests)) == ("answered", "42", 1)
+    assert (play.end.status, play.end.answer, len(play.requests)) == (
+        "answered",
+        "42",
+        1,
+    )
     assert play.state.usage.tool_calls == 0
     assert violations(play.state.transcript) == []
 
@@ -101,7 +160,10 @@ def test_a_reply_cut_short_does_not_answer(turn: Any, reason: str) -> None:
 def test_an_empty_reply_is_incomplete() -> None:
     """A reply without text and calls is incomplete."""
     play = Play(says("")).go()
-    assert (play.end.status, play.end.reason) == ("incomplete", "The reply has neither text nor calls.")
+    assert (play.end.status, play.end.reason) == (
+        "incomplete",
+        "The reply has neither text nor calls.",
+    )
 
 
 def test_calls_to_a_request_without_functions_are_not_run() -> None:
@@ -116,9 +178,24 @@ def test_calls_to_a_request_without_functions_are_not_run() -> None:
 def test_an_answer_out_of_form_keeps_the_limit_that_ended_the_run() -> None:
     """Where no further request may be made either, the end names the limit that withheld the functions."""
     limits = Budget(max_iterations=3, max_tool_calls=1)
-    play = Play(calls("f"), calls("f"), says("prose"), structured=True, formed={"{}"}, limits=limits).go()
-    assert [request.withheld for request in play.requests] == [None, None, "max_tool_calls"]
-    assert (play.end.status, play.end.limit, play.end.answer) == ("limit_reached", "max_tool_calls", "prose")
+    play = Play(
+        calls("f"),
+        calls("f"),
+        says("prose"),
+        structured=True,
+        formed={"{}"},
+        limits=limits,
+    ).go()
+    assert [request.withheld for request in play.requests] == [
+        None,
+        None,
+        "max_tool_calls",
+    ]
+    assert (play.end.status, play.end.limit, play.end.answer) == (
+        "limit_reached",
+        "max_tool_calls",
+        "prose",
+    )
     assert play.end.reason.startswith("The answer is not in its form")
 
 
@@ -130,7 +207,10 @@ def test_an_answer_out_of_form_is_asked_for_again_with_what_is_wrong() -> None:
     play = Play(says("prose"), says("{}"), **FORM).go()
     (message,) = [action for action in play.actions if isinstance(action, AddMessage)]
     assert (message.purpose, message.problem) == ("structure", "It is not in the form.")
-    assert [(request.offer, request.structured) for request in play.requests] == [(True, True), (False, True)]
+    assert [(request.offer, request.structured) for request in play.requests] == [
+        (True, True),
+        (False, True),
+    ]
     assert (play.end.status, play.end.answer) == ("answered", "{}")
 
 
@@ -150,8 +230,14 @@ def test_an_end_without_an_answer_is_not_checked() -> None:
 @each_of("steps", [1, 2, 3], ids=["replied", "checked", "asked for again"])
 def test_a_stop_keeps_an_answer_out_of_form(steps: int) -> None:
     """No further request is made for its form, and the run ends with it, stopped."""
-    play = Play(says("prose"), says("{}"), **FORM).go(steps=steps).add(stop("enough")).go()
-    assert (play.end.status, play.end.answer, play.end.reason) == ("stopped", "prose", "enough")
+    play = (
+        Play(says("prose"), says("{}"), **FORM).go(steps=steps).add(stop("enough")).go()
+    )
+    assert (play.end.status, play.end.answer, play.end.reason) == (
+        "stopped",
+        "prose",
+        "enough",
+    )
     assert len(play.requests) == 1
 
 
@@ -159,24 +245,43 @@ def test_a_limit_that_shrinks_keeps_an_answer_out_of_form() -> None:
     """Where no request may follow after it was asked for again, the run ends at the limit with it."""
     play = Play(says("prose"), says("{}"), **FORM).go(steps=3)
     play.add(budget_changed(Budget(max_iterations=1))).go()
-    assert (play.end.status, play.end.answer, play.end.limit) == ("limit_reached", "prose", "max_iterations")
+    assert (play.end.status, play.end.answer, play.end.limit) == (
+        "limit_reached",
+        "prose",
+        "max_iterations",
+    )
     assert "no further request may be made. It is not in the form." in play.end.reason
 
 
-def test_a_reply_that_was_cut_short_does_not_answer_after_the_form_was_asked_for() -> None:
+def test_a_reply_that_was_cut_short_does_not_answer_after_the_form_was_asked_for() -> (
+    None
+):
     """Resumed where no request may follow, the run ends without one."""
     play = Play(says("prose"), says("{", finish_reason="length"), **FORM).go()
     play.add(RESUMED, stop("enough")).go()
-    assert (play.end.status, play.end.answer, play.end.reason) == ("stopped", "", "enough")
+    assert (play.end.status, play.end.answer, play.end.reason) == (
+        "stopped",
+        "",
+        "enough",
+    )
     play.add(Resumed(limits=Budget(max_iterations=2), at=0.0)).go()
-    assert (play.end.status, play.end.answer, play.end.limit) == ("limit_reached", "", "max_iterations")
+    assert (play.end.status, play.end.answer, play.end.limit) == (
+        "limit_reached",
+        "",
+        "max_iterations",
+    )
     assert play.end.reason == "The limit max_iterations=2 was reached."
 
 
 @pytest.mark.parametrize(("most", "status"), [(2, "answered"), (1, "limit_reached")])
 def test_the_last_round_trip_may_ask_for_the_form(most: int, status: str) -> None:
     """One that is left is enough; without any the answer is taken as it is."""
-    play = Play(says("prose"), says("{}"), limits=Budget(max_iterations=most, on_limit="stop"), **FORM).go()
+    play = Play(
+        says("prose"),
+        says("{}"),
+        limits=Budget(max_iterations=most, on_limit="stop"),
+        **FORM,
+    ).go()
     assert play.end.status == status
 
 
@@ -197,4 +302,6 @@ def test_a_call_beside_no_text_where_none_was_offered_is_named() -> None:
     name = "n" * 65
     play = Play(calls(name, stubborn=True), limits=Budget(max_iterations=1)).go()
     assert play.end.status == "limit_reached"
-    assert f"The model called {'n' * 64}, and no functions were offered" in play.end.reason
+    assert (
+        f"The model called {'n' * 64}, and no functions were offered" in play.end.reason
+    )

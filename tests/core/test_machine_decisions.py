@@ -7,7 +7,14 @@ import pytest
 from planner_ext.core.facts import Resumed
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Budget
-from planner_ext.core.machine import Finish, Pause, ReviewCalls, RunCalls, WithholdCalls, next_action
+from planner_ext.core.machine import (
+    Finish,
+    Pause,
+    ReviewCalls,
+    RunCalls,
+    WithholdCalls,
+    next_action,
+)
 from planner_ext.core.state import Phase
 from support.core import (
     BATCH,
@@ -35,18 +42,36 @@ def test_a_denied_call_is_answered_with_a_refusal() -> None:
 
 def test_reask_removes_the_call_and_asks_without_functions() -> None:
     """Under ``reask`` the denied call leaves no trace, and one request goes without functions; that is not a limit."""
-    play = Play(calls("f"), says("plain"), verdicts={"f": "deny"}, on_denial="reask").go()
-    assert [(request.offer, request.withheld) for request in play.requests] == [(True, None), (False, None)]
+    play = Play(
+        calls("f"), says("plain"), verdicts={"f": "deny"}, on_denial="reask"
+    ).go()
+    assert [(request.offer, request.withheld) for request in play.requests] == [
+        (True, None),
+        (False, None),
+    ]
     assert len(play.state.transcript) == 2
-    assert (play.end.status, play.end.limit, play.end.answer) == ("answered", None, "plain")
+    assert (play.end.status, play.end.limit, play.end.answer) == (
+        "answered",
+        None,
+        "plain",
+    )
 
 
 def test_a_denial_can_close_the_chain_of_tool_rounds() -> None:
     """Where the rules say so, the request after a denied call goes without functions, the refusal in its transcript."""
-    play = Play(calls("f", "g"), says("plain"), verdicts={"f": "deny"}, close_on_denial=True).go()
+    play = Play(
+        calls("f", "g"), says("plain"), verdicts={"f": "deny"}, close_on_denial=True
+    ).go()
     assert play.results == ["answer to f", "result of g"]
-    assert [(request.offer, request.withheld) for request in play.requests] == [(True, None), (False, None)]
-    assert (play.end.status, play.end.limit, play.end.answer) == ("answered", None, "plain")
+    assert [(request.offer, request.withheld) for request in play.requests] == [
+        (True, None),
+        (False, None),
+    ]
+    assert (play.end.status, play.end.limit, play.end.answer) == (
+        "answered",
+        None,
+        "plain",
+    )
     allowed = Play(calls("f"), says("plain"), close_on_denial=True).go()
     assert [request.offer for request in allowed.requests] == [True, True]
 
@@ -54,7 +79,9 @@ def test_a_denial_can_close_the_chain_of_tool_rounds() -> None:
 @each_of("names", [("f",), ("f", "f"), ("f", "g"), ("f", "unknown"), ("f", "mine")])
 def test_a_denied_call_can_send_its_batch_back(names: tuple[str, ...]) -> None:
     """Under ``return_calls`` a batch with a denied call goes back to the caller, with all its calls; none ran."""
-    play = Play(calls(*names), says("x"), verdicts={"f": "deny"}, on_denial="return_calls").go()
+    play = Play(
+        calls(*names), says("x"), verdicts={"f": "deny"}, on_denial="return_calls"
+    ).go()
     assert play.end.returned
     assert (play.end.status, play.end.limit) == ("stopped", None)
     assert play.state.usage.tool_calls == 0
@@ -81,7 +108,9 @@ def test_a_deferred_call_holds_its_batch() -> None:
 
 def test_safe_calls_can_run_before_the_pause() -> None:
     """Under ``run_safe_first`` the undeferred calls run, then the run pauses, and the deferred one runs later."""
-    play = Play(calls("f", "g"), verdicts={"g": "defer"}, on_deferred="run_safe_first").go()
+    play = Play(
+        calls("f", "g"), verdicts={"g": "defer"}, on_deferred="run_safe_first"
+    ).go()
     assert play.actions[-2:] == [RunCalls(iteration=0, indexes=(0,)), Pause()]
     play.add(RESUMED, decided(1, "g")).go(says("done"))
     assert play.results == ["result of f", "result of g"]
@@ -100,7 +129,9 @@ def test_a_partly_decided_batch_pauses_again() -> None:
 def test_a_limit_lowered_on_resume_refuses_the_waiting_batch() -> None:
     """New limits hold for the calls that waited: what no longer fits is answered, not run."""
     play = Play(calls("f"), verdicts={"f": "defer"}).go()
-    play.add(Resumed(limits=Budget(max_tool_calls=0), at=0.0), decided(0)).go(says("sorry"))
+    play.add(Resumed(limits=Budget(max_tool_calls=0), at=0.0), decided(0)).go(
+        says("sorry")
+    )
     assert play.results == ["Not executed: The limit max_tool_calls=0 was reached."]
     assert play.end.limit == "max_tool_calls"
 
@@ -108,15 +139,33 @@ def test_a_limit_lowered_on_resume_refuses_the_waiting_batch() -> None:
 def test_a_limit_reached_before_a_pause_still_ends_the_run_after_it() -> None:
     """A call that was refused before the pause makes the request after it tool-free, as without a pause."""
     limits = Budget(max_tool_calls=1, batch_over_limit="fill_remaining")
-    play = Play(calls("f", "g", "h"), verdicts={"h": "defer"}, on_deferred="run_safe_first", limits=limits).go()
+    play = Play(
+        calls("f", "g", "h"),
+        verdicts={"h": "defer"},
+        on_deferred="run_safe_first",
+        limits=limits,
+    ).go()
     play.add(RESUMED, decided(2, "h", "deny")).go(says("sorry"))
-    assert (play.end.status, play.end.limit, play.end.answer) == ("limit_reached", "max_tool_calls", "sorry")
+    assert (play.end.status, play.end.limit, play.end.answer) == (
+        "limit_reached",
+        "max_tool_calls",
+        "sorry",
+    )
 
 
 def test_a_fault_does_not_forget_a_limit_that_was_reached() -> None:
     """A run resumed after its forced request failed still owes that request, unless new limits replace the old."""
-    play = Play(calls("f"), limits=Budget(max_tool_calls=0)).go().add(RESUMED).go(says("sorry"))
-    assert (play.end.status, play.end.limit, play.end.answer) == ("limit_reached", "max_tool_calls", "sorry")
+    play = (
+        Play(calls("f"), limits=Budget(max_tool_calls=0))
+        .go()
+        .add(RESUMED)
+        .go(says("sorry"))
+    )
+    assert (play.end.status, play.end.limit, play.end.answer) == (
+        "limit_reached",
+        "max_tool_calls",
+        "sorry",
+    )
 
 
 @each_of("phase", [Phase.PLANNING, Phase.ASKING, Phase.COMPLETING, Phase.ANSWERING])
@@ -134,7 +183,10 @@ def test_a_limited_run_continues_with_a_larger_budget(on_limit: Any) -> None:
     play.add(Resumed(limits=Budget(max_iterations=9, on_limit=on_limit), at=0.0)).go()
     assert (play.end.status, play.end.answer) == ("answered", "done")
     assert play.state.usage.iterations == spent + 2
-    assert all(entry != {"role": "assistant", "text": "forced", "calls": []} for entry in play.state.transcript)
+    assert all(
+        entry != {"role": "assistant", "text": "forced", "calls": []}
+        for entry in play.state.transcript
+    )
     assert violations(play.state.transcript) == []
 
 
@@ -142,14 +194,22 @@ def test_a_limited_run_resumed_with_its_old_budget_ends_again() -> None:
     """Without a larger budget nothing is asked and nothing runs: the same limit ends the run again."""
     play = Play(*LOOP, limits=Budget(max_iterations=2)).go()
     play.add(RESUMED).go()
-    assert (play.end.status, play.end.limit, len(play.requests)) == ("limit_reached", "max_iterations", 2)
+    assert (play.end.status, play.end.limit, len(play.requests)) == (
+        "limit_reached",
+        "max_iterations",
+        2,
+    )
 
 
 def test_an_incomplete_run_asks_again_when_it_is_resumed() -> None:
     """The cut reply is dropped and the request made again."""
     play = Play(says("half", finish_reason="length")).go()
     play.add(RESUMED).go(says("whole"))
-    assert (play.end.status, play.end.answer, len(play.state.transcript)) == ("answered", "whole", 2)
+    assert (play.end.status, play.end.answer, len(play.state.transcript)) == (
+        "answered",
+        "whole",
+        2,
+    )
 
 
 def test_used_attempts_start_again_on_resume() -> None:
@@ -163,7 +223,12 @@ def test_used_attempts_start_again_on_resume() -> None:
 def test_nothing_finished_runs_again_on_resume() -> None:
     """A batch of which a part ran before it was returned has that part's result when the run continues."""
     limits = Budget(max_tool_calls=1, on_limit="return_calls")
-    play = Play(calls("f", "g"), verdicts={"g": "defer"}, on_deferred="run_safe_first", limits=limits).go()
+    play = Play(
+        calls("f", "g"),
+        verdicts={"g": "defer"},
+        on_deferred="run_safe_first",
+        limits=limits,
+    ).go()
     play.add(RESUMED, decided(1, "g")).go()
     assert play.end.returned
     play.verdicts = {}
@@ -174,7 +239,12 @@ def test_nothing_finished_runs_again_on_resume() -> None:
 @each_of("steps", range(4))
 def test_a_stopped_run_answers_its_calls_and_asks_no_more(steps: int) -> None:
     """From a stop on, no request is made and no function starts; every call is answered, and the reason is given."""
-    play = Play(calls("f", "g"), verdicts={"g": "deny"}).go(steps=steps).add(stop("enough")).go(says("x"))
+    play = (
+        Play(calls("f", "g"), verdicts={"g": "deny"})
+        .go(steps=steps)
+        .add(stop("enough"))
+        .go(says("x"))
+    )
     assert (play.end.status, play.end.reason) == ("stopped", "enough")
     assert len(play.requests) == min(steps, 1)
     assert play.state.usage.tool_calls == (1 if steps == 3 else 0)
@@ -187,7 +257,9 @@ def test_a_stop_does_not_throw_an_answer_away() -> None:
     assert (play.end.status, play.end.answer) == ("answered", "done")
 
 
-@pytest.mark.parametrize("rules", [{"rounds_per_step": 1}, {"require_final_answer": True}])
+@pytest.mark.parametrize(
+    "rules", [{"rounds_per_step": 1}, {"require_final_answer": True}]
+)
 def test_a_stopped_run_says_nothing_more_to_the_model(rules: dict[str, Any]) -> None:
     """From a stop on, no message of the planner is added either."""
     play = Play(calls("f"), says("hm"), **rules).go(steps=5).add(stop("enough"))
@@ -198,7 +270,9 @@ def test_a_stopped_run_says_nothing_more_to_the_model(rules: dict[str, Any]) -> 
 
 def test_a_run_that_a_filter_ends_asks_no_further_question() -> None:
     """Once a filter asked to end the run, a call that would wait for a person is answered, and the run ends."""
-    play = Play(calls("f", "g"), verdicts={"g": "defer"}, on_deferred="run_safe_first").go(steps=2)
+    play = Play(
+        calls("f", "g"), verdicts={"g": "defer"}, on_deferred="run_safe_first"
+    ).go(steps=2)
     play.add(began(0), finished(0, terminate=True)).go()
     assert Pause() not in play.actions
     assert play.end.status == "stopped"
@@ -259,7 +333,9 @@ def test_the_driver_of_these_tests_sees_broken_transcripts() -> None:
 
 def test_calls_that_were_decided_are_not_reviewed_again() -> None:
     """A review that was interrupted continues with the others."""
-    assert next_action(fold([*BATCH, decided(0)])) == ReviewCalls(iteration=0, indexes=(1,))
+    assert next_action(fold([*BATCH, decided(0)])) == ReviewCalls(
+        iteration=0, indexes=(1,)
+    )
 
 
 @pytest.mark.parametrize(("name", "why"), [("mine", "schema only"), ("f", "denied")])

@@ -73,7 +73,11 @@ def test_requests_never_exceed_the_limit_on_iterations(plan: Plan) -> None:
     world = World(plan)
     finished(world)
     rules = world.plan.rules
-    made = world.requests + world.clarifier_requests + (world.plan_requests if rules.charge_plan else 0)
+    made = (
+        world.requests
+        + world.clarifier_requests
+        + (world.plan_requests if rules.charge_plan else 0)
+    )
     assert rules.limits.max_iterations is None or made <= rules.limits.max_iterations
     assert world.plan_requests <= 1
 
@@ -85,10 +89,18 @@ def test_functions_started_never_exceed_their_limits(plan: Plan) -> None:
     world = World(plan)
     facts = finished(world)
     allowed = world.plan.rules.limits
-    assert allowed.max_tool_calls is None or world.begun.total() <= allowed.max_tool_calls
-    assert all(world.begun[name] <= count for name, count in allowed.max_calls_per_function.items())
+    assert (
+        allowed.max_tool_calls is None or world.begun.total() <= allowed.max_tool_calls
+    )
+    assert all(
+        world.begun[name] <= count
+        for name, count in allowed.max_calls_per_function.items()
+    )
     if allowed.max_repeated_calls is not None:
-        assert all(count <= allowed.max_repeated_calls for count in fold(facts).calls_by_digest.values())
+        assert all(
+            count <= allowed.max_repeated_calls
+            for count in fold(facts).calls_by_digest.values()
+        )
     assert starts(facts) == world.begun
 
 
@@ -99,7 +111,9 @@ def test_the_transcript_is_valid_after_every_fact(plan: Plan) -> None:
     world = World(plan)
     facts = finished(world)
     assert world.problems == []
-    assert [found for _, state in prefixes(facts) for found in violations(state.transcript)] == []
+    assert [
+        found for _, state in prefixes(facts) for found in violations(state.transcript)
+    ] == []
 
 
 @tried(50)
@@ -108,11 +122,19 @@ def test_the_flags_of_a_state_exclude_each_other_as_described(plan: Plan) -> Non
     """What `planner_ext.core` says of the fields of a state holds after every fact."""
     for _, state in prefixes(finished(World(plan))):
         assert state.batch is None or state.reply is None
-        assert (state.phase in (Phase.REVIEWING, Phase.CALLING)) <= (state.batch is not None)
+        assert (state.phase in (Phase.REVIEWING, Phase.CALLING)) <= (
+            state.batch is not None
+        )
         assert (state.phase is Phase.ANSWERING) <= (state.reply is not None)
-        assert (state.phase is Phase.PAUSED) <= ((state.batch is None) is not (state.reply is None))
-        assert (state.ending is not None) <= (state.phase in (Phase.CALLING, Phase.PAUSED, Phase.ENDED))
-        assert (state.checked is not None or state.structuring > 0) <= state.rules.structured
+        assert (state.phase is Phase.PAUSED) <= (
+            (state.batch is None) is not (state.reply is None)
+        )
+        assert (state.ending is not None) <= (
+            state.phase in (Phase.CALLING, Phase.PAUSED, Phase.ENDED)
+        )
+        assert (
+            state.checked is not None or state.structuring > 0
+        ) <= state.rules.structured
         assert (state.ended is not None) is (state.phase is Phase.ENDED)
 
 
@@ -126,8 +148,12 @@ def test_the_usage_is_what_the_facts_say(plan: Plan) -> None:
         assert state.usage.tool_calls == starts(facts).total()
         assert Counter(state.usage.calls_by_function) == starts(facts)
         replies = [fact for fact in facts if isinstance(fact, ModelReplied | Clarified)]
-        assert state.usage.total_tokens == sum(reply.usage.total_tokens for reply in replies)
-        assert (state.usage.cost or 0.0) == sum(reply.usage.cost or 0.0 for reply in replies)
+        assert state.usage.total_tokens == sum(
+            reply.usage.total_tokens for reply in replies
+        )
+        assert (state.usage.cost or 0.0) == sum(
+            reply.usage.cost or 0.0 for reply in replies
+        )
 
 
 @tried(40)
@@ -162,7 +188,9 @@ def test_an_interrupted_run_ends_as_the_uninterrupted_one(plan: Plan) -> None:
     for facts, following in pairwise(facts for facts, _ in prefixes(whole)):
         amid_a_resumption = of_a_person(facts[-1]) and of_a_person(following[-1])
         batch = fold(facts).batch
-        amid_a_call = batch is not None and any(call.started and call.answer is None for call in batch.calls)
+        amid_a_call = batch is not None and any(
+            call.started and call.answer is None for call in batch.calls
+        )
         if not amid_a_call and not amid_a_resumption:
             world = World(plan)
             assert asyncio.run(world.finish(through_json(facts))) == whole
@@ -185,8 +213,12 @@ def _withheld_by(name: str) -> Callable[[State, Sequence[Fact]], bool]:
 
     def reached(state: State, facts: Sequence[Fact]) -> bool:
         assert state.ended is not None
-        refused = any(isinstance(fact, CallsWithheld) and fact.limit == name for fact in facts)
-        return getattr(state.rules.limits, name) not in (None, {}) and (refused or state.ended.returned)
+        refused = any(
+            isinstance(fact, CallsWithheld) and fact.limit == name for fact in facts
+        )
+        return getattr(state.rules.limits, name) not in (None, {}) and (
+            refused or state.ended.returned
+        )
 
     return reached
 
@@ -194,7 +226,9 @@ def _withheld_by(name: str) -> Callable[[State, Sequence[Fact]], bool]:
 def _iterations(state: State, facts: Sequence[Fact]) -> bool:
     """Every trip is spent; a service that reports less than one for a request has still made it."""
     allowed = state.rules.limits.max_iterations
-    silent = sum(fact.usage.iterations < 1 for fact in facts if isinstance(fact, ModelReplied))
+    silent = sum(
+        fact.usage.iterations < 1 for fact in facts if isinstance(fact, ModelReplied)
+    )
     return allowed is not None and state.usage.iterations + silent >= allowed
 
 
@@ -203,12 +237,23 @@ REACHED: dict[str, Callable[[State, Sequence[Fact]], bool]] = {
     "max_tool_calls": _withheld_by("max_tool_calls"),
     "max_calls_per_function": _withheld_by("max_calls_per_function"),
     "max_repeated_calls": _withheld_by("max_repeated_calls"),
-    "max_total_tokens": lambda s, _: s.usage.total_tokens >= (s.rules.limits.max_total_tokens or 1e9),
+    "max_total_tokens": lambda s, _: (
+        s.usage.total_tokens >= (s.rules.limits.max_total_tokens or 1e9)
+    ),
     "max_cost": lambda s, _: (s.usage.cost or 0) >= (s.rules.limits.max_cost or 1e9),
-    "max_active_seconds": lambda s, _: s.usage.active_seconds >= (s.rules.limits.max_active_seconds or 1e9),
-    "deadline": lambda s, _: s.rules.limits.deadline is not None and s.at >= s.rules.limits.deadline.timestamp(),
-    "max_consecutive_errors": lambda s, _: s.errors_in_row >= (s.rules.limits.max_consecutive_errors or 99),
-    "max_repeated_denials": lambda s, _: s.denials_in_row >= (s.rules.limits.max_repeated_denials or 99),
+    "max_active_seconds": lambda s, _: (
+        s.usage.active_seconds >= (s.rules.limits.max_active_seconds or 1e9)
+    ),
+    "deadline": lambda s, _: (
+        s.rules.limits.deadline is not None
+        and s.at >= s.rules.limits.deadline.timestamp()
+    ),
+    "max_consecutive_errors": lambda s, _: (
+        s.errors_in_row >= (s.rules.limits.max_consecutive_errors or 99)
+    ),
+    "max_repeated_denials": lambda s, _: (
+        s.denials_in_row >= (s.rules.limits.max_repeated_denials or 99)
+    ),
     "maximum_use_attempts": lambda s, _: s.rounds >= (s.rules.use_attempts or 99),
 }
 
@@ -229,20 +274,28 @@ def test_a_run_can_be_ended_after_every_fact(plan: Plan) -> None:
 
 @tried(50)
 @given(plans, limits)
-def test_a_run_that_ended_can_be_resumed_and_ends_again(plan: Plan, larger: Budget) -> None:
+def test_a_run_that_ended_can_be_resumed_and_ends_again(
+    plan: Plan, larger: Budget
+) -> None:
     """With any other limits an ended run continues, runs nothing twice that it has seen finish, and ends once more."""
     world = World(plan)
     facts = finished(world)
     again = asyncio.run(world.finish([*facts, Resumed(limits=larger, at=world.time)]))
     assert isinstance(again[-1], Ended)
     assert world.problems == []
-    done = Counter((fact.iteration, fact.call_id) for fact in again if isinstance(fact, CallFinished))
+    done = Counter(
+        (fact.iteration, fact.call_id)
+        for fact in again
+        if isinstance(fact, CallFinished)
+    )
     assert [place for place, times in done.items() if times > 1] == []
 
 
 @tried(80)
 @given(plans, st.integers(1, 30))
-def test_a_fault_at_any_fact_leaves_a_run_that_can_be_resumed(plan: Plan, place: int) -> None:
+def test_a_fault_at_any_fact_leaves_a_run_that_can_be_resumed(
+    plan: Plan, place: int
+) -> None:
     """An observer may fail at any fact: every call is answered or waits for a person, and the run can continue."""
     world = World(plan)
 
@@ -254,12 +307,19 @@ def test_a_fault_at_any_fact_leaves_a_run_that_can_be_resumed(plan: Plan, place:
     with suppress(ConnectionResetError):
         asyncio.run(engine.run())
     assert fold(engine.facts) == engine.state
-    assert engine.state.batch is None or engine.state.phase in (Phase.PAUSED, Phase.ENDED)
+    assert engine.state.batch is None or engine.state.phase in (
+        Phase.PAUSED,
+        Phase.ENDED,
+    )
     going_on = [] if engine.state.phase is Phase.PAUSED else [Resumed(at=world.time)]
     facts = asyncio.run(world.finish([*through_json(engine.facts), *going_on]))
     assert isinstance(facts[-1], Ended)
     assert world.problems == []
-    done = Counter((fact.iteration, fact.call_id) for fact in facts if isinstance(fact, CallFinished))
+    done = Counter(
+        (fact.iteration, fact.call_id)
+        for fact in facts
+        if isinstance(fact, CallFinished)
+    )
     assert [place for place, times in done.items() if times > 1] == []
 
 

@@ -22,13 +22,19 @@ NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
         (Budget(deadline=NOON), NOON.timestamp(), "deadline"),
     ],
 )
-def test_a_restart_counts_as_one_more_start(limits: Budget, at: float, limit: str | None) -> None:
-    state = fold([run_started(limits=limits), replied(calls("f")), decided(0), began(0)])
+def test_a_restart_counts_as_one_more_start(
+    limits: Budget, at: float, limit: str | None
+) -> None:
+    state = fold(
+        [run_started(limits=limits), replied(calls("f")), decided(0), began(0)]
+    )
     assert limit_of_restart(state, 0, at) == limit
 
 
 def test_without_a_limit_on_round_trips_the_form_is_asked_for_ten_times() -> None:
-    play = Play(*[says("prose")] * 20, structured=True, limits=Budget(max_iterations=None)).go()
+    play = Play(
+        *[says("prose")] * 20, structured=True, limits=Budget(max_iterations=None)
+    ).go()
     assert len(play.requests) == 11
     assert isinstance(play.actions[-1], Finish)
     assert (play.end.status, play.end.answer) == ("incomplete", "prose")
@@ -38,6 +44,22 @@ def test_without_a_limit_on_round_trips_the_form_is_asked_for_ten_times() -> Non
 
 def test_calls_that_wait_beside_it_come_before_a_restart() -> None:
     """Two calls that were let in with it have their starts, also if it starts again before they begin."""
-    three = (replied(calls("f", "g", "h")), decided(0), decided(1, "g"), decided(2, "h"), began(0))
-    assert limit_of_restart(fold([run_started(limits=Budget(max_tool_calls=4)), *three]), 0, 0.0) is None
-    assert limit_of_restart(fold([run_started(limits=Budget(max_tool_calls=3)), *three]), 0, 0.0) == "max_tool_calls"
+    three = (
+        replied(calls("f", "g", "h")),
+        decided(0),
+        decided(1, "g"),
+        decided(2, "h"),
+        began(0),
+    )
+    assert (
+        limit_of_restart(
+            fold([run_started(limits=Budget(max_tool_calls=4)), *three]), 0, 0.0
+        )
+        is None
+    )
+    assert (
+        limit_of_restart(
+            fold([run_started(limits=Budget(max_tool_calls=3)), *three]), 0, 0.0
+        )
+        == "max_tool_calls"
+    )

@@ -8,7 +8,19 @@ from planner_ext.core.fold import fold
 from planner_ext.core.state import Phase
 from planner_ext.core.values import CallResult
 from planner_ext.engine.journal import stopping_facts
-from support.core import PAUSED, SAMPLES, Play, added, began, calls, decided, finished, replied, run_started, says
+from support.core import (
+    PAUSED,
+    SAMPLES,
+    Play,
+    added,
+    began,
+    calls,
+    decided,
+    finished,
+    replied,
+    run_started,
+    says,
+)
 from support.core import violations as violations_of
 from support.values import each_of
 
@@ -16,7 +28,11 @@ TWO = (run_started(), replied(calls("f", "g")))
 RUNNING = (*TWO, decided(0), decided(1, "g"), began(0), began(1, "g"))
 
 MOMENTS: dict[str, tuple[Fact, ...]] = {
-    **{str(phase): SAMPLES[phase] for phase in Phase if phase not in (Phase.NEW, Phase.ENDED)},
+    **{
+        str(phase): SAMPLES[phase]
+        for phase in Phase
+        if phase not in (Phase.NEW, Phase.ENDED)
+    },
     "partly decided": (*TWO, decided(0, verdict="defer")),
     "partly answered": (*TWO, decided(0, verdict="deny"), decided(1, "g")),
     "waiting": (*TWO, decided(0, verdict="defer"), decided(1, "g")),
@@ -24,16 +40,29 @@ MOMENTS: dict[str, tuple[Fact, ...]] = {
     "all started": RUNNING,
     "partly finished": (*RUNNING, finished(1, "g")),
     "paused, in doubt": (*RUNNING[:-1], PAUSED),
-    "paused before safe calls ran": (*TWO, decided(0, verdict="defer"), decided(1, "g"), PAUSED),
+    "paused before safe calls ran": (
+        *TWO,
+        decided(0, verdict="defer"),
+        decided(1, "g"),
+        PAUSED,
+    ),
     "caller's function": (run_started(), replied(calls("mine")), decided(0, "mine")),
-    "calls to return": (run_started(on_denial="return_calls"), *TWO[1:], decided(0, verdict="deny"), decided(1, "g")),
+    "calls to return": (
+        run_started(on_denial="return_calls"),
+        *TWO[1:],
+        decided(0, verdict="deny"),
+        decided(1, "g"),
+    ),
     "a step to announce": (
         run_started(rounds_per_step=1),
         *SAMPLES[Phase.COMPLETING][1:],
         *Play(calls("f"), rounds_per_step=1).go().facts[-1:],
         replied(says("closed"), iteration=1, offered=False),
     ),
-    "a final answer to insist on": (run_started(require_final_answer=True), replied(says("hm"))),
+    "a final answer to insist on": (
+        run_started(require_final_answer=True),
+        replied(says("hm")),
+    ),
     "a step announced": (run_started(), replied(says("hm")), added("step")),
 }
 
@@ -83,7 +112,9 @@ def test_a_started_call_is_cancelled_and_the_others_did_not_run() -> None:
     assert texts[0].startswith("Cancelled while it ran")
     assert texts[1] == "result of g"
     assert texts[2] == "Not executed: the run was stopped. enough"
-    assert [fact.outcome for fact in ending if isinstance(fact, CallFinished)] == ["cancelled"]
+    assert [fact.outcome for fact in ending if isinstance(fact, CallFinished)] == [
+        "cancelled"
+    ]
 
 
 @pytest.mark.parametrize("phase", [Phase.NEW, Phase.ENDED])

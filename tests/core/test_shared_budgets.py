@@ -3,8 +3,22 @@
 import pytest
 
 from planner_ext.core.limits import Budget
-from planner_ext.core.machine import AskModel, Finish, RunCalls, WithholdCalls, may_have_asked, next_action
-from support.core import RESUMED, Play, budget_changed, calls, says, shared_budgets_checked
+from planner_ext.core.machine import (
+    AskModel,
+    Finish,
+    RunCalls,
+    WithholdCalls,
+    may_have_asked,
+    next_action,
+)
+from support.core import (
+    RESUMED,
+    Play,
+    budget_changed,
+    calls,
+    says,
+    shared_budgets_checked,
+)
 
 REFUSED = "app: max_cost"
 REASON = "The limit app: max_cost=1 was reached."

@@ -10,7 +10,9 @@ from support.values import each_of
 
 
 @given(st.lists(st.integers(), max_size=300), st.data())
-def test_a_row_is_a_tuple_that_changes_one_item_at_a_time(items: list[int], data: st.DataObject) -> None:
+def test_a_row_is_a_tuple_that_changes_one_item_at_a_time(
+    items: list[int], data: st.DataObject
+) -> None:
     """Every copy has its own items, and the row that it was made of keeps them."""
     row, model = row_of(items), list(items)
     for _ in range(5 if items else 0):
@@ -32,7 +34,14 @@ def test_a_changed_row_shares_all_blocks_but_one() -> None:
     assert max(map(len, row.blocks)) == 64
 
 
-@given(st.lists(st.tuples(st.sampled_from("abc") | st.integers(0, 300).map(str), st.sampled_from([1, 1, -1]))))
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("abc") | st.integers(0, 300).map(str),
+            st.sampled_from([1, 1, -1]),
+        )
+    )
+)
 def test_a_tally_counts_as_a_dict_does(steps: list[tuple[str, int]]) -> None:
     """However many keys there are, old tallies stay as they were."""
     tally, counts = Tally(), dict[str, int]()
@@ -61,7 +70,11 @@ def test_a_tally_of_many_keys_copies_only_the_latest() -> None:
 def test_a_row_of_any_size_reads_and_changes_as_a_list_does(size: int) -> None:
     """Also at the edges of its blocks."""
     row = row_of(range(size))
-    assert (len(row), list(row), [row[index] for index in range(size)]) == (size, [*range(size)], [*range(size)])
+    assert (len(row), list(row), [row[index] for index in range(size)]) == (
+        size,
+        [*range(size)],
+        [*range(size)],
+    )
     for index in {0, 1, 62, 63, 64, 65, size - 2, size - 1} & {*range(size)}:
         expected = list(range(size))
         expected[index] = -1

@@ -59,7 +59,13 @@ def test_a_value_is_shown_in_a_line(value: Any, text: str) -> None:
 
 @each_of(
     "value",
-    [["x" * 10**6], [10**5000], [[["y" * 500] * 500] * 500], [{str(n): n for n in range(9999)}], [b"z" * 9999]],
+    [
+        ["x" * 10**6],
+        [10**5000],
+        [[["y" * 500] * 500] * 500],
+        [{str(n): n for n in range(9999)}],
+        [b"z" * 9999],
+    ],
     ids=["text", "number", "lists", "names", "bytes"],
 )
 def test_however_long_a_value_is_its_line_is_short(value: list[Any]) -> None:
@@ -83,4 +89,8 @@ def test_a_text_of_eighty_characters_is_whole() -> None:
 
 def test_one_is_counted_without_a_plural() -> None:
     """Any other number has one, with its thousands apart."""
-    assert (counted(1, "call"), counted(0, "call"), counted(1200, "call")) == ("1 call", "0 calls", "1,200 calls")
+    assert (counted(1, "call"), counted(0, "call"), counted(1200, "call")) == (
+        "1 call",
+        "0 calls",
+        "1,200 calls",
+    )

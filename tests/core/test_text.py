@@ -45,14 +45,19 @@ def test_an_exact_text_is_one_line() -> None:
 
 
 def test_exact_json_keeps_its_own_indents_only() -> None:
-    assert exact_json({"a": {"b": "1    2"}}, indent=4) == ('{\n    "a": {\n        "b": "1\\<4 blanks>2"\n    }\n}')
+    assert exact_json({"a": {"b": "1    2"}}, indent=4) == (
+        '{\n    "a": {\n        "b": "1\\<4 blanks>2"\n    }\n}'
+    )
 
 
 def test_one_line_has_one_blank_for_every_run_of_white_space() -> None:
     assert one_line(" a\n\n b\tc ") == "a b c"
 
 
-@each_of(("value", "text"), [(0.0, "0.00"), (9.99, "9.99"), (10.0, "10"), (12.6, "13"), (1234.0, "1,234")])
+@each_of(
+    ("value", "text"),
+    [(0.0, "0.00"), (9.99, "9.99"), (10.0, "10"), (12.6, "13"), (1234.0, "1,234")],
+)
 def test_seconds_are_exact_below_ten(value: float, text: str) -> None:
     assert seconds(value) == text
 

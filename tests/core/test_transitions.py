@@ -22,9 +22,19 @@ from support.core import (
     stop,
 )
 
-LISTED = {(phase, fact, target) for (phase, fact), targets in TRANSITIONS.items() for target in targets}
+LISTED = {
+    (phase, fact, target)
+    for (phase, fact), targets in TRANSITIONS.items()
+    for target in targets
+}
 
-ANYWHERE = ("StopRequested", "BudgetChanged", "SharedBudgetsChecked", "ModelAsked", "RequestFailed")
+ANYWHERE = (
+    "StopRequested",
+    "BudgetChanged",
+    "SharedBudgetsChecked",
+    "ModelAsked",
+    "RequestFailed",
+)
 """The facts that change no phase while a run is driven; the diagram does without their arrows."""
 
 
@@ -35,8 +45,13 @@ def as_mermaid() -> str:
         for target in targets:
             if fact not in ANYWHERE or target is not phase:
                 arrows.setdefault((phase, target), []).append(fact)
-    lines = [f"    {source} --> {target}: {', '.join(facts)}" for (source, target), facts in arrows.items()]
-    return "\n".join(["stateDiagram-v2", "    [*] --> new", *lines, "    ended --> [*]"])
+    lines = [
+        f"    {source} --> {target}: {', '.join(facts)}"
+        for (source, target), facts in arrows.items()
+    ]
+    return "\n".join(
+        ["stateDiagram-v2", "    [*] --> new", *lines, "    ended --> [*]"]
+    )
 
 
 def played() -> set[tuple[Phase, str, Phase]]:
@@ -45,38 +60,67 @@ def played() -> set[tuple[Phase, str, Phase]]:
     back = Budget(max_tool_calls=0, on_limit="return_calls")
     defers = {"f": "defer", "g": "defer"}
     plays = [
-        Play(calls("f", "g"), says("closed"), says("done"), plan=True, rounds_per_step=1).go(),
+        Play(
+            calls("f", "g"), says("closed"), says("done"), plan=True, rounds_per_step=1
+        ).go(),
         Play(calls("f", "g"), says("sorry"), limits=fill).go(),
-        Play(calls("f"), limits=Budget(max_iterations=1, on_limit="stop")).go().add(RESUMED),
+        Play(calls("f"), limits=Budget(max_iterations=1, on_limit="stop"))
+        .go()
+        .add(RESUMED),
         Play(calls("f"), limits=back).go().add(RESUMED),
         Play(calls("unknown", "bad")).go(),
-        Play(calls("f", "g"), verdicts=defers).go().add(RESUMED, decided(0), decided(1, "g")).go(),
-        Play(calls("f", "g"), verdicts=defers).go().add(RESUMED, decided(0, verdict="deny"), decided(1, "g", "deny")),
+        Play(calls("f", "g"), verdicts=defers)
+        .go()
+        .add(RESUMED, decided(0), decided(1, "g"))
+        .go(),
+        Play(calls("f", "g"), verdicts=defers)
+        .go()
+        .add(RESUMED, decided(0, verdict="deny"), decided(1, "g", "deny")),
         Play(calls("f"), verdicts=defers).go().add(stop()).go(),
         Play(plan=True).add(Resumed(limits=Budget(max_iterations=1), at=0.0)),
         Play(says("done"), plan=True, limits=Budget(max_iterations=1)).go(),
-        Play(calls("f"), plan=True, limits=Budget(max_iterations=1, on_limit="stop")).go(),
+        Play(
+            calls("f"), plan=True, limits=Budget(max_iterations=1, on_limit="stop")
+        ).go(),
         Play(plan=True).add(stop()).go().add(RESUMED),
         Play(says("prose"), says("{}"), structured=True, formed={"{}"}).go(),
         Play(calls("final"), says("{}"), structured=True, formed={"{}"}).go(),
-        Play(calls("ask", "ask"), says("done"), clarifier=True, answers=["Oslo", "Rome"]).go(),
+        Play(
+            calls("ask", "ask"), says("done"), clarifier=True, answers=["Oslo", "Rome"]
+        ).go(),
         Play(says("where?"), says("done"), clarifier=True, answers=["Oslo", None]).go(),
-        Play(says("where?"), require_final_answer=True).go().add(RESUMED, clarified(index=None)),
+        Play(says("where?"), require_final_answer=True)
+        .go()
+        .add(RESUMED, clarified(index=None)),
         Play(says("where?"), require_final_answer=True).go().add(stop()).go(),
-        Play(calls("f")).go(steps=2).add(began(0), NestedCallStarted(iteration=0, index=0, function="g", at=0.0)),
+        Play(calls("f"))
+        .go(steps=2)
+        .add(began(0), NestedCallStarted(iteration=0, index=0, function="g", at=0.0)),
     ]
     for steps in range(12):
-        stopped = Play(calls("f"), says("closed"), says("done"), plan=True, rounds_per_step=1)
-        resumed = Play(calls("f"), says("closed"), says("done"), plan=True, rounds_per_step=1)
+        stopped = Play(
+            calls("f"), says("closed"), says("done"), plan=True, rounds_per_step=1
+        )
+        resumed = Play(
+            calls("f"), says("closed"), says("done"), plan=True, rounds_per_step=1
+        )
         plays += [stopped.go(steps=steps), resumed.go(steps=steps)]
         if (stopped.state.phase, "StopRequested") in TRANSITIONS:
             stopped.add(stop()).go()
-        changed = Play(calls("f"), says("closed"), says("done"), plan=True, rounds_per_step=1).go(steps=steps)
+        changed = Play(
+            calls("f"), says("closed"), says("done"), plan=True, rounds_per_step=1
+        ).go(steps=steps)
         plays.append(changed)
         if (changed.state.phase, "BudgetChanged") in TRANSITIONS:
             changed.add(budget_changed()).go()
-        lost = Play(calls("f"), says("closed"), says("done"), plan=True, rounds_per_step=1).go(steps=steps)
-        for fact in (request_failed(), model_asked(), shared_budgets_checked(limit=None)):
+        lost = Play(
+            calls("f"), says("closed"), says("done"), plan=True, rounds_per_step=1
+        ).go(steps=steps)
+        for fact in (
+            request_failed(),
+            model_asked(),
+            shared_budgets_checked(limit=None),
+        ):
             if (lost.state.phase, fact.type) in TRANSITIONS:
                 lost.add(fact)
         plays.append(lost.go())
@@ -98,7 +142,9 @@ def test_the_machine_takes_no_other_transition() -> None:
 
 def test_the_table_speaks_of_facts_that_exist() -> None:
     """Each fact type stands in the table, and the table names no other."""
-    assert {fact for _, fact in TRANSITIONS} == {fact.__name__ for fact in get_args(Fact)}
+    assert {fact for _, fact in TRANSITIONS} == {
+        fact.__name__ for fact in get_args(Fact)
+    }
 
 
 def test_the_end_is_left_by_resuming_alone() -> None:
@@ -112,7 +158,9 @@ def test_the_diagram_shows_every_phase_and_every_arrow() -> None:
     assert lines[0] == "stateDiagram-v2"
     drawn = {
         (source, target): set(facts.split(", "))
-        for source, target, facts in re.findall(r"^    (\w+) --> (\w+): (.+)$", as_mermaid(), re.MULTILINE)
+        for source, target, facts in re.findall(
+            r"^    (\w+) --> (\w+): (.+)$", as_mermaid(), re.MULTILINE
+        )
     }
     for phase in Phase:
         assert any(phase in pair for pair in drawn)

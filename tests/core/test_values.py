@@ -8,7 +8,8 @@ from typing import Any
 import planner_ext.core
 
 MODULES = [
-    importlib.import_module(f"planner_ext.core.{item.name}") for item in pkgutil.iter_modules(planner_ext.core.__path__)
+    importlib.import_module(f"planner_ext.core.{item.name}")
+    for item in pkgutil.iter_modules(planner_ext.core.__path__)
 ]
 VALUES: list[Any] = sorted(
     {
@@ -27,12 +28,26 @@ COPIED = {"Batch", "Call", "Usage", "State"}
 
 def test_a_value_is_frozen_slotted_and_made_by_name() -> None:
     """A value cannot be changed or extended, and its fields cannot be given by position."""
-    assert [value.__name__ for value in VALUES if not value.__dataclass_params__.frozen] == []
-    assert {value.__name__ for value in VALUES if "__slots__" not in vars(value)} == COPIED
-    assert [value.__name__ for value in VALUES if not all(item.kw_only for item in dataclasses.fields(value))] == []
+    assert [
+        value.__name__ for value in VALUES if not value.__dataclass_params__.frozen
+    ] == []
+    assert {
+        value.__name__ for value in VALUES if "__slots__" not in vars(value)
+    } == COPIED
+    assert [
+        value.__name__
+        for value in VALUES
+        if not all(item.kw_only for item in dataclasses.fields(value))
+    ] == []
 
 
 def test_a_value_holds_no_collection_that_can_change() -> None:
     """Collections in values are tuples, frozen sets and mappings, never lists, sets or dicts."""
-    held = {f"{value.__name__}.{item.name}": str(item.type) for value in VALUES for item in dataclasses.fields(value)}
-    assert [name for name, kind in held.items() if kind.startswith(("list", "set", "dict"))] == []
+    held = {
+        f"{value.__name__}.{item.name}": str(item.type)
+        for value in VALUES
+        for item in dataclasses.fields(value)
+    }
+    assert [
+        name for name, kind in held.items() if kind.startswith(("list", "set", "dict"))
+    ] == []

@@ -28,7 +28,9 @@ from planner_ext.testing import ScriptedChatCompletion, call, calls, say
 from support.durable import open_runs
 from support.stock import first_result
 
-NOT_RUN = "Not executed: the function or its parameters changed after the call was decided."
+NOT_RUN = (
+    "Not executed: the function or its parameters changed after the call was decided."
+)
 
 
 class Bank:
@@ -61,23 +63,32 @@ class Spelled:
 
 
 CALLS = calls(
-    call("bank-look", {"account": "7"}, id="look"), call("bank-pay", {"account": "7", "amount": "50"}, id="pay")
+    call("bank-look", {"account": "7"}, id="look"),
+    call("bank-pay", {"account": "7", "amount": "50"}, id="pay"),
 )
 
 
-def application(bank: Any, script: Any = None) -> tuple[FunctionCallingStepwisePlanner, Kernel, ScriptedChatCompletion]:
+def application(
+    bank: Any, script: Any = None
+) -> tuple[FunctionCallingStepwisePlanner, Kernel, ScriptedChatCompletion]:
     kernel = Kernel()
     service = ScriptedChatCompletion(script or [say("Done.")])
     kernel.add_plugin(bank, "bank")
     kernel.add_service(service)
-    policy = ApprovalPolicy.from_dict({"default": "allow", "rules": [{"function": "pay", "action": "ask"}]})
+    policy = ApprovalPolicy.from_dict(
+        {"default": "allow", "rules": [{"function": "pay", "action": "ask"}]}
+    )
     options = FunctionCallingStepwisePlannerOptions(plan=False, interceptors=[policy])
     return FunctionCallingStepwisePlanner(options=options), kernel, service
 
 
 def results(result: FunctionCallingStepwisePlannerResult) -> list[str]:
     assert result.chat_history is not None
-    return [str(first_result(m).result) for m in result.chat_history.messages if m.role == "tool"]
+    return [
+        str(first_result(m).result)
+        for m in result.chat_history.messages
+        if m.role == "tool"
+    ]
 
 
 async def spelled() -> Checkpoint:
@@ -92,7 +103,10 @@ async def test_a_checkpoint_asks_again_where_its_values_changed() -> None:
     checkpoint = await spelled()
     bank = Bank()
     planner, kernel, service = application(bank)
-    with pytest.raises(DecisionRefusedError, match=r'"account": 7, "amount": 50.*Resume without a decision') as refused:
+    with pytest.raises(
+        DecisionRefusedError,
+        match=r'"account": 7, "amount": 50.*Resume without a decision',
+    ) as refused:
         await planner.resume(kernel, checkpoint, {"pay": Approve(by="ann")})
     assert (refused.value.call_id, bank.ran, len(service.requests)) == ("pay", [], 0)
 
@@ -103,7 +117,9 @@ async def test_a_checkpoint_asks_again_where_its_values_changed() -> None:
     assert (bank.ran, len(service.requests)) == ([], 0)
 
     kept = Checkpoint.from_json(waits.checkpoint.to_json())
-    result = await planner.resume(kernel, kept, {"pay": Approve(by="ann", fingerprint=pending.fingerprint)})
+    result = await planner.resume(
+        kernel, kept, {"pay": Approve(by="ann", fingerprint=pending.fingerprint)}
+    )
     assert (result.status, bank.ran) == ("answered", [("pay", 7, 50.0)])
     assert results(result) == [NOT_RUN, "paid"]
 
@@ -115,29 +131,45 @@ class Resolved:
         self._account = account
 
     def check(self, call: RequestedCall, edited: str | None = None) -> ResolvedCall:
-        return ResolvedCall(kind="function", function=call.name, arguments={"account": self._account})
+        return ResolvedCall(
+            kind="function", function=call.name, arguments={"account": self._account}
+        )
 
 
 @pytest.mark.parametrize("in_doubt", ["person", "model"])
-async def test_a_call_that_had_started_is_in_doubt_where_its_value_changed(in_doubt: Any) -> None:
+async def test_a_call_that_had_started_is_in_doubt_where_its_value_changed(
+    in_doubt: Any,
+) -> None:
     """An idempotent function runs again with the same value alone; with another one, it is unknown whether it ran."""
     started, replied, look, pay, _ = (await spelled()).facts
     assert isinstance(look, CallDecided)
     assert isinstance(pay, CallDecided)
-    running = CallStarted(iteration=0, index=0, call_id="look", function="bank-look", at=2.0)
+    running = CallStarted(
+        iteration=0, index=0, call_id="look", function="bank-look", at=2.0
+    )
     state = fold((started, replied, look, replace(pay, verdict="run"), running))
 
     async def recovered(account: Any) -> Any:
         effect = Effect(kind="idempotent")
         functions: Any = Resolved(account)
-        return await recovery_facts(state, effect_of=lambda _: effect, functions=functions, in_doubt=in_doubt, at=3.0)
+        return await recovery_facts(
+            state,
+            effect_of=lambda _: effect,
+            functions=functions,
+            in_doubt=in_doubt,
+            at=3.0,
+        )
 
     assert [type(fact) for fact in await recovered("7")] == [CallDecided]
     changed = await recovered(7)
-    assert [fact.result for fact in changed] == ([] if in_doubt == "person" else [IN_DOUBT])
+    assert [fact.result for fact in changed] == (
+        [] if in_doubt == "person" else [IN_DOUBT]
+    )
 
 
-async def drive(store: str, bank: Any, run_id: str) -> FunctionCallingStepwisePlannerResult:
+async def drive(
+    store: str, bank: Any, run_id: str
+) -> FunctionCallingStepwisePlannerResult:
     planner, kernel, _ = application(bank)
     async with open_runs(store) as runs:
         return await (await runs.start(planner, kernel, "Pay.", run_id=run_id)).result()
@@ -160,27 +192,39 @@ async def begun(store: str) -> None:
     bank, _ = bank_taking(str)
     planner, kernel, _ = application(bank)
     kernel.services.clear()
-    kernel.add_service(ScriptedChatCompletion([calls(call("bank-pay", {"account": 7}, id="pay"))]))
+    kernel.add_service(
+        ScriptedChatCompletion([calls(call("bank-pay", {"account": 7}, id="pay"))])
+    )
     async with open_runs(store) as runs:
-        assert (await (await runs.start(planner, kernel, "Pay.", run_id="new")).result()).status == "paused"
+        assert (
+            await (await runs.start(planner, kernel, "Pay.", run_id="new")).result()
+        ).status == "paused"
 
 
-async def test_a_parameter_of_another_type_asks_again_on_every_store(store: str) -> None:
+async def test_a_parameter_of_another_type_asks_again_on_every_store(
+    store: str,
+) -> None:
     """A function whose parameter became a number is asked about again, also if a person decides in between."""
     await begun(store)
     bank, ran = bank_taking(int)
     async with Approvals.connect(store) as approvals:
         (asked,) = await approvals.pending()
         assert asked.arguments == {"account": "7"}
-        for _ in range(2):  # the second time, the decision is on what the row shows by then
+        for _ in range(
+            2
+        ):  # the second time, the decision is on what the row shows by then
             (row,) = await approvals.pending()
             assert await approvals.decide(row.id, Approve(by="ann"))
             result = await drive(store, bank, "new")
     assert (result.status, ran) == ("answered", [7])
 
 
-@pytest.mark.parametrize("decide", [lambda: Approve(arguments={"account": "8", "amount": "5"}), Approve])
-async def test_an_edit_of_what_changed_is_refused_too(decide: Callable[[], Approve]) -> None:
+@pytest.mark.parametrize(
+    "decide", [lambda: Approve(arguments={"account": "8", "amount": "5"}), Approve]
+)
+async def test_an_edit_of_what_changed_is_refused_too(
+    decide: Callable[[], Approve],
+) -> None:
     """The approval, edited or not, was given on what the call no longer is."""
     checkpoint = await spelled()
     bank = Bank()

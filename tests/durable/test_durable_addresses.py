@@ -39,7 +39,10 @@ SPELLINGS = [
 
 @pytest.mark.parametrize("where", SPELLINGS)
 async def test_a_password_is_never_shown(
-    where: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    where: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Not in an error, its traceback or a log line, whichever door was given the address; a file is not made of it."""
     caplog.set_level(logging.DEBUG)
@@ -49,9 +52,13 @@ async def test_a_password_is_never_shown(
         with pytest.raises(StoreError) as raised:
             async with open_store(where):
                 pass
-        shown = "".join(traceback.format_exception(raised.value)).replace(repr(where), "")
+        shown = "".join(traceback.format_exception(raised.value)).replace(
+            repr(where), ""
+        )
         lines = [line for line in shown.splitlines() if "SPELLINGS" not in line]
-        assert not {"sesame", "ses@me", "ame", "me/sesame"} & set(words("\n".join(lines)))
+        assert not {"sesame", "ses@me", "ame", "me/sesame"} & set(
+            words("\n".join(lines))
+        )
         assert "sesame" not in "\n".join(lines)
         assert "sesame" not in caplog.text
     assert "sesame" not in redacted(where)
@@ -62,8 +69,19 @@ def words(text: str) -> list[str]:
     return text.replace("'", " ").replace('"', " ").split()
 
 
-@each_of("where", ["/srv/runs.db", "runs.db", "postgresql://ann@/db?host=/run/pg", "postgresql://[::1]:5/db"])
+@each_of(
+    "where",
+    [
+        "/srv/runs.db",
+        "runs.db",
+        "postgresql://ann@/db?host=/run/pg",
+        "postgresql://[::1]:5/db",
+    ],
+)
 def test_an_address_without_a_password_stays_as_it_is(where: str) -> None:
     """What is shown can be used again."""
     assert redacted(where) == where
-    assert without_passwords(f"{where} is away: no ann at db", where) == f"{where} is away: no ann at db"
+    assert (
+        without_passwords(f"{where} is away: no ann at db", where)
+        == f"{where} is away: no ann at db"
+    )

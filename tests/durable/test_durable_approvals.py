@@ -16,17 +16,29 @@ from planner_ext.durable.store import open_database
 from planner_ext.hitl_manager import ApprovalSettings, Defer, Supply
 from planner_ext.planner.run import FunctionCallingStepwisePlannerResult
 from planner_ext.testing import call, calls, say
-from support.durable import GOAL, deciding_life, effects_in, open_runs, pays, store_neutral, world
+from support.durable import (
+    GOAL,
+    deciding_life,
+    effects_in,
+    open_runs,
+    pays,
+    store_neutral,
+    world,
+)
 from support.planner import Clock
 from support.processes import Lives
 from support.stock import every_result
 
 
-async def drive(store: str, tmp_path: Path, **options: Any) -> FunctionCallingStepwisePlannerResult:
+async def drive(
+    store: str, tmp_path: Path, **options: Any
+) -> FunctionCallingStepwisePlannerResult:
     """Let a worker live for one activation of the run."""
     planner, kernel = world(tmp_path / "effects", pays, **options)
     async with open_runs(store, clock=options.get("clock")) as runs:
-        return await (await runs.start(planner, kernel, GOAL, run_id="order-7")).result()
+        return await (
+            await runs.start(planner, kernel, GOAL, run_id="order-7")
+        ).result()
 
 
 async def pending(store: str, clock: Clock | None = None) -> list[PendingApproval]:
@@ -34,7 +46,9 @@ async def pending(store: str, clock: Clock | None = None) -> list[PendingApprova
         return await approvals.pending()
 
 
-async def test_a_run_that_waits_is_decided_while_no_worker_lives(store: str, tmp_path: Path, lives: Lives) -> None:
+async def test_a_run_that_waits_is_decided_while_no_worker_lives(
+    store: str, tmp_path: Path, lives: Lives
+) -> None:
     """Paused, decided by another process, finished by a later worker; the second decision changes nothing."""
     paused = await drive(store, tmp_path)
     assert (paused.status, effects_in(tmp_path / "effects")) == ("paused", [])
@@ -44,13 +58,21 @@ async def test_a_run_that_waits_is_decided_while_no_worker_lives(store: str, tmp
     told = json.loads(report.read_text())
     result = await drive(store, tmp_path)
 
-    assert told == {"id": "order-7/0/pay", "arguments": {"amount": 5}, "won": [True, False]}
+    assert told == {
+        "id": "order-7/0/pay",
+        "arguments": {"amount": 5},
+        "won": [True, False],
+    }
     assert (result.status, effects_in(tmp_path / "effects")) == ("answered", ["pay 5"])
-    decided = [fact for fact in result.facts if isinstance(fact, CallDecided) and fact.person]
+    decided = [
+        fact for fact in result.facts if isinstance(fact, CallDecided) and fact.person
+    ]
     assert [(fact.by, fact.verdict) for fact in decided] == [("ann", "run")]
 
 
-async def test_what_waits_is_shown_exactly_as_it_will_run(store: str, tmp_path: Path) -> None:
+async def test_what_waits_is_shown_exactly_as_it_will_run(
+    store: str, tmp_path: Path
+) -> None:
     """Function, arguments, prompt, goal, run and fingerprint: those of the paused result."""
     paused = await drive(store, tmp_path)
 
@@ -58,7 +80,10 @@ async def test_what_waits_is_shown_exactly_as_it_will_run(store: str, tmp_path: 
 
     assert item.id == "order-7/0/pay"
     assert (item.run_id, item.goal, item.prompt) == ("order-7", GOAL, "Really?")
-    assert (item.fully_qualified_name, dict(item.arguments)) == ("shop-pay", {"amount": 5})
+    assert (item.fully_qualified_name, dict(item.arguments)) == (
+        "shop-pay",
+        {"amount": 5},
+    )
     assert item.fingerprint == paused.pending[0].fingerprint
     assert not item.in_doubt
 
@@ -67,11 +92,17 @@ async def test_what_waits_is_shown_exactly_as_it_will_run(store: str, tmp_path: 
     ("decision", "done", "heard"),
     [
         (Approve(arguments={"amount": 3}, by="ann"), ["pay 3"], "done pay 3"),
-        (Deny("too much", by="ann"), [], "The call was refused and did not run: too much"),
+        (
+            Deny("too much", by="ann"),
+            [],
+            "The call was refused and did not run: too much",
+        ),
         (Supply("It was paid yesterday.", by="ann"), [], "It was paid yesterday."),
     ],
 )
-async def test_each_decision_reaches_the_run(decision, done: list[str], heard: str, store: str, tmp_path: Path) -> None:
+async def test_each_decision_reaches_the_run(
+    decision, done: list[str], heard: str, store: str, tmp_path: Path
+) -> None:
     """An edit runs as edited, a denial and a supplied result are what the model reads."""
     await drive(store, tmp_path)
     async with Approvals.connect(store) as approvals:
@@ -82,16 +113,25 @@ async def test_each_decision_reaches_the_run(decision, done: list[str], heard: s
     assert effects_in(tmp_path / "effects") == done
     assert result.chat_history is not None
     assert heard in [
-        str(item.result) for m in result.chat_history.messages if m.role == "tool" for item in every_result(m)
+        str(item.result)
+        for m in result.chat_history.messages
+        if m.role == "tool"
+        for item in every_result(m)
     ]
     assert await pending(store) == []
 
 
-async def test_an_edit_that_does_not_fit_is_refused_when_it_is_made(store: str, tmp_path: Path) -> None:
+async def test_an_edit_that_does_not_fit_is_refused_when_it_is_made(
+    store: str, tmp_path: Path
+) -> None:
     """The row has the schema of the function's parameters: the refusal names the argument, the call still waits."""
     await drive(store, tmp_path)
     (item,) = await pending(store)
-    schema = {"type": "object", "properties": {"amount": {"type": "integer"}}, "required": ["amount"]}
+    schema = {
+        "type": "object",
+        "properties": {"amount": {"type": "integer"}},
+        "required": ["amount"],
+    }
     assert item.parameters == schema
 
     async with Approvals.connect(store) as approvals:
@@ -100,21 +140,32 @@ async def test_an_edit_that_does_not_fit_is_refused_when_it_is_made(store: str, 
             ({}, '"amount" is missing'),
             ({"amount": 3, "to": "bo"}, '"to" is not a parameter; there are: amount'),
         ]:
-            with pytest.raises(ApprovalRefusedError, match=re.escape(f"do not fit shop-pay: {problem}")):
+            with pytest.raises(
+                ApprovalRefusedError, match=re.escape(f"do not fit shop-pay: {problem}")
+            ):
                 await approvals.decide(item.id, Approve(arguments=arguments, by="ann"))
         shown = await approvals.show(item.id)
-        assert (shown.status, [(one.by, one.kind) for one in shown.refused]) == ("open", [("ann", "approve")] * 3)
-        assert await approvals.decide(item.id, Approve(arguments={"amount": "3"}, by="ann"))
+        assert (shown.status, [(one.by, one.kind) for one in shown.refused]) == (
+            "open",
+            [("ann", "approve")] * 3,
+        )
+        assert await approvals.decide(
+            item.id, Approve(arguments={"amount": "3"}, by="ann")
+        )
 
     assert (await drive(store, tmp_path)).status == "answered"
     assert effects_in(tmp_path / "effects") == ["pay 3"]
 
 
-async def test_an_edit_that_the_function_does_not_take_is_asked_for_again(store: str, tmp_path: Path) -> None:
+async def test_an_edit_that_the_function_does_not_take_is_asked_for_again(
+    store: str, tmp_path: Path
+) -> None:
     """What the schema does not say is refused by the worker: the call still waits, and says why."""
     await drive(store, tmp_path)
     async with Approvals.connect(store) as approvals:
-        assert await approvals.decide("order-7/0/pay", Approve(arguments={"amount": None}, by="ann"))
+        assert await approvals.decide(
+            "order-7/0/pay", Approve(arguments={"amount": None}, by="ann")
+        )
 
     assert (await drive(store, tmp_path)).status == "paused"
 
@@ -125,10 +176,16 @@ async def test_an_edit_that_the_function_does_not_take_is_asked_for_again(store:
     assert (await drive(store, tmp_path)).status == "answered"
 
 
-async def test_a_question_that_expired_cannot_be_decided(store: str, tmp_path: Path) -> None:
+async def test_a_question_that_expired_cannot_be_decided(
+    store: str, tmp_path: Path
+) -> None:
     """It is not listed, a decision is refused by name, and the worker tells the model so."""
     clock = Clock()
-    options = {"clock": clock, "approval": ApprovalSettings(expires_in=60), "interceptors": [lambda _: Defer()]}
+    options = {
+        "clock": clock,
+        "approval": ApprovalSettings(expires_in=60),
+        "interceptors": [lambda _: Defer()],
+    }
     await drive(store, tmp_path, **options)
     (item,) = await pending(store, clock)
 
@@ -136,13 +193,20 @@ async def test_a_question_that_expired_cannot_be_decided(store: str, tmp_path: P
 
     assert await pending(store, clock) == []
     async with Approvals.connect(store, clock=clock) as approvals:
-        with pytest.raises(ApprovalRefusedError, match="came too late: the question expired"):
+        with pytest.raises(
+            ApprovalRefusedError, match="came too late: the question expired"
+        ):
             await approvals.decide(item.id, Approve(by="ann"))
         result = await drive(store, tmp_path, **options)
-        with pytest.raises(ApprovalRefusedError, match="came too late: the question expired"):
+        with pytest.raises(
+            ApprovalRefusedError, match="came too late: the question expired"
+        ):
             await approvals.decide(item.id, Approve(by="ann"))
     assert (result.status, effects_in(tmp_path / "effects")) == ("answered", [])
-    assert [fact.reason for fact in result.facts if isinstance(fact, CallDecided)] == ["", "expired"]
+    assert [fact.reason for fact in result.facts if isinstance(fact, CallDecided)] == [
+        "",
+        "expired",
+    ]
 
 
 async def test_a_worker_notices_what_expired(store: str, tmp_path: Path) -> None:
@@ -158,7 +222,9 @@ async def test_a_worker_notices_what_expired(store: str, tmp_path: Path) -> None
         assert (await handle.result()).status == "answered"
 
 
-async def test_a_decision_made_in_time_counts_though_it_is_taken_late(store: str, tmp_path: Path) -> None:
+async def test_a_decision_made_in_time_counts_though_it_is_taken_late(
+    store: str, tmp_path: Path
+) -> None:
     """A worker that lives again after the question expired takes what was decided before."""
     clock = Clock()
     options = {"clock": clock, "interceptors": [lambda _: Defer(expires_in=60)]}
@@ -197,7 +263,10 @@ async def test_an_unknown_call_is_refused_by_name(store: str, tmp_path: Path) ->
     """An id that never waited is an error, not a lost race."""
     await drive(store, tmp_path)
     async with Approvals.connect(store) as approvals:
-        with pytest.raises(ApprovalRefusedError, match="No call with the id 'order-7/9/pay' ever waited"):
+        with pytest.raises(
+            ApprovalRefusedError,
+            match="No call with the id 'order-7/9/pay' ever waited",
+        ):
             await approvals.decide("order-7/9/pay", Approve())
 
 
@@ -205,7 +274,9 @@ async def test_an_altered_row_is_not_shown(store: str, tmp_path: Path) -> None:
     """An approver neither sees nor decides other arguments than those that will run: the row's fingerprint tells."""
     await drive(store, tmp_path)
     database = await open_database(store)
-    await database.transact(("UPDATE planner_approvals SET call = replace(call, '5', '1')", {}))
+    await database.transact(
+        ("UPDATE planner_approvals SET call = replace(call, '5', '1')", {})
+    )
     await database.close()
 
     assert await pending(store) == []
@@ -214,8 +285,13 @@ async def test_an_altered_row_is_not_shown(store: str, tmp_path: Path) -> None:
             await approvals.decide("order-7/0/pay", Approve(by="ann"))
 
 
-@store_neutral("forged", ['{"schema":1,"kind":"eval"}', "os.system('x')", '{"schema":2,"kind":"deny"}'])
-async def test_a_forged_decision_is_asked_for_again(forged: str, store: str, tmp_path: Path) -> None:
+@store_neutral(
+    "forged",
+    ['{"schema":1,"kind":"eval"}', "os.system('x')", '{"schema":2,"kind":"deny"}'],
+)
+async def test_a_forged_decision_is_asked_for_again(
+    forged: str, store: str, tmp_path: Path
+) -> None:
     """A decision's row that was forged runs nothing; the call waits again, and says why."""
     await drive(store, tmp_path)
     database = await open_database(store)
@@ -233,7 +309,10 @@ async def test_a_forged_decision_is_asked_for_again(forged: str, store: str, tmp
 async def test_decisions_come_one_by_one(store: str, tmp_path: Path) -> None:
     """Of two calls that wait, the one that is decided stays so; nothing runs before the other is."""
     both = calls(*(call("shop-pay", {"amount": 5}, id=name) for name in ("one", "two")))
-    planner, kernel = world(tmp_path / "effects", lambda request: say("Paid.") if len(request.messages) > 1 else both)
+    planner, kernel = world(
+        tmp_path / "effects",
+        lambda request: say("Paid.") if len(request.messages) > 1 else both,
+    )
     async with (
         open_runs(store) as runs,
         Approvals.connect(store) as approvals,

@@ -10,12 +10,25 @@ from typing import Any
 import pytest
 
 from planner_ext import Approve
-from planner_ext.core.errors import InvalidJournalError, NewerSchemaError, PlannerExtError
+from planner_ext.core.errors import (
+    InvalidJournalError,
+    NewerSchemaError,
+    PlannerExtError,
+)
 from planner_ext.durable import Approvals, RunConflictError, Runs, UnknownRunError
 from planner_ext.durable.archive import export_run, import_run
 from planner_ext.durable.store import opened_store
 from planner_ext.testing import ScriptedReply, say
-from support.durable import GOAL, PAY, decide_all, effects_in, open_runs, run_life, store_neutral, world
+from support.durable import (
+    GOAL,
+    PAY,
+    decide_all,
+    effects_in,
+    open_runs,
+    run_life,
+    store_neutral,
+    world,
+)
 from support.odd import ODD, every_place, with_odd
 from support.processes import Lives
 
@@ -38,7 +51,10 @@ async def rows_of(store: str, run_id: str) -> dict[str, Any]:
     async with opened_store(store) as opened:
         answers = await opened.database.transact(
             *(
-                (f"SELECT {columns} FROM planner_{table} WHERE run_id = :run_id ORDER BY 1", {"run_id": run_id})
+                (
+                    f"SELECT {columns} FROM planner_{table} WHERE run_id = :run_id ORDER BY 1",
+                    {"run_id": run_id},
+                )
                 for table, columns in ROWS.items()
             )
         )
@@ -60,7 +76,9 @@ async def first(tmp_path: Path) -> str:
     """A store with a run that asked twice: the first call was approved after a refused decision, the second waits."""
     store = str(tmp_path / "first.db")
     async with open_runs(store) as runs, Approvals.connect(store) as approvals:
-        handle = await runs.start(*world(tmp_path / "effects", [PAY, PAY]), GOAL, run_id="a")
+        handle = await runs.start(
+            *world(tmp_path / "effects", [PAY, PAY]), GOAL, run_id="a"
+        )
         await handle.result()
         with pytest.raises(Exception, match="another call"):
             await approvals.decide("a/0/pay", Approve(by="bob", fingerprint="another"))
@@ -80,7 +98,9 @@ async def test_an_imported_run_is_the_same(first: str, store: str) -> None:
     assert await exported(store, "a") == text
 
 
-async def test_an_imported_run_waits_and_continues(first: str, store: str, tmp_path: Path) -> None:
+async def test_an_imported_run_waits_and_continues(
+    first: str, store: str, tmp_path: Path
+) -> None:
     """What waited can be decided in the new store, and a worker of it takes the decision and ends the run."""
     await imported(store, await exported(first, "a"))
     assert await decide_all(store) == 1
@@ -93,7 +113,9 @@ async def test_an_imported_run_waits_and_continues(first: str, store: str, tmp_p
 async def leave(store: str, run_id: str, lives: Lives, effects: Path) -> None:
     """Leave a run in the state that it is named after."""
     if run_id == "killed":
-        lives.live(run_life, store, effects, run_id, 0.2, PLANNER_EXT_CRASH_AT="mid_tool")
+        lives.live(
+            run_life, store, effects, run_id, 0.2, PLANNER_EXT_CRASH_AT="mid_tool"
+        )
         return
     async with open_runs(store) as runs:
         script = [say("Done.")] if run_id == "answered" else [PAY]
@@ -101,13 +123,19 @@ async def leave(store: str, run_id: str, lives: Lives, effects: Path) -> None:
     async with Approvals.connect(store) as approvals:
         if run_id == "refused":
             with pytest.raises(Exception, match="another call"):
-                await approvals.decide("refused/0/pay", Approve(by="bob", fingerprint="another"))
+                await approvals.decide(
+                    "refused/0/pay", Approve(by="bob", fingerprint="another")
+                )
         if run_id == "decided":
             assert await approvals.decide("decided/0/pay", Approve(by="ann"))
 
 
-@pytest.mark.parametrize("run_id", ["answered", "paused", "refused", "decided", "killed"])
-async def test_a_run_is_imported_in_every_state(run_id: str, store: str, lives: Lives, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "run_id", ["answered", "paused", "refused", "decided", "killed"]
+)
+async def test_a_run_is_imported_in_every_state(
+    run_id: str, store: str, lives: Lives, tmp_path: Path
+) -> None:
     """Also with a decision that no worker has taken, and with a call that had started; a worker then takes these."""
     first = str(tmp_path / "first.db")
     await leave(first, run_id, lives, tmp_path / "effects")
@@ -119,7 +147,9 @@ async def test_a_run_is_imported_in_every_state(run_id: str, store: str, lives: 
     assert after["runs"][0][:3] == before["runs"][0][:3]
     async with open_runs(store) as runs:
         taken = await runs.recover(*world(tmp_path / "effects", settled))
-        assert [handle.run_id for handle in taken] == [run_id] * (run_id in ("decided", "killed"))
+        assert [handle.run_id for handle in taken] == [run_id] * (
+            run_id in ("decided", "killed")
+        )
         for handle in taken:
             result = await handle.result()
             assert (result.status, [call.in_doubt for call in result.pending]) == (
@@ -127,7 +157,9 @@ async def test_a_run_is_imported_in_every_state(run_id: str, store: str, lives: 
             )
 
 
-async def test_a_queued_run_is_begun_in_the_new_store(store: str, tmp_path: Path) -> None:
+async def test_a_queued_run_is_begun_in_the_new_store(
+    store: str, tmp_path: Path
+) -> None:
     """With what it was submitted with; only a worker of the store that it was imported into begins it."""
     first = tmp_path / "first.db"
     async with Runs.connect(first) as runs:
@@ -135,16 +167,23 @@ async def test_a_queued_run_is_begun_in_the_new_store(store: str, tmp_path: Path
     await imported(store, await exported(str(first), "a"))
     async with open_runs(store) as runs:
         loaded = await runs.load("a")
-        assert (loaded.record.status, loaded.inputs.arguments) == ("queued", {"tenant": "x"})
+        assert (loaded.record.status, loaded.inputs.arguments) == (
+            "queued",
+            {"tenant": "x"},
+        )
         (handle,) = await runs.recover(*world(tmp_path / "effects", settled))
         assert (await handle.result()).status == "answered"
 
 
 @store_neutral("status", ["failed", "quarantined"])
-async def test_a_status_that_the_journal_does_not_say_is_kept(status: str, first: str, store: str) -> None:
+async def test_a_status_that_the_journal_does_not_say_is_kept(
+    status: str, first: str, store: str
+) -> None:
     """A run that is set aside stays so in the new store, with its problem; an invented status is not believed."""
     with closing(sqlite3.connect(first)) as database:
-        database.execute("UPDATE planner_runs SET status = ?, problem = ?", (status, '"It broke."'))
+        database.execute(
+            "UPDATE planner_runs SET status = ?, problem = ?", (status, '"It broke."')
+        )
         database.commit()
     text = await exported(first, "a")
     await imported(store, text)
@@ -168,16 +207,26 @@ async def test_a_run_that_is_there_is_not_overwritten(first: str, store: str) ->
         await exported(store, "b")
 
 
-@pytest.mark.parametrize("form", ["unsigned", "altered", "another key", "a signature of nothing"])
-async def test_with_a_key_only_a_signed_run_is_imported(form: str, first: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "form", ["unsigned", "altered", "another key", "a signature of nothing"]
+)
+async def test_with_a_key_only_a_signed_run_is_imported(
+    form: str, first: str, tmp_path: Path
+) -> None:
     """An unsigned, altered or wrongly signed one is refused with the way out, and nothing of it is stored."""
     key, second = b"key", str(tmp_path / "second.db")
-    text = await exported(first, "a", None if form == "unsigned" else b"other" if form == "another key" else key)
+    text = await exported(
+        first,
+        "a",
+        None if form == "unsigned" else b"other" if form == "another key" else key,
+    )
     if form == "altered":
         text = text.replace(GOAL, "Another goal.")
     if form == "a signature of nothing":
         text = json.dumps({**json.loads(text), "signature": None})
-    with pytest.raises(InvalidJournalError, match=r"signed with this key.*Read it with the key"):
+    with pytest.raises(
+        InvalidJournalError, match=r"signed with this key.*Read it with the key"
+    ):
         await imported(second, text, key)
     async with opened_store(second) as opened:
         assert await opened.count_runs() == 0
@@ -227,7 +276,10 @@ def with_value(value: object, *path: Any) -> Callable[[dict[str, Any]], None]:
     ],
 )
 async def test_a_damaged_document_is_refused(
-    change: Callable[[dict[str, Any]], None], error: type[Exception], first: str, tmp_path: Path
+    change: Callable[[dict[str, Any]], None],
+    error: type[Exception],
+    first: str,
+    tmp_path: Path,
 ) -> None:
     """By a named error, and nothing of it is stored."""
     document: dict[str, Any] = json.loads(await exported(first, "a"))
@@ -239,7 +291,9 @@ async def test_a_damaged_document_is_refused(
 
 
 @pytest.mark.parametrize("odd", ODD)
-async def test_an_odd_value_at_any_place_is_read_or_refused_by_name(odd: str, first: str, tmp_path: Path) -> None:
+async def test_an_odd_value_at_any_place_is_read_or_refused_by_name(
+    odd: str, first: str, tmp_path: Path
+) -> None:
     """Every defect of an archive is an error of this package: no overflow, no recursion, no bad digits."""
     text = await exported(first, "a")
     async with opened_store(tmp_path / "second.db") as second:
@@ -253,10 +307,14 @@ async def test_an_ended_run_is_nothing_else(status: str, tmp_path: Path) -> None
     """A document that says otherwise is refused: workers would take the run again and again."""
     path = tmp_path / "first.db"
     async with open_runs(path) as runs:
-        await (await runs.start(*world(tmp_path / "effects", settled), GOAL, run_id="a")).result()
+        await (
+            await runs.start(*world(tmp_path / "effects", settled), GOAL, run_id="a")
+        ).result()
     document: dict[str, Any] = json.loads(await exported(str(path), "a"))
     document["run"]["status"] = status
-    with pytest.raises(InvalidJournalError, match=f"it is {status}, and its journal contradicts that"):
+    with pytest.raises(
+        InvalidJournalError, match=f"it is {status}, and its journal contradicts that"
+    ):
         await imported(str(tmp_path / "second.db"), json.dumps(document))
 
 

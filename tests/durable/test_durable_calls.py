@@ -13,7 +13,16 @@ from planner_ext.durable import Approvals, Runs, worker
 from planner_ext.hitl_manager import ApprovalSettings
 from planner_ext.testing import Script, ScriptedRequest, call, calls, say
 from planner_ext.testing.crash import CrashingStore
-from support.durable import BATCH, GOAL, PAY, check_history, decide_all, effects_in, turn, world
+from support.durable import (
+    BATCH,
+    GOAL,
+    PAY,
+    check_history,
+    decide_all,
+    effects_in,
+    turn,
+    world,
+)
 
 
 class Killed(BaseException):
@@ -36,7 +45,11 @@ def die(monkeypatch: pytest.MonkeyPatch) -> Die:
         if point is None:
             monkeypatch.undo()
         else:
-            monkeypatch.setattr(worker, "_with_crash_points", lambda writer: CrashingStore(writer, point, end=kill))
+            monkeypatch.setattr(
+                worker,
+                "_with_crash_points",
+                lambda writer: CrashingStore(writer, point, end=kill),
+            )
 
     return at
 
@@ -51,7 +64,9 @@ class World:
     async def live(self) -> FunctionCallingStepwisePlannerResult | None:
         """Live for one activation; None where that ended in the midst."""
         async with Runs.sqlite(self.store) as runs:
-            handle = await runs.start(*world(self.effects, self._script, **self._options), GOAL, run_id="r")
+            handle = await runs.start(
+                *world(self.effects, self._script, **self._options), GOAL, run_id="r"
+            )
             try:
                 return await handle.result()
             except Killed:
@@ -74,8 +89,12 @@ def turns(*replies: Any) -> Callable[[ScriptedRequest], Any]:
     return lambda request: replies[turn(request)]
 
 
-@pytest.mark.parametrize("point", ["after_intent", "mid_parallel", "after_tool", "after_outcome"])
-async def test_a_batch_of_all_kinds_settles(point: str, die: Die, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "point", ["after_intent", "mid_parallel", "after_tool", "after_outcome"]
+)
+async def test_a_batch_of_all_kinds_settles(
+    point: str, die: Die, tmp_path: Path
+) -> None:
     """Of three calls at once, ``once`` is asked about and the others run again, each under one key and one result."""
     run = World(tmp_path, turns(BATCH, say("Done.")))
     die(point)
@@ -87,16 +106,30 @@ async def test_a_batch_of_all_kinds_settles(point: str, die: Die, tmp_path: Path
     assert run.done["book"] <= 1
     assert run.done["label"] in (1, 2)
     assert run.done["charge"] in (1, 2)
-    keys = {line.split()[2] for line in effects_in(run.effects) if line.startswith("charge")}
+    keys = {
+        line.split()[2] for line in effects_in(run.effects) if line.startswith("charge")
+    }
     assert keys == {"r/0/charge"}
 
 
-@pytest.mark.parametrize("point", ["after_intent", "after_tool", "after_outcome", "after_pause", "after_decision"])
+@pytest.mark.parametrize(
+    "point",
+    ["after_intent", "after_tool", "after_outcome", "after_pause", "after_decision"],
+)
 @pytest.mark.parametrize("on_deferred", ["hold_all", "run_safe_first"])
-async def test_calls_beside_one_that_waits_survive(point: str, on_deferred: Any, die: Die, tmp_path: Path) -> None:
+async def test_calls_beside_one_that_waits_survive(
+    point: str, on_deferred: Any, die: Die, tmp_path: Path
+) -> None:
     """Whether the others run before the pause or after it, a life that ends makes none of them run unasked again."""
-    batch = calls(call("shop-pay", {"amount": 5}, id="pay"), call("shop-book", {"order": 1}, id="book"))
-    run = World(tmp_path, turns(batch, say("Done.")), approval=ApprovalSettings(on_deferred=on_deferred))
+    batch = calls(
+        call("shop-pay", {"amount": 5}, id="pay"),
+        call("shop-book", {"order": 1}, id="book"),
+    )
+    run = World(
+        tmp_path,
+        turns(batch, say("Done.")),
+        approval=ApprovalSettings(on_deferred=on_deferred),
+    )
     die(point)
     while (first := await run.live()) is not None:
         assert first.status == "paused", "it never came to the point"
@@ -107,17 +140,24 @@ async def test_calls_beside_one_that_waits_survive(point: str, on_deferred: Any,
     assert result.status == "answered"
     assert run.done["pay"] <= 1
     assert run.done["book"] <= 1
-    in_doubt = sum(isinstance(fact, CallDecided) and fact.reason == "supplied" for fact in result.facts)
+    in_doubt = sum(
+        isinstance(fact, CallDecided) and fact.reason == "supplied"
+        for fact in result.facts
+    )
     assert run.done["pay"] + run.done["book"] + in_doubt >= 2
 
 
 @pytest.mark.parametrize("point", ["after_decision", "after_intent"])
-async def test_what_a_person_edited_is_what_runs_in_another_life(point: str, die: Die, tmp_path: Path) -> None:
+async def test_what_a_person_edited_is_what_runs_in_another_life(
+    point: str, die: Die, tmp_path: Path
+) -> None:
     """The arguments of the approval, and not the model's, also where they are asked about again."""
     run = World(tmp_path, turns(PAY, say("Paid.")))
     await run.live()
     async with Approvals.connect(run.store) as approvals:
-        assert await approvals.decide("r/0/pay", Approve(arguments={"amount": 3}, by="ann"))
+        assert await approvals.decide(
+            "r/0/pay", Approve(arguments={"amount": 3}, by="ann")
+        )
     die(point)
     assert await run.live() is None
     die(None)
@@ -127,14 +167,20 @@ async def test_what_a_person_edited_is_what_runs_in_another_life(point: str, die
         async with Approvals.connect(run.store) as approvals:
             (item,) = await approvals.pending()
             assert (item.in_doubt, dict(item.arguments)) == (True, {"amount": 3})
-            assert await approvals.decide(item.id, Approve(by="ann", fingerprint=item.fingerprint))
+            assert await approvals.decide(
+                item.id, Approve(by="ann", fingerprint=item.fingerprint)
+            )
         result = await run.live()
     assert result is not None
     assert (result.status, effects_in(run.effects)) == ("answered", ["pay 3"])
 
 
-@pytest.mark.parametrize("point", ["after_intent", "after_outcome", "after_model_saved"])
-async def test_an_approval_for_good_holds_in_other_lives(point: str, die: Die, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "point", ["after_intent", "after_outcome", "after_model_saved"]
+)
+async def test_an_approval_for_good_holds_in_other_lives(
+    point: str, die: Die, tmp_path: Path
+) -> None:
     """Given once for the function, it is not asked for again, however often the process dies."""
     more = [call("shop-pay", {"amount": n}, id=f"pay{n}") for n in range(3)]
     run = World(tmp_path, turns(*more, say("Paid.")))
@@ -145,13 +191,21 @@ async def test_an_approval_for_good_holds_in_other_lives(point: str, die: Die, t
     assert await run.live() is None
     die(None)
     result = await run.end()
-    asked = [fact.call_id for fact in result.facts if isinstance(fact, CallDecided) and fact.verdict == "defer"]
+    asked = [
+        fact.call_id
+        for fact in result.facts
+        if isinstance(fact, CallDecided) and fact.verdict == "defer"
+    ]
     assert asked == ["pay0"]
     assert max(Counter(effects_in(run.effects)).values()) == 1
 
 
-@pytest.mark.parametrize("point", ["after_model_saved", "after_outcome", "mid_parallel"])
-async def test_a_budget_is_one_budget_over_all_lives(point: str, die: Die, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "point", ["after_model_saved", "after_outcome", "mid_parallel"]
+)
+async def test_a_budget_is_one_budget_over_all_lives(
+    point: str, die: Die, tmp_path: Path
+) -> None:
     """Three lives die at the point, and the limits still end the run where one life would have.
 
     A life that dies where a request may have been under way costs a round trip.
@@ -160,7 +214,12 @@ async def test_a_budget_is_one_budget_over_all_lives(point: str, die: Die, tmp_p
     def labels(request: ScriptedRequest) -> Any:
         if not request.tools:
             return say("Out of calls.")
-        return calls(*(call("shop-label", {"order": n}, id=f"label{turn(request)}{n}") for n in range(2)))
+        return calls(
+            *(
+                call("shop-label", {"order": n}, id=f"label{turn(request)}{n}")
+                for n in range(2)
+            )
+        )
 
     async def ended(folder: Path, lives: int) -> FunctionCallingStepwisePlannerResult:
         run = World(folder, labels, budget=Budget(max_iterations=9, max_tool_calls=6))
@@ -175,6 +234,10 @@ async def test_a_budget_is_one_budget_over_all_lives(point: str, die: Die, tmp_p
     one, many = await ended(tmp_path / "one", 0), await ended(tmp_path / "many", 3)
     lost = sum(isinstance(fact, RequestFailed) for fact in many.facts)
     assert (lost > 0) is (point == "after_outcome")
-    assert (many.status, many.limit, many.iterations) == (one.status, one.limit, one.iterations + lost)
+    assert (many.status, many.limit, many.iterations) == (
+        one.status,
+        one.limit,
+        one.iterations + lost,
+    )
     assert many.tool_calls == one.tool_calls
     assert sum(isinstance(fact, CallStarted) for fact in many.facts) >= one.tool_calls

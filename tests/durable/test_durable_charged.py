@@ -22,7 +22,16 @@ from planner_ext.durable.store import JournalStore
 from planner_ext.durable.writer import ADD_FACT, JournalWriter
 from planner_ext.engine.document import load_facts
 from planner_ext.engine.ports import Clarification, Emit, Finished
-from support.property_world import Plan, Turn, World, charged, honest, plans, timeless, tried
+from support.property_world import (
+    Plan,
+    Turn,
+    World,
+    charged,
+    honest,
+    plans,
+    timeless,
+    tried,
+)
 from support.values import each_of
 
 
@@ -74,7 +83,9 @@ class MortalWorld(World):
     def was_sent(self, error: BaseException) -> bool:
         return not isinstance(error, ConnectionRefusedError)
 
-    async def ask(self, transcript: Sequence[TranscriptItem], request: AskModel, emit: Emit | None) -> Reply:
+    async def ask(
+        self, transcript: Sequence[TranscriptItem], request: AskModel, emit: Emit | None
+    ) -> Reply:
         self.life.pass_moment(ConnectionRefusedError)
         reply = await World.ask(self, transcript, request, emit)
         self.life.pass_moment(ConnectionResetError)
@@ -86,11 +97,17 @@ class MortalWorld(World):
         self.life.pass_moment(ConnectionResetError)
         return given
 
-    async def run(self, call: RequestedCall, checked: ResolvedCall, *, index: int, state: State) -> Finished:
+    async def run(
+        self, call: RequestedCall, checked: ResolvedCall, *, index: int, state: State
+    ) -> Finished:
         """Run a function; two of them start another one as often as they may."""
         self.life.pass_moment()
         tab = current_tab()
-        while call.name in ("g", "slow") and tab is not None and tab.take_call("inner") is None:
+        while (
+            call.name in ("g", "slow")
+            and tab is not None
+            and tab.take_call("inner") is None
+        ):
             await tab.record_call("inner")
             self.begun["inner"] += 1
             self.life.pass_moment()
@@ -142,9 +159,19 @@ def lives_through(plan: Plan, lives: Sequence[Life]) -> tuple[MortalWorld, list[
 def check(plan: Plan, most: int, lives: Sequence[Life]) -> None:
     """Fail unless every request and every call inside a function was charged, and none was one too many."""
     own = plan.rules.limits
-    limits = replace(own, max_iterations=most, max_calls_per_function={**own.max_calls_per_function, "inner": most})
-    world, facts = lives_through(replace(plan, rules=replace(plan.rules, limits=limits)), lives)
-    made = world.requests + world.clarifier_requests + world.plan_requests * plan.rules.charge_plan
+    limits = replace(
+        own,
+        max_iterations=most,
+        max_calls_per_function={**own.max_calls_per_function, "inner": most},
+    )
+    world, facts = lives_through(
+        replace(plan, rules=replace(plan.rules, limits=limits)), lives
+    )
+    made = (
+        world.requests
+        + world.clarifier_requests
+        + world.plan_requests * plan.rules.charge_plan
+    )
     usage = fold(facts).usage
     assert made <= usage.iterations <= most
     assert usage.iterations == charged(facts, plan.rules)
@@ -157,9 +184,13 @@ def check(plan: Plan, most: int, lives: Sequence[Life]) -> None:
 @given(
     plans.map(honest).map(timeless),
     st.integers(1, 6),
-    st.lists(st.builds(Life, moments=st.integers(0, 25), dies=st.booleans()), max_size=8),
+    st.lists(
+        st.builds(Life, moments=st.integers(0, 25), dies=st.booleans()), max_size=8
+    ),
 )
-def test_no_number_of_lives_makes_more_requests_than_are_allowed(plan: Plan, most: int, lives: list[Life]) -> None:
+def test_no_number_of_lives_makes_more_requests_than_are_allowed(
+    plan: Plan, most: int, lives: list[Life]
+) -> None:
     """Ended at any fact, request or call, a run is charged for each request and each call inside a function."""
     check(plan, most, lives)
 
@@ -182,7 +213,9 @@ RUNS: dict[str, tuple[tuple[Turn, ...], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("dies", [True, False], ids=["dies", "fails"])
 @each_of("name", RUNS)
-def test_five_ends_at_each_moment_in_turn_make_no_request_too_many(name: str, dies: bool) -> None:
+def test_five_ends_at_each_moment_in_turn_make_no_request_too_many(
+    name: str, dies: bool
+) -> None:
     """Of a run with calls, a plan, a clarifier that is a model, an answer in a form; under any budget."""
     turns, rules = RUNS[name]
     plan = Plan(
@@ -199,4 +232,8 @@ def test_five_ends_at_each_moment_in_turn_make_no_request_too_many(name: str, di
         for moments in range(18):
             check(plan, most, [Life(moments, dies) for _ in range(5)])
             for short in (3, 4):
-                check(plan, most, [Life(moments, dies), *(Life(short, dies) for _ in range(4))])
+                check(
+                    plan,
+                    most,
+                    [Life(moments, dies), *(Life(short, dies) for _ in range(4))],
+                )

@@ -9,10 +9,23 @@ import pytest
 from semantic_kernel import Kernel
 from semantic_kernel.functions import kernel_function
 
-from planner_ext import Budget, FunctionCallingStepwisePlanner, FunctionCallingStepwisePlannerResult, PlannerPlugin
+from planner_ext import (
+    Budget,
+    FunctionCallingStepwisePlanner,
+    FunctionCallingStepwisePlannerResult,
+    PlannerPlugin,
+)
 from planner_ext.core.facts import ModelAsked, RequestFailed
 from planner_ext.durable import effect
-from planner_ext.testing import ScriptedAnswer, ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, calls, say
+from planner_ext.testing import (
+    ScriptedAnswer,
+    ScriptedChatCompletion,
+    ScriptedReply,
+    ScriptedRequest,
+    call,
+    calls,
+    say,
+)
 from planner_ext.testing.crash import CRASH_POINTS
 from support.durable import (
     BATCH,
@@ -32,7 +45,9 @@ from support.processes import Lives
 KILLED = -9
 
 
-def counted(requests: Path, request: ScriptedRequest, reply: ScriptedReply) -> ScriptedReply:
+def counted(
+    requests: Path, request: ScriptedRequest, reply: ScriptedReply
+) -> ScriptedReply:
     """Write down that a request came, also if the process that made it dies."""
     with requests.open("a") as file:
         file.write(f"{len(request.tools)} functions\n")
@@ -52,16 +67,22 @@ async def driven(
     return result
 
 
-async def spend(store: str, folder: Path, point: str) -> FunctionCallingStepwisePlannerResult:
+async def spend(
+    store: str, folder: Path, point: str
+) -> FunctionCallingStepwisePlannerResult:
     """Drive a run that may make two requests: one for all calls, of which one waits, and one for the answer."""
     batch = BATCH if point == "mid_parallel" else calls(BATCH, PAY)
     seconds = 0.2 if point == "mid_tool" else 0.0
 
     def settles(request: ScriptedRequest) -> ScriptedReply:
-        return counted(folder / "requests", request, batch if request.tools else say("Settled."))
+        return counted(
+            folder / "requests", request, batch if request.tools else say("Settled.")
+        )
 
     budget = Budget(max_iterations=2)
-    return await driven(store, *world(folder / "effects", settles, seconds=seconds, budget=budget))
+    return await driven(
+        store, *world(folder / "effects", settles, seconds=seconds, budget=budget)
+    )
 
 
 def spending_life(store: str, folder: Path, point: str) -> None:
@@ -69,9 +90,14 @@ def spending_life(store: str, folder: Path, point: str) -> None:
 
 
 @store_neutral("point", CRASH_POINTS)
-async def test_deaths_at_a_point_make_no_request_too_many(point: str, lives: Lives, store: str, tmp_path: Path) -> None:
+async def test_deaths_at_a_point_make_no_request_too_many(
+    point: str, lives: Lives, store: str, tmp_path: Path
+) -> None:
     """With ``max_iterations=2`` three lives make two at most, and the run is charged for each of them."""
-    codes = [lives.live(spending_life, store, tmp_path, point, PLANNER_EXT_CRASH_AT=point) for _ in range(2)]
+    codes = [
+        lives.live(spending_life, store, tmp_path, point, PLANNER_EXT_CRASH_AT=point)
+        for _ in range(2)
+    ]
     result = await spend(store, tmp_path, point)
     assert codes[0] == KILLED
     assert result.status in ("answered", "limit_reached")
@@ -88,7 +114,11 @@ async def nest(store: str, folder: Path) -> FunctionCallingStepwisePlannerResult
         if not request.tools:
             return counted(folder / "requests", request, say("Enough."))
         outer = any("desk-reach_goal" in str(tool) for tool in request.tools)
-        work = call("desk-reach_goal", {"goal": "work"}) if outer else call("shop-label", {"order": 1})
+        work = (
+            call("desk-reach_goal", {"goal": "work"})
+            if outer
+            else call("shop-label", {"order": 1})
+        )
         return counted(folder / "requests", request, work)
 
     kernel = Kernel()
@@ -96,23 +126,35 @@ async def nest(store: str, folder: Path) -> FunctionCallingStepwisePlannerResult
     kernel.add_plugin(Shop(folder / "effects", 0.02), "shop")
     inner = planner_of(excluded_plugins={"desk"})
     kernel.add_plugin(PlannerPlugin(inner), "desk")
-    return await driven(store, planner_of(excluded_plugins={"shop"}, budget=Budget(max_iterations=12)), kernel)
+    return await driven(
+        store,
+        planner_of(excluded_plugins={"shop"}, budget=Budget(max_iterations=12)),
+        kernel,
+    )
 
 
 def nesting_life(store: str, folder: Path) -> None:
     asyncio.run(nest(store, folder))
 
 
-@store_neutral("points", [["mid_tool"] * 2, ["after_intent"] * 2, ["after_model", "mid_tool", "after_tool"]])
+@store_neutral(
+    "points",
+    [["mid_tool"] * 2, ["after_intent"] * 2, ["after_model", "mid_tool", "after_tool"]],
+)
 async def test_nested_runs_that_die_spend_no_more_than_the_run_around_them_may(
     points: Sequence[str], lives: Lives, store: str, tmp_path: Path
 ) -> None:
     """What a nested run had recorded is spent once its process died; all requests together stay within the budget."""
-    codes = [lives.live(nesting_life, store, tmp_path, PLANNER_EXT_CRASH_AT=point) for point in points]
+    codes = [
+        lives.live(nesting_life, store, tmp_path, PLANNER_EXT_CRASH_AT=point)
+        for point in points
+    ]
     result = await nest(store, tmp_path)
     assert codes[0] == KILLED
     assert result.status in ("answered", "limit_reached")
-    assert any(isinstance(fact, ModelAsked) and fact.index is not None for fact in result.facts)
+    assert any(
+        isinstance(fact, ModelAsked) and fact.index is not None for fact in result.facts
+    )
     requests = effects_in(tmp_path / "requests")
     assert 2 <= len(requests) <= result.iterations <= 12
 
@@ -121,7 +163,10 @@ async def test_a_turn_waits_for_the_disk_as_often_as_before(
     store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For its reply, and for the start and end of each call; a request is charged without a write of its own."""
-    planner, kernel = world(tmp_path / "effects", [*(call("shop-label", {"order": n}) for n in range(5)), say("Done.")])
+    planner, kernel = world(
+        tmp_path / "effects",
+        [*(call("shop-label", {"order": n}) for n in range(5)), say("Done.")],
+    )
     async with open_runs(store) as runs:
         written: list[int] = []
         transact = type(runs._store.database).transact
@@ -131,10 +176,16 @@ async def test_a_turn_waits_for_the_disk_as_often_as_before(
             return await transact(self, *steps)
 
         monkeypatch.setattr(type(runs._store.database), "transact", counting)
-        result = await (await runs.start(planner, kernel, GOAL, run_id="order-7")).result()
+        result = await (
+            await runs.start(planner, kernel, GOAL, run_id="order-7")
+        ).result()
     assert result.iterations == 6
-    assert not any(isinstance(fact, ModelAsked | RequestFailed) for fact in result.facts)
-    assert len(written) == 1 + 5 * 3 + 2  # the start, five turns, the answer and the end
+    assert not any(
+        isinstance(fact, ModelAsked | RequestFailed) for fact in result.facts
+    )
+    assert (
+        len(written) == 1 + 5 * 3 + 2
+    )  # the start, five turns, the answer and the end
 
 
 class Thinker:
@@ -154,7 +205,11 @@ async def think(store: str, folder: Path) -> FunctionCallingStepwisePlannerResul
 
     def script(request: ScriptedRequest) -> ScriptedAnswer:
         thinks = "Think." in str(request.messages[-1])
-        reply = say("Hm.") if thinks or not request.tools or turn(request) else call("mind-think")
+        reply = (
+            say("Hm.")
+            if thinks or not request.tools or turn(request)
+            else call("mind-think")
+        )
         return counted(folder / "requests", request, reply)
 
     kernel = Kernel()
@@ -167,17 +222,26 @@ def thinking_life(store: str, folder: Path) -> None:
     asyncio.run(think(store, folder))
 
 
-async def test_the_requests_of_functions_that_die_are_charged(lives: Lives, store: str, tmp_path: Path) -> None:
+async def test_the_requests_of_functions_that_die_are_charged(
+    lives: Lives, store: str, tmp_path: Path
+) -> None:
     """Each is recorded before it is sent: processes that die amid a function make no request too many."""
-    codes = [lives.live(thinking_life, store, tmp_path, PLANNER_EXT_CRASH_AT="mid_tool") for _ in range(3)]
+    codes = [
+        lives.live(thinking_life, store, tmp_path, PLANNER_EXT_CRASH_AT="mid_tool")
+        for _ in range(3)
+    ]
     result = await think(store, tmp_path)
     assert codes[0] == KILLED
     assert result.status in ("answered", "limit_reached")
     requests = effects_in(tmp_path / "requests")
-    assert 1 <= len(requests) <= result.iterations <= 6  # a process may die between a record and its request
+    assert (
+        1 <= len(requests) <= result.iterations <= 6
+    )  # a process may die between a record and its request
 
 
-async def test_a_recorded_request_of_a_function_is_charged_once(store: str, tmp_path: Path) -> None:
+async def test_a_recorded_request_of_a_function_is_charged_once(
+    store: str, tmp_path: Path
+) -> None:
     """With the end of its call, as without a store."""
     result = await think(store, tmp_path)
     recorded = [fact.index for fact in result.facts if isinstance(fact, ModelAsked)]
@@ -205,12 +269,17 @@ class Packer(Shop):
 
 PACKED = {
     "invoked": ("shop-pack", Budget(max_tool_calls=7)),
-    "in a nested run": ("shop-delegate", Budget(max_iterations=90, max_calls_per_function={"shop-label": 6})),
+    "in a nested run": (
+        "shop-delegate",
+        Budget(max_iterations=90, max_calls_per_function={"shop-label": 6}),
+    ),
 }
 """A function that starts another, in each way, and what the run may spend."""
 
 
-async def pack(store: str, folder: Path, way: str) -> FunctionCallingStepwisePlannerResult:
+async def pack(
+    store: str, folder: Path, way: str
+) -> FunctionCallingStepwisePlannerResult:
     """Drive a run whose function starts four functions, each of which takes its time."""
     called, budget = PACKED[way]
 
@@ -235,7 +304,10 @@ async def test_functions_that_a_function_starts_are_counted_over_all_lives(
     way: str, lives: Lives, store: str, tmp_path: Path
 ) -> None:
     """Each start is recorded before it happens: processes that die amid a function start none too many."""
-    codes = [lives.live(packing_life, store, tmp_path, way, PLANNER_EXT_CRASH_AT="mid_tool") for _ in range(3)]
+    codes = [
+        lives.live(packing_life, store, tmp_path, way, PLANNER_EXT_CRASH_AT="mid_tool")
+        for _ in range(3)
+    ]
     result = await pack(store, tmp_path, way)
     assert codes[0] == KILLED
     labels = len(effects_in(tmp_path / "effects"))

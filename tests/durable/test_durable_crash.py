@@ -12,7 +12,13 @@ from planner_ext.core.facts import CallDecided, CallFinished, Clarified, Fact, R
 from planner_ext.durable import Runs
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.testing.crash import CRASH_POINTS, CrashingStore
-from support.durable import check_history, effects_in, run_life, see_through, store_neutral
+from support.durable import (
+    check_history,
+    effects_in,
+    run_life,
+    see_through,
+    store_neutral,
+)
 from support.processes import Lives
 
 KILLED = -9
@@ -31,13 +37,22 @@ async def test_the_second_life_finishes_what_the_first_began(
     effects = tmp_path / "effects"
     seconds = 0.2 if point == "mid_tool" else 0.0
 
-    assert lives.live(run_life, store, effects, "order-7", seconds, PLANNER_EXT_CRASH_AT=point) == KILLED
+    assert (
+        lives.live(
+            run_life, store, effects, "order-7", seconds, PLANNER_EXT_CRASH_AT=point
+        )
+        == KILLED
+    )
     result = await see_through(store, effects, "order-7")
 
     assert (result.status, result.final_answer) == ("answered", "Settled.")
     check_history(result, CALLS)
     done = counted(effects)
-    in_doubt = {fact.call_id for fact in result.facts if getattr(fact, "reason", "") == "supplied"}
+    in_doubt = {
+        fact.call_id
+        for fact in result.facts
+        if getattr(fact, "reason", "") == "supplied"
+    }
     assert all(done[name] <= 1 for name in ("book", "pay"))
     assert all(done[name] == 1 for name in {"book", "pay"} - in_doubt)
     assert 1 <= done["label"] <= 2
@@ -56,7 +71,12 @@ async def test_a_run_survives_being_killed_again_and_again(
     effects = tmp_path / "effects"
     seconds = 0.2 if point == "mid_tool" else 0.0
 
-    codes = [lives.live(run_life, store, effects, "order-7", seconds, PLANNER_EXT_CRASH_AT=point) for _ in range(2)]
+    codes = [
+        lives.live(
+            run_life, store, effects, "order-7", seconds, PLANNER_EXT_CRASH_AT=point
+        )
+        for _ in range(2)
+    ]
     result = await see_through(store, effects, "order-7")
 
     assert codes == [KILLED] * 2
@@ -66,12 +86,24 @@ async def test_a_run_survives_being_killed_again_and_again(
     assert counted(effects)["pay"] <= 1
 
 
-async def test_a_life_dies_once_where_a_file_says_that_it_did(lives: Lives, tmp_path: Path) -> None:
+async def test_a_life_dies_once_where_a_file_says_that_it_did(
+    lives: Lives, tmp_path: Path
+) -> None:
     """With ``PLANNER_EXT_CRASH_ONCE`` the second life finishes under the same environment."""
-    store, effects, marker = tmp_path / "runs.db", tmp_path / "effects", tmp_path / "crashed"
-    environment = {"PLANNER_EXT_CRASH_AT": "after_model_saved", "PLANNER_EXT_CRASH_ONCE": str(marker)}
+    store, effects, marker = (
+        tmp_path / "runs.db",
+        tmp_path / "effects",
+        tmp_path / "crashed",
+    )
+    environment = {
+        "PLANNER_EXT_CRASH_AT": "after_model_saved",
+        "PLANNER_EXT_CRASH_ONCE": str(marker),
+    }
 
-    codes = [lives.live(run_life, store, effects, "order-7", 0.0, **environment) for _ in range(2)]
+    codes = [
+        lives.live(run_life, store, effects, "order-7", 0.0, **environment)
+        for _ in range(2)
+    ]
 
     assert codes == [KILLED, 0]
     assert marker.exists()
@@ -97,19 +129,35 @@ async def test_the_points_hold_in_a_life_that_begins_with_a_decision() -> None:
     """A batch that was approved is parallel, too, and the answer to a question is a decision."""
     place: dict[str, Any] = {"iteration": 0, "function": "p-f", "at": 1.0}
     decided = [
-        CallDecided(**place, index=index, call_id=str(index), kind="function", verdict="run", person=True)
+        CallDecided(
+            **place,
+            index=index,
+            call_id=str(index),
+            kind="function",
+            verdict="run",
+            person=True,
+        )
         for index in range(2)
     ]
-    ended = [CallFinished(**place, index=index, call_id=str(index), outcome="ok", result="") for index in range(2)]
-    answered = Clarified(question="?", answer="!", iteration=0, index=None, at=1.0, seconds=0.0)
+    ended = [
+        CallFinished(**place, index=index, call_id=str(index), outcome="ok", result="")
+        for index in range(2)
+    ]
+    answered = Clarified(
+        question="?", answer="!", iteration=0, index=None, at=1.0, seconds=0.0
+    )
     assert await died_at("mid_parallel", Resumed(at=1.0), *decided, *ended) == [3]
     assert await died_at("after_decision", Resumed(at=1.0), *decided) == [1, 2]
     assert await died_at("after_decision", Resumed(at=1.0), answered) == [1]
     assert await died_at("after_decision", answered) == []
 
 
-@pytest.mark.parametrize("option", [{"in_doubt": "nobody"}, {"poll_seconds": 0}, {"poll_seconds": "1"}])
-async def test_an_option_that_means_nothing_is_refused_by_name(option: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "option", [{"in_doubt": "nobody"}, {"poll_seconds": 0}, {"poll_seconds": "1"}]
+)
+async def test_an_option_that_means_nothing_is_refused_by_name(
+    option: dict[str, Any], tmp_path: Path
+) -> None:
     """Before a file is made for it."""
     with pytest.raises(PlannerInvalidConfigurationError, match=next(iter(option))):
         async with Runs.sqlite(tmp_path / "runs.db", **option):
@@ -119,5 +167,8 @@ async def test_an_option_that_means_nothing_is_refused_by_name(option: dict[str,
 
 def test_an_unknown_crash_point_is_refused_by_name() -> None:
     """A misspelt point does not pass for a run without crashes."""
-    with pytest.raises(ValueError, match=r"PLANNER_EXT_CRASH_AT must be one of after_model, .*got 'somewhere'"):
+    with pytest.raises(
+        ValueError,
+        match=r"PLANNER_EXT_CRASH_AT must be one of after_model, .*got 'somewhere'",
+    ):
         CrashingStore(None, "somewhere")  # pyright: ignore[reportArgumentType]  # refused before the store is read

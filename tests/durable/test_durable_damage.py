@@ -38,8 +38,12 @@ async def changed(store: str, *steps: Step) -> None:
     await database.close()
 
 
-@pytest.mark.parametrize(("name", "kept"), [(LONG, LONG), (ODD, "call_")], ids=["long", "odd"])
-async def test_a_models_id_may_be_anything(name: str, kept: str, store: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "kept"), [(LONG, LONG), (ODD, "call_")], ids=["long", "odd"]
+)
+async def test_a_models_id_may_be_anything(
+    name: str, kept: str, store: str, tmp_path: Path
+) -> None:
     """Some are signatures of thousands of characters, too long for a key: the call waits, is decided, and runs.
 
     An id that no request can carry is reissued.
@@ -50,7 +54,9 @@ async def test_a_models_id_may_be_anything(name: str, kept: str, store: str, tmp
 
     run_id = "\N{PARTY POPPER} %s:id"
     async with open_runs(store) as runs, Approvals.connect(store) as approvals:
-        handle = await runs.start(*world(tmp_path / "effects", pays), GOAL, run_id=run_id)
+        handle = await runs.start(
+            *world(tmp_path / "effects", pays), GOAL, run_id=run_id
+        )
         await handle.result()
         (item,) = await approvals.pending()
         assert item.call_id.startswith(kept)
@@ -72,7 +78,10 @@ async def test_an_impossible_name_is_a_named_error(store: str) -> None:
         with pytest.raises(StoreError, match="surrogates not allowed"):
             await runs.load("\ud800")
         for ask in (runs.load, approvals.show):
-            with pytest.raises(Exception, match=r"There is no run|No call with the id|Give a name that there may be"):
+            with pytest.raises(
+                Exception,
+                match=r"There is no run|No call with the id|Give a name that there may be",
+            ):
                 await ask("\x00")
 
 
@@ -80,7 +89,9 @@ ROWS = ("goal = '{'", "created_at = 1e300")
 """What makes a run's row one that cannot be read: a text that is not JSON, and a time that is no date."""
 
 
-@pytest.mark.parametrize("damage", [f"UPDATE planner_runs SET {to} WHERE run_id = 'a'" for to in ROWS])
+@pytest.mark.parametrize(
+    "damage", [f"UPDATE planner_runs SET {to} WHERE run_id = 'a'" for to in ROWS]
+)
 async def test_a_damaged_row_of_a_run_keeps_no_other_from_going_on(
     damage: str, store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -110,7 +121,14 @@ async def test_a_text_that_is_too_long_fails_alone(tmp_path: Path) -> None:
         database._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 10_000)
         goals = {"long": "x" * 20_000, "short": "x"}
         handles = await asyncio.gather(
-            *(runs.start(*world(tmp_path / "effects", [say("Done.")]), goals[name], run_id=name) for name in goals),
+            *(
+                runs.start(
+                    *world(tmp_path / "effects", [say("Done.")]),
+                    goals[name],
+                    run_id=name,
+                )
+                for name in goals
+            ),
             return_exceptions=True,
         )
         refused, taken = handles
@@ -121,7 +139,9 @@ async def test_a_text_that_is_too_long_fails_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("do", ["removed", "replaced"])
-async def test_a_file_that_is_gone_stops_the_run(do: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_file_that_is_gone_stops_the_run(
+    do: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """SQLite would keep writing into a deleted file: the run stops before its next side effect."""
     effects, kept = tmp_path / "effects", tmp_path / "kept"
     planner, kernel = world(effects, [PAY, say("Paid.")])
@@ -129,7 +149,10 @@ async def test_a_file_that_is_gone_stops_the_run(do: str, tmp_path: Path, monkey
         await (await runs.start(planner, kernel, GOAL, run_id="r")).result()
     monkeypatch.chdir(tmp_path)
     kept.mkdir()
-    async with Runs.sqlite("runs.db") as runs, Approvals.connect("runs.db") as approvals:
+    async with (
+        Runs.sqlite("runs.db") as runs,
+        Approvals.connect("runs.db") as approvals,
+    ):
         monkeypatch.chdir(kept)
         assert await approvals.decide("r/0/pay", Approve())
         shutil.copy(tmp_path / "runs.db", kept)
@@ -137,7 +160,9 @@ async def test_a_file_that_is_gone_stops_the_run(do: str, tmp_path: Path, monkey
             os.replace(kept / "runs.db", tmp_path / "runs.db")
         else:
             (tmp_path / "runs.db").unlink()
-        with pytest.raises(StoreError, match="was moved, replaced or removed while it was open"):
+        with pytest.raises(
+            StoreError, match="was moved, replaced or removed while it was open"
+        ):
             await runs.start(planner, kernel, GOAL, run_id="r")
     assert effects_in(effects) == []
 
@@ -159,25 +184,35 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(disk)], check=True)
 
 
-async def test_a_disk_that_is_full_loses_nothing(small_disk: Path, tmp_path: Path) -> None:
+async def test_a_disk_that_is_full_loses_nothing(
+    small_disk: Path, tmp_path: Path
+) -> None:
     """A real disk fills up under a run: told, and nothing ran unrecorded; with space again, nothing runs twice."""
     effects = tmp_path / "effects"
 
     def books(request: ScriptedRequest) -> ScriptedReply:
         number = turn(request)
-        return call("shop-book", {"order": number}, id=f"book{number}") if number < 30 else say("Booked.")
+        return (
+            call("shop-book", {"order": number}, id=f"book{number}")
+            if number < 30
+            else say("Booked.")
+        )
 
     async def go_on() -> Any:
         planner, kernel = world(effects, books, max_iterations=40)
         async with Runs.sqlite(small_disk / "runs.db") as runs:
             return await (await runs.start(planner, kernel, GOAL, run_id="r")).result()
 
-    with pytest.raises(StoreError, match=r"the disk is full. Free space and start the run again"):
+    with pytest.raises(
+        StoreError, match=r"the disk is full. Free space and start the run again"
+    ):
         await go_on()
     assert 0 < len(effects_in(effects)) < 30
     assert await asyncio.to_thread(mount, small_disk, "remount,size=20m") == 0
     result = await go_on()
-    assert result.status == "answered" or [item.in_doubt for item in result.pending] == [True]
+    assert result.status == "answered" or [
+        item.in_doubt for item in result.pending
+    ] == [True]
     lines = effects_in(effects)
     assert len(lines) == len(set(lines))
 
@@ -216,13 +251,23 @@ async def test_a_damaged_value_is_one_named_error(what: str, tmp_path: Path) -> 
     async with open_runs(store, poll_seconds=0.01) as runs:
         await (await runs.start(*world(effects), GOAL, run_id="a")).result()
     done = effects_in(effects)
-    await changed(str(store), (DAMAGED[what], {"odd": "[odd"} if ":odd" in DAMAGED[what] else {}))
+    await changed(
+        str(store), (DAMAGED[what], {"odd": "[odd"} if ":odd" in DAMAGED[what] else {})
+    )
     said: list[str] = []
     async with opened_store(store, create=False) as opened:
         client = RunsClient(opened)
         approvals = client.approvals()
         reads: tuple[Any, ...] = (
-            *(partial(one, "a") for one in (client.load, client.notices, approvals.refused, opened.load_driven)),
+            *(
+                partial(one, "a")
+                for one in (
+                    client.load,
+                    client.notices,
+                    approvals.refused,
+                    opened.load_driven,
+                )
+            ),
             partial(export_run, opened, "a"),
             partial(approvals.show, "a/1/pay"),
         )
@@ -236,10 +281,14 @@ async def test_a_damaged_value_is_one_named_error(what: str, tmp_path: Path) -> 
         await client.list()
         await approvals.pending()
     assert said or what in READ
-    assert all(re.search("damaged|is not JSON|schema number", text) for text in said), said
+    assert all(re.search("damaged|is not JSON|schema number", text) for text in said), (
+        said
+    )
     async with inbox(store) as base, visitor_at(base) as ann:
         for path in ("", "runs", "runs/a", "approvals/a%2F1%2Fpay"):
-            assert (await ann.get(path)).headers["content-type"].startswith("text/html"), path
+            assert (
+                (await ann.get(path)).headers["content-type"].startswith("text/html")
+            ), path
     with suppress(PlannerExtError):
         async with open_runs(store, poll_seconds=0.01) as runs:
             for handle in await runs.recover(*world(effects)):

@@ -24,7 +24,15 @@ async def paused(runs: Any, effects: Path, **options: Any) -> Any:
 def brief(record: DecisionRecord | None) -> tuple[Any, ...]:
     assert record is not None
     assert abs((datetime.now(UTC) - record.at).total_seconds()) < 60
-    return record.kind, record.by, record.requested, record.arguments, record.reason, record.result, record.always
+    return (
+        record.kind,
+        record.by,
+        record.requested,
+        record.arguments,
+        record.reason,
+        record.result,
+        record.always,
+    )
 
 
 ASKED = {"amount": 5}
@@ -33,51 +41,77 @@ ASKED = {"amount": 5}
 DECIDED = [
     (Approve(by="ann"), ("approve", "ann", ASKED, ASKED, "", None, None)),
     (Approve(always="function"), ("approve", "", ASKED, ASKED, "", None, "function")),
-    (Approve({"amount": 3}, by="bo"), ("approve", "bo", ASKED, {"amount": 3}, "", None, None)),
+    (
+        Approve({"amount": 3}, by="bo"),
+        ("approve", "bo", ASKED, {"amount": 3}, "", None, None),
+    ),
     (Deny("too much", by="ann"), ("deny", "ann", ASKED, None, "too much", None, None)),
     (Supply("by hand", by="ann"), ("supply", "ann", ASKED, None, "", "by hand", None)),
 ]
 
 
-@store_neutral(("door", "decision", "said"), [(door, *case) for door in ("approvals", "resume") for case in DECIDED])
+@store_neutral(
+    ("door", "decision", "said"),
+    [(door, *case) for door in ("approvals", "resume") for case in DECIDED],
+)
 async def test_a_store_and_a_result_say_who_decided_what(
     door: str, decision: Decision, said: tuple[Any, ...], store: str, tmp_path: Path
 ) -> None:
     """Whichever way it was decided: the same in the row, before and after a worker took it, and in the result."""
-    async with open_runs(store, poll_seconds=0.01) as runs, Approvals.connect(store) as approvals:
+    async with (
+        open_runs(store, poll_seconds=0.01) as runs,
+        Approvals.connect(store) as approvals,
+    ):
         handle = await paused(runs, tmp_path / "effects")
         assert (await approvals.show(ID)).decision is None
         if door == "approvals":
             assert await approvals.decide(ID, decision)
             assert brief((await approvals.show(ID)).decision) == said
         else:
-            handle = await runs.resume("a", *world(tmp_path / "effects", pays), decisions={"pay": decision})
+            handle = await runs.resume(
+                "a", *world(tmp_path / "effects", pays), decisions={"pay": decision}
+            )
         result = await handle.result()
         shown = await approvals.show(ID)
         assert (shown.status, shown.refused) == ("closed", ())
         assert brief(shown.decision) == said
         (record,) = result.decisions
-        assert (brief(record), record.call, record.fully_qualified_name) == (said, "pay", "shop-pay")
+        assert (brief(record), record.call, record.fully_qualified_name) == (
+            said,
+            "pay",
+            "shop-pay",
+        )
 
 
-async def test_a_decision_that_was_refused_is_recorded(store: str, tmp_path: Path) -> None:
+async def test_a_decision_that_was_refused_is_recorded(
+    store: str, tmp_path: Path
+) -> None:
     """Made for something else, impossible, second, late, not pending: who, when, what, and why it was not taken."""
     effects = tmp_path / "effects"
-    async with open_runs(store, poll_seconds=0.01) as runs, Approvals.connect(store) as approvals:
+    async with (
+        open_runs(store, poll_seconds=0.01) as runs,
+        Approvals.connect(store) as approvals,
+    ):
         handle = await paused(runs, effects)
         with pytest.raises(ApprovalRefusedError):
             await approvals.decide(ID, Approve(by="eve", fingerprint="0" * 64))
         with pytest.raises(ApprovalRefusedError):
             await approvals.decide(ID, Supply(float("nan"), by="nan"))
         assert await approvals.decide(ID, Approve({"amount": None}, by="ann"))
-        assert (await handle.result()).status == "paused"  # a worker found that these arguments do not fit
+        assert (
+            await handle.result()
+        ).status == "paused"  # a worker found that these arguments do not fit
         with pytest.raises(DecisionRefusedError):
             resumed = await runs.resume(
-                "a", *world(effects, pays), decisions={"pay": Approve({"amount": None}, by="bo")}
+                "a",
+                *world(effects, pays),
+                decisions={"pay": Approve({"amount": None}, by="bo")},
             )
             await resumed.result()
         with pytest.raises(DecisionRefusedError):
-            resumed = await runs.resume("a", *world(effects, pays), decisions={"other": Deny(by="cy")})
+            resumed = await runs.resume(
+                "a", *world(effects, pays), decisions={"other": Deny(by="cy")}
+            )
             await resumed.result()
         (listed,) = await approvals.pending()
         assert [one.by for one in listed.refused] == ["eve", "nan", "ann", "bo"]
@@ -86,7 +120,9 @@ async def test_a_decision_that_was_refused_is_recorded(store: str, tmp_path: Pat
         assert await approvals.decide(ID, Deny("no", by="dan"))
         assert not await approvals.decide(ID, Approve(by="fay"))
         with pytest.raises(DecisionRefusedError):
-            resumed = await runs.resume("a", *world(effects, pays), decisions={"pay": Approve(by="guy")})
+            resumed = await runs.resume(
+                "a", *world(effects, pays), decisions={"pay": Approve(by="guy")}
+            )
             await resumed.result()
         handle = await runs.resume("a", *world(effects, pays))
         assert (await handle.result()).status == "answered"
@@ -119,7 +155,9 @@ async def test_a_late_decision_is_recorded(store: str, tmp_path: Path) -> None:
     clock: Any = Clock()
     settings = ApprovalSettings(expires_in=60)
     async with open_runs(store) as runs:
-        handle = await runs.start(*world(tmp_path / "effects", pays, approval=settings), GOAL, run_id="a")
+        handle = await runs.start(
+            *world(tmp_path / "effects", pays, approval=settings), GOAL, run_id="a"
+        )
         await handle.result()
     async with Approvals.connect(store, clock=clock) as approvals:
         clock.at = (await approvals.show(ID)).asked_at.timestamp() + 61
@@ -140,8 +178,17 @@ async def test_a_call_in_doubt_says_who_had_approved_it(tmp_path: Path) -> None:
     result = await planner.invoke(kernel, GOAL)
     (waiting,) = result.pending
     assert waiting.decision is None
-    resumed = await planner.resume(kernel, result.checkpoint, {"pay": Approve({"amount": 2}, by="ann")})
-    started = next(n for n, fact in enumerate(resumed.facts) if isinstance(fact, CallStarted))
-    (again,) = pending_calls(fold((*resumed.facts[: started + 1], Paused(at=0.0, seconds=0.0))))
-    assert (again.in_doubt, brief(again.decision)[:4]) == (True, ("approve", "ann", ASKED, {"amount": 2}))
+    resumed = await planner.resume(
+        kernel, result.checkpoint, {"pay": Approve({"amount": 2}, by="ann")}
+    )
+    started = next(
+        n for n, fact in enumerate(resumed.facts) if isinstance(fact, CallStarted)
+    )
+    (again,) = pending_calls(
+        fold((*resumed.facts[: started + 1], Paused(at=0.0, seconds=0.0)))
+    )
+    assert (again.in_doubt, brief(again.decision)[:4]) == (
+        True,
+        ("approve", "ann", ASKED, {"amount": 2}),
+    )
     assert again.as_dict()["decision"]["by"] == "ann"

@@ -12,12 +12,24 @@ import psycopg
 import pytest
 
 from planner_ext import Approve, Budget
-from planner_ext.durable import ApprovalRefusedError, Approvals, RunConflictError, StoreError, UnknownRunError
+from planner_ext.durable import (
+    ApprovalRefusedError,
+    Approvals,
+    RunConflictError,
+    StoreError,
+    UnknownRunError,
+)
 from planner_ext.durable.store import opened_store
 from planner_ext.testing import Script, ScriptedChatCompletion, say
 from support.durable import GOAL, PAY, decide_all, open_runs, store_neutral, world
 
-TABLES = "planner_runs", "planner_journal", "planner_approvals", "planner_refusals", "planner_notices"
+TABLES = (
+    "planner_runs",
+    "planner_journal",
+    "planner_approvals",
+    "planner_refusals",
+    "planner_notices",
+)
 ENDED = [say("Done.")]
 PAID = [PAY, say("Paid.")]
 
@@ -37,7 +49,10 @@ def execute(store: str, *statements: str) -> list[Any]:
 def rows_about(store: str, run_id: str) -> dict[str, int]:
     """Count the rows about a run in each table that has some."""
     counted = {table: f"{table} WHERE run_id = '{run_id}'" for table in TABLES}
-    counts = {table: execute(store, f"SELECT COUNT(*) FROM {rows}")[0][0] for table, rows in counted.items()}
+    counts = {
+        table: execute(store, f"SELECT COUNT(*) FROM {rows}")[0][0]
+        for table, rows in counted.items()
+    }
     return {table: count for table, count in counts.items() if count}
 
 
@@ -45,7 +60,11 @@ async def drive(store: str, tmp_path: Path, *names: str, script: Script) -> None
     """Drive runs to their first pause or their end."""
     async with open_runs(store) as runs:
         for name in names:
-            await (await runs.start(*world(tmp_path / "effects", script), GOAL, run_id=name)).result()
+            await (
+                await runs.start(
+                    *world(tmp_path / "effects", script), GOAL, run_id=name
+                )
+            ).result()
 
 
 async def test_a_deleted_run_leaves_no_row(store: str, tmp_path: Path) -> None:
@@ -58,7 +77,10 @@ async def test_a_deleted_run_leaves_no_row(store: str, tmp_path: Path) -> None:
                 await approvals.decide(item.id, Approve(fingerprint="another"))
     await decide_all(store)
     await drive(store, tmp_path, *names, script=lambda _: say("Paid."))
-    execute(store, "INSERT INTO planner_notices (id, run_id, event, body, created_at) VALUES ('n', 'a', '', '', 0)")
+    execute(
+        store,
+        "INSERT INTO planner_notices (id, run_id, event, body, created_at) VALUES ('n', 'a', '', '', 0)",
+    )
     others = rows_about(store, "a:1"), rows_about(store, "b")
     assert {*TABLES} <= {*rows_about(store, "a")}
 
@@ -70,12 +92,16 @@ async def test_a_deleted_run_leaves_no_row(store: str, tmp_path: Path) -> None:
     assert (rows_about(store, "a:1"), rows_about(store, "b")) == others
 
 
-async def test_a_name_is_free_once_its_run_is_deleted(store: str, tmp_path: Path) -> None:
+async def test_a_name_is_free_once_its_run_is_deleted(
+    store: str, tmp_path: Path
+) -> None:
     """A new run of the same name begins with an empty journal, and its activations run."""
     await drive(store, tmp_path, "a", script=ENDED)
     async with open_runs(store) as runs:
         await runs.delete("a")
-        handle = await runs.start(*world(tmp_path / "effects", [say("Again.")]), "Another goal.", run_id="a")
+        handle = await runs.start(
+            *world(tmp_path / "effects", [say("Again.")]), "Another goal.", run_id="a"
+        )
         assert (await handle.result()).final_answer == "Again."
 
 
@@ -83,7 +109,10 @@ async def test_an_unfinished_run_is_not_deleted(store: str, tmp_path: Path) -> N
     """A paused run is refused unless it is forced, a running one is always refused; the message says the way out."""
     await drive(store, tmp_path, "a", script=[PAY])
     async with open_runs(store, grace_seconds=0) as runs:
-        with pytest.raises(RunConflictError, match=r"'a' cannot be deleted: it is paused.*, or force it"):
+        with pytest.raises(
+            RunConflictError,
+            match=r"'a' cannot be deleted: it is paused.*, or force it",
+        ):
             await runs.delete("a")
         await runs.delete("a", force=True)
         assert await runs.count() == 0
@@ -97,43 +126,66 @@ async def test_an_unfinished_run_is_not_deleted(store: str, tmp_path: Path) -> N
             await asyncio.Event().wait()
 
         planner, kernel = world(tmp_path / "effects")
-        kernel.add_service(ScriptedChatCompletion(ENDED, before_reply=wait), overwrite=True)
+        kernel.add_service(
+            ScriptedChatCompletion(ENDED, before_reply=wait), overwrite=True
+        )
         handle = await runs.start(planner, kernel, GOAL, run_id="b")
         await reached.wait()
         for force in (False, True):
-            with pytest.raises(RunConflictError, match="'b' cannot be deleted: it is running"):
+            with pytest.raises(
+                RunConflictError, match="'b' cannot be deleted: it is running"
+            ):
                 await runs.delete("b", force=force)
     assert rows_about(store, "b")["planner_journal"] >= 1
     with pytest.raises(asyncio.CancelledError):
         await handle.result()
 
 
-async def test_an_ended_run_that_is_driven_again_is_not_deleted(store: str, tmp_path: Path) -> None:
+async def test_an_ended_run_that_is_driven_again_is_not_deleted(
+    store: str, tmp_path: Path
+) -> None:
     """A living worker that has claimed an ended run, as for a larger budget, is named; a dead one hinders nothing."""
     await drive(store, tmp_path, "a", script=ENDED)
     worker = "INSERT INTO planner_workers VALUES ('w', 'w', '', 0, 'working', 1, 0, {seen}, {lease})"
-    execute(store, worker.format(lease=600, seen=time.time() - 60), "UPDATE planner_runs SET owner = 'w'")
+    execute(
+        store,
+        worker.format(lease=600, seen=time.time() - 60),
+        "UPDATE planner_runs SET owner = 'w'",
+    )
     async with open_runs(store) as runs:
         with pytest.raises(RunConflictError, match="the worker 'w' drives it"):
             await runs.delete("a")
         assert await runs.prune(older_than=timedelta(0), status="answered") == 0
-        execute(store, "UPDATE planner_workers SET lease_seconds = 0.001 WHERE worker_id = 'w'")
+        execute(
+            store,
+            "UPDATE planner_workers SET lease_seconds = 0.001 WHERE worker_id = 'w'",
+        )
         await runs.delete("a")
 
 
-async def test_a_run_is_deleted_or_continued_and_never_half_of_both(store: str, tmp_path: Path) -> None:
+async def test_a_run_is_deleted_or_continued_and_never_half_of_both(
+    store: str, tmp_path: Path
+) -> None:
     """Where a worker continues an ended run while another process deletes it, one of them finds the whole run."""
     outcomes: set[bool] = set()
     async with open_runs(store) as runs, opened_store(store) as other:
         for number in range(10):
-            planner, kernel = world(tmp_path / "effects", lambda _: PAY, max_iterations=1)
-            await (await runs.start(planner, kernel, GOAL, run_id=f"a{number}")).result()
+            planner, kernel = world(
+                tmp_path / "effects", lambda _: PAY, max_iterations=1
+            )
+            await (
+                await runs.start(planner, kernel, GOAL, run_id=f"a{number}")
+            ).result()
             assert (await other.record(f"a{number}")).status == "limit_reached"
 
             async def resume(run_id: str, moment: float) -> None:
                 await asyncio.sleep(moment)
                 planner, kernel = world(tmp_path / "effects", lambda _: say("Done."))
-                await (await runs.resume(run_id, planner, kernel, budget=Budget(max_iterations=5))).result()
+                await (
+                    await runs.resume(
+                        run_id, planner, kernel, budget=Budget(max_iterations=5)
+                    )
+                ).result()
 
             async def delete(run_id: str) -> None:
                 await asyncio.sleep(0.005)
@@ -159,14 +211,27 @@ async def test_old_runs_are_pruned(store: str, tmp_path: Path) -> None:
             await runs.cancel(name)
     await drive(store, tmp_path, "answered", script=ENDED)
     columns = "(run_id, goal, status, created_at, updated_at)"
-    copy = f"INSERT INTO planner_runs {columns} VALUES ('{{}}', '\"\"', 'stopped', 0, 0)"
+    copy = (
+        f"INSERT INTO planner_runs {columns} VALUES ('{{}}', '\"\"', 'stopped', 0, 0)"
+    )
     fact = "INSERT INTO planner_journal (run_id, seq, schema, fact) VALUES ('{}', 0, 1, '{{}}')"
-    execute(store, *(copy.format(name) for name in names[3:]), *(fact.format(name) for name in names[3:]))
+    execute(
+        store,
+        *(copy.format(name) for name in names[3:]),
+        *(fact.format(name) for name in names[3:]),
+    )
     async with open_runs(store) as runs:
         for given, count in ((timedelta(days=1), 117), (timedelta(0), 120)):
-            assert await runs.prune(older_than=given, status="stopped", dry_run=True) == count
+            assert (
+                await runs.prune(older_than=given, status="stopped", dry_run=True)
+                == count
+            )
         assert await runs.prune(older_than=timedelta(days=1), status="stopped") == 117
-        assert {record.run_id for record in await runs.list()} == {*names[:3], "waits", "answered"}
+        assert {record.run_id for record in await runs.list()} == {
+            *names[:3],
+            "waits",
+            "answered",
+        }
         assert await runs.prune(older_than=timedelta(0), status="stopped") == 3
         assert rows_about(store, names[0]) == {}
         assert {record.run_id for record in await runs.list()} == {"waits", "answered"}
@@ -176,5 +241,8 @@ async def test_old_runs_are_pruned(store: str, tmp_path: Path) -> None:
 async def test_only_runs_that_are_at_rest_are_pruned(status: str, store: str) -> None:
     """Another status is refused, and the message lists the possible ones."""
     async with open_runs(store) as runs:
-        with pytest.raises(StoreError, match="failed, quarantined, answered, incomplete, limit_reached, stopped"):
+        with pytest.raises(
+            StoreError,
+            match="failed, quarantined, answered, incomplete, limit_reached, stopped",
+        ):
             await runs.prune(older_than=timedelta(0), status=status)

@@ -31,7 +31,15 @@ EVERYTHING = ("ask0", "book", "label", "ask1", "post", "ask2")
 def worker_life(folder: Path, name: str, words: list[str]) -> None:
     """Be a worker of the command line, whose output is in a file."""
     os.dup2(os.open(folder / name, os.O_CREAT | os.O_WRONLY), sys.stderr.fileno())
-    sys.argv = ["planner-ext", "worker", "--app", "support.gated:application", "--worker-id", name, *words]
+    sys.argv = [
+        "planner-ext",
+        "worker",
+        "--app",
+        "support.gated:application",
+        "--worker-id",
+        name,
+        *words,
+    ]
     main()
 
 
@@ -55,7 +63,9 @@ class Scene:
     def worker(self, name: str, *words: str) -> ForkServerProcess:
         """Start a worker."""
         given = ["--store", self.store, *words]
-        worker = self._lives.begin(worker_life, self._folder, name, given, **{GATED_IN: str(self._folder)})
+        worker = self._lives.begin(
+            worker_life, self._folder, name, given, **{GATED_IN: str(self._folder)}
+        )
         self._workers.append(worker)
         return worker
 
@@ -91,7 +101,11 @@ class Scene:
 
     def facts(self, name: str, kind: type) -> list[object]:
         """List the facts of a kind in a run's journal."""
-        return [fact for fact in self.ask(lambda store: store.load(name)).facts if isinstance(fact, kind)]
+        return [
+            fact
+            for fact in self.ask(lambda store: store.load(name)).facts
+            if isinstance(fact, kind)
+        ]
 
     def answered(self, *names: str) -> None:
         """Wait until runs are answered."""
@@ -122,12 +136,19 @@ def test_a_deployment_loses_nothing_and_asks_no_person(scene: Scene) -> None:
     scene.submit("calls", "asks")
     world.close("calls/book", "calls/label", "asks/ask0")
     old = scene.worker("old")
-    until(lambda: sorted(world.begun()) == ["asks/ask0", "calls/ask0", "calls/book", "calls/label"])
+    until(
+        lambda: (
+            sorted(world.begun())
+            == ["asks/ask0", "calls/ask0", "calls/book", "calls/label"]
+        )
+    )
     new = scene.worker("new")
     until(lambda: "Worker new" in scene.said("new"))
     scene.terminated(old, "old")
 
-    world.open("asks/ask0")  # the reply is paid for, and recorded; the calls that it asks for start elsewhere
+    world.open(
+        "asks/ask0"
+    )  # the reply is paid for, and recorded; the calls that it asks for start elsewhere
     scene.answered("asks")
     assert old.is_alive()  # the other run still has calls in flight there
     world.open("calls/book")
@@ -138,7 +159,12 @@ def test_a_deployment_loses_nothing_and_asks_no_person(scene: Scene) -> None:
     scene.answered("calls")
 
     assert old.pid is not None
-    assert sorted(world.begun(old.pid)) == ["asks/ask0", "calls/ask0", "calls/book", "calls/label"]
+    assert sorted(world.begun(old.pid)) == [
+        "asks/ask0",
+        "calls/ask0",
+        "calls/book",
+        "calls/label",
+    ]
     assert sorted(world.begun()) == sorted(world.ended()) == all_of("asks", "calls")
     assert len(scene.facts("asks", ModelReplied)) == 3
     new.terminate()
@@ -233,9 +259,18 @@ async def leave(runs: Runs, world: World, *opened: str) -> None:
 async def see_through(store: str, world: World, *steps: str) -> None:
     """Finish the run, and check that everything was done once."""
     async with open_runs(store) as runs:
-        result = await (await runs.start(*application(), "order", run_id="order")).result()
-    assert (result.status, result.iterations) == ("answered", 3)  # no request is charged that was not sent
-    assert sorted(world.begun()) == sorted(world.ended()) == sorted([*all_of("order"), *steps])
+        result = await (
+            await runs.start(*application(), "order", run_id="order")
+        ).result()
+    assert (result.status, result.iterations) == (
+        "answered",
+        3,
+    )  # no request is charged that was not sent
+    assert (
+        sorted(world.begun())
+        == sorted(world.ended())
+        == sorted([*all_of("order"), *steps])
+    )
 
 
 async def test_leaving_the_block_drains(store: str, world: World) -> None:
@@ -266,11 +301,18 @@ async def test_leaving_twice_is_leaving_once(store: str, world: World) -> None:
     await see_through(store, world)
 
 
-async def test_a_call_whose_turn_comes_while_the_worker_leaves_does_not_start(store: str, world: World) -> None:
+async def test_a_call_whose_turn_comes_while_the_worker_leaves_does_not_start(
+    store: str, world: World
+) -> None:
     """The calls of its batch that are in flight end and are recorded; it starts in the next worker."""
     planner, kernel = application()
-    planner.options = planner.options.model_copy(update={"execution": ToolExecution(max_concurrency=2)})
-    batch = [call(f"shop-{name}", {"name": f"order/{name}"}, id=name) for name in ("book", "label", "post")]
+    planner.options = planner.options.model_copy(
+        update={"execution": ToolExecution(max_concurrency=2)}
+    )
+    batch = [
+        call(f"shop-{name}", {"name": f"order/{name}"}, id=name)
+        for name in ("book", "label", "post")
+    ]
     kernel.add_service(ScriptedChatCompletion([calls(*batch)]), overwrite=True)
     world.close("order/book", "order/label")
     async with open_runs(store) as runs:
@@ -297,11 +339,15 @@ class Interval:
         await self.over.wait()
 
 
-async def test_a_request_that_waits_for_its_interval_is_not_sent(store: str, tmp_path: Path) -> None:
+async def test_a_request_that_waits_for_its_interval_is_not_sent(
+    store: str, tmp_path: Path
+) -> None:
     """The worker begins to leave meanwhile: the server sees no further request, and the run is charged none."""
     interval, effects = Interval(), tmp_path / "effects"
     label = [call("shop-label", {"order": 1}), say("Done.")]
-    planner, kernel = shop(effects, lambda r: label[turn(r)], clock=interval, min_iteration_time_ms=1000)
+    planner, kernel = shop(
+        effects, lambda r: label[turn(r)], clock=interval, min_iteration_time_ms=1000
+    )
     model = kernel.get_service(type=ScriptedChatCompletion)
     async with open_runs(store, poll_seconds=0.02) as runs:
         await runs.start(planner, kernel, GOAL, run_id="order")
@@ -315,5 +361,7 @@ async def test_a_request_that_waits_for_its_interval_is_not_sent(store: str, tmp
     assert len(model.requests) == 1
     async with open_runs(store) as runs:
         planner, kernel = shop(effects, lambda _: say("Done."))
-        result = await (await runs.start(planner, kernel, GOAL, run_id="order")).result()
+        result = await (
+            await runs.start(planner, kernel, GOAL, run_id="order")
+        ).result()
     assert (result.status, result.iterations) == ("answered", 2)

@@ -14,9 +14,32 @@ from planner_ext import Approve
 from planner_ext.durable import Approvals, RunHandle, UnknownRunError
 from planner_ext.durable.store import opened_store
 from planner_ext.engine.document import dump_facts
-from planner_ext.events import CallFinished, CallStarted, Ended, Fact, ModelReplied, Paused, ResultReady, TextDelta
-from planner_ext.testing import ScriptedChatCompletion, ScriptedRequest, call, calls, say
-from support.durable import GOAL, deciding_life, effects_in, open_runs, pays, turn, world
+from planner_ext.events import (
+    CallFinished,
+    CallStarted,
+    Ended,
+    Fact,
+    ModelReplied,
+    Paused,
+    ResultReady,
+    TextDelta,
+)
+from planner_ext.testing import (
+    ScriptedChatCompletion,
+    ScriptedRequest,
+    call,
+    calls,
+    say,
+)
+from support.durable import (
+    GOAL,
+    deciding_life,
+    effects_in,
+    open_runs,
+    pays,
+    turn,
+    world,
+)
 from support.processes import Lives
 
 LOOK = calls(call("shop-label", {"order": 1}, id="label"), text="I look at the label.")
@@ -40,7 +63,11 @@ def facts_in(events: list[Any]) -> list[Fact]:
 
 def text_in(events: list[Any], iteration: int) -> str:
     """Return the text that arrived in an iteration."""
-    return "".join(event.text for event in events if isinstance(event, TextDelta) and event.iteration == iteration)
+    return "".join(
+        event.text
+        for event in events
+        if isinstance(event, TextDelta) and event.iteration == iteration
+    )
 
 
 async def journal_of(store: str, run_id: str) -> list[Any]:
@@ -50,28 +77,44 @@ async def journal_of(store: str, run_id: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("streaming", [False, True], ids=["plain", "streaming"])
-async def test_a_kept_run_yields_what_a_stream_yields(store: str, tmp_path: Path, streaming: bool) -> None:
+async def test_a_kept_run_yields_what_a_stream_yields(
+    store: str, tmp_path: Path, streaming: bool
+) -> None:
     """Text before its reply if requests are streamed, the facts of the result in order, and last the result."""
     planner, kernel = world(tmp_path / "effects", looks)
     service = ScriptedChatCompletion(looks)
     kernel.add_service(service, overwrite=True)
     streamed = [event async for event in planner.invoke_stream(kernel, GOAL)]
     async with open_runs(store) as runs:
-        handle = await runs.start(planner, kernel, GOAL, run_id="a", streaming=streaming)
+        handle = await runs.start(
+            planner, kernel, GOAL, run_id="a", streaming=streaming
+        )
         events = await drained(handle)
-    assert [request.stream for request in service.requests] == [True, True, streaming, streaming]
+    assert [request.stream for request in service.requests] == [
+        True,
+        True,
+        streaming,
+        streaming,
+    ]
     last = events[-1]
     assert isinstance(last, ResultReady)
     assert last.result.final_answer == ANSWER
     facts = facts_in(events)
     assert facts == list(last.result.facts)
     assert dump_facts(facts) == await journal_of(store, "a")
-    shown = [type(event) for event in streamed if streaming or not isinstance(event, TextDelta)]
+    shown = [
+        type(event)
+        for event in streamed
+        if streaming or not isinstance(event, TextDelta)
+    ]
     assert [type(event) for event in events] == shown
     if streaming:
         for event in facts:
             if isinstance(event, ModelReplied):
-                assert text_in(events[: events.index(event)], event.iteration) == event.text
+                assert (
+                    text_in(events[: events.index(event)], event.iteration)
+                    == event.text
+                )
 
 
 @pytest.mark.parametrize("streaming", [False, True], ids=["plain", "streaming"])
@@ -80,7 +123,9 @@ async def test_a_pause_ends_the_events_and_a_decision_elsewhere_continues_them(
 ) -> None:
     """The result is the pause; read again after another process has decided, all facts come, and the answer."""
     async with open_runs(store, poll_seconds=0.02) as runs:
-        handle = await runs.start(*world(tmp_path / "effects", pays), GOAL, run_id="a", streaming=streaming)
+        handle = await runs.start(
+            *world(tmp_path / "effects", pays), GOAL, run_id="a", streaming=streaming
+        )
         paused = await drained(handle)
         assert isinstance(paused[-2], Paused)
         assert paused[-1].result.status == "paused"
@@ -102,7 +147,13 @@ async def test_a_resumed_run_is_streamed(store: str, tmp_path: Path) -> None:
         await (await runs.start(planner, kernel, GOAL, run_id="a")).result()
         async with Approvals.connect(store) as approvals:
             (item,) = await approvals.pending()
-        handle = await runs.resume("a", planner, kernel, decisions={item.call_id: Approve(by="ann")}, streaming=True)
+        handle = await runs.resume(
+            "a",
+            planner,
+            kernel,
+            decisions={item.call_id: Approve(by="ann")},
+            streaming=True,
+        )
         events = await drained(handle)
     assert dump_facts(facts_in(events)) == await journal_of(store, "a")
     assert text_in(events, 0) == ""
@@ -114,7 +165,11 @@ def driving_life(store: str, effects: Path, seconds: float) -> None:
 
     async def drive() -> None:
         async with open_runs(store, worker_id="first", poll_seconds=0.02) as runs:
-            await (await runs.start(*world(effects, looks, seconds=seconds), GOAL, run_id="a")).result()
+            await (
+                await runs.start(
+                    *world(effects, looks, seconds=seconds), GOAL, run_id="a"
+                )
+            ).result()
 
     asyncio.run(drive())
 
@@ -132,13 +187,17 @@ async def until_recorded(store: str, kind: type[Fact]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_the_facts_of_a_run_that_another_process_drives(store: str, tmp_path: Path, lives: Lives) -> None:
+async def test_the_facts_of_a_run_that_another_process_drives(
+    store: str, tmp_path: Path, lives: Lives
+) -> None:
     """They come as they are recorded, each once; when that process is killed, this one continues the run."""
     effects = tmp_path / "effects"
     first = lives.begin(driving_life, store, effects, 60.0)
     await until_recorded(store, CallStarted)
     async with open_runs(store, worker_id="second", poll_seconds=0.02) as runs:
-        handle = await runs.start(*world(effects, looks), GOAL, run_id="a", streaming=True)
+        handle = await runs.start(
+            *world(effects, looks), GOAL, run_id="a", streaming=True
+        )
         events: list[Any] = []
         async with asyncio.timeout(120):
             async for event in handle.events():
@@ -154,12 +213,16 @@ async def test_the_facts_of_a_run_that_another_process_drives(store: str, tmp_pa
     assert text_in(events, 1) == ANSWER
 
 
-async def test_a_run_that_another_process_ends_has_its_result_here(store: str, tmp_path: Path, lives: Lives) -> None:
+async def test_a_run_that_another_process_ends_has_its_result_here(
+    store: str, tmp_path: Path, lives: Lives
+) -> None:
     """The facts of the other process, and then the result that is in the journal."""
     first = lives.begin(driving_life, store, tmp_path / "effects", 0.3)
     await until_recorded(store, ModelReplied)
     async with open_runs(store, worker_id="second", poll_seconds=0.02) as runs:
-        events = await drained(await runs.start(*world(tmp_path / "effects", looks), GOAL, run_id="a"))
+        events = await drained(
+            await runs.start(*world(tmp_path / "effects", looks), GOAL, run_id="a")
+        )
     first.join()
     assert (first.exitcode, events[-1].result.final_answer) == (0, ANSWER)
     assert dump_facts(facts_in(events)) == await journal_of(store, "a")
@@ -173,7 +236,9 @@ class Held:
         self.asked = asyncio.Event()
         self.go = asyncio.Event()
         self.planner, self.kernel = world(effects, looks)
-        self.kernel.add_service(ScriptedChatCompletion(looks, before_reply=self._wait), overwrite=True)
+        self.kernel.add_service(
+            ScriptedChatCompletion(looks, before_reply=self._wait), overwrite=True
+        )
 
     async def _wait(self, request: ScriptedRequest) -> None:
         if turn(request) == 1:
@@ -191,11 +256,15 @@ async def read(stream: AsyncGenerator[Any, None], kind: type[Any]) -> list[Any]:
     raise AssertionError("it has ended")
 
 
-async def test_readers_begin_late_leave_and_come_again(store: str, tmp_path: Path) -> None:
+async def test_readers_begin_late_leave_and_come_again(
+    store: str, tmp_path: Path
+) -> None:
     """Each gets all facts once, from the first on; one that leaves ends nothing, and one may come after the end."""
     held = Held(tmp_path / "effects")
     async with open_runs(store) as runs:
-        handle = await runs.start(held.planner, held.kernel, GOAL, run_id="a", streaming=True)
+        handle = await runs.start(
+            held.planner, held.kernel, GOAL, run_id="a", streaming=True
+        )
         early = asyncio.create_task(drained(handle))
         await held.asked.wait()
         async with aclosing(handle.events()) as leaving:
@@ -214,7 +283,9 @@ async def test_readers_begin_late_leave_and_come_again(store: str, tmp_path: Pat
 async def test_a_slow_reader_does_not_slow_the_run(store: str, tmp_path: Path) -> None:
     """It stands still until the run has ended; then it gets every fact, and the text of the last reply whole."""
     async with open_runs(store) as runs:
-        handle = await runs.start(*world(tmp_path / "effects", looks), GOAL, run_id="a", streaming=True)
+        handle = await runs.start(
+            *world(tmp_path / "effects", looks), GOAL, run_id="a", streaming=True
+        )
         async with aclosing(handle.events()) as slow:
             events: list[Any] = [await anext(slow)]
             result = await handle.result()
@@ -238,7 +309,9 @@ async def test_a_cancelled_reader_leaves_the_run_running(tmp_path: Path) -> None
         assert (await handle.result()).final_answer == ANSWER
 
 
-async def test_a_fault_is_raised_where_the_result_would_be(store: str, tmp_path: Path) -> None:
+async def test_a_fault_is_raised_where_the_result_would_be(
+    store: str, tmp_path: Path
+) -> None:
     """The facts before it come first; started again, the run tells each fact once, those of the first try included."""
     planner, kernel = world(tmp_path / "effects", looks)
     faults = [ValueError("no luck")]
@@ -255,7 +328,9 @@ async def test_a_fault_is_raised_where_the_result_would_be(store: str, tmp_path:
         with pytest.raises(Exception, match="no luck"):
             async for event in handle.events():
                 events.append(event)
-        again = await drained(await runs.start(planner, kernel, GOAL, run_id="a", streaming=True))
+        again = await drained(
+            await runs.start(planner, kernel, GOAL, run_id="a", streaming=True)
+        )
     assert any(isinstance(event, CallFinished) for event in events)
     assert isinstance(again[-2], Ended)
     assert dump_facts(facts_in(again)) == await journal_of(store, "a")

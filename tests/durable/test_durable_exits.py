@@ -11,7 +11,13 @@ from semantic_kernel.functions import kernel_function
 
 from planner_ext.durable import effect
 from planner_ext.durable.store import opened_store
-from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, say
+from planner_ext.testing import (
+    ScriptedChatCompletion,
+    ScriptedReply,
+    ScriptedRequest,
+    call,
+    say,
+)
 from support.durable import GOAL, effects_in, open_runs, planner_of, turn
 from support.processes import Lives
 
@@ -51,7 +57,11 @@ def world(folder: Path, function: str, how: str) -> tuple[Any, Kernel]:
     """Make a planner and a kernel whose model calls one function, and then answers."""
 
     def script(request: ScriptedRequest) -> ScriptedReply:
-        return say("Done.") if turn(request) else call(f"desk-{function}", {"how": how}, id="leave")
+        return (
+            say("Done.")
+            if turn(request)
+            else call(f"desk-{function}", {"how": how}, id="leave")
+        )
 
     kernel = Kernel(services=[ScriptedChatCompletion(script)])
     kernel.add_plugin(Desk(folder / "effects"), "desk")
@@ -62,7 +72,10 @@ def working_life(store: str, folder: Path, function: str, how: str) -> None:
     """Drive due runs until the run has ended, or the function ends the process."""
 
     async def work() -> None:
-        async with open_runs(store, poll_seconds=0.02) as runs, asyncio.TaskGroup() as group:
+        async with (
+            open_runs(store, poll_seconds=0.02) as runs,
+            asyncio.TaskGroup() as group,
+        ):
             working = group.create_task(runs.work(*world(folder, function, how)))
             await runs.wait("r")
             working.cancel()
@@ -70,7 +83,9 @@ def working_life(store: str, folder: Path, function: str, how: str) -> None:
     asyncio.run(work())
 
 
-async def lived(lives: Lives, store: str, folder: Path, function: str, how: str) -> list[int | None]:
+async def lived(
+    lives: Lives, store: str, folder: Path, function: str, how: str
+) -> list[int | None]:
     """Live again and again until the run is through; return how each life ended."""
     ends: list[int | None] = []
     async with opened_store(store) as opened, asyncio.timeout(LIMIT_SECONDS):
@@ -83,16 +98,24 @@ async def lived(lives: Lives, store: str, folder: Path, function: str, how: str)
 
 
 @pytest.mark.parametrize("how", RAISED)
-async def test_what_a_function_raises_in_its_thread_ends_no_worker(how: str, lives: Lives, tmp_path: Path) -> None:
+async def test_what_a_function_raises_in_its_thread_ends_no_worker(
+    how: str, lives: Lives, tmp_path: Path
+) -> None:
     """One worker drives the run to its answer; the call has failed, once."""
     store = str(tmp_path / "runs.db")
     assert await lived(lives, store, tmp_path, "leave", how) == [0]
     async with opened_store(store) as opened:
         record = await opened.record("r")
-    assert (record.status, record.deaths, effects_in(tmp_path / "effects")) == ("answered", 0, [how])
+    assert (record.status, record.deaths, effects_in(tmp_path / "effects")) == (
+        "answered",
+        0,
+        [how],
+    )
 
 
-async def test_an_exit_on_the_event_loop_ends_no_worker(lives: Lives, store: str, tmp_path: Path) -> None:
+async def test_an_exit_on_the_event_loop_ends_no_worker(
+    lives: Lives, store: str, tmp_path: Path
+) -> None:
     """``sys.exit`` in an async function of a kept run is the error of its call."""
     assert await lived(lives, store, tmp_path, "leave_async", "exit") == [0]
     async with opened_store(store) as opened:
@@ -101,7 +124,9 @@ async def test_an_exit_on_the_event_loop_ends_no_worker(lives: Lives, store: str
 
 
 @pytest.mark.parametrize("how", ["interrupt", "close"])
-async def test_what_ends_worker_after_worker_is_set_aside(how: str, lives: Lives, store: str, tmp_path: Path) -> None:
+async def test_what_ends_worker_after_worker_is_set_aside(
+    how: str, lives: Lives, store: str, tmp_path: Path
+) -> None:
     """An interrupt or a close on the event loop, in a call that may run again, counts as a death, and three are all."""
     await lived(lives, store, tmp_path, "leave_async", how)
     async with opened_store(store) as opened:

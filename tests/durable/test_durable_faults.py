@@ -18,7 +18,15 @@ from planner_ext.durable.database import TABLE_SCHEMA
 from planner_ext.durable.sqlite import SqliteDatabase
 from planner_ext.durable.store import open_database
 from planner_ext.testing import say
-from support.durable import GOAL, PAY, effects_in, open_runs, run_life, store_neutral, world
+from support.durable import (
+    GOAL,
+    PAY,
+    effects_in,
+    open_runs,
+    run_life,
+    store_neutral,
+    world,
+)
 from support.processes import Lives
 
 WRITE = ("INSERT INTO planner_schema (schema) VALUES (:number)", {"number": 0})
@@ -40,7 +48,9 @@ async def paused(store: str | Path, folder: Path) -> None:
     """Leave a run that waits."""
     planner, kernel = world(folder / "effects", [PAY])
     async with open_runs(store) as runs:
-        assert (await (await runs.start(planner, kernel, GOAL, run_id="r")).result()).status == "paused"
+        assert (
+            await (await runs.start(planner, kernel, GOAL, run_id="r")).result()
+        ).status == "paused"
 
 
 async def continued(store: str | Path, folder: Path) -> Any:
@@ -52,7 +62,9 @@ async def continued(store: str | Path, folder: Path) -> Any:
 
 async def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
     """Not SQLite's "unable to open database file"."""
-    with pytest.raises(StoreError, match=r"folder does not exist. Create .*/nowhere first"):
+    with pytest.raises(
+        StoreError, match=r"folder does not exist. Create .*/nowhere first"
+    ):
         await opened(tmp_path / "nowhere" / "runs.db")
 
 
@@ -61,7 +73,9 @@ async def test_approvals_make_no_store(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"There is no store .*misspelt.db"):
         async with Approvals.connect(tmp_path / "misspelt.db"):
             pass
-    with pytest.raises(StoreError, match="Expected a path or a postgresql:// address; got 'mysql://"):
+    with pytest.raises(
+        StoreError, match="Expected a path or a postgresql:// address; got 'mysql://"
+    ):
         async with Approvals.connect("mysql://runs"):
             pass
 
@@ -69,7 +83,9 @@ async def test_approvals_make_no_store(tmp_path: Path) -> None:
 async def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
     """A folder in the file's place."""
     (tmp_path / "runs.db").mkdir()
-    with pytest.raises(StoreError, match=r"it cannot be opened. Check that it is a file"):
+    with pytest.raises(
+        StoreError, match=r"it cannot be opened. Check that it is a file"
+    ):
         await opened(tmp_path / "runs.db")
 
 
@@ -77,7 +93,10 @@ async def test_a_file_other_than_a_database_is_left_as_it_is(tmp_path: Path) -> 
     """It is named, and not a byte of it is changed."""
     letter = tmp_path / "runs.db"
     letter.write_text("Dear Ann, " * 100)
-    with pytest.raises(StoreError, match=r"not an SQLite database. Give another path; the file was not changed"):
+    with pytest.raises(
+        StoreError,
+        match=r"not an SQLite database. Give another path; the file was not changed",
+    ):
         await opened(letter)
     assert letter.read_text() == "Dear Ann, " * 100
 
@@ -97,18 +116,25 @@ async def test_tables_of_a_newer_version_are_refused(tmp_path: Path) -> None:
     await paused(tmp_path / "runs.db", tmp_path)
     with raw(tmp_path / "runs.db") as connection:
         connection.execute("INSERT INTO planner_schema VALUES (99)")
-    known = rf"runs.db has tables of schema 99; this version .* knows up to {TABLE_SCHEMA}"
+    known = (
+        rf"runs.db has tables of schema 99; this version .* knows up to {TABLE_SCHEMA}"
+    )
     with pytest.raises(NewerSchemaError, match=known):
         await opened(tmp_path / "runs.db")
 
 
-async def test_a_locked_file_is_waited_for_and_then_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_locked_file_is_waited_for_and_then_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A tool that keeps the file locked is ended by the user, not by us."""
     await paused(tmp_path / "runs.db", tmp_path)
     monkeypatch.setattr(sqlite_store, "_BUSY_SECONDS", 0.05)
     with raw(tmp_path / "runs.db") as connection:
         connection.execute("BEGIN IMMEDIATE")
-        with pytest.raises(StoreError, match=r"another process holds its lock. End the tool that has it open"):
+        with pytest.raises(
+            StoreError,
+            match=r"another process holds its lock. End the tool that has it open",
+        ):
             await continued(tmp_path / "runs.db", tmp_path)
         connection.execute("ROLLBACK")
     assert (await continued(tmp_path / "runs.db", tmp_path)).status == "paused"
@@ -117,11 +143,19 @@ async def test_a_locked_file_is_waited_for_and_then_named(tmp_path: Path, monkey
 @pytest.mark.parametrize(
     ("pragma", "problem"),
     [
-        ("PRAGMA max_page_count = 1", "the disk is full. Free space and start the run again"),
-        ("PRAGMA query_only = ON", "it is read-only. Give this process the right to write"),
+        (
+            "PRAGMA max_page_count = 1",
+            "the disk is full. Free space and start the run again",
+        ),
+        (
+            "PRAGMA query_only = ON",
+            "it is read-only. Give this process the right to write",
+        ),
     ],
 )
-async def test_a_store_that_takes_no_more_stops_the_run(pragma: str, problem: str, tmp_path: Path) -> None:
+async def test_a_store_that_takes_no_more_stops_the_run(
+    pragma: str, problem: str, tmp_path: Path
+) -> None:
     """A full disk or a read-only file stops it before the next side effect; after a repair, the run continues."""
     await paused(tmp_path / "runs.db", tmp_path)
     async with Approvals.connect(tmp_path / "runs.db") as approvals:
@@ -144,13 +178,22 @@ async def test_a_transaction_is_all_or_nothing(tmp_path: Path) -> None:
     database = await SqliteDatabase.open(tmp_path / "runs.db")
     with pytest.raises(StoreError, match=r"SQLite refused .*no such table: nowhere"):
         await database.transact(WRITE, ("DELETE FROM nowhere", {}))
-    assert await database.transact(("SELECT schema FROM planner_schema", {})) == [[(TABLE_SCHEMA,)]]
+    assert await database.transact(("SELECT schema FROM planner_schema", {})) == [
+        [(TABLE_SCHEMA,)]
+    ]
     for odd in (10**30, "\ud800"):
         with pytest.raises(StoreError, match="SQLite refused"):
-            await database.transact(("INSERT INTO planner_schema (schema) VALUES (:number)", {"number": odd}))
+            await database.transact(
+                (
+                    "INSERT INTO planner_schema (schema) VALUES (:number)",
+                    {"number": odd},
+                )
+            )
     await database.close()
     await database.close()
-    with pytest.raises(StoreError, match=r"was closed. Use it inside its async with block"):
+    with pytest.raises(
+        StoreError, match=r"was closed. Use it inside its async with block"
+    ):
         await database.transact(WRITE)
 
 
@@ -161,10 +204,22 @@ async def test_a_transaction_is_all_or_nothing(tmp_path: Path) -> None:
             "UPDATE planner_journal SET fact = 'cos\nsystem\n(S''touch {traces}''\ntR.' WHERE seq = 1",
             "Row 1 .* not JSON",
         ),
-        ("UPDATE planner_journal SET fact = '[[[' WHERE seq = 1", "Row 1 of run 'r' is not JSON"),
-        ('UPDATE planner_journal SET fact = \'{{"type":"Exec"}}\' WHERE seq = 1', "damaged at 1: "),
-        ("UPDATE planner_journal SET schema = 99 WHERE seq = 1", "Row 1 of run 'r': This journal has schema 99"),
-        ("UPDATE planner_journal SET seq = seq + 5 WHERE seq = 2", "expected row 2, found"),
+        (
+            "UPDATE planner_journal SET fact = '[[[' WHERE seq = 1",
+            "Row 1 of run 'r' is not JSON",
+        ),
+        (
+            'UPDATE planner_journal SET fact = \'{{"type":"Exec"}}\' WHERE seq = 1',
+            "damaged at 1: ",
+        ),
+        (
+            "UPDATE planner_journal SET schema = 99 WHERE seq = 1",
+            "Row 1 of run 'r': This journal has schema 99",
+        ),
+        (
+            "UPDATE planner_journal SET seq = seq + 5 WHERE seq = 2",
+            "expected row 2, found",
+        ),
         ("DELETE FROM planner_journal WHERE seq = 1", "expected row 1, found 2"),
         ("DELETE FROM planner_journal WHERE seq > 2", None),
         (
@@ -175,10 +230,15 @@ async def test_a_transaction_is_all_or_nothing(tmp_path: Path) -> None:
             "UPDATE planner_journal SET fact = replace(fact, '\"defer\"', '\"run\"') WHERE seq = 2",
             "contradicts|none does",
         ),
-        ("UPDATE planner_journal SET fact = replace(fact, '\"r\"', '\"s\"') WHERE seq = 0", "the facts of run 's'"),
+        (
+            "UPDATE planner_journal SET fact = replace(fact, '\"r\"', '\"s\"') WHERE seq = 0",
+            "the facts of run 's'",
+        ),
     ],
 )
-async def test_a_forged_journal_runs_nothing(forge: str, problem: str | None, store: str, tmp_path: Path) -> None:
+async def test_a_forged_journal_runs_nothing(
+    forge: str, problem: str | None, store: str, tmp_path: Path
+) -> None:
     """A row that is damaged, of a newer schema, lost or altered is refused by name; reading it runs no code."""
     await paused(store, tmp_path)
     traces = tmp_path / "traces"
@@ -216,7 +276,14 @@ def test_two_processes_make_no_call_twice(tmp_path: Path) -> None:
     lives = Lives()
     try:
         processes = [
-            lives.begin(run_life, tmp_path / "runs.db", tmp_path / "effects", "order-7", 0.05, name)
+            lives.begin(
+                run_life,
+                tmp_path / "runs.db",
+                tmp_path / "effects",
+                "order-7",
+                0.05,
+                name,
+            )
             for name in ("a", "b")
         ]
         for process in processes:
@@ -224,4 +291,9 @@ def test_two_processes_make_no_call_twice(tmp_path: Path) -> None:
         assert [process.exitcode for process in processes] == [0, 0]
     finally:
         lives.close()
-    assert sorted(effects_in(tmp_path / "effects")) == ["book 1", "charge 3 order-7/0/charge", "label 2", "pay 5"]
+    assert sorted(effects_in(tmp_path / "effects")) == [
+        "book 1",
+        "charge 3 order-7/0/charge",
+        "label 2",
+        "pay 5",
+    ]

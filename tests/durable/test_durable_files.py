@@ -25,10 +25,14 @@ def umask(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("connect", [Runs.sqlite, Runs.connect, Approvals.connect])
-async def test_a_store_that_was_not_opened_says_how(connect: Any, tmp_path: Path) -> None:
+async def test_a_store_that_was_not_opened_says_how(
+    connect: Any, tmp_path: Path
+) -> None:
     """Without ``async with`` the first use is refused, with the line to write; no file is made."""
     store = connect(tmp_path / "runs.db")
-    with pytest.raises(StoreError, match=rf"async with \w+\.{connect.__name__}\(\.\.\.\) as"):
+    with pytest.raises(
+        StoreError, match=rf"async with \w+\.{connect.__name__}\(\.\.\.\) as"
+    ):
         await store.count()
     assert os.listdir(tmp_path) == []
 
@@ -36,7 +40,9 @@ async def test_a_store_that_was_not_opened_says_how(connect: Any, tmp_path: Path
 def test_a_store_is_opened_and_not_constructed() -> None:
     """``Runs(path)`` says which functions open a store."""
     path: Any = "runs.db"
-    with pytest.raises(PlannerInvalidConfigurationError, match=r"Runs\.sqlite\(path\).*got 'runs\.db'"):
+    with pytest.raises(
+        PlannerInvalidConfigurationError, match=r"Runs\.sqlite\(path\).*got 'runs\.db'"
+    ):
         Runs(path)
 
 
@@ -44,25 +50,38 @@ async def test_values_in_each_others_place_are_refused_by_name(tmp_path: Path) -
     """A kernel for the planner, and a pending call for its id, are refused before the store is asked."""
     planner, kernel = world(tmp_path / "effects", [PAY])
     async with open_runs(tmp_path / "runs.db") as runs:
-        with pytest.raises(PlannerInvalidConfigurationError, match=r"planner must be .* got a Kernel"):
+        with pytest.raises(
+            PlannerInvalidConfigurationError, match=r"planner must be .* got a Kernel"
+        ):
             await runs.start(kernel, planner, GOAL)  # pyright: ignore[reportArgumentType]  (swapped, on purpose)
         assert await runs.count() == 0
         await (await runs.start(planner, kernel, GOAL)).result()
         (waiting,) = await runs.approvals().pending()
-        with pytest.raises(ApprovalRefusedError, match=r"approval_id .* got a PendingApproval\. Pass its \.id"):
+        with pytest.raises(
+            ApprovalRefusedError,
+            match=r"approval_id .* got a PendingApproval\. Pass its \.id",
+        ):
             await runs.approvals().decide(waiting, Approve())  # pyright: ignore[reportArgumentType]  (on purpose)
 
 
 @pytest.mark.usefixtures("umask")
 @pytest.mark.parametrize("linked", [False, True], ids=["file", "link"])
-async def test_a_store_and_its_side_files_are_their_owners_alone(linked: bool, tmp_path: Path) -> None:
+async def test_a_store_and_its_side_files_are_their_owners_alone(
+    linked: bool, tmp_path: Path
+) -> None:
     """Mode 0600 under any umask: the file, its log, its index and the worker's lock."""
     path = tmp_path / "runs.db"
     if linked:
         path.symlink_to(tmp_path / "elsewhere.db")
     async with open_runs(path) as runs:
-        await (await runs.start(*world(tmp_path / "effects", [PAY]), GOAL, run_id="a")).result()
-        modes = [entry.stat().st_mode for entry in os.scandir(tmp_path) if entry.name != "effects"]
+        await (
+            await runs.start(*world(tmp_path / "effects", [PAY]), GOAL, run_id="a")
+        ).result()
+        modes = [
+            entry.stat().st_mode
+            for entry in os.scandir(tmp_path)
+            if entry.name != "effects"
+        ]
         assert len(modes) == 4 + linked
         assert {stat.S_IMODE(mode) for mode in modes} == {0o600}
 
@@ -70,7 +89,9 @@ async def test_a_store_and_its_side_files_are_their_owners_alone(linked: bool, t
 async def made(path: Path) -> None:
     """Make a store with a run that waits."""
     async with Runs.sqlite(path) as runs:
-        await (await runs.start(*world(path.parent / "effects", [PAY]), GOAL, run_id="a")).result()
+        await (
+            await runs.start(*world(path.parent / "effects", [PAY]), GOAL, run_id="a")
+        ).result()
 
 
 def statement(*texts: str) -> Callable[[Path], None]:
@@ -100,19 +121,39 @@ GONE = (
 )
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "text": (lambda path: path.write_text("no database, but long enough for a header " * 90), "not an SQLite database"),
-    "cut in two": (lambda path: os.truncate(path, path.stat().st_size // 2), "is damaged"),
+    "text": (
+        lambda path: path.write_text("no database, but long enough for a header " * 90),
+        "not an SQLite database",
+    ),
+    "cut in two": (
+        lambda path: os.truncate(path, path.stat().st_size // 2),
+        "is damaged",
+    ),
     "cut to a page": (lambda path: os.truncate(path, 4096), "is damaged"),
-    "cut to a header": (lambda path: os.truncate(path, 50), "damaged|not an SQLite database"),
-    "a hole": (lambda path: path.write_bytes(path.read_bytes()[:4096] + bytes(path.stat().st_size)), "is damaged"),
+    "cut to a header": (
+        lambda path: os.truncate(path, 50),
+        "damaged|not an SQLite database",
+    ),
+    "a hole": (
+        lambda path: path.write_bytes(
+            path.read_bytes()[:4096] + bytes(path.stat().st_size)
+        ),
+        "is damaged",
+    ),
     "a directory": (folder, "it cannot be opened"),
     "another application's": (other, "is not one of planner_ext"),
     "no journal": (statement("DROP TABLE planner_journal"), "lacks planner_journal"),
-    "no approvals": (statement("DROP TABLE planner_approvals"), "lacks planner_approvals"),
+    "no approvals": (
+        statement("DROP TABLE planner_approvals"),
+        "lacks planner_approvals",
+    ),
     "no runs": (statement("DROP TABLE planner_runs"), "lacks planner_runs"),
     "no schema": (statement("DROP TABLE planner_schema"), "is not one of planner_ext"),
     "a column gone": (statement(*GONE), "refused its tables"),
-    "no number": (statement("ALTER TABLE planner_schema RENAME COLUMN schema TO n"), "refused its tables"),
+    "no number": (
+        statement("ALTER TABLE planner_schema RENAME COLUMN schema TO n"),
+        "refused its tables",
+    ),
     "no row": (statement("DELETE FROM planner_schema"), "does not say its schema"),
 }
 
@@ -127,8 +168,14 @@ async def test_a_damaged_store_is_a_named_error(name: str, tmp_path: Path) -> No
     for open_again in (lambda: Runs.sqlite(path), lambda: Approvals.connect(path)):
         with pytest.raises(StoreError, match=said):
             async with open_again() as opened:
-                await (opened.list() if isinstance(opened, Runs) else opened.pending("a"))
-                await (opened.load("a") if isinstance(opened, Runs) else opened.show("a/0/pay"))
+                await (
+                    opened.list() if isinstance(opened, Runs) else opened.pending("a")
+                )
+                await (
+                    opened.load("a")
+                    if isinstance(opened, Runs)
+                    else opened.show("a/0/pay")
+                )
     if name != "a column gone":  # which is found only once it is asked for
         assert (path.read_bytes() if path.is_file() else b"") == before
 
@@ -144,7 +191,9 @@ async def test_a_damaged_store_is_a_named_error(name: str, tmp_path: Path) -> No
     ],
     ids=["long", "long with a lock", "long folders", "NUL", "no folder"],
 )
-async def test_a_path_that_there_cannot_be_is_a_named_error(where: str, said: str, tmp_path: Path) -> None:
+async def test_a_path_that_there_cannot_be_is_a_named_error(
+    where: str, said: str, tmp_path: Path
+) -> None:
     """Too long, with a NUL character, or in a folder that is not there: one `StoreError`, for looking, too."""
     with pytest.raises(StoreError, match=said):
         async with Runs.sqlite(tmp_path / where):
@@ -154,7 +203,10 @@ async def test_a_path_that_there_cannot_be_is_a_named_error(where: str, said: st
             pass
 
 
-@pytest.mark.skipif(os.geteuid() == 0 and shutil.which("setpriv") is None, reason="root may read everything")
+@pytest.mark.skipif(
+    os.geteuid() == 0 and shutil.which("setpriv") is None,
+    reason="root may read everything",
+)
 def test_a_file_that_may_not_be_read_is_a_named_error(tmp_path: Path) -> None:
     """The error says: permission denied."""
     import subprocess

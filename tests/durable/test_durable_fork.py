@@ -6,7 +6,12 @@ from typing import Any
 import pytest
 
 from planner_ext import ApprovalSettings, Budget
-from planner_ext.durable import RunConflictError, RunRefusedError, StoreError, UnknownRunError
+from planner_ext.durable import (
+    RunConflictError,
+    RunRefusedError,
+    StoreError,
+    UnknownRunError,
+)
 from planner_ext.engine.document import dump_facts
 from planner_ext.errors import InvalidForkError
 from planner_ext.testing import call, say
@@ -20,8 +25,12 @@ async def test_a_kept_run_is_forked_and_resumed(store: str, tmp_path: Path) -> N
     effects = tmp_path / "effects"
     planner, kernel = world(effects, [BOOK, LABEL, say("Both.")])
     async with open_runs(store) as runs:
-        first = await (await runs.start(planner, kernel, "Settle.", run_id="order-7")).result()
-        name = await runs.fork("order-7", at=0, new_run_id="order-7b", instruction="No label.")
+        first = await (
+            await runs.start(planner, kernel, "Settle.", run_id="order-7")
+        ).result()
+        name = await runs.fork(
+            "order-7", at=0, new_run_id="order-7b", instruction="No label."
+        )
         assert name == "order-7b"
         record = (await runs.load(name)).record
         assert (record.status, record.goal) == ("stopped", "Settle.")
@@ -29,7 +38,11 @@ async def test_a_kept_run_is_forked_and_resumed(store: str, tmp_path: Path) -> N
         other, kernel = world(effects, [say("Booked, no label.")])
         handle = await runs.resume(name, other, kernel, budget=Budget(max_iterations=5))
         forked = await handle.result()
-        assert (forked.final_answer, forked.iterations, forked.tool_calls) == ("Booked, no label.", 2, 1)
+        assert (forked.final_answer, forked.iterations, forked.tool_calls) == (
+            "Booked, no label.",
+            2,
+            1,
+        )
         assert dump_facts((await runs.load("order-7")).facts) == dump_facts(first.facts)
     assert effects_in(effects) == ["book 1", "label 2"]
 

@@ -14,7 +14,13 @@ from semantic_kernel.functions import kernel_function
 
 from planner_ext.durable import Runs, effect
 from planner_ext.durable.store import opened_store
-from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, say
+from planner_ext.testing import (
+    ScriptedChatCompletion,
+    ScriptedReply,
+    ScriptedRequest,
+    call,
+    say,
+)
 from support.durable import GOAL, effects_in, open_runs, planner_of, turn
 from support.processes import Lives
 from support.stock import scripted_by
@@ -76,7 +82,9 @@ def sends(request: ScriptedRequest) -> ScriptedReply:
     return [call("post-send", {"order": 1}, id="send"), say("Done.")][turn(request)]
 
 
-def post(trace: Path, script: Any = labels, *, tool: float = 0.0, model: float = 0.0) -> tuple[Any, Kernel]:
+def post(
+    trace: Path, script: Any = labels, *, tool: float = 0.0, model: float = 0.0
+) -> tuple[Any, Kernel]:
     """Make a planner and a kernel whose tools or whose model take a while."""
     kernel = Kernel()
     service = scripted_by(SlowModel, script)
@@ -86,12 +94,20 @@ def post(trace: Path, script: Any = labels, *, tool: float = 0.0, model: float =
     return planner_of(), kernel
 
 
-def frozen_life(store: str, trace: Path, script: Any, tool: float, model: float) -> None:
+def frozen_life(
+    store: str, trace: Path, script: Any, tool: float, model: float
+) -> None:
     """Start a run, and wait for its result from any worker; then drive another one."""
 
     async def drive() -> None:
-        async with open_runs(store, worker_id="frozen", poll_seconds=0.05, lease_seconds=LEASE_SECONDS) as runs:
-            await (await runs.start(*post(trace, script, tool=tool, model=model), GOAL, run_id="order-7")).result()
+        async with open_runs(
+            store, worker_id="frozen", poll_seconds=0.05, lease_seconds=LEASE_SECONDS
+        ) as runs:
+            await (
+                await runs.start(
+                    *post(trace, script, tool=tool, model=model), GOAL, run_id="order-7"
+                )
+            ).result()
             write(trace, "back")
             await (await runs.start(*post(trace), GOAL, run_id="order-8")).result()
 
@@ -99,7 +115,9 @@ def frozen_life(store: str, trace: Path, script: Any, tool: float, model: float)
 
 
 @asynccontextmanager
-async def working(store: str, trace: Path, script: Any = labels, **options: Any) -> AsyncIterator[Runs]:
+async def working(
+    store: str, trace: Path, script: Any = labels, **options: Any
+) -> AsyncIterator[Runs]:
     """Let a worker live that takes due runs."""
     options = {"poll_seconds": 0.05, "lease_seconds": LEASE_SECONDS, **options}
     async with open_runs(store, worker_id="working", **options) as runs:
@@ -125,7 +143,11 @@ async def ended(runs: Runs, status: str) -> None:
 
 def of(pid: int | None, trace: Path) -> list[str]:
     """List what a process did."""
-    return [line.split(" ", 1)[1] for line in effects_in(trace) if line.startswith(f"{pid} ")]
+    return [
+        line.split(" ", 1)[1]
+        for line in effects_in(trace)
+        if line.startswith(f"{pid} ")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -156,11 +178,19 @@ async def test_a_frozen_worker_loses_its_run_and_does_nothing_more(
         assert process.exitcode == 0
         done = of(process.pid, trace)
         assert done[: done.index("back")] == before
-        assert done[done.index("back") :] == ["back", "request", "label begins", "label ends", "request"]
+        assert done[done.index("back") :] == [
+            "back",
+            "request",
+            "label begins",
+            "label ends",
+            "request",
+        ]
         assert len((await runs.load("order-7")).facts) == rows
 
 
-async def test_each_worker_has_its_own_lease(lives: Lives, store: str, tmp_path: Path) -> None:
+async def test_each_worker_has_its_own_lease(
+    lives: Lives, store: str, tmp_path: Path
+) -> None:
     """A worker with a longer one judges a frozen one by the lease that this one has, and takes its run over."""
     trace = tmp_path / "trace"
     async with working(store, trace, lease_seconds=600.0) as runs:
@@ -169,11 +199,16 @@ async def test_each_worker_has_its_own_lease(lives: Lives, store: str, tmp_path:
         assert process.pid is not None
         os.kill(process.pid, signal.SIGSTOP)
         await ended(runs, "answered")
-        assert {worker.name: worker.alive for worker in await runs.workers()} == {"frozen": False, "working": True}
+        assert {worker.name: worker.alive for worker in await runs.workers()} == {
+            "frozen": False,
+            "working": True,
+        }
         process.kill()
 
 
-async def test_a_freeze_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_freeze_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """However often it is seen: by the thread that was frozen, and by the age of the row that it left."""
     async with Runs.sqlite(tmp_path / "runs.db", worker_id="w") as runs:
         workers: Any = runs._pool.workers
@@ -184,7 +219,9 @@ async def test_a_freeze_is_logged_once(tmp_path: Path, caplog: pytest.LogCapture
     assert caplog.text.count("Worker w was not seen for 30 seconds") == 1
 
 
-async def test_a_call_of_a_frozen_worker_is_in_doubt(lives: Lives, store: str, tmp_path: Path) -> None:
+async def test_a_call_of_a_frozen_worker_is_in_doubt(
+    lives: Lives, store: str, tmp_path: Path
+) -> None:
     """A function that may not run twice waits for a person, and what the frozen worker finds out is discarded."""
     trace = tmp_path / "trace"
     async with working(store, trace, sends) as runs:
@@ -197,10 +234,14 @@ async def test_a_call_of_a_frozen_worker_is_in_doubt(lives: Lives, store: str, t
         await reached(trace, "back")
         await asyncio.to_thread(process.join, SECONDS)
         assert (await runs.load("order-7")).record.status == "paused"
-    assert [line for line in effects_in(trace) if "send" in line] == [f"{process.pid} send begins"]
+    assert [line for line in effects_in(trace) if "send" in line] == [
+        f"{process.pid} send begins"
+    ]
 
 
-async def test_a_worker_that_is_back_first_continues_its_run(lives: Lives, store: str, tmp_path: Path) -> None:
+async def test_a_worker_that_is_back_first_continues_its_run(
+    lives: Lives, store: str, tmp_path: Path
+) -> None:
     """Where no other worker took the run, the frozen one takes it up again by itself, as after a death."""
     trace = tmp_path / "trace"
     process = lives.begin(frozen_life, store, trace, labels, LEASE_SECONDS, 0.0)
@@ -208,12 +249,18 @@ async def test_a_worker_that_is_back_first_continues_its_run(lives: Lives, store
     assert process.pid is not None
     os.kill(process.pid, signal.SIGSTOP)
     async with opened_store(store) as opened, asyncio.timeout(SECONDS):
-        (row,) = (await opened.database.transact(("SELECT worker_id FROM planner_workers", {})))[0]
+        (row,) = (
+            await opened.database.transact(
+                ("SELECT worker_id FROM planner_workers", {})
+            )
+        )[0]
         while (await opened.last_heartbeat(str(row[0])) or (0, 0))[0] < LEASE_SECONDS:  # noqa: ASYNC110  (likewise)
             await asyncio.sleep(0.02)
     os.kill(process.pid, signal.SIGCONT)
     await asyncio.to_thread(process.join, SECONDS)
     assert process.exitcode == 0
-    assert of(process.pid, trace).count("label begins") == 3  # twice of this run, once of the other
+    assert (
+        of(process.pid, trace).count("label begins") == 3
+    )  # twice of this run, once of the other
     async with opened_store(store) as opened:
         assert await opened.count_runs(status="answered") == 2

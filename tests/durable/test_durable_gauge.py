@@ -13,12 +13,16 @@ def reported() -> list[int | float]:
     return [point.value for point in gauge._observe(CallbackOptions())]
 
 
-async def test_a_worker_reports_what_waits_in_its_store(store: str, tmp_path: Path) -> None:
+async def test_a_worker_reports_what_waits_in_its_store(
+    store: str, tmp_path: Path
+) -> None:
     """One for each approval that waits, wherever it is decided; nothing after the worker has left."""
     async with open_runs(store) as runs:
         assert reported() == [0]
         for name in ("one", "two"):
-            await (await runs.start(*world(tmp_path / "effects", [PAY]), GOAL, run_id=name)).result()
+            await (
+                await runs.start(*world(tmp_path / "effects", [PAY]), GOAL, run_id=name)
+            ).result()
         assert reported() == [2]
         assert await decide_all(store) == 2
         assert reported() == [0]

@@ -21,8 +21,24 @@ from planner_ext.durable import driven as driven_runs
 from planner_ext.durable.driven import DrivenRuns, DrivenStore
 from planner_ext.durable.store import JournalStore, opened_store
 from planner_ext.errors import PlannerInvalidConfigurationError, RunNotAnsweredError
-from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, calls, say
-from support.durable import GOAL, PAY, decide_all, effects_in, open_runs, planner_of, run_life, turn
+from planner_ext.testing import (
+    ScriptedChatCompletion,
+    ScriptedReply,
+    ScriptedRequest,
+    call,
+    calls,
+    say,
+)
+from support.durable import (
+    GOAL,
+    PAY,
+    decide_all,
+    effects_in,
+    open_runs,
+    planner_of,
+    run_life,
+    turn,
+)
 from support.durable import world as shop
 from support.processes import Lives
 
@@ -63,7 +79,11 @@ def world(folder: Path) -> tuple[Any, Kernel]:
     """Make a pharmacy that sells until the file ``closed`` is there; its runs go by their goals."""
 
     def script(request: ScriptedRequest) -> ScriptedReply:
-        goal = next(str(message["content"]) for message in request.messages if message["role"] == "user")
+        goal = next(
+            str(message["content"])
+            for message in request.messages
+            if message["role"] == "user"
+        )
         number = turn(request)
         if goal == POISON:
             return call("shop-poison", id="drink")
@@ -71,7 +91,14 @@ def world(folder: Path) -> tuple[Any, Kernel]:
             return call("shop-venom", id="bite")
         if (folder / "closed").exists():
             return say("Closed.")
-        pair = (call("shop-sell", {"run": goal, "number": 2 * number + each}, id=f"{number}-{each}") for each in (0, 1))
+        pair = (
+            call(
+                "shop-sell",
+                {"run": goal, "number": 2 * number + each},
+                id=f"{number}-{each}",
+            )
+            for each in (0, 1)
+        )
         return calls(*pair)
 
     kernel = Kernel()
@@ -107,22 +134,39 @@ def driving(driven: DrivenRuns, run_id: str) -> DrivenStore:
 
 async def started(store: DrivenStore, index: int) -> None:
     """Start a call of a run."""
-    place: Any = {"iteration": 0, "index": index, "call_id": str(index), "function": "f"}
+    place: Any = {
+        "iteration": 0,
+        "index": index,
+        "call_id": str(index),
+        "function": "f",
+    }
     await store.append("", 0, [CallStarted(**place, at=1.0)])
 
 
 async def ended(store: DrivenStore, index: int) -> None:
     """End a call of a run."""
-    place: Any = {"iteration": 0, "index": index, "call_id": str(index), "function": "f"}
+    place: Any = {
+        "iteration": 0,
+        "index": index,
+        "call_id": str(index),
+        "function": "f",
+    }
     await store.append("", 0, [CallFinished(**place, outcome="ok", result="", at=1.0)])
 
 
-async def died(lives: Lives, store: str, folder: Path, worker_id: str | None = None) -> None:
+async def died(
+    lives: Lives, store: str, folder: Path, worker_id: str | None = None
+) -> None:
     """Let a worker live until it dies."""
-    assert await asyncio.to_thread(lives.live, working_life, store, folder, worker_id) == -signal.SIGKILL
+    assert (
+        await asyncio.to_thread(lives.live, working_life, store, folder, worker_id)
+        == -signal.SIGKILL
+    )
 
 
-async def restarted(lives: Lives, store: str, folder: Path, opened: JournalStore, workers: int) -> None:
+async def restarted(
+    lives: Lives, store: str, folder: Path, opened: JournalStore, workers: int
+) -> None:
     """Let workers live, each started again when it dies, until the poison is set aside and all others are answered.
 
     The poison is retried when the others are busy.
@@ -135,7 +179,10 @@ async def restarted(lives: Lives, store: str, folder: Path, opened: JournalStore
             while await opened.count_runs(status="answered") < len(HEALTHY):
                 if len(effects_in(folder / "effects")) > 2 * len(HEALTHY):
                     await opened.database.transact(
-                        (f"{retry} AND wake_at > :now", {"at": 1.0, "now": time.time() + 600})
+                        (
+                            f"{retry} AND wake_at > :now",
+                            {"at": 1.0, "now": time.time() + 600},
+                        )
                     )
                 if await opened.count_runs(status="quarantined"):
                     (folder / "closed").touch()
@@ -160,7 +207,12 @@ async def test_a_poisonous_call_is_set_aside_and_harms_no_run_beside_it(
         await restarted(lives, store, tmp_path, opened, workers)
 
         record = await opened.record("poison")
-        assert (record.status, record.deaths, record.owner, record.wake_at) == ("quarantined", 3, None, None)
+        assert (record.status, record.deaths, record.owner, record.wake_at) == (
+            "quarantined",
+            3,
+            None,
+            None,
+        )
         place = "while it was driven, in the call shop-poison (drink)."
         assert record.problem == f"Its worker's process ended 3 times {place}"
         sold = Counter(effects_in(tmp_path / "effects"))
@@ -173,7 +225,9 @@ async def test_a_poisonous_call_is_set_aside_and_harms_no_run_beside_it(
             assert len(begun) == len(set(begun)) == ends
 
 
-async def test_the_deaths_of_a_worker_that_keeps_its_name_are_counted(lives: Lives, tmp_path: Path) -> None:
+async def test_the_deaths_of_a_worker_that_keeps_its_name_are_counted(
+    lives: Lives, tmp_path: Path
+) -> None:
     """A service that is started again under the name it had is another life: after three the run is set aside."""
     store = str(tmp_path / "runs.db")
     async with opened_store(store) as opened:
@@ -182,18 +236,28 @@ async def test_the_deaths_of_a_worker_that_keeps_its_name_are_counted(lives: Liv
             await died(lives, store, tmp_path, "service")
         async with open_runs(store, worker_id="service") as runs:
             assert await runs.recover(*world(tmp_path)) == []
-        assert ((record := await opened.record("poison")).status, record.deaths) == ("quarantined", 3)
+        assert ((record := await opened.record("poison")).status, record.deaths) == (
+            "quarantined",
+            3,
+        )
 
 
-async def test_what_its_function_declares_changes_nothing(lives: Lives, store: str, tmp_path: Path) -> None:
+async def test_what_its_function_declares_changes_nothing(
+    lives: Lives, store: str, tmp_path: Path
+) -> None:
     """A call that asks a person before it runs again is counted, too, however often the person says yes."""
     async with opened_store(store) as opened:
         assert await opened.create("venom", "venom", owner=None, at=1.0)
         async with asyncio.timeout(LIMIT_SECONDS):
             while (record := await opened.record("venom")).status != "quarantined":
                 process = lives.begin(working_life, store, tmp_path)
-                while process.is_alive() and (await opened.record("venom")).status != "quarantined":
-                    async with Approvals.connect(store) as approvals:  # also what is in doubt
+                while (
+                    process.is_alive()
+                    and (await opened.record("venom")).status != "quarantined"
+                ):
+                    async with Approvals.connect(
+                        store
+                    ) as approvals:  # also what is in doubt
                         for item in await approvals.pending():
                             await approvals.decide(item.id, Approve(by="ann"))
                     await asyncio.sleep(0.05)
@@ -203,31 +267,45 @@ async def test_what_its_function_declares_changes_nothing(lives: Lives, store: s
     assert effects_in(tmp_path / "effects") == ["venom"] * 3
 
 
-async def test_a_quarantined_run_is_driven_by_none_and_can_be_resumed(store: str, tmp_path: Path) -> None:
+async def test_a_quarantined_run_is_driven_by_none_and_can_be_resumed(
+    store: str, tmp_path: Path
+) -> None:
     """Its next handle says why it is set aside; resumed, nothing is counted against it, and its decision is taken."""
     planner, kernel = shop(tmp_path / "effects", [PAY, say("Paid.")])
-    async with open_runs(store, poll_seconds=0.02, max_deaths=1) as runs, opened_store(store) as opened:
+    async with (
+        open_runs(store, poll_seconds=0.02, max_deaths=1) as runs,
+        opened_store(store) as opened,
+    ):
         waiting = await runs.start(planner, kernel, GOAL, run_id="r")
         assert (await waiting.result()).status == "paused"
         await decide_all(store)
         assert await opened.claim("r", "gone", seen=None)
         assert await runs.recover(planner, kernel) == []
-        with pytest.raises(RunNotAnsweredError, match=r"Run 'r' is in quarantine: Its worker's process ended 1 times"):
+        with pytest.raises(
+            RunNotAnsweredError,
+            match=r"Run 'r' is in quarantine: Its worker's process ended 1 times",
+        ):
             await waiting.result()
-        assert (await (await runs.resume("r", planner, kernel)).result()).status == "answered"
+        assert (
+            await (await runs.resume("r", planner, kernel)).result()
+        ).status == "answered"
         (record,) = await runs.list()
         assert (record.deaths, record.problem) == (0, "")
     assert effects_in(tmp_path / "effects") == ["pay 5"]
 
 
-async def test_a_run_waits_to_be_driven_alone_and_keeps_others_from_starting_calls() -> None:
+async def test_a_run_waits_to_be_driven_alone_and_keeps_others_from_starting_calls() -> (
+    None
+):
     """It is alone when the calls of others have ended, and until it has recorded a reply; its own batch is parallel."""
     driven = DrivenRuns()
     async with driving(driven, "a") as a, driving(driven, "b") as b:
         await started(a, 0)
         alone = asyncio.create_task(driven.alone("b", 30))
         await asyncio.sleep(0)
-        with pytest.raises(asyncio.CancelledError):  # of the same batch: the engine starts it again
+        with pytest.raises(
+            asyncio.CancelledError
+        ):  # of the same batch: the engine starts it again
             await started(a, 1)
         assert not alone.done()
         await ended(a, 0)
@@ -240,7 +318,9 @@ async def test_a_run_waits_to_be_driven_alone_and_keeps_others_from_starting_cal
         assert (len(a.calls), len(b.calls), driven.is_taken) == (1, 1, False)
 
 
-async def test_a_call_that_hangs_keeps_neither_side_waiting_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_that_hangs_keeps_neither_side_waiting_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Who wants to be alone gives up after a while, and who is alone is so for a while."""
     monkeypatch.setattr(driven_runs, "_LONGEST_SECONDS", 0.05)
     driven = DrivenRuns()
@@ -267,9 +347,14 @@ async def test_a_run_that_cannot_be_driven_alone_is_put_back(
     """Beside a call that hangs it is not driven, and due again later; its death is counted once."""
     monkeypatch.setattr(worker, "_ALONE_SECONDS", 0.2)
     path, effects = tmp_path / "runs.db", tmp_path / "effects"
-    killed = lives.live(run_life, path, effects, "r", 0.0, PLANNER_EXT_CRASH_AT="after_intent")
+    killed = lives.live(
+        run_life, path, effects, "r", 0.0, PLANNER_EXT_CRASH_AT="after_intent"
+    )
     assert killed == -signal.SIGKILL
-    async with Runs.sqlite(path, poll_seconds=0.02) as runs, driving(runs._pool.runner.driven, "busy") as busy:
+    async with (
+        Runs.sqlite(path, poll_seconds=0.02) as runs,
+        driving(runs._pool.runner.driven, "busy") as busy,
+    ):
         await started(busy, 0)
         (handle,) = await runs.recover(*shop(effects))
         with pytest.raises(RunFencedError, match="left to another worker, or to later"):
@@ -283,8 +368,13 @@ async def test_a_run_that_cannot_be_driven_alone_is_put_back(
 
 
 @pytest.mark.parametrize("deaths", [0, True, "3"])
-async def test_a_number_of_deaths_that_means_nothing_is_refused_by_name(deaths: Any, tmp_path: Path) -> None:
+async def test_a_number_of_deaths_that_means_nothing_is_refused_by_name(
+    deaths: Any, tmp_path: Path
+) -> None:
     """Before a file is made for it."""
-    with pytest.raises(PlannerInvalidConfigurationError, match="max_deaths must be a whole number, 1 or more"):
+    with pytest.raises(
+        PlannerInvalidConfigurationError,
+        match="max_deaths must be a whole number, 1 or more",
+    ):
         async with Runs.sqlite(tmp_path / "runs.db", max_deaths=deaths):
             pass

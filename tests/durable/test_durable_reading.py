@@ -40,10 +40,14 @@ main()
 @pytest.fixture
 async def paused(tmp_path: Path) -> AsyncIterator[Path]:
     """A folder that others may read, with a store that no process has open, in which a run waits."""
-    with TemporaryDirectory() as name:  # pytest takes the right to read its folders from others
+    with (
+        TemporaryDirectory() as name
+    ):  # pytest takes the right to read its folders from others
         folder = Path(name)
         async with open_runs(folder / "runs.db") as runs:
-            await (await runs.start(*world(tmp_path / "effects", [PAY]), GOAL, run_id="a")).result()
+            await (
+                await runs.start(*world(tmp_path / "effects", [PAY]), GOAL, run_id="a")
+            ).result()
         yield folder
 
 
@@ -77,7 +81,9 @@ def check_looks(done: subprocess.CompletedProcess[str]) -> None:
     assert "it is read-only. Give this process the right to write" in done.stderr
 
 
-def test_a_store_without_a_worker_is_listed_without_the_right_to_write(paused: Path, unprivileged: list[str]) -> None:
+def test_a_store_without_a_worker_is_listed_without_the_right_to_write(
+    paused: Path, unprivileged: list[str]
+) -> None:
     """Runs and approvals are listed and shown, only a decision is refused, and no file is left beside the store."""
     before = {path.name: path.read_bytes() for path in paused.iterdir()}
     check_looks(look(paused, unprivileged))
@@ -89,7 +95,11 @@ async def test_a_store_with_a_worker_is_listed_without_the_right_to_write(
 ) -> None:
     """The list has what the worker has just written."""
     async with open_runs(paused / "runs.db") as runs:
-        await (await runs.start(*world(tmp_path / "effects", [say("Done.")]), GOAL, run_id="b")).result()
+        await (
+            await runs.start(
+                *world(tmp_path / "effects", [say("Done.")]), GOAL, run_id="b"
+            )
+        ).result()
         done = await asyncio.to_thread(look, paused, unprivileged)
     check_looks(done)
     assert "b  answered" in done.stdout
@@ -102,7 +112,9 @@ async def test_a_reader_sees_what_a_worker_writes_later(
     access = os.access
     async with open_runs(paused / "runs.db") as worker:
         pass
-    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK and access(path, mode))
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: mode != os.W_OK and access(path, mode)
+    )
     async with opened_store(paused / "runs.db", create=False) as reader:
         assert await reader.count_runs() == 1
         with pytest.raises(StoreError, match="read-only"):
@@ -110,14 +122,20 @@ async def test_a_reader_sees_what_a_worker_writes_later(
         monkeypatch.undo()
         for number in (2, 3):
             async with open_runs(paused / "runs.db") as worker:
-                handle = await worker.start(*world(tmp_path / "effects", [say("Done.")]), GOAL, run_id=str(number))
+                handle = await worker.start(
+                    *world(tmp_path / "effects", [say("Done.")]),
+                    GOAL,
+                    run_id=str(number),
+                )
                 await handle.result()
                 if number == 3:
                     assert await reader.count_runs() == 3
             assert await reader.count_runs() == number
 
 
-async def retried_briefly(with_retries: Callable[..., Awaitable[Any]], attempt: Any, *, seconds: float) -> Any:
+async def retried_briefly(
+    with_retries: Callable[..., Awaitable[Any]], attempt: Any, *, seconds: float
+) -> Any:
     """Have hardly any patience with a server that takes no writes."""
     return await with_retries(attempt, seconds=min(seconds, 0.1))
 
@@ -127,7 +145,9 @@ async def test_a_role_with_the_right_to_select_lists_a_database(
 ) -> None:
     """Nothing is written where transactions are read-only; a decision names the missing right."""
     async with open_runs(postgres_url) as runs:
-        await (await runs.start(*world(tmp_path / "effects", [PAY]), GOAL, run_id="a")).result()
+        await (
+            await runs.start(*world(tmp_path / "effects", [PAY]), GOAL, run_id="a")
+        ).result()
     role = f"reader_{uuid4().hex}"
     with psycopg.connect(postgres_url) as admin:
         for statement in (
@@ -143,7 +163,9 @@ async def test_a_role_with_the_right_to_select_lists_a_database(
     async with Approvals.connect(url) as approvals:
         assert [item.id for item in await approvals.pending()] == ["a/0/pay"]
         assert (await approvals.show("a/0/pay")).status == "open"
-    monkeypatch.setattr(postgres, "_with_retries", partial(retried_briefly, postgres._with_retries))
+    monkeypatch.setattr(
+        postgres, "_with_retries", partial(retried_briefly, postgres._with_retries)
+    )
     with pytest.raises(StoreError, match=r"takes no writes|Grant the user the rights"):
         await decide_all(url)
 
@@ -151,12 +173,19 @@ async def test_a_role_with_the_right_to_select_lists_a_database(
 def endless(request: object) -> ScriptedReply:
     """Book an order in every round trip, and answer after the fortieth."""
     number = turn(request)  # pyright: ignore[reportArgumentType]  (a request)
-    return say("Done.") if number == 40 else call("shop-label", {"order": number}, id=f"label-{number}")
+    return (
+        say("Done.")
+        if number == 40
+        else call("shop-label", {"order": number}, id=f"label-{number}")
+    )
 
 
 async def test_a_store_is_copied_while_workers_write(tmp_path: Path) -> None:
     """Each copy is whole, a store, and one moment of the run that continues meanwhile; it is its owner's alone."""
-    store, copies = tmp_path / "runs.db", [tmp_path / f"copy-{number}.db" for number in range(5)]
+    store, copies = (
+        tmp_path / "runs.db",
+        [tmp_path / f"copy-{number}.db" for number in range(5)],
+    )
     async with open_runs(store) as runs, opened_store(store, create=False) as opened:
         planner, kernel = world(tmp_path / "effects", endless, max_iterations=50)
         handle = await runs.start(planner, kernel, GOAL, run_id="a")
@@ -171,22 +200,34 @@ async def test_a_store_is_copied_while_workers_write(tmp_path: Path) -> None:
             lengths.append(len((await opened.load("a")).facts))
         assert copy.stat().st_mode & 0o777 == 0o600
     assert lengths == sorted(lengths)
-    assert {name for name in os.listdir(tmp_path) if "copy" in name} == {copy.name for copy in copies}
+    assert {name for name in os.listdir(tmp_path) if "copy" in name} == {
+        copy.name for copy in copies
+    }
 
 
 async def test_a_copy_replaces_no_file(paused: Path) -> None:
     """Neither another file nor the store itself; what cannot be written is named."""
     before = (paused / "runs.db").read_bytes()
     async with opened_store(paused / "runs.db", create=False) as opened:
-        for path, said in ((paused / "runs.db", "File exists"), (paused / "nowhere" / "copy.db", "No such file")):
+        for path, said in (
+            (paused / "runs.db", "File exists"),
+            (paused / "nowhere" / "copy.db", "No such file"),
+        ):
             with pytest.raises(StoreError, match=f"cannot be written: {said}"):
                 await opened.database.backup(path)
     assert (paused / "runs.db").read_bytes() == before
 
 
-async def test_a_database_is_copied_by_its_own_tool(postgres_url: str, tmp_path: Path) -> None:
+async def test_a_database_is_copied_by_its_own_tool(
+    postgres_url: str, tmp_path: Path
+) -> None:
     """The command is named whole, without a password."""
-    async with opened_store(postgres_url.replace("//postgres@", "//postgres:secret@")) as opened:
-        with pytest.raises(StoreError, match=r"pg_dump --format=custom --file=\S+/copy.db 'postgresql://") as refused:
+    async with opened_store(
+        postgres_url.replace("//postgres@", "//postgres:secret@")
+    ) as opened:
+        with pytest.raises(
+            StoreError,
+            match=r"pg_dump --format=custom --file=\S+/copy.db 'postgresql://",
+        ) as refused:
             await opened.database.backup(tmp_path / "copy.db")
     assert "secret" not in str(refused.value)

@@ -23,7 +23,16 @@ from planner_ext.errors import (
     ServiceCallError,
 )
 from planner_ext.testing import Script, ScriptedFault, ScriptedOpenAIServer, call, say
-from support.durable import GOAL, PAY, Shop, decide_all, effects_in, open_runs, planner_of, world
+from support.durable import (
+    GOAL,
+    PAY,
+    Shop,
+    decide_all,
+    effects_in,
+    open_runs,
+    planner_of,
+    world,
+)
 from support.processes import Lives
 from support.values import each_of
 
@@ -38,7 +47,9 @@ def working_life(store: str, effects: Path, url: str) -> None:
     async def work() -> None:
         kernel = Kernel()
         client = AsyncOpenAI(base_url=url, api_key="any", max_retries=0)
-        kernel.add_service(OpenAIChatCompletion(ai_model_id="scripted", async_client=client))
+        kernel.add_service(
+            OpenAIChatCompletion(ai_model_id="scripted", async_client=client)
+        )
         kernel.add_plugin(Shop(effects), "shop")
         async with open_runs(store, poll_seconds=0.02, retry=SOON) as runs:
             await runs.work(planner_of(), kernel)
@@ -47,7 +58,9 @@ def working_life(store: str, effects: Path, url: str) -> None:
 
 
 @asynccontextmanager
-async def worked(lives: Lives, store: str, folder: Path, script: Script) -> AsyncIterator[JournalStore]:
+async def worked(
+    lives: Lives, store: str, folder: Path, script: Script
+) -> AsyncIterator[JournalStore]:
     """Enter the run ``r``, and let one worker live beside it, whose model follows a script."""
     async with opened_store(store) as opened:
         assert await opened.create("r", GOAL, owner=None, at=1.0)
@@ -69,34 +82,54 @@ async def reached(store: JournalStore, status: str) -> RunRecord:
     return record
 
 
-async def test_a_passing_fault_is_retried_by_the_worker_that_lives(lives: Lives, store: str, tmp_path: Path) -> None:
+async def test_a_passing_fault_is_retried_by_the_worker_that_lives(
+    lives: Lives, store: str, tmp_path: Path
+) -> None:
     """The endpoint answers 500 three times, then well: the run is answered, and nothing was started again."""
-    script = [BUSY, BUSY, call("shop-label", {"order": 1}, id="label"), BUSY, say("Done.")]
+    script = [
+        BUSY,
+        BUSY,
+        call("shop-label", {"order": 1}, id="label"),
+        BUSY,
+        say("Done."),
+    ]
     async with worked(lives, store, tmp_path, script) as opened:
         record = await reached(opened, "answered")
     assert (record.problem, record.wake_at) == ("", None)
     assert effects_in(tmp_path / "effects") == ["label 1"]
 
 
-async def test_a_lasting_fault_fails_the_run_which_can_be_resumed(lives: Lives, store: str, tmp_path: Path) -> None:
+async def test_a_lasting_fault_fails_the_run_which_can_be_resumed(
+    lives: Lives, store: str, tmp_path: Path
+) -> None:
     """After the attempts it is failed, with its last fault; resumed, it is answered, as is its next handle."""
     async with worked(lives, store, tmp_path, [BUSY] * SOON.attempts) as opened:
         record = await reached(opened, "failed")
-        assert (record.retries, record.owner, record.wake_at) == (SOON.attempts, None, None)
+        assert (record.retries, record.owner, record.wake_at) == (
+            SOON.attempts,
+            None,
+            None,
+        )
         assert record.problem.startswith("ServiceCallError: ")
     planner, kernel = world(tmp_path / "effects", [say("Done.")])
     async with open_runs(store) as runs:
-        assert (await (await runs.resume("r", planner, kernel)).result()).status == "answered"
+        assert (
+            await (await runs.resume("r", planner, kernel)).result()
+        ).status == "answered"
         assert (await runs.list(status="answered"))[0].retries == 0
 
 
-async def test_a_final_fault_fails_the_run_at_once(lives: Lives, store: str, tmp_path: Path) -> None:
+async def test_a_final_fault_fails_the_run_at_once(
+    lives: Lives, store: str, tmp_path: Path
+) -> None:
     """A key that is refused is not tried again."""
     async with worked(lives, store, tmp_path, [FORBIDDEN]) as opened:
         assert (await reached(opened, "failed")).retries == 1
 
 
-async def test_a_reply_resets_the_count(lives: Lives, store: str, tmp_path: Path) -> None:
+async def test_a_reply_resets_the_count(
+    lives: Lives, store: str, tmp_path: Path
+) -> None:
     """A long run on a shaky endpoint does not fail by the sum of its faults."""
     shaky = [BUSY, BUSY, BUSY]
     script = [
@@ -110,7 +143,9 @@ async def test_a_reply_resets_the_count(lives: Lives, store: str, tmp_path: Path
         await reached(opened, "answered")
 
 
-async def test_arguments_that_cannot_be_had_are_asked_for_again(store: str, tmp_path: Path) -> None:
+async def test_arguments_that_cannot_be_had_are_asked_for_again(
+    store: str, tmp_path: Path
+) -> None:
     """A fault of the application ends nothing; a run that waited still waits, and the retry takes the decision."""
     effects = tmp_path / "effects"
     planner, kernel = world(effects, [PAY, say("Paid.")])
@@ -125,7 +160,9 @@ async def test_arguments_that_cannot_be_had_are_asked_for_again(store: str, tmp_
         handle = await runs.start(planner, kernel, GOAL, run_id="r")
         assert (await handle.result()).status == "paused"
         await decide_all(store)
-        work = asyncio.create_task(runs.work(planner, kernel, arguments_for=arguments_for))
+        work = asyncio.create_task(
+            runs.work(planner, kernel, arguments_for=arguments_for)
+        )
         async with opened_store(store) as opened:
             await reached(opened, "answered")
         work.cancel()
@@ -162,7 +199,9 @@ async def test_a_run_that_waits_still_waits_after_a_fault(tmp_path: Path) -> Non
     faults = iter([LookupError("no tenant")])
 
     class Flaky:
-        def journaled(self, kernel: Any, activation: Any, *, arguments: Any = None) -> Any:
+        def journaled(
+            self, kernel: Any, activation: Any, *, arguments: Any = None
+        ) -> Any:
             for fault in faults:
                 raise fault
             return planner.journaled(kernel, activation, arguments=arguments)
@@ -172,22 +211,42 @@ async def test_a_run_that_waits_still_waits_after_a_fault(tmp_path: Path) -> Non
         with pytest.raises(LookupError):
             await (await runs.resume("r", Flaky(), kernel)).result()
         assert [record.status for record in await runs.list()] == ["running"]
-        assert (await (await runs.resume("r", Flaky(), kernel)).result()).status == "paused"
+        assert (
+            await (await runs.resume("r", Flaky(), kernel)).result()
+        ).status == "paused"
         (record,) = await runs.list()
         assert (record.status, record.problem, record.wake_at) == ("paused", "", None)
         assert await runs.recover(planner, kernel) == []
 
 
-async def test_who_waits_for_a_run_of_another_worker_hears_that_it_failed(tmp_path: Path) -> None:
+async def test_who_waits_for_a_run_of_another_worker_hears_that_it_failed(
+    tmp_path: Path,
+) -> None:
     """The wait ends, and does not drive the run beside its retries."""
     planner, kernel = world(tmp_path / "effects", [say("Done.")])
-    async with Runs.sqlite(tmp_path / "runs.db") as runs, Runs.sqlite(tmp_path / "runs.db", poll_seconds=0.02) as other:
+    async with (
+        Runs.sqlite(tmp_path / "runs.db") as runs,
+        Runs.sqlite(tmp_path / "runs.db", poll_seconds=0.02) as other,
+    ):
         assert await runs._store.create("r", GOAL, owner=runs.worker_id, at=1.0)
-        waiting = asyncio.create_task((await other.start(planner, kernel, GOAL, run_id="r")).result())
+        waiting = asyncio.create_task(
+            (await other.start(planner, kernel, GOAL, run_id="r")).result()
+        )
         await asyncio.sleep(0.05)
-        counts: dict[str, Any] = {"wake_at": None, "retries": 5, "deaths": 0, "progress": 0, "at": 2.0}
-        assert await runs._store.park("r", seen=runs.worker_id, status="failed", problem="It is out.", **counts)
-        with pytest.raises(RunNotAnsweredError, match=r"Run 'r' failed: It is out\. Resume it to try again\."):
+        counts: dict[str, Any] = {
+            "wake_at": None,
+            "retries": 5,
+            "deaths": 0,
+            "progress": 0,
+            "at": 2.0,
+        }
+        assert await runs._store.park(
+            "r", seen=runs.worker_id, status="failed", problem="It is out.", **counts
+        )
+        with pytest.raises(
+            RunNotAnsweredError,
+            match=r"Run 'r' failed: It is out\. Resume it to try again\.",
+        ):
             await waiting
 
 
@@ -202,12 +261,17 @@ async def test_who_waits_for_a_run_of_another_worker_hears_that_it_failed(tmp_pa
         (InvalidJournalError("row 1"), True),
     ],
 )
-def test_a_fault_is_final_if_a_retry_cannot_cure_it(error: Exception, final: bool) -> None:
+def test_a_fault_is_final_if_a_retry_cannot_cure_it(
+    error: Exception, final: bool
+) -> None:
     """Options, journals and runs that cannot be used are final; endpoints, stores and applications recover."""
     assert is_final(error) is final
 
 
-@each_of(("status", "final"), [(400, True), (401, True), (404, True), (408, False), (409, False)])
+@each_of(
+    ("status", "final"),
+    [(400, True), (401, True), (404, True), (408, False), (409, False)],
+)
 def test_a_status_of_a_client_error_is_final(status: int, final: bool) -> None:
     """Wherever it stands in the chain of causes; a timeout, a conflict and too many requests pass."""
     cause = LookupError("of a connector")
@@ -225,7 +289,10 @@ def test_delays_grow_up_to_the_longest() -> None:
     assert policy.delay(10**6) == 20.0
 
 
-@each_of("option", [{"attempts": 0}, {"attempts": True}, {"first_delay": 0}, {"max_delay": "1"}])
+@each_of(
+    "option",
+    [{"attempts": 0}, {"attempts": True}, {"first_delay": 0}, {"max_delay": "1"}],
+)
 def test_a_policy_that_means_nothing_is_refused_by_name(option: dict[str, Any]) -> None:
     """The message names the option."""
     with pytest.raises(PlannerInvalidConfigurationError, match=next(iter(option))):

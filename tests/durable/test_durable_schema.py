@@ -31,7 +31,9 @@ NEWER = (f"INSERT INTO planner_schema VALUES ({TABLE_SCHEMA + 1})",)
 
 
 def execute(store: str, *statements: str) -> list[Any]:
-    connection: Any = psycopg.connect(store) if "://" in store else sqlite3.connect(store)
+    connection: Any = (
+        psycopg.connect(store) if "://" in store else sqlite3.connect(store)
+    )
     with closing(connection) as database:
         rows: list[Any] = []
         for statement in statements:
@@ -44,14 +46,22 @@ def execute(store: str, *statements: str) -> list[Any]:
 @pytest.fixture(params=["sqlite", "postgresql"])
 def made(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A store of its own, whose tables may be changed."""
-    return str(tmp_path / "runs.db") if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    return (
+        str(tmp_path / "runs.db")
+        if request.param == "sqlite"
+        else request.getfixturevalue("postgres_url")
+    )
 
 
 @pytest.mark.parametrize(
     ("statements", "error", "said"),
     [
         (EARLIER, StoreError, r"of another version|made by another version\?"),
-        (NEWER, NewerSchemaError, f"has tables of schema {TABLE_SCHEMA + 1}; this version"),
+        (
+            NEWER,
+            NewerSchemaError,
+            f"has tables of schema {TABLE_SCHEMA + 1}; this version",
+        ),
     ],
     ids=["earlier", "newer"],
 )
@@ -81,7 +91,9 @@ def open_store(store: str) -> None:
     asyncio.run(read())
 
 
-def test_processes_that_create_a_store_at_once_do_not_disturb_each_other(made: str, lives: Lives) -> None:
+def test_processes_that_create_a_store_at_once_do_not_disturb_each_other(
+    made: str, lives: Lives
+) -> None:
     """Four of them open a new store at the same time: each succeeds, and the tables are created once."""
     processes = [lives.begin(open_store, made) for _ in range(4)]
     for process in processes:
@@ -91,7 +103,9 @@ def test_processes_that_create_a_store_at_once_do_not_disturb_each_other(made: s
 
 
 @pytest.mark.parametrize("schema", [1, 2])
-async def test_a_document_of_a_development_version_is_refused(schema: int, tmp_path: Path) -> None:
+async def test_a_document_of_a_development_version_is_refused(
+    schema: int, tmp_path: Path
+) -> None:
     """These had no kind: a checkpoint, an exported run and a cassette are named, and the way out is said."""
     planner, kernel = world(tmp_path / "effects", [say("Done.")])
     said = "no kind: a development version from before 0.1.0 wrote it, which no release reads. End its run with"
@@ -100,13 +114,23 @@ async def test_a_document_of_a_development_version_is_refused(schema: int, tmp_p
     with pytest.raises(InvalidJournalError, match=said):
         Checkpoint.from_json(json.dumps(checkpoint | {"schema": schema}))
     async with Runs.sqlite(tmp_path / "runs.db") as runs:
-        await (await runs.start(*world(tmp_path / "effects", [say("Done.")]), GOAL, run_id="a")).result()
+        await (
+            await runs.start(
+                *world(tmp_path / "effects", [say("Done.")]), GOAL, run_id="a"
+            )
+        ).result()
     async with opened_store(tmp_path / "runs.db") as store:
         archive = json.loads(await export_run(store, "a"))
         del archive["kind"]
         with pytest.raises(InvalidJournalError, match=said):
-            await import_run(store, json.dumps({"form": 1, **archive, "schema": schema}))
+            await import_run(
+                store, json.dumps({"form": 1, **archive, "schema": schema})
+            )
     cassette = tmp_path / "c.json"
-    cassette.write_text(json.dumps({"form": 1, "schema": schema, "services": {}, "requests": [], "runs": []}))
+    cassette.write_text(
+        json.dumps(
+            {"form": 1, "schema": schema, "services": {}, "requests": [], "runs": []}
+        )
+    )
     with pytest.raises(Exception, match=said), replay(cassette):
         pass

@@ -25,14 +25,18 @@ async def logged(caplog: pytest.LogCaptureFixture, text: str) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_worker_outlasts_a_locked_store(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_worker_outlasts_a_locked_store(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """It says once that due runs wait, and drives them when the lock is gone."""
     path = tmp_path / "runs.db"
     async with Runs.sqlite(path, poll_seconds=0.02) as worker:
         run = await worker.submit(GOAL, run_id="a")
         with closing(sqlite3.connect(path, isolation_level=None)) as tool:
             tool.execute("BEGIN IMMEDIATE")
-            working = asyncio.create_task(worker.work(*world(tmp_path / "effects", [say("Done.")])))
+            working = asyncio.create_task(
+                worker.work(*world(tmp_path / "effects", [say("Done.")]))
+            )
             await logged(caplog, "Due runs wait, the store cannot be used")
             tool.execute("ROLLBACK")
         assert (await run.result(timeout=120)).status == "answered"
@@ -41,7 +45,9 @@ async def test_a_worker_outlasts_a_locked_store(tmp_path: Path, caplog: pytest.L
     assert caplog.text.count("Due runs wait") == 1
 
 
-async def test_a_worker_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_does_not_wait_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After a minute it ends with the reason and the way out, so that its supervisor sees it."""
     monkeypatch.setattr(runs, "_PATIENCE_SECONDS", 0.2)
     path = tmp_path / "runs.db"
@@ -50,10 +56,14 @@ async def test_a_worker_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pyte
         with closing(sqlite3.connect(path, isolation_level=None)) as tool:
             tool.execute("BEGIN IMMEDIATE")
             with pytest.raises(StoreError, match="another process holds its lock"):
-                await asyncio.wait_for(worker.work(*world(tmp_path / "effects", [])), 120)
+                await asyncio.wait_for(
+                    worker.work(*world(tmp_path / "effects", [])), 120
+                )
 
 
-async def test_a_fault_of_the_store_is_put_off_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_fault_of_the_store_is_put_off_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A run whose fact cannot be written is not driven again and again until the store can be used."""
     path, retry = tmp_path / "runs.db", RetryPolicy(first_delay=0.01)
     tool = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -69,7 +79,9 @@ async def test_a_fault_of_the_store_is_put_off_once(tmp_path: Path, caplog: pyte
             await (await worker.start(*application, GOAL, run_id="a")).result()
         assert "run a fault StoreError" in caplog.text
         for _ in range(10):
-            with suppress(StoreError):  # a read that shares a transaction with the write that waits
+            with suppress(
+                StoreError
+            ):  # a read that shares a transaction with the write that waits
                 assert await worker.recover(*application) == []
         tool.execute("ROLLBACK")
         async with asyncio.timeout(120):
@@ -80,7 +92,9 @@ async def test_a_fault_of_the_store_is_put_off_once(tmp_path: Path, caplog: pyte
     assert caplog.text.count("run a fault") == 1
 
 
-async def test_a_heartbeat_that_fails_says_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_heartbeat_that_fails_says_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """The line has the store's reason and the way out, once for as long as it lasts."""
     path = tmp_path / "runs.db"
     async with Runs.sqlite(path, worker_id="w", lease_seconds=0.5):
@@ -88,5 +102,9 @@ async def test_a_heartbeat_that_fails_says_why(tmp_path: Path, caplog: pytest.Lo
             tool.execute("BEGIN IMMEDIATE")
             await logged(caplog, "The heartbeat of worker w fails: The store")
             tool.execute("ROLLBACK")
-    lines = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    lines = [
+        record.getMessage()
+        for record in caplog.records
+        if record.levelno == logging.WARNING
+    ]
     assert "End the tool that has it open" in "".join(lines)

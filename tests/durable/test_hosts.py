@@ -20,7 +20,17 @@ from planner_ext.durable.hosts import DbosHost, TemporalHost
 from planner_ext.engine.concurrency import in_thread
 from planner_ext.hitl_manager import ApprovalSettings
 from planner_ext.testing import ScriptedChatCompletion, ScriptedFault, call, calls, say
-from support.durable import GOAL, Shop, decide_all, effects_in, open_runs, pays, planner_of, turn, world
+from support.durable import (
+    GOAL,
+    Shop,
+    decide_all,
+    effects_in,
+    open_runs,
+    pays,
+    planner_of,
+    turn,
+    world,
+)
 from support.hosts import QUEUE, hosted, launched
 from support.postgres import PostgresServer
 from support.processes import Lives
@@ -82,7 +92,9 @@ class Held:
     def kernel(self) -> Kernel:
         """Make a kernel with the function, and a model that calls it once."""
         kernel = Kernel()
-        kernel.add_service(ScriptedChatCompletion([call("held-wait", {}, id="wait"), say("Done.")]))
+        kernel.add_service(
+            ScriptedChatCompletion([call("held-wait", {}, id="wait"), say("Done.")])
+        )
         kernel.add_plugin(self, "held")
         return kernel
 
@@ -134,11 +146,19 @@ async def test_a_run_decided_in_another_process_continues(
 
 
 @pytest.mark.kills
-async def test_a_fault_is_retried_and_a_question_expires(host: str, engine: str, tmp_path: Path) -> None:
+async def test_a_fault_is_retried_and_a_question_expires(
+    host: str, engine: str, tmp_path: Path
+) -> None:
     """What is due by the clock is looked at then: the retry of a fault, the expiry of a question."""
     retry = RetryPolicy(first_delay=0.1)
-    script = [ScriptedFault(status=500), call("shop-pay", {"amount": 5}, id="pay"), say("Not paid.")]
-    planner, kernel = world(tmp_path / "effects", script, approval=ApprovalSettings(expires_in=0.2))
+    script = [
+        ScriptedFault(status=500),
+        call("shop-pay", {"amount": 5}, id="pay"),
+        say("Not paid."),
+    ]
+    planner, kernel = world(
+        tmp_path / "effects", script, approval=ApprovalSettings(expires_in=0.2)
+    )
     async with open_runs(tmp_path / "runs.db", retry=retry) as runs:
         runs.drive_with(planner, kernel)
         async with hosted(host, runs, engine):
@@ -148,7 +168,9 @@ async def test_a_fault_is_retried_and_a_question_expires(host: str, engine: str,
 
 
 @pytest.mark.kills
-async def test_who_leaves_ends_its_calls_and_hands_its_runs_over(host: str, engine: str, tmp_path: Path) -> None:
+async def test_who_leaves_ends_its_calls_and_hands_its_runs_over(
+    host: str, engine: str, tmp_path: Path
+) -> None:
     """A call in flight ends while the block is left, and the next worker answers; no person is asked."""
     held = Held()
     run_id = new_name()
@@ -170,28 +192,44 @@ async def test_who_leaves_ends_its_calls_and_hands_its_runs_over(host: str, engi
 
 @pytest.mark.kills
 async def test_a_database_that_took_no_writes_strands_nothing(
-    postgres: PostgresServer, dbos_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    postgres: PostgresServer,
+    dbos_url: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Looks end while DBOS cannot record that: their runs go on once they are decided, and their rows are cancelled."""
     database = dbos_url.partition("?")[0].rpartition("/")[2]
 
     def rule(is_read_only: bool) -> None:
         with psycopg.connect(postgres.url(), autocommit=True) as admin:
-            admin.execute(f"ALTER DATABASE {database} SET default_transaction_read_only = {is_read_only}".encode())
-            admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (database,))
+            admin.execute(
+                f"ALTER DATABASE {database} SET default_transaction_read_only = {is_read_only}".encode()
+            )
+            admin.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s",
+                (database,),
+            )
 
     async def pending() -> list[str]:
-        rows = await DBOS.list_workflows_async(status="PENDING", load_input=False, load_output=False)
+        rows = await DBOS.list_workflows_async(
+            status="PENDING", load_input=False, load_output=False
+        )
         return [row.workflow_id for row in rows]
 
     held = Held()
     kernel = Kernel()
-    reply = calls(call("held-wait", {}, id="wait"), call("shop-pay", {"amount": 5}, id="pay"))
-    kernel.add_service(ScriptedChatCompletion(lambda request: [reply, say("Paid.")][turn(request)]))
+    reply = calls(
+        call("held-wait", {}, id="wait"), call("shop-pay", {"amount": 5}, id="pay")
+    )
+    kernel.add_service(
+        ScriptedChatCompletion(lambda request: [reply, say("Paid.")][turn(request)])
+    )
     kernel.add_plugin(held, "held")
     kernel.add_plugin(Shop(tmp_path / "effects"), "shop")
     async with open_runs(tmp_path / "runs.db") as runs:
-        runs.drive_with(planner_of(approval=ApprovalSettings(on_deferred="run_safe_first")), kernel)
+        runs.drive_with(
+            planner_of(approval=ApprovalSettings(on_deferred="run_safe_first")), kernel
+        )
         async with hosted("dbos", runs, dbos_url, again_after=1.0):
             for number in range(4):
                 await runs.submit(GOAL, run_id=f"run-{number}")
@@ -200,7 +238,9 @@ async def test_a_database_that_took_no_writes_strands_nothing(
             held.go_on.set()
             await reached(runs, "paused", 4)
             stranded = await pending()
-            assert {row.partition("/")[0] for row in stranded} == {f"run-{number}" for number in range(4)}
+            assert {row.partition("/")[0] for row in stranded} == {
+                f"run-{number}" for number in range(4)
+            }
             await decide_all(tmp_path / "runs.db")
 
             async def is_refused() -> bool:
@@ -217,8 +257,12 @@ async def test_a_database_that_took_no_writes_strands_nothing(
 
 
 @pytest.mark.kills
-@pytest.mark.parametrize("inside", [True, False], ids=["launched-inside", "launched-outside"])
-async def test_dbos_serves_the_applications_own_workflows(inside: bool, dbos_url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "inside", [True, False], ids=["launched-inside", "launched-outside"]
+)
+async def test_dbos_serves_the_applications_own_workflows(
+    inside: bool, dbos_url: str, tmp_path: Path
+) -> None:
     """Launched in the loop or in another thread, DBOS runs a workflow of the application beside the looks."""
     async with open_runs(tmp_path / "runs.db") as runs:
         runs.drive_with(*world(tmp_path / "effects", [say("Done.")]))
@@ -241,10 +285,14 @@ async def test_dbos_may_be_destroyed_first(dbos_url: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.kills
-async def test_a_host_of_dbos_needs_its_queue_and_is_alone(dbos_url: str, tmp_path: Path) -> None:
+async def test_a_host_of_dbos_needs_its_queue_and_is_alone(
+    dbos_url: str, tmp_path: Path
+) -> None:
     """A queue that DBOS does not have, and a second host, are refused with the way out."""
     async with open_runs(tmp_path / "runs.db") as runs, launched(dbos_url):
-        with pytest.raises(StoreError, match=r"has no queue 'other'. Register it first"):
+        with pytest.raises(
+            StoreError, match=r"has no queue 'other'. Register it first"
+        ):
             await DbosHost(runs, queue="other").__aenter__()
         async with DbosHost(runs, queue=QUEUE):
             with pytest.raises(StoreError, match="a DbosHost open already"):
@@ -252,7 +300,9 @@ async def test_a_host_of_dbos_needs_its_queue_and_is_alone(dbos_url: str, tmp_pa
 
 
 @pytest.mark.kills
-async def test_a_cancelled_run_ends_its_workflow(temporal: TemporalServer, tmp_path: Path) -> None:
+async def test_a_cancelled_run_ends_its_workflow(
+    temporal: TemporalServer, tmp_path: Path
+) -> None:
     """A run that is cancelled while it waits for a person leaves no workflow open."""
     client = await temporal.connect()
     run_id = new_name()
@@ -266,7 +316,9 @@ async def test_a_cancelled_run_ends_its_workflow(temporal: TemporalServer, tmp_p
 
 
 @pytest.mark.kills
-async def test_a_cancelled_workflow_ends_its_run(temporal: TemporalServer, tmp_path: Path) -> None:
+async def test_a_cancelled_workflow_ends_its_run(
+    temporal: TemporalServer, tmp_path: Path
+) -> None:
     """A call that hangs is cancelled with it."""
     client = await temporal.connect()
     run_id = new_name()
@@ -286,7 +338,9 @@ async def test_a_cancelled_workflow_ends_its_run(temporal: TemporalServer, tmp_p
 
 
 @pytest.mark.kills
-async def test_only_names_and_statuses_reach_temporal(temporal: TemporalServer, tmp_path: Path) -> None:
+async def test_only_names_and_statuses_reach_temporal(
+    temporal: TemporalServer, tmp_path: Path
+) -> None:
     """Neither goal, arguments, results nor the text of a store's error are in a workflow's history."""
     client = await temporal.connect()
     run_id = new_name()
@@ -301,7 +355,9 @@ async def test_only_names_and_statuses_reach_temporal(temporal: TemporalServer, 
             await handle.signal("wake")
 
             async def has_failed() -> bool:
-                activities = (await handle.describe()).raw_description.pending_activities
+                activities = (
+                    await handle.describe()
+                ).raw_description.pending_activities
                 return any(activity.attempt > 1 for activity in activities)
 
             await until(has_failed)
@@ -309,7 +365,10 @@ async def test_only_names_and_statuses_reach_temporal(temporal: TemporalServer, 
             await decide_all(path)
             assert await handle.result() == "answered"
             text = (await handle.fetch_history()).to_json()
-    payloads = [base64.b64decode(data).decode() for data in re.findall(r'"data": "([^"]*)"', text)]
+    payloads = [
+        base64.b64decode(data).decode()
+        for data in re.findall(r'"data": "([^"]*)"', text)
+    ]
     assert {f'"{run_id}"', '"answered"'} <= set(payloads)
     for secret in ("secret", "shop", "done pay"):
         assert secret not in text

@@ -11,7 +11,15 @@ from planner_ext.durable import Next, RetryPolicy, StoreError, UnknownRunError
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.hitl_manager import ApprovalSettings, Deny, ToolCall
 from planner_ext.testing import ScriptedChatCompletion, ScriptedFault, call, say
-from support.durable import GOAL, decide_all, effects_in, open_runs, pays, planner_of, world
+from support.durable import (
+    GOAL,
+    decide_all,
+    effects_in,
+    open_runs,
+    pays,
+    planner_of,
+    world,
+)
 
 ANSWERED = Next("answered", None, ended=True)
 WAITS = Next("paused", None, ended=False)
@@ -35,12 +43,16 @@ class Held:
     def kernel(self) -> Kernel:
         """Make a kernel with the function, and a model that calls it once."""
         kernel = Kernel()
-        kernel.add_service(ScriptedChatCompletion([call("held-wait", {}, id="wait"), say("Done.")]))
+        kernel.add_service(
+            ScriptedChatCompletion([call("held-wait", {}, id="wait"), say("Done.")])
+        )
         kernel.add_plugin(self, "held")
         return kernel
 
 
-async def test_an_activation_leads_to_the_next_pause_and_then_to_the_end(store: str, tmp_path: Path) -> None:
+async def test_an_activation_leads_to_the_next_pause_and_then_to_the_end(
+    store: str, tmp_path: Path
+) -> None:
     """A run waits for a decision at first, is named once it is decided, and ends at its next activation."""
     async with open_runs(store) as runs:
         runs.drive_with(*world(tmp_path / "effects", pays))
@@ -70,7 +82,9 @@ async def test_an_activation_too_many_does_nothing(store: str, tmp_path: Path) -
         assert await runs.load("a") == before
 
 
-async def test_the_second_activation_in_a_process_waits_for_the_first(store: str) -> None:
+async def test_the_second_activation_in_a_process_waits_for_the_first(
+    store: str,
+) -> None:
     """Both return what is next after the one that drove the run, whose function was called once."""
     held = Held()
     async with open_runs(store) as runs:
@@ -114,7 +128,9 @@ async def test_a_cancelled_wait_leaves_the_run_running(store: str) -> None:
         assert await runs.activate("a") == ANSWERED
 
 
-async def test_a_fault_is_not_raised_but_due_at_its_retry(store: str, tmp_path: Path) -> None:
+async def test_a_fault_is_not_raised_but_due_at_its_retry(
+    store: str, tmp_path: Path
+) -> None:
     """A fault gives the seconds to its retry, before which nothing runs; the last one ends what is due by itself."""
     planner, kernel = world(tmp_path / "effects", [ScriptedFault(status=500)] * 2)
     async with open_runs(store, retry=RetryPolicy(attempts=2, first_delay=0.1)) as runs:
@@ -131,9 +147,13 @@ async def test_a_fault_is_not_raised_but_due_at_its_retry(store: str, tmp_path: 
         assert await runs.activate("a") == Next("failed", None, ended=True)
 
 
-async def test_a_question_that_expires_is_due_by_the_clock(store: str, tmp_path: Path) -> None:
+async def test_a_question_that_expires_is_due_by_the_clock(
+    store: str, tmp_path: Path
+) -> None:
     """A pause with an expiry gives the seconds until then; the expired run is named."""
-    planner, kernel = world(tmp_path / "effects", pays, approval=ApprovalSettings(expires_in=0.3))
+    planner, kernel = world(
+        tmp_path / "effects", pays, approval=ApprovalSettings(expires_in=0.3)
+    )
     async with open_runs(store) as runs:
         runs.drive_with(planner, kernel)
         await runs.submit(GOAL, run_id="a")
@@ -177,14 +197,18 @@ async def test_a_worker_that_leaves_gives_its_run_back_at_once(store: str) -> No
     assert await driven == Next("queued", 0.0, ended=False)
 
 
-async def test_each_run_is_named_to_one_caller_at_a_time(store: str, tmp_path: Path) -> None:
+async def test_each_run_is_named_to_one_caller_at_a_time(
+    store: str, tmp_path: Path
+) -> None:
     """Many callers at once are named each run once; again later, unless it was claimed meanwhile."""
     names = {f"run-{n}" for n in range(20)}
     async with open_runs(store) as runs:
         runs.drive_with(*world(tmp_path / "effects", pays))
         for name in sorted(names):
             await runs.submit(GOAL, run_id=name)
-        named = await asyncio.gather(*(runs.due(limit=7, again_after=SOON) for _ in range(4)))
+        named = await asyncio.gather(
+            *(runs.due(limit=7, again_after=SOON) for _ in range(4))
+        )
         while missing := names - {name for one in named for name in one.runs}:
             more = await runs.due(limit=7, again_after=60.0)
             assert set(more.runs) <= missing
@@ -236,7 +260,9 @@ async def test_an_activation_needs_a_planner(store: str) -> None:
             runs.drive_with("planner", Kernel())  # pyright: ignore[reportArgumentType]
 
 
-async def test_the_applications_arguments_come_with_each_activation(store: str, tmp_path: Path) -> None:
+async def test_the_applications_arguments_come_with_each_activation(
+    store: str, tmp_path: Path
+) -> None:
     """What is not stored is asked for by the run's name."""
     asked: list[str] = []
     async with open_runs(store) as runs:

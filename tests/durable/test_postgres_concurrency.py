@@ -77,10 +77,14 @@ async def entered(url: str) -> None:
             assert await store.create(f"run-{n}", GOAL, owner=None, at=1.0)
 
 
-async def test_each_worker_has_a_limit_of_its_own(lives: Lives, postgres_url: str, tmp_path: Path) -> None:
+async def test_each_worker_has_a_limit_of_its_own(
+    lives: Lives, postgres_url: str, tmp_path: Path
+) -> None:
     """Two workers with different numbers each keep to their own, whichever of them came last."""
     await entered(postgres_url)
-    processes = [lives.begin(working_life, postgres_url, tmp_path, most, 0) for most in (1, 4)]
+    processes = [
+        lives.begin(working_life, postgres_url, tmp_path, most, 0) for most in (1, 4)
+    ]
     await answered(postgres_url, RUNS)
     for process in processes:
         process.kill()
@@ -89,7 +93,9 @@ async def test_each_worker_has_a_limit_of_its_own(lives: Lives, postgres_url: st
     assert 2 <= at_once(tmp_path / "most-4") <= 4
 
 
-async def test_a_run_that_was_started_here_takes_a_place(lives: Lives, postgres_url: str, tmp_path: Path) -> None:
+async def test_a_run_that_was_started_here_takes_a_place(
+    lives: Lives, postgres_url: str, tmp_path: Path
+) -> None:
     """Runs begun with `start` are never kept waiting, and while they are driven fewer are taken from the queue."""
     await entered(postgres_url)
     process = lives.begin(working_life, postgres_url, tmp_path, 2, 2)

@@ -35,7 +35,9 @@ TRIP_COMMIT = """
 COMMITTED = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
 
 
-def fact(seq: int, run_id: str = "r") -> tuple[str, dict[str, str | int | float | None]]:
+def fact(
+    seq: int, run_id: str = "r"
+) -> tuple[str, dict[str, str | int | float | None]]:
     """Write the step that adds a row to a journal."""
     return (ADD_FACT, {"run_id": run_id, "seq": seq, "schema": 1, "fact": "{}"})
 
@@ -73,12 +75,18 @@ async def test_workers_may_open_an_empty_database_at_once(postgres_url: str) -> 
     """Tables are created once, however many workers begin together."""
     databases = [PostgresDatabase(postgres_url) for _ in range(4)]
     await asyncio.gather(*(database.open() for database in databases))
-    await asyncio.gather(*(database.transact(created(str(n))) for n, database in enumerate(databases)))
-    assert await databases[0].transact(("SELECT COUNT(*) FROM planner_runs", {})) == [[(4,)]]
+    await asyncio.gather(
+        *(database.transact(created(str(n))) for n, database in enumerate(databases))
+    )
+    assert await databases[0].transact(("SELECT COUNT(*) FROM planner_runs", {})) == [
+        [(4,)]
+    ]
     await asyncio.gather(*(database.close() for database in databases))
 
 
-async def test_a_transaction_outlives_its_caller(database: PostgresDatabase, postgres_url: str) -> None:
+async def test_a_transaction_outlives_its_caller(
+    database: PostgresDatabase, postgres_url: str
+) -> None:
     """A caller that is cancelled does not take back, nor cut in two, what it had begun."""
     asked = asyncio.create_task(database.transact(fact(0), fact(1)))
     await asyncio.sleep(0)
@@ -93,7 +101,9 @@ async def test_a_transaction_outlives_its_caller(database: PostgresDatabase, pos
     await again.close()
 
 
-async def test_a_commit_that_was_lost_is_done_again(database: PostgresDatabase, postgres_url: str) -> None:
+async def test_a_commit_that_was_lost_is_done_again(
+    database: PostgresDatabase, postgres_url: str
+) -> None:
     """A connection that breaks in a commit which then did not happen: the transaction is done once."""
     with psycopg.connect(postgres_url, autocommit=True) as admin:
         admin.execute(TRIP_COMMIT)
@@ -103,16 +113,25 @@ async def test_a_commit_that_was_lost_is_done_again(database: PostgresDatabase, 
 
 async def test_a_commit_whose_answer_was_lost_is_not_done_again() -> None:
     """A connection that breaks in a commit which did happen: the transaction is done once, without a duplicate."""
-    with PostgresServer() as server, psycopg.connect(server.url(), autocommit=True) as admin:
+    with (
+        PostgresServer() as server,
+        psycopg.connect(server.url(), autocommit=True) as admin,
+    ):
         database = PostgresDatabase(server.url())
         await database.open()
         await database.transact(created())
         admin.execute("SET synchronous_commit = off")
-        admin.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")  # so commits wait, after they happened
+        admin.execute(
+            "ALTER SYSTEM SET synchronous_standby_names = 'nobody'"
+        )  # so commits wait, after they happened
         admin.execute("SELECT pg_reload_conf()")
         seq = 0
         asked = asyncio.create_task(database.transact(fact(seq)))
-        while not (waiting := await asyncio.to_thread(lambda: admin.execute(COMMITTED).fetchall())):
+        while not (
+            waiting := await asyncio.to_thread(
+                lambda: admin.execute(COMMITTED).fetchall()
+            )
+        ):
             if asked.done():  # its connection had not heard of the setting yet
                 seq += 1
                 asked = asyncio.create_task(database.transact(fact(seq)))
@@ -157,7 +176,10 @@ def test_the_server_of_the_tests_ends_with_who_opened_it() -> None:
     """A session that is killed leaves no PostgreSQL behind: its clients are cut off."""
     program = "from support.postgres import PostgresServer; print(PostgresServer().url(), flush=True); input()"
     with subprocess.Popen(
-        [sys.executable, "-c", program], cwd=TESTS, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", program],
+        cwd=TESTS,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     ) as process:
         assert process.stdout is not None
         url = process.stdout.readline().decode().strip()
@@ -174,7 +196,9 @@ async def test_a_server_that_stays_away_is_named() -> None:
         database = PostgresDatabase(url, patience=0.1)
         await database.open()
         server.stop()
-        with pytest.raises(StoreError, match=r"PostgreSQL at /.*database postgres.*Start the server") as caught:
+        with pytest.raises(
+            StoreError, match=r"PostgreSQL at /.*database postgres.*Start the server"
+        ) as caught:
             await database.transact(created())
         assert "secret" not in str(caught.value)
         server.start()
@@ -185,28 +209,43 @@ async def test_a_server_that_stays_away_is_named() -> None:
 @pytest.mark.parametrize(
     ("url", "way_out"),
     [
-        ("postgresql://postgres@127.0.0.1:1/runs", "Start the server, or check host and port"),
+        (
+            "postgresql://postgres@127.0.0.1:1/runs",
+            "Start the server, or check host and port",
+        ),
         ("runs.db", "Give a URL such as"),
         ("{socket}/nowhere", "name of the database"),
         ("postgresql://nobody@/postgres{host}", "Check the user"),
     ],
 )
-async def test_a_database_that_cannot_be_had_is_named(postgres: PostgresServer, url: str, way_out: str) -> None:
+async def test_a_database_that_cannot_be_had_is_named(
+    postgres: PostgresServer, url: str, way_out: str
+) -> None:
     """For each defect of the address, the error says what to do about it."""
     host = postgres.url().partition("?")[2]
-    given = postgres.url("nowhere") if url.startswith("{socket}") else url.replace("{host}", f"?{host}")
+    given = (
+        postgres.url("nowhere")
+        if url.startswith("{socket}")
+        else url.replace("{host}", f"?{host}")
+    )
     with pytest.raises(StoreError, match=way_out):
         await PostgresDatabase(given).open()
 
 
-async def test_newer_tables_are_refused(database: PostgresDatabase, postgres_url: str) -> None:
+async def test_newer_tables_are_refused(
+    database: PostgresDatabase, postgres_url: str
+) -> None:
     """Tables that a newer version made are not touched."""
-    await database.transact(("INSERT INTO planner_schema (schema) VALUES (:n)", {"n": TABLE_SCHEMA + 1}))
+    await database.transact(
+        ("INSERT INTO planner_schema (schema) VALUES (:n)", {"n": TABLE_SCHEMA + 1})
+    )
     with pytest.raises(NewerSchemaError, match=f"schema {TABLE_SCHEMA + 1}"):
         await PostgresDatabase(postgres_url).open()
 
 
-async def test_a_user_without_rights_gets_a_named_error(database: PostgresDatabase, postgres_url: str) -> None:
+async def test_a_user_without_rights_gets_a_named_error(
+    database: PostgresDatabase, postgres_url: str
+) -> None:
     """Tables that are there need no right to create any; reading what one may not is refused by name."""
     with psycopg.connect(postgres_url, autocommit=True) as admin:
         admin.execute("CREATE ROLE reader LOGIN")
@@ -214,7 +253,9 @@ async def test_a_user_without_rights_gets_a_named_error(database: PostgresDataba
         other = PostgresDatabase(postgres_url.replace("postgres@", "reader@"))
         await other.open()
         try:
-            assert (await other.transact(("SELECT run_id FROM planner_runs", {}))) == [[("r",)]]
+            assert (await other.transact(("SELECT run_id FROM planner_runs", {}))) == [
+                [("r",)]
+            ]
             with pytest.raises(StoreError, match="Grant the user the rights"):
                 await other.transact(created("s"))
         finally:

@@ -26,9 +26,17 @@ END_SESSIONS = """
 
 def books(request: ScriptedRequest) -> ScriptedReply:
     """Book the order that the goal names, which may not happen twice, two times one after the other, then answer."""
-    order = next(int(str(message["content"])) for message in request.messages if message["role"] == "user")
+    order = next(
+        int(str(message["content"]))
+        for message in request.messages
+        if message["role"] == "user"
+    )
     step = turn(request)
-    return call("shop-book", {"order": 10 * order + step}, id=f"book{step}") if step < 2 else say("Booked.")
+    return (
+        call("shop-book", {"order": 10 * order + step}, id=f"book{step}")
+        if step < 2
+        else say("Booked.")
+    )
 
 
 def working_life(url: str, effects: Path, name: str) -> None:
@@ -36,7 +44,9 @@ def working_life(url: str, effects: Path, name: str) -> None:
 
     async def work() -> None:
         async with open_runs(url, worker_id=name, poll_seconds=0.05) as runs:
-            await runs.work(*world(effects, books, seconds=CALL_SECONDS), max_concurrency=5)
+            await runs.work(
+                *world(effects, books, seconds=CALL_SECONDS), max_concurrency=5
+            )
 
     asyncio.run(work())
 
@@ -62,15 +72,28 @@ async def restart(server: PostgresServer) -> None:
 
 
 async def see_runs_through(
-    lives: Lives, folder: Path, happens: Callable[[PostgresServer], object], *, workers: int = 2, runs: int = 8
+    lives: Lives,
+    folder: Path,
+    happens: Callable[[PostgresServer], object],
+    *,
+    workers: int = 2,
+    runs: int = 8,
 ) -> None:
     """Let something happen to the server while calls are in flight; check that no person is asked, and nothing lost."""
     effects = folder / "effects"
     with PostgresServer() as server:
         url = server.create("runs")
-        async with Runs.connect(url, poll_seconds=0.05) as client, asyncio.timeout(RECOVERY_SECONDS):
-            submitted = [await client.submit(str(n), run_id=f"order-{n}") for n in range(runs)]
-            processes = [lives.begin(working_life, url, effects, f"worker-{n}") for n in range(workers)]
+        async with (
+            Runs.connect(url, poll_seconds=0.05) as client,
+            asyncio.timeout(RECOVERY_SECONDS),
+        ):
+            submitted = [
+                await client.submit(str(n), run_id=f"order-{n}") for n in range(runs)
+            ]
+            processes = [
+                lives.begin(working_life, url, effects, f"worker-{n}")
+                for n in range(workers)
+            ]
             while len(effects_in(effects)) < runs:  # noqa: ASYNC110  (only another process tells)
                 await asyncio.sleep(0.01)
             happening = happens(server)
@@ -78,9 +101,13 @@ async def see_runs_through(
             await happening
             results = [await one.result() for one in submitted]
             with psycopg.connect(url) as connection:
-                deaths = connection.execute("SELECT SUM(deaths), SUM(retries) FROM planner_runs").fetchone()
+                deaths = connection.execute(
+                    "SELECT SUM(deaths), SUM(retries) FROM planner_runs"
+                ).fetchone()
         assert [result.status for result in results] == ["answered"] * runs
-        assert sorted(effects_in(effects)) == sorted(f"book {10 * n + step}" for n in range(runs) for step in (0, 1))
+        assert sorted(effects_in(effects)) == sorted(
+            f"book {10 * n + step}" for n in range(runs) for step in (0, 1)
+        )
         assert deaths == (0, 0)
         assert [process.is_alive() for process in processes] == [True] * workers
         for process in processes:
@@ -88,12 +115,16 @@ async def see_runs_through(
             process.join()
 
 
-async def test_a_server_that_fails_over_is_waited_for(lives: Lives, tmp_path: Path) -> None:
+async def test_a_server_that_fails_over_is_waited_for(
+    lives: Lives, tmp_path: Path
+) -> None:
     """Calls in flight are recorded when writes are taken again: each ran once, no worker counts as dead."""
     await see_runs_through(lives, tmp_path, fail_over)
 
 
 @pytest.mark.kills
-async def test_a_server_that_restarts_is_waited_for(lives: Lives, tmp_path: Path) -> None:
+async def test_a_server_that_restarts_is_waited_for(
+    lives: Lives, tmp_path: Path
+) -> None:
     """The same where the server was killed."""
     await see_runs_through(lives, tmp_path, restart)

@@ -15,7 +15,15 @@ from planner_ext.core.facts import CallDecided
 from planner_ext.durable import Approvals, Runs, WorkerInUseError
 from planner_ext.hitl_manager import Defer
 from planner_ext.testing import ScriptedReply, ScriptedRequest, call, calls, say
-from support.durable import GOAL, check_history, decide_all, effects_in, open_runs, pays, world
+from support.durable import (
+    GOAL,
+    check_history,
+    decide_all,
+    effects_in,
+    open_runs,
+    pays,
+    world,
+)
 from support.postgres import PostgresServer
 from support.processes import Lives
 
@@ -31,7 +39,9 @@ def books(request: ScriptedRequest) -> ScriptedReply:
 
 
 @asynccontextmanager
-async def working(url: str, effects: Path, script: Any, **options: Any) -> AsyncIterator[Runs]:
+async def working(
+    url: str, effects: Path, script: Any, **options: Any
+) -> AsyncIterator[Runs]:
     """Let a worker live that takes due runs."""
     planner, kernel = world(effects, script, **options)
     async with open_runs(url, worker_id="working", poll_seconds=0.05) as runs:
@@ -64,20 +74,26 @@ async def ended(runs: Runs, *names: str) -> set[str]:
     statuses: list[str] = []
 
     async def all_ended() -> bool:
-        statuses[:] = [record.status for record in await runs.list() if record.run_id in names]
+        statuses[:] = [
+            record.status for record in await runs.list() if record.run_id in names
+        ]
         return not {"running", "paused"} & set(statuses)
 
     await until(all_ended)
     return set(statuses)
 
 
-def booking_life(url: str, effects: Path, worker_id: str, names: list[str], seconds: float) -> None:
+def booking_life(
+    url: str, effects: Path, worker_id: str, names: list[str], seconds: float
+) -> None:
     """Drive several runs at once."""
 
     async def drive() -> None:
         planner, kernel = world(effects, books, seconds=seconds)
         async with open_runs(url, worker_id=worker_id, poll_seconds=0.05) as runs:
-            handles = [await runs.start(planner, kernel, GOAL, run_id=name) for name in names]
+            handles = [
+                await runs.start(planner, kernel, GOAL, run_id=name) for name in names
+            ]
             await asyncio.gather(*(handle.result() for handle in handles))
 
     asyncio.run(drive())
@@ -90,7 +106,10 @@ async def test_two_workers_that_want_the_same_runs_do_nothing_twice(
     effects, names = tmp_path / "effects", [f"order-{n}" for n in range(8)]
     empty = postgres.create("two_workers")
 
-    processes = [lives.begin(booking_life, empty, effects, name, names, 0.01) for name in ("a", "b")]
+    processes = [
+        lives.begin(booking_life, empty, effects, name, names, 0.01)
+        for name in ("a", "b")
+    ]
     for process in processes:
         await asyncio.to_thread(process.join, 60)
 
@@ -100,7 +119,9 @@ async def test_two_workers_that_want_the_same_runs_do_nothing_twice(
         assert await ended(runs, *names) == {"answered"}
 
 
-async def test_a_worker_that_is_killed_is_replaced(lives: Lives, postgres_url: str, tmp_path: Path) -> None:
+async def test_a_worker_that_is_killed_is_replaced(
+    lives: Lives, postgres_url: str, tmp_path: Path
+) -> None:
     """A worker that lives takes over what one that was killed had begun, within half a minute and by itself."""
     effects, names = tmp_path / "effects", [f"order-{n}" for n in range(4)]
     async with working(postgres_url, effects, books) as runs:
@@ -119,7 +140,9 @@ async def test_a_worker_that_is_killed_is_replaced(lives: Lives, postgres_url: s
     assert len(effects_in(effects)) <= 16 * len(names)
 
 
-async def test_a_worker_alone_takes_its_own_runs_up_again(lives: Lives, postgres_url: str, tmp_path: Path) -> None:
+async def test_a_worker_alone_takes_its_own_runs_up_again(
+    lives: Lives, postgres_url: str, tmp_path: Path
+) -> None:
     """A worker that was killed and is started again under its name, at once, is another life of it."""
     effects = tmp_path / "effects"
     process = lives.begin(booking_life, postgres_url, effects, "a", ["order-7"], 30.0)
@@ -129,10 +152,14 @@ async def test_a_worker_alone_takes_its_own_runs_up_again(lives: Lives, postgres
 
     planner, kernel = world(effects, books)
     async with open_runs(postgres_url, worker_id="a") as runs:
-        paused = await (await runs.start(planner, kernel, GOAL, run_id="order-7")).result()
+        paused = await (
+            await runs.start(planner, kernel, GOAL, run_id="order-7")
+        ).result()
         assert {item.in_doubt for item in await pending(postgres_url)} == {True}
         await decide_all(postgres_url)
-        result = await (await runs.start(planner, kernel, GOAL, run_id="order-7")).result()
+        result = await (
+            await runs.start(planner, kernel, GOAL, run_id="order-7")
+        ).result()
 
     assert (paused.status, result.status) == ("paused", "answered")
     check_history(result, [f"book{n}" for n in range(4)] * 4)
@@ -143,7 +170,9 @@ async def test_a_name_that_is_in_use_is_refused(postgres_url: str) -> None:
     async with open_runs(postgres_url, worker_id="a"):
         async with open_runs(postgres_url, worker_id="b"):
             pass
-        with pytest.raises(WorkerInUseError, match="worker 'a' is in use by a process that lives"):
+        with pytest.raises(
+            WorkerInUseError, match="worker 'a' is in use by a process that lives"
+        ):
             async with open_runs(postgres_url, worker_id="a"):
                 pass
     async with open_runs(postgres_url, worker_id="a"):
@@ -162,7 +191,9 @@ async def test_a_server_that_dies_in_the_midst_is_waited_for(tmp_path: Path) -> 
     with PostgresServer() as server:
         planner, kernel = world(effects, books, seconds=0.05)
         async with open_runs(server.url(), worker_id="a", poll_seconds=0.05) as runs:
-            handles = [await runs.start(planner, kernel, GOAL, run_id=name) for name in names]
+            handles = [
+                await runs.start(planner, kernel, GOAL, run_id=name) for name in names
+            ]
             for seen in (8, 24):
                 await written(effects, seen)
                 await asyncio.to_thread(server.stop)
@@ -170,12 +201,16 @@ async def test_a_server_that_dies_in_the_midst_is_waited_for(tmp_path: Path) -> 
             results = await asyncio.gather(*(handle.result() for handle in handles))
             assert {result.status for result in results} == {"answered"}
             planner, kernel = world(effects, pays)
-            paused = await (await runs.start(planner, kernel, GOAL, run_id="after")).result()
+            paused = await (
+                await runs.start(planner, kernel, GOAL, run_id="after")
+            ).result()
             assert paused.status == "paused"
     assert len(effects_in(effects)) == 16 * len(names)
 
 
-async def test_a_decision_wakes_a_run_without_a_holder(postgres_url: str, tmp_path: Path) -> None:
+async def test_a_decision_wakes_a_run_without_a_holder(
+    postgres_url: str, tmp_path: Path
+) -> None:
     """Parked by one process, decided while none lives, finished by one that works and never heard of it."""
     effects = tmp_path / "effects"
     planner, kernel = world(effects, pays)
@@ -188,16 +223,25 @@ async def test_a_decision_wakes_a_run_without_a_holder(postgres_url: str, tmp_pa
     assert effects_in(effects) == ["pay 5"]
 
 
-async def test_a_decision_wakes_a_run_of_a_worker_that_lives(postgres_url: str, tmp_path: Path) -> None:
+async def test_a_decision_wakes_a_run_of_a_worker_that_lives(
+    postgres_url: str, tmp_path: Path
+) -> None:
     """A worker that began with runs of its own takes later decisions on any run."""
     effects = tmp_path / "effects"
     async with working(postgres_url, effects, pays) as runs:
         planner, kernel = world(effects, pays)
-        handles = [await runs.start(planner, kernel, GOAL, run_id=f"order-{n}") for n in range(3)]
+        handles = [
+            await runs.start(planner, kernel, GOAL, run_id=f"order-{n}")
+            for n in range(3)
+        ]
         await asyncio.gather(*(handle.result() for handle in handles))
         async with Approvals.connect(postgres_url) as approvals:
             items = await approvals.pending()
-            won = [await approvals.decide(item.id, Approve(by=name)) for item in items for name in ("ann", "bob")]
+            won = [
+                await approvals.decide(item.id, Approve(by=name))
+                for item in items
+                for name in ("ann", "bob")
+            ]
         assert await ended(runs, *(handle.run_id for handle in handles)) == {"answered"}
     assert won == [True, False] * 3
     assert effects_in(effects) == ["pay 5"] * 3
@@ -209,14 +253,21 @@ async def test_a_question_expires_by_itself(postgres_url: str, tmp_path: Path) -
     options: dict[str, Any] = {"interceptors": [lambda _: Defer(expires_in=1)]}
     async with working(postgres_url, effects, pays, **options) as runs:
         planner, kernel = world(effects, pays, **options)
-        assert (await (await runs.start(planner, kernel, GOAL, run_id="order-7")).result()).status == "paused"
+        assert (
+            await (await runs.start(planner, kernel, GOAL, run_id="order-7")).result()
+        ).status == "paused"
         assert await ended(runs, "order-7") == {"answered"}
         facts = (await runs.load("order-7")).facts
-    assert [fact.reason for fact in facts if isinstance(fact, CallDecided)] == ["", "expired"]
+    assert [fact.reason for fact in facts if isinstance(fact, CallDecided)] == [
+        "",
+        "expired",
+    ]
     assert effects_in(effects) == []
 
 
-async def test_every_row_is_json_and_none_is_pickle(postgres_url: str, tmp_path: Path) -> None:
+async def test_every_row_is_json_and_none_is_pickle(
+    postgres_url: str, tmp_path: Path
+) -> None:
     """What a run leaves behind is text, numbers and JSON."""
     options: dict[str, Any] = {"interceptors": [lambda _: Defer(expires_in=3600)]}
     async with working(postgres_url, tmp_path / "effects", pays, **options) as runs:
@@ -226,10 +277,15 @@ async def test_every_row_is_json_and_none_is_pickle(postgres_url: str, tmp_path:
         assert await ended(runs, "order-7") == {"answered"}
     with psycopg.connect(postgres_url) as connection:
         tables = connection.execute(TABLES).fetchall()
-        rows = {name: connection.execute(f'SELECT * FROM "{name}"'.encode()).fetchall() for (name,) in tables}
+        rows = {
+            name: connection.execute(f'SELECT * FROM "{name}"'.encode()).fetchall()
+            for (name,) in tables
+        }
     values = [value for table in rows.values() for row in table for value in row]
     assert not [value for value in values if isinstance(value, bytes | memoryview)]
-    assert not [value for value in values if isinstance(value, str) and value.startswith("gAS")]
+    assert not [
+        value for value in values if isinstance(value, str) and value.startswith("gAS")
+    ]
     for name, column in (("planner_journal", 3), ("planner_approvals", 4)):
         assert rows[name]
         assert all(isinstance(json.loads(row[column]), dict) for row in rows[name])

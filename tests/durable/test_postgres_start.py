@@ -33,7 +33,9 @@ def working_life(url: str, opened: Path, effects: Path, name: str) -> None:
     asyncio.run(work())
 
 
-async def test_workers_may_start_before_their_server(lives: Lives, tmp_path: Path) -> None:
+async def test_workers_may_start_before_their_server(
+    lives: Lives, tmp_path: Path
+) -> None:
     """Three workers that find no server wait for it, make the tables together, and drive what is there."""
     with PostgresServer() as server:
         url = server.create("runs")
@@ -42,10 +44,17 @@ async def test_workers_may_start_before_their_server(lives: Lives, tmp_path: Pat
         opened.mkdir()
 
         def said() -> dict[str, str]:
-            return {file.name: text for file in opened.iterdir() if (text := file.read_text())}
+            return {
+                file.name: text
+                for file in opened.iterdir()
+                if (text := file.read_text())
+            }
 
         names = [f"worker-{n}" for n in range(WORKERS)]
-        processes = [lives.begin(working_life, url, opened, tmp_path / "effects", name) for name in names]
+        processes = [
+            lives.begin(working_life, url, opened, tmp_path / "effects", name)
+            for name in names
+        ]
         await asyncio.to_thread(server.start)
         until = time.monotonic() + START_SECONDS
         while len(said()) < WORKERS and time.monotonic() < until:  # noqa: ASYNC110  (likewise)

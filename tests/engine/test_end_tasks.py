@@ -20,7 +20,9 @@ async def drops_one() -> None:
     await asyncio.Event().wait()
 
 
-async def test_a_task_that_drops_a_cancellation_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_task_that_drops_a_cancellation_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It is cancelled again until it has ended; one that failed is not reported by the event loop."""
     monkeypatch.setattr(concurrency, "AGAIN", 0.01)
 

@@ -41,8 +41,13 @@ async def test_a_planned_run_opens_with_its_plan() -> None:
     engine = engine_of(chat, rules={"plan": True})
     await engine.run()
     assert types_of(engine.facts) == ["Planned", "ModelReplied", "Ended"]
-    assert chat.requests[0] == AskModel(iteration=-1, offer=False, tool_choice=None, withheld=None)
-    assert chat.sent == [({"role": "user", "text": "plan?"},), (GOAL, {"role": "assistant", "text": "the plan"})]
+    assert chat.requests[0] == AskModel(
+        iteration=-1, offer=False, tool_choice=None, withheld=None
+    )
+    assert chat.sent == [
+        ({"role": "user", "text": "plan?"},),
+        (GOAL, {"role": "assistant", "text": "the plan"}),
+    ]
 
 
 async def test_a_plan_needs_prompts() -> None:
@@ -68,8 +73,12 @@ async def test_all_calls_are_decided_before_any_starts() -> None:
     engine = engine_of(["f", "g", "h"], "done", gate=gate)
     await engine.run()
     order = types_of(engine.facts)
-    assert max(i for i, kind in enumerate(order) if kind == "CallDecided") < order.index("CallStarted")
-    assert [[call.function_name for call in batch] for batch in gate.seen] == [["f", "g", "h"]]
+    assert max(
+        i for i, kind in enumerate(order) if kind == "CallDecided"
+    ) < order.index("CallStarted")
+    assert [[call.function_name for call in batch] for batch in gate.seen] == [
+        ["f", "g", "h"]
+    ]
 
 
 async def test_results_stand_in_call_order() -> None:
@@ -78,7 +87,10 @@ async def test_results_stand_in_call_order() -> None:
     functions = FakeFunctions(does={"f": done.wait, "g": done.set})
     engine = engine_of(["f", "g"], "done", functions=functions)
     state = await engine.run()
-    assert [fact.index for fact in engine.facts if isinstance(fact, CallFinished)] == [1, 0]
+    assert [fact.index for fact in engine.facts if isinstance(fact, CallFinished)] == [
+        1,
+        0,
+    ]
     assert results_of(state) == ["f()", "g()"]
 
 
@@ -103,15 +115,26 @@ async def test_a_cap_on_concurrency_is_reached_and_never_passed(cap: int) -> Non
         running -= 1
 
     functions = FakeFunctions(does=dict.fromkeys("fghijk", work))
-    await engine_of(list("fghijk"), "done", functions=functions, max_concurrency=cap).run()
+    await engine_of(
+        list("fghijk"), "done", functions=functions, max_concurrency=cap
+    ).run()
     assert most == cap
 
 
 async def test_a_cap_of_one_is_one_after_the_other() -> None:
     """With ``max_concurrency=1`` a call starts when the one before it has ended, in call order."""
     functions = FakeFunctions(does=dict.fromkeys("fgh", _let_others_run))
-    await engine_of(["f", "g", "h"], "done", functions=functions, max_concurrency=1).run()
-    assert functions.trace == ["start f", "end f", "start g", "end g", "start h", "end h"]
+    await engine_of(
+        ["f", "g", "h"], "done", functions=functions, max_concurrency=1
+    ).run()
+    assert functions.trace == [
+        "start f",
+        "end f",
+        "start g",
+        "end g",
+        "start h",
+        "end h",
+    ]
 
 
 async def test_an_action_that_records_nothing_for_ever_ends_the_run_by_name() -> None:

@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from planner_ext.approval.decisions import Approve, Defer, Deny, Supply, ToolCall, digest_of
+from planner_ext.approval.decisions import (
+    Approve,
+    Defer,
+    Deny,
+    Supply,
+    ToolCall,
+    digest_of,
+)
 from planner_ext.core.facts import (
     CallDecided,
     CallFinished,
@@ -45,7 +52,12 @@ async def test_a_gate_sees_a_call_as_it_would_run() -> None:
     engine = engine_of(["unknown", "f"], "done", gate=gate)
     await engine.run()
     (call,) = gate.seen[0]
-    assert (call.id, call.function_name, call.fully_qualified_name, call.raw_arguments) == ("c1", "f", "f", "{}")
+    assert (
+        call.id,
+        call.function_name,
+        call.fully_qualified_name,
+        call.raw_arguments,
+    ) == ("c1", "f", "f", "{}")
     assert (call.iteration, call.index, call.batch_size) == (0, 1, 2)
     assert call.arguments == {"version": 0, "edited": None}
     assert call.fingerprint == decision_of(engine).fingerprint != ""
@@ -56,7 +68,9 @@ async def test_what_a_gate_does_to_the_arguments_it_sees_changes_nothing() -> No
 
     class Nested(FakeFunctions):
         def check(self, call: RequestedCall, edited: str | None = None) -> ResolvedCall:
-            return replace(super().check(call, edited), arguments={"edited": ["as decided"]})
+            return replace(
+                super().check(call, edited), arguments={"edited": ["as decided"]}
+            )
 
     gate = FakeGate()
     gate.on_review = lambda: gate.seen[0][0].arguments["edited"].append("by the gate")
@@ -74,7 +88,10 @@ async def test_a_gate_is_not_asked_about_calls_that_cannot_run() -> None:
 
 async def test_an_unwatched_call_runs_unseen() -> None:
     """The gate is shown the calls it watches, and no others; those run."""
-    functions, gate = FakeFunctions(), FakeGate({"f": Deny(), "g": Deny()}, unwatched={"f"})
+    functions, gate = (
+        FakeFunctions(),
+        FakeGate({"f": Deny(), "g": Deny()}, unwatched={"f"}),
+    )
     await engine_of(["f", "g"], "done", functions=functions, gate=gate).run()
     assert [[call.function_name for call in calls] for calls in gate.seen] == [["g"]]
     assert functions.trace == ["start f", "end f"]
@@ -82,20 +99,30 @@ async def test_an_unwatched_call_runs_unseen() -> None:
 
 async def test_an_approved_call_runs_and_says_who_approved() -> None:
     """The decider and the stickiness of an approval are recorded."""
-    engine = engine_of(["f"], "done", gate=FakeGate({"f": Approve(by="ann", always="function")}))
+    engine = engine_of(
+        ["f"], "done", gate=FakeGate({"f": Approve(by="ann", always="function")})
+    )
     state = await engine.run()
-    assert (decision_of(engine).by, decision_of(engine).verdict, decision_of(engine).approved) == ("ann", "run", True)
+    assert (
+        decision_of(engine).by,
+        decision_of(engine).verdict,
+        decision_of(engine).approved,
+    ) == ("ann", "run", True)
     assert state.sticky == {sticky_keys("f", "", "", source="", roles=())["function"]}
     assert results_of(state) == ["f()"]
 
 
 async def test_edited_arguments_are_used_and_shown() -> None:
     """The function gets the edited arguments; the journal keeps them beside the original."""
-    engine = engine_of(["f"], "done", gate=FakeGate({"f": Approve(arguments={"a": "ü"})}))
+    engine = engine_of(
+        ["f"], "done", gate=FakeGate({"f": Approve(arguments={"a": "ü"})})
+    )
     state = await engine.run()
     assert results_of(state) == ['f({"a":"ü"})']
     assert as_type(EditedReply, state.transcript[1]).edited == (("c0", '{"a":"ü"}'),)
-    assert decision_of(engine).digest == digest_of("f", {"version": 0, "edited": '{"a":"ü"}'})
+    assert decision_of(engine).digest == digest_of(
+        "f", {"version": 0, "edited": '{"a":"ü"}'}
+    )
 
 
 async def test_edited_arguments_that_cannot_be_used_deny_the_call() -> None:
@@ -113,7 +140,12 @@ async def test_edited_arguments_that_cannot_be_used_deny_the_call() -> None:
 async def test_edited_arguments_that_are_not_json_deny_the_call(value: object) -> None:
     """An edit whose arguments could not be sent to the model is invalid: nothing runs, and the reason is recorded."""
     functions = FakeFunctions()
-    engine = engine_of(["f"], "done", functions=functions, gate=FakeGate({"f": Approve(arguments={"a": value})}))
+    engine = engine_of(
+        ["f"],
+        "done",
+        functions=functions,
+        gate=FakeGate({"f": Approve(arguments={"a": value})}),
+    )
     await engine.run()
     assert functions.trace == []
     assert decision_of(engine).verdict == "deny"
@@ -130,7 +162,12 @@ async def test_edited_arguments_that_are_not_json_deny_the_call(value: object) -
 async def test_a_denied_call_does_not_run_and_says_why(reason: str, read: str) -> None:
     """The model reads that the call was refused, with the reason where there is one; the others run."""
     functions = FakeFunctions()
-    engine = engine_of(["f", "g"], "done", functions=functions, gate=FakeGate({"f": Deny(reason, by="ann")}))
+    engine = engine_of(
+        ["f", "g"],
+        "done",
+        functions=functions,
+        gate=FakeGate({"f": Deny(reason, by="ann")}),
+    )
     state = await engine.run()
     assert functions.trace == ["start g", "end g"]
     assert results_of(state) == [read, "g()"]
@@ -140,7 +177,9 @@ async def test_what_was_shown_cannot_be_changed_by_a_decider() -> None:
     """A decider that writes into the arguments it was shown changes nothing: what was fingerprinted is what runs."""
 
     class Careless(FakeGate):
-        async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Reviewed]:
+        async def review(
+            self, calls: Sequence[ToolCall], state: State
+        ) -> Sequence[Reviewed]:
             for call in calls:
                 call.arguments.update(edited="changed")  # pyright: ignore[reportAttributeAccessIssue]  # declared read-only
             return [Reviewed(decision=Approve()) for _ in calls]
@@ -154,7 +193,12 @@ async def test_what_was_shown_cannot_be_changed_by_a_decider() -> None:
 async def test_a_supplied_result_stands_for_the_call() -> None:
     """The function does not run; the model reads the supplied value, encoded as a result would be."""
     functions = FakeFunctions()
-    engine = engine_of(["f"], "done", functions=functions, gate=FakeGate({"f": Supply({"a": 1}, by="ann")}))
+    engine = engine_of(
+        ["f"],
+        "done",
+        functions=functions,
+        gate=FakeGate({"f": Supply({"a": 1}, by="ann")}),
+    )
     state = await engine.run()
     assert functions.trace == []
     assert results_of(state) == ["encoded {'a': 1}"]
@@ -164,16 +208,25 @@ async def test_a_supplied_result_stands_for_the_call() -> None:
 async def test_a_deferred_call_pauses_the_run_as_a_value() -> None:
     """Nothing runs, nothing is asked, the question and its expiry are recorded, and the engine returns."""
     functions, chat = FakeFunctions(), FakeChat([["f", "g"]])
-    engine = engine_of(chat, functions=functions, gate=FakeGate({"g": Defer(prompt="really?", expires_in=60)}))
+    engine = engine_of(
+        chat,
+        functions=functions,
+        gate=FakeGate({"g": Defer(prompt="really?", expires_in=60)}),
+    )
     state = await engine.run()
     assert state.phase is Phase.PAUSED
     assert functions.trace == []
-    assert (decision_of(engine).prompt, decision_of(engine).expires_at) == ("really?", 1060.0)
+    assert (decision_of(engine).prompt, decision_of(engine).expires_at) == (
+        "really?",
+        1060.0,
+    )
     assert await engine.run() == state
     assert len(chat.requests) == 1
 
 
-async def test_a_paused_run_continues_in_another_process_as_if_it_had_never_paused() -> None:
+async def test_a_paused_run_continues_in_another_process_as_if_it_had_never_paused() -> (
+    None
+):
     """From JSON, with a new engine and an approval, the run ends as the uninterrupted one does."""
     turns: list[Any] = [["f", "g"], "done"]
     whole = await engine_of(*turns).run()
@@ -191,20 +244,30 @@ async def test_a_function_that_changed_since_it_was_approved_does_not_run() -> N
     """What was approved is what runs: a call that now resolves to something else is answered instead."""
     engine = engine_of(["f", "g"], gate=FakeGate({"f": Defer()}))
     await engine.run()
-    approved = replace(next(f for f in engine.facts if isinstance(f, CallDecided)), verdict="run")
+    approved = replace(
+        next(f for f in engine.facts if isinstance(f, CallDecided)), verdict="run"
+    )
     functions = FakeFunctions(version=2)
-    resumed = engine_of("done", facts=[*again(engine), Resumed(at=1000.0), approved], functions=functions)
+    resumed = engine_of(
+        "done",
+        facts=[*again(engine), Resumed(at=1000.0), approved],
+        functions=functions,
+    )
     state = await resumed.run()
     assert functions.trace == []
     assert len([fact for fact in resumed.facts if isinstance(fact, CallsWithheld)]) == 2
-    assert all("changed after the call was decided" in text for text in results_of(state))
+    assert all(
+        "changed after the call was decided" in text for text in results_of(state)
+    )
 
 
 async def test_a_gate_that_does_not_decide_every_call_fails_the_run() -> None:
     """Fewer decisions than calls are a defect of the gate: nothing runs, and every call is answered."""
 
     class Short(FakeGate):
-        async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Reviewed]:
+        async def review(
+            self, calls: Sequence[ToolCall], state: State
+        ) -> Sequence[Reviewed]:
             return [Reviewed(decision=Approve())]
 
     functions = FakeFunctions()
@@ -224,7 +287,9 @@ async def test_the_callback_runs_once_the_results_are_stored() -> None:
 async def test_the_callback_can_end_the_run() -> None:
     """Terminating keeps the results, makes no further request and gives its reason."""
     chat = FakeChat([["f"]])
-    state = await engine_of(chat, hook=FakeHook({"terminate": True, "reason": "too dear"})).run()
+    state = await engine_of(
+        chat, hook=FakeHook({"terminate": True, "reason": "too dear"})
+    ).run()
     assert state.ended is not None
     assert (state.ended.status, state.ended.reason) == ("stopped", "too dear")
     assert results_of(state) == ["f()"]
@@ -236,7 +301,9 @@ async def test_the_callback_can_compact_the_transcript() -> None:
     engine = engine_of(chat, hook=FakeHook({"messages": ("compact",)}))
     await engine.run()
     assert chat.sent[1] == ("compact",)
-    assert next(f for f in engine.facts if isinstance(f, IterationCompleted)).messages == ("compact",)
+    assert next(
+        f for f in engine.facts if isinstance(f, IterationCompleted)
+    ).messages == ("compact",)
 
 
 async def test_a_callback_that_raises_leaves_the_run_resumable() -> None:
@@ -264,7 +331,9 @@ async def test_a_start_that_cannot_be_stored_starts_nothing() -> None:
     engine = engine_of(["f"], functions=functions, store=store)
     await refused_with(engine, OSError)
     assert functions.trace == []
-    assert types_of(engine.facts) == [store.rows[seq].type for seq in sorted(store.rows)]
+    assert types_of(engine.facts) == [
+        store.rows[seq].type for seq in sorted(store.rows)
+    ]
 
 
 async def test_a_stored_run_that_is_cancelled_leaves_its_calls_in_doubt() -> None:
@@ -290,7 +359,11 @@ async def test_stopping_a_run_with_a_call_in_doubt_says_so() -> None:
     """A call that a dead process had started is never said to have not run."""
     engine, stop = engine_of(["f"], "done"), StopHandle()
     await engine.run()
-    facts = [fact for fact in engine.facts if not isinstance(fact, CallFinished | IterationCompleted)][:4]
+    facts = [
+        fact
+        for fact in engine.facts
+        if not isinstance(fact, CallFinished | IterationCompleted)
+    ][:4]
     assert isinstance(facts[-1], CallStarted)
     stop.stop("enough")
     state = await engine_of(facts=facts, stop=stop).run()

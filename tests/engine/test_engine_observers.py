@@ -24,10 +24,16 @@ async def test_an_observer_that_takes_two_arguments_gets_the_run() -> None:
             seen.append((fact.type, run))
 
     watcher = Watcher()
-    engine = engine_of(["f"], "done", observers=(watcher, watcher.watch, lambda fact, run: watcher(fact, run)))
+    engine = engine_of(
+        ["f"],
+        "done",
+        observers=(watcher, watcher.watch, lambda fact, run: watcher(fact, run)),
+    )
     await engine.run()
     assert len(seen) % 3 == 0
-    assert {run for _, run in seen} == {RunInfo(run_id=engine.state.run_id, goal=engine.state.goal)}
+    assert {run for _, run in seen} == {
+        RunInfo(run_id=engine.state.run_id, goal=engine.state.goal)
+    }
 
 
 async def test_an_observer_of_facts_alone_is_called_as_before() -> None:
@@ -46,7 +52,13 @@ async def test_an_observer_of_facts_alone_is_called_as_before() -> None:
     def any_number(*facts: object) -> None:
         seen.extend(facts)
 
-    observers: tuple[Observer, ...] = (plain, with_default, partial(bound, seen), seen.append, any_number)
+    observers: tuple[Observer, ...] = (
+        plain,
+        with_default,
+        partial(bound, seen),
+        seen.append,
+        any_number,
+    )
     engine = engine_of(["f"], "done", observers=observers)
     before = len(engine.facts)
     await engine.run()

@@ -30,7 +30,9 @@ async def test_a_second_start_is_recorded_before_it_happens() -> None:
 
     async def again() -> None:
         assert await tab_of_this_call().restart()
-        seen.append([fact.attempt for fact in engine.facts if isinstance(fact, CallStarted)])
+        seen.append(
+            [fact.attempt for fact in engine.facts if isinstance(fact, CallStarted)]
+        )
 
     engine = engine_of(["f"], "done", functions=FakeFunctions(does={"f": again}))
     state = await engine.run()
@@ -63,8 +65,13 @@ async def test_a_second_start_that_does_not_happen_is_not_counted() -> None:
         shared.runs = False
         left.append(tab.account.left().amounts.get("max_tool_calls"))
 
-    functions, rules = FakeFunctions(does={"f": again}), {"limits": Budget(max_tool_calls=3)}
-    await engine_of(["f"], "done", functions=functions, shared=shared, rules=rules).run()
+    functions, rules = (
+        FakeFunctions(does={"f": again}),
+        {"limits": Budget(max_tool_calls=3)},
+    )
+    await engine_of(
+        ["f"], "done", functions=functions, shared=shared, rules=rules
+    ).run()
     assert left == [2]
 
 
@@ -78,7 +85,9 @@ async def test_a_call_that_has_its_result_does_not_start_again() -> None:
 
     does = {"f": lambda: kept.append(tab_of_this_call()), "g": late, "h": late}
     functions = FakeFunctions(does=does)
-    engine = engine_of(["f", "g"], ["h"], "done", functions=functions, max_concurrency=1)
+    engine = engine_of(
+        ["f", "g"], ["h"], "done", functions=functions, max_concurrency=1
+    )
     await engine.run()
     await late()
     assert started == [False] * 3
@@ -94,7 +103,9 @@ async def test_nothing_starts_again_once_the_run_is_to_stop() -> None:
         stop.stop("enough")
         started.append(await tab_of_this_call().restart())
 
-    engine = engine_of(["f"], "done", functions=FakeFunctions(does={"f": stopped}), stop=stop)
+    engine = engine_of(
+        ["f"], "done", functions=FakeFunctions(does={"f": stopped}), stop=stop
+    )
     state = await engine.run()
     assert started == [False]
     assert state.ended is not None
@@ -108,9 +119,16 @@ async def test_a_request_of_a_function_is_kept_before_it_is_sent() -> None:
 
     async def asks() -> None:
         await tab_of_this_call().record_request()
-        stored.append(any(isinstance(fact, ModelAsked) and fact.index == 0 for fact in store.rows.values()))
+        stored.append(
+            any(
+                isinstance(fact, ModelAsked) and fact.index == 0
+                for fact in store.rows.values()
+            )
+        )
 
-    engine = engine_of(["f"], "done", functions=FakeFunctions(does={"f": asks}), store=store)
+    engine = engine_of(
+        ["f"], "done", functions=FakeFunctions(does={"f": asks}), store=store
+    )
     await engine.run()
     assert stored == [True]
     assert types_of(engine.facts)[2:5] == ["CallStarted", "ModelAsked", "CallFinished"]
@@ -121,10 +139,14 @@ async def test_a_request_from_another_event_loop_is_not_waited_for() -> None:
 
     async def asks_elsewhere() -> None:
         with ThreadPoolExecutor() as threads:  # leaving it blocks the run's loop
-            threads.submit(copy_context().run, asyncio.run, tab_of_this_call().record_request())
+            threads.submit(
+                copy_context().run, asyncio.run, tab_of_this_call().record_request()
+            )
 
     store = FakeStore()
-    engine = engine_of(["f"], "done", functions=FakeFunctions(does={"f": asks_elsewhere}), store=store)
+    engine = engine_of(
+        ["f"], "done", functions=FakeFunctions(does={"f": asks_elsewhere}), store=store
+    )
     await engine.run()
     assert types_of(engine.facts)[2:4] == ["CallStarted", "CallFinished"]
 
@@ -139,16 +161,28 @@ async def test_what_happens_in_the_event_loop_of_a_thread_is_recorded() -> None:
     def calls_elsewhere() -> Awaitable[None]:
         return in_thread(lambda: asyncio.run(tab_of_this_call().record_call("g")))
 
-    engine = engine_of(["f"], "done", functions=Threaded(does={"f": calls_elsewhere}), store=FakeStore())
+    engine = engine_of(
+        ["f"],
+        "done",
+        functions=Threaded(does={"f": calls_elsewhere}),
+        store=FakeStore(),
+    )
     await engine.run()
-    assert types_of(engine.facts)[2:5] == ["CallStarted", "NestedCallStarted", "CallFinished"]
+    assert types_of(engine.facts)[2:5] == [
+        "CallStarted",
+        "NestedCallStarted",
+        "CallFinished",
+    ]
 
 
 async def test_what_happens_after_a_call_has_ended_is_not_recorded() -> None:
     """Its end has charged what it took; a fact about it would contradict the journal."""
     kept: list[Tab] = []
     engine = engine_of(
-        ["f"], "done", functions=FakeFunctions(does={"f": lambda: kept.append(tab_of_this_call())}), store=FakeStore()
+        ["f"],
+        "done",
+        functions=FakeFunctions(does={"f": lambda: kept.append(tab_of_this_call())}),
+        store=FakeStore(),
     )
     await engine.run()
     facts = list(engine.facts)

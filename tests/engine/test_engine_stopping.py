@@ -56,7 +56,9 @@ async def test_a_stop_while_a_request_waits_for_its_time_makes_none() -> None:
             await super().sleep(seconds)
             stop.stop("enough")
 
-    state = await engine_of(chat, stop=stop, clock=Stopping(), min_iteration_seconds=5.0).run()
+    state = await engine_of(
+        chat, stop=stop, clock=Stopping(), min_iteration_seconds=5.0
+    ).run()
     assert len(chat.requests) == 1
     assert state.ended is not None
     assert (state.ended.status, state.ended.reason) == ("stopped", "enough")
@@ -72,13 +74,19 @@ async def test_the_first_reason_to_stop_stays() -> None:
 
 
 @pytest.mark.parametrize("cap", [1, 2])
-async def test_a_stop_between_the_calls_of_a_batch_starts_no_further_one(cap: int) -> None:
+async def test_a_stop_between_the_calls_of_a_batch_starts_no_further_one(
+    cap: int,
+) -> None:
     """What runs finishes, also beside it; what had not started is answered "not executed"; no request follows."""
     stop, chat = StopHandle(), FakeChat([["f", "g", "h"]])
     functions = FakeFunctions(does={"f": lambda: stop.stop("enough")})
-    state = await engine_of(chat, functions=functions, stop=stop, max_concurrency=cap).run()
+    state = await engine_of(
+        chat, functions=functions, stop=stop, max_concurrency=cap
+    ).run()
     began = ["f", "g"][:cap]
-    assert [line for line in functions.trace if line.startswith("start")] == [f"start {name}" for name in began]
+    assert [line for line in functions.trace if line.startswith("start")] == [
+        f"start {name}" for name in began
+    ]
     not_executed = ["Not executed: the run was stopped. enough"] * (3 - cap)
     assert results_of(state) == [*(f"{name}()" for name in began), *not_executed]
     assert len(chat.requests) == 1
@@ -91,7 +99,9 @@ async def test_a_stop_while_a_request_is_under_way_keeps_its_answer() -> None:
     assert state.ended is not None
     assert (state.ended.status, state.ended.answer) == ("answered", "done")
     functions = FakeFunctions()
-    state = await engine_of(FakeChat([["f"]], on_ask=stop.stop), stop=stop, functions=functions).run()
+    state = await engine_of(
+        FakeChat([["f"]], on_ask=stop.stop), stop=stop, functions=functions
+    ).run()
     assert functions.trace == []
     assert state.ended is not None
     assert state.ended.status == "stopped"
@@ -100,7 +110,9 @@ async def test_a_stop_while_a_request_is_under_way_keeps_its_answer() -> None:
 async def test_a_stop_during_review_lets_nothing_start() -> None:
     """A stop that comes while a decider thinks is honoured before the first call."""
     stop, functions = StopHandle(), FakeFunctions()
-    state = await engine_of(["f"], functions=functions, stop=stop, gate=FakeGate(on_review=stop.stop)).run()
+    state = await engine_of(
+        ["f"], functions=functions, stop=stop, gate=FakeGate(on_review=stop.stop)
+    ).run()
     assert functions.trace == []
     assert state.ended is not None
     assert state.ended.status == "stopped"
@@ -119,13 +131,17 @@ async def test_a_filter_that_terminates_ends_the_run_after_its_batch() -> None:
     """Calls that started with it end, the results stay, and no request follows."""
     chat = FakeChat([["f", "g"]])
     over = Finished(outcome="ok", text="last", terminate=True)
-    state = await engine_of(chat, functions=FakeFunctions(does={"f": lambda: over})).run()
+    state = await engine_of(
+        chat, functions=FakeFunctions(does={"f": lambda: over})
+    ).run()
     assert results_of(state) == ["last", "g()"]
     assert state.ended is not None
     assert state.ended.status == "stopped"
 
 
-@pytest.mark.parametrize(("cap", "order"), [(1, ["f", "g", "h"]), (2, ["slow", "f", "g", "h"])])
+@pytest.mark.parametrize(
+    ("cap", "order"), [(1, ["f", "g", "h"]), (2, ["slow", "f", "g", "h"])]
+)
 async def test_a_filter_that_terminates_keeps_the_calls_that_wait_for_a_slot_from_starting(
     cap: int, order: list[str]
 ) -> None:
@@ -139,14 +155,18 @@ async def test_a_filter_that_terminates_keeps_the_calls_that_wait_for_a_slot_fro
     functions = FakeFunctions(does={"f": terminate, "slow": terminated.wait})
     chat = FakeChat([order])
     state = await engine_of(chat, functions=functions, max_concurrency=cap).run()
-    refused = "Not executed: the run was stopped. A filter asked to end the run after f."
+    refused = (
+        "Not executed: the run was stopped. A filter asked to end the run after f."
+    )
     assert results_of(state) == ["slow()"] * (cap - 1) + ["last", refused, refused]
     assert (state.usage.tool_calls, len(chat.requests)) == (cap, 1)
     assert state.ended is not None
     assert (state.ended.status, state.iteration) == ("stopped", 1)
 
 
-async def test_a_filter_that_terminates_ends_an_interrupted_run_after_its_batch_too() -> None:
+async def test_a_filter_that_terminates_ends_an_interrupted_run_after_its_batch_too() -> (
+    None
+):
     """A run that is resumed from the middle of that batch runs the rest of it, as it would have anyway."""
     over = Finished(outcome="ok", text="last", terminate=True)
     functions = FakeFunctions(does={"f": lambda: over})
@@ -162,7 +182,9 @@ async def test_a_filter_that_terminates_ends_an_interrupted_run_after_its_batch_
 async def test_a_call_to_an_unknown_function_can_stop_the_run() -> None:
     """Where it is asked for, an unknown function ends the run by name; the other calls are not run."""
     functions = FakeFunctions()
-    state = await engine_of(["f", "unknown"], functions=functions, stop_on_unknown=True).run()
+    state = await engine_of(
+        ["f", "unknown"], functions=functions, stop_on_unknown=True
+    ).run()
     assert functions.trace == []
     assert state.ended is not None
     assert "unknown" in state.ended.reason
@@ -173,7 +195,9 @@ async def test_a_call_to_an_unknown_function_can_stop_the_run() -> None:
 
 
 @each_of("cap", [None, 2, 1])
-async def test_cancelling_in_the_middle_of_a_batch_answers_every_call(cap: int | None) -> None:
+async def test_cancelling_in_the_middle_of_a_batch_answers_every_call(
+    cap: int | None,
+) -> None:
     """Running calls are cancelled, every call has its answer, the run is ended, and the cancellation continues."""
     begun, cancelled = asyncio.Event(), []
 
@@ -186,7 +210,9 @@ async def test_cancelling_in_the_middle_of_a_batch_answers_every_call(cap: int |
             raise
 
     functions = FakeFunctions(does={"g": hang})
-    engine = engine_of(["f", "g", "unknown", "h"], functions=functions, max_concurrency=cap)
+    engine = engine_of(
+        ["f", "g", "unknown", "h"], functions=functions, max_concurrency=cap
+    )
     task = asyncio.create_task(engine.run())
     await begun.wait()
     task.cancel()
@@ -195,14 +221,19 @@ async def test_cancelling_in_the_middle_of_a_batch_answers_every_call(cap: int |
     assert cancelled == ["g"]
     state = fold(engine.facts)
     assert state.phase is Phase.ENDED
-    assert [entry.call_id for entry in state.transcript if isinstance(entry, CallResult)] == ["c0", "c1", "c2", "c3"]
+    assert [
+        entry.call_id for entry in state.transcript if isinstance(entry, CallResult)
+    ] == ["c0", "c1", "c2", "c3"]
     assert results_of(state)[:3] == [
         "f()",
         "Cancelled while it ran; whether it took effect is not known.",
         "No such function.",
     ]
     assert state.ended is not None
-    assert (state.ended.status, state.ended.reason) == ("stopped", "The run was cancelled.")
+    assert (state.ended.status, state.ended.reason) == (
+        "stopped",
+        "The run was cancelled.",
+    )
 
 
 class SharedSum:
@@ -228,7 +259,9 @@ class SharedSum:
 
 
 @pytest.mark.parametrize("lost", ["ModelReplied", "RequestFailed"])
-async def test_a_reply_that_cannot_be_recorded_is_charged_once_to_a_shared_budget(lost: str) -> None:
+async def test_a_reply_that_cannot_be_recorded_is_charged_once_to_a_shared_budget(
+    lost: str,
+) -> None:
     """It was charged when it came; that the journal is not written makes no second request of it."""
     shared = SharedSum()
     chat = FakeChat(["done" if lost == "ModelReplied" else RuntimeError("down")])
@@ -246,7 +279,9 @@ async def test_a_second_cancellation_interrupts_one_step_of_the_end_alone() -> N
         begun.set()
         await asyncio.Event().wait()
 
-    engine = engine_of(["f", "g", "h"], functions=FakeFunctions(does={"g": hang}), shared=budget)
+    engine = engine_of(
+        ["f", "g", "h"], functions=FakeFunctions(does={"g": hang}), shared=budget
+    )
     task = asyncio.create_task(engine.run())
     await begun.wait()
     task.cancel()
@@ -256,7 +291,9 @@ async def test_a_second_cancellation_interrupts_one_step_of_the_end_alone() -> N
         await task
     state = fold(engine.facts)
     assert state.phase is Phase.ENDED
-    assert [entry.call_id for entry in state.transcript if isinstance(entry, CallResult)] == ["c0", "c1", "c2"]
+    assert [
+        entry.call_id for entry in state.transcript if isinstance(entry, CallResult)
+    ] == ["c0", "c1", "c2"]
 
 
 async def test_cancelling_a_request_charges_it_and_leaves_the_run_resumable() -> None:
@@ -282,7 +319,12 @@ async def test_cancelling_a_request_charges_it_and_leaves_the_run_resumable() ->
     )
     resumed = engine_of("done", facts=again(engine))
     await resumed.run()
-    assert types_of(resumed.facts) == ["RequestFailed", "ModelAsked", "ModelReplied", "Ended"]
+    assert types_of(resumed.facts) == [
+        "RequestFailed",
+        "ModelAsked",
+        "ModelReplied",
+        "Ended",
+    ]
     assert resumed.state.usage.iterations == 2
 
 
@@ -298,7 +340,9 @@ async def test_a_failing_request_raises_and_leaves_the_run_resumable() -> None:
 
 
 @pytest.mark.parametrize("names", [["f"], ["f", "g"]])
-async def test_a_fault_in_the_adapter_answers_the_batch_and_is_raised_as_it_is(names: list[str]) -> None:
+async def test_a_fault_in_the_adapter_answers_the_batch_and_is_raised_as_it_is(
+    names: list[str],
+) -> None:
     """A fault leaves the engine as itself, never wrapped, however many calls ran beside it; every call is answered."""
 
     def fault() -> None:
@@ -314,7 +358,9 @@ async def test_a_fault_in_the_adapter_answers_the_batch_and_is_raised_as_it_is(n
 async def test_a_failed_function_can_be_raised_once_its_batch_is_answered() -> None:
     """Where it is asked for, the first failure is raised with its cause, after every call of the batch has ended."""
     error = ValueError("boom")
-    failed = Finished(outcome="failed", text="It failed.", error="ValueError: boom", exception=error)
+    failed = Finished(
+        outcome="failed", text="It failed.", error="ValueError: boom", exception=error
+    )
     functions = FakeFunctions(does={"f": lambda: failed})
     engine = engine_of(["f", "g"], functions=functions, raise_errors=True)
     raised = await refused_with(engine, CallFailedError)
@@ -324,15 +370,23 @@ async def test_a_failed_function_can_be_raised_once_its_batch_is_answered() -> N
     assert results_of(engine.state) == ["It failed.", "g()"]
 
 
-async def test_the_first_of_several_failures_is_raised_and_without_one_nothing() -> None:
+async def test_the_first_of_several_failures_is_raised_and_without_one_nothing() -> (
+    None
+):
     """The failure that came first is the one that is named; a run in which all went well is raised for nothing."""
     functions = FakeFunctions(
         does={
-            "g": lambda: Finished(outcome="failed", text="first", error="KeyError: first"),
-            "h": lambda: Finished(outcome="timed_out", text="second", error="TimeoutError: second"),
+            "g": lambda: Finished(
+                outcome="failed", text="first", error="KeyError: first"
+            ),
+            "h": lambda: Finished(
+                outcome="timed_out", text="second", error="TimeoutError: second"
+            ),
         }
     )
-    engine = engine_of(["f", "g", "h"], functions=functions, raise_errors=True, max_concurrency=1)
+    engine = engine_of(
+        ["f", "g", "h"], functions=functions, raise_errors=True, max_concurrency=1
+    )
     assert "KeyError: first" in str(await refused_with(engine, CallFailedError))
     state = await engine_of(["f"], "done", raise_errors=True).run()
     assert state.ended is not None
@@ -347,7 +401,9 @@ def test_a_raised_failure_is_an_error_of_this_package() -> None:
 async def test_a_run_that_raised_a_failure_can_be_resumed() -> None:
     """The journal of a run that raised continues with a resumption, as after any other fault."""
     failed = Finished(outcome="failed", text="It failed.", error="ValueError: boom")
-    engine = engine_of(["f"], functions=FakeFunctions(does={"f": lambda: failed}), raise_errors=True)
+    engine = engine_of(
+        ["f"], functions=FakeFunctions(does={"f": lambda: failed}), raise_errors=True
+    )
     await refused_with(engine, CallFailedError)
     resumed = engine_of("done", facts=[*again(engine), Resumed(at=1000.0)])
     state = await resumed.run()
@@ -358,7 +414,9 @@ async def test_a_run_that_raised_a_failure_can_be_resumed() -> None:
 async def test_a_failed_function_is_by_default_a_result() -> None:
     """The model reads the failure and the run continues."""
     failed = Finished(outcome="failed", text="It failed.", error="ValueError: boom")
-    state = await engine_of(["f"], "done", functions=FakeFunctions(does={"f": lambda: failed})).run()
+    state = await engine_of(
+        ["f"], "done", functions=FakeFunctions(does={"f": lambda: failed})
+    ).run()
     assert results_of(state) == ["It failed."]
     assert state.ended is not None
     assert state.ended.status == "answered"
@@ -374,12 +432,25 @@ async def test_a_new_budget_is_taken_before_the_next_action() -> None:
         budget.change(Budget(max_iterations=2), by="ann")
 
     chat = FakeChat([["f"], "the last one"])
-    engine = engine_of(chat, functions=FakeFunctions({"f": work}), clock=clock, new_budget=budget.take)
+    engine = engine_of(
+        chat, functions=FakeFunctions({"f": work}), clock=clock, new_budget=budget.take
+    )
     state = await engine.run()
     (changed,) = [fact for fact in engine.facts if isinstance(fact, BudgetChanged)]
-    assert (changed.limits, changed.by, changed.seconds) == (Budget(max_iterations=2), "ann", 2.0)
-    assert types_of(engine.facts)[3:6] == ["CallFinished", "BudgetChanged", "IterationCompleted"]
-    assert (chat.requests[1].offer, chat.requests[1].withheld) == (False, "max_iterations")
+    assert (changed.limits, changed.by, changed.seconds) == (
+        Budget(max_iterations=2),
+        "ann",
+        2.0,
+    )
+    assert types_of(engine.facts)[3:6] == [
+        "CallFinished",
+        "BudgetChanged",
+        "IterationCompleted",
+    ]
+    assert (chat.requests[1].offer, chat.requests[1].withheld) == (
+        False,
+        "max_iterations",
+    )
     assert state.ended is not None
     assert state.ended.limit == "max_iterations"
 
@@ -398,14 +469,22 @@ async def test_a_request_that_did_not_reach_the_server_is_not_charged() -> None:
     engine = engine_of(ConnectionRefusedError("no"))
     await refused_with(engine, ConnectionRefusedError)
     (failed,) = [fact for fact in engine.facts if isinstance(fact, RequestFailed)]
-    assert (failed.reason, failed.usage.iterations, failed.usage) == ("ConnectionRefusedError: no", 0, Usage())
+    assert (failed.reason, failed.usage.iterations, failed.usage) == (
+        "ConnectionRefusedError: no",
+        0,
+        Usage(),
+    )
 
 
 async def test_a_fault_before_a_request_charges_none() -> None:
     """The callback fails after a batch: the request that was due was not made, and is recorded as such."""
     engine = engine_of(["f"], hook=FakeHook(error=ValueError("bad")))
     await refused_with(engine, ValueError)
-    assert [fact.usage.iterations for fact in engine.facts if isinstance(fact, RequestFailed)] == [0]
+    assert [
+        fact.usage.iterations
+        for fact in engine.facts
+        if isinstance(fact, RequestFailed)
+    ] == [0]
     assert engine.state.usage.iterations == 1
 
 
@@ -414,12 +493,25 @@ async def test_a_journal_that_ends_before_a_request_is_charged_for_it() -> None:
     engine = engine_of("done", rules={"limits": Budget(max_iterations=2)})
     await engine.begin([])
     await engine.run()
-    assert types_of(engine.facts) == ["RequestFailed", "ModelAsked", "ModelReplied", "Ended"]
-    assert (engine.state.usage.iterations, engine.state.usage.estimated_tokens) == (2, 7)
+    assert types_of(engine.facts) == [
+        "RequestFailed",
+        "ModelAsked",
+        "ModelReplied",
+        "Ended",
+    ]
+    assert (engine.state.usage.iterations, engine.state.usage.estimated_tokens) == (
+        2,
+        7,
+    )
 
 
-@each_of("phase", [Phase.PAUSED, Phase.ENDED, Phase.REVIEWING, Phase.CALLING, Phase.ANSWERING])
-async def test_a_journal_that_ends_where_no_request_is_due_is_not_charged(phase: Phase) -> None:
+@each_of(
+    "phase",
+    [Phase.PAUSED, Phase.ENDED, Phase.REVIEWING, Phase.CALLING, Phase.ANSWERING],
+)
+async def test_a_journal_that_ends_where_no_request_is_due_is_not_charged(
+    phase: Phase,
+) -> None:
     """A checkpoint of a pause or an end, and a run that died amid its calls."""
     engine = engine_of(facts=SAMPLES[phase])
     await engine.begin([])
@@ -429,11 +521,15 @@ async def test_a_journal_that_ends_where_no_request_is_due_is_not_charged(phase:
 async def test_a_store_that_fails_does_not_hide_why_the_request_failed() -> None:
     """The failed request cannot be recorded; the run ends with its own error."""
     store = FakeStore(fail_on="RequestFailed")
-    await refused_with(engine_of(ConnectionResetError("gone"), store=store), ConnectionResetError)
+    await refused_with(
+        engine_of(ConnectionResetError("gone"), store=store), ConnectionResetError
+    )
     assert store.rows == {}
 
 
-async def test_an_estimate_that_fails_does_not_hide_why_the_request_failed(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_estimate_that_fails_does_not_hide_why_the_request_failed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """The request is charged without its tokens."""
 
     class Chat(FakeChat):

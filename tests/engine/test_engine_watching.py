@@ -38,7 +38,9 @@ from support.engine import (
 )
 
 
-async def test_observers_that_raise_change_nothing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_observers_that_raise_change_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """A failing observer is logged by name; the run, and the other observers, do not notice."""
     seen: list[str] = []
 
@@ -70,8 +72,14 @@ async def test_a_watched_run_tells_its_facts_and_its_text() -> None:
     await watched.run()
     await plain.run()
     assert watched.facts == plain.facts
-    assert [event for event in events if not isinstance(event, TextDelta)] == watched.facts[1:]
-    assert [type(event).__name__ for event in events[-3:]] == ["TextDelta", "ModelReplied", "Ended"]
+    assert [
+        event for event in events if not isinstance(event, TextDelta)
+    ] == watched.facts[1:]
+    assert [type(event).__name__ for event in events[-3:]] == [
+        "TextDelta",
+        "ModelReplied",
+        "Ended",
+    ]
 
 
 async def test_watchers_get_facts_in_the_order_of_the_journal() -> None:
@@ -96,7 +104,9 @@ async def test_observers_hear_how_a_run_ended_that_a_fault_ended() -> None:
     def fault() -> None:
         raise LookupError("defect")
 
-    engine = engine_of(["f", "g"], functions=FakeFunctions(does={"f": fault}), observers=(seen.append,))
+    engine = engine_of(
+        ["f", "g"], functions=FakeFunctions(does={"f": fault}), observers=(seen.append,)
+    )
     await refused_with(engine, LookupError)
     assert seen == engine.facts[1:]
     assert isinstance(seen[-1], Ended)
@@ -153,7 +163,9 @@ async def test_requests_keep_their_distance() -> None:
 async def test_the_plan_request_keeps_its_distance_too() -> None:
     """The first trip waits for the plan request's least time; without one nothing ever waits."""
     clock = FakeClock()
-    await engine_of("plan", "done", rules={"plan": True}, clock=clock, min_iteration_seconds=10).run()
+    await engine_of(
+        "plan", "done", rules={"plan": True}, clock=clock, min_iteration_seconds=10
+    ).run()
     assert clock.slept == [10]
     clock = FakeClock()
     await engine_of(["f"], "done", clock=clock).run()
@@ -166,24 +178,40 @@ async def test_a_deadline_that_passes_while_a_request_waits_is_kept() -> None:
     deadline = datetime.fromtimestamp(clock.now() + 5, UTC)
     limits = Budget(deadline=deadline)
     chat = FakeChat([["f"], "done"])
-    engine = engine_of(chat, rules={"limits": limits}, clock=clock, min_iteration_seconds=10)
+    engine = engine_of(
+        chat, rules={"limits": limits}, clock=clock, min_iteration_seconds=10
+    )
     state = await engine.run()
     assert state.ended is not None
-    assert (state.ended.status, state.ended.limit, clock.slept) == ("limit_reached", "deadline", [5])
+    assert (state.ended.status, state.ended.limit, clock.slept) == (
+        "limit_reached",
+        "deadline",
+        [5],
+    )
     assert (len(chat.requests), state.usage.iterations) == (1, 1)
 
 
 async def test_active_seconds_are_what_the_run_worked() -> None:
     """Requests and functions count; the wait for a person does not, in every engine that continues the run."""
     clock = FakeClock()
-    functions = FakeFunctions(does={"f": lambda: setattr(clock, "time", clock.time + 3)})
-    chat = FakeChat([["f"], ["g"]], on_ask=lambda: setattr(clock, "time", clock.time + 2))
-    engine = engine_of(chat, functions=functions, clock=clock, gate=FakeGate({"g": Defer()}))
+    functions = FakeFunctions(
+        does={"f": lambda: setattr(clock, "time", clock.time + 3)}
+    )
+    chat = FakeChat(
+        [["f"], ["g"]], on_ask=lambda: setattr(clock, "time", clock.time + 2)
+    )
+    engine = engine_of(
+        chat, functions=functions, clock=clock, gate=FakeGate({"g": Defer()})
+    )
     state = await engine.run()
     assert state.phase is Phase.PAUSED
     assert state.usage.active_seconds == 7
     clock.time += 500
-    facts = [*again(engine), Resumed(at=clock.now()), replace(decision_of(engine), verdict="run", at=clock.now())]
+    facts = [
+        *again(engine),
+        Resumed(at=clock.now()),
+        replace(decision_of(engine), verdict="run", at=clock.now()),
+    ]
     chat = FakeChat(["done"], on_ask=lambda: setattr(clock, "time", clock.time + 1))
     state = await engine_of(chat, facts=facts, functions=functions, clock=clock).run()
     assert state.usage.active_seconds == 8
@@ -193,8 +221,12 @@ async def test_a_deadline_that_passes_in_review_lets_nothing_start() -> None:
     """Time is looked at before each batch, after the review: a decider may have taken an hour."""
     clock, functions = FakeClock(), FakeFunctions()
     gate = FakeGate(on_review=lambda: setattr(clock, "time", clock.time + 3600))
-    limits = Budget(deadline=datetime.fromtimestamp(clock.now() + 60, UTC), on_limit="stop")
-    engine = engine_of(["f"], clock=clock, functions=functions, gate=gate, rules={"limits": limits})
+    limits = Budget(
+        deadline=datetime.fromtimestamp(clock.now() + 60, UTC), on_limit="stop"
+    )
+    engine = engine_of(
+        ["f"], clock=clock, functions=functions, gate=gate, rules={"limits": limits}
+    )
     state = await engine.run()
     assert functions.trace == []
     assert state.ended is not None
@@ -204,7 +236,10 @@ async def test_a_deadline_that_passes_in_review_lets_nothing_start() -> None:
 async def test_a_question_expires_counted_from_when_it_was_put() -> None:
     """A deferred call's time to answer starts when it is deferred, not when its review began."""
     clock = FakeClock()
-    gate = FakeGate({"f": Defer(expires_in=60)}, on_review=lambda: setattr(clock, "time", clock.time + 3600))
+    gate = FakeGate(
+        {"f": Defer(expires_in=60)},
+        on_review=lambda: setattr(clock, "time", clock.time + 3600),
+    )
     engine = engine_of(["f"], clock=clock, gate=gate)
     await engine.run()
     assert decision_of(engine).expires_at == clock.now() + 60
@@ -215,7 +250,12 @@ async def test_a_request_that_the_time_limit_left_behind_streams_nothing_more() 
     clock, left_behind, late = FakeClock(), asyncio.Event(), asyncio.Event()
 
     class Stubborn(FakeChat):
-        async def ask(self, transcript: Sequence[TranscriptItem], request: AskModel, emit: Emit | None) -> Reply:
+        async def ask(
+            self,
+            transcript: Sequence[TranscriptItem],
+            request: AskModel,
+            emit: Emit | None,
+        ) -> Reply:
             assert emit is not None
             await emit(TextDelta(text="in time", iteration=0))
             clock.time += 60
@@ -231,19 +271,30 @@ async def test_a_request_that_the_time_limit_left_behind_streams_nothing_more() 
         events.append(event)
 
     events: list[Event] = []
-    engine = engine_of(Stubborn([]), emit=emit, clock=clock, rules={"limits": Budget(max_active_seconds=10)})
+    engine = engine_of(
+        Stubborn([]),
+        emit=emit,
+        clock=clock,
+        rules={"limits": Budget(max_active_seconds=10)},
+    )
     await engine.run()
     left_behind.set()
     await late.wait()
-    assert [event.text for event in events if isinstance(event, TextDelta)] == ["in time"]
+    assert [event.text for event in events if isinstance(event, TextDelta)] == [
+        "in time"
+    ]
     assert types_of(engine.facts) == ["RequestFailed", "Ended"]
 
 
-async def test_a_consumer_that_is_slower_than_many_calls_receives_everything_in_order() -> None:
+async def test_a_consumer_that_is_slower_than_many_calls_receives_everything_in_order() -> (
+    None
+):
     """Calls that run at once may each be one event further ahead than a consumer is given; none is lost."""
 
     async def run(emit: Emit) -> str:
-        await asyncio.gather(*(emit(TextDelta(text=str(number), iteration=0)) for number in range(300)))
+        await asyncio.gather(
+            *(emit(TextDelta(text=str(number), iteration=0)) for number in range(300))
+        )
         return "done"
 
     received: list[str] = []

@@ -39,20 +39,34 @@ def test_every_fork_of_every_run_is_resumed_to_its_end(plan: Plan) -> None:
     made = 0
     for at in range(-1, fold(whole).iteration + 1):
         try:
-            forked = through_json(forked_facts(whole, at=at, run_id="fork", now=world.time))
+            forked = through_json(
+                forked_facts(whole, at=at, run_id="fork", now=world.time)
+            )
         except InvalidForkError:
             continue
         made += 1
         state = fold(forked)
-        assert (state.phase, state.run_id, state.sticky) == (Phase.ENDED, "fork", frozenset())
+        assert (state.phase, state.run_id, state.sticky) == (
+            Phase.ENDED,
+            "fork",
+            frozenset(),
+        )
         assert state.ended is not None
         assert (state.ended.status, violations(state.transcript)) == ("stopped", [])
-        assert max((fact.iteration for fact in forked if isinstance(fact, ModelReplied)), default=-1) <= at
+        assert (
+            max(
+                (fact.iteration for fact in forked if isinstance(fact, ModelReplied)),
+                default=-1,
+            )
+            <= at
+        )
         again = World(plan, time=world.time)
         ended = asyncio.run(again.finish([*forked, Resumed(at=world.time)]))
         assert again.problems == []
         assert fold(ended).phase is Phase.ENDED
-        assert starts(ended).total() - starts(forked).total() == again.begun.total()  # nothing before the cut ran again
+        assert (
+            starts(ended).total() - starts(forked).total() == again.begun.total()
+        )  # nothing before the cut ran again
     event(f"{made} forks")
 
 
@@ -64,7 +78,14 @@ def test_a_fork_keeps_what_was_spent(plan: Plan) -> None:
     whole = asyncio.run(world.finish(world.start()))
     for at in range(fold(whole).iteration):
         heads = (fold(whole[:count]) for count in range(1, len(whole) + 1))
-        head = next((one for one in heads if one.phase is Phase.ASKING and one.iteration == at + 1), None)
+        head = next(
+            (
+                one
+                for one in heads
+                if one.phase is Phase.ASKING and one.iteration == at + 1
+            ),
+            None,
+        )
         if head is not None and head.final_answer is None:
             forked = fold(forked_facts(whole, at=at, run_id="fork", now=world.time))
             assert forked.usage == head.usage
@@ -94,4 +115,6 @@ def test_an_instruction_is_the_last_message_of_the_fork() -> None:
     facts = asyncio.run(two_calls(Approve()).finish(two_calls(Approve()).start()))
     forked = forked_facts(facts, at=0, run_id="fork", now=1.0, instruction="Use h.")
     assert "Use h." in str(fold(forked).transcript[-1])
-    assert "Use h." not in str(fold(forked_facts(facts, at=0, run_id="fork", now=1.0)).transcript)
+    assert "Use h." not in str(
+        fold(forked_facts(facts, at=0, run_id="fork", now=1.0)).transcript
+    )

@@ -6,7 +6,13 @@ import gc
 import pytest
 
 from planner_ext.engine import concurrency as module
-from planner_ext.engine.concurrency import OUT_OF_TIME, SystemClock, in_time, seconds_from_now, time_left
+from planner_ext.engine.concurrency import (
+    OUT_OF_TIME,
+    SystemClock,
+    in_time,
+    seconds_from_now,
+    time_left,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +71,9 @@ async def test_work_that_swallows_its_cancellation_is_left_behind() -> None:
         raise RuntimeError("late")
 
     reported: list[object] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    asyncio.get_running_loop().set_exception_handler(
+        lambda _, context: reported.append(context)
+    )
     assert await in_time(stubborn(), seconds_from_now(0.01)) is OUT_OF_TIME
     assert not later.is_set()
     release.set()

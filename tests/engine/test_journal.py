@@ -25,25 +25,50 @@ from planner_ext.core.facts import (
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Budget
 from planner_ext.core.values import EditedReply, Usage
-from planner_ext.engine.document import SCHEMA, check_schema, dump_facts, dump_message, load_facts, messages_of
-from support.journal import CALL, FACTS, LIMITS, RULES, altered, read, refusal, text_of, through_json
+from planner_ext.engine.document import (
+    SCHEMA,
+    check_schema,
+    dump_facts,
+    dump_message,
+    load_facts,
+    messages_of,
+)
+from support.journal import (
+    CALL,
+    FACTS,
+    LIMITS,
+    RULES,
+    altered,
+    read,
+    refusal,
+    text_of,
+    through_json,
+)
 from support.values import each_of
 
 
 def test_the_sample_has_every_fact_and_every_field() -> None:
     """The journal of these tests speaks of everything that can be written."""
     assert {type(fact) for fact in FACTS} == set(get_args(Fact))
-    assert all(getattr(LIMITS, item.name) != getattr(Budget(), item.name) for item in fields(Budget))
-    assert all(getattr(RULES, item.name) != getattr(Rules(), item.name) for item in fields(Rules))
+    assert all(
+        getattr(LIMITS, item.name) != getattr(Budget(), item.name)
+        for item in fields(Budget)
+    )
+    assert all(
+        getattr(RULES, item.name) != getattr(Rules(), item.name)
+        for item in fields(Rules)
+    )
     defaults = {
         f"{fact.type}.{item.name}"
         for fact in FACTS
         for item in fields(fact)
         if item.name != "type" and item.default == getattr(fact, item.name)
     }
-    assert defaults == {"IterationCompleted.terminate", "IterationCompleted.reason", "IterationCompleted.messages"} | {
-        "Resumed.limits"
-    }
+    assert defaults == {
+        "IterationCompleted.terminate",
+        "IterationCompleted.reason",
+        "IterationCompleted.messages",
+    } | {"Resumed.limits"}
 
 
 @each_of("fact", FACTS, ids=lambda fact: fact.type)
@@ -72,14 +97,20 @@ def test_facts_as_values_are_what_the_text_holds() -> None:
 
 def test_a_read_journal_folds() -> None:
     """What was read is facts like any others."""
-    facts = (RunStarted(run_id="r", rules=Rules(), messages=(), at=0.0), Ended(status="stopped", at=1.0, seconds=1.0))
+    facts = (
+        RunStarted(run_id="r", rules=Rules(), messages=(), at=0.0),
+        Ended(status="stopped", at=1.0, seconds=1.0),
+    )
     assert fold(through_json(facts)) == fold(facts)
 
 
 @each_of(
     ("text", "fact"),
     [
-        ("goal", RunStarted(run_id="r", rules=Rules(), messages=(), goal="a\ud83d", at=0.0)),
+        (
+            "goal",
+            RunStarted(run_id="r", rules=Rules(), messages=(), goal="a\ud83d", at=0.0),
+        ),
         ("message", MessageAdded(message={"text": "\udc00b"}, purpose="step", at=0.0)),
         ("result", replace(FACTS[7], result="\udfff")),
         ("arguments", replace(FACTS[3], calls=(replace(CALL, arguments='"\ud800"'),))),
@@ -113,7 +144,8 @@ def test_messages_are_written_as_their_own_model_does() -> None:
     again = through_json(facts)
     assert facts == before
     assert [messages_of(fact) for fact in again] == [
-        tuple({"name": message.name} for message in messages_of(fact)) for fact in facts[:5]
+        tuple({"name": message.name} for message in messages_of(fact))
+        for fact in facts[:5]
     ] + [(), ()]
     assert again[5:] == (FACTS[9], FACTS[-1])
 
@@ -166,9 +198,18 @@ def test_facts_are_a_list(facts: str) -> None:
     [
         (lambda facts: facts[0].pop("run_id"), "0.RunStarted.run_id"),
         (lambda facts: facts[0].update(run_id=7), "0.RunStarted.run_id"),
-        (lambda facts: facts[0]["rules"].update(on_denial="ask"), "0.RunStarted.rules.on_denial"),
-        (lambda facts: facts[0]["rules"]["limits"].update(deadline="noon"), "0.RunStarted.rules.limits.deadline"),
-        (lambda facts: facts[0]["rules"]["limits"].update(max_cost="much"), "0.RunStarted.rules.limits.max_cost"),
+        (
+            lambda facts: facts[0]["rules"].update(on_denial="ask"),
+            "0.RunStarted.rules.on_denial",
+        ),
+        (
+            lambda facts: facts[0]["rules"]["limits"].update(deadline="noon"),
+            "0.RunStarted.rules.limits.deadline",
+        ),
+        (
+            lambda facts: facts[0]["rules"]["limits"].update(max_cost="much"),
+            "0.RunStarted.rules.limits.max_cost",
+        ),
         (lambda facts: facts[3].update(iteration="first"), "3.ModelReplied.iteration"),
         (lambda facts: facts[3]["calls"][1].pop("name"), "3.ModelReplied.calls.1.name"),
         (lambda facts: facts[3].update(calls={}), "3.ModelReplied.calls"),
@@ -182,7 +223,9 @@ def test_facts_are_a_list(facts: str) -> None:
         (lambda facts: facts.insert(2, []), "2"),
     ],
 )
-def test_a_damaged_fact_is_refused_by_its_place(change: Callable[[list[Any]], object], place: str) -> None:
+def test_a_damaged_fact_is_refused_by_its_place(
+    change: Callable[[list[Any]], object], place: str
+) -> None:
     """What is missing, of another type or unheard of is refused; the message says in which fact and field."""
     assert f"damaged at {place}:" in refusal(altered(change))
 
@@ -190,12 +233,25 @@ def test_a_damaged_fact_is_refused_by_its_place(change: Callable[[list[Any]], ob
 @each_of(
     ("change", "place"),
     [
-        (lambda facts: facts[0]["rules"]["limits"].update(max_iterations=0), "max_iterations"),
-        (lambda facts: facts[0]["rules"]["limits"].update(deadline="2030-01-01T00:00:00"), "deadline"),
-        (lambda facts: facts[12]["limits"].update(max_calls_per_function={"f": -1}), "max_calls_per_function"),
+        (
+            lambda facts: facts[0]["rules"]["limits"].update(max_iterations=0),
+            "max_iterations",
+        ),
+        (
+            lambda facts: facts[0]["rules"]["limits"].update(
+                deadline="2030-01-01T00:00:00"
+            ),
+            "deadline",
+        ),
+        (
+            lambda facts: facts[12]["limits"].update(max_calls_per_function={"f": -1}),
+            "max_calls_per_function",
+        ),
     ],
 )
-def test_a_limit_that_means_nothing_is_a_damaged_journal(change: Callable[[list[Any]], object], place: str) -> None:
+def test_a_limit_that_means_nothing_is_a_damaged_journal(
+    change: Callable[[list[Any]], object], place: str
+) -> None:
     """A limit that could not have been set is refused as damage of the journal, by its name."""
     assert place in refusal(altered(change))
 
@@ -204,10 +260,15 @@ def test_a_limit_that_means_nothing_is_a_damaged_journal(change: Callable[[list[
     ("change", "place"),
     [
         (lambda facts: facts[4].update(edit=facts[4].pop("edited")), "4.CallDecided"),
-        (lambda facts: facts[0]["rules"]["limits"].update(max_tool_cals=1), "0.RunStarted.rules.limits"),
+        (
+            lambda facts: facts[0]["rules"]["limits"].update(max_tool_cals=1),
+            "0.RunStarted.rules.limits",
+        ),
     ],
 )
-def test_an_unknown_key_is_refused(change: Callable[[list[Any]], object], place: str) -> None:
+def test_an_unknown_key_is_refused(
+    change: Callable[[list[Any]], object], place: str
+) -> None:
     """An unknown key is not dropped: what it meant would be lost without a word."""
     assert place in refusal(altered(change))
 
@@ -226,7 +287,10 @@ def test_a_deadline_is_the_same_moment_after_reading() -> None:
     assert again.limits is not None
     assert again.limits.deadline == LIMITS.deadline
     assert again.limits.deadline is not None
-    assert again.limits.deadline.astimezone(UTC).isoformat() == "2030-01-01T06:45:15.123456+00:00"
+    assert (
+        again.limits.deadline.astimezone(UTC).isoformat()
+        == "2030-01-01T06:45:15.123456+00:00"
+    )
 
 
 def deep(levels: int) -> Any:
@@ -243,7 +307,15 @@ def test_what_could_not_be_written_again_is_not_read() -> None:
     for message in ({"a": deep(260)}, deep(900)):
         with pytest.raises(InvalidJournalError, match="more than 250 levels"):
             load_facts(
-                [*dump_facts(FACTS[:1]), {"type": "MessageAdded", "message": message, "purpose": "insist", "at": 1}]
+                [
+                    *dump_facts(FACTS[:1]),
+                    {
+                        "type": "MessageAdded",
+                        "message": message,
+                        "purpose": "insist",
+                        "at": 1,
+                    },
+                ]
             )
 
 
@@ -253,23 +325,46 @@ class Unbuilt(BaseModel, defer_build=True):
     part: int = 1
 
 
-@pytest.mark.parametrize("odd", [Unbuilt.model_construct(), deep(400)], ids=["unbuilt", "deep"])
+@pytest.mark.parametrize(
+    "odd", [Unbuilt.model_construct(), deep(400)], ids=["unbuilt", "deep"]
+)
 def test_metadata_that_cannot_be_written_are_omitted(odd: object) -> None:
     """A server may put anything into a reply's metadata: the journal has the message without them."""
     item = TextContent(text="Hi.", metadata={"odd": odd})
-    message = ChatMessageContent(role=AuthorRole.ASSISTANT, items=[item], metadata={"odd": odd, "usage": None})
+    message = ChatMessageContent(
+        role=AuthorRole.ASSISTANT, items=[item], metadata={"odd": odd, "usage": None}
+    )
     written = dump_message(message)
-    assert [one["text"] for one in written["items"]] == ["Hi."] and not written.get("metadata")
-    assert load_facts(dump_facts([replace(FACTS[2], message=message)])) == (replace(FACTS[2], message=written),)
+    assert [one["text"] for one in written["items"]] == ["Hi."] and not written.get(
+        "metadata"
+    )
+    assert load_facts(dump_facts([replace(FACTS[2], message=message)])) == (
+        replace(FACTS[2], message=written),
+    )
 
 
 @pytest.mark.parametrize("amount", [-1, 2**63])
-@each_of("name", ["iterations", "seconds", "prompt_tokens", "cached_tokens", "cost", "active_seconds"])
-def test_an_amount_that_gives_back_what_was_spent_is_refused(name: str, amount: int) -> None:
+@each_of(
+    "name",
+    [
+        "iterations",
+        "seconds",
+        "prompt_tokens",
+        "cached_tokens",
+        "cost",
+        "active_seconds",
+    ],
+)
+def test_an_amount_that_gives_back_what_was_spent_is_refused(
+    name: str, amount: int
+) -> None:
     """A journal with a negative amount, or one that no store holds, is damaged: it would lift every limit."""
     (fact,) = dump_facts([next(one for one in FACTS if isinstance(one, ModelReplied))])
     (fact if name in fact else fact["usage"])[name] = amount
-    with pytest.raises(InvalidJournalError, match=r"0\.ModelReplied: an amount is negative, or too large"):
+    with pytest.raises(
+        InvalidJournalError,
+        match=r"0\.ModelReplied: an amount is negative, or too large",
+    ):
         load_facts([fact])
 
 

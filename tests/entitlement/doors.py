@@ -8,9 +8,18 @@ from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 from urllib.parse import quote
 
-from ag_ui.core import BaseEvent, ResumeEntry, RunAgentInput, RunErrorEvent, RunFinishedEvent, UserMessage
+from ag_ui.core import (
+    BaseEvent,
+    ResumeEntry,
+    RunAgentInput,
+    RunErrorEvent,
+    RunFinishedEvent,
+    UserMessage,
+)
 from semantic_kernel.agents import ChatCompletionAgent
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.connectors.ai.prompt_execution_settings import (
+    PromptExecutionSettings,
+)
 from semantic_kernel.contents import ChatHistory
 from semantic_kernel.functions import KernelArguments
 
@@ -32,7 +41,12 @@ from planner_ext.ag_ui import ag_ui_events
 from planner_ext.agent import resume_agent, resume_agent_stream
 from planner_ext.approval.waiting import pending_calls
 from planner_ext.durable import Approvals, Runs
-from planner_ext.errors import ApprovalRefusedError, InvalidHistoryError, PlannerExtError, RunNotAnsweredError
+from planner_ext.errors import (
+    ApprovalRefusedError,
+    InvalidHistoryError,
+    PlannerExtError,
+    RunNotAnsweredError,
+)
 from planner_ext.events import ResultReady
 from planner_ext.session import AutomaticToolUseConfig
 from support.inbox import inbox, visitor_at
@@ -100,8 +114,12 @@ async def way_into(world: World) -> AsyncGenerator[Way]:
         case "kept" | "inbox":
             with TemporaryDirectory() as folder:
                 store = Path(folder) / "runs.db"
-                authorize: Any = None if world.scenario.hook == "none" else world.people.hook
-                elsewhere: dict[str, Any] = {"authorize": None if world.scenario.bare else authorize}
+                authorize: Any = (
+                    None if world.scenario.hook == "none" else world.people.hook
+                )
+                elsewhere: dict[str, Any] = {
+                    "authorize": None if world.scenario.bare else authorize
+                }
                 async with (
                     Runs.sqlite(store, authorize=authorize, poll_seconds=0.001) as runs,
                     Approvals.connect(store, **elsewhere) as approvals,
@@ -114,7 +132,9 @@ async def way_into(world: World) -> AsyncGenerator[Way]:
 
 
 def _options(world: World, *, bare: bool = False) -> dict[str, Any]:
-    return world.options(world.scenario.guards.chains[0], approver=world.scenario.approver, bare=bare)
+    return world.options(
+        world.scenario.guards.chains[0], approver=world.scenario.approver, bare=bare
+    )
 
 
 def _settings() -> PromptExecutionSettings:
@@ -123,14 +143,23 @@ def _settings() -> PromptExecutionSettings:
 
 
 def _planner(world: World, *, bare: bool = False) -> FunctionCallingStepwisePlanner:
-    options = FunctionCallingStepwisePlannerOptions(plan=False, max_iterations=1000, **_options(world, bare=bare))
+    options = FunctionCallingStepwisePlannerOptions(
+        plan=False, max_iterations=1000, **_options(world, bare=bare)
+    )
     return FunctionCallingStepwisePlanner(options=options)
 
 
 def _shown(pending: Sequence[Any]) -> list[Shown]:
     found = [one if isinstance(one, Mapping) else one.as_dict() for one in pending]
     return [
-        Shown(one["id"], one["id"], one["arguments"], tuple(one.get("roles", ())), one["fingerprint"]) for one in found
+        Shown(
+            one["id"],
+            one["id"],
+            one["arguments"],
+            tuple(one.get("roles", ())),
+            one["fingerprint"],
+        )
+        for one in found
     ]
 
 
@@ -153,11 +182,17 @@ class _Planner(_Once):
         self._checkpoint: Any = None
         self._before: Any = None
         if (of_kernel := world.scenario.guards.filter) is not None:
-            add_filter(world.kernel, "auto_function_invocation", _filter(world, of_kernel.guards[0]))
+            add_filter(
+                world.kernel,
+                "auto_function_invocation",
+                _filter(world, of_kernel.guards[0]),
+            )
 
     async def ask(self, run: str) -> Outcome:
         if self._world.scenario.streamed:
-            return await self._last(self._planner.invoke_stream(self._world.kernel, goal_of(run)))
+            return await self._last(
+                self._planner.invoke_stream(self._world.kernel, goal_of(run))
+            )
         return self._of(await self._planner.invoke(self._world.kernel, goal_of(run)))
 
     async def decide(self, decisions: Mapping[str, Any]) -> Outcome:
@@ -167,8 +202,12 @@ class _Planner(_Once):
             self._planner = _planner(self._world, bare=self._world.scenario.bare)
         self._before = checkpoint
         if self._world.scenario.streamed:
-            return await self._last(self._planner.resume_stream(self._world.kernel, checkpoint, decisions))
-        return self._of(await self._planner.resume(self._world.kernel, checkpoint, decisions))
+            return await self._last(
+                self._planner.resume_stream(self._world.kernel, checkpoint, decisions)
+            )
+        return self._of(
+            await self._planner.resume(self._world.kernel, checkpoint, decisions)
+        )
 
     async def decide_again(self, decisions: Mapping[str, Any]) -> None:
         await self._planner.resume(self._world.kernel, self._before, decisions)
@@ -203,14 +242,24 @@ class _Chat:
     async def ask(self, run: str) -> Outcome:
         self._history.add_user_message(goal_of(run))
         if self._kind == "handler":
-            invoke = self._door.invoke_stream if self._world.scenario.streamed else self._door.invoke
+            invoke = (
+                self._door.invoke_stream
+                if self._world.scenario.streamed
+                else self._door.invoke
+            )
             return await self._drained(invoke(self._history))
         given: dict[str, Any] = {"kernel": self._world.kernel}
         if self._world.scenario.streamed:
             return await self._drained(
-                self._door.get_streaming_chat_message_content(self._history, _settings(), **given)
+                self._door.get_streaming_chat_message_content(
+                    self._history, _settings(), **given
+                )
             )
-        return self._of(await self._door.get_chat_message_content(self._history, _settings(), **given))
+        return self._of(
+            await self._door.get_chat_message_content(
+                self._history, _settings(), **given
+            )
+        )
 
     async def decide(self, decisions: Mapping[str, Any]) -> Outcome:
         scenario = self._world.scenario
@@ -222,10 +271,14 @@ class _Chat:
     async def _resumed(self, *given: Any) -> Outcome:
         streamed = self._world.scenario.streamed
         if self._kind == "handler":
-            return await self._drained((self._door.resume_stream if streamed else self._door.resume)(*given))
+            return await self._drained(
+                (self._door.resume_stream if streamed else self._door.resume)(*given)
+            )
         world: dict[str, Any] = {"kernel": self._world.kernel}
         if streamed:
-            return await self._drained(self._door.resume_streaming(*given, _settings(), **world))
+            return await self._drained(
+                self._door.resume_streaming(*given, _settings(), **world)
+            )
         return self._of(await self._door.resume(*given, _settings(), **world))
 
     async def decide_again(self, decisions: Mapping[str, Any]) -> None:
@@ -251,7 +304,9 @@ class _Chat:
         self._checkpoint = message.metadata.get("checkpoint", "")
         if self._kind == "service" and message.metadata["status"] == "answered":
             self._history.add_assistant_message("Done.")
-        return Outcome(message.metadata["status"], _shown(message.metadata.get("pending", ())))
+        return Outcome(
+            message.metadata["status"], _shown(message.metadata.get("pending", ()))
+        )
 
 
 class _Session:
@@ -260,20 +315,28 @@ class _Session:
     def __init__(self, world: World) -> None:
         self._world = world
         use = AutomaticToolUseConfig(max_tool_calls=1000)
-        self._session = ToolUseSession(world.kernel, tool_use_config=use, settings=_settings(), **_options(world))
+        self._session = ToolUseSession(
+            world.kernel, tool_use_config=use, settings=_settings(), **_options(world)
+        )
         self._chat = _Chat(world, "handler")
 
     async def ask(self, run: str) -> Outcome:
         try:
             if self._world.scenario.streamed:
-                async with aclosing(self._session.prompt_streaming(goal_of(run))) as pieces:
+                async with aclosing(
+                    self._session.prompt_streaming(goal_of(run))
+                ) as pieces:
                     async for _ in pieces:
                         pass
             else:
                 await self._session.prompt(goal_of(run))
         except RunNotAnsweredError as error:
-            return await self._chat.take(vars(error)["checkpoint"], self._session.history())
-        return Outcome("stopped" if self._session.pending else "answered")  # denied calls may be returned
+            return await self._chat.take(
+                vars(error)["checkpoint"], self._session.history()
+            )
+        return Outcome(
+            "stopped" if self._session.pending else "answered"
+        )  # denied calls may be returned
 
     async def decide(self, decisions: Mapping[str, Any]) -> Outcome:
         return await self._chat.decide(decisions)
@@ -296,11 +359,16 @@ class _Agent(_Once):
 
     def _made(self) -> ChatCompletionAgent:
         # Under an id of its own: the agent puts it into the kernel, where a nested planner would take it over.
-        service = FunctionInvokingChatCompletion(self._world.service, service_id="desk", **_options(self._world))
+        service = FunctionInvokingChatCompletion(
+            self._world.service, service_id="desk", **_options(self._world)
+        )
         settings = _settings()
         settings.service_id = "desk"
         given: dict[str, Any] = {"kernel": self._world.kernel, "service": service}
-        given |= {"arguments": KernelArguments(settings), "function_choice_behavior": settings.function_choice_behavior}
+        given |= {
+            "arguments": KernelArguments(settings),
+            "function_choice_behavior": settings.function_choice_behavior,
+        }
         return ChatCompletionAgent(name="desk", instructions="Do it.", **given)
 
     async def ask(self, run: str) -> Outcome:
@@ -313,7 +381,12 @@ class _Agent(_Once):
         if self._world.scenario.anew:
             self._agent = self._made()
         self._before = self._checkpoint
-        given: tuple[Any, ...] = (self._agent, self._thread, self._checkpoint, decisions)
+        given: tuple[Any, ...] = (
+            self._agent,
+            self._thread,
+            self._checkpoint,
+            decisions,
+        )
         if self._world.scenario.streamed:
             return await self._last(resume_agent_stream(*given))
         return self._of(await resume_agent(*given))
@@ -324,7 +397,9 @@ class _Agent(_Once):
 
     async def say_more(self) -> bool:
         try:
-            await self._agent.get_response(messages="By the way, is it raining?", thread=self._thread)
+            await self._agent.get_response(
+                messages="By the way, is it raining?", thread=self._thread
+            )
         except PlannerExtError:
             return False
         return True
@@ -332,12 +407,16 @@ class _Agent(_Once):
     async def _last(self, items: Any) -> Outcome:
         async with aclosing(items):
             seen = [item async for item in items]
-        return self._of(seen[-1]) if seen else Outcome("stopped")  # Semantic Kernel keeps returned calls to itself
+        return (
+            self._of(seen[-1]) if seen else Outcome("stopped")
+        )  # Semantic Kernel keeps returned calls to itself
 
     def _of(self, item: Any) -> Outcome:
         self._thread = item.thread
         self._checkpoint = item.metadata.get("checkpoint", "")
-        return Outcome(item.metadata["status"], _shown(item.metadata.get("pending", ())))
+        return Outcome(
+            item.metadata["status"], _shown(item.metadata.get("pending", ()))
+        )
 
 
 class _Kept(_Once):
@@ -351,18 +430,36 @@ class _Kept(_Once):
 
     async def ask(self, run: str) -> Outcome:
         self._run = run
-        given: tuple[Any, ...] = (_planner(self._world), self._world.kernel, goal_of(run))
+        given: tuple[Any, ...] = (
+            _planner(self._world),
+            self._world.kernel,
+            goal_of(run),
+        )
         result = await (await self._runs.start(*given, run_id=run)).result()
         if result.status != "paused":
             return Outcome(result.status)
         items = await self._approvals.pending(run)
         return Outcome(
-            "paused", [Shown(one.id, one.call_id, one.arguments, tuple(one.roles), one.fingerprint) for one in items]
+            "paused",
+            [
+                Shown(
+                    one.id,
+                    one.call_id,
+                    one.arguments,
+                    tuple(one.roles),
+                    one.fingerprint,
+                )
+                for one in items
+            ],
         )
 
     async def decide(self, decisions: Mapping[str, Any]) -> Outcome:
-        if self._world.scenario.streamed:  # by a worker's own resume, and else from another process
-            given = {key.rpartition("/")[2]: decision for key, decision in decisions.items()}
+        if (
+            self._world.scenario.streamed
+        ):  # by a worker's own resume, and else from another process
+            given = {
+                key.rpartition("/")[2]: decision for key, decision in decisions.items()
+            }
             world: tuple[Any, ...] = (_planner(self._world), self._world.kernel)
             await (await self._runs.resume(self._run, *world, decisions=given)).result()
             return await self.ask(self._run)
@@ -378,7 +475,9 @@ class _Kept(_Once):
 class _Inbox(_Kept):
     """The same, decided in the forms of the inbox, by the signed-in user."""
 
-    def __init__(self, world: World, runs: Runs, approvals: Approvals, address: str) -> None:
+    def __init__(
+        self, world: World, runs: Runs, approvals: Approvals, address: str
+    ) -> None:
         super().__init__(world, runs, approvals)
         self._address = address
 
@@ -390,9 +489,17 @@ class _Inbox(_Kept):
                 kind, fields = "approve", {"always": decision.always or ""}
             elif isinstance(decision, Approve):
                 given = decision.arguments or {}
-                kind, fields = "edit", {"argument-0": given["to"], "argument-1": str(given.get("amount", ""))}
+                kind, fields = (
+                    "edit",
+                    {
+                        "argument-0": given["to"],
+                        "argument-1": str(given.get("amount", "")),
+                    },
+                )
             async with visitor_at(self._address, decision.by or "stranger") as visitor:
-                response = await visitor.decide(f"approvals/{quote(key, safe='')}", kind, **fields)
+                response = await visitor.decide(
+                    f"approvals/{quote(key, safe='')}", kind, **fields
+                )
             if response.status_code != 200:
                 refused.add(key)
         return replace(await self.ask(self._run), refused=frozenset(refused))
@@ -407,36 +514,66 @@ class _FrontEnd(_Once):
         self._requests = 0
 
     async def ask(self, run: str) -> Outcome:
-        event = await self._request(None, messages=[UserMessage(id=run, content=goal_of(run))])
-        return self._outcome() if isinstance(event, RunFinishedEvent) else Outcome("failed")
+        event = await self._request(
+            None, messages=[UserMessage(id=run, content=goal_of(run))]
+        )
+        return (
+            self._outcome()
+            if isinstance(event, RunFinishedEvent)
+            else Outcome("failed")
+        )
 
     async def decide(self, decisions: Mapping[str, Any]) -> Outcome:
         refused: set[str] = set()
         for key, decision in decisions.items():
-            entry = ResumeEntry(interrupt_id=key, status="resolved", payload=_payload(decision))
-            if isinstance(await self._request(decision.by, messages=[], resume=[entry]), RunErrorEvent):
+            entry = ResumeEntry(
+                interrupt_id=key, status="resolved", payload=_payload(decision)
+            )
+            if isinstance(
+                await self._request(decision.by, messages=[], resume=[entry]),
+                RunErrorEvent,
+            ):
                 refused.add(key)
         return replace(self._outcome(), refused=frozenset(refused))
 
     async def _request(self, by: str | None, **given: Any) -> BaseEvent:
         self._requests += 1
-        options: dict[str, Any] = {"waiting": self._waiting, "by": by or "", "roles": STAFF.get(by or "", ())}
+        options: dict[str, Any] = {
+            "waiting": self._waiting,
+            "by": by or "",
+            "roles": STAFF.get(by or "", ()),
+        }
         given |= {"state": {}, "tools": [], "context": [], "forwarded_props": {}}
-        run_input = RunAgentInput(thread_id="thread", run_id=f"request-{self._requests}", **given)
-        events = ag_ui_events(_planner(self._world), self._world.kernel, run_input, **options)
+        run_input = RunAgentInput(
+            thread_id="thread", run_id=f"request-{self._requests}", **given
+        )
+        events = ag_ui_events(
+            _planner(self._world), self._world.kernel, run_input, **options
+        )
         return [event async for event in events][-1]
 
     def _outcome(self) -> Outcome:
         kept = self._waiting.get("thread")
         waiting = [] if kept is None else pending_calls(kept.state())
-        shown = [Shown(one.fingerprint, one.id, one.arguments, tuple(one.roles), one.fingerprint) for one in waiting]
+        shown = [
+            Shown(
+                one.fingerprint,
+                one.id,
+                one.arguments,
+                tuple(one.roles),
+                one.fingerprint,
+            )
+            for one in waiting
+        ]
         return Outcome("paused" if shown else "answered", shown)
 
 
 def _payload(decision: Any) -> dict[str, Any]:
     if not isinstance(decision, Approve):
         return {"approved": False}
-    return {"approved": True} | ({} if decision.arguments is None else {"editedArgs": decision.arguments})
+    return {"approved": True} | (
+        {} if decision.arguments is None else {"editedArgs": decision.arguments}
+    )
 
 
 def _filter(world: World, guard: Any) -> ApprovalFilter:
@@ -455,7 +592,10 @@ class _Filter(_Once):
         (policy,) = world.scenario.guards.chains[0].guards
         self._filter = _filter(world, policy)
         for kind in ("auto_function_invocation", "function_invocation"):
-            if world.scenario.stock in ("both", kind.partition("_function")[0].partition("_")[0]):
+            if world.scenario.stock in (
+                "both",
+                kind.partition("_function")[0].partition("_")[0],
+            ):
                 add_filter(world.kernel, kind, self._filter)
 
     async def ask(self, run: str) -> Outcome:
@@ -465,12 +605,16 @@ class _Filter(_Once):
     async def _answer(self) -> Outcome:
         given: dict[str, Any] = {"kernel": self._world.kernel}
         if self._world.scenario.streamed:
-            stream = self._world.service.get_streaming_chat_message_content(self._history, auto(), **given)
+            stream = self._world.service.get_streaming_chat_message_content(
+                self._history, auto(), **given
+            )
             async with aclosing(stream) as chunks:
                 async for _ in chunks:
                     pass
         else:
-            await self._world.service.get_chat_message_content(self._history, auto(), **given)
+            await self._world.service.get_chat_message_content(
+                self._history, auto(), **given
+            )
         waiting = self._filter.pending(self._history)
         return Outcome("paused" if waiting else "answered", _shown(waiting))
 
@@ -478,5 +622,7 @@ class _Filter(_Once):
         with ExitStack() as stack:
             if len(decisions) == 1:
                 stack.enter_context(within(next(iter(decisions))))
-            waiting = await self._filter.resume(self._world.kernel, self._history, decisions)
+            waiting = await self._filter.resume(
+                self._world.kernel, self._history, decisions
+            )
         return Outcome("paused", _shown(waiting)) if waiting else await self._answer()

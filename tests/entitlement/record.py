@@ -10,7 +10,17 @@ from typing import Any, TypeAlias
 from entitlement.rules import Arguments, Hook
 from entitlement.scenarios import Call, Scenario
 
-__all__ = ["MISSING", "Answer", "Event", "Record", "Replied", "Spoiled", "Started", "Waited", "within"]
+__all__ = [
+    "MISSING",
+    "Answer",
+    "Event",
+    "Record",
+    "Replied",
+    "Spoiled",
+    "Started",
+    "Waited",
+    "within",
+]
 
 MISSING = -1
 """The default of an amount that nobody gave."""

@@ -9,7 +9,18 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeAlias
 
-__all__ = ["STAFF", "Arguments", "Asked", "Chain", "Guards", "Opinion", "Policy", "Question", "Rule", "may_decide"]
+__all__ = [
+    "STAFF",
+    "Arguments",
+    "Asked",
+    "Chain",
+    "Guards",
+    "Opinion",
+    "Policy",
+    "Question",
+    "Rule",
+    "may_decide",
+]
 
 Arguments: TypeAlias = Mapping[str, Any]
 """What the model or a person wrote, as the function's types have it: ``to``, and mostly ``amount``."""
@@ -33,7 +44,9 @@ def may_decide(person: str | None, roles: Sequence[str], hook: Hook) -> bool:
         return False
     if not roles:
         return True
-    return hook == "by roles" and not STAFF.get(person or "", frozenset()).isdisjoint(roles)
+    return hook == "by roles" and not STAFF.get(person or "", frozenset()).isdisjoint(
+        roles
+    )
 
 
 @dataclass(frozen=True)
@@ -69,9 +82,17 @@ class Rule:
             arguments["amount"] = {self.amount[0]: self.amount[1]}
         if self.to is not None:
             arguments["to"] = {"equals": self.to}
-        given = {"function": self.function, "arguments": arguments, "roles": list(self.roles)}
+        given = {
+            "function": self.function,
+            "arguments": arguments,
+            "roles": list(self.roles),
+        }
         after = {"after": ["look"]} if self.after else {}
-        return {"action": self.action, **{name: value for name, value in given.items() if value}, **after}
+        return {
+            "action": self.action,
+            **{name: value for name, value in given.items() if value},
+            **after,
+        }
 
     def is_for(self, function: str, arguments: Arguments, *, after: bool) -> bool:
         """Say whether the rule is for a call; what cannot be evaluated matches a rule that asks or denies."""
@@ -82,11 +103,15 @@ class Rule:
             operator, than = self.amount
             given: int | None = arguments.get("amount")
             signs = {"gt": 1, "ge": 1, "lt": -1, "le": -1}
-            reached = given is not None and (given - than) * signs[operator] >= (operator in ("gt", "lt"))
+            reached = given is not None and (given - than) * signs[operator] >= (
+                operator in ("gt", "lt")
+            )
             held.append(self.action != "allow" if given is None else reached)
         if self.to is not None:
             given_to = arguments.get("to")
-            held.append(self.action != "allow" if given_to is None else given_to == self.to)
+            held.append(
+                self.action != "allow" if given_to is None else given_to == self.to
+            )
         return all(held)
 
 
@@ -99,7 +124,10 @@ class Policy:
 
     def written(self) -> dict[str, Any]:
         """Write the policy as the package reads it."""
-        return {"default": self.default, "rules": [rule.written() for rule in self.rules]}
+        return {
+            "default": self.default,
+            "rules": [rule.written() for rule in self.rules],
+        }
 
 
 @dataclass(frozen=True)
@@ -124,11 +152,19 @@ class Opinion:
 
     def asks(self, arguments: Arguments) -> tuple[str, ...]:
         """Say who may decide a call that it asks about."""
-        return ("boss",) if self.prompt and arguments.get("amount", 0) > 500 else self.roles
+        return (
+            ("boss",)
+            if self.prompt and arguments.get("amount", 0) > 500
+            else self.roles
+        )
 
     def is_for(self, function: str, arguments: Arguments) -> bool:
         """Say whether it has an opinion on a call."""
-        return "to" in arguments and fnmatchcase(function, self.function) and arguments.get("amount", 0) > self.above
+        return (
+            "to" in arguments
+            and fnmatchcase(function, self.function)
+            and arguments.get("amount", 0) > self.above
+        )
 
 
 @dataclass(frozen=True)
@@ -142,12 +178,16 @@ class Chain:
     """
 
     guards: tuple[Policy | Opinion, ...] = ()
-    marks: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    marks: Mapping[str, tuple[str, ...]] = field(
+        default_factory=dict[str, tuple[str, ...]]
+    )
     refuses_above: int | None = None
     checks_above: int | None = None
     unmatched: Literal["approve", "defer", "deny"] = "approve"
 
-    def judge(self, function: str, arguments: Arguments, *, after: bool) -> _Said | Arguments:
+    def judge(
+        self, function: str, arguments: Arguments, *, after: bool
+    ) -> _Said | Arguments:
         """Judge a call; the arguments that it is edited to, where it is."""
         for guard in self.guards:
             if (said := self._said(guard, function, arguments, after)) is not None:
@@ -159,20 +199,31 @@ class Chain:
             return "never"
         if self.checks_above is not None and amount > self.checks_above:
             return self._question(function, ("check",), ())
-        default = next((guard.default for guard in self.guards if isinstance(guard, Policy)), None)
+        default = next(
+            (guard.default for guard in self.guards if isinstance(guard, Policy)), None
+        )
         match default or self.unmatched:
             case "allow" | "approve":
                 return "run"
             case "deny":
                 return "never"
             case _:
-                return self._question(function, ("default" if default else "unmatched",), ())
+                return self._question(
+                    function, ("default" if default else "unmatched",), ()
+                )
 
     def _said(
         self, guard: Policy | Opinion, function: str, arguments: Arguments, after: bool
     ) -> _Said | Arguments | None:
         if isinstance(guard, Policy):
-            rule = next((one for one in guard.rules if one.is_for(function, arguments, after=after)), None)
+            rule = next(
+                (
+                    one
+                    for one in guard.rules
+                    if one.is_for(function, arguments, after=after)
+                ),
+                None,
+            )
             if rule is None:
                 return None
             if rule.action == "ask":
@@ -184,14 +235,20 @@ class Chain:
             case "approve":
                 return "run"
             case "defer":
-                return self._question(function, ("interceptor", guard.name, guard.prompt), guard.asks(arguments))
+                return self._question(
+                    function,
+                    ("interceptor", guard.name, guard.prompt),
+                    guard.asks(arguments),
+                )
             case "edit":
                 edited = {**arguments, "amount": guard.becomes}
                 return "run" if edited == dict(arguments) else edited
             case _:
                 return "never"
 
-    def _question(self, function: str, source: tuple[Any, ...], roles: tuple[str, ...]) -> Question:
+    def _question(
+        self, function: str, source: tuple[Any, ...], roles: tuple[str, ...]
+    ) -> Question:
         """Make a question; without roles of its own it has those of the function's mark."""
         return Question(source, roles or self.marks.get(function, ()))
 
@@ -217,12 +274,16 @@ class Guards:
         said = [chain.judge(function, arguments, after=after) for chain in self.all]
         if any(not isinstance(one, Question) and one != "run" for one in said):
             return "never"
-        asked = tuple(one for one in said[: len(self.chains)] if isinstance(one, Question))
+        asked = tuple(
+            one for one in said[: len(self.chains)] if isinstance(one, Question)
+        )
         people = [{*one.roles} for one in asked]
         others = (one for one in said[len(self.chains) :] if isinstance(one, Question))
         return (*asked, *(one for one in others if {*one.roles} not in people))
 
-    def may_ask(self, function: str, arguments: Arguments, *, after: bool) -> Iterator[Question]:
+    def may_ask(
+        self, function: str, arguments: Arguments, *, after: bool
+    ) -> Iterator[Question]:
         """List all that may be asked: the filter's question, too, where that of a run is answered already."""
         if self.judge(function, arguments, after=after) != "never":
             for chain in self.all:
@@ -230,7 +291,9 @@ class Guards:
                 if isinstance(said, Question):
                     yield said
 
-    def edits(self, function: str, arguments: Arguments, *, after: bool) -> Iterator[Arguments]:
+    def edits(
+        self, function: str, arguments: Arguments, *, after: bool
+    ) -> Iterator[Arguments]:
         """List what interceptors make of a call."""
         for chain in self.all:
             said = chain.judge(function, arguments, after=after)

@@ -27,7 +27,16 @@ FUNCTIONS = ("pay", "move", "look")
 ROLES = ((), ("clerk",), ("boss",), ("boss",), ("clerk", "boss"))
 
 Door: TypeAlias = Literal[
-    "planner", "service", "handler", "session", "kept", "inbox", "agent", "ag-ui", "filter", "filter-in-run"
+    "planner",
+    "service",
+    "handler",
+    "session",
+    "kept",
+    "inbox",
+    "agent",
+    "ag-ui",
+    "filter",
+    "filter-in-run",
 ]
 DOORS: tuple[Door, ...] = (
     "planner",
@@ -118,7 +127,9 @@ class Scenario:
             yield from _calls(prompt.name, prompt.turns)
 
 
-def _calls(run: str, turns: tuple[tuple[Call, ...], ...]) -> Iterator[tuple[str, int, Call]]:
+def _calls(
+    run: str, turns: tuple[tuple[Call, ...], ...]
+) -> Iterator[tuple[str, int, Call]]:
     for number, turn in enumerate(turns):
         for call in turn:
             yield run, number, call
@@ -138,7 +149,9 @@ class _Maker:
 
     def scenario(self, doors: tuple[Door, ...]) -> Scenario:
         random = self._random
-        door = random.choices(doors, [0.3 if door == "inbox" else 1 for door in doors])[0]  # a server takes its time
+        door = random.choices(doors, [0.3 if door == "inbox" else 1 for door in doors])[
+            0
+        ]  # a server takes its time
         hook: Hook = random.choices(("by roles", "none", "forgets"), (8, 2, 1))[0]
         if door == "ag-ui" and hook == "none":
             hook = "by roles"  # the request has the roles of its user
@@ -152,31 +165,46 @@ class _Maker:
             first = self._chain(marks={}) if self._happens(0.6) else Chain()
             guards = Guards((first,), Chain((self._policy(),), marks))
         nests = door != "filter"
-        prompts = 1 if door in ("planner", "kept", "inbox", "ag-ui", "filter-in-run") else random.choice((1, 1, 2))
+        prompts = (
+            1
+            if door in ("planner", "kept", "inbox", "ag-ui", "filter-in-run")
+            else random.choice((1, 1, 2))
+        )
         return Scenario(
             seed=self._seed,
             door=door,
             streamed=self._happens(0.5),
             anew=self._happens(0.5) or door in ("kept", "inbox", "ag-ui"),
             honest=honest,
-            late=not honest and door in ("service", "handler", "session", "agent") and self._happens(0.15),
-            bare=not honest and door in ("planner", "service", "handler", "kept", "inbox") and self._happens(0.1),
+            late=not honest
+            and door in ("service", "handler", "session", "agent")
+            and self._happens(0.15),
+            bare=not honest
+            and door in ("planner", "service", "handler", "kept", "inbox")
+            and self._happens(0.1),
             hook=hook,
             approver=self._happens(0.3),
             inner_approver=self._happens(0.2),
             safe_first=self._happens(0.3),
-            on_denial="refuse" if honest else random.choices(("refuse", "reask", "return_calls"), (8, 1, 1))[0],
+            on_denial="refuse"
+            if honest
+            else random.choices(("refuse", "reask", "return_calls"), (8, 1, 1))[0],
             stock=random.choice(("auto", "function", "both")),
             guards=guards,
             inside=self._chain(marks={}) if self._happens(0.5) else Chain(),
-            prompts=tuple(Prompted(f"R{number}", self._outermost(2 if nests else 0)) for number in range(prompts)),
+            prompts=tuple(
+                Prompted(f"R{number}", self._outermost(2 if nests else 0))
+                for number in range(prompts)
+            ),
         )
 
     def _happens(self, probability: float) -> bool:
         return self._random.random() < probability
 
     def _marks(self) -> Mapping[str, tuple[str, ...]]:
-        return {name: self._random.choice(ROLES) for name in FUNCTIONS if self._happens(0.2)}
+        return {
+            name: self._random.choice(ROLES) for name in FUNCTIONS if self._happens(0.2)
+        }
 
     def _chain(self, *, marks: Mapping[str, tuple[str, ...]]) -> Chain:
         random = self._random
@@ -198,7 +226,10 @@ class _Maker:
     def _policy(self) -> Policy:
         random = self._random
         if self._happens(0.4):  # by steps: the more, the higher
-            function, step = random.choice(("pay", "move", "*")), random.choice(AMOUNTS[1:5])
+            function, step = (
+                random.choice(("pay", "move", "*")),
+                random.choice(AMOUNTS[1:5]),
+            )
             first, second = (
                 Rule("ask", function, ("gt", step), roles=("boss",)),
                 Rule("ask", function, roles=("clerk",)),
@@ -206,7 +237,9 @@ class _Maker:
             if self._happens(0.3):
                 second = Rule("allow", function)
             denied = (Rule("deny", "*", to="mal"),) if self._happens(0.5) else ()
-            return Policy(random.choice(("allow", "ask", "deny")), (*denied, first, second))
+            return Policy(
+                random.choice(("allow", "ask", "deny")), (*denied, first, second)
+            )
         rules = tuple(self._rule() for _ in range(random.randint(0, 4)))
         return Policy(random.choices(("allow", "ask", "deny"), (4, 4, 1))[0], rules)
 
@@ -226,7 +259,8 @@ class _Maker:
     def _opinion(self, number: int) -> Opinion:
         random = self._random
         says: Any = random.choices(
-            ("approve", "deny", "supply", "defer", "edit", "raise", "junk"), (2, 2, 1, 4, 6, 0.5, 0.5)
+            ("approve", "deny", "supply", "defer", "edit", "raise", "junk"),
+            (2, 2, 1, 4, 6, 0.5, 0.5),
         )[0]
         return Opinion(
             f"opinion_{number}",
@@ -239,9 +273,14 @@ class _Maker:
             random.choice((True, False, "yes", 1, {"approve": True})),
         )
 
-    def _turns(self, depth: int, *, sizes: tuple[int, ...] = (1, 1, 2)) -> tuple[tuple[Call, ...], ...]:
+    def _turns(
+        self, depth: int, *, sizes: tuple[int, ...] = (1, 1, 2)
+    ) -> tuple[tuple[Call, ...], ...]:
         choose = self._random.choice
-        return tuple(tuple(self._call(depth) for _ in range(choose(sizes))) for _ in range(choose(sizes)))
+        return tuple(
+            tuple(self._call(depth) for _ in range(choose(sizes)))
+            for _ in range(choose(sizes))
+        )
 
     def _outermost(self, depth: int) -> tuple[tuple[Call, ...], ...]:
         """Make the turns of a run; now and then its model gives each turn's calls the ids of the first, as some do."""
@@ -259,7 +298,10 @@ class _Maker:
             turns = self._turns(depth - 1) if inner != "colleague" else self._turns(0)
             return Call(name, f"inner-{inner}", inner=inner, turns=turns)
         random = self._random
-        arguments: dict[str, Any] = {"to": random.choice(PAYEES), "amount": random.choice(AMOUNTS)}
+        arguments: dict[str, Any] = {
+            "to": random.choice(PAYEES),
+            "amount": random.choice(AMOUNTS),
+        }
         if self._happens(0.1):
             del arguments["amount"]
         return Call(name, random.choices(FUNCTIONS, (6, 3, 2))[0], arguments)
@@ -279,7 +321,14 @@ def smaller(scenario: Scenario) -> Iterator[Scenario]:
         prompt = scenario.prompts[number]
         for turns in _fewer_turns(prompt.turns):
             changed = replace(prompt, turns=turns)
-            yield replace(scenario, prompts=(*scenario.prompts[:number], changed, *scenario.prompts[number + 1 :]))
+            yield replace(
+                scenario,
+                prompts=(
+                    *scenario.prompts[:number],
+                    changed,
+                    *scenario.prompts[number + 1 :],
+                ),
+            )
     for fewer in _fewer_guards(scenario.guards.chains[0]):
         yield replace(scenario, guards=replace(scenario.guards, chains=(fewer,)))
     if scenario.guards.filter is not None:
@@ -287,8 +336,18 @@ def smaller(scenario: Scenario) -> Iterator[Scenario]:
             yield replace(scenario, guards=replace(scenario.guards, filter=fewer))
     for fewer in _fewer_guards(scenario.inside):
         yield replace(scenario, inside=fewer)
-    for name in ("streamed", "anew", "late", "bare", "approver", "inner_approver", "safe_first"):
-        if getattr(scenario, name) and not (name == "anew" and scenario.door in ("kept", "inbox", "ag-ui")):
+    for name in (
+        "streamed",
+        "anew",
+        "late",
+        "bare",
+        "approver",
+        "inner_approver",
+        "safe_first",
+    ):
+        if getattr(scenario, name) and not (
+            name == "anew" and scenario.door in ("kept", "inbox", "ag-ui")
+        ):
             yield replace(scenario, **{name: False})
 
 
@@ -296,7 +355,9 @@ def _without(parts: tuple[Any, ...], number: int) -> tuple[Any, ...]:
     return (*parts[:number], *parts[number + 1 :])
 
 
-def _fewer_turns(turns: tuple[tuple[Call, ...], ...]) -> Iterator[tuple[tuple[Call, ...], ...]]:
+def _fewer_turns(
+    turns: tuple[tuple[Call, ...], ...],
+) -> Iterator[tuple[tuple[Call, ...], ...]]:
     for number, turn in enumerate(turns):
         if len(turns) > 1:
             yield _without(turns, number)
@@ -316,9 +377,17 @@ def _fewer_guards(chain: Chain) -> Iterator[Chain]:
         if isinstance(guard, Policy):
             for rule in range(len(guard.rules)):
                 fewer = replace(guard, rules=_without(guard.rules, rule))
-                yield replace(chain, guards=(*chain.guards[:number], fewer, *chain.guards[number + 1 :]))
+                yield replace(
+                    chain,
+                    guards=(*chain.guards[:number], fewer, *chain.guards[number + 1 :]),
+                )
     for name in chain.marks:
-        yield replace(chain, marks={other: roles for other, roles in chain.marks.items() if other != name})
+        yield replace(
+            chain,
+            marks={
+                other: roles for other, roles in chain.marks.items() if other != name
+            },
+        )
     for name in ("refuses_above", "checks_above"):
         if getattr(chain, name) is not None:
             yield replace(chain, **{name: None})

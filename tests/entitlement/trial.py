@@ -41,30 +41,50 @@ async def tried(scenario: Scenario) -> Trial:
     try:
         async with way_into(world) as way:
             for prompt in scenario.prompts:
-                trial.statuses.append(await _seen_through(way, world, prompt.name, trial))
-                if trial.statuses[-1] != "answered" or _left_behind(scenario, world.record):
+                trial.statuses.append(
+                    await _seen_through(way, world, prompt.name, trial)
+                )
+                if trial.statuses[-1] != "answered" or _left_behind(
+                    scenario, world.record
+                ):
                     break
     except PlannerExtError as error:
         failed = error
         trial.statuses.append(type(error).__name__)
     except Exception as error:
-        error.add_note(f"In the situation of seed {scenario.seed}, door {scenario.door}.")
+        error.add_note(
+            f"In the situation of seed {scenario.seed}, door {scenario.door}."
+        )
         raise
     spoiled = any(isinstance(event, Spoiled) for event in world.record.events)
     trial.found = violations(world.record)
     if failed is not None and not spoiled:
-        trial.found.append(Violation("ended in an error", scenario.door, f"{type(failed).__name__}: {failed}"))
+        trial.found.append(
+            Violation(
+                "ended in an error", scenario.door, f"{type(failed).__name__}: {failed}"
+            )
+        )
     refuses = (
-        scenario.door == "filter" and scenario.stock == "function" and not scenario.approver
+        scenario.door == "filter"
+        and scenario.stock == "function"
+        and not scenario.approver
     )  # nothing waits there
-    if scenario.honest and scenario.hook == "by roles" and not trial.found and not spoiled and not refuses:
+    if (
+        scenario.honest
+        and scenario.hook == "by roles"
+        and not trial.found
+        and not spoiled
+        and not refuses
+    ):
         trial.found += _not_alive(trial)
     return trial
 
 
 def _left_behind(scenario: Scenario, record: Record) -> bool:
     """Say whether a session does not know the outcome of its prompt, as a handler resumed it."""
-    resumed = any(isinstance(event, Answer) and not event.inline for event in record.events)
+    resumed = any(
+        isinstance(event, Answer) and not event.inline for event in record.events
+    )
     return scenario.door == "session" and resumed
 
 
@@ -81,9 +101,13 @@ async def _seen_through(way: Way, world: World, run: str, trial: Trial) -> str:
                 world.record.call_of(one.call_id),
                 one.arguments,
                 one.roles,
-                hook="none" if scenario.bare and scenario.door not in ("kept", "inbox") else scenario.hook,
+                hook="none"
+                if scenario.bare and scenario.door not in ("kept", "inbox")
+                else scenario.hook,
                 void="late" if late else "",
-                others=[other.fingerprint for other in outcome.waiting if other is not one],
+                others=[
+                    other.fingerprint for other in outcome.waiting if other is not one
+                ],
             )
             for one in world.people.chosen(list(outcome.waiting))
         }

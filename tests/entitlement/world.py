@@ -7,8 +7,12 @@ from typing import Annotated, Any
 
 from semantic_kernel import Kernel
 from semantic_kernel.agents import ChatCompletionAgent
-from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.connectors.ai.function_choice_behavior import (
+    FunctionChoiceBehavior,
+)
+from semantic_kernel.connectors.ai.prompt_execution_settings import (
+    PromptExecutionSettings,
+)
 from semantic_kernel.functions import KernelArguments, kernel_function
 
 from entitlement.record import MISSING, Answer, Record, Replied, Spoiled, Waited, within
@@ -27,7 +31,14 @@ from planner_ext import (
     requires_approval,
 )
 from planner_ext.hitl_manager import ToolCall
-from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, calls, say
+from planner_ext.testing import (
+    ScriptedChatCompletion,
+    ScriptedReply,
+    ScriptedRequest,
+    call,
+    calls,
+    say,
+)
 from support.stock import add_filter
 
 __all__ = ["People", "World", "goal_of"]
@@ -45,7 +56,9 @@ def goal_of(run: str) -> str:
 
 def auto() -> PromptExecutionSettings:
     """Make settings of stock Semantic Kernel under which functions are called."""
-    return PromptExecutionSettings(function_choice_behavior=FunctionChoiceBehavior.Auto())
+    return PromptExecutionSettings(
+        function_choice_behavior=FunctionChoiceBehavior.Auto()
+    )
 
 
 class World:
@@ -63,7 +76,9 @@ class World:
 
     def _kernel(self) -> Kernel:
         kernel = Kernel(services=self.service)
-        kernel.add_functions("bank", [self._tool(name) for name in ("pay", "move", "look")])
+        kernel.add_functions(
+            "bank", [self._tool(name) for name in ("pay", "move", "look")]
+        )
 
         async def note(context: Any, next: Any) -> None:
             with within(context.function_call_content.id):
@@ -75,7 +90,9 @@ class World:
     @property
     def marks(self) -> Mapping[str, tuple[str, ...]]:
         """The marked functions with their roles."""
-        return next((chain.marks for chain in self.scenario.guards.all if chain.marks), {})
+        return next(
+            (chain.marks for chain in self.scenario.guards.all if chain.marks), {}
+        )
 
     def _tool(self, name: str) -> Any:
         async def tool(to: str, amount: int = MISSING) -> str:
@@ -85,7 +102,11 @@ class World:
         tool.__name__ = name
         tool.__qualname__ = name
         made: Any = kernel_function(name=name)(tool)
-        return requires_approval(roles=self.marks[name])(made) if name in self.marks else made
+        return (
+            requires_approval(roles=self.marks[name])(made)
+            if name in self.marks
+            else made
+        )
 
     def _add_inner(self, kernel: Kernel) -> None:
         world = self
@@ -95,10 +116,19 @@ class World:
             async def invoke(self, step: str, kernel: Hidden) -> str:
                 world.record.started("invoke", step=step)
                 done: list[str] = []
-                for one in (one for turn in world.record.call_of(step).turns for one in turn if one.inner is None):
+                for one in (
+                    one
+                    for turn in world.record.call_of(step).turns
+                    for one in turn
+                    if one.inner is None
+                ):
                     with within(one.id):
                         try:
-                            await kernel.invoke(plugin_name="bank", function_name=one.function, **one.written())
+                            await kernel.invoke(
+                                plugin_name="bank",
+                                function_name=one.function,
+                                **one.written(),
+                            )
                         except Exception as error:
                             done.append(str(error))
                 return f"invoked {done}"
@@ -106,21 +136,33 @@ class World:
             @kernel_function
             async def prompt(self, step: str, kernel: Hidden) -> str:
                 world.record.started("prompt", step=step)
-                return str(await kernel.invoke_prompt(goal_of(step), arguments=KernelArguments(settings=auto())))
+                return str(
+                    await kernel.invoke_prompt(
+                        goal_of(step), arguments=KernelArguments(settings=auto())
+                    )
+                )
 
             @kernel_function
             async def agent(self, step: str, kernel: Hidden) -> str:
                 world.record.started("agent", step=step)
-                agent = ChatCompletionAgent(kernel=kernel, name="inner", instructions="Do it.")
+                agent = ChatCompletionAgent(
+                    kernel=kernel, name="inner", instructions="Do it."
+                )
                 return str(await agent.get_response(messages=goal_of(step)))
 
         kernel.add_plugin(Inner(), "inner")
-        inside = self.options(self.scenario.inside, approver=self.scenario.inner_approver)
-        options = FunctionCallingStepwisePlannerOptions(plan=False, max_iterations=1000, **inside)
+        inside = self.options(
+            self.scenario.inside, approver=self.scenario.inner_approver
+        )
+        options = FunctionCallingStepwisePlannerOptions(
+            plan=False, max_iterations=1000, **inside
+        )
         planner = FunctionCallingStepwisePlanner("scripted", options)
         kernel.add_plugin(PlannerPlugin(planner, function_name="planner"), "helper")
         own = self._kernel()
-        agent: Any = ChatCompletionAgent(kernel=own, service=self.service, name="colleague", instructions="Do it.")
+        agent: Any = ChatCompletionAgent(
+            kernel=own, service=self.service, name="colleague", instructions="Do it."
+        )
         kernel.add_functions("staff", [agent._as_kernel_function])
 
     def _reply(self, request: ScriptedRequest) -> ScriptedReply:
@@ -138,10 +180,19 @@ class World:
         names = {"planner": "helper-planner", "colleague": "staff-colleague"}
         if one.inner is None:
             return call(f"bank-{one.function}", one.written(), id=one.id)
-        given = {"planner": {"goal": goal_of(one.id)}, "colleague": {"messages": goal_of(one.id)}}
-        return call(names.get(one.inner, f"inner-{one.inner}"), given.get(one.inner, {"step": one.id}), id=one.id)
+        given = {
+            "planner": {"goal": goal_of(one.id)},
+            "colleague": {"messages": goal_of(one.id)},
+        }
+        return call(
+            names.get(one.inner, f"inner-{one.inner}"),
+            given.get(one.inner, {"step": one.id}),
+            id=one.id,
+        )
 
-    def options(self, chain: Chain, *, approver: bool, bare: bool = False) -> dict[str, Any]:
+    def options(
+        self, chain: Chain, *, approver: bool, bare: bool = False
+    ) -> dict[str, Any]:
         """Write a chain as the options of a door; a bare one lacks the hook."""
         scenario = self.scenario
         settings: dict[str, Any] = {
@@ -156,9 +207,13 @@ class World:
             "approval": ApprovalSettings(**settings),
         }
         if (refused := chain.refuses_above) is not None:
-            options["pre_invoke"] = lambda _, __, given: given.get("amount", 0) <= refused
+            options["pre_invoke"] = lambda _, __, given: (
+                given.get("amount", 0) <= refused
+            )
         if (checked := chain.checks_above) is not None:
-            options["check_for_intervention"] = lambda one: one.arguments.get("amount", 0) > checked
+            options["check_for_intervention"] = lambda one: (
+                one.arguments.get("amount", 0) > checked
+            )
         if approver:
             options["approver"] = self.people.asked
         return options
@@ -228,12 +283,18 @@ class People:
         if not self._scenario.honest and self._random.random() < 0.02:
             self._record.add(Spoiled(found))
             return self._random.choice(JUNK)
-        answer, decision = self.decide(found, dict(one.arguments), tuple(one.roles), hook=self._scenario.hook)
+        answer, decision = self.decide(
+            found, dict(one.arguments), tuple(one.roles), hook=self._scenario.hook
+        )
         self._record.add(replace(answer, inline=True))
         return decision
 
     def _found(self, one: ToolCall) -> Call | None:
-        return self._record.call_of(one.id) if self._record.knows(one.id) else self._record.current()
+        return (
+            self._record.call_of(one.id)
+            if self._record.knows(one.id)
+            else self._record.current()
+        )
 
     def decide(
         self,
@@ -257,18 +318,33 @@ class People:
         """
         self._record.add(Waited(found, shown, roles))
         random, honest, door = self._random, self._scenario.honest, self._scenario.door
-        in_protocol = door in ("ag-ui", "inbox")  # whose forms have no more than they say
+        in_protocol = door in (
+            "ag-ui",
+            "inbox",
+        )  # whose forms have no more than they say
         entitled = [name for name in STAFF if may_decide(name, roles, hook)]
         person: str | None = random.choice(entitled or [*STAFF])
         if not honest and random.random() < 0.4:
             person = random.choice([*STAFF, None])
-        always: Any = None if door == "ag-ui" else random.choices((None, "function", "arguments"), (5, 4, 2))[0]
-        says = "approve" if honest else random.choices(("approve", "edit", "deny", "supply"), (11, 5, 2, 1))[0]
+        always: Any = (
+            None
+            if door == "ag-ui"
+            else random.choices((None, "function", "arguments"), (5, 4, 2))[0]
+        )
+        says = (
+            "approve"
+            if honest
+            else random.choices(("approve", "edit", "deny", "supply"), (11, 5, 2, 1))[0]
+        )
         given: dict[str, Any] = {"void": void, "hook": hook}
         if says == "deny" or (says == "supply" and in_protocol):
-            return Answer(found, person, "deny", shown, roles, **given), Deny("No.", by=person)
+            return Answer(found, person, "deny", shown, roles, **given), Deny(
+                "No.", by=person
+            )
         if says == "supply":
-            return Answer(found, person, "supply", shown, roles, **given), Supply("by hand", by=person)
+            return Answer(found, person, "supply", shown, roles, **given), Supply(
+                "by hand", by=person
+            )
         edited: dict[str, Any] | None = None
         if says == "edit" and found.inner is None:
             edited = {"to": random.choice(PAYEES), "amount": random.choice(AMOUNTS)}
@@ -281,7 +357,9 @@ class People:
             fingerprint = random.choice(others)
             given["void"] = void or "for another call"
         answer = Answer(found, person, "approve", shown, roles, edited, always, **given)
-        return answer, Approve(arguments=edited, always=always, by=person, fingerprint=fingerprint)
+        return answer, Approve(
+            arguments=edited, always=always, by=person, fingerprint=fingerprint
+        )
 
     def insist(self) -> bool:
         """Say whether they decide the same once more."""

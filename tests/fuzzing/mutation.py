@@ -38,7 +38,25 @@ MARKER = "<fuzz-x'\">"
 """A text that no page may contain as it is."""
 
 ODD: tuple[Any, ...] = (
-    *(None, True, False, 0, 1, -1, 2, 7, 2**31, 2**53 + 1, 2**63, -(2**63) - 1, 10**400, 0.5, -0.0, 1e16, 1e308),
+    *(
+        None,
+        True,
+        False,
+        0,
+        1,
+        -1,
+        2,
+        7,
+        2**31,
+        2**53 + 1,
+        2**63,
+        -(2**63) - 1,
+        10**400,
+        0.5,
+        -0.0,
+        1e16,
+        1e308,
+    ),
     *(
         float("nan"),
         float("inf"),
@@ -72,9 +90,36 @@ ODD: tuple[Any, ...] = (
         "%",
         "*",
     ),
-    *("[!", "[" * 50, "*" * 40 + "x", "(a+)+$", "${jndi}", "{{x}}", "__class__", "$ref", "shop-wipe", "9" * 5000),
-    *("2026-11-22T00:00:00", "9999-12-31T23:59:59Z", "0001-01-01T00:00:00+14:00", MARKER, "javascript:alert(1)"),
-    *([], {}, [[]], [None], {"": None}, {"a": 1}, [0] * 300, {"$ref": "#"}, {"$ref": "http://127.0.0.1:9/x"}),
+    *(
+        "[!",
+        "[" * 50,
+        "*" * 40 + "x",
+        "(a+)+$",
+        "${jndi}",
+        "{{x}}",
+        "__class__",
+        "$ref",
+        "shop-wipe",
+        "9" * 5000,
+    ),
+    *(
+        "2026-11-22T00:00:00",
+        "9999-12-31T23:59:59Z",
+        "0001-01-01T00:00:00+14:00",
+        MARKER,
+        "javascript:alert(1)",
+    ),
+    *(
+        [],
+        {},
+        [[]],
+        [None],
+        {"": None},
+        {"a": 1},
+        [0] * 300,
+        {"$ref": "#"},
+        {"$ref": "http://127.0.0.1:9/x"},
+    ),
     *({"type": "string", "pattern": "^(a|a)*$"}, {"__proto__": {}}),
 )
 _TOKENS = (
@@ -124,7 +169,10 @@ def mutated(random: Random, text: str, others: Sequence[str]) -> str:
         for _ in range(random.choice((1, 1, 1, 2, 2, 3, 4))):
             _change(random, box, others)
         return json.dumps(box[0])
-    except (RecursionError, ValueError):  # nested too deeply, or a number too long to write
+    except (
+        RecursionError,
+        ValueError,
+    ):  # nested too deeply, or a number too long to write
         return text
 
 
@@ -142,7 +190,11 @@ def _places(tree: Any) -> list[tuple[Any, Any]]:
     todo = [tree]
     while todo:
         part = todo.pop()
-        keys = part.keys() if isinstance(part, dict) else range(len(cast("list[Any]", part)))
+        keys = (
+            part.keys()
+            if isinstance(part, dict)
+            else range(len(cast("list[Any]", part)))
+        )
         for key in keys:
             found.append((part, key))
             if isinstance(part[key], dict | list):
@@ -170,13 +222,20 @@ def _change(random: Random, box: list[Any], others: Sequence[str]) -> None:
             _take(random, part, key, others)
         case 7:
             if isinstance(part, list) and part is not box:
-                part[key:key] = [copy.deepcopy(value) for _ in range(random.choice((1, 1, 1, 30)))]
+                part[key:key] = [
+                    copy.deepcopy(value) for _ in range(random.choice((1, 1, 1, 30)))
+                ]
             elif isinstance(part, dict):
-                part[str(random.choice(ODD)) if random.random() < 0.3 else f"{key}x"] = part.pop(key)
+                part[
+                    str(random.choice(ODD)) if random.random() < 0.3 else f"{key}x"
+                ] = part.pop(key)
         case 8:
             other, name = random.choice(places)
             if other is not box and part is not box:
-                part[key], other[name] = copy.deepcopy(other[name]), copy.deepcopy(value)
+                part[key], other[name] = (
+                    copy.deepcopy(other[name]),
+                    copy.deepcopy(value),
+                )
         case _:
             for _ in range(random.choice((1, 1, 60, 400))):
                 value = [value] if random.random() < 0.5 else {str(key): value}
@@ -201,7 +260,15 @@ def _nudged(random: Random, value: Any, others: Sequence[str]) -> Any:
         case bool():
             return not value
         case int() | float():
-            return random.choice((value + 1, value - 1, -value, value * 2, value / 3 if abs(value) < 2**60 else 0))
+            return random.choice(
+                (
+                    value + 1,
+                    value - 1,
+                    -value,
+                    value * 2,
+                    value / 3 if abs(value) < 2**60 else 0,
+                )
+            )
         case str():
             if value[:1] in "{[" and random.random() < 0.7:
                 return mutated(random, value, others)
@@ -228,7 +295,15 @@ def _changed_text(random: Random, text: str, other: str) -> str:
                 place = random.randrange(len(other) + 1)
                 piece = other[place : place + random.choice((1, 4, 30))]
             case _:
-                piece = chr(random.choice((random.randrange(128), random.randrange(128), random.randrange(0x2100))))
+                piece = chr(
+                    random.choice(
+                        (
+                            random.randrange(128),
+                            random.randrange(128),
+                            random.randrange(0x2100),
+                        )
+                    )
+                )
         text = text[:start] + piece + text[end:]
     return text
 
@@ -263,7 +338,9 @@ class Report:
     outcomes: Counter[str] = field(default_factory=Counter[str])
     distinct: int = 0
     peak_kib: int = 0
-    findings: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
+    findings: dict[str, tuple[str, str]] = field(
+        default_factory=dict[str, tuple[str, str]]
+    )
 
 
 class TooLongError(BaseException):
@@ -298,7 +375,9 @@ async def executed(check: Check, text: str) -> str:
     with _in_time():
         async with asyncio.timeout(WALL_SECONDS):
             outcome = await check(text)
-    assert _peak() - before < MOST_GROWTH, f"one text took {(_peak() - before) // 1024} MiB of memory"
+    assert _peak() - before < MOST_GROWTH, (
+        f"one text took {(_peak() - before) // 1024} MiB of memory"
+    )
     return outcome
 
 
@@ -315,16 +394,27 @@ async def fuzz(
     random, report, seen = Random(seed), Report(), set[str]()
     accepted, other = [*fuzzed.seeds], [*fuzzed.seeds]
     start, number = time.process_time(), 0
-    while (number < executions) if executions is not None else (report.cpu_seconds < 60 * (minutes or 0)):
+    while (
+        (number < executions)
+        if executions is not None
+        else (report.cpu_seconds < 60 * (minutes or 0))
+    ):
         if ended():
             break
         texts = accepted if random.random() < _FROM_ACCEPTED else other
-        text = fuzzed.seeds[number] if number < len(fuzzed.seeds) else mutated(random, random.choice(texts), texts)
+        text = (
+            fuzzed.seeds[number]
+            if number < len(fuzzed.seeds)
+            else mutated(random, random.choice(texts), texts)
+        )
         number += 1
         try:
             outcome = await executed(fuzzed.check, text)
         except BaseException as error:
-            where, trace = _place(error), "".join(traceback.format_exception(error, limit=-8, chain=False))
+            where, trace = (
+                _place(error),
+                "".join(traceback.format_exception(error, limit=-8, chain=False)),
+            )
             outcome = f"broken {where}"
             if where not in report.findings:
                 report.findings[where] = text, trace
@@ -342,6 +432,10 @@ async def fuzz(
 def _place(error: BaseException) -> str:
     """Name an error by its class and the last lines of the package that it came through."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames if "planner_ext/" in frame.filename]
+    own = [
+        f"{Path(frame.filename).name}:{frame.lineno}"
+        for frame in frames
+        if "planner_ext/" in frame.filename
+    ]
     last = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames]
     return f"{type(error).__name__} {' '.join((own or last)[-2:])}"

@@ -31,22 +31,39 @@ async def journal(folder: Path) -> AsyncGenerator[Fuzzed]:
     """Rows that others wrote are shown or refused by name, in the library and the inbox; none is decided unseen."""
     store = folder / "runs.db"
     for name in ("decided", "waits"):
-        await leave_waiting(store, [refunds({"order": MARKER, "amount": 1}), say("Done.")], run_id=name, goal=MARKER)
+        await leave_waiting(
+            store,
+            [refunds({"order": MARKER, "amount": 1}), say("Done.")],
+            run_id=name,
+            goal=MARKER,
+        )
     await leave_waiting(store, [asks("Which order?"), say("Done.")], run_id="question")
     await leave_in_doubt(store)
     async with Runs.sqlite(store) as runs:
-        await (await runs.start(*application([say("Done.")]), "Say done.", run_id="ended")).result()
+        await (
+            await runs.start(*application([say("Done.")]), "Say done.", run_id="ended")
+        ).result()
         approvals = runs.approvals(authorize=lambda _: True)
         with suppress(PlannerExtError):
-            await approvals.decide("decided/0/refund-0", Approve(fingerprint="another", by="eve"))
+            await approvals.decide(
+                "decided/0/refund-0", Approve(fingerprint="another", by="eve")
+            )
         await approvals.decide("decided/0/refund-0", Deny("No.", by="ann"))
-        shown = {one.fingerprint: dict(one.arguments) for one in await approvals.pending()}
+        shown = {
+            one.fingerprint: dict(one.arguments) for one in await approvals.pending()
+        }
     async with opened_store(store, create=False) as opened:
-        exported = [await export_run(opened, "ended"), await export_run(opened, "waits", key=_KEY)]
+        exported = [
+            await export_run(opened, "ended"),
+            await export_run(opened, "waits", key=_KEY),
+        ]
         exported += [await export_run(opened, "decided")]
     with closing(sqlite3.connect(store, isolation_level=None)) as rows:
         rows.row_factory = sqlite3.Row
-        kept = {run: _rows_of(rows, run) for run in ("decided", "waits", "question", "letter", "ended")}
+        kept = {
+            run: _rows_of(rows, run)
+            for run in ("decided", "waits", "question", "letter", "ended")
+        }
         for run in kept:
             _delete(rows, run)
         async with (
@@ -68,8 +85,12 @@ async def journal(folder: Path) -> AsyncGenerator[Fuzzed]:
                 outcome = await _shown(runs, opened, run)
                 for path in ("", "runs", f"runs/{quote(run[:500], safe='')}"):
                     response = await ann.client.get(path)
-                    assert response.status_code < 500 or "<html" in response.text, f"{path}: {response.text[:200]}"
-                    assert MARKER not in response.text, "a text of others stands in the page as it is"
+                    assert response.status_code < 500 or "<html" in response.text, (
+                        f"{path}: {response.text[:200]}"
+                    )
+                    assert MARKER not in response.text, (
+                        "a text of others stands in the page as it is"
+                    )
                 await _decided(runs, shown)
                 _delete(rows, None)
                 return outcome
@@ -87,13 +108,20 @@ def _parsed(text: str) -> dict[str, Any]:
 def _rows_of(rows: sqlite3.Connection, run: str) -> dict[str, Any]:
     found: dict[str, Any] = {"run": run}
     for table in _TABLES:
-        found[table] = [dict(row) for row in rows.execute(f"SELECT * FROM {table} WHERE run_id = ?", (run,))]
+        found[table] = [
+            dict(row)
+            for row in rows.execute(f"SELECT * FROM {table} WHERE run_id = ?", (run,))
+        ]
     return found
 
 
 def _delete(rows: sqlite3.Connection, run: str | None) -> None:
     for table in reversed(_TABLES):
-        rows.execute(f"DELETE FROM {table}" if run is None else f"DELETE FROM {table} WHERE run_id = '{run}'")
+        rows.execute(
+            f"DELETE FROM {table}"
+            if run is None
+            else f"DELETE FROM {table} WHERE run_id = '{run}'"
+        )
 
 
 def _write(rows: sqlite3.Connection, data: Mapping[str, Any]) -> str:
@@ -102,12 +130,22 @@ def _write(rows: sqlite3.Connection, data: Mapping[str, Any]) -> str:
         columns = {row[1] for row in rows.execute(f"PRAGMA table_info({table})")}
         listed = data.get(table)
         for one in cast("list[Any]", listed if isinstance(listed, list) else [])[:60]:
-            values = {name: value for name, value in (one.items() if isinstance(one, dict) else ()) if name in columns}
-            values = {n: as_text(v) if isinstance(v, list | dict) else v for n, v in values.items()}
+            values = {
+                name: value
+                for name, value in (one.items() if isinstance(one, dict) else ())
+                if name in columns
+            }
+            values = {
+                n: as_text(v) if isinstance(v, list | dict) else v
+                for n, v in values.items()
+            }
             names = ", ".join(values)
             marks = ", ".join("?" * len(values))
             if values:
-                rows.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", tuple(values.values()))
+                rows.execute(
+                    f"INSERT INTO {table} ({names}) VALUES ({marks})",
+                    tuple(values.values()),
+                )
     first = rows.execute("SELECT run_id FROM planner_runs LIMIT 1").fetchone()
     return "" if first is None else str(first[0]).encode(errors="replace").decode()
 
@@ -129,23 +167,35 @@ async def _shown(runs: RunsClient, store: JournalStore, run: str) -> str:
             said.append(type(found).__name__)
             if hasattr(found, "facts"):
                 written = dump_facts(found.facts)
-                assert dump_facts(load_facts(json.loads(json.dumps(written)))) == written
+                assert (
+                    dump_facts(load_facts(json.loads(json.dumps(written)))) == written
+                )
                 fragment = fragment_of(found.timeline(now=2e9))
                 assert MARKER not in fragment
         except PlannerExtError as error:
             said.append(refused(error))
-    return ("refused " if said[0].startswith("refused") else "read ") + " ".join(said)[:300]
+    return ("refused " if said[0].startswith("refused") else "read ") + " ".join(said)[
+        :300
+    ]
 
 
 async def _decided(runs: RunsClient, shown: Mapping[str, Mapping[str, Any]]) -> None:
     """Decide what waits; a call that has a fingerprint which was shown has the arguments that were."""
     approvals = runs.approvals(authorize=lambda _: True)
     for one in await approvals.pending():
-        assert shown.get(one.fingerprint, one.arguments) == one.arguments, "the call is not the one that was shown"
+        assert shown.get(one.fingerprint, one.arguments) == one.arguments, (
+            "the call is not the one that was shown"
+        )
         with suppress(PlannerExtError):
-            if await approvals.decide(one.id, Approve(by="ann", fingerprint=one.fingerprint)):
+            if await approvals.decide(
+                one.id, Approve(by="ann", fingerprint=one.fingerprint)
+            ):
                 decision = (await approvals.show(one.id)).decision
-                assert decision is not None and decision.by == "ann" and decision.arguments == one.arguments
+                assert (
+                    decision is not None
+                    and decision.by == "ann"
+                    and decision.arguments == one.arguments
+                )
 
 
 async def _imported(store: JournalStore, rows: sqlite3.Connection, text: str) -> str:
@@ -157,7 +207,9 @@ async def _imported(store: JournalStore, rows: sqlite3.Connection, text: str) ->
             written = await export_run(store, run)
             _delete(rows, None)
             await import_run(store, written)
-            assert await export_run(store, run) == written, "what was imported is not what was exported"
+            assert await export_run(store, run) == written, (
+                "what was imported is not what was exported"
+            )
             outcome = f"read {await _shown(RunsClient(store), store, run)}"
         except PlannerExtError as error:
             outcome = refused(error)

@@ -26,7 +26,9 @@ async def test_the_promises_of_a_parser_hold(parser: str, tmp_path: Path) -> Non
         for text in FOUND.get(parser, ()):
             await executed(subject.check, text)
         report = await fuzz(subject, seed=7, executions=len(subject.seeds) + 60)
-    assert not report.findings, "\n".join(trace for _, trace in report.findings.values())
+    assert not report.findings, "\n".join(
+        trace for _, trace in report.findings.values()
+    )
     assert report.outcomes["read"], "every text was refused"
 
 
@@ -34,8 +36,13 @@ async def test_a_fuzzer_writes_everything_it_reads(tmp_path: Path) -> None:
     """A text that is nested as deeply as can be read is not reported as a defect of the inbox."""
     here = len(inspect.stack(0))
     async with SUBJECTS["inbox"](tmp_path) as subject:
-        for depth in range(sys.getrecursionlimit() - here - 25, sys.getrecursionlimit() - here):
-            await executed(subject.check, f'{{"method": "GET", "target": {"[" * depth}{"]" * depth}}}')
+        for depth in range(
+            sys.getrecursionlimit() - here - 25, sys.getrecursionlimit() - here
+        ):
+            await executed(
+                subject.check,
+                f'{{"method": "GET", "target": {"[" * depth}{"]" * depth}}}',
+            )
 
 
 def test_a_fuzzer_that_is_ended_prints_its_figures() -> None:

@@ -22,11 +22,23 @@ from planner_ext.testing import call, calls, say
 from planner_ext.testing.cassette import Cassette, CassetteError
 from planner_ext.testing.scrub import Scrubber
 from planner_ext.testing.tape import record, replay
-from support.approval import ASKING_REFUND, DONE, LOOK, REFUND, WIPE, World, planner_with, world
+from support.approval import (
+    ASKING_REFUND,
+    DONE,
+    LOOK,
+    REFUND,
+    WIPE,
+    World,
+    planner_with,
+    world,
+)
 from support.journal import FACTS
 
 KEY = b"a shared secret"
-ASK: dict[str, Any] = {"interceptors": [ASKING_REFUND], "budget": Budget(max_iterations=4, max_tool_calls=6)}
+ASK: dict[str, Any] = {
+    "interceptors": [ASKING_REFUND],
+    "budget": Budget(max_iterations=4, max_tool_calls=6),
+}
 
 
 def refused(error: BaseException) -> str:
@@ -52,14 +64,28 @@ async def checkpoints() -> list[Checkpoint]:
     scripts: list[tuple[Any, dict[str, Any]]] = [
         ([calls(LOOK, REFUND)], ASK),
         ([calls(REFUND, REFUND, WIPE)], ASK),
-        ([LOOK, calls(WIPE, call("shop-refund", {"order": "8", "amount": 1, "note": "ü\u202e"}))], ASK),
+        (
+            [
+                LOOK,
+                calls(
+                    WIPE,
+                    call("shop-refund", {"order": "8", "amount": 1, "note": "ü\u202e"}),
+                ),
+            ],
+            ASK,
+        ),
         ([question], asking),
         ([say("Which order?")], {**asking, "require_final_answer_function": True}),
-        ([LOOK, LOOK, LOOK, say("Enough.")], {**ASK, "budget": Budget(max_iterations=4, on_limit="stop")}),
+        (
+            [LOOK, LOOK, LOOK, say("Enough.")],
+            {**ASK, "budget": Budget(max_iterations=4, on_limit="stop")},
+        ),
     ]
     made: list[Checkpoint] = []
     for script, options in scripts:
-        result = await planner_with(**options).invoke(world(script).kernel, "Refund order 7.")
+        result = await planner_with(**options).invoke(
+            world(script).kernel, "Refund order 7."
+        )
         assert result.checkpoint is not None
         made.append(result.checkpoint)
     return made
@@ -69,7 +95,11 @@ async def checkpoints() -> list[Checkpoint]:
 async def checkpoint(_: Path) -> AsyncGenerator[Fuzzed]:
     """A checkpoint is read and written unchanged, or refused; altered, it neither verifies nor runs what was shown."""
     made = await checkpoints()
-    shown = {one.fingerprint: _does(one.fully_qualified_name, one.raw_arguments) for c in made for one in _waiting(c)}
+    shown = {
+        one.fingerprint: _does(one.fully_qualified_name, one.raw_arguments)
+        for c in made
+        for one in _waiting(c)
+    }
     signed = [one.to_json(KEY) for one in made]
     genuine = set(map(canonical, signed))
 
@@ -82,7 +112,9 @@ async def checkpoint(_: Path) -> AsyncGenerator[Fuzzed]:
         except InvalidCheckpointError as error:
             return refused(error)
         written = read.to_json()
-        assert Checkpoint.from_json(written).to_json() == written, "what was read is not what was written"
+        assert Checkpoint.from_json(written).to_json() == written, (
+            "what was read is not what was written"
+        )
         return await _resumed(read, shown)
 
     yield Fuzzed(
@@ -100,7 +132,12 @@ def _does(name: str, arguments: str) -> tuple[Any, ...]:
     given = json.loads(arguments)
     match name:
         case "shop-refund":
-            return "refund", given["order"], float(given["amount"]), given.get("note", "")
+            return (
+                "refund",
+                given["order"],
+                float(given["amount"]),
+                given.get("note", ""),
+            )
         case _:
             return name.partition("-")[2], *given.values()
 
@@ -110,25 +147,36 @@ async def _resumed(read: Checkpoint, shown: Mapping[str, tuple[Any, ...]]) -> st
     here, state = world(lambda _: DONE), read.state()
     waiting = pending_calls(state)
     decisions: dict[str, Any] = {
-        one.id: Supply("7") if one.kind == "question" else Approve(fingerprint=one.fingerprint) for one in waiting
+        one.id: Supply("7")
+        if one.kind == "question"
+        else Approve(fingerprint=one.fingerprint)
+        for one in waiting
     }
     pins = [one.fingerprint for one in waiting if one.kind != "question"]
     try:
-        result = await planner_with(**ASK).resume(here.kernel, read, decisions, budget=Budget(max_iterations=20))
+        result = await planner_with(**ASK).resume(
+            here.kernel, read, decisions, budget=Budget(max_iterations=20)
+        )
         outcome = f"read {result.status} {len(here.ran)}"
         json.dumps([one.as_dict() for one in result.pending])
         written = result.checkpoint.to_json()
-        assert Checkpoint.from_json(written).to_json() == written, "a resumed run is not read as it was written"
+        assert Checkpoint.from_json(written).to_json() == written, (
+            "a resumed run is not read as it was written"
+        )
     except PlannerExtError as error:
         outcome = refused(error)
     _check_bound(here, state, pins, shown)
     return outcome
 
 
-def _check_bound(here: World, state: State, pins: list[str], shown: Mapping[str, tuple[Any, ...]]) -> None:
+def _check_bound(
+    here: World, state: State, pins: list[str], shown: Mapping[str, tuple[Any, ...]]
+) -> None:
     """What ran is what the fingerprints of the decisions show, or what the text itself says was approved."""
     calls = () if state.batch is None else state.batch.calls
-    told = [one for one in calls if one.decided is not None and one.decided.verdict == "run"]
+    told = [
+        one for one in calls if one.decided is not None and one.decided.verdict == "run"
+    ]
     if told or state.sticky or not here.ran or not all(pin in shown for pin in pins):
         return
     expected = [shown[pin] for pin in pins]
@@ -146,14 +194,27 @@ POLICIES = (
             {
                 "plugin": "shop",
                 "function": "refund",
-                "arguments": {"amount": {"ge": 0, "le": 100}, "order": {"glob": "[0-9]*"}},
+                "arguments": {
+                    "amount": {"ge": 0, "le": 100},
+                    "order": {"glob": "[0-9]*"},
+                },
                 "action": "ask",
                 "reason": "Much money.",
                 "expires_in": 60,
                 "roles": ["treasurer"],
             },
-            {"function": "w?pe", "arguments": {"what": {"equals": {"a": [1, None]}}}, "action": "deny"},
-            {"arguments": {"order": {"one_of": ["7", 7, None]}, "amount": {"gt": 1.5, "lt": 2}}, "action": "allow"},
+            {
+                "function": "w?pe",
+                "arguments": {"what": {"equals": {"a": [1, None]}}},
+                "action": "deny",
+            },
+            {
+                "arguments": {
+                    "order": {"one_of": ["7", 7, None]},
+                    "amount": {"gt": 1.5, "lt": 2},
+                },
+                "action": "allow",
+            },
         ],
     },
 )
@@ -185,7 +246,11 @@ async def policy(folder: Path) -> AsyncGenerator[Fuzzed]:
         assert again.normal_form() == read.normal_form() == same.normal_form()
         decided = [
             [_kind(one, name, given) for one in (read, again, same)]
-            for name, given in (("look", {"order": "7"}), ("refund", {"amount": 2, "order": "a" * 3000}), ("wipe", {}))
+            for name, given in (
+                ("look", {"order": "7"}),
+                ("refund", {"amount": 2, "order": "a" * 3000}),
+                ("wipe", {}),
+            )
         ]
         assert all(len(set(kinds)) == 1 for kinds in decided), decided
         return f"read {[kinds[0] for kinds in decided]} {len(read.rules)}"
@@ -221,11 +286,17 @@ def _kind(policy: ApprovalPolicy, name: str, arguments: dict[str, Any]) -> str:
 async def cassette(folder: Path) -> AsyncGenerator[Fuzzed]:
     """A cassette is refused by name, or it is written as it was read, and its replay ends in a named error or a run."""
     made: list[str] = []
-    for script in ([calls(LOOK, LOOK), say("Done.")], [LOOK, RuntimeError("no"), say("Done.")], [say("Hi.")]):
+    for script in (
+        [calls(LOOK, LOOK), say("Done.")],
+        [LOOK, RuntimeError("no"), say("Done.")],
+        [say("Hi.")],
+    ):
         path = folder / "made.json"
         path.unlink(missing_ok=True)
         with record(path) as tape, suppress(Exception):
-            await planner_with().invoke(tape.kernel(world(script).kernel), "Look order 7 up.")
+            await planner_with().invoke(
+                tape.kernel(world(script).kernel), "Look order 7 up."
+            )
         made.append(path.read_text())
     path, copy = folder / "read.json", folder / "written.json"
 
@@ -243,9 +314,9 @@ async def cassette(folder: Path) -> AsyncGenerator[Fuzzed]:
         here = world([])
         try:
             with replay(path) as tape:
-                result = await planner_with(budget=Budget(max_iterations=6, max_tool_calls=5)).invoke(
-                    tape.kernel(here.kernel), "Look order 7 up."
-                )
+                result = await planner_with(
+                    budget=Budget(max_iterations=6, max_tool_calls=5)
+                ).invoke(tape.kernel(here.kernel), "Look order 7 up.")
         except PlannerExtError as error:
             return refused(error)
         except Exception as error:
@@ -253,7 +324,9 @@ async def cassette(folder: Path) -> AsyncGenerator[Fuzzed]:
                 return "read raised"
             raise
         assert len(here.ran) <= 5
-        assert len(here.ran) == result.tool_calls or any("recorded" in str(fact) for fact in result.facts)
+        assert len(here.ran) == result.tool_calls or any(
+            "recorded" in str(fact) for fact in result.facts
+        )
         return f"read {result.status}"
 
     yield Fuzzed(made, check)

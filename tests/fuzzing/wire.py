@@ -47,7 +47,8 @@ def _written(reply: ScriptedReply, *, streamed: bool) -> dict[str, Any]:
     named = ScriptedReply(
         text=reply.text,
         calls=tuple(
-            type(one)(name=one.name, arguments=one.arguments, id=f"c{at}") for at, one in enumerate(reply.calls)
+            type(one)(name=one.name, arguments=one.arguments, id=f"c{at}")
+            for at, one in enumerate(reply.calls)
         ),
         finish_reason=reply.finish_reason,
         refusal=reply.refusal,
@@ -56,20 +57,35 @@ def _written(reply: ScriptedReply, *, streamed: bool) -> dict[str, Any]:
     head = {"status": 200, "headers": {"x-request-id": "r"}, "drop": False}
     if not streamed:
         return {**head, "body": completion_body(named, index=0, model="m", usage=usage)}
-    events = [*completion_chunks(named, index=0, model="m", usage=usage, chunk_size=8), "[DONE]"]
+    events = [
+        *completion_chunks(named, index=0, model="m", usage=usage, chunk_size=8),
+        "[DONE]",
+    ]
     return {**head, "events": events}
 
 
 def _response(answer: Any) -> HttpResponse:
     """Send what a text says, as far as HTTP can carry it."""
-    given = cast("dict[str, Any]", answer if isinstance(answer, dict) else {"body": answer})
+    given = cast(
+        "dict[str, Any]", answer if isinstance(answer, dict) else {"body": answer}
+    )
     status = given.get("status")
     headers = given.get("headers") if isinstance(given.get("headers"), dict) else {}
-    kind, parts = "application/json", (as_text(given.get("body")).encode(errors="replace"),)
+    kind, parts = (
+        "application/json",
+        (as_text(given.get("body")).encode(errors="replace"),),
+    )
     if isinstance(events := given.get("events"), list):
         kind = "text/event-stream"
-        parts = tuple(b for one in events if (b := f"data: {as_text(one)}\n\n".encode(errors="replace")))
-    sent = {_header(name): _header(as_text(value)) for name, value in cast("dict[str, Any]", headers).items()}
+        parts = tuple(
+            b
+            for one in events
+            if (b := f"data: {as_text(one)}\n\n".encode(errors="replace"))
+        )
+    sent = {
+        _header(name): _header(as_text(value))
+        for name, value in cast("dict[str, Any]", headers).items()
+    }
     return HttpResponse(
         status=status if type(status) is int and 200 <= status <= 599 else 200,
         content_type=kind,
@@ -95,11 +111,22 @@ async def reply(_: Path) -> AsyncGenerator[Fuzzed]:
         requests += 1
         if waiting:
             return _response(waiting.pop(0))
-        return _response(_written(say("Done."), streamed=json.loads(request.body).get("stream") is True))
+        return _response(
+            _written(
+                say("Done."), streamed=json.loads(request.body).get("stream") is True
+            )
+        )
 
     server = LoopbackServer(respond)
-    client = AsyncOpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="any", max_retries=0, timeout=10)
-    connector = OpenAIChatCompletion("scripted", service_id="scripted", async_client=client)
+    client = AsyncOpenAI(
+        base_url=f"http://127.0.0.1:{server.port}/v1",
+        api_key="any",
+        max_retries=0,
+        timeout=10,
+    )
+    connector = OpenAIChatCompletion(
+        "scripted", service_id="scripted", async_client=client
+    )
 
     async def check(text: str) -> str:
         nonlocal requests
@@ -107,15 +134,24 @@ async def reply(_: Path) -> AsyncGenerator[Fuzzed]:
         way: Any = given.get("way")
         way = way if isinstance(way, int) else len(text)
         answers = given.get("answers")
-        waiting[:] = cast("list[Any]", answers)[:20] if isinstance(answers, list) else [given]
+        waiting[:] = (
+            cast("list[Any]", answers)[:20] if isinstance(answers, list) else [given]
+        )
         requests, shop = 0, Shop()
         outcome = await _asked(connector, shop, way % 8)
         assert requests <= TRIPS, f"{requests} requests; allowed were {TRIPS}"
-        assert len(shop.ran) <= CALLS, f"{len(shop.ran)} calls ran; allowed were {CALLS}"
+        assert len(shop.ran) <= CALLS, (
+            f"{len(shop.ran)} calls ran; allowed were {CALLS}"
+        )
         return f"{outcome} {requests} {len(shop.ran)}"
 
     seeds = [
-        json.dumps({"way": way, "answers": [_written(one, streamed=way % 2 == 1) for one in answers]})
+        json.dumps(
+            {
+                "way": way,
+                "answers": [_written(one, streamed=way % 2 == 1) for one in answers],
+            }
+        )
         for way in range(8)
         for answers in (_ANSWERS[:2], _ANSWERS[2:3], _ANSWERS[3:4], _ANSWERS[4:])
     ]
@@ -142,11 +178,22 @@ async def _asked(connector: OpenAIChatCompletion, shop: Shop, way: int) -> str:
                     async for _ in pieces:
                         pass
             return "read session"
-        outcome = await DOORS[way].ask(World(kernel, cast("Any", connector), shop), **options)
+        outcome = await DOORS[way].ask(
+            World(kernel, cast("Any", connector), shop), **options
+        )
     except PlannerExtError as error:
         made = getattr(error, "checkpoint", None)
-        starts = [] if made is None else [fact for fact in made.facts if isinstance(fact, CallStarted)]
-        _check_once(shop, [(one.iteration, one.index) for one in starts] if made is not None else None)
+        starts = (
+            []
+            if made is None
+            else [fact for fact in made.facts if isinstance(fact, CallStarted)]
+        )
+        _check_once(
+            shop,
+            [(one.iteration, one.index) for one in starts]
+            if made is not None
+            else None,
+        )
         return refused(error)
     assert len(shop.ran) <= outcome.tool_calls <= CALLS
     assert outcome.iterations <= TRIPS
@@ -182,14 +229,23 @@ _NOTICE = {
 _TAKEN = "HTTP/1.1 204 No Content\r\ncontent-length: 0\r\n\r\n"
 _WEBHOOKS = (
     {"notice": _NOTICE, "answer": _TAKEN},
-    {"notice": _NOTICE, "answer": "HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:9/\r\ncontent-length: 0\r\n\r\n"},
+    {
+        "notice": _NOTICE,
+        "answer": "HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:9/\r\ncontent-length: 0\r\n\r\n",
+    },
     {
         "notice": _NOTICE,
         "answer": "HTTP/1.1 100 Continue\r\n\r\n"
         "HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: 2\r\n\r\nok",
     },
-    {"notice": _NOTICE, "answer": "HTTP/1.1 500 No\r\ntransfer-encoding: chunked\r\n\r\n2\r\nno\r\n0\r\n\r\n"},
-    {"notice": _NOTICE, "answer": "HTTP/1.1 101 Switching Protocols\r\nset-cookie: a=b\r\n\r\n"},
+    {
+        "notice": _NOTICE,
+        "answer": "HTTP/1.1 500 No\r\ntransfer-encoding: chunked\r\n\r\n2\r\nno\r\n0\r\n\r\n",
+    },
+    {
+        "notice": _NOTICE,
+        "answer": "HTTP/1.1 101 Switching Protocols\r\nset-cookie: a=b\r\n\r\n",
+    },
 )
 
 
@@ -202,22 +258,34 @@ async def webhook(_: Path) -> AsyncGenerator[Fuzzed]:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError, asyncio.IncompleteReadError):
             head = await reader.readuntil(b"\r\n\r\n")
-            length = next(int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+            length = next(
+                int(line[15:])
+                for line in head.lower().split(b"\r\n")
+                if line.startswith(b"content-length:")
+            )
             received.append(head + await reader.readexactly(length))
             writer.write(answer)
             await writer.drain()
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    sender = Webhook(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/hooks/s3cret", _KEY)
+    sender = Webhook(
+        f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/hooks/s3cret", _KEY
+    )
     sender.open()
 
     async def check(text: str) -> str:
         nonlocal answer
         given = _parsed(text)
-        fields = {name: str(value) for name, value in _object(given.get("notice")).items() if name in _NOTICE}
+        fields = {
+            name: str(value)
+            for name, value in _object(given.get("notice")).items()
+            if name in _NOTICE
+        }
         notice = RunNotice(
-            **cast("dict[str, Any]", {**_NOTICE, **fields, "id": "n-1"}), pending=(), at=datetime.now(UTC)
+            **cast("dict[str, Any]", {**_NOTICE, **fields, "id": "n-1"}),
+            pending=(),
+            at=datetime.now(UTC),
         )
         answer = str(given.get("answer")).encode("utf-8", "surrogatepass")
         received.clear()
@@ -247,7 +315,9 @@ def _check_received(raw: bytes, notice: RunNotice) -> None:
     lines = [line.split(": ", 1) for line in head.decode("ascii").split("\r\n")[1:]]
     headers = {name.lower(): value for name, value in lines}
     said = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
-    signed = base64.b64encode(hmac.new(b"k" * 24, said, hashlib.sha256).digest()).decode()
+    signed = base64.b64encode(
+        hmac.new(b"k" * 24, said, hashlib.sha256).digest()
+    ).decode()
     assert headers["webhook-signature"] == f"v1,{signed}"
     assert json.loads(body) == notice.as_dict()
 
@@ -266,7 +336,11 @@ _REQUESTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("GET", "/?offset=50", {}),
     ("GET", _CALL, {}),
     ("GET", "/approvals/question%2F0%2Fasks", {}),
-    ("GET", "/runs?status=paused&goal=Refund&worker=w&created_after=2026-01-01&created_before=2027-01-01&offset=0", {}),
+    (
+        "GET",
+        "/runs?status=paused&goal=Refund&worker=w&created_after=2026-01-01&created_before=2027-01-01&offset=0",
+        {},
+    ),
     ("GET", "/runs/order-7", {}),
     ("GET", "/events?of=runs", {}),
     ("GET", "/static/style.css", {}),
@@ -287,14 +361,30 @@ _REQUESTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
             "argument-5": "a\nb",
         },
     ),
-    ("POST", "/approvals/question%2F0%2Fasks", {**_FORM, "decision": "answer", "answer": "42"}),
-    ("POST", "/approvals/letter%2F0%2Fsend", {**_FORM, "decision": "done", "result": "sent"}),
+    (
+        "POST",
+        "/approvals/question%2F0%2Fasks",
+        {**_FORM, "decision": "answer", "answer": "42"},
+    ),
+    (
+        "POST",
+        "/approvals/letter%2F0%2Fsend",
+        {**_FORM, "decision": "done", "result": "sent"},
+    ),
     (
         "POST",
         "/approvals",
-        {"form_token": "{form_token}", "decision": "approve", "item": "{fingerprint} order-7%2F0%2Frefund-0"},
+        {
+            "form_token": "{form_token}",
+            "decision": "approve",
+            "item": "{fingerprint} order-7%2F0%2Frefund-0",
+        },
     ),
-    ("POST", "/runs/m/cancel", {"form_token": "{form_token}", "confirm": "yes", "reason": "no"}),
+    (
+        "POST",
+        "/runs/m/cancel",
+        {"form_token": "{form_token}", "confirm": "yes", "reason": "no"},
+    ),
 )
 
 
@@ -306,7 +396,10 @@ async def inbox_pages(folder: Path) -> AsyncGenerator[Fuzzed]:
     await leave_waiting(store, [asks("Which order?"), say("Done.")], run_id="question")
     await leave_in_doubt(store)
     await leave_waiting(
-        store, [refunds({"order": MARKER, "amount": 1e3, "note": MARKER}), say("")], run_id="m", goal=MARKER
+        store,
+        [refunds({"order": MARKER, "amount": 1e3, "note": MARKER}), say("")],
+        run_id="m",
+        goal=MARKER,
     )
     async with inbox(store, authorize=lambda _: True) as base, visitor_at(base) as ann:
         await ann.get(_CALL)
@@ -315,7 +408,9 @@ async def inbox_pages(folder: Path) -> AsyncGenerator[Fuzzed]:
             "fingerprint": ann.hidden("fingerprint"),
             "host": base.removeprefix("http://"),
         }
-        cookie = "; ".join(f"{name}={value}" for name, value in ann.client.cookies.items())
+        cookie = "; ".join(
+            f"{name}={value}" for name, value in ann.client.cookies.items()
+        )
         with closing(sqlite3.connect(store, isolation_level=None)) as rows:
             before = _decisions(rows)
 
@@ -324,16 +419,28 @@ async def inbox_pages(folder: Path) -> AsyncGenerator[Fuzzed]:
                 raw = _request(given, known, cookie)
                 status, page = await _exchanged(known["host"], raw)
                 assert status < 500, f"status {status}: {page[-500:]}"
-                assert MARKER not in page, "a text of others stands in the page as it is"
+                assert MARKER not in page, (
+                    "a text of others stands in the page as it is"
+                )
                 if _decisions(rows) != before:
-                    assert known["form_token"].encode() in raw, "a request without the form's token decided"
+                    assert known["form_token"].encode() in raw, (
+                        "a request without the form's token decided"
+                    )
                     await _check_decided(store, raw, known)
                     _undo(rows)
                     assert _decisions(rows) == before
                 return f"read {status} {given.get('method')}"
 
             seeds = [
-                json.dumps({"method": method, "target": target, "headers": _SAME, "form": form, "cookie": True})
+                json.dumps(
+                    {
+                        "method": method,
+                        "target": target,
+                        "headers": _SAME,
+                        "form": form,
+                        "cookie": True,
+                    }
+                )
                 for method, target, form in _REQUESTS
             ]
             yield Fuzzed(seeds, check)
@@ -355,16 +462,29 @@ def _request(given: Mapping[str, Any], known: Mapping[str, str], cookie: str) ->
         for one in (value if isinstance(value, list) else [value])
     ]
     body = (
-        urlencode([(name.encode(errors="replace"), filled(value).encode(errors="replace")) for name, value in pairs])
+        urlencode(
+            [
+                (name.encode(errors="replace"), filled(value).encode(errors="replace"))
+                for name, value in pairs
+            ]
+        )
         if isinstance(form, dict)
         else filled(form or "")
     )
-    headers = {"host": known["host"], "content-type": "application/x-www-form-urlencoded"}
-    headers |= {filled(name): filled(value) for name, value in _object(given.get("headers")).items()}
+    headers = {
+        "host": known["host"],
+        "content-type": "application/x-www-form-urlencoded",
+    }
+    headers |= {
+        filled(name): filled(value)
+        for name, value in _object(given.get("headers")).items()
+    }
     if given.get("cookie"):
         headers["cookie"] = cookie
     content = body.encode(errors="replace")
-    lines = [f"{filled(given.get('method', 'GET'))} {filled(given.get('target', '/'))} HTTP/1.1"]
+    lines = [
+        f"{filled(given.get('method', 'GET'))} {filled(given.get('target', '/'))} HTTP/1.1"
+    ]
     lines += [f"{name}: {value}" for name, value in headers.items()] + [
         f"content-length: {len(content)}",
         "connection: close",
@@ -383,7 +503,13 @@ async def _exchanged(host: str, raw: bytes) -> tuple[int, str]:
         head = b""
         with suppress(ConnectionError, asyncio.IncompleteReadError):
             head = await reader.readuntil(b"\r\n\r\n")
-        page = b"" if b"text/event-stream" in head else await reader.read(-1) if head else b""
+        page = (
+            b""
+            if b"text/event-stream" in head
+            else await reader.read(-1)
+            if head
+            else b""
+        )
     except ConnectionError:
         page = b""
     finally:
@@ -399,15 +525,26 @@ def _decisions(rows: sqlite3.Connection) -> list[Any]:
 
 
 def _undo(rows: sqlite3.Connection) -> None:
-    rows.execute("UPDATE planner_approvals SET status = 'open', decision = NULL, decided_at = NULL")
+    rows.execute(
+        "UPDATE planner_approvals SET status = 'open', decision = NULL, decided_at = NULL"
+    )
     rows.execute("DELETE FROM planner_refusals")
 
 
 async def _check_decided(store: Path, raw: bytes, known: Mapping[str, str]) -> None:
     """A decision is the visitor's, and an approval is of what the page showed."""
     async with Approvals.connect(store, authorize=lambda _: True) as approvals:
-        for run, call in (("order-7", "0/refund-0"), ("question", "0/asks"), ("letter", "0/send"), ("m", "0/refund-0")):
+        for run, call in (
+            ("order-7", "0/refund-0"),
+            ("question", "0/asks"),
+            ("letter", "0/send"),
+            ("m", "0/refund-0"),
+        ):
             decision = (await approvals.show(f"{run}/{call}")).decision
             if decision is not None:
                 assert decision.by == "ann", decision
-                assert decision.kind == "deny" or known["fingerprint"].encode() in raw or run != "order-7"
+                assert (
+                    decision.kind == "deny"
+                    or known["fingerprint"].encode() in raw
+                    or run != "order-7"
+                )

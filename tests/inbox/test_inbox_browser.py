@@ -15,7 +15,15 @@ from support.browser import chromium, needs_chromium, problems_of, window
 from support.command_line import COMMAND
 from support.inbox import TOKEN, inbox
 from support.processes import Lives
-from support.till import GOAL, Till, application, asks, leave_in_doubt, leave_waiting, refunds
+from support.till import (
+    GOAL,
+    Till,
+    application,
+    asks,
+    leave_in_doubt,
+    leave_waiting,
+    refunds,
+)
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), needs_chromium]
 
@@ -50,16 +58,22 @@ async def sign_in(page: Page, name: str = "ann") -> None:
     await expect(page.get_by_role("banner")).to_contain_text(f"Signed in as {name}")
 
 
-async def the_call(store: Path, approval_id: str = "order-7/0/refund-0") -> PendingApproval:
+async def the_call(
+    store: Path, approval_id: str = "order-7/0/refund-0"
+) -> PendingApproval:
     """Read a call as the store has it."""
     async with Approvals.connect(store) as approvals:
         return await approvals.show(approval_id)
 
 
-async def test_the_printed_link_signs_in(browser: Browser, lives: Lives, store: Path) -> None:
+async def test_the_printed_link_signs_in(
+    browser: Browser, lives: Lives, store: Path
+) -> None:
     """``planner-ext serve`` prints a link; who follows it and gives a name sees what waits; signing out ends it."""
     await leave_waiting(store)
-    with lives.program(*COMMAND, "serve", "--store", str(store), "--port", "0", cwd=store.parent) as process:
+    with lives.program(
+        *COMMAND, "serve", "--store", str(store), "--port", "0", cwd=store.parent
+    ) as process:
         line = process.stdout.readline()
         found = re.search(r"(http://\S+?)/sign-in\?token=\S+", line)
         assert found is not None, line
@@ -73,13 +87,22 @@ async def test_the_printed_link_signs_in(browser: Browser, lives: Lives, store: 
             await expect(page.get_by_text("till-refund")).to_have_count(0)
 
 
-async def test_an_approved_call_runs(browser: Browser, address: str, store: Path) -> None:
+async def test_an_approved_call_runs(
+    browser: Browser, address: str, store: Path
+) -> None:
     """The page shows function, arguments and goal; approved, a worker runs it, and the run's page shows who decided."""
     await leave_waiting(store)
     async with window(browser, address) as page:
         await sign_in(page)
         await page.get_by_role("link", name="till-refund").click()
-        for text in ('"A-1007"', "129.9", '"broken"', GOAL, "Refund this customer?", "treasurer"):
+        for text in (
+            '"A-1007"',
+            "129.9",
+            '"broken"',
+            GOAL,
+            "Refund this customer?",
+            "treasurer",
+        ):
             await expect(page.get_by_text(text).first).to_be_visible()
         await page.get_by_role("button", name="Approve", exact=True).click()
         await expect(page.get_by_role("status")).to_contain_text("approved")
@@ -88,13 +111,19 @@ async def test_an_approved_call_runs(browser: Browser, address: str, store: Path
         assert (call.decision.kind, call.decision.by) == ("approve", "ann")
         till = Till()
         async with Runs.sqlite(store, authorize=lambda _: True) as runs:
-            result = await (await runs.start(*application([say("Done.")], till), GOAL, run_id="order-7")).result()
+            result = await (
+                await runs.start(
+                    *application([say("Done.")], till), GOAL, run_id="order-7"
+                )
+            ).result()
         assert (result.status, till.done[0]["amount"]) == ("answered", 129.9)
         await page.goto("/runs/order-7")
         await expect(page.get_by_text("ann").last).to_be_visible()
 
 
-async def test_a_call_is_edited_in_a_form(browser: Browser, address: str, store: Path) -> None:
+async def test_a_call_is_edited_in_a_form(
+    browser: Browser, address: str, store: Path
+) -> None:
     """The form has a field for each parameter; what cannot be used keeps what was typed; what can is what runs."""
     await leave_waiting(store)
     async with window(browser, address) as page:
@@ -114,14 +143,18 @@ async def test_a_call_is_edited_in_a_form(browser: Browser, address: str, store:
     call = await the_call(store)
     assert call.decision is not None
     assert call.decision.arguments is not None
-    assert {name: call.decision.arguments[name] for name in ("order", "amount", "note")} == {
+    assert {
+        name: call.decision.arguments[name] for name in ("order", "amount", "note")
+    } == {
         "order": "A-1007",
         "amount": 20,
         "note": "as agreed",
     }
 
 
-async def test_a_call_is_denied_with_a_reason(browser: Browser, address: str, store: Path) -> None:
+async def test_a_call_is_denied_with_a_reason(
+    browser: Browser, address: str, store: Path
+) -> None:
     """The model reads the reason."""
     await leave_waiting(store)
     async with window(browser, address) as page:
@@ -133,16 +166,24 @@ async def test_a_call_is_denied_with_a_reason(browser: Browser, address: str, st
     heard: list[str] = []
 
     def listens(request: ScriptedRequest) -> ScriptedReply:
-        heard.extend(str(message["content"]) for message in request.messages if message["role"] == "tool")
+        heard.extend(
+            str(message["content"])
+            for message in request.messages
+            if message["role"] == "tool"
+        )
         return say("Then not.")
 
     async with Runs.sqlite(store, authorize=lambda _: True) as runs:
-        result = await (await runs.start(*application(listens), GOAL, run_id="order-7")).result()
+        result = await (
+            await runs.start(*application(listens), GOAL, run_id="order-7")
+        ).result()
     assert result.status == "answered"
     assert "It was repaired." in heard[-1]
 
 
-async def test_a_question_is_answered(browser: Browser, address: str, store: Path) -> None:
+async def test_a_question_is_answered(
+    browser: Browser, address: str, store: Path
+) -> None:
     """A question of the model has a field for the answer, and no other decision."""
     await leave_waiting(store, [asks("Which of the two lamps?")])
     async with window(browser, address) as page:
@@ -158,7 +199,9 @@ async def test_a_question_is_answered(browser: Browser, address: str, store: Pat
     assert (call.decision.by, call.decision.result) == ("ann", "The green one.")
 
 
-async def test_a_call_in_doubt_is_marked_or_run_again(browser: Browser, address: str, store: Path) -> None:
+async def test_a_call_in_doubt_is_marked_or_run_again(
+    browser: Browser, address: str, store: Path
+) -> None:
     """The page says that it may have taken effect; marked as done, the model reads its outcome."""
     await leave_in_doubt(store)
     await leave_in_doubt(store, run_id="again")
@@ -173,16 +216,23 @@ async def test_a_call_in_doubt_is_marked_or_run_again(browser: Browser, address:
         await page.get_by_role("link", name="till-send").click()
         await page.get_by_role("button", name="Run it again").click()
         await expect(page.get_by_role("status")).to_contain_text("approved")
-    decisions = [(await the_call(store, f"{run}/0/send")).decision for run in ("letter", "again")]
+    decisions = [
+        (await the_call(store, f"{run}/0/send")).decision for run in ("letter", "again")
+    ]
     assert [one and (one.kind, one.by, one.result) for one in decisions] == [
         ("supply", "ann", "sent at noon"),
         ("approve", "ann", None),
     ]
 
 
-async def test_many_calls_are_decided_at_once(browser: Browser, address: str, store: Path) -> None:
+async def test_many_calls_are_decided_at_once(
+    browser: Browser, address: str, store: Path
+) -> None:
     """The selected ones are, the others are not."""
-    await leave_waiting(store, [refunds(*({"order": f"A-{number}", "amount": number} for number in range(5)))])
+    await leave_waiting(
+        store,
+        [refunds(*({"order": f"A-{number}", "amount": number} for number in range(5)))],
+    )
     async with window(browser, address) as page:
         await sign_in(page)
         boxes = page.get_by_role("checkbox", name=re.compile("till-refund"))
@@ -193,11 +243,22 @@ async def test_many_calls_are_decided_at_once(browser: Browser, address: str, st
         await expect(page.get_by_role("status")).to_have_text("3 of 3 approved.")
         await page.get_by_role("link", name="Back to the inbox").click()
         await expect(boxes).to_have_count(2)
-    decided = [(await the_call(store, f"order-7/0/refund-{number}")).decision for number in range(5)]
-    assert [one is not None and one.kind == "approve" for one in decided] == [True, False, True, True, False]
+    decided = [
+        (await the_call(store, f"order-7/0/refund-{number}")).decision
+        for number in range(5)
+    ]
+    assert [one is not None and one.kind == "approve" for one in decided] == [
+        True,
+        False,
+        True,
+        True,
+        False,
+    ]
 
 
-async def test_the_second_of_two_people_sees_whose_decision_it_was(browser: Browser, address: str, store: Path) -> None:
+async def test_the_second_of_two_people_sees_whose_decision_it_was(
+    browser: Browser, address: str, store: Path
+) -> None:
     """Both have the page open. The first decision counts: a live page says so at once, any other when one is sent."""
     await leave_waiting(store)
     async with (
@@ -217,7 +278,11 @@ async def test_the_second_of_two_people_sees_whose_decision_it_was(browser: Brow
         await expect(plain.get_by_role("alert")).to_contain_text("ann")
     call = await the_call(store)
     assert call.decision is not None
-    assert (call.decision.kind, call.decision.by, call.refused[0].by) == ("approve", "ann", "bob")
+    assert (call.decision.kind, call.decision.by, call.refused[0].by) == (
+        "approve",
+        "ann",
+        "bob",
+    )
 
 
 async def test_a_question_that_expires_while_it_is_read_is_not_decided(
@@ -225,21 +290,32 @@ async def test_a_question_that_expires_while_it_is_read_is_not_decided(
 ) -> None:
     """The page says so when the time comes, and a decision that is sent nevertheless does not count."""
     await leave_waiting(store)
-    async with window(browser, address) as page, window(browser, address, java_script_enabled=False) as plain:
+    async with (
+        window(browser, address) as page,
+        window(browser, address, java_script_enabled=False) as plain,
+    ):
         for one in (page, plain):
             await sign_in(one)
-        await leave_waiting(store, [call("till-quick", {"order": "A-1"}, id="quick")], run_id="quick")
+        await leave_waiting(
+            store, [call("till-quick", {"order": "A-1"}, id="quick")], run_id="quick"
+        )
         for one in (page, plain):
             await one.goto("/approvals/quick%2F0%2Fquick")
-            await expect(one.get_by_role("button", name="Approve", exact=True)).to_be_visible()
+            await expect(
+                one.get_by_role("button", name="Approve", exact=True)
+            ).to_be_visible()
         await expect(page.get_by_text("has expired")).to_be_visible()
-        await expect(page.get_by_role("button", name="Approve", exact=True)).to_have_count(0)
+        await expect(
+            page.get_by_role("button", name="Approve", exact=True)
+        ).to_have_count(0)
         await plain.get_by_role("button", name="Approve", exact=True).click()
         await expect(plain.get_by_role("alert")).to_contain_text("expired")
     assert (await the_call(store, "quick/0/quick")).decision is None
 
 
-async def test_two_hundred_calls_can_be_worked_through(browser: Browser, address: str, store: Path) -> None:
+async def test_two_hundred_calls_can_be_worked_through(
+    browser: Browser, address: str, store: Path
+) -> None:
     """Each is reachable, the oldest first, and the page stays quick."""
     wanted = [{"order": f"A-{number:04}", "amount": number} for number in range(200)]
     await leave_waiting(store, [refunds(*wanted)])
@@ -256,29 +332,50 @@ async def test_two_hundred_calls_can_be_worked_through(browser: Browser, address
         assert await problems_of(page) == []
 
 
-async def test_a_forged_request_decides_nothing(browser: Browser, address: str, store: Path) -> None:
+async def test_a_forged_request_decides_nothing(
+    browser: Browser, address: str, store: Path
+) -> None:
     """Without the form's token, or from another site, a request with the person's cookie is refused."""
     await leave_waiting(store)
     call = await the_call(store)
     async with window(browser, address) as page:
         await sign_in(page)
-        for headers in ({}, {"Origin": "https://evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
+        for headers in (
+            {},
+            {"Origin": "https://evil.example"},
+            {"Sec-Fetch-Site": "cross-site"},
+        ):
             answer = await page.request.post(
                 f"/approvals/{call.id.replace('/', '%2F')}",
-                form={"decision": "approve", "fingerprint": call.fingerprint, "form_token": "guessed"},
+                form={
+                    "decision": "approve",
+                    "fingerprint": call.fingerprint,
+                    "form_token": "guessed",
+                },
                 headers=headers,
             )
             assert answer.status == 403
-        assert (await page.request.get("/", headers={"Host": "evil.example"})).status == 403
+        assert (
+            await page.request.get("/", headers={"Host": "evil.example"})
+        ).status == 403
     assert (await the_call(store)).decision is None
 
 
-async def test_hostile_texts_are_shown_and_do_nothing(browser: Browser, address: str, store: Path) -> None:
+async def test_hostile_texts_are_shown_and_do_nothing(
+    browser: Browser, address: str, store: Path
+) -> None:
     """Markup in goal, function, arguments, ids and results is text, and what is invisible is spelled out."""
     script = [
-        calls(call(f"till-{HOSTILE}", {}, id="first"), call("till-find", {"order": HOSTILE}, id="second")),
         calls(
-            call("till-refund", {"order": HOSTILE, "amount": 1, "note": f"</pre>{HOSTILE}"}, id=HOSTILE),
+            call(f"till-{HOSTILE}", {}, id="first"),
+            call("till-find", {"order": HOSTILE}, id="second"),
+        ),
+        calls(
+            call(
+                "till-refund",
+                {"order": HOSTILE, "amount": 1, "note": f"</pre>{HOSTILE}"},
+                id=HOSTILE,
+            ),
             text=f"I think: {HOSTILE}",
         ),
     ]
@@ -291,7 +388,9 @@ async def test_hostile_texts_are_shown_and_do_nothing(browser: Browser, address:
             if step == "approval":
                 await page.get_by_role("link", name="till-refund").click()
             if step == "run":
-                await page.get_by_role("link", name=name.replace("/", "\\\\")).first.click()
+                await page.get_by_role(
+                    "link", name=name.replace("/", "\\\\")
+                ).first.click()
             text = await page.get_by_role("main").inner_text()
             assert "<script>alert(1)</script>" in text, step
             assert "\\u202e" in text, step
@@ -301,12 +400,20 @@ async def test_hostile_texts_are_shown_and_do_nothing(browser: Browser, address:
             assert await problems_of(page) == [], step
 
 
-async def test_everything_needed_works_without_javascript(browser: Browser, address: str, store: Path) -> None:
+async def test_everything_needed_works_without_javascript(
+    browser: Browser, address: str, store: Path
+) -> None:
     """Sign in, read, edit, approve, decide several, deny: with forms alone."""
-    await leave_waiting(store, [refunds(*({"order": f"A-{number}", "amount": number} for number in range(4)))])
+    await leave_waiting(
+        store,
+        [refunds(*({"order": f"A-{number}", "amount": number} for number in range(4)))],
+    )
     async with window(browser, address, java_script_enabled=False) as page:
         await sign_in(page)
-        links, status = page.get_by_role("link", name="till-refund"), page.get_by_role("status")
+        links, status = (
+            page.get_by_role("link", name="till-refund"),
+            page.get_by_role("status"),
+        )
         await links.first.click()
         await page.get_by_text("edited arguments").click()
         await page.get_by_label("amount").fill("7")
@@ -318,13 +425,17 @@ async def test_everything_needed_works_without_javascript(browser: Browser, addr
         await page.get_by_role("button", name="Deny").click()
         await expect(status).to_contain_text("denied")
         await page.goto("/")
-        for box in await page.get_by_role("checkbox", name=re.compile("till-refund")).all():
+        for box in await page.get_by_role(
+            "checkbox", name=re.compile("till-refund")
+        ).all():
             await box.check()
         await page.get_by_role("button", name="Deny").click()
         await expect(status).to_have_text("2 of 2 denied.")
 
 
-async def test_the_keyboard_suffices(browser: Browser, address: str, store: Path) -> None:
+async def test_the_keyboard_suffices(
+    browser: Browser, address: str, store: Path
+) -> None:
     """Tab reaches the call and its decision in the order of reading, with a visible focus; Enter decides."""
     await leave_waiting(store)
     async with window(browser, address) as page:
@@ -354,7 +465,9 @@ async def tab_to(page: Page, wanted: str) -> list[str]:
     raise AssertionError(f"{wanted} is not reached: {passed}")
 
 
-async def test_the_list_follows_what_other_processes_do(browser: Browser, address: str, store: Path) -> None:
+async def test_the_list_follows_what_other_processes_do(
+    browser: Browser, address: str, store: Path
+) -> None:
     """What starts to wait appears, and what is decided elsewhere goes, without a click; what is selected stays so."""
     await leave_waiting(store)
     async with window(browser, address) as page:
@@ -378,20 +491,31 @@ async def test_every_page_is_legible_and_labelled(
 ) -> None:
     """Landmarks, headings, labels, contrast of 4.5, nothing wider than the window: with every fold open."""
     await leave_waiting(store)
-    await leave_waiting(store, [asks("Which? " + "x" * 300)], run_id="a-long-name-" + "y" * 150)
-    async with window(browser, address, viewport={"width": width, "height": 800}, color_scheme=scheme) as page:
+    await leave_waiting(
+        store, [asks("Which? " + "x" * 300)], run_id="a-long-name-" + "y" * 150
+    )
+    async with window(
+        browser, address, viewport={"width": width, "height": 800}, color_scheme=scheme
+    ) as page:
         await page.goto("/")
         assert await problems_of(page) == []
         await sign_in(page)
         addresses = ["/", "/runs", "/runs?status=failed", "/runs/order-7", "/runs/none"]
-        addresses += [await link.get_attribute("href") or "" for link in await page.locator("main a.fn").all()]
+        addresses += [
+            await link.get_attribute("href") or ""
+            for link in await page.locator("main a.fn").all()
+        ]
         for address in addresses:
             await page.goto(address)
-            await page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
+            await page.evaluate(
+                "for (const one of document.querySelectorAll('details')) one.open = true"
+            )
             assert await problems_of(page) == [], address
 
 
-async def test_a_run_is_cancelled_with_a_confirmation(browser: Browser, store: Path, address: str) -> None:
+async def test_a_run_is_cancelled_with_a_confirmation(
+    browser: Browser, store: Path, address: str
+) -> None:
     """The button is behind a summary and does nothing until the box is checked; then the run has ended."""
     await leave_waiting(store)
     async with window(browser, address) as page:
@@ -404,6 +528,8 @@ async def test_a_run_is_cancelled_with_a_confirmation(browser: Browser, store: P
         await page.get_by_label("Reason").fill("Not this one.")
         await page.get_by_label("End order-7 for good").check()
         await page.get_by_role("button", name="Cancel the run").click()
-        await expect(page.get_by_role("article").first).to_contain_text("Cancelled by ann: Not this one.")
+        await expect(page.get_by_role("article").first).to_contain_text(
+            "Cancelled by ann: Not this one."
+        )
         await expect(page.get_by_text("Cancel this run")).to_have_count(0)
     assert (await the_call(store)).status == "closed"

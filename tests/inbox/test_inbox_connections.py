@@ -30,7 +30,9 @@ async def serving(store: str, **limits: Any) -> AsyncGenerator[str]:
 
 
 @asynccontextmanager
-async def connected(base: str) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+async def connected(
+    base: str,
+) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     place = urlsplit(base)
     reader, writer = await asyncio.open_connection(place.hostname, place.port)
     try:
@@ -42,7 +44,9 @@ async def connected(base: str) -> AsyncGenerator[tuple[asyncio.StreamReader, asy
 async def head_of(reader: asyncio.StreamReader) -> str:
     """Read the head of a response, and its body."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode()
-    length = next(line for line in head.lower().splitlines() if line.startswith("content-length:"))
+    length = next(
+        line for line in head.lower().splitlines() if line.startswith("content-length:")
+    )
     return head + (await reader.readexactly(int(length.split(":")[1]))).decode()
 
 
@@ -61,9 +65,15 @@ def from_address(address: str) -> dict[str, str]:
         ("2001:db8:1:1::1", ["2001:db8:1:2::1", "192.0.2.1"]),
     ],
 )
-async def test_the_wrong_tokens_of_one_lock_out_no_one_else(store: str, eve: str, others: list[str]) -> None:
+async def test_the_wrong_tokens_of_one_lock_out_no_one_else(
+    store: str, eve: str, others: list[str]
+) -> None:
     """After twenty from one address, sign-ins from every other address are compared as before."""
-    async with inbox(store) as base, visitor_at(base, None) as stranger, visitor_at(base, None) as ann:
+    async with (
+        inbox(store) as base,
+        visitor_at(base, None) as stranger,
+        visitor_at(base, None) as ann,
+    ):
         stranger.client.headers.update(from_address(eve))
         for _ in range(20):
             assert (await stranger.sign_in("eve", "guess")).status_code == 403
@@ -85,7 +95,11 @@ async def test_one_network_of_ipv6_is_one_client(store: str) -> None:
 
 async def test_who_is_signed_in_is_never_locked_out(store: str) -> None:
     """Neither the session nor a further sign-in suffers from wrong tokens of others at the same address."""
-    async with inbox(store) as base, visitor_at(base) as ann, visitor_at(base, None) as eve:
+    async with (
+        inbox(store) as base,
+        visitor_at(base) as ann,
+        visitor_at(base, None) as eve,
+    ):
         for _ in range(21):
             await eve.sign_in("eve", "guess")
         assert (await eve.sign_in("eve")).status_code == 429
@@ -103,7 +117,9 @@ async def test_wrong_tokens_of_many_addresses_are_forgotten_in_order(
             for address in (f"192.0.2.{number}", "198.51.100.1"):
                 stranger.client.headers.update(from_address(address))
                 status = (await stranger.sign_in("eve", "guess")).status_code
-                assert status == (429 if number >= 20 and address == "198.51.100.1" else 403)
+                assert status == (
+                    429 if number >= 20 and address == "198.51.100.1" else 403
+                )
 
 
 @each_of(
@@ -126,12 +142,20 @@ def test_a_client_is_named_by_its_address(host: str | None, client: str) -> None
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HT", HEADERS, HEADERS + b"X-Slow: a"])
-async def test_a_request_whose_headers_do_not_come_ends(store: str, sent: bytes) -> None:
+async def test_a_request_whose_headers_do_not_come_ends(
+    store: str, sent: bytes
+) -> None:
     """A client that sends none of them, or a part, gets the reason and is disconnected."""
-    async with serving(store, header_seconds=AT_ONCE) as base, connected(base) as (reader, writer):
+    async with (
+        serving(store, header_seconds=AT_ONCE) as base,
+        connected(base) as (reader, writer),
+    ):
         writer.write(sent)
         answer = await reader.read()
-        assert answer.startswith(b"HTTP/1.1 408 ") and b"No request arrived within 0.05 seconds." in answer
+        assert (
+            answer.startswith(b"HTTP/1.1 408 ")
+            and b"No request arrived within 0.05 seconds." in answer
+        )
 
 
 class Clock:
@@ -169,7 +193,10 @@ class Clock:
 async def test_headers_that_come_by_and_by_do_not_put_the_end_off(store: str) -> None:
     """The time runs from the first byte of a request, not from the last one."""
     clock = Clock()
-    async with serving(store, call_later=clock.call_later) as base, connected(base) as (reader, writer):
+    async with (
+        serving(store, call_later=clock.call_later) as base,
+        connected(base) as (reader, writer),
+    ):
         for part in (HEADERS, b"X-Slow: a\r\n", b"X-Slow: b\r\n"):
             writer.write(part)
             await writer.drain()
@@ -184,7 +211,10 @@ async def test_headers_that_come_by_and_by_do_not_put_the_end_off(store: str) ->
 async def test_the_further_request_of_a_connection_is_timed_as_well(store: str) -> None:
     """A first request buys no time for the second."""
     clock = Clock()
-    async with serving(store, call_later=clock.call_later) as base, connected(base) as (reader, writer):
+    async with (
+        serving(store, call_later=clock.call_later) as base,
+        connected(base) as (reader, writer),
+    ):
         writer.write(HEADERS + b"\r\n")
         assert (await head_of(reader)).startswith("HTTP/1.1 200 ")
         await clock.runs(made=1, running=0)
@@ -203,7 +233,9 @@ async def test_what_takes_long_to_answer_is_not_ended(store: str) -> None:
         ann.client.stream("GET", "events") as events,
         connected(base) as (reader, writer),
     ):
-        writer.write(b"POST /sign-in HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 11\r\n\r\ntok")
+        writer.write(
+            b"POST /sign-in HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 11\r\n\r\ntok"
+        )
         await clock.runs(made=2, running=0)
         clock.ring()
         assert events.status_code == 200
@@ -230,14 +262,21 @@ async def test_a_client_has_so_many_connections(store: str) -> None:
     async with serving(store, header_seconds=NEVER, most_connections=2) as base:
         async with connected(base), connected(base) as (reader, writer):
             writer.write(HEADERS + b"\r\n")
-            assert (await head_of(reader)).startswith("HTTP/1.1 200 ")  # so both are there
+            assert (await head_of(reader)).startswith(
+                "HTTP/1.1 200 "
+            )  # so both are there
             async with connected(base) as (refused, _):
                 answer = await refused.read()
-                assert answer.startswith(b"HTTP/1.1 503 ") and b"too many connections" in answer
+                assert (
+                    answer.startswith(b"HTTP/1.1 503 ")
+                    and b"too many connections" in answer
+                )
             writer.write(HEADERS + b"\r\n")
             assert (await head_of(reader)).startswith("HTTP/1.1 200 ")
         status = ""
-        while not status.startswith("HTTP/1.1 200 "):  # the server hears of the end by and by
+        while not status.startswith(
+            "HTTP/1.1 200 "
+        ):  # the server hears of the end by and by
             with suppress(ConnectionResetError, BrokenPipeError):
                 async with connected(base) as (reader, writer):
                     writer.write(HEADERS + b"\r\n")
@@ -267,9 +306,17 @@ async def test_the_connections_of_one_address_take_none_of_another(store: str) -
     class Inner(asyncio.Protocol):
         cycle = None
 
-    make: Callable[..., asyncio.Protocol] = limited(Inner, header_seconds=NEVER, most_connections=1)
+    make: Callable[..., asyncio.Protocol] = limited(
+        Inner, header_seconds=NEVER, most_connections=1
+    )
     written: list[bytes] = []
-    for address in ("192.0.2.1", "192.0.2.2", "192.0.2.1", "2001:db8::1", "2001:db8::2"):
+    for address in (
+        "192.0.2.1",
+        "192.0.2.2",
+        "192.0.2.1",
+        "2001:db8::1",
+        "2001:db8::2",
+    ):
         connection, transport = make(), _Transport(address)
         connection.connection_made(transport)
         written.append(transport.written[:12])

@@ -31,10 +31,15 @@ async def test_a_call_is_approved_on_its_page(store: str, tmp_path: Path) -> Non
         listed = (await ann.get("")).text
         assert "shop-pay" in listed and PAY in listed
         page = (await ann.get(PAY)).text
-        assert "Really?" in page and "Settle the order." in page and "done book 1" in page
+        assert (
+            "Really?" in page and "Settle the order." in page and "done book 1" in page
+        )
         assert (await shown(store)).fingerprint in page
         response = await ann.send(PAY, {"decision": "approve"})
-        assert response.status_code == 200 and "by <strong><bdi>ann</bdi></strong>" in response.text
+        assert (
+            response.status_code == 200
+            and "by <strong><bdi>ann</bdi></strong>" in response.text
+        )
         assert "Nothing waits." in (await ann.get("")).text
     decision = (await shown(store)).decision
     assert decision is not None and (decision.kind, decision.by) == ("approve", "ann")
@@ -43,7 +48,9 @@ async def test_a_call_is_approved_on_its_page(store: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("always", ["", "function", "arguments"])
-async def test_an_approval_may_hold_for_the_rest_of_the_run(store: str, always: str) -> None:
+async def test_an_approval_may_hold_for_the_rest_of_the_run(
+    store: str, always: str
+) -> None:
     """The choices of the terminal are there: this call, this function, these arguments."""
     async with inbox(store) as base, visitor_at(base) as ann:
         await ann.decide(PAY, "approve", always=always)
@@ -56,7 +63,10 @@ async def test_a_call_is_denied_with_a_reason(store: str) -> None:
     async with inbox(store) as base, visitor_at(base) as ann:
         await ann.decide(PAY, "deny", reason="Too much, <b>ask</b> again.")
     decision = (await shown(store)).decision
-    assert decision is not None and (decision.kind, decision.reason) == ("deny", "Too much, <b>ask</b> again.")
+    assert decision is not None and (decision.kind, decision.reason) == (
+        "deny",
+        "Too much, <b>ask</b> again.",
+    )
 
 
 async def test_edited_arguments_are_typed(store: str, tmp_path: Path) -> None:
@@ -74,15 +84,26 @@ async def test_a_refused_edit_keeps_what_was_typed(store: str) -> None:
     async with inbox(store) as base, visitor_at(base) as ann:
         response = await ann.decide(PAY, "edit", **{"argument-0": "a lot"})
         assert response.status_code == 422
-        assert 'value="a lot"' in response.text and "expected a whole number" in response.text
+        assert (
+            'value="a lot"' in response.text
+            and "expected a whole number" in response.text
+        )
         assert "<details" in response.text and " open>" in response.text
-        assert (await ann.send(PAY, {"decision": "edit", "argument-0": "6"})).status_code == 200
+        assert (
+            await ann.send(PAY, {"decision": "edit", "argument-0": "6"})
+        ).status_code == 200
     assert (await shown(store)).status == "decided"
 
 
-async def test_the_first_decision_wins_and_the_second_sees_whose_it_was(store: str) -> None:
+async def test_the_first_decision_wins_and_the_second_sees_whose_it_was(
+    store: str,
+) -> None:
     """Two people have the same page open; the one who is later reads who decided, what, and when."""
-    async with inbox(store) as base, visitor_at(base, "ann") as ann, visitor_at(base, "bob") as bob:
+    async with (
+        inbox(store) as base,
+        visitor_at(base, "ann") as ann,
+        visitor_at(base, "bob") as bob,
+    ):
         await ann.get(PAY)
         await bob.get(PAY)
         assert (await ann.send(PAY, {"decision": "approve"})).status_code == 200
@@ -119,8 +140,13 @@ async def test_a_decision_on_another_call_than_was_shown_is_refused(store: str) 
     async with inbox(store) as base, visitor_at(base) as ann:
         await ann.get(PAY)
         for decision in ("approve", "deny", "edit"):
-            response = await ann.send(PAY, {"decision": decision, "fingerprint": "0" * 64, "argument-0": "5"})
-            assert response.status_code == 409 and "has changed since this page was loaded" in response.text
+            response = await ann.send(
+                PAY, {"decision": decision, "fingerprint": "0" * 64, "argument-0": "5"}
+            )
+            assert (
+                response.status_code == 409
+                and "has changed since this page was loaded" in response.text
+            )
     assert (await shown(store)).status == "open"
 
 
@@ -130,7 +156,9 @@ async def test_a_decision_that_does_not_fit_is_refused(store: str) -> None:
         for decision in ("answer", "done", "retry", "", "supply"):
             response = await ann.decide(PAY, decision, answer="7", result="7")
             assert response.status_code == 409
-        assert (await ann.decide(PAY, "approve", always="everything")).status_code == 409
+        assert (
+            await ann.decide(PAY, "approve", always="everything")
+        ).status_code == 409
     assert (await shown(store)).status == "open"
 
 
@@ -139,7 +167,9 @@ async def test_a_call_that_expires_while_its_page_is_open(store: str) -> None:
     async with inbox(store) as base, visitor_at(base) as ann:
         await ann.get(PAY)
         database = await open_database(store)
-        await database.transact(("UPDATE planner_approvals SET expires_at = asked_at + 0.001", {}))
+        await database.transact(
+            ("UPDATE planner_approvals SET expires_at = asked_at + 0.001", {})
+        )
         await database.close()
         response = await ann.send(PAY, {"decision": "approve"})
         assert response.status_code == 409 and "came too late" in response.text
@@ -150,21 +180,37 @@ async def test_a_call_that_expires_while_its_page_is_open(store: str) -> None:
 async def test_a_question_of_the_model_is_answered(tmp_path: Path) -> None:
     """The answer reaches the model; a blank one is refused, and leaves what was typed."""
     store, question = str(tmp_path / "runs.db"), "Which order, <i>and</i> for whom?"
-    script = [calls(call(ASK_USER, {"question": question}, id="ask")), say("Order 7, then.")]
-    planner, kernel = world(tmp_path / "effects", script, require_final_answer_function=True)
+    script = [
+        calls(call(ASK_USER, {"question": question}, id="ask")),
+        say("Order 7, then."),
+    ]
+    planner, kernel = world(
+        tmp_path / "effects", script, require_final_answer_function=True
+    )
     async with Runs.sqlite(store) as runs:
         handle = await runs.start(planner, kernel, "Settle.", run_id="a")
         assert (await handle.result()).status in ("paused", "asked")
         async with inbox(runs) as base, visitor_at(base) as ann:
             page = (await ann.get("approvals/a%2F0%2Fask")).text
-            assert "Which order, &lt;i&gt;and&lt;/i&gt; for whom?" in page and 'value="approve"' not in page
-            blank = await ann.send("approvals/a%2F0%2Fask", {"decision": "answer", "answer": "  "})
+            assert (
+                "Which order, &lt;i&gt;and&lt;/i&gt; for whom?" in page
+                and 'value="approve"' not in page
+            )
+            blank = await ann.send(
+                "approvals/a%2F0%2Fask", {"decision": "answer", "answer": "  "}
+            )
             assert blank.status_code == 409 and "Write an answer" in blank.text
             for wrong in ("approve", "edit", "retry", "done"):
-                assert (await ann.decide("approvals/a%2F0%2Fask", wrong)).status_code == 409
+                assert (
+                    await ann.decide("approvals/a%2F0%2Fask", wrong)
+                ).status_code == 409
             await ann.decide("approvals/a%2F0%2Fask", "answer", answer="7,\r\nfor ann")
     decision = (await shown(store, "a/0/ask")).decision
-    assert decision is not None and (decision.kind, decision.result, decision.by) == ("supply", "7,\nfor ann", "ann")
+    assert decision is not None and (decision.kind, decision.result, decision.by) == (
+        "supply",
+        "7,\nfor ann",
+        "ann",
+    )
 
 
 class Post:
@@ -188,7 +234,9 @@ def sends(request: ScriptedRequest) -> ScriptedReply:
 
 
 @pytest.mark.parametrize(("decision", "sent"), [("done", 1), ("retry", 2), ("deny", 1)])
-async def test_a_call_in_doubt_is_done_or_run_again(tmp_path: Path, decision: str, sent: int) -> None:
+async def test_a_call_in_doubt_is_done_or_run_again(
+    tmp_path: Path, decision: str, sent: int
+) -> None:
     """A call that may have taken effect shows so; done gives the model its result, retry runs it once more."""
     store, post = str(tmp_path / "runs.db"), Post()
     _, kernel = world(tmp_path / "effects", sends)
@@ -198,7 +246,9 @@ async def test_a_call_in_doubt_is_done_or_run_again(tmp_path: Path, decision: st
         await runs.start(planner, kernel, "Send.", run_id="a")
         await post.hung.wait()
     async with Runs.sqlite(store) as runs:
-        assert (await (await runs.start(planner, kernel, "Send.", run_id="a")).result()).status == "paused"
+        assert (
+            await (await runs.start(planner, kernel, "Send.", run_id="a")).result()
+        ).status == "paused"
     async with Approvals.connect(store) as approvals:
         (waiting,) = await approvals.pending()
     async with inbox(store) as base, visitor_at(base) as ann:
@@ -208,14 +258,20 @@ async def test_a_call_in_doubt_is_done_or_run_again(tmp_path: Path, decision: st
         page = (await ann.get(href)).text
         assert "may have taken effect" in page
         assert 'value="approve"' not in page
-        assert (await ann.decide(href, "edit", **{"argument-0": "bob"})).status_code == 409
-        assert (await ann.decide(href, decision, result="It was sent.")).status_code == 200
+        assert (
+            await ann.decide(href, "edit", **{"argument-0": "bob"})
+        ).status_code == 409
+        assert (
+            await ann.decide(href, decision, result="It was sent.")
+        ).status_code == 200
     async with Runs.sqlite(store) as runs:
         result = await (await runs.start(planner, kernel, "Send.", run_id="a")).result()
     assert (result.status, len(post.sent)) == ("answered", sent)
     if decision == "done":
         assert result.chat_history is not None
-        assert "It was sent." in json.dumps([one.to_dict() for one in result.chat_history.messages])
+        assert "It was sent." in json.dumps(
+            [one.to_dict() for one in result.chat_history.messages]
+        )
 
 
 class Till:
@@ -233,7 +289,11 @@ async def test_who_may_not_decide_is_refused_by_name(tmp_path: Path) -> None:
     await drive(store, [PAY_CALL, say("Paid.")], Till())
 
     def authorize(request: Any) -> bool | str:
-        return True if request.by == "ann" else f"that takes one of: {', '.join(request.call.roles)}"
+        return (
+            True
+            if request.by == "ann"
+            else f"that takes one of: {', '.join(request.call.roles)}"
+        )
 
     async with (
         inbox(store, authorize=authorize) as base,
@@ -241,10 +301,17 @@ async def test_who_may_not_decide_is_refused_by_name(tmp_path: Path) -> None:
         visitor_at(base, "ann") as ann,
     ):
         assert "manager" in (await bo.get("")).text
-        for decision, fields in (("approve", {}), ("deny", {}), ("edit", {"argument-0": "1"})):
+        for decision, fields in (
+            ("approve", {}),
+            ("deny", {}),
+            ("edit", {"argument-0": "1"}),
+        ):
             response = await bo.decide("approvals/a%2F0%2Fpay", decision, **fields)
             assert response.status_code == 409
-            assert "&#39;bo&#39; may not decide &#39;a/0/pay&#39;: that takes one of: manager." in response.text
+            assert (
+                "&#39;bo&#39; may not decide &#39;a/0/pay&#39;: that takes one of: manager."
+                in response.text
+            )
         assert (await ann.decide("approvals/a%2F0%2Fpay", "approve")).status_code == 200
     call_ = await shown(store, "a/0/pay")
     assert call_.decision is not None and call_.decision.by == "ann"
@@ -252,7 +319,10 @@ async def test_who_may_not_decide_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def pays(amounts: range) -> list[ScriptedReply]:
-    return [calls(*(call("shop-pay", {"amount": n}, id=f"pay{n}") for n in amounts)), say("Settled.")]
+    return [
+        calls(*(call("shop-pay", {"amount": n}, id=f"pay{n}") for n in amounts)),
+        say("Settled."),
+    ]
 
 
 class Shop:
@@ -266,30 +336,51 @@ async def test_many_are_decided_at_once_each_with_its_outcome(tmp_path: Path) ->
     """Each is bound to the fingerprint that was shown, and has a line: taken, decided before by whom, or changed."""
     store = str(tmp_path / "runs.db")
     await drive(store, pays(range(4)), Shop())
-    async with inbox(store) as base, visitor_at(base, "ann") as ann, visitor_at(base, "bob") as bob:
+    async with (
+        inbox(store) as base,
+        visitor_at(base, "ann") as ann,
+        visitor_at(base, "bob") as bob,
+    ):
         await ann.get("")
         async with Approvals.connect(store) as approvals:
             waiting = await approvals.pending()
         assert await bob.decide("approvals/a%2F0%2Fpay1", "deny", reason="no")
         items = [f"{one.fingerprint} {one.id}" for one in waiting]
         items[2] = "0" * 64 + items[2][64:]
-        response = await ann.send("approvals", {"decision": "approve", "item": [*items[:3], "0 nothing"]})
+        response = await ann.send(
+            "approvals", {"decision": "approve", "item": [*items[:3], "0 nothing"]}
+        )
         text = response.text
         assert response.status_code == 200
-        assert text.count('class="chip good">approved') == 1 and text.count('class="chip bad">refused') == 3
+        assert (
+            text.count('class="chip good">approved') == 1
+            and text.count('class="chip bad">refused') == 3
+        )
         assert "The first decision counts: deny by bob" in text
         assert "has changed since this page was loaded" in text
         assert "No call with the id" in text
         await ann.get("")
-        assert 'class="chip good">denied' in (await ann.send("approvals", {"decision": "deny", "item": items[3]})).text
+        assert (
+            'class="chip good">denied'
+            in (
+                await ann.send("approvals", {"decision": "deny", "item": items[3]})
+            ).text
+        )
         await ann.get("")
-        assert "No call was selected" in (await ann.send("approvals", {"decision": "approve"})).text
-        assert (await ann.send("approvals", {"decision": "edit", "item": items[3]})).status_code == 403
+        assert (
+            "No call was selected"
+            in (await ann.send("approvals", {"decision": "approve"})).text
+        )
+        assert (
+            await ann.send("approvals", {"decision": "edit", "item": items[3]})
+        ).status_code == 403
     states = [(await shown(store, f"a/0/pay{n}")).decision for n in range(4)]
     assert [one and one.kind for one in states] == ["approve", "deny", None, "deny"]
 
 
-async def test_what_a_list_cannot_show_whole_is_not_approved_among_many(tmp_path: Path) -> None:
+async def test_what_a_list_cannot_show_whole_is_not_approved_among_many(
+    tmp_path: Path,
+) -> None:
     """Arguments that are too long for the list are decided on their page, where all of them are shown."""
     store, text = str(tmp_path / "runs.db"), "x" * 5_000 + "THE END"
 
@@ -299,15 +390,24 @@ async def test_what_a_list_cannot_show_whole_is_not_approved_among_many(tmp_path
         async def send(self, text: str) -> str:
             return text
 
-    await drive(store, [call("shop-send", {"text": text}, id="send"), say("Sent.")], Letters())
+    await drive(
+        store, [call("shop-send", {"text": text}, id="send"), say("Sent.")], Letters()
+    )
     async with inbox(store) as base, visitor_at(base) as ann:
-        assert "THE END" not in (await ann.get("")).text and " disabled title=" in ann.page
+        assert (
+            "THE END" not in (await ann.get("")).text and " disabled title=" in ann.page
+        )
         waiting = await shown(store, "a/0/send")
         item = f"{waiting.fingerprint} {waiting.id}"
-        assert "open it" in (await ann.send("approvals", {"decision": "approve", "item": item})).text
+        assert (
+            "open it"
+            in (await ann.send("approvals", {"decision": "approve", "item": item})).text
+        )
         assert (await shown(store, "a/0/send")).status == "open"
         assert "THE END" in (await ann.get("approvals/a%2F0%2Fsend")).text
-        assert (await ann.send("approvals/a%2F0%2Fsend", {"decision": "approve"})).status_code == 200
+        assert (
+            await ann.send("approvals/a%2F0%2Fsend", {"decision": "approve"})
+        ).status_code == 200
 
 
 async def test_an_approval_made_elsewhere_is_shown(store: str) -> None:

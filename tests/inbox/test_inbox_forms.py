@@ -35,7 +35,9 @@ def typed(**texts: str) -> dict[str, str]:
 def test_each_type_has_a_field_of_its_kind() -> None:
     """A field for each parameter, with its kind, description and choices, and whether the function needs it."""
     fields = drawn_form(PARAMETERS, GIVEN)
-    assert [(field.name, field.kind) for field in fields] == [(name, name) for name in TYPES]
+    assert [(field.name, field.kind) for field in fields] == [
+        (name, name) for name in TYPES
+    ]
     assert by_name(fields)["choice"].choices == ('"a"', '"b"', "3", "null")
     assert by_name(fields)["text"].help == "What to say."
     assert [field.name for field in fields if field.required] == ["text", "integer"]
@@ -61,7 +63,9 @@ def test_each_type_has_a_field_of_its_kind() -> None:
         ("json", '{"a": 1}', {"a": 1}),
     ],
 )
-def test_what_is_typed_becomes_a_value_of_its_type(name: str, text: str, value: Any) -> None:
+def test_what_is_typed_becomes_a_value_of_its_type(
+    name: str, text: str, value: Any
+) -> None:
     """A text becomes what the parameter takes: a number, a truth value, a list, an object."""
     arguments, _, problem = read_form(PARAMETERS, GIVEN, typed(**{name: text}))
     assert (problem, arguments) == ("", GIVEN | {name: value})
@@ -87,17 +91,25 @@ def test_what_is_typed_becomes_a_value_of_its_type(name: str, text: str, value: 
         ("json", '{"a": "x"}', '"json".a: '),
     ],
 )
-def test_what_does_not_fit_is_refused_and_kept(name: str, text: str, expected: str) -> None:
+def test_what_does_not_fit_is_refused_and_kept(
+    name: str, text: str, expected: str
+) -> None:
     """The problem names the argument, the field keeps what was typed, and the other fields theirs."""
-    _, fields, problem = read_form(PARAMETERS, GIVEN, typed(**{name: text, "text": "new"}))
+    _, fields, problem = read_form(
+        PARAMETERS, GIVEN, typed(**{name: text, "text": "new"})
+    )
     assert problem.startswith(expected)
-    assert by_name(fields)[name].value == text and by_name(fields)["text"].value == "new"
+    assert (
+        by_name(fields)[name].value == text and by_name(fields)["text"].value == "new"
+    )
 
 
 def test_a_blank_optional_field_is_not_given() -> None:
     """What is cleared and not required is left to the function's default; what is required stays."""
     before = {**GIVEN, "number": 2.5, "texts": ["a"], "json": {"a": 1}}
-    arguments, _, problem = read_form(PARAMETERS, before, typed(number="", texts="  ", json="", text=""))
+    arguments, _, problem = read_form(
+        PARAMETERS, before, typed(number="", texts="  ", json="", text="")
+    )
     assert (problem, arguments) == ("", {"text": "", "integer": 7})
 
 
@@ -124,7 +136,9 @@ def test_what_a_field_cannot_hold_is_edited_as_json(name: str, value: Any) -> No
     """A text with invisible characters, a value of another type: the field shows it as JSON, in plain characters."""
     field = by_name(drawn_form(PARAMETERS, {**GIVEN, name: value}))[name]
     assert field.kind == "json"
-    assert field.value.isascii() and all(char == "\n" or char.isprintable() for char in field.value)
+    assert field.value.isascii() and all(
+        char == "\n" or char.isprintable() for char in field.value
+    )
 
 
 def test_without_parameters_all_arguments_are_one_json_object() -> None:
@@ -142,7 +156,18 @@ def test_the_name_of_an_argument_is_fully_visible() -> None:
     assert field.label == "amo\\u200bunt\\u202e\\ud800"
 
 
-@each_of("schema", [None, 5, True, {"anyOf": [True, {"type": "string"}]}, {"type": [["a"]]}, {"type": 5}, {"items": 1}])
+@each_of(
+    "schema",
+    [
+        None,
+        5,
+        True,
+        {"anyOf": [True, {"type": "string"}]},
+        {"type": [["a"]]},
+        {"type": 5},
+        {"items": 1},
+    ],
+)
 def test_an_invalid_schema_does_not_stop_a_decision(schema: Any) -> None:
     """Schemas come from other servers, too: what they do not describe is edited as JSON."""
     parameters = {"type": "object", "properties": {"a": schema}}
@@ -150,8 +175,14 @@ def test_an_invalid_schema_does_not_stop_a_decision(schema: Any) -> None:
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3)
+    ),
     max_leaves=5,
 )
 
@@ -161,6 +192,11 @@ JSON = st.recursive(
 def test_an_untouched_form_changes_nothing(arguments: dict[str, Any]) -> None:
     """For all arguments, a form that is sent back as a browser does gives exactly these."""
     for parameters in (PARAMETERS, None):
-        sent = {field.key: field.value.replace("\r\n", "\n") for field in drawn_form(parameters, arguments)}
+        sent = {
+            field.key: field.value.replace("\r\n", "\n")
+            for field in drawn_form(parameters, arguments)
+        }
         read = read_form(parameters, arguments, sent)[0]
-        assert read == arguments and repr(read) == repr({name: arguments[name] for name in read})
+        assert read == arguments and repr(read) == repr(
+            {name: arguments[name] for name in read}
+        )

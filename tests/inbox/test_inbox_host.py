@@ -25,10 +25,14 @@ async def of_header(request: Request) -> str | None:
 
 
 @asynccontextmanager
-async def hosted(store: str, sign_in: SignIn = of_header, root: str = "") -> AsyncGenerator[str]:
+async def hosted(
+    store: str, sign_in: SignIn = of_header, root: str = ""
+) -> AsyncGenerator[str]:
     """Serve an application that has the inbox at ``/tools/inbox``; yield the inbox's address."""
     async with opened_store(store, create=False) as opened:
-        host = Starlette(routes=[Mount("/tools/inbox", app(RunsClient(opened), sign_in=sign_in))])
+        host = Starlette(
+            routes=[Mount("/tools/inbox", app(RunsClient(opened), sign_in=sign_in))]
+        )
         async with served(host, root_path=root) as base:
             yield f"{base}/tools/inbox"
 
@@ -57,11 +61,20 @@ async def test_forged_forms_are_refused_there_too(store: str) -> None:
         await as_user(ann, "ann")
         response = await ann.get(PAY)
         cookie = response.headers["set-cookie"].lower()
-        assert "httponly" in cookie and "samesite=strict" in cookie and "path=/tools/inbox;" in cookie
+        assert (
+            "httponly" in cookie
+            and "samesite=strict" in cookie
+            and "path=/tools/inbox;" in cookie
+        )
         assert "set-cookie" not in (await ann.get(PAY)).headers
         token = ann.hidden("form_token")
-        for fields, headers in (({"form_token": "x"}, {}), ({}, {"origin": "https://evil.example"})):
-            refused = await ann.send(PAY, {"decision": "approve", "form_token": token, **fields}, **headers)
+        for fields, headers in (
+            ({"form_token": "x"}, {}),
+            ({}, {"origin": "https://evil.example"}),
+        ):
+            refused = await ann.send(
+                PAY, {"decision": "approve", "form_token": token, **fields}, **headers
+            )
             assert refused.status_code == 403
             await ann.get(PAY)
         ann.client.cookies.clear()
@@ -75,8 +88,12 @@ async def test_every_link_stays_under_the_prefix(store: str) -> None:
     async with hosted(store, Token(TOKEN)) as base, visitor_at(base) as ann:
         for path in ("", PAY, "runs", "runs/a", "runs/nothing", "sign-in"):
             assert (await ann.get(path)).status_code in (200, 404)
-            links = re.findall(r'(?:href|src|action|data-events)="([^"#][^"]*)"', ann.page)
-            assert links and all(link.startswith(("/tools/inbox/", "data:")) for link in links), links
+            links = re.findall(
+                r'(?:href|src|action|data-events)="([^"#][^"]*)"', ann.page
+            )
+            assert links and all(
+                link.startswith(("/tools/inbox/", "data:")) for link in links
+            ), links
         for path in ("static/style.css", "static/inbox.js"):
             assert (await ann.client.get(path)).status_code == 200
         assert str((await ann.decide(PAY, "approve")).url) == f"{base}/{PAY}"
@@ -95,7 +112,10 @@ async def test_a_proxy_may_add_a_prefix(store: str) -> None:
 async def test_a_sign_in_that_returns_something_else_is_an_error(store: str) -> None:
     """A name is a text: any other value is reported as the host's fault, and opens no session."""
     for wrong in (7, "", True):
-        async with hosted(store, lambda _, wrong=wrong: wrong) as base, visitor_at(base, None) as ann:  # type: ignore[arg-type]  (that is the test)
+        async with (
+            hosted(store, lambda _, wrong=wrong: wrong) as base,  # pyright: ignore[reportArgumentType]  (that is the test)
+            visitor_at(base, None) as ann,
+        ):
             assert (await ann.get("")).status_code == 500
 
 

@@ -26,7 +26,9 @@ class Shop:
 async def test_two_hundred_that_wait_are_read_in_parts(tmp_path: Path) -> None:
     """Each part shows fifty, all of them are reached by links, each call once, and a part is there in no time."""
     store = str(tmp_path / "runs.db")
-    batch = calls(*(call("shop-pay", {"amount": n}, id=f"pay{n:03}") for n in range(WAITING)))
+    batch = calls(
+        *(call("shop-pay", {"amount": n}, id=f"pay{n:03}") for n in range(WAITING))
+    )
     await drive(store, [batch, say("Settled.")], Shop())
     async with inbox(store) as base, visitor_at(base) as ann:
         found: list[str] = []
@@ -43,7 +45,10 @@ async def test_two_hundred_that_wait_are_read_in_parts(tmp_path: Path) -> None:
             path = after[0] if after else None
         assert sorted(found) == [f"a%2F0%2Fpay{n:03}" for n in range(WAITING)]
         assert min(seconds) < 0.5
-        assert "Nothing waits" in (await ann.get("?offset=1000")).text and 'rel="prev"' in ann.page
+        assert (
+            "Nothing waits" in (await ann.get("?offset=1000")).text
+            and 'rel="prev"' in ann.page
+        )
         for offset in ("-1", "x", "9" * 40, ""):
             assert (await ann.get(f"?offset={offset}")).status_code == 200
 
@@ -57,7 +62,9 @@ async def runs_store(tmp_path: Path) -> str:
         for number in range(60):
             await runs.submit(f"Goal {number}", run_id=f"run-{number:02}")
     database = await open_database(store)
-    await database.transact(("UPDATE planner_runs SET created_at = 86400 WHERE run_id = 'run-07'", {}))
+    await database.transact(
+        ("UPDATE planner_runs SET created_at = 86400 WHERE run_id = 'run-07'", {})
+    )
     await database.close()
     return store
 
@@ -67,7 +74,9 @@ async def test_runs_are_filtered_and_read_in_parts(runs_store: str) -> None:
     async with inbox(runs_store) as base, visitor_at(base) as ann:
 
         async def found(query: str) -> list[str]:
-            return re.findall(r'href="/runs/([^"?]*)"', (await ann.get(f"runs?{query}")).text)
+            return re.findall(
+                r'href="/runs/([^"?]*)"', (await ann.get(f"runs?{query}")).text
+            )
 
         assert len(await found("")) == 50 and "61" in ann.page
         assert len(await found("offset=50")) == 11
@@ -100,7 +109,9 @@ async def test_each_run_has_a_page(runs_store: str) -> None:
 async def test_a_damaged_journal_does_not_hide_what_waits(store: str) -> None:
     """A call is bound by its fingerprint: it can be decided although its run cannot be read, and its page says so."""
     database = await open_database(store)
-    await database.transact(("UPDATE planner_journal SET fact = 'damaged' WHERE seq = 3", {}))
+    await database.transact(
+        ("UPDATE planner_journal SET fact = 'damaged' WHERE seq = 3", {})
+    )
     await database.close()
     async with inbox(store) as base, visitor_at(base) as ann:
         assert (await ann.get("approvals/a%2F1%2Fpay")).status_code == 200

@@ -29,7 +29,9 @@ async def following(visitor: Visitor, path: str = "events") -> AsyncGenerator[An
             async for line in lines:
                 if line.startswith("event: "):
                     data = await anext(lines)
-                    return line.removeprefix("event: "), json.loads(data.removeprefix("data: "))
+                    return line.removeprefix("event: "), json.loads(
+                        data.removeprefix("data: ")
+                    )
             raise EOFError
 
         yield following_event
@@ -40,7 +42,9 @@ async def test_a_decision_of_another_process_is_heard(store: str, lives: Lives) 
     async with inbox(store) as base, visitor_at(base) as ann, following(ann) as heard:
         name, first = await heard()
         assert (name, first["waiting"]) == ("waiting", 1)
-        assert f'data-mark="{first["mark"]}"' in (await ann.get("")).text  # so that no change is missed between
+        assert (
+            f'data-mark="{first["mark"]}"' in (await ann.get("")).text
+        )  # so that no change is missed between
         words = (*COMMAND, "approvals", "approve", "a/1/pay", "--store", store)
         with lives.program(*words, cwd=Path(store).parent) as process:
             name, second = await heard()
@@ -62,13 +66,19 @@ async def test_who_has_signed_out_hears_nothing_more(store: str) -> None:
 
 async def test_viewers_of_runs_hear_of_runs(store: str) -> None:
     """Who watches the list of runs hears of changed runs; who watches what waits does not."""
-    async with inbox(store) as base, visitor_at(base) as ann, following(ann, "events?of=runs") as heard:
+    async with (
+        inbox(store) as base,
+        visitor_at(base) as ann,
+        following(ann, "events?of=runs") as heard,
+    ):
         name, first = await heard()
         assert name == "runs"
         async with following(ann) as waiting:
             await waiting()
             database = await open_database(store)
-            await database.transact(("UPDATE planner_runs SET updated_at = updated_at + 1", {}))
+            await database.transact(
+                ("UPDATE planner_runs SET updated_at = updated_at + 1", {})
+            )
             assert (await heard())[1]["mark"] != first["mark"]
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.05):
@@ -120,7 +130,11 @@ async def test_a_store_that_is_gone_for_a_while_is_followed_again(store: str) ->
         runs = CountingRuns(opened)
         application = app(runs, sign_in=Token(TOKEN))
         application.state.live.poll_seconds = 0.01
-        async with served(application) as base, visitor_at(base) as ann, following(ann) as heard:
+        async with (
+            served(application) as base,
+            visitor_at(base) as ann,
+            following(ann) as heard,
+        ):
             await heard()
             runs.failed.clear()
             runs.fails = True
@@ -135,10 +149,16 @@ async def test_a_question_that_expires_leaves_the_list(store: str) -> None:
     """Time alone changes what waits, and viewers hear of it."""
     application = app(store, sign_in=Token(TOKEN))
     application.state.live.poll_seconds = 0.01
-    async with served(application) as base, visitor_at(base) as ann, following(ann) as heard:
+    async with (
+        served(application) as base,
+        visitor_at(base) as ann,
+        following(ann) as heard,
+    ):
         assert (await heard())[1]["waiting"] == 1
         database = await open_database(store)
-        await database.transact(("UPDATE planner_approvals SET expires_at = asked_at + 0.001", {}))
+        await database.transact(
+            ("UPDATE planner_approvals SET expires_at = asked_at + 0.001", {})
+        )
         await database.close()
         assert (await heard())[1]["waiting"] == 0
 

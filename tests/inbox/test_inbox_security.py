@@ -35,19 +35,30 @@ async def test_without_a_session_there_is_only_the_sign_in(store: str) -> None:
             response = await stranger.get(path)
             assert response.status_code == 401, path
             assert "<h1>Sign in</h1>" in response.text, path
-            assert "shop-pay" not in response.text and "Settle" not in response.text, path
+            assert "shop-pay" not in response.text and "Settle" not in response.text, (
+                path
+            )
 
 
 async def test_without_a_session_nothing_is_decided(store: str) -> None:
     """A stranger's form changes nothing."""
-    fields = {"decision": "approve", "item": "0 a/1/pay", "form_token": "", "fingerprint": ""}
+    fields = {
+        "decision": "approve",
+        "item": "0 a/1/pay",
+        "form_token": "",
+        "fingerprint": "",
+    }
     async with inbox(store) as base, visitor_at(base, None) as stranger:
         for path in FORMS:
-            assert (await stranger.client.post(path, data=fields)).status_code == 401, path
+            assert (await stranger.client.post(path, data=fields)).status_code == 401, (
+                path
+            )
             assert await status_of(store) == "open", path
 
 
-async def test_a_wrong_token_does_not_sign_in(store: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_wrong_token_does_not_sign_in(
+    store: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """It is refused in words that do not say how wrong it is, and the log has no token."""
     async with inbox(store) as base, visitor_at(base, None) as stranger:
         for token in ("", "guess", TOKEN[:-1], TOKEN + "t", "\N{SNOWMAN}", "%ff"):
@@ -61,11 +72,17 @@ async def test_a_wrong_token_does_not_sign_in(store: str, caplog: pytest.LogCapt
             assert not token or token not in caplog.text
 
 
-async def test_tokens_are_not_guessed(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tokens_are_not_guessed(
+    store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After twenty wrong ones no sign-in is compared for a minute; open sessions continue."""
     now = security.monotonic()
     monkeypatch.setattr(security, "monotonic", lambda: now)
-    async with inbox(store) as base, visitor_at(base) as ann, visitor_at(base, None) as eve:
+    async with (
+        inbox(store) as base,
+        visitor_at(base) as ann,
+        visitor_at(base, None) as eve,
+    ):
         for _ in range(20):
             assert (await eve.sign_in("eve", "guess")).status_code == 403
         for token in ("guess", TOKEN):
@@ -88,7 +105,10 @@ async def test_a_name_is_needed_to_sign_in(store: str) -> None:
 
 async def test_a_fixed_name_cannot_be_chosen(store: str) -> None:
     """With a user, everyone who has the token decides under that name."""
-    async with inbox(store, sign_in=Token(TOKEN, user="ann")) as base, visitor_at(base, "mallory") as visitor:
+    async with (
+        inbox(store, sign_in=Token(TOKEN, user="ann")) as base,
+        visitor_at(base, "mallory") as visitor,
+    ):
         assert "<bdi>ann</bdi>" in visitor.page and "mallory" not in visitor.page
 
 
@@ -102,28 +122,46 @@ def test_a_token_that_can_be_guessed_is_refused() -> None:
 @each_of("options", [{"user": ""}, {"user": "a\u202eb"}, {"user": "a" * 201}])
 def test_a_fixed_name_is_one_that_could_be_entered(options: dict[str, str]) -> None:
     """Otherwise sign-in would be impossible."""
-    with pytest.raises(PlannerExtError, match="user must be a name of 1 to 200 visible characters; got "):
+    with pytest.raises(
+        PlannerExtError,
+        match="user must be a name of 1 to 200 visible characters; got ",
+    ):
         Token(**options)
 
 
-@each_of("host", ["", "https://inbox.example.com", "inbox.example.com:8443", "inbox.example.com/x"])
+@each_of(
+    "host",
+    ["", "https://inbox.example.com", "inbox.example.com:8443", "inbox.example.com/x"],
+)
 def test_an_allowed_name_is_a_name_alone(host: str) -> None:
     """What no Host header can match is refused at the start, not each request later."""
-    with pytest.raises(PlannerExtError, match=r"must be a name without scheme, port and path, such as inbox\.example"):
+    with pytest.raises(
+        PlannerExtError,
+        match=r"must be a name without scheme, port and path, such as inbox\.example",
+    ):
         Token(hosts=[host])
 
 
 async def test_an_address_without_a_page_has_the_navigation(store: str) -> None:
     """For a visitor who is signed in: 404, with the way back; a stranger gets the sign-in."""
-    async with inbox(store) as base, visitor_at(base) as ann, visitor_at(base, None) as stranger:
+    async with (
+        inbox(store) as base,
+        visitor_at(base) as ann,
+        visitor_at(base, None) as stranger,
+    ):
         for path in ("nothing", "runs/a/nothing", "approvals"):
             response = await ann.get(path)
-            assert response.status_code == 404 and "There is no such page." in response.text
+            assert (
+                response.status_code == 404
+                and "There is no such page." in response.text
+            )
             assert re.search("<nav.*<bdi>ann</bdi>", response.text, re.DOTALL)
             assert (await stranger.get(path)).status_code == 401
 
 
-async def test_the_address_with_the_token_does_not_sign_in_by_itself(store: str) -> None:
+async def test_the_address_with_the_token_does_not_sign_in_by_itself(
+    store: str,
+) -> None:
     """A preview or prefetch of the printed address opens no session: the form does, with the token in it."""
     async with inbox(store) as base, visitor_at(base, None) as stranger:
         response = await stranger.get(f"sign-in?token={TOKEN}")
@@ -137,9 +175,15 @@ async def test_the_session_cookie_is_out_of_reach(store: str) -> None:
         config = {"x-forwarded-proto": scheme}
         async with inbox(store) as base, visitor_at(base, None) as stranger:
             fields = {"token": TOKEN, "name": "ann"}
-            response = await stranger.client.post("sign-in", data=fields, headers=config)
+            response = await stranger.client.post(
+                "sign-in", data=fields, headers=config
+            )
             cookie = response.headers["set-cookie"].lower()
-            assert "httponly" in cookie and "samesite=strict" in cookie and "path=/" in cookie
+            assert (
+                "httponly" in cookie
+                and "samesite=strict" in cookie
+                and "path=/" in cookie
+            )
             assert ("secure" in cookie) == secure
 
 
@@ -148,7 +192,9 @@ async def test_two_inboxes_of_one_machine_keep_their_sessions(store: str) -> Non
     async with inbox(store) as one, inbox(store) as other, visitor_at(one) as ann:
         form = {"token": TOKEN, "name": "ann"}
         assert (await ann.client.post(f"{other}/sign-in", data=form)).status_code == 303
-        assert (await ann.get("")).status_code == 200 and (await ann.get(f"{other}/")).status_code == 200
+        assert (await ann.get("")).status_code == 200 and (
+            await ann.get(f"{other}/")
+        ).status_code == 200
 
 
 async def test_a_session_ends(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +215,10 @@ FORGED: dict[str, tuple[Mapping[str, str], Mapping[str, str]]] = {
     "without a token": ({"form_token": ""}, {}),
     "with another token": ({"form_token": "x" * 43}, {}),
     "from another site": ({}, {"origin": "http://evil.example"}),
-    "from a site of the same name at another port": ({}, {"origin": "http://127.0.0.1:1"}),
+    "from a site of the same name at another port": (
+        {},
+        {"origin": "http://127.0.0.1:1"},
+    ),
     "from nowhere": ({}, {"origin": "null"}),
     "from no address": ({}, {"origin": "http://]127.0.0.1"}),
     "that the browser calls cross-site": ({}, {"sec-fetch-site": "cross-site"}),
@@ -185,7 +234,9 @@ async def test_a_forged_form_changes_nothing(store: str, path: str) -> None:
         for how, (fields, headers) in FORGED.items():
             await ann.get(PAY)
             item = f"{ann.hidden('fingerprint')} a/1/pay"
-            response = await ann.send(path, {"decision": "approve", "item": item, **fields}, **headers)
+            response = await ann.send(
+                path, {"decision": "approve", "item": item, **fields}, **headers
+            )
             assert response.status_code == 403, how
             assert (await ann.get("")).status_code == 200, f"{how}: no longer signed in"
             assert await status_of(store) == "open", how
@@ -193,10 +244,16 @@ async def test_a_forged_form_changes_nothing(store: str, path: str) -> None:
 
 async def test_the_token_of_another_session_is_refused(store: str) -> None:
     """Form tokens are each visitor's own."""
-    async with inbox(store) as base, visitor_at(base, "ann") as ann, visitor_at(base, "bob") as bob:
+    async with (
+        inbox(store) as base,
+        visitor_at(base, "ann") as ann,
+        visitor_at(base, "bob") as bob,
+    ):
         await ann.get(PAY)
         await bob.get(PAY)
-        taken = await ann.send(PAY, {"decision": "approve", "form_token": bob.hidden("form_token")})
+        taken = await ann.send(
+            PAY, {"decision": "approve", "form_token": bob.hidden("form_token")}
+        )
         assert taken.status_code == 403
     assert await status_of(store) == "open"
 
@@ -206,14 +263,24 @@ async def test_a_form_of_its_own_page_is_taken(store: str) -> None:
     async with inbox(store) as base, visitor_at(base) as ann:
         await ann.get(PAY)
         headers = {"origin": base, "sec-fetch-site": "same-origin"}
-        assert (await ann.send(PAY, {"decision": "approve"}, **headers)).status_code == 200
+        assert (
+            await ann.send(PAY, {"decision": "approve"}, **headers)
+        ).status_code == 200
     assert await status_of(store) == "decided"
 
 
 async def test_a_foreign_host_reads_nothing(store: str) -> None:
     """A name that was made to lead to this machine gets no page, also for a visitor who is signed in."""
     async with inbox(store) as base, visitor_at(base) as ann:
-        for host in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "[::2]", "a b", "", "127.0.0.1:x"):
+        for host in (
+            "evil.example",
+            "evil.example:80",
+            "127.0.0.1.evil.example",
+            "[::2]",
+            "a b",
+            "",
+            "127.0.0.1:x",
+        ):
             for path in (*PAGES, "sign-in", "static/style.css"):
                 response = await ann.client.get(path, headers={"host": host})
                 assert response.status_code in (400, 403), (host, path)
@@ -224,25 +291,48 @@ async def test_the_names_of_this_machine_are_served(store: str) -> None:
     """A browser may call this machine by each of its names, at any port."""
     async with inbox(store) as base, visitor_at(base, None) as stranger:
         for host in ("localhost", "LOCALHOST:99", "127.0.0.1", "[::1]:8321"):
-            assert (await stranger.client.get("sign-in", headers={"host": host})).status_code == 200, host
+            assert (
+                await stranger.client.get("sign-in", headers={"host": host})
+            ).status_code == 200, host
 
 
 async def test_every_response_has_the_headers(store: str) -> None:
     """Pages, files, redirects and refusals forbid foreign scripts, frames, sniffing, referrers and caches."""
     async with inbox(store) as base, visitor_at(base) as ann:
-        paths = (*PAGES[:4], "sign-in", "static/style.css", "static/inbox.js", "static/nothing", "nothing", "runs/no")
+        paths = (
+            *PAGES[:4],
+            "sign-in",
+            "static/style.css",
+            "static/inbox.js",
+            "static/nothing",
+            "nothing",
+            "runs/no",
+        )
         for path in paths:
             headers = (await ann.client.get(path)).headers
             policy = headers["content-security-policy"]
-            assert "default-src 'none'" in policy and "unsafe" not in policy and "frame-ancestors 'none'" in policy
+            assert (
+                "default-src 'none'" in policy
+                and "unsafe" not in policy
+                and "frame-ancestors 'none'" in policy
+            )
             assert "form-action 'self'" in policy and "base-uri 'none'" in policy
             assert headers["x-content-type-options"] == "nosniff"
             assert headers["referrer-policy"] == "same-origin"
             assert headers["cache-control"] == "no-store"
-        assert "content-security-policy" in (await ann.client.post("approvals", data={})).headers
+        assert (
+            "content-security-policy"
+            in (await ann.client.post("approvals", data={})).headers
+        )
 
 
-OTHER_SITES = ("//evil.example", "/\\evil.example", "\\\\evil.example", "https:evil.example", "https://evil.example")
+OTHER_SITES = (
+    "//evil.example",
+    "/\\evil.example",
+    "\\\\evil.example",
+    "https:evil.example",
+    "https://evil.example",
+)
 
 
 async def test_a_sign_in_leads_to_no_other_site(store: str) -> None:
@@ -254,7 +344,9 @@ async def test_a_sign_in_leads_to_no_other_site(store: str) -> None:
             assert response.status_code == 303, to
             target = httpx.URL(base).join(response.headers["location"])
             assert str(target).startswith(f"{base}/"), to
-            assert not re.match(r"[/\\]{2}|[a-z]+:", response.headers["location"], re.IGNORECASE), to
+            assert not re.match(
+                r"[/\\]{2}|[a-z]+:", response.headers["location"], re.IGNORECASE
+            ), to
 
 
 async def test_a_sign_in_leads_to_the_page_that_was_asked_for(store: str) -> None:
@@ -264,19 +356,30 @@ async def test_a_sign_in_leads_to_the_page_that_was_asked_for(store: str) -> Non
             await stranger.get(path)
             assert stranger.hidden("next") == path
         response = await stranger.client.post(
-            "sign-in", data={"token": TOKEN, "name": "ann", "next": stranger.hidden("next")}, follow_redirects=True
+            "sign-in",
+            data={"token": TOKEN, "name": "ann", "next": stranger.hidden("next")},
+            follow_redirects=True,
         )
         assert str(response.url) == f"{base}/runs?status=paused&goal=a%26b"
 
 
-async def test_the_token_is_not_logged(store: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_token_is_not_logged(
+    store: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """Also a server that logs every request writes no token."""
     caplog.set_level(logging.INFO)
     application = app(store, sign_in=Token(TOKEN))
-    async with served(application, log_level="info") as base, visitor_at(base, None) as visitor:
+    async with (
+        served(application, log_level="info") as base,
+        visitor_at(base, None) as visitor,
+    ):
         await visitor.get(f"sign-in?token={TOKEN}")
         await visitor.sign_in("ann")
-    logged = [record.getMessage() for record in caplog.records if record.name.startswith(("uvicorn", "planner_ext"))]
+    logged = [
+        record.getMessage()
+        for record in caplog.records
+        if record.name.startswith(("uvicorn", "planner_ext"))
+    ]
     assert any("GET /sign-in" in line for line in logged)
     assert TOKEN not in "".join(logged)
 
@@ -293,19 +396,31 @@ async def test_an_endless_form_is_refused(store: str, announced: bool) -> None:
         content: Any = b"x" * 2_000_000 if announced else parts()
         headers = {"content-type": "application/x-www-form-urlencoded"}
         response = await ann.client.post(PAY, content=content, headers=headers)
-        assert response.status_code == 403 and "may have 1,000,000 bytes" in response.text
+        assert (
+            response.status_code == 403 and "may have 1,000,000 bytes" in response.text
+        )
 
 
 async def test_a_body_other_than_a_form_is_refused(store: str) -> None:
     """Bytes that a form of these pages never sends change nothing, and cause no fault of the server."""
     async with inbox(store) as base, visitor_at(base) as ann:
-        for body in (b"\xff\xfe", b"a=%ff", b"&".join([b"a=1"] * 3_000), b"{}", b"--x\r\n"):
+        for body in (
+            b"\xff\xfe",
+            b"a=%ff",
+            b"&".join([b"a=1"] * 3_000),
+            b"{}",
+            b"--x\r\n",
+        ):
             assert (await ann.client.post(PAY, content=body)).status_code == 403, body
-            assert (await ann.client.post("sign-in", content=body)).status_code in (400, 403), body
+            assert (await ann.client.post("sign-in", content=body)).status_code in (
+                400,
+                403,
+            ), body
 
 
 HOSTILE = (
-    "</pre></textarea>\"'><script>alert(1)</script>{{ 7*7 }}\u202eabc\u200b\x00\x1b[2J<img src=x onerror=alert(1)>"
+    "</pre></textarea>\"'><script>alert(1)</script>{{ 7*7 }}\u202eabc\u200b\x00\x1b[2J"
+    "<img src=x onerror=alert(1)>"
 )
 
 
@@ -321,14 +436,26 @@ class Hostile:
 async def test_hostile_texts_are_shown_and_do_nothing(tmp_path: Path) -> None:
     """What a model, a function or a person wrote is text: no markup, no invisible or reordering character passes."""
     store = str(tmp_path / "runs.db")
-    script = [call("shop-pay", {"note": HOSTILE, "more": HOSTILE}, id=HOSTILE), say(HOSTILE)]
-    await drive(store, script, Hostile(), run_id="\"'><script>alert(1)<\u202e", goal=HOSTILE)
+    script = [
+        call("shop-pay", {"note": HOSTILE, "more": HOSTILE}, id=HOSTILE),
+        say(HOSTILE),
+    ]
+    await drive(
+        store, script, Hostile(), run_id="\"'><script>alert(1)<\u202e", goal=HOSTILE
+    )
     async with Approvals.connect(store) as approvals:
         (waiting,) = await approvals.pending()
-    async with inbox(store, authorize=lambda _: True) as base, visitor_at(base, "<b>ann</b>") as ann:
+    async with (
+        inbox(store, authorize=lambda _: True) as base,
+        visitor_at(base, "<b>ann</b>") as ann,
+    ):
         href = re.findall(r'class="fn" href="/(approvals/[^"]*)"', ann.page)[0]
         run = re.findall(r'href="/(runs/[^"]*)"', (await ann.get(href)).text)[0]
-        asked = ("runs?goal=%3Cscript%3E&worker=%22%3E%3Cscript%3E", "approvals/%3Cscript%3E", "runs/%3Cscript%3E")
+        asked = (
+            "runs?goal=%3Cscript%3E&worker=%22%3E%3Cscript%3E",
+            "approvals/%3Cscript%3E",
+            "runs/%3Cscript%3E",
+        )
         for path in ("", href, "runs", run, *asked):
             page = (await ann.get(path)).text
             assert page.count("<script") == 1  # its own
@@ -336,16 +463,27 @@ async def test_hostile_texts_are_shown_and_do_nothing(tmp_path: Path) -> None:
                 assert bad not in page, (path, bad)
         assert "{{ 7*7 }}" in (await ann.get(href)).text
         await ann.get(href)
-        page = (await ann.send(href, {"decision": "edit", "argument-0": HOSTILE, "argument-1": HOSTILE})).text
+        page = (
+            await ann.send(
+                href, {"decision": "edit", "argument-0": HOSTILE, "argument-1": HOSTILE}
+            )
+        ).text
         assert page.count("<script") == 1 and "<img" not in page
         assert (await ann.decide(href, "deny", reason=HOSTILE)).status_code == 200
-        assert ann.page.count("<script") == 1 and "<img" not in ann.page and "\u202e" not in ann.page
+        assert (
+            ann.page.count("<script") == 1
+            and "<img" not in ann.page
+            and "\u202e" not in ann.page
+        )
     assert await status_of(store, waiting.id) == "decided"
 
 
 async def test_a_store_that_cannot_be_used_is_said_so(tmp_path: Path) -> None:
     """A missing store is a page that names it, not a fault of the server, and it is not created."""
-    async with inbox(tmp_path / "nothing.db") as base, visitor_at(base, None) as visitor:
+    async with (
+        inbox(tmp_path / "nothing.db") as base,
+        visitor_at(base, None) as visitor,
+    ):
         response = await visitor.sign_in()
         assert response.status_code == 503 and "nothing.db" in response.text
     assert not (tmp_path / "nothing.db").exists()
@@ -353,8 +491,14 @@ async def test_a_store_that_cannot_be_used_is_said_so(tmp_path: Path) -> None:
 
 async def test_an_application_without_a_token_has_no_sign_in(store: str) -> None:
     """Where the host application signs people in, no token opens a session, and strangers are sent there."""
-    async with served(app(store, sign_in=lambda _: None)) as base, visitor_at(base, None) as stranger:
+    async with (
+        served(app(store, sign_in=lambda _: None)) as base,
+        visitor_at(base, None) as stranger,
+    ):
         response = await stranger.sign_in()
         assert response.status_code == 404
         page = await stranger.get("")
-        assert page.status_code == 401 and "Sign in to the application that hosts this inbox" in page.text
+        assert (
+            page.status_code == 401
+            and "Sign in to the application that hosts this inbox" in page.text
+        )

@@ -13,13 +13,26 @@ from planner_ext import Approve, Budget, FunctionInvokingChatCompletion, ToolUse
 from planner_ext.durable import Runs
 from planner_ext.events import ModelAsked, NestedCallStarted
 from planner_ext.testing import Script, ScriptedChatCompletion, call, calls, say
-from support.approval import DONE, LOOK, WIPE, Door, Shop, World, every_door, planner_with, results, world
+from support.approval import (
+    DONE,
+    LOOK,
+    WIPE,
+    Door,
+    Shop,
+    World,
+    every_door,
+    planner_with,
+    results,
+    world,
+)
 from support.stock import stock
 
 ASK = call("team-helper", {"messages": "Help."})
 
 
-pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecationWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::pydantic.warnings.PydanticDeprecationWarning"
+)
 """Semantic Kernel looks at every attribute of an agent that is added as a plugin, deprecated ones among them."""
 
 
@@ -30,10 +43,17 @@ def kernel_with(service: Any, **plugins: object) -> Kernel:
     return kernel
 
 
-def helper(service: Any, name: str = "helper", **plugins: object) -> ChatCompletionAgent:
+def helper(
+    service: Any, name: str = "helper", **plugins: object
+) -> ChatCompletionAgent:
     """Make a stock agent with a kernel of its own."""
     kernel = kernel_with(service, **plugins)
-    return ChatCompletionAgent(kernel=kernel, name=name, instructions="Be kind.", function_choice_behavior=stock.Auto())
+    return ChatCompletionAgent(
+        kernel=kernel,
+        name=name,
+        instructions="Be kind.",
+        function_choice_behavior=stock.Auto(),
+    )
 
 
 class Team:
@@ -42,7 +62,9 @@ class Team:
     def __init__(self, script: Script, *outer: Any, wrapped: bool = False) -> None:
         self.shop = Shop()
         self.service = ScriptedChatCompletion(script, service_id="own")
-        self.given = FunctionInvokingChatCompletion(self.service) if wrapped else self.service
+        self.given = (
+            FunctionInvokingChatCompletion(self.service) if wrapped else self.service
+        )
         self.agent = helper(self.given, shop=self.shop)
         self.here: World = world([*(outer or (ASK,)), DONE], team=self.agent)
 
@@ -52,8 +74,14 @@ async def test_a_marked_function_of_an_agent_does_not_run_unasked(door: Door) ->
     """The mark counts in the agent's own kernel; a function's inner run cannot wait, so the agent reads a refusal."""
     team = Team([WIPE, say("I could not.")])
     outcome = await door.ask(team.here)
-    assert (team.shop.ran, outcome.status, results(outcome.history)) == ([], "answered", ["I could not."])
-    assert "needs a person's decision" in str(team.service.requests[1].messages[-1]["content"])
+    assert (team.shop.ran, outcome.status, results(outcome.history)) == (
+        [],
+        "answered",
+        ["I could not."],
+    )
+    assert "needs a person's decision" in str(
+        team.service.requests[1].messages[-1]["content"]
+    )
 
 
 @every_door
@@ -61,7 +89,11 @@ async def test_an_agents_requests_are_charged_to_the_run(door: Door) -> None:
     """The run counts its own two requests and the agent's two, and the function that the agent called."""
     team = Team([LOOK, say("Seen.")])
     outcome = await door.ask(team.here)
-    assert (outcome.iterations, outcome.tool_calls, team.shop.ran) == (4, 2, [("look", "7")])
+    assert (outcome.iterations, outcome.tool_calls, team.shop.ran) == (
+        4,
+        2,
+        [("look", "7")],
+    )
 
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["stock", "bounded"])
@@ -75,8 +107,14 @@ async def test_an_agent_is_charged_once_with_every_service(wrapped: bool) -> Non
 async def test_a_budget_holds_for_an_agent() -> None:
     """An agent that never stops asks no more often than the run has requests left, less the one for its answer."""
     team = Team(lambda request: LOOK if request.tools else say("That is all."))
-    outcome = await Door("planner", False).ask(team.here, budget=Budget(max_iterations=5))
-    assert (outcome.iterations, len(team.service.requests), team.here.requests) == (5, 3, 2)
+    outcome = await Door("planner", False).ask(
+        team.here, budget=Budget(max_iterations=5)
+    )
+    assert (outcome.iterations, len(team.service.requests), team.here.requests) == (
+        5,
+        3,
+        2,
+    )
 
 
 async def test_a_call_of_an_agents_function_is_asked_about() -> None:
@@ -103,29 +141,49 @@ async def test_an_agent_is_not_changed() -> None:
 
 
 @pytest.mark.parametrize("reply", [WIPE, LOOK], ids=["marked", "free"])
-async def test_an_agent_of_an_agent_is_charged_and_asks_for_approval(reply: Any) -> None:
+async def test_an_agent_of_an_agent_is_charged_and_asks_for_approval(
+    reply: Any,
+) -> None:
     """An agent whose kernel holds an agent: both are the run's, to any depth."""
-    shop, deep = Shop(), ScriptedChatCompletion([reply, say("Deep.")], service_id="deep")
-    middle = ScriptedChatCompletion([call("inner-deep", {"messages": "You, then."}), say("Middle.")], service_id="mid")
+    shop, deep = (
+        Shop(),
+        ScriptedChatCompletion([reply, say("Deep.")], service_id="deep"),
+    )
+    middle = ScriptedChatCompletion(
+        [call("inner-deep", {"messages": "You, then."}), say("Middle.")],
+        service_id="mid",
+    )
     agent = helper(middle, inner=helper(deep, "deep", shop=shop))
     here = world([ASK, DONE], team=agent)
     outcome = await Door("planner", False).ask(here)
-    assert (outcome.iterations, shop.ran) == (6, [] if reply is WIPE else [("look", "7")])
+    assert (outcome.iterations, shop.ran) == (
+        6,
+        [] if reply is WIPE else [("look", "7")],
+    )
 
 
 @pytest.mark.parametrize("reply", [WIPE, LOOK], ids=["marked", "free"])
-async def test_an_agent_that_a_function_calls_is_charged_and_asks_for_approval(reply: Any) -> None:
+async def test_an_agent_that_a_function_calls_is_charged_and_asks_for_approval(
+    reply: Any,
+) -> None:
     """``kernel.invoke`` of an agent within a function is charged and reviewed, too."""
 
     class Outer:
         @kernel_function
         async def ask(self, kernel: Kernel) -> str:
-            return str(await kernel.invoke(plugin_name="team", function_name="helper", messages="Help."))
+            return str(
+                await kernel.invoke(
+                    plugin_name="team", function_name="helper", messages="Help."
+                )
+            )
 
     team = Team([reply, say("Done.")], call("outer-ask"))
     team.here.kernel.add_plugin(Outer(), "outer")
     outcome = await Door("planner", False).ask(team.here)
-    assert (outcome.iterations, team.shop.ran) == (4, [] if reply is WIPE else [("look", "7")])
+    assert (outcome.iterations, team.shop.ran) == (
+        4,
+        [] if reply is WIPE else [("look", "7")],
+    )
 
 
 async def test_two_calls_of_an_agent_at_once_are_charged_apart() -> None:
@@ -139,7 +197,9 @@ async def test_what_an_agents_instructions_call_is_decided() -> None:
     """A template in its instructions is rendered with the view, too."""
     shop, service = Shop(), ScriptedChatCompletion([say("Fine.")], service_id="own")
     kernel = kernel_with(service, shop=shop)
-    agent = ChatCompletionAgent(kernel=kernel, name="helper", instructions="Be kind. {{shop.wipe}}")
+    agent = ChatCompletionAgent(
+        kernel=kernel, name="helper", instructions="Be kind. {{shop.wipe}}"
+    )
     await Door("planner", False).ask(world([ASK, DONE], team=agent))
     assert shop.ran == []
 
@@ -176,7 +236,11 @@ async def test_what_an_agent_remembers_stays_its_own() -> None:
     here = world([call("team-go_on"), call("team-go_on"), DONE], team=agent)
     outcome = await Door("planner", False).ask(here)
     assert results(outcome.history) == ["One.", "Two."]
-    assert [message["content"] for message in service.requests[1].messages] == ["Go on.", "One.", "Go on."]
+    assert [message["content"] for message in service.requests[1].messages] == [
+        "Go on.",
+        "One.",
+        "Go on.",
+    ]
 
 
 async def test_a_function_that_holds_nothing_yet_runs() -> None:
@@ -193,7 +257,9 @@ async def test_a_function_that_holds_nothing_yet_runs() -> None:
 
     here = world([DONE])
     here.kernel.add_function("some", make())
-    here.service = ScriptedChatCompletion([call("some-late"), DONE], service_id=here.service.service_id)
+    here.service = ScriptedChatCompletion(
+        [call("some-late"), DONE], service_id=here.service.service_id
+    )
     here.kernel.add_service(here.service, overwrite=True)
     outcome = await Door("planner", False).ask(here)
     assert results(outcome.history) == ["held nothing"]
@@ -212,6 +278,12 @@ async def test_an_agent_of_a_kept_run_is_in_its_journal(tmp_path: Path) -> None:
     async with Runs.sqlite(tmp_path / "runs.db") as runs:
         handle = await runs.start(planner_with(), team.here.kernel, "Go.", run_id="r")
         result = await handle.result()
-    inside = [fact for fact in result.facts if isinstance(fact, ModelAsked) and fact.index is not None]
-    started = [fact.function for fact in result.facts if isinstance(fact, NestedCallStarted)]
+    inside = [
+        fact
+        for fact in result.facts
+        if isinstance(fact, ModelAsked) and fact.index is not None
+    ]
+    started = [
+        fact.function for fact in result.facts if isinstance(fact, NestedCallStarted)
+    ]
     assert (result.iterations, len(inside), started) == (4, 2, ["shop-look"])

@@ -14,14 +14,42 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 from semantic_kernel.functions import kernel_function
 
-from planner_ext import Approve, Budget, Deny, FunctionCallingStepwisePlannerResult, requires_approval
+from planner_ext import (
+    Approve,
+    Budget,
+    Deny,
+    FunctionCallingStepwisePlannerResult,
+    requires_approval,
+)
 from planner_ext.errors import LimitReachedError
 from planner_ext.events import CallFinished
-from planner_ext.hitl_manager import ApprovalSettings, Checkpoint, Clarification, PendingCall, Question, Supply
+from planner_ext.hitl_manager import (
+    ApprovalSettings,
+    Checkpoint,
+    Clarification,
+    PendingCall,
+    Question,
+    Supply,
+)
 from planner_ext.plugin import PlannerPlugin
-from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, calls, say
+from planner_ext.testing import (
+    ScriptedChatCompletion,
+    ScriptedReply,
+    ScriptedRequest,
+    call,
+    calls,
+    say,
+)
 from planner_ext.testing.rules import find_violation
-from support.planner import ADD, check_sendable, final, invoke, kernel_of, planner_with, resume
+from support.planner import (
+    ADD,
+    check_sendable,
+    final,
+    invoke,
+    kernel_of,
+    planner_with,
+    resume,
+)
 from support.stock import EVERY_HEALTH_CHECK
 
 ASK = call("UserInteraction-AskUser", {"question": "Where?"})
@@ -31,10 +59,35 @@ IN_FORM = '{"total": 3}'
 
 turns = st.sampled_from(
     [
-        *(ADD, ASK, RISKY, NEST, call("math-fail"), call("no-such"), call("math-add", "{bad")),
-        *(calls(ADD, ASK), calls(ASK, RISKY, ADD), calls(ASK, ASK), calls(NEST, NEST), calls(NEST, ASK, RISKY)),
-        *(final("x"), final(IN_FORM), final(""), say("prose"), say("Where?"), say(IN_FORM), say("")),
-        *(ScriptedReply(text="cut", finish_reason="length"), ScriptedReply(text="beside", calls=ADD.calls)),
+        *(
+            ADD,
+            ASK,
+            RISKY,
+            NEST,
+            call("math-fail"),
+            call("no-such"),
+            call("math-add", "{bad"),
+        ),
+        *(
+            calls(ADD, ASK),
+            calls(ASK, RISKY, ADD),
+            calls(ASK, ASK),
+            calls(NEST, NEST),
+            calls(NEST, ASK, RISKY),
+        ),
+        *(
+            final("x"),
+            final(IN_FORM),
+            final(""),
+            say("prose"),
+            say("Where?"),
+            say(IN_FORM),
+            say(""),
+        ),
+        *(
+            ScriptedReply(text="cut", finish_reason="length"),
+            ScriptedReply(text="beside", calls=ADD.calls),
+        ),
     ]
 )
 scripts = st.lists(turns, min_size=1, max_size=6)
@@ -83,11 +136,18 @@ class Friend:
         if self.costs and question.trips_left is not None and question.trips_left < 1:
             return None
         self.charged += self.costs
-        return Clarification(text=self.answers[self.seen % len(self.answers)], iterations=int(self.costs))
+        return Clarification(
+            text=self.answers[self.seen % len(self.answers)], iterations=int(self.costs)
+        )
 
 
 friends = st.one_of(
-    st.none(), st.builds(Friend, st.sampled_from([("Oslo",), (None,), ("Oslo", None)]), costs=st.booleans())
+    st.none(),
+    st.builds(
+        Friend,
+        st.sampled_from([("Oslo",), (None,), ("Oslo", None)]),
+        costs=st.booleans(),
+    ),
 )
 options = st.fixed_dictionaries(
     {
@@ -131,14 +191,26 @@ class World:
 
     def check_spent(self, end: Any) -> None:
         """Hold what was charged against what was seen to happen, and against the budget."""
-        made = len(self.chat.requests) + len(self.expert.requests) + (self.friend.charged if self.friend else 0)
-        lost = any(isinstance(fact, CallFinished) and fact.outcome != "ok" for fact in end.checkpoint.facts)
+        made = (
+            len(self.chat.requests)
+            + len(self.expert.requests)
+            + (self.friend.charged if self.friend else 0)
+        )
+        lost = any(
+            isinstance(fact, CallFinished) and fact.outcome != "ok"
+            for fact in end.checkpoint.facts
+        )
         assert made == end.iterations or (lost and made < end.iterations)
         assert end.iterations <= (self.budget.max_iterations or 0)
         assert self.tools.ran <= end.tool_calls
-        assert self.budget.max_tool_calls is None or end.tool_calls <= self.budget.max_tool_calls
+        assert (
+            self.budget.max_tool_calls is None
+            or end.tool_calls <= self.budget.max_tool_calls
+        )
         for request in (*self.chat.requests, *self.expert.requests):
-            assert find_violation({"model": "any", "messages": request.messages}) is None
+            assert (
+                find_violation({"model": "any", "messages": request.messages}) is None
+            )
 
     def larger(self) -> Budget:
         """Allow three round trips and two calls more, and lift the other limits."""
@@ -161,12 +233,16 @@ class World:
         return (Approve(), Deny("no"), Supply(3))[choice]
 
 
-def endlessly(script: list[ScriptedReply]) -> Callable[[ScriptedRequest], ScriptedReply]:
+def endlessly(
+    script: list[ScriptedReply],
+) -> Callable[[ScriptedRequest], ScriptedReply]:
     """Play a script over and over."""
     return lambda request: script[request.index % len(script)]
 
 
-def checked_status(end: FunctionCallingStepwisePlannerResult | LimitReachedError, *, in_form: bool) -> str:
+def checked_status(
+    end: FunctionCallingStepwisePlannerResult | LimitReachedError, *, in_form: bool
+) -> str:
     """Look at how a run ended."""
     if isinstance(end, LimitReachedError):
         return "limit_reached"
@@ -185,7 +261,12 @@ async def ended(run: Awaitable[FunctionCallingStepwisePlannerResult]) -> Any:
         return error
 
 
-@settings(max_examples=120, derandomize=True, deadline=None, suppress_health_check=EVERY_HEALTH_CHECK)
+@settings(
+    max_examples=120,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=EVERY_HEALTH_CHECK,
+)
 @given(
     chat=scripts,
     expert=scripts,
@@ -214,12 +295,22 @@ def test_the_budget_holds_and_the_run_continues_at_every_crossing(
 async def play(world: World, given_options: dict[str, Any], *, streamed: bool) -> None:
     """Run, and resume four times: with decisions where the run waits, with a larger budget where it ended."""
     kernel = kernel_of(world.chat, world.expert, math=world.tools)
-    kernel.add_plugin(PlannerPlugin(planner_with("expert", plan=False, max_iterations=None)), "expert")
-    planner = planner_with("chat", budget=world.budget, max_iterations=None, clarifier=world.friend, **given_options)
+    kernel.add_plugin(
+        PlannerPlugin(planner_with("expert", plan=False, max_iterations=None)), "expert"
+    )
+    planner = planner_with(
+        "chat",
+        budget=world.budget,
+        max_iterations=None,
+        clarifier=world.friend,
+        **given_options,
+    )
     end = await ended(invoke(planner, kernel, streamed=streamed))
     for _ in range(4):
         world.check_spent(end)
-        status = checked_status(end, in_form=given_options["response_format"] is not None)
+        status = checked_status(
+            end, in_form=given_options["response_format"] is not None
+        )
         state = end.checkpoint.state()
         if state.ended is None or not state.ended.returned:
             check_sendable(end.chat_history)
@@ -230,6 +321,18 @@ async def play(world: World, given_options: dict[str, Any], *, streamed: bool) -
         assert checkpoint.to_json() == text
         if status in ("paused", "asked"):
             decisions = {pending.id: world.decision(pending) for pending in end.pending}
-            end = await ended(resume(planner, kernel, checkpoint, streamed=streamed, decisions=decisions))
+            end = await ended(
+                resume(
+                    planner, kernel, checkpoint, streamed=streamed, decisions=decisions
+                )
+            )
         else:
-            end = await ended(resume(planner, kernel, checkpoint, streamed=streamed, budget=world.larger()))
+            end = await ended(
+                resume(
+                    planner,
+                    kernel,
+                    checkpoint,
+                    streamed=streamed,
+                    budget=world.larger(),
+                )
+            )

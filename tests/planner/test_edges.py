@@ -19,17 +19,34 @@ from hypothesis import Phase, event, given, settings
 from hypothesis import strategies as st
 from semantic_kernel import Kernel
 from semantic_kernel.agents import ChatCompletionAgent
-from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.connectors.ai.function_choice_behavior import (
+    FunctionChoiceBehavior,
+)
+from semantic_kernel.connectors.ai.prompt_execution_settings import (
+    PromptExecutionSettings,
+)
 from semantic_kernel.contents import ChatHistory
 from semantic_kernel.functions import KernelArguments, kernel_function
 
-from planner_ext import ApprovalPolicy, Approve, Budget, Deny, ToolCallHandler, requires_approval
+from planner_ext import (
+    ApprovalPolicy,
+    Approve,
+    Budget,
+    Deny,
+    ToolCallHandler,
+    requires_approval,
+)
 from planner_ext.durable import effect
 from planner_ext.engine.concurrency import StopHandle
 from planner_ext.errors import PlannerExtError
 from planner_ext.hitl_manager import Checkpoint, PendingCall
-from planner_ext.testing import ScriptedCall, ScriptedChatCompletion, ScriptedReply, ScriptedRequest, say
+from planner_ext.testing import (
+    ScriptedCall,
+    ScriptedChatCompletion,
+    ScriptedReply,
+    ScriptedRequest,
+    say,
+)
 from planner_ext.testing.rules import find_violation
 from support.planner import check_sendable, invoke, kernel_of, planner_with, resume
 from support.stock import EVERY_HEALTH_CHECK
@@ -42,8 +59,18 @@ _ENDLESS = 40
 POLICY = {
     "default": "allow",
     "rules": [
-        {"plugin": "bank", "function": "send", "arguments": {"account": {"equals": 7}}, "action": "deny"},
-        {"plugin": "bank", "function": "send", "arguments": {"amount": {"gt": 10}}, "action": "ask"},
+        {
+            "plugin": "bank",
+            "function": "send",
+            "arguments": {"account": {"equals": 7}},
+            "action": "deny",
+        },
+        {
+            "plugin": "bank",
+            "function": "send",
+            "arguments": {"amount": {"gt": 10}},
+            "action": "ask",
+        },
     ],
 }
 """Nothing may be sent to account 7, and more than 10 only where a person approved it."""
@@ -96,29 +123,45 @@ class Experts:
     @kernel_function
     async def consult(self, question: str, kernel: Kernel) -> str:
         self.bank.started += 1
-        return str(await kernel.invoke_prompt(question, arguments=KernelArguments(settings=automatic())))
+        return str(
+            await kernel.invoke_prompt(
+                question, arguments=KernelArguments(settings=automatic())
+            )
+        )
 
     @kernel_function
     async def ask(self, question: str, kernel: Kernel) -> str:
         self.bank.started += 1
-        parts = kernel.invoke_prompt_stream(question, arguments=KernelArguments(settings=automatic()))
+        parts = kernel.invoke_prompt_stream(
+            question, arguments=KernelArguments(settings=automatic())
+        )
         return "".join([str(piece) async for piece in parts])
 
     @kernel_function
     async def delegate(self, question: str, kernel: Kernel) -> str:
         self.bank.started += 1
-        return str(await ChatCompletionAgent(kernel=kernel, name="delegate").get_response(question))
+        return str(
+            await ChatCompletionAgent(kernel=kernel, name="delegate").get_response(
+                question
+            )
+        )
 
     @kernel_function
     async def relay(self, account: int, kernel: Kernel) -> str:
         self.bank.started += 1
         given = KernelArguments(account=account, amount=20.0)
-        return str(await kernel.invoke(plugin_name="bank", function_name="pay", arguments=given))
+        return str(
+            await kernel.invoke(
+                plugin_name="bank", function_name="pay", arguments=given
+            )
+        )
 
 
 def automatic() -> PromptExecutionSettings:
     """Ask for the kernel's functions to be called, as an application would of a stock connector."""
-    return PromptExecutionSettings(function_choice_behavior=FunctionChoiceBehavior.Auto())
+    return PromptExecutionSettings(
+        function_choice_behavior=FunctionChoiceBehavior.Auto()
+    )
 
 
 # What a filter does around a function. All but the retrying ones know nothing of what was approved.
@@ -140,7 +183,9 @@ async def _change(context: Any, next: Callable[[Any], Awaitable[None]]) -> None:
     await next(context)
 
 
-async def _change_in_place(context: Any, next: Callable[[Any], Awaitable[None]]) -> None:
+async def _change_in_place(
+    context: Any, next: Callable[[Any], Awaitable[None]]
+) -> None:
     if "amount" in context.arguments:
         context.arguments["amount"] = 9000.0
     await next(context)
@@ -192,24 +237,35 @@ accounts = st.sampled_from([7, "7", 7.0, " 7", "7.0", 8, "8", True, None, "x"])
 amounts = st.sampled_from([20, "20", 20.0, "2e1", 5, " 5.0", None, "NaN", "much"])
 payments = st.builds(
     lambda name, account, amount: ScriptedCall(
-        name=name, arguments={"account": account} | ({} if amount is None else {"amount": amount})
+        name=name,
+        arguments={"account": account} | ({} if amount is None else {"amount": amount}),
     ),
     st.sampled_from(["bank-pay", "bank-send"]),
     accounts,
     amounts,
 )
-looks = st.builds(lambda account: ScriptedCall(name="bank-look", arguments={"account": account}), accounts)
+looks = st.builds(
+    lambda account: ScriptedCall(name="bank-look", arguments={"account": account}),
+    accounts,
+)
 questions = st.builds(
     lambda name: ScriptedCall(name=name, arguments={"question": "What now?"}),
-    st.sampled_from(["experts-consult", "experts-ask", "experts-delegate", "prompts-expert"]),
+    st.sampled_from(
+        ["experts-consult", "experts-ask", "experts-delegate", "prompts-expert"]
+    ),
 )
-relays = st.builds(lambda account: ScriptedCall(name="experts-relay", arguments={"account": account}), accounts)
-unknown = st.sampled_from(["functions.bank-pay", "bank-pay<|channel|>commentary", "", "n" * 65]).map(
-    lambda name: ScriptedCall(name=name, arguments={"account": 7})
+relays = st.builds(
+    lambda account: ScriptedCall(name="experts-relay", arguments={"account": account}),
+    accounts,
 )
-batches = st.lists(st.one_of(payments, payments, looks, questions, relays, unknown), min_size=1, max_size=4).map(
-    lambda batch: ScriptedReply(calls=tuple(batch))
-)
+unknown = st.sampled_from(
+    ["functions.bank-pay", "bank-pay<|channel|>commentary", "", "n" * 65]
+).map(lambda name: ScriptedCall(name=name, arguments={"account": 7}))
+batches = st.lists(
+    st.one_of(payments, payments, looks, questions, relays, unknown),
+    min_size=1,
+    max_size=4,
+).map(lambda batch: ScriptedReply(calls=tuple(batch)))
 budgets = st.builds(
     Budget,
     max_iterations=st.integers(1, 6),
@@ -223,15 +279,23 @@ scenarios = st.builds(
     Scenario,
     door=st.sampled_from(["planner", "handler"]),
     streamed=st.booleans(),
-    replies=st.lists(batches | batches | st.just(say("Done.")), min_size=1, max_size=5).map(tuple),
+    replies=st.lists(
+        batches | batches | st.just(say("Done.")), min_size=1, max_size=5
+    ).map(tuple),
     stubborn=st.booleans(),
     filters=st.lists(
-        st.tuples(st.sampled_from(["function_invocation", "auto_function_invocation"]), st.sampled_from(list(FILTERS))),
+        st.tuples(
+            st.sampled_from(["function_invocation", "auto_function_invocation"]),
+            st.sampled_from(list(FILTERS)),
+        ),
         max_size=2,
     ).map(tuple),
     budget=budgets,
-    decisions=st.lists(st.sampled_from(["approve", "by", "edit", "deny"]), max_size=6).map(tuple),
-    interrupt=st.none() | st.tuples(st.sampled_from(["cancel", "stop"]), st.integers(1, 12)),
+    decisions=st.lists(
+        st.sampled_from(["approve", "by", "edit", "deny"]), max_size=6
+    ).map(tuple),
+    interrupt=st.none()
+    | st.tuples(st.sampled_from(["cancel", "stop"]), st.integers(1, 12)),
     failing=st.booleans(),
 )
 
@@ -245,7 +309,10 @@ class World:
         self.model = ScriptedChatCompletion(self._reply, service_id="chat")
         self.kernel = kernel_of(self.model, bank=self.bank, experts=Experts(self.bank))
         self.kernel.add_function(
-            "prompts", function_name="expert", prompt="{{$question}}", prompt_execution_settings=automatic()
+            "prompts",
+            function_name="expert",
+            prompt="{{$question}}",
+            prompt_execution_settings=automatic(),
         )
         for kind, name in scenario.filters:
             self.kernel.add_filter(kind, FILTERS[name])  # pyright: ignore[reportArgumentType]  # the name of a kind
@@ -255,7 +322,10 @@ class World:
         self.cancelled = False
         self._left = list(scenario.decisions)
         self._task: asyncio.Task[Any] | None = None
-        options: dict[str, Any] = {"interceptors": [ApprovalPolicy.from_dict(POLICY)], "budget": scenario.budget}
+        options: dict[str, Any] = {
+            "interceptors": [ApprovalPolicy.from_dict(POLICY)],
+            "budget": scenario.budget,
+        }
         options["observers"] = [self._observe]
         self.planner = planner_with("chat", plan=False, max_iterations=None, **options)
         self.handler = ToolCallHandler(self.kernel, service_id="chat", **options)
@@ -285,10 +355,14 @@ class World:
             if end is None or end[0] not in ("paused", "asked"):
                 break
             _, text, pending = end
-            end = await self._driven(self._resumed(text, {call.id: self._decide(call) for call in pending}))
+            end = await self._driven(
+                self._resumed(text, {call.id: self._decide(call) for call in pending})
+            )
         self._check()
 
-    async def _driven(self, run: Awaitable[Any]) -> tuple[str, str, list[PendingCall]] | None:
+    async def _driven(
+        self, run: Awaitable[Any]
+    ) -> tuple[str, str, list[PendingCall]] | None:
         self._task = asyncio.ensure_future(run)
         try:
             return await self._task
@@ -304,10 +378,21 @@ class World:
 
     async def _begin(self) -> Any:
         if self.scenario.door == "planner":
-            result = await invoke(self.planner, self.kernel, streamed=self.scenario.streamed, stop=self.stop)
+            result = await invoke(
+                self.planner,
+                self.kernel,
+                streamed=self.scenario.streamed,
+                stop=self.stop,
+            )
             return self._ended(result)
-        ways = self.handler.invoke_stream if self.scenario.streamed else self.handler.invoke
-        return self._returned([message async for message in ways(self.history, stop=self.stop)][-1])
+        ways = (
+            self.handler.invoke_stream
+            if self.scenario.streamed
+            else self.handler.invoke
+        )
+        return self._returned(
+            [message async for message in ways(self.history, stop=self.stop)][-1]
+        )
 
     async def _resumed(self, text: str, decisions: dict[str, Any]) -> Any:
         if self.scenario.door == "planner":
@@ -321,8 +406,15 @@ class World:
                 stop=self.stop,
             )
             return self._ended(result)
-        ways = self.handler.resume_stream if self.scenario.streamed else self.handler.resume
-        messages = [message async for message in ways(self.history, text, decisions, stop=self.stop)]
+        ways = (
+            self.handler.resume_stream
+            if self.scenario.streamed
+            else self.handler.resume
+        )
+        messages = [
+            message
+            async for message in ways(self.history, text, decisions, stop=self.stop)
+        ]
         return self._returned(messages[-1])
 
     def _ended(self, result: Any) -> tuple[str, str, list[PendingCall]]:
@@ -339,20 +431,36 @@ class World:
         self._check_counts(metadata["iterations"], metadata["tool_calls"])
         waiting = metadata.get("pending") or []
         pending = [
-            PendingCall(**{name: call[name] for name in ("id", "fully_qualified_name", "arguments", "fingerprint")})
+            PendingCall(
+                **{
+                    name: call[name]
+                    for name in (
+                        "id",
+                        "fully_qualified_name",
+                        "arguments",
+                        "fingerprint",
+                    )
+                }
+            )
             for call in waiting
         ]
         return metadata["status"], metadata.get("checkpoint") or "", pending
 
     def _decide(self, call: PendingCall) -> Any:
         choice = self._left.pop(0) if self._left else "deny"
-        name, arguments = call.fully_qualified_name.removeprefix("bank-"), dict(call.arguments)
+        name, arguments = (
+            call.fully_qualified_name.removeprefix("bank-"),
+            dict(call.arguments),
+        )
         if choice == "deny" or name not in ("pay", "send"):
             return Deny("no")
         if choice == "edit":
             arguments = {"account": 8, "amount": 3.0}
         self.approved[(name, arguments["account"], arguments.get("amount", 5.0))] += 1
-        return Approve(arguments=arguments if choice == "edit" else None, by="ann" if choice == "by" else None)
+        return Approve(
+            arguments=arguments if choice == "edit" else None,
+            by="ann" if choice == "by" else None,
+        )
 
     def _check_counts(self, iterations: int, tool_calls: int) -> None:
         assert self.cancelled or iterations == len(self.model.requests)
@@ -363,14 +471,24 @@ class World:
         budget = self.scenario.budget
         assert budget.max_iterations is not None
         assert len(self.model.requests) <= budget.max_iterations, "over the round trips"
-        assert budget.max_tool_calls is None or self.bank.started <= budget.max_tool_calls, "over the calls"
+        assert (
+            budget.max_tool_calls is None or self.bank.started <= budget.max_tool_calls
+        ), "over the calls"
         done = Counter(self.bank.effects)
         for (name, account, amount), count in done.items():
             needs = name == "pay" or account == 7 or amount > 10
-            assert not (name == "send" and account == 7 and not self.approved[(name, account, amount)]), "denied"
-            assert not needs or count <= self.approved[(name, account, amount)], "nobody approved it"
+            assert not (
+                name == "send"
+                and account == 7
+                and not self.approved[(name, account, amount)]
+            ), "denied"
+            assert not needs or count <= self.approved[(name, account, amount)], (
+                "nobody approved it"
+            )
         for request in self.model.requests:
-            assert find_violation({"model": "any", "messages": request.messages}) is None
+            assert (
+                find_violation({"model": "any", "messages": request.messages}) is None
+            )
 
 
 @settings(
@@ -381,6 +499,8 @@ class World:
     suppress_health_check=EVERY_HEALTH_CHECK,
 )
 @given(scenario=scenarios)
-def test_at_every_edge_the_budget_holds_and_nothing_unapproved_happens(scenario: Scenario) -> None:
+def test_at_every_edge_the_budget_holds_and_nothing_unapproved_happens(
+    scenario: Scenario,
+) -> None:
     """No request and no call too many, no effect that was denied or not approved, every history fit to be sent."""
     asyncio.run(World(scenario).play())

@@ -3,13 +3,21 @@
 import asyncio
 from typing import Any
 
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.connectors.ai.prompt_execution_settings import (
+    PromptExecutionSettings,
+)
 from semantic_kernel.contents import ChatHistory
 from semantic_kernel.functions import KernelArguments, kernel_function
 
 from planner_ext import Budget, ToolCallHandler
 from planner_ext.plugin import PlannerPlugin
-from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, say
+from planner_ext.testing import (
+    ScriptedChatCompletion,
+    ScriptedReply,
+    ScriptedRequest,
+    call,
+    say,
+)
 from support.inside import INNER, Hidden, ScriptedText, with_auto
 from support.planner import both_ways, invoke, kernel_of, planner_with
 from support.values import each_of
@@ -35,7 +43,9 @@ class Hasty:
 
     @kernel_function
     async def text(self, kernel: Hidden) -> str:
-        return await self._peeked(kernel, KernelArguments(settings=PromptExecutionSettings(service_id="text")))
+        return await self._peeked(
+            kernel, KernelArguments(settings=PromptExecutionSettings(service_id="text"))
+        )
 
     @kernel_function
     async def cancelled(self, kernel: Hidden) -> str:
@@ -69,14 +79,18 @@ LIMITS: dict[str, dict[str, Any]] = {
 @both_ways
 @each_of("limit", LIMITS)
 @each_of("way", ["plain", "auto", "text", "cancelled", "cancelled_auto"])
-async def test_a_request_that_is_left_early_is_charged(way: str, limit: str, streamed: bool) -> None:
+async def test_a_request_that_is_left_early_is_charged(
+    way: str, limit: str, streamed: bool
+) -> None:
     """It is one round trip, and what was sent counts: the limit on tokens or cost ends the run."""
     hasty = Hasty()
 
     def reply(request: ScriptedRequest) -> ScriptedReply:
         if not request.tools or INNER in str(request.messages):
             return say("some words")
-        return ScriptedReply(calls=call(f"hasty-{way}").calls, prompt_tokens=1, completion_tokens=1)
+        return ScriptedReply(
+            calls=call(f"hasty-{way}").calls, prompt_tokens=1, completion_tokens=1
+        )
 
     async def hold(request: ScriptedRequest) -> None:
         if INNER in str(request.messages) and way.startswith("cancelled"):
@@ -87,18 +101,33 @@ async def test_a_request_that_is_left_early_is_charged(way: str, limit: str, str
     text = ScriptedText(ai_model_id="text", service_id="text")
     kernel = kernel_of(chat, hasty=hasty)
     kernel.add_service(text)
-    result = await invoke(planner_with("chat", plan=False, **LIMITS[limit]), kernel, streamed=streamed)
+    result = await invoke(
+        planner_with("chat", plan=False, **LIMITS[limit]), kernel, streamed=streamed
+    )
     assert result.limit == limit
     assert result.iterations == len(chat.requests) + len(text.asked) <= 11
 
 
-async def test_a_planner_without_a_limit_of_trips_that_fails_is_charged_with_what_it_sent() -> None:
+async def test_a_planner_without_a_limit_of_trips_that_fails_is_charged_with_what_it_sent() -> (
+    None
+):
     """Where the run around does not limit its round trips, those of a nested run that fails count as they were."""
-    expert = ScriptedChatCompletion([call("math-add"), RuntimeError("no line")], service_id="expert")
-    chat = ScriptedChatCompletion([call("expert-reach_goal", {"goal": "go"}), say("done")], service_id="chat")
+    expert = ScriptedChatCompletion(
+        [call("math-add"), RuntimeError("no line")], service_id="expert"
+    )
+    chat = ScriptedChatCompletion(
+        [call("expert-reach_goal", {"goal": "go"}), say("done")], service_id="chat"
+    )
     kernel = kernel_of(chat, expert)
     kernel.add_plugin(PlannerPlugin(planner_with("expert", plan=False)), "expert")
     history = ChatHistory()
     history.add_user_message("go")
-    messages = [message async for message in ToolCallHandler(kernel, service_id="chat").invoke(history)]
-    assert messages[-1].metadata["iterations"] == len(chat.requests) + len(expert.requests) == 4
+    messages = [
+        message
+        async for message in ToolCallHandler(kernel, service_id="chat").invoke(history)
+    ]
+    assert (
+        messages[-1].metadata["iterations"]
+        == len(chat.requests) + len(expert.requests)
+        == 4
+    )

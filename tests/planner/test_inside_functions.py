@@ -47,9 +47,15 @@ def with_expert(seen: World) -> None:
     seen.kernel.add_plugin(PlannerPlugin(planner_with("chat", plan=False)), "expert")
 
 
-@pytest.mark.parametrize(("trips", "times", "streamed"), [(4, 1, False), (7, 3, True)], ids=["plain", "streamed"])
+@pytest.mark.parametrize(
+    ("trips", "times", "streamed"),
+    [(4, 1, False), (7, 3, True)],
+    ids=["plain", "streamed"],
+)
 @every_way
-async def test_no_way_passes_the_budget(way: str, trips: int, times: int, streamed: bool) -> None:
+async def test_no_way_passes_the_budget(
+    way: str, trips: int, times: int, streamed: bool
+) -> None:
     """The server counts what the run reports, and no more than it may; nothing marked runs, no function too many."""
     async with world(greedy(way, times)) as seen:
         with_expert(seen)
@@ -70,19 +76,27 @@ async def test_a_run_inside_is_in_the_usage_of_calls_by_function(way: str) -> No
     async with world(greedy(way, 3)) as seen:
         with_expert(seen)
         budget = Budget(max_iterations=12, max_calls_per_function={"bank-look": 2})
-        await invoke(planner_with("chat", plan=False, budget=budget), seen.kernel, streamed=False)
+        await invoke(
+            planner_with("chat", plan=False, budget=budget), seen.kernel, streamed=False
+        )
         assert seen.bank.looked <= 2
 
 
-@each_of("way", ["ask-auto", "inside-prompt_plain", "inside-agent", "expert-reach_goal"])
+@each_of(
+    "way", ["ask-auto", "inside-prompt_plain", "inside-agent", "expert-reach_goal"]
+)
 async def test_a_service_is_charged_for_what_its_functions_do(way: str) -> None:
     """The metadata of a service report the requests of its functions, and its budget bounds them."""
     async with world(greedy(way, 2)) as seen:
         with_expert(seen)
         history = ChatHistory()
         history.add_user_message("Go.")
-        service = FunctionInvokingChatCompletion(seen.connector, budget=Budget(max_iterations=5))
-        message = await service.get_chat_message_content(history, auto(), kernel=seen.kernel)
+        service = FunctionInvokingChatCompletion(
+            seen.connector, budget=Budget(max_iterations=5)
+        )
+        message = await service.get_chat_message_content(
+            history, auto(), kernel=seen.kernel
+        )
         assert message is not None
         assert message.metadata["iterations"] == len(seen.server.requests) <= 5
         assert message.metadata["usage"].prompt_tokens == seen.server.prompt_tokens
@@ -94,33 +108,52 @@ async def outcome(seen: World, way: str, **options: Any) -> tuple[Any, list[str]
     """Let the model call the way once; give the result, and what the model read of it."""
     planner = planner_with("chat", plan=False, **options)
     result = await invoke(planner, seen.kernel, streamed=False)
-    return result, [fact.result for fact in result.facts if isinstance(fact, CallFinished)]
+    return result, [
+        fact.result for fact in result.facts if isinstance(fact, CallFinished)
+    ]
 
 
-def once(way: str, inner: Callable[[ScriptedRequest], ScriptedReply] | ScriptedReply) -> Any:
+def once(
+    way: str, inner: Callable[[ScriptedRequest], ScriptedReply] | ScriptedReply
+) -> Any:
     """Play a model that calls a way once, and inside says what it is given."""
 
     def reply(request: ScriptedRequest) -> ScriptedReply:
         if any(INNER in str(message.get("content")) for message in request.messages):
             return inner if isinstance(inner, ScriptedReply) else inner(request)
-        return say("done") if any(message["role"] == "tool" for message in request.messages) else call(way)
+        return (
+            say("done")
+            if any(message["role"] == "tool" for message in request.messages)
+            else call(way)
+        )
 
     return reply
 
 
-@each_of("way", ["inside-prompt_plain", "inside-prompt_auto", "inside-agent", "ask-auto"])
-async def test_with_nothing_left_the_request_is_refused_and_the_run_answers(way: str) -> None:
+@each_of(
+    "way", ["inside-prompt_plain", "inside-prompt_auto", "inside-agent", "ask-auto"]
+)
+async def test_with_nothing_left_the_request_is_refused_and_the_run_answers(
+    way: str,
+) -> None:
     """Of two trips one asks and one answers: nothing is sent between them, and the model reads why."""
     async with world(once(way, say("never"))) as seen:
         result, told = await outcome(seen, way, max_iterations=2)
-        assert (result.iterations, len(seen.server.requests), result.final_answer) == (2, 2, "done")
+        assert (result.iterations, len(seen.server.requests), result.final_answer) == (
+            2,
+            2,
+            "done",
+        )
         assert "max_iterations" in told[0]
         assert all(isinstance(error, LimitReachedError) for error in seen.inside.raised)
 
 
 async def test_a_run_inside_keeps_a_request_for_its_answer() -> None:
     """The model inside gets to say what it found: its last request offers no functions."""
-    looking = once("inside-prompt_auto", lambda request: call("bank-look") if request.tools else say("What I saw."))
+    looking = once(
+        "inside-prompt_auto",
+        lambda request: call("bank-look") if request.tools else say("What I saw."),
+    )
     async with world(looking) as seen:
         result, told = await outcome(seen, "inside-prompt_auto", max_iterations=5)
         assert (told, result.iterations, result.tool_calls) == (["What I saw."], 5, 3)
@@ -129,7 +162,10 @@ async def test_a_run_inside_keeps_a_request_for_its_answer() -> None:
 async def test_a_policy_decides_inside_as_well() -> None:
     """A rule of the run's policy denies the call of a model inside, and that of a function, with its reason."""
     policy = ApprovalPolicy.from_dict(
-        {"default": "allow", "rules": [{"function": "look", "action": "deny", "reason": "not today"}]}
+        {
+            "default": "allow",
+            "rules": [{"function": "look", "action": "deny", "reason": "not today"}],
+        }
     )
     read: list[str] = []
 
@@ -158,8 +194,13 @@ async def test_what_needs_a_person_is_denied_by_name() -> None:
 
 async def test_an_allow_rule_frees_a_marked_function_inside_as_well() -> None:
     """The outermost run's rules decide about a mark: once, for all runs inside."""
-    allowing = ApprovalPolicy.from_dict({"default": "ask", "rules": [{"function": "*", "action": "allow"}]})
-    paying = once("inside-prompt_auto", lambda request: call("bank-pay") if "tool" not in roles(request) else say("ok"))
+    allowing = ApprovalPolicy.from_dict(
+        {"default": "ask", "rules": [{"function": "*", "action": "allow"}]}
+    )
+    paying = once(
+        "inside-prompt_auto",
+        lambda request: call("bank-pay") if "tool" not in roles(request) else say("ok"),
+    )
     async with world(paying) as seen:
         result, _ = await outcome(seen, "inside-prompt_auto", interceptors=[allowing])
         assert (seen.bank.paid, result.tool_calls) == (1, 2)
@@ -182,12 +223,19 @@ async def test_after_its_call_a_function_can_do_nothing_in_its_name() -> None:
 
 
 @both_ways
-async def test_a_kernel_that_a_function_holds_is_charged_through_a_registered_service(streamed: bool) -> None:
+async def test_a_kernel_that_a_function_holds_is_charged_through_a_registered_service(
+    streamed: bool,
+) -> None:
     """`FunctionInvokingChatCompletion` as the service of the held kernel finds the call, its budget and its gate."""
     async with world(greedy("inside-holds", 2)) as seen:
-        held = Kernel(services=FunctionInvokingChatCompletion(seen.connector), plugins=dict(seen.kernel.plugins))
+        held = Kernel(
+            services=FunctionInvokingChatCompletion(seen.connector),
+            plugins=dict(seen.kernel.plugins),
+        )
         seen.inside.captured = held
-        planner = planner_with("chat", plan=False, budget=Budget(max_iterations=6, max_tool_calls=7))
+        planner = planner_with(
+            "chat", plan=False, budget=Budget(max_iterations=6, max_tool_calls=7)
+        )
         result = await invoke(planner, seen.kernel, streamed=streamed)
         assert len(seen.server.requests) == result.iterations <= 6
         assert seen.functions <= result.tool_calls <= 7
@@ -197,7 +245,10 @@ async def test_a_kernel_that_a_function_holds_is_charged_through_a_registered_se
 async def test_a_function_may_add_a_plugin_and_have_it_called() -> None:
     """What a function adds to its kernel is offered inside at once, and in the run with its next request."""
     async with world(
-        once("loader-load", lambda request: call("late-look") if request.index == 1 else say("seen"))
+        once(
+            "loader-load",
+            lambda request: call("late-look") if request.index == 1 else say("seen"),
+        )
     ) as seen:
 
         class Loader:
@@ -217,13 +268,21 @@ async def test_the_model_is_not_offered_the_kernel_that_a_function_takes() -> No
 
     class Plain:
         @kernel_function
-        async def ask(self, topic: str, kernel: Kernel, arguments: KernelArguments) -> str:
+        async def ask(
+            self, topic: str, kernel: Kernel, arguments: KernelArguments
+        ) -> str:
             return str(await kernel.invoke_prompt(f"{INNER} {topic}"))
 
     async with world(greedy("plain-ask", 1)) as seen:
         seen.kernel.add_plugin(Plain(), "plain")
-        result = await planner_with("chat", plan=False, max_iterations=2).invoke(seen.kernel, GOAL)
+        result = await planner_with("chat", plan=False, max_iterations=2).invoke(
+            seen.kernel, GOAL
+        )
         assert result.iterations == len(seen.server.requests)
         tools: Any = seen.server.requests[0].body["tools"]
-        (offered,) = (tool["function"] for tool in tools if tool["function"]["name"] == "plain-ask")
+        (offered,) = (
+            tool["function"]
+            for tool in tools
+            if tool["function"]["name"] == "plain-ask"
+        )
         assert list(offered["parameters"]["properties"]) == ["topic"]

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 from semantic_kernel import Kernel
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.connectors.ai.prompt_execution_settings import (
+    PromptExecutionSettings,
+)
 from semantic_kernel.contents import AuthorRole, ChatHistory, ChatMessageContent
 from semantic_kernel.exceptions import KernelException
 
@@ -20,8 +22,22 @@ from planner_ext import (
     ToolUseSession,
     UserInteraction,
 )
-from planner_ext.errors import PlannerException, PlannerExtError, PlannerInvalidConfigurationError
-from support.planner import GOAL, PLAN, both_ways, drained, final, invoke, never_stops, planner_with, scripted
+from planner_ext.errors import (
+    PlannerException,
+    PlannerExtError,
+    PlannerInvalidConfigurationError,
+)
+from support.planner import (
+    GOAL,
+    PLAN,
+    both_ways,
+    drained,
+    final,
+    invoke,
+    never_stops,
+    planner_with,
+    scripted,
+)
 from support.values import each_of
 
 
@@ -40,7 +56,13 @@ def test_max_iterations_takes_a_whole_number_from_one(value: Any) -> None:
     for kind in (FunctionCallingStepwisePlannerOptions, Budget):
         with pytest.raises(PlannerInvalidConfigurationError) as raised:
             kind(max_iterations=value)
-        check_error(raised.value, "max_iterations", "whole number, 1 or more", "None", repr(value))
+        check_error(
+            raised.value,
+            "max_iterations",
+            "whole number, 1 or more",
+            "None",
+            repr(value),
+        )
 
 
 @each_of(
@@ -100,12 +122,20 @@ def test_an_unknown_option_is_refused_with_those_there_are() -> None:
     """A misspelt option is not dropped; the error lists the known ones."""
     with pytest.raises(PlannerInvalidConfigurationError) as raised:
         FunctionCallingStepwisePlannerOptions(max_iteration=3)  # pyright: ignore[reportCallIssue]  # misspelt on purpose
-    check_error(raised.value, "max_iteration", "max_iterations", "min_iteration_time_ms", "3")
+    check_error(
+        raised.value, "max_iteration", "max_iterations", "min_iteration_time_ms", "3"
+    )
 
 
 @each_of(
     ("name", "value"),
-    [("max_iterations", 0), ("plan", 3.5), ("control", "x"), ("max_iteration", 3), ("min_iteration_time_ms", -1)],
+    [
+        ("max_iterations", 0),
+        ("plan", 3.5),
+        ("control", "x"),
+        ("max_iteration", 3),
+        ("min_iteration_time_ms", -1),
+    ],
 )
 def test_an_option_is_checked_when_it_is_assigned_too(name: str, value: Any) -> None:
     """Assigning to an option is checked as giving it is, with the same error, and leaves the options as they were."""
@@ -184,7 +214,19 @@ def test_options_are_of_the_options_class(options: Any) -> None:
         5,
         None,
     ],
-    ids=["yaml", "list", "text", "empty", "no-template", "empty-template", "number", "format", "syntax", "int", "None"],
+    ids=[
+        "yaml",
+        "list",
+        "text",
+        "empty",
+        "no-template",
+        "empty-template",
+        "number",
+        "format",
+        "syntax",
+        "int",
+        "None",
+    ],
 )
 def test_an_invalid_plan_prompt_is_refused_when_the_planner_is_made(text: Any) -> None:
     """What get_initial_plan returns is read at once: what is no YAML of a prompt template is refused by that name."""
@@ -204,14 +246,23 @@ def test_an_invalid_step_prompt_is_refused_when_the_planner_is_made(text: Any) -
 @both_ways
 @each_of(
     ("name", "value"),
-    [("chat_history", ["a message"]), ("chat_history", "hello"), ("arguments", {"city": "Rome"}), ("stop", "now")],
+    [
+        ("chat_history", ["a message"]),
+        ("chat_history", "hello"),
+        ("arguments", {"city": "Rome"}),
+        ("stop", "now"),
+    ],
     ids=["list", "text", "dict", "stop"],
 )
-async def test_an_argument_of_a_wrong_type_is_refused_by_name(name: str, value: Any, streamed: bool) -> None:
+async def test_an_argument_of_a_wrong_type_is_refused_by_name(
+    name: str, value: Any, streamed: bool
+) -> None:
     """A history, arguments or a stop handle of another type: the error names the argument."""
     kernel, service = scripted([final()])
     with pytest.raises(PlannerInvalidConfigurationError) as raised:
-        await invoke(planner_with(plan=False), kernel, streamed=streamed, **{name: value})
+        await invoke(
+            planner_with(plan=False), kernel, streamed=streamed, **{name: value}
+        )
 
     check_error(raised.value, name)
     assert service.requests == []
@@ -224,20 +275,34 @@ MISTAKEN: dict[str, Any] = {
     "arguments": {"tenant": "a"},
     "stop": True,
     "store_final": "yes",
-    "checkpoint": ChatMessageContent(role=AuthorRole.ASSISTANT, content="This run waits for a decision."),
+    "checkpoint": ChatMessageContent(
+        role=AuthorRole.ASSISTANT, content="This run waits for a decision."
+    ),
 }
 """What a newcomer may take for the arguments of a request."""
 
 
 @both_ways
 @each_of("name", MISTAKEN)
-async def test_an_argument_of_a_request_of_a_wrong_type_is_refused_by_name(name: str, streamed: bool) -> None:
+async def test_an_argument_of_a_request_of_a_wrong_type_is_refused_by_name(
+    name: str, streamed: bool
+) -> None:
     """By a service, which handler and session ask; before anything is sent."""
     kernel, inner = scripted([final()])
-    settings = PromptExecutionSettings(function_choice_behavior=BoundedFunctionChoiceBehavior.Auto())
-    given = {"chat_history": ChatHistory(), "settings": settings, "kernel": kernel, name: MISTAKEN[name]}
+    settings = PromptExecutionSettings(
+        function_choice_behavior=BoundedFunctionChoiceBehavior.Auto()
+    )
+    given = {
+        "chat_history": ChatHistory(),
+        "settings": settings,
+        "kernel": kernel,
+        name: MISTAKEN[name],
+    }
     service: Any = FunctionInvokingChatCompletion(inner)
-    plain, stream = service.get_chat_message_contents, service.get_streaming_chat_message_contents
+    plain, stream = (
+        service.get_chat_message_contents,
+        service.get_streaming_chat_message_contents,
+    )
     if name == "checkpoint":
         given["decisions"] = {}
         plain, stream = service.resume, service.resume_streaming
@@ -292,6 +357,8 @@ async def test_a_function_of_the_planners_own_name_is_refused(streamed: bool) ->
     assert service.requests == []
 
     result = await invoke(
-        planner_with(excluded_plugins={"UserInteraction"}, max_iterations=2), kernel, streamed=streamed
+        planner_with(excluded_plugins={"UserInteraction"}, max_iterations=2),
+        kernel,
+        streamed=streamed,
     )
     assert result.status == "limit_reached"

@@ -5,8 +5,16 @@ from typing import Any
 import pytest
 from semantic_kernel.contents import FunctionCallContent
 
-from planner_ext import Budget, FunctionCallingStepwisePlannerResult, FunctionInvokingChatCompletion
-from planner_ext.errors import LimitReachedError, PlannerInvalidConfigurationError, RunNotAnsweredError
+from planner_ext import (
+    Budget,
+    FunctionCallingStepwisePlannerResult,
+    FunctionInvokingChatCompletion,
+)
+from planner_ext.errors import (
+    LimitReachedError,
+    PlannerInvalidConfigurationError,
+    RunNotAnsweredError,
+)
 from planner_ext.testing import ScriptedChatCompletion, call, calls, say
 from support.planner import (
     ADD,
@@ -37,13 +45,19 @@ async def test_a_model_that_never_stops_makes_exactly_the_requests_allowed(
 ) -> None:
     """With max_iterations=N the server gets N requests, N are charged, and the run is answered."""
     math = Math()
-    planner = planner_with(max_iterations=most, plan=plan, control=control, pre_invoke=lambda *_: True)
+    planner = planner_with(
+        max_iterations=most, plan=plan, control=control, pre_invoke=lambda *_: True
+    )
     async with openai_kernel(never_stops, math=math) as (kernel, server):
         result = await invoke(planner, kernel, streamed=streamed)
         asked_last = server.requests[-1]
 
     assert (len(server.requests), result.iterations) == (most, most)
-    assert (result.status, result.final_answer, result.limit) == ("limit_reached", "Enough.", "max_iterations")
+    assert (result.status, result.final_answer, result.limit) == (
+        "limit_reached",
+        "Enough.",
+        "max_iterations",
+    )
     assert asked_last.tools == ()
     assert result.tool_calls == len(math.sums)
     assert result.usage.total_tokens == server.total_tokens
@@ -65,7 +79,9 @@ async def test_no_plan_is_asked_for_unless_two_trips_remain(streamed: bool) -> N
 async def test_an_uncharged_plan_comes_on_top(streamed: bool) -> None:
     """With charge_plan=False the plan request costs no round trip of the budget, but its tokens are counted."""
     async with openai_kernel(never_stops) as (kernel, server):
-        result = await invoke(planner_with(max_iterations=3, charge_plan=False), kernel, streamed=streamed)
+        result = await invoke(
+            planner_with(max_iterations=3, charge_plan=False), kernel, streamed=streamed
+        )
 
     assert (len(server.requests), result.iterations) == (4, 3)
     assert result.usage.total_tokens == server.total_tokens
@@ -76,26 +92,40 @@ async def test_two_hundred_tool_turns_do_not_recurse(streamed: bool) -> None:
     """A long run is a loop: 200 tool rounds, then the answer."""
     script = [*[ADD] * 200, say("It is 3.")]
     kernel, _ = scripted(script)
-    result = await invoke(planner_with(plan=False, max_iterations=None), kernel, streamed=streamed)
+    result = await invoke(
+        planner_with(plan=False, max_iterations=None), kernel, streamed=streamed
+    )
 
-    assert (result.status, result.iterations, result.tool_calls) == ("answered", 201, 200)
+    assert (result.status, result.iterations, result.tool_calls) == (
+        "answered",
+        201,
+        200,
+    )
 
 
 @both_ways
 async def test_the_budget_may_say_how_many_iterations(streamed: bool) -> None:
     """``budget.max_iterations`` is the same as ``max_iterations``: set alone it holds, above the default too."""
     async with openai_kernel(never_stops) as (kernel, server):
-        result = await invoke(planner_with(plan=False, budget=Budget(max_iterations=20)), kernel, streamed=streamed)
+        result = await invoke(
+            planner_with(plan=False, budget=Budget(max_iterations=20)),
+            kernel,
+            streamed=streamed,
+        )
 
     assert (len(server.requests), result.iterations) == (20, 20)
 
 
 @both_ways
 @pytest.mark.parametrize(("option", "budget"), [(3, 7), (7, 3)])
-async def test_of_two_round_trip_limits_the_smaller_holds(option: int, budget: int, streamed: bool) -> None:
+async def test_of_two_round_trip_limits_the_smaller_holds(
+    option: int, budget: int, streamed: bool
+) -> None:
     """Where max_iterations is set in the options and in the budget, the smaller one holds."""
     async with openai_kernel(never_stops) as (kernel, server):
-        planner = planner_with(plan=False, max_iterations=option, budget=Budget(max_iterations=budget))
+        planner = planner_with(
+            plan=False, max_iterations=option, budget=Budget(max_iterations=budget)
+        )
         await invoke(planner, kernel, streamed=streamed)
 
     assert len(server.requests) == 3
@@ -104,7 +134,12 @@ async def test_of_two_round_trip_limits_the_smaller_holds(option: int, budget: i
 @both_ways
 @each_of(
     ("reported", "charged", "requests"),
-    [({"iterations": 2}, 4, 2), ({"Iterations": 2}, 4, 2), ({"iterations": "2"}, 4, 4), ({"iterations": True}, 4, 4)],
+    [
+        ({"iterations": 2}, 4, 2),
+        ({"Iterations": 2}, 4, 2),
+        ({"iterations": "2"}, 4, 4),
+        ({"iterations": True}, 4, 4),
+    ],
     ids=["ours", "adr", "text", "bool"],
 )
 async def test_trips_are_charged_from_the_metadata(
@@ -112,18 +147,28 @@ async def test_trips_are_charged_from_the_metadata(
 ) -> None:
     """A service that loops by itself is charged what it reports; anything but a whole number charges 1."""
     kernel, service = scripted(never_stops, metadata=reported)
-    result = await invoke(planner_with(plan=False, max_iterations=4), kernel, streamed=streamed)
+    result = await invoke(
+        planner_with(plan=False, max_iterations=4), kernel, streamed=streamed
+    )
 
     assert (result.iterations, len(service.requests)) == (charged, requests)
 
 
 @both_ways
-async def test_a_service_that_spends_more_than_allowed_ends_the_run(streamed: bool) -> None:
+async def test_a_service_that_spends_more_than_allowed_ends_the_run(
+    streamed: bool,
+) -> None:
     """A reply that reports more iterations than were left ends the run at the limit; its text is the answer."""
     kernel, service = scripted([say("It is 3.")], metadata={"iterations": 9})
-    result = await invoke(planner_with(plan=False, max_iterations=4), kernel, streamed=streamed)
+    result = await invoke(
+        planner_with(plan=False, max_iterations=4), kernel, streamed=streamed
+    )
 
-    assert (result.status, result.final_answer, result.limit) == ("limit_reached", "It is 3.", "max_iterations")
+    assert (result.status, result.final_answer, result.limit) == (
+        "limit_reached",
+        "It is 3.",
+        "max_iterations",
+    )
     assert (result.iterations, len(service.requests)) == (9, 1)
 
 
@@ -137,14 +182,22 @@ limits = pytest.mark.parametrize(
 
 @both_ways
 @limits
-async def test_stop_ends_the_run_as_a_value(limit: str, budget: Any, trips: int, streamed: bool) -> None:
+async def test_stop_ends_the_run_as_a_value(
+    limit: str, budget: Any, trips: int, streamed: bool
+) -> None:
     """Under on_limit="stop" calls beyond the limit are answered "not executed", and no further request is made."""
     math = Math()
     async with openai_kernel(never_stops, math=math) as (kernel, server):
-        planner = planner_with(plan=False, max_iterations=trips, budget=Budget(on_limit="stop", **budget))
+        planner = planner_with(
+            plan=False, max_iterations=trips, budget=Budget(on_limit="stop", **budget)
+        )
         result = await invoke(planner, kernel, streamed=streamed)
 
-    assert (result.status, result.final_answer, result.limit) == ("limit_reached", "", limit)
+    assert (result.status, result.final_answer, result.limit) == (
+        "limit_reached",
+        "",
+        limit,
+    )
     assert (len(server.requests), len(math.sums), result.tool_calls) == (2, 1, 1)
     check_sendable(result.chat_history)
     assert result.chat_history is not None
@@ -156,16 +209,25 @@ async def test_stop_ends_the_run_as_a_value(limit: str, budget: Any, trips: int,
 
 @both_ways
 @limits
-async def test_raise_ends_the_run_with_everything_it_had(limit: str, budget: Any, trips: int, streamed: bool) -> None:
+async def test_raise_ends_the_run_with_everything_it_had(
+    limit: str, budget: Any, trips: int, streamed: bool
+) -> None:
     """Under on_limit="raise" the error carries history, usage, limit and checkpoint."""
     math = Math()
     async with openai_kernel(never_stops, math=math) as (kernel, server):
-        planner = planner_with(plan=False, max_iterations=trips, budget=Budget(on_limit="raise", **budget))
+        planner = planner_with(
+            plan=False, max_iterations=trips, budget=Budget(on_limit="raise", **budget)
+        )
         with pytest.raises(LimitReachedError, match=limit) as raised:
             await invoke(planner, kernel, streamed=streamed)
 
     error = raised.value
-    assert (error.limit, error.status, error.iterations, error.tool_calls) == (limit, "limit_reached", 2, 1)
+    assert (error.limit, error.status, error.iterations, error.tool_calls) == (
+        limit,
+        "limit_reached",
+        2,
+        1,
+    )
     assert error.usage is not None
     assert error.usage.total_tokens == server.total_tokens
     assert error.checkpoint is not None
@@ -177,7 +239,9 @@ async def test_raise_ends_the_run_with_everything_it_had(limit: str, budget: Any
 async def test_the_error_for_tool_calls_has_the_expected_words(streamed: bool) -> None:
     """The message of an error at max_tool_calls starts with "Max number of tool call reached"."""
     kernel, _ = scripted(never_stops)
-    planner = planner_with(plan=False, budget=Budget(max_tool_calls=1, on_limit="raise"))
+    planner = planner_with(
+        plan=False, budget=Budget(max_tool_calls=1, on_limit="raise")
+    )
     with pytest.raises(LimitReachedError, match=r"^Max number of tool call reached"):
         await invoke(planner, kernel, streamed=streamed)
 
@@ -190,37 +254,68 @@ async def test_return_calls_ends_the_history_with_the_calls(
     """Under on_limit="return_calls" the calls of the last trip end the history, unanswered."""
     math = Math()
     async with openai_kernel(never_stops, math=math) as (kernel, server):
-        planner = planner_with(plan=False, max_iterations=trips, budget=Budget(on_limit="return_calls", **budget))
+        planner = planner_with(
+            plan=False,
+            max_iterations=trips,
+            budget=Budget(on_limit="return_calls", **budget),
+        )
         result = await invoke(planner, kernel, streamed=streamed)
 
-    assert (result.status, result.limit, len(server.requests), len(math.sums)) == ("limit_reached", limit, 2, 1)
+    assert (result.status, result.limit, len(server.requests), len(math.sums)) == (
+        "limit_reached",
+        limit,
+        2,
+        1,
+    )
     assert result.chat_history is not None
     *_, last = result.chat_history.messages
-    assert [item.name for item in last.items if isinstance(item, FunctionCallContent)] == ["math-add"]
+    assert [
+        item.name for item in last.items if isinstance(item, FunctionCallContent)
+    ] == ["math-add"]
 
 
 @both_ways
 async def test_answer_asks_once_more_without_functions(streamed: bool) -> None:
     """Under on_limit="answer" a call limit answers the calls "not executed" and the next request has no functions."""
     async with openai_kernel(never_stops) as (kernel, server):
-        result = await invoke(planner_with(plan=False, budget=Budget(max_tool_calls=1)), kernel, streamed=streamed)
+        result = await invoke(
+            planner_with(plan=False, budget=Budget(max_tool_calls=1)),
+            kernel,
+            streamed=streamed,
+        )
 
     assert [bool(request.tools) for request in server.requests] == [True, True, False]
-    assert (result.status, result.final_answer, result.limit) == ("limit_reached", "Enough.", "max_tool_calls")
+    assert (result.status, result.final_answer, result.limit) == (
+        "limit_reached",
+        "Enough.",
+        "max_tool_calls",
+    )
     with pytest.raises(LimitReachedError, match=r"^Max number of tool call reached"):
         result.raise_for_status()
 
 
 @both_ways
-@pytest.mark.parametrize(("batch_over_limit", "ran"), [("reject_batch", 0), ("fill_remaining", 2)])
-async def test_a_batch_is_counted_as_it_is(batch_over_limit: Any, ran: int, streamed: bool) -> None:
+@pytest.mark.parametrize(
+    ("batch_over_limit", "ran"), [("reject_batch", 0), ("fill_remaining", 2)]
+)
+async def test_a_batch_is_counted_as_it_is(
+    batch_over_limit: Any, ran: int, streamed: bool
+) -> None:
     """A batch of three is three calls: over a limit of two, none of it runs, or the first two, and never three."""
     math = Math()
-    kernel = kernel_of(ScriptedChatCompletion([calls(ADD, ADD, ADD), ENOUGH]), math=math)
-    planner = planner_with(plan=False, budget=Budget(max_tool_calls=2, batch_over_limit=batch_over_limit))
+    kernel = kernel_of(
+        ScriptedChatCompletion([calls(ADD, ADD, ADD), ENOUGH]), math=math
+    )
+    planner = planner_with(
+        plan=False, budget=Budget(max_tool_calls=2, batch_over_limit=batch_over_limit)
+    )
     result = await invoke(planner, kernel, streamed=streamed)
 
-    assert (len(math.sums), result.tool_calls, result.status) == (ran, ran, "limit_reached")
+    assert (len(math.sums), result.tool_calls, result.status) == (
+        ran,
+        ran,
+        "limit_reached",
+    )
     check_sendable(result.chat_history)
 
 
@@ -228,19 +323,32 @@ async def test_a_batch_is_counted_as_it_is(batch_over_limit: Any, ran: int, stre
 async def test_the_planners_own_calls_are_free(streamed: bool) -> None:
     """The final-answer function does not count as a tool call: with a limit of 0 the run still has its answer."""
     kernel, _ = scripted([PLAN, final()])
-    result = await invoke(planner_with(budget=Budget(max_tool_calls=0)), kernel, streamed=streamed)
+    result = await invoke(
+        planner_with(budget=Budget(max_tool_calls=0)), kernel, streamed=streamed
+    )
 
-    assert (result.status, result.final_answer, result.tool_calls) == ("answered", "It is 3.", 0)
+    assert (result.status, result.final_answer, result.tool_calls) == (
+        "answered",
+        "It is 3.",
+        0,
+    )
 
 
 @both_ways
 async def test_the_last_request_can_keep_the_schema(streamed: bool) -> None:
     """With last_trip="none" the reserved request has the tool schema with choice "none" instead of none."""
-    async with openai_kernel(lambda r: ENOUGH if r.tool_choice in (None, "none") else ADD) as (kernel, server):
-        planner = planner_with(plan=False, max_iterations=2, budget=Budget(last_trip="none"))
+    async with openai_kernel(
+        lambda r: ENOUGH if r.tool_choice in (None, "none") else ADD
+    ) as (kernel, server):
+        planner = planner_with(
+            plan=False, max_iterations=2, budget=Budget(last_trip="none")
+        )
         result = await invoke(planner, kernel, streamed=streamed)
 
-    assert (server.requests[-1].tool_choice, bool(server.requests[-1].tools)) == ("none", True)
+    assert (server.requests[-1].tool_choice, bool(server.requests[-1].tools)) == (
+        "none",
+        True,
+    )
     assert (result.status, result.final_answer) == ("limit_reached", "Enough.")
 
 
@@ -248,8 +356,13 @@ async def test_the_last_request_can_keep_the_schema(streamed: bool) -> None:
 async def test_a_function_in_a_budget_must_be_offered(streamed: bool) -> None:
     """A misspelt name in max_calls_per_function is refused before the first request, with the names there are."""
     kernel, service = scripted(never_stops)
-    planner = planner_with(plan=False, budget=Budget(max_calls_per_function={"math-ad": 1}))
-    with pytest.raises(PlannerInvalidConfigurationError, match=r"max_calls_per_function.*math-ad\b.*math-add"):
+    planner = planner_with(
+        plan=False, budget=Budget(max_calls_per_function={"math-ad": 1})
+    )
+    with pytest.raises(
+        PlannerInvalidConfigurationError,
+        match=r"max_calls_per_function.*math-ad\b.*math-add",
+    ):
         await invoke(planner, kernel, streamed=streamed)
     assert service.requests == []
 
@@ -260,10 +373,14 @@ async def test_the_budget_of_a_wrapped_service_holds_too(streamed: bool) -> None
     for of_planner, of_service in [(9, 3), (3, 9)]:
         async with openai_kernel(never_stops) as (kernel, server):
             inner = kernel.get_service("chat")
-            wrapped = FunctionInvokingChatCompletion(inner, budget=Budget(max_iterations=of_service))
+            wrapped = FunctionInvokingChatCompletion(
+                inner, budget=Budget(max_iterations=of_service)
+            )
             doubly = FunctionInvokingChatCompletion(wrapped)
             result = await invoke(
-                planner_with("chat", plan=False, max_iterations=of_planner), kernel_of(doubly), streamed=streamed
+                planner_with("chat", plan=False, max_iterations=of_planner),
+                kernel_of(doubly),
+                streamed=streamed,
             )
         assert (len(server.requests), result.iterations) == (3, 3)
         assert (result.status, result.limit) == ("limit_reached", "max_iterations")
@@ -272,20 +389,42 @@ async def test_the_budget_of_a_wrapped_service_holds_too(streamed: bool) -> None
 def test_a_result_that_was_stored_still_raises_for_its_status() -> None:
     """``raise_for_status`` says how the run ended also where the result was written as JSON and read again."""
     stored = FunctionCallingStepwisePlannerResult(
-        status="limit_reached", limit="max_tool_calls", iterations=3, tool_calls=2, reason="The limit was reached."
+        status="limit_reached",
+        limit="max_tool_calls",
+        iterations=3,
+        tool_calls=2,
+        reason="The limit was reached.",
     ).model_dump_json()
     with pytest.raises(RunNotAnsweredError) as raised:
-        FunctionCallingStepwisePlannerResult.model_validate_json(stored).raise_for_status()
+        FunctionCallingStepwisePlannerResult.model_validate_json(
+            stored
+        ).raise_for_status()
     error = raised.value
-    assert (error.status, error.limit, error.iterations, error.tool_calls) == ("limit_reached", "max_tool_calls", 3, 2)
+    assert (error.status, error.limit, error.iterations, error.tool_calls) == (
+        "limit_reached",
+        "max_tool_calls",
+        3,
+        2,
+    )
 
 
 @both_ways
-async def test_calls_in_reply_to_a_request_without_functions_do_not_run(streamed: bool) -> None:
+async def test_calls_in_reply_to_a_request_without_functions_do_not_run(
+    streamed: bool,
+) -> None:
     """A model that calls although nothing is offered ends the run at the limit; nothing of it runs."""
     math = Math()
-    kernel = kernel_of(ScriptedChatCompletion(lambda _: calls(ADD, call(FINAL_ANSWER, {"answer": "3"}))), math=math)
+    kernel = kernel_of(
+        ScriptedChatCompletion(
+            lambda _: calls(ADD, call(FINAL_ANSWER, {"answer": "3"}))
+        ),
+        math=math,
+    )
     result = await invoke(planner_with(max_iterations=1), kernel, streamed=streamed)
 
-    assert (result.status, result.limit, math.sums) == ("limit_reached", "max_iterations", [])
+    assert (result.status, result.limit, math.sums) == (
+        "limit_reached",
+        "max_iterations",
+        [],
+    )
     check_sendable(result.chat_history)

@@ -5,11 +5,18 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.connectors.ai.prompt_execution_settings import (
+    PromptExecutionSettings,
+)
 from semantic_kernel.contents import ChatHistory
 from semantic_kernel.functions import kernel_function
 
-from planner_ext import BoundedFunctionChoiceBehavior, Budget, FunctionInvokingChatCompletion, ToolCallHandler
+from planner_ext import (
+    BoundedFunctionChoiceBehavior,
+    Budget,
+    FunctionInvokingChatCompletion,
+    ToolCallHandler,
+)
 from planner_ext.hitl_manager import Approve, Checkpoint, Defer
 from planner_ext.plugin import PlannerPlugin
 from planner_ext.session import ToolUseSession
@@ -25,8 +32,14 @@ class World:
         self.began = asyncio.Event()
         self.cleans = asyncio.Event()
         self.stuck, self.cleans_up = True, False
-        script = [call("w-wait"), say("Done."), say("Done.")] if place == "function" else [say("Done."), say("Done.")]
-        self.service = ScriptedChatCompletion(script, before_reply=self._stand if place == "request" else None)
+        script = (
+            [call("w-wait"), say("Done."), say("Done.")]
+            if place == "function"
+            else [say("Done."), say("Done.")]
+        )
+        self.service = ScriptedChatCompletion(
+            script, before_reply=self._stand if place == "request" else None
+        )
         self.kernel = kernel_of(self.service, w=self)
         self.history = ChatHistory()
         self.history.add_user_message("go")
@@ -47,7 +60,9 @@ class World:
         return "waited"
 
     def settings(self) -> PromptExecutionSettings:
-        return PromptExecutionSettings(function_choice_behavior=BoundedFunctionChoiceBehavior.Auto())
+        return PromptExecutionSettings(
+            function_choice_behavior=BoundedFunctionChoiceBehavior.Auto()
+        )
 
 
 async def read(stream: Any) -> None:
@@ -65,12 +80,18 @@ async def planner_streamed(world: World) -> None:
 
 async def service(world: World) -> None:
     wrapped = FunctionInvokingChatCompletion(world.service)
-    await wrapped.get_chat_message_contents(world.history, world.settings(), kernel=world.kernel)
+    await wrapped.get_chat_message_contents(
+        world.history, world.settings(), kernel=world.kernel
+    )
 
 
 async def service_streamed(world: World) -> None:
     wrapped = FunctionInvokingChatCompletion(world.service)
-    await read(wrapped.get_streaming_chat_message_contents(world.history, world.settings(), kernel=world.kernel))
+    await read(
+        wrapped.get_streaming_chat_message_contents(
+            world.history, world.settings(), kernel=world.kernel
+        )
+    )
 
 
 async def handler(world: World) -> None:
@@ -92,12 +113,23 @@ async def session_streamed(world: World) -> None:
 async def nested(world: World) -> None:
     """The outermost run is the one that is carried."""
     world.kernel.add_plugin(PlannerPlugin(planner_with("default", plan=False)), "inner")
-    outer = ScriptedChatCompletion([call("inner-reach_goal", {"goal": "go"})], service_id="outer")
+    outer = ScriptedChatCompletion(
+        [call("inner-reach_goal", {"goal": "go"})], service_id="outer"
+    )
     world.kernel.add_service(outer)
     await planner_with("outer", plan=False).invoke(world.kernel, "the outer goal")
 
 
-DOORS = [planner, planner_streamed, service, service_streamed, handler, handler_streamed, session, session_streamed]
+DOORS = [
+    planner,
+    planner_streamed,
+    service,
+    service_streamed,
+    handler,
+    handler_streamed,
+    session,
+    session_streamed,
+]
 every_door = pytest.mark.parametrize("door", DOORS, ids=lambda door: door.__name__)
 both_places = pytest.mark.parametrize("place", ["request", "function"])
 Door = Callable[[World], Coroutine[Any, Any, None]]
@@ -123,11 +155,21 @@ async def check(error: BaseException, world: World, place: str) -> None:
     """Its history can be sent, and its checkpoint resumed."""
     history, checkpoint = run_of(error).chat_history, run_of(error).checkpoint
     check_sendable(history)
-    results = [str(message.items[0].result) for message in history.messages if message.role == "tool"]
-    assert results == ([] if place == "request" else ["Cancelled while it ran; whether it took effect is not known."])
+    results = [
+        str(message.items[0].result)
+        for message in history.messages
+        if message.role == "tool"
+    ]
+    assert results == (
+        []
+        if place == "request"
+        else ["Cancelled while it ran; whether it took effect is not known."]
+    )
     world.stuck = False
     again = Checkpoint.from_json(checkpoint.to_json())
-    result = await planner_with(plan=False).resume(world.kernel, again, budget=Budget(max_iterations=5))
+    result = await planner_with(plan=False).resume(
+        world.kernel, again, budget=Budget(max_iterations=5)
+    )
     assert (result.status, result.final_answer) == ("answered", "Done.")
 
 
@@ -147,7 +189,9 @@ async def test_a_cancelled_task_carries_its_run(door: Door, place: str) -> None:
 
 @every_door
 @both_places
-async def test_a_task_that_is_cancelled_again_carries_its_run(door: Door, place: str) -> None:
+async def test_a_task_that_is_cancelled_again_carries_its_run(
+    door: Door, place: str
+) -> None:
     """The second cancellation reaches what cleans up; the run still answers its calls, and comes out whole."""
     world = World(place)
     world.cleans_up = True
@@ -212,7 +256,10 @@ async def test_the_outermost_run_is_the_one_that_is_carried() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError) as caught:
         await task
-    assert str(run_of(caught.value).chat_history.messages[-2].items[0].name) == "inner-reach_goal"
+    assert (
+        str(run_of(caught.value).chat_history.messages[-2].items[0].name)
+        == "inner-reach_goal"
+    )
 
 
 async def test_a_resumed_run_is_carried_too() -> None:
@@ -229,7 +276,9 @@ async def test_a_resumed_run_is_carried_too() -> None:
     await check(caught.value, world, "function")
 
 
-async def test_a_run_that_is_cancelled_while_its_resume_is_recorded_is_carried() -> None:
+async def test_a_run_that_is_cancelled_while_its_resume_is_recorded_is_carried() -> (
+    None
+):
     """Nothing has started yet: its checkpoint is the one that was resumed."""
     world, watches = World("function"), asyncio.Event()
 
@@ -238,7 +287,9 @@ async def test_a_run_that_is_cancelled_while_its_resume_is_recorded_is_carried()
             watches.set()
             await asyncio.Future()
 
-    paused = await planner_with(plan=False, interceptors=[lambda _: Defer()]).invoke(world.kernel, "go")
+    paused = await planner_with(plan=False, interceptors=[lambda _: Defer()]).invoke(
+        world.kernel, "go"
+    )
     decisions = {paused.pending[0].id: Approve(by="ann")}
     made = planner_with(plan=False, observers=[observer])
     task = asyncio.create_task(made.resume(world.kernel, paused.checkpoint, decisions))
@@ -248,7 +299,9 @@ async def test_a_run_that_is_cancelled_while_its_resume_is_recorded_is_carried()
         await task
     check_sendable(run_of(caught.value).chat_history)
     world.stuck = False
-    result = await planner_with(plan=False).resume(world.kernel, run_of(caught.value).checkpoint, decisions)
+    result = await planner_with(plan=False).resume(
+        world.kernel, run_of(caught.value).checkpoint, decisions
+    )
     assert (result.status, result.final_answer) == ("answered", "Done.")
 
 
@@ -258,7 +311,9 @@ async def test_what_ends_the_program_carries_its_run() -> None:
     def leave(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    kernel = kernel_of(ScriptedChatCompletion([call("math-add", {"a": 1, "b": 2}), say("Done.")]))
+    kernel = kernel_of(
+        ScriptedChatCompletion([call("math-add", {"a": 1, "b": 2}), say("Done.")])
+    )
     with pytest.raises(KeyboardInterrupt) as caught:
         await planner_with(plan=False, iteration_completed=leave).invoke(kernel, "go")
     check_sendable(run_of(caught.value).chat_history)

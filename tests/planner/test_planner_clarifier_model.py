@@ -15,8 +15,25 @@ from planner_ext.errors import PlannerInvalidConfigurationError, ServiceCallErro
 from planner_ext.events import Clarified
 from planner_ext.hitl_manager import ModelClarifier, Question
 from planner_ext.iteration import Usage
-from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, calls, say
-from support.planner import ADD, Clock, both_ways, final, invoke, kernel_of, openai_kernel, planner_with, scripted
+from planner_ext.testing import (
+    ScriptedChatCompletion,
+    ScriptedReply,
+    ScriptedRequest,
+    call,
+    calls,
+    say,
+)
+from support.planner import (
+    ADD,
+    Clock,
+    both_ways,
+    final,
+    invoke,
+    kernel_of,
+    openai_kernel,
+    planner_with,
+    scripted,
+)
 from support.stock import EVERY_HEALTH_CHECK
 
 ASK = call("UserInteraction-AskUser", {"question": "Which numbers?"})
@@ -34,24 +51,35 @@ async def test_another_model_answers_and_is_charged(streamed: bool) -> None:
     async with openai_kernel([say("1 and 2.")]) as (other, second):
         clarifier = ModelClarifier(other)
         async with openai_kernel([ASK, ADD, final()]) as (kernel, first):
-            planner = planner_with(plan=False, require_final_answer_function=True, clarifier=clarifier)
-            result = await invoke(planner, kernel, "Add the numbers.", streamed=streamed)
+            planner = planner_with(
+                plan=False, require_final_answer_function=True, clarifier=clarifier
+            )
+            result = await invoke(
+                planner, kernel, "Add the numbers.", streamed=streamed
+            )
 
     assert (result.status, result.final_answer) == ("answered", "It is 3.")
     assert result.iterations == len(first.requests) + len(second.requests) == 4
     assert result.usage.total_tokens == first.total_tokens + second.total_tokens
     asked = second.requests[0]
     assert asked.tools == ()
-    assert all(text in str(asked.messages) for text in ("Add the numbers.", "Which numbers?"))
+    assert all(
+        text in str(asked.messages) for text in ("Add the numbers.", "Which numbers?")
+    )
 
 
 @both_ways
-async def test_a_model_that_reports_no_usage_is_charged_an_estimate(streamed: bool) -> None:
+async def test_a_model_that_reports_no_usage_is_charged_an_estimate(
+    streamed: bool,
+) -> None:
     """Tokens that the clarifier's service does not report are estimated, and the run's usage says so."""
     silent = ScriptedChatCompletion([say("1 and 2.")], metadata={"usage": None})
     kernel, _ = scripted([ASK, ADD, final()])
     planner = planner_with(
-        plan=False, require_final_answer_function=True, clarifier=ModelClarifier(kernel_of(silent)), max_iterations=9
+        plan=False,
+        require_final_answer_function=True,
+        clarifier=ModelClarifier(kernel_of(silent)),
+        max_iterations=9,
     )
     result = await invoke(planner, kernel, "Add the numbers.", streamed=streamed)
     assert (result.status, len(silent.requests)) == ("answered", 1)
@@ -60,8 +88,13 @@ async def test_a_model_that_reports_no_usage_is_charged_an_estimate(streamed: bo
 
 def test_a_price_of_the_model_that_gives_no_amount_is_refused() -> None:
     """A clarifier's price is tried when the clarifier is made."""
-    with pytest.raises(PlannerInvalidConfigurationError, match="price must return US dollars"):
-        ModelClarifier(kernel_of(ScriptedChatCompletion([])), price=lambda model, usage: float("nan"))
+    with pytest.raises(
+        PlannerInvalidConfigurationError, match="price must return US dollars"
+    ):
+        ModelClarifier(
+            kernel_of(ScriptedChatCompletion([])),
+            price=lambda model, usage: float("nan"),
+        )
 
 
 @both_ways
@@ -69,16 +102,24 @@ async def test_pass_leaves_the_question_open_and_still_counts(streamed: bool) ->
     """A reply of PASS says nothing: the question waits for a person, the request is charged."""
     clarifier, other = answering("pass.")
     kernel, _ = scripted([ASK])
-    result = await invoke(planner_with(plan=False, clarifier=clarifier), kernel, streamed=streamed)
+    result = await invoke(
+        planner_with(plan=False, clarifier=clarifier), kernel, streamed=streamed
+    )
     assert (result.status, result.iterations, len(other.requests)) == ("asked", 2, 1)
 
 
 @both_ways
-async def test_no_request_is_made_that_would_leave_none_to_use_the_answer(streamed: bool) -> None:
+async def test_no_request_is_made_that_would_leave_none_to_use_the_answer(
+    streamed: bool,
+) -> None:
     """With one trip left the clarifier's model is not asked; the question waits for a person."""
     clarifier, other = answering("1 and 2.")
     kernel, _ = scripted([ASK])
-    result = await invoke(planner_with(plan=False, max_iterations=2, clarifier=clarifier), kernel, streamed=streamed)
+    result = await invoke(
+        planner_with(plan=False, max_iterations=2, clarifier=clarifier),
+        kernel,
+        streamed=streamed,
+    )
     assert (result.status, result.iterations, other.requests) == ("asked", 1, [])
 
 
@@ -96,10 +137,18 @@ async def test_its_time_and_its_price_are_the_runs(streamed: bool) -> None:
 
     clarifier = ModelClarifier(kernel_of(ScriptedChatCompletion(slow)), price=price)
     kernel, _ = scripted([ASK, final()])
-    planner = planner_with(plan=False, require_final_answer_function=True, clarifier=clarifier, clock=clock)
+    planner = planner_with(
+        plan=False, require_final_answer_function=True, clarifier=clarifier, clock=clock
+    )
     result = await invoke(planner, kernel, streamed=streamed)
-    assert (result.status, result.usage.active_seconds, result.usage.cost) == ("answered", 5.0, 0.5)
-    assert [fact.by for fact in result.facts if isinstance(fact, Clarified)] == ["scripted"]
+    assert (result.status, result.usage.active_seconds, result.usage.cost) == (
+        "answered",
+        5.0,
+        0.5,
+    )
+    assert [fact.by for fact in result.facts if isinstance(fact, Clarified)] == [
+        "scripted"
+    ]
 
 
 async def test_a_failing_model_is_a_fault_of_the_run() -> None:
@@ -109,7 +158,9 @@ async def test_a_failing_model_is_a_fault_of_the_run() -> None:
         raise RuntimeError("no route")
 
     kernel, _ = scripted([ASK])
-    planner = planner_with(plan=False, clarifier=ModelClarifier(kernel_of(ScriptedChatCompletion(broken))))
+    planner = planner_with(
+        plan=False, clarifier=ModelClarifier(kernel_of(ScriptedChatCompletion(broken)))
+    )
     with pytest.raises(ServiceCallError, match="no route") as raised:
         await planner.invoke(kernel, "goal")
     assert raised.value.checkpoint is not None
@@ -136,20 +187,34 @@ async def test_one_clarifier_answers_the_questions_of_several_runs_at_once() -> 
         clarifier = ModelClarifier(kernel)
         goals = ["one", "two", "two", "three"]
         answers = await asyncio.gather(*(clarifier(question(goal)) for goal in goals))
-    assert [answer.text for answer in answers if answer is not None] == [f"Goal: {goal}" for goal in goals]
+    assert [answer.text for answer in answers if answer is not None] == [
+        f"Goal: {goal}" for goal in goals
+    ]
     assert [len(request.messages) for request in server.requests] == [2, 2, 2, 2]
 
 
 async def test_functions_in_its_settings_are_not_offered() -> None:
     """Its requests offer no functions, even if its settings do."""
-    tools = [{"type": "function", "function": {"name": "t-open", "parameters": {"type": "object", "properties": {}}}}]
+    tools = [
+        {
+            "type": "function",
+            "function": {
+                "name": "t-open",
+                "parameters": {"type": "object", "properties": {}},
+            },
+        }
+    ]
     settings = OpenAIChatPromptExecutionSettings(tools=tools, tool_choice="auto")
     async with openai_kernel([say("1 and 2.")]) as (other, server):
         kernel, _ = scripted([ASK, final()])
         clarifier = ModelClarifier(other, settings=settings)
-        planner = planner_with(plan=False, require_final_answer_function=True, clarifier=clarifier)
+        planner = planner_with(
+            plan=False, require_final_answer_function=True, clarifier=clarifier
+        )
         await invoke(planner, kernel, streamed=False)
-    assert [(request.tools, request.tool_choice) for request in server.requests] == [((), None)]
+    assert [(request.tools, request.tool_choice) for request in server.requests] == [
+        ((), None)
+    ]
 
 
 def test_a_clarifier_without_a_model_is_refused() -> None:
@@ -171,7 +236,12 @@ REPLIES = {
 }
 
 
-@settings(max_examples=80, derandomize=True, deadline=None, suppress_health_check=EVERY_HEALTH_CHECK)
+@settings(
+    max_examples=80,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=EVERY_HEALTH_CHECK,
+)
 @given(
     names=st.lists(st.sampled_from(sorted(REPLIES)), max_size=6),
     answers=st.lists(st.sampled_from(["1 and 2.", "PASS"]), min_size=1, max_size=3),
@@ -201,7 +271,9 @@ async def test_both_models_together_never_exceed_the_round_trips(
 
     service = ScriptedChatCompletion(other)
     kernel, first = scripted(model)
-    planner = planner_with(max_iterations=limit, clarifier=ModelClarifier(kernel_of(service)), **options)
+    planner = planner_with(
+        max_iterations=limit, clarifier=ModelClarifier(kernel_of(service)), **options
+    )
     result = await planner.invoke(kernel, "Add the numbers.")
     assert result.iterations == len(first.requests) + len(service.requests) <= limit
     assert result.status in ("answered", "asked", "limit_reached")

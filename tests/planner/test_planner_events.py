@@ -10,7 +10,15 @@ from semantic_kernel.contents import ChatMessageContent
 
 from planner_ext import Budget
 from planner_ext.errors import LimitReachedError
-from planner_ext.events import Ended, Fact, ModelReplied, Planned, ResultReady, Resumed, TextDelta
+from planner_ext.events import (
+    Ended,
+    Fact,
+    ModelReplied,
+    Planned,
+    ResultReady,
+    Resumed,
+    TextDelta,
+)
 from planner_ext.testing import ScriptedReply, call, calls, say
 from support.narrow import as_type
 from support.planner import (
@@ -54,7 +62,11 @@ def comparable(facts: Sequence[Fact]) -> list[tuple[str, dict[str, Any]]]:
     return [
         (
             fact.type,
-            {item.name: essence(getattr(fact, item.name)) for item in fields(fact) if item.name not in OF_THE_RUN},
+            {
+                item.name: essence(getattr(fact, item.name))
+                for item in fields(fact)
+                if item.name not in OF_THE_RUN
+            },
         )
         for fact in facts
     ]
@@ -65,7 +77,13 @@ async def test_plain_and_streamed_runs_record_the_same_facts() -> None:
     runs = []
     for streamed in (False, True):
         async with openai_kernel(EVENTFUL) as (kernel, _):
-            runs.append(await invoke(planner_with(budget=Budget(max_tool_calls=9)), kernel, streamed=streamed))
+            runs.append(
+                await invoke(
+                    planner_with(budget=Budget(max_tool_calls=9)),
+                    kernel,
+                    streamed=streamed,
+                )
+            )
     plain, stream = (comparable(run.facts) for run in runs)
 
     assert [kind for kind, _ in stream] == [kind for kind, _ in plain]
@@ -92,12 +110,22 @@ async def test_the_results_of_plain_and_streamed_runs_are_the_same() -> None:
             results.append(await invoke(planner_with(), kernel, streamed=streamed))
     plain, stream = results
 
-    for name in ("status", "final_answer", "iterations", "tool_calls", "limit", "reason", "plan"):
+    for name in (
+        "status",
+        "final_answer",
+        "iterations",
+        "tool_calls",
+        "limit",
+        "reason",
+        "plan",
+    ):
         assert getattr(plain, name) == getattr(stream, name)
     assert plain.usage.total_tokens == stream.usage.total_tokens
     assert plain.chat_history is not None
     assert stream.chat_history is not None
-    assert [m.to_dict() for m in plain.chat_history.messages] == [m.to_dict() for m in stream.chat_history.messages]
+    assert [m.to_dict() for m in plain.chat_history.messages] == [
+        m.to_dict() for m in stream.chat_history.messages
+    ]
 
 
 async def test_a_stream_tells_every_fact_in_order_and_the_result_last() -> None:
@@ -115,7 +143,13 @@ async def test_a_stream_tells_every_fact_in_order_and_the_result_last() -> None:
 
 async def test_text_comes_in_order_before_the_reply_it_is_part_of() -> None:
     """The deltas of a trip are the text of its reply, in pieces, in order; the plan's come as trip -1."""
-    kernel, _ = scripted([say("1. Add, carefully and slowly."), calls(ADD, text="I will add."), say("It is 3.")])
+    kernel, _ = scripted(
+        [
+            say("1. Add, carefully and slowly."),
+            calls(ADD, text="I will add."),
+            say("It is 3."),
+        ]
+    )
     events = await drained(planner_with().invoke_stream(kernel, "goal"))
 
     pieces: dict[int, str] = {}
@@ -131,14 +165,22 @@ async def test_text_comes_in_order_before_the_reply_it_is_part_of() -> None:
                 assert pieces[iteration] == text
             case _:
                 pass
-    assert pieces == {-1: "1. Add, carefully and slowly.", 0: "I will add.", 1: "It is 3."}
+    assert pieces == {
+        -1: "1. Add, carefully and slowly.",
+        0: "I will add.",
+        1: "It is 3.",
+    }
     assert len([event for event in events if isinstance(event, TextDelta)]) > 3
 
 
-async def test_a_stream_that_ends_at_a_raising_limit_tells_that_it_ended_first() -> None:
+async def test_a_stream_that_ends_at_a_raising_limit_tells_that_it_ended_first() -> (
+    None
+):
     """Under on_limit="raise" the stream tells the end as a fact, then raises; no result comes."""
     kernel, _ = scripted(never_stops)
-    stream = planner_with(max_iterations=2, budget=Budget(on_limit="raise")).invoke_stream(kernel, "goal")
+    stream = planner_with(
+        max_iterations=2, budget=Budget(on_limit="raise")
+    ).invoke_stream(kernel, "goal")
     events = []
     with pytest.raises(LimitReachedError):
         async for event in stream:
@@ -152,7 +194,11 @@ async def test_a_resumed_stream_tells_only_what_is_new() -> None:
     kernel, _ = scripted(never_stops)
     ended = await planner_with(max_iterations=2).invoke(kernel, "goal")
     kernel, _ = scripted([final()])
-    events = await drained(planner_with().resume_stream(kernel, ended.checkpoint, budget=Budget(max_iterations=9)))
+    events = await drained(
+        planner_with().resume_stream(
+            kernel, ended.checkpoint, budget=Budget(max_iterations=9)
+        )
+    )
 
     told = [event for event in events[:-1] if not isinstance(event, TextDelta)]
     assert as_type(Resumed, told[0]).type == "Resumed"
@@ -169,13 +215,17 @@ async def test_observers_get_every_fact(streamed: bool) -> None:
         told_async.append(fact)
 
     kernel, _ = scripted(EVENTFUL)
-    result = await invoke(planner_with(observers=[told.append, watch]), kernel, streamed=streamed)
+    result = await invoke(
+        planner_with(observers=[told.append, watch]), kernel, streamed=streamed
+    )
 
     assert told == told_async == list(result.facts)
 
 
 @both_ways
-async def test_an_observer_that_fails_changes_nothing(streamed: bool, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_observer_that_fails_changes_nothing(
+    streamed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     """What an observer raises is logged with its name; the run and the other observers continue."""
     told: list[Fact] = []
 
@@ -199,7 +249,10 @@ async def test_an_observer_that_fails_changes_nothing(streamed: bool, caplog: py
 async def test_the_journal_says_who_was_called_and_how_it_ended(streamed: bool) -> None:
     """Facts name function, outcome and error; the error's text is in the journal and not in what the model reads."""
     math = Math()
-    async with openai_kernel([PLAN, call("math-fail"), final()], math=math) as (kernel, server):
+    async with openai_kernel([PLAN, call("math-fail"), final()], math=math) as (
+        kernel,
+        server,
+    ):
         result = await invoke(planner_with(), kernel, streamed=streamed)
         read = str(server.requests[-1].messages[-1]["content"])
 
@@ -216,6 +269,14 @@ async def test_a_resumed_run_keeps_its_id(streamed: bool) -> None:
     planner = planner_with(max_iterations=2)
     first = await invoke(planner, kernel, streamed=streamed)
     second = await invoke(planner, kernel, streamed=streamed)
-    resumed = await resume(planner, kernel, first.checkpoint, streamed=streamed, budget=Budget(max_iterations=4))
+    resumed = await resume(
+        planner,
+        kernel,
+        first.checkpoint,
+        streamed=streamed,
+        budget=Budget(max_iterations=4),
+    )
 
-    assert resumed.checkpoint.run_id == first.checkpoint.run_id != second.checkpoint.run_id
+    assert (
+        resumed.checkpoint.run_id == first.checkpoint.run_id != second.checkpoint.run_id
+    )

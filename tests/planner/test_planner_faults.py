@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI, Timeout
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
-from semantic_kernel.connectors.ai.open_ai.exceptions.content_filter_ai_exception import ContentFilterAIException
+from semantic_kernel.connectors.ai.open_ai.exceptions.content_filter_ai_exception import (
+    ContentFilterAIException,
+)
 from semantic_kernel.exceptions import (
     KernelException,
     ServiceInvalidAuthError,
@@ -55,7 +57,13 @@ from support.planner import (
 )
 from support.values import each_of
 
-NO_CHOICES = {"id": "x", "object": "chat.completion", "created": 1, "model": "m", "choices": []}
+NO_CHOICES = {
+    "id": "x",
+    "object": "chat.completion",
+    "created": 1,
+    "model": "m",
+    "choices": [],
+}
 
 faults = each_of(
     ("fault", "error"),
@@ -64,10 +72,15 @@ faults = each_of(
         (ScriptedFault(status=401), ServiceCallError),
         (ScriptedFault(drop=True), ServiceCallError),
         (ScriptedFault(status=200, body=NO_CHOICES), InvalidReplyError),
-        (ScriptedFault(status=200, body={**NO_CHOICES, "choices": None}), InvalidReplyError),
+        (
+            ScriptedFault(status=200, body={**NO_CHOICES, "choices": None}),
+            InvalidReplyError,
+        ),
         (ScriptedFault(status=200, body="<html>"), InvalidReplyError),
         (
-            ScriptedFault(status=400, body={"error": {"message": "no", "code": "content_filter"}}),
+            ScriptedFault(
+                status=400, body={"error": {"message": "no", "code": "content_filter"}}
+            ),
             ContentFilterAIException,
         ),
     ],
@@ -99,7 +112,11 @@ async def test_a_failed_request_loses_nothing(
     async with openai_kernel(whole[place:], math=math) as (kernel, second):
         checkpoint = Checkpoint.from_json(caught.checkpoint.to_json())
         result = await resume(planner_with(), kernel, checkpoint, streamed=streamed)
-    assert (result.status, result.final_answer, result.iterations) == ("answered", "It is 3.", 4)
+    assert (result.status, result.final_answer, result.iterations) == (
+        "answered",
+        "It is 3.",
+        4,
+    )
     assert (len(first.requests), len(second.requests)) == (place + 1, 3 - place)
     assert (math.sums, result.tool_calls) == ([(1, 2)], 1)
 
@@ -111,20 +128,34 @@ async def test_a_request_that_reaches_no_server_is_not_charged(streamed: bool) -
         client = AsyncOpenAI(base_url=gone.url, api_key="any", max_retries=0)
     connector = OpenAIChatCompletion(ai_model_id="scripted", async_client=client)
     with pytest.raises(ServiceCallError) as raised:
-        await invoke(planner_with(plan=False, max_iterations=2), kernel_of(connector), streamed=streamed)
+        await invoke(
+            planner_with(plan=False, max_iterations=2),
+            kernel_of(connector),
+            streamed=streamed,
+        )
     caught = run_of(raised.value)
     assert caught.checkpoint is not None
-    (failed,) = [fact for fact in caught.checkpoint.facts if isinstance(fact, RequestFailed)]
+    (failed,) = [
+        fact for fact in caught.checkpoint.facts if isinstance(fact, RequestFailed)
+    ]
     assert failed.usage.iterations == 0
 
     async with openai_kernel([ADD, say("It is 3.")]) as (kernel, server):
-        result = await resume(planner_with(plan=False), kernel, caught.checkpoint, streamed=streamed)
-    assert (result.final_answer, result.iterations, len(server.requests)) == ("It is 3.", 2, 2)
+        result = await resume(
+            planner_with(plan=False), kernel, caught.checkpoint, streamed=streamed
+        )
+    assert (result.final_answer, result.iterations, len(server.requests)) == (
+        "It is 3.",
+        2,
+        2,
+    )
 
 
 @both_ways
 @each_of("kind", [408, 429, 503, "read timeout"])
-async def test_a_request_that_a_server_has_seen_is_charged(kind: int | str, streamed: bool) -> None:
+async def test_a_request_that_a_server_has_seen_is_charged(
+    kind: int | str, streamed: bool
+) -> None:
     """A refusal of a busy server, and a reply that did not come in time, cost the trip, and no more than that."""
     released = threading.Event()
 
@@ -135,22 +166,36 @@ async def test_a_request_that_a_server_has_seen_is_charged(kind: int | str, stre
     fault = [ScriptedFault(status=kind)] if isinstance(kind, int) else late
     with ScriptedOpenAIServer(fault) as server:
         timeout = Timeout(30, read=0.2)
-        async with AsyncOpenAI(base_url=server.url, api_key="any", max_retries=0, timeout=timeout) as client:
-            kernel = kernel_of(OpenAIChatCompletion(ai_model_id="scripted", async_client=client))
+        async with AsyncOpenAI(
+            base_url=server.url, api_key="any", max_retries=0, timeout=timeout
+        ) as client:
+            kernel = kernel_of(
+                OpenAIChatCompletion(ai_model_id="scripted", async_client=client)
+            )
             with pytest.raises(ServiceCallError) as raised:
-                await invoke(planner_with(plan=False, max_iterations=2), kernel, streamed=streamed)
+                await invoke(
+                    planner_with(plan=False, max_iterations=2),
+                    kernel,
+                    streamed=streamed,
+                )
         released.set()
     caught = run_of(raised.value)
     assert caught.checkpoint is not None
-    (failed,) = [fact for fact in caught.checkpoint.facts if isinstance(fact, RequestFailed)]
+    (failed,) = [
+        fact for fact in caught.checkpoint.facts if isinstance(fact, RequestFailed)
+    ]
     assert failed.usage.iterations == caught.checkpoint.state().usage.iterations == 1
 
 
-async def test_the_tokens_of_a_failed_request_are_estimated_where_they_are_limited() -> None:
+async def test_the_tokens_of_a_failed_request_are_estimated_where_they_are_limited() -> (
+    None
+):
     """What was sent counts against ``max_total_tokens``, and the usage says that it was estimated."""
     kernel, _ = scripted([ConnectionResetError("gone")])
     with pytest.raises(ServiceCallError) as raised:
-        await planner_with(plan=False, budget=Budget(max_total_tokens=9000)).invoke(kernel, "Add.")
+        await planner_with(plan=False, budget=Budget(max_total_tokens=9000)).invoke(
+            kernel, "Add."
+        )
     caught = run_of(raised.value)
     assert caught.checkpoint is not None
     usage = caught.checkpoint.state().usage
@@ -166,7 +211,9 @@ def test_the_errors_are_semantic_kernels_too() -> None:
 
 @both_ways
 @each_of("kind", [ServiceInvalidAuthError, ConnectionError, IndexError])
-async def test_every_exception_of_a_connector_has_history_and_checkpoint(kind: type[Exception], streamed: bool) -> None:
+async def test_every_exception_of_a_connector_has_history_and_checkpoint(
+    kind: type[Exception], streamed: bool
+) -> None:
     """No exception of a connector leaves without the run that it broke; Semantic Kernel's own stay what they are."""
     math, raised = Math(), kind("gone")
     kernel = kernel_of(ScriptedChatCompletion([PLAN, ADD, raised, final()]), math=math)
@@ -190,7 +237,9 @@ async def test_a_callback_that_fails_does_not_lose_the_run(streamed: bool) -> No
     math = Math()
     kernel = kernel_of(ScriptedChatCompletion([PLAN, ADD, final()]), math=math)
     with pytest.raises(ZeroDivisionError) as caught:
-        await invoke(planner_with(iteration_completed=broken), kernel, streamed=streamed)
+        await invoke(
+            planner_with(iteration_completed=broken), kernel, streamed=streamed
+        )
 
     error: Any = caught.value
     check_sendable(error.chat_history)
@@ -205,7 +254,9 @@ async def test_the_model_reads_that_a_function_failed(streamed: bool) -> None:
     kernel, service = scripted([PLAN, calls(call("math-fail"), ADD), final()])
     result = await invoke(planner_with(), kernel, streamed=streamed)
 
-    failed, added = (str(message["content"]) for message in service.requests[2].messages[-2:])
+    failed, added = (
+        str(message["content"]) for message in service.requests[2].messages[-2:]
+    )
     assert "math-fail failed" in failed
     assert "db7" not in failed
     assert added == "3"
@@ -214,12 +265,16 @@ async def test_the_model_reads_that_a_function_failed(streamed: bool) -> None:
 
 @both_ways
 @pytest.mark.parametrize("one_by_one", [False, True], ids=["together", "one-by-one"])
-async def test_a_failed_function_can_end_the_run_and_the_run_can_be_resumed(one_by_one: bool, streamed: bool) -> None:
+async def test_a_failed_function_can_end_the_run_and_the_run_can_be_resumed(
+    one_by_one: bool, streamed: bool
+) -> None:
     """With on_error="raise" the batch settles, the error carries the run, and resuming runs no function again."""
     math = Math()
     service = ScriptedChatCompletion([PLAN, calls(call("math-fail"), ADD), final()])
     kernel = kernel_of(service, math=math)
-    execution = ToolExecution(on_error="raise", max_concurrency=1 if one_by_one else None)
+    execution = ToolExecution(
+        on_error="raise", max_concurrency=1 if one_by_one else None
+    )
     planner = planner_with(execution=execution)
     with pytest.raises(ToolExecutionError, match="math-fail") as raised:
         await invoke(planner, kernel, streamed=streamed)
@@ -229,11 +284,17 @@ async def test_a_failed_function_can_end_the_run_and_the_run_can_be_resumed(one_
     assert raised.value.checkpoint is not None
     checkpoint = Checkpoint.from_json(raised.value.checkpoint.to_json())
     result = await resume(planner, kernel, checkpoint, streamed=streamed)
-    assert (result.status, math.sums, len(service.requests)) == ("answered", [(1, 2)], 3)
+    assert (result.status, math.sums, len(service.requests)) == (
+        "answered",
+        [(1, 2)],
+        3,
+    )
 
 
 @both_ways
-async def test_a_template_that_fails_after_the_plan_does_not_lose_the_plan(streamed: bool) -> None:
+async def test_a_template_that_fails_after_the_plan_does_not_lose_the_plan(
+    streamed: bool,
+) -> None:
     """Where the step template cannot be rendered the error is a named one, and what was paid is in its checkpoint."""
 
     class Shop:
@@ -253,7 +314,9 @@ async def test_a_finish_reason_that_lies_is_an_error_on_request(streamed: bool) 
     """A finish reason that contradicts the reply is refused with strict_finish_reason, and not looked at without."""
     script = [PLAN, ScriptedReply(calls=ADD.calls, finish_reason="stop"), final()]
     kernel, _ = scripted(script)
-    assert (await invoke(planner_with(), kernel, streamed=streamed)).status == "answered"
+    assert (
+        await invoke(planner_with(), kernel, streamed=streamed)
+    ).status == "answered"
 
     kernel, _ = scripted(script)
     with pytest.raises(InvalidReplyError, match="finish_reason") as raised:
@@ -307,9 +370,16 @@ async def test_facts_have_the_injected_time(streamed: bool) -> None:
 
 
 @both_ways
-async def test_a_long_text_beside_a_call_survives_the_checkpoint(streamed: bool) -> None:
+async def test_a_long_text_beside_a_call_survives_the_checkpoint(
+    streamed: bool,
+) -> None:
     """A request made after a run was resumed from JSON says what it would have said without."""
-    script: list[Any] = [PLAN, calls(ADD, call("math-add", "{}"), text='I "add" — naïvely.'), say(""), final()]
+    script: list[Any] = [
+        PLAN,
+        calls(ADD, call("math-add", "{}"), text='I "add" — naïvely.'),
+        say(""),
+        final(),
+    ]
     kernel, service = scripted(script)
     ended = await invoke(planner_with(), kernel, streamed=streamed)
     text = ended.checkpoint.to_json()

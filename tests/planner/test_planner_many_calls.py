@@ -10,7 +10,13 @@ from planner_ext import Budget
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.events import CallDecided, CallFinished, CallStarted
 from planner_ext.iteration import ToolExecution
-from planner_ext.testing import ScriptedChatCompletion, ScriptedRequest, call, calls, say
+from planner_ext.testing import (
+    ScriptedChatCompletion,
+    ScriptedRequest,
+    call,
+    calls,
+    say,
+)
 from support.planner import both_ways, check_sendable, invoke, kernel_of, planner_with
 from support.stock import add_filter
 from support.values import each_of
@@ -33,7 +39,10 @@ class Tools:
 
 
 def asking_for(*counts: int) -> ScriptedChatCompletion:
-    replies = [calls(*(call("t-work", {"number": number}) for number in range(count))) for count in counts]
+    replies = [
+        calls(*(call("t-work", {"number": number}) for number in range(count)))
+        for count in counts
+    ]
     return ScriptedChatCompletion([*replies, say("Done.")])
 
 
@@ -42,10 +51,21 @@ async def test_a_reply_of_too_many_calls_runs_none(streamed: bool) -> None:
     """Each call is answered with the limit's name, no question is asked, and the model may make fewer."""
     asked: list[Any] = []
     tools, service = Tools(), asking_for(4, 3)
-    planner = planner_with(plan=False, budget=Budget(max_calls_per_reply=3), interceptors=[asked.append])
+    planner = planner_with(
+        plan=False, budget=Budget(max_calls_per_reply=3), interceptors=[asked.append]
+    )
     result = await invoke(planner, kernel_of(service, t=tools), streamed=streamed)
-    assert (result.status, result.tool_calls, tools.ran, len(asked)) == ("answered", 3, 3, 3)
-    refused = [message["content"] for message in service.requests[1].messages if message["role"] == "tool"]
+    assert (result.status, result.tool_calls, tools.ran, len(asked)) == (
+        "answered",
+        3,
+        3,
+        3,
+    )
+    refused = [
+        message["content"]
+        for message in service.requests[1].messages
+        if message["role"] == "tool"
+    ]
     assert (
         refused
         == [
@@ -59,7 +79,11 @@ async def test_a_reply_of_too_many_calls_runs_none(streamed: bool) -> None:
 
 async def test_by_default_a_reply_has_at_most_1024_calls() -> None:
     """1,024 run, 1,025 do not; without the limit they do."""
-    for count, given, ran in [(1024, {}, 1024), (1025, {}, 0), (1025, {"max_calls_per_reply": None}, 1025)]:
+    for count, given, ran in [
+        (1024, {}, 1024),
+        (1025, {}, 0),
+        (1025, {"max_calls_per_reply": None}, 1025),
+    ]:
         tools = Tools()
         result = await planner_with(plan=False, budget=Budget(**given)).invoke(
             kernel_of(asking_for(count), t=tools), "go"
@@ -68,7 +92,9 @@ async def test_by_default_a_reply_has_at_most_1024_calls() -> None:
 
 
 @pytest.mark.parametrize(("given", "most"), [({}, 64), ({"max_threads": 3}, 3)])
-async def test_synchronous_functions_wait_for_a_thread_before_they_start(given: dict[str, Any], most: int) -> None:
+async def test_synchronous_functions_wait_for_a_thread_before_they_start(
+    given: dict[str, Any], most: int
+) -> None:
     """No more of them have started and not finished, at any moment, than there may be threads."""
     tools = Tools()
     planner = planner_with(plan=False, execution=ToolExecution(**given))
@@ -92,7 +118,9 @@ async def test_a_call_that_waits_for_a_thread_does_not_start_after_a_stop() -> N
 
     add_filter(kernel, "auto_function_invocation", end)
 
-    result = await planner_with(plan=False, execution=ToolExecution(max_threads=2)).invoke(kernel, "go")
+    result = await planner_with(
+        plan=False, execution=ToolExecution(max_threads=2)
+    ).invoke(kernel, "go")
     assert (result.status, result.tool_calls, tools.ran) == ("stopped", 2, 2)
     check_sendable(result.chat_history)
 
@@ -109,12 +137,23 @@ def test_a_limit_that_means_nothing_is_refused(value: Any) -> None:
 async def test_a_thousand_denied_calls_are_a_thousand_answers() -> None:
     """The answers are in the order of the calls."""
     service = asking_for(1000)
-    planner = planner_with(plan=False, pre_invoke=lambda iteration, name, arguments: arguments["number"] % 2 == 0)
+    planner = planner_with(
+        plan=False,
+        pre_invoke=lambda iteration, name, arguments: arguments["number"] % 2 == 0,
+    )
     result = await planner.invoke(kernel_of(service, t=Tools()), "go")
-    denied = [fact.index for fact in result.facts if isinstance(fact, CallDecided) and fact.verdict == "deny"]
+    denied = [
+        fact.index
+        for fact in result.facts
+        if isinstance(fact, CallDecided) and fact.verdict == "deny"
+    ]
     assert denied == list(range(1, 1000, 2))
     request: ScriptedRequest = service.requests[1]
-    answers = [str(message["content"]) for message in request.messages if message["role"] == "tool"]
+    answers = [
+        str(message["content"])
+        for message in request.messages
+        if message["role"] == "tool"
+    ]
     assert [answer == str(number) for number, answer in enumerate(answers)] == [
         number % 2 == 0 for number in range(1000)
     ]

@@ -5,15 +5,39 @@ from typing import Any
 
 import pytest
 from semantic_kernel import Kernel
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.connectors.ai.prompt_execution_settings import (
+    PromptExecutionSettings,
+)
 from semantic_kernel.contents import ChatHistory
 
-from planner_ext import Approve, BoundedFunctionChoiceBehavior, Budget, FunctionInvokingChatCompletion
+from planner_ext import (
+    Approve,
+    BoundedFunctionChoiceBehavior,
+    Budget,
+    FunctionInvokingChatCompletion,
+)
 from planner_ext.hitl_manager import ApprovalSettings, Checkpoint, Defer
 from planner_ext.iteration import StopHandle, ToolExecution
 from planner_ext.plugin import PlannerPlugin
-from planner_ext.testing import Script, ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, calls, say
-from support.planner import ADD, Math, both_ways, check_sendable, invoke, kernel_of, planner_with, resume
+from planner_ext.testing import (
+    Script,
+    ScriptedChatCompletion,
+    ScriptedReply,
+    ScriptedRequest,
+    call,
+    calls,
+    say,
+)
+from support.planner import (
+    ADD,
+    Math,
+    both_ways,
+    check_sendable,
+    invoke,
+    kernel_of,
+    planner_with,
+    resume,
+)
 
 DELEGATE = call("expert-reach_goal", {"goal": "Add 1 and 2."})
 
@@ -26,7 +50,9 @@ def nesting(
     inner = ScriptedChatCompletion(expert, service_id="expert")
     math = Math()
     kernel = kernel_of(outer, inner, math=math)
-    kernel.add_plugin(PlannerPlugin(planner_with("expert", **{"plan": False, **options})), "expert")
+    kernel.add_plugin(
+        PlannerPlugin(planner_with("expert", **{"plan": False, **options})), "expert"
+    )
     return kernel, outer, inner, math
 
 
@@ -44,9 +70,17 @@ def stops_while_asked(stop: StopHandle) -> Callable[[ScriptedRequest], ScriptedR
 async def test_stopping_a_run_stops_the_runs_inside_it(streamed: bool) -> None:
     """Nothing further starts in there either: no function, no request; what was spent is charged."""
     stop = StopHandle()
-    kernel, outer, inner, math = nesting([DELEGATE, say("late")], stops_while_asked(stop))
-    result = await invoke(planner_with("chat", plan=False), kernel, streamed=streamed, stop=stop)
-    assert (result.status, result.reason, result.iterations) == ("stopped", "Enough.", 2)
+    kernel, outer, inner, math = nesting(
+        [DELEGATE, say("late")], stops_while_asked(stop)
+    )
+    result = await invoke(
+        planner_with("chat", plan=False), kernel, streamed=streamed, stop=stop
+    )
+    assert (result.status, result.reason, result.iterations) == (
+        "stopped",
+        "Enough.",
+        2,
+    )
     assert (len(outer.requests), len(inner.requests), math.sums) == (1, 1, [])
     check_sendable(result.chat_history)
 
@@ -54,58 +88,94 @@ async def test_stopping_a_run_stops_the_runs_inside_it(streamed: bool) -> None:
 async def test_a_stop_reaches_through_a_service() -> None:
     """A service's handle stops the planner that its model called."""
     stop = StopHandle()
-    kernel, outer, inner, math = nesting([DELEGATE, say("late")], stops_while_asked(stop))
+    kernel, outer, inner, math = nesting(
+        [DELEGATE, say("late")], stops_while_asked(stop)
+    )
     history = ChatHistory()
     history.add_user_message("Go.")
     message = await FunctionInvokingChatCompletion(outer).get_chat_message_content(
         history,
-        PromptExecutionSettings(function_choice_behavior=BoundedFunctionChoiceBehavior.Auto()),
+        PromptExecutionSettings(
+            function_choice_behavior=BoundedFunctionChoiceBehavior.Auto()
+        ),
         kernel=kernel,
         stop=stop,
     )
     assert message is not None
-    assert (message.metadata["status"], len(outer.requests), len(inner.requests), math.sums) == ("stopped", 1, 1, [])
+    assert (
+        message.metadata["status"],
+        len(outer.requests),
+        len(inner.requests),
+        math.sums,
+    ) == ("stopped", 1, 1, [])
 
 
 @both_ways
-@pytest.mark.parametrize("refused", [{"budget": Budget(max_cost=1.0)}, {"max_prompt_tokens": 1}], ids=["price", "size"])
-async def test_a_nested_request_that_is_not_sent_costs_nothing(refused: dict[str, Any], streamed: bool) -> None:
+@pytest.mark.parametrize(
+    "refused",
+    [{"budget": Budget(max_cost=1.0)}, {"max_prompt_tokens": 1}],
+    ids=["price", "size"],
+)
+async def test_a_nested_request_that_is_not_sent_costs_nothing(
+    refused: dict[str, Any], streamed: bool
+) -> None:
     """Refused for an unknown price, or for the size of its prompt, a nested run has spent nothing."""
     kernel, outer, inner, _ = nesting([DELEGATE, say("On my own: 3.")], [], **refused)
     result = await invoke(planner_with("chat", plan=False), kernel, streamed=streamed)
-    assert (result.status, result.iterations, result.final_answer) == ("answered", 2, "On my own: 3.")
+    assert (result.status, result.iterations, result.final_answer) == (
+        "answered",
+        2,
+        "On my own: 3.",
+    )
     assert (len(outer.requests), len(inner.requests)) == (2, 0)
 
 
 @both_ways
-async def test_the_functions_of_a_nested_run_that_crashed_are_counted(streamed: bool) -> None:
+async def test_the_functions_of_a_nested_run_that_crashed_are_counted(
+    streamed: bool,
+) -> None:
     """What it started before it failed counts against the limits by function."""
     both = calls(DELEGATE, call("expert-reach_goal", {"goal": "Once more."}))
     inner = [ADD, ADD, RuntimeError("down"), ADD, say("3")]
     kernel, _, _, math = nesting([both, say("Done.")], inner)
     budget = Budget(max_iterations=30, max_calls_per_function={"math-add": 2})
-    planner = planner_with("chat", plan=False, execution=ToolExecution(max_concurrency=1), budget=budget)
+    planner = planner_with(
+        "chat", plan=False, execution=ToolExecution(max_concurrency=1), budget=budget
+    )
     result = await invoke(planner, kernel, streamed=streamed)
     assert (result.status, result.tool_calls, len(math.sums)) == ("answered", 4, 2)
 
 
 @both_ways
 @pytest.mark.parametrize("on_deferred", ["hold_all", "run_safe_first"])
-async def test_a_nested_call_beside_one_that_waits_is_charged_once(on_deferred: Any, streamed: bool) -> None:
+async def test_a_nested_call_beside_one_that_waits_is_charged_once(
+    on_deferred: Any, streamed: bool
+) -> None:
     """Whether it runs before the pause or after it, in another process: the same usage, and one run inside."""
 
     async def ask_about_add(tool: Any) -> Defer | None:
         return Defer() if tool.function_name == "add" else None
 
-    kernel, outer, inner, math = nesting([calls(DELEGATE, ADD), say("Done.")], [say("3")])
+    kernel, outer, inner, math = nesting(
+        [calls(DELEGATE, ADD), say("Done.")], [say("3")]
+    )
     planner = planner_with(
-        "chat", plan=False, interceptors=[ask_about_add], approval=ApprovalSettings(on_deferred=on_deferred)
+        "chat",
+        plan=False,
+        interceptors=[ask_about_add],
+        approval=ApprovalSettings(on_deferred=on_deferred),
     )
     paused = await invoke(planner, kernel, streamed=streamed)
     before = 1 if on_deferred == "run_safe_first" else 0
-    assert (paused.status, len(inner.requests), paused.iterations) == ("paused", before, 1 + before)
+    assert (paused.status, len(inner.requests), paused.iterations) == (
+        "paused",
+        before,
+        1 + before,
+    )
     checkpoint = Checkpoint.from_json(paused.checkpoint.to_json())
     decisions = {call.id: Approve(by="ann") for call in paused.pending}
-    result = await resume(planner, kernel, checkpoint, streamed=streamed, decisions=decisions)
+    result = await resume(
+        planner, kernel, checkpoint, streamed=streamed, decisions=decisions
+    )
     assert (result.status, result.iterations, result.tool_calls) == ("answered", 3, 2)
     assert (len(outer.requests), len(inner.requests), math.sums) == (2, 1, [(1, 2)])

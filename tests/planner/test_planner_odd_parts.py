@@ -9,7 +9,17 @@ import pytest
 from planner_ext import ApprovalFilter, Budget, Deny
 from planner_ext.errors import InvalidHistoryError, PlannerInvalidConfigurationError
 from planner_ext.testing import ScriptedChatCompletion, calls, say
-from support.planner import ADD, GOAL, Clock, Math, both_ways, invoke, kernel_of, planner_with, scripted
+from support.planner import (
+    ADD,
+    GOAL,
+    Clock,
+    Math,
+    both_ways,
+    invoke,
+    kernel_of,
+    planner_with,
+    scripted,
+)
 from support.values import each_of
 
 
@@ -26,7 +36,10 @@ class OddClock(Clock):
 async def test_a_clock_that_gives_no_number_is_named(name: str, value: Any) -> None:
     """Before anything is sent, and in a sentence."""
     kernel, service = scripted([ADD, say("It is 3.")])
-    with pytest.raises(PlannerInvalidConfigurationError, match=rf"clock\.{name}\(\) must give a finite number"):
+    with pytest.raises(
+        PlannerInvalidConfigurationError,
+        match=rf"clock\.{name}\(\) must give a finite number",
+    ):
         await planner_with(plan=False, clock=OddClock(name, value)).invoke(kernel, GOAL)
     assert service.requests == []
 
@@ -46,17 +59,25 @@ async def test_a_clock_that_goes_back_gives_no_time_back() -> None:
 
 @both_ways
 @pytest.mark.parametrize("kind", ["auto_function_invocation", "function_invocation"])
-async def test_a_filter_whose_second_parameter_has_another_name_is_answered(kind: Any, streamed: bool) -> None:
+async def test_a_filter_whose_second_parameter_has_another_name_is_answered(
+    kind: Any, streamed: bool
+) -> None:
     """Semantic Kernel passes ``next`` by name: the call fails, its sibling too, the function does not run."""
 
     async def filtered(context: Any, following: Any) -> None:
         await following(context)
 
     math_plugin = Math()
-    kernel = kernel_of(ScriptedChatCompletion([calls(ADD, ADD), say("No idea.")]), math=math_plugin)
+    kernel = kernel_of(
+        ScriptedChatCompletion([calls(ADD, ADD), say("No idea.")]), math=math_plugin
+    )
     kernel.add_filter(kind, filtered)
     result = await invoke(planner_with(plan=False), kernel, streamed=streamed)
-    assert (result.status, result.final_answer, math_plugin.sums) == ("answered", "No idea.", [])
+    assert (result.status, result.final_answer, math_plugin.sums) == (
+        "answered",
+        "No idea.",
+        [],
+    )
 
 
 @each_of("left", [None, "text", 7, ["text"], [None]])
@@ -67,16 +88,25 @@ async def test_what_an_iteration_callback_leaves_is_checked(left: Any) -> None:
         context.messages = left
 
     kernel, service = scripted([ADD, say("It is 3.")])
-    with pytest.raises(InvalidHistoryError, match="must leave a list of ChatMessageContent"):
-        await planner_with(plan=False, iteration_completed=callback).invoke(kernel, GOAL)
+    with pytest.raises(
+        InvalidHistoryError, match="must leave a list of ChatMessageContent"
+    ):
+        await planner_with(plan=False, iteration_completed=callback).invoke(
+            kernel, GOAL
+        )
     assert len(service.requests) == 1
 
 
 async def test_a_reason_of_blanks_is_dropped() -> None:
     """The model reads that the call was refused, and no empty reason."""
     kernel, service = scripted([ADD, say("Then not.")])
-    await planner_with(plan=False, interceptors=[lambda call: Deny(" \n ")]).invoke(kernel, GOAL)
-    assert service.requests[1].messages[-1]["content"] == "The call was refused and did not run."
+    await planner_with(plan=False, interceptors=[lambda call: Deny(" \n ")]).invoke(
+        kernel, GOAL
+    )
+    assert (
+        service.requests[1].messages[-1]["content"]
+        == "The call was refused and did not run."
+    )
 
 
 @pytest.mark.parametrize("over", ["reject_batch", "fill_remaining"])
@@ -86,7 +116,11 @@ async def test_a_returned_batch_is_returned_whole(over: Any) -> None:
     kernel = kernel_of(ScriptedChatCompletion([calls(ADD, ADD, ADD)]), math=math_plugin)
     budget = Budget(max_tool_calls=2, batch_over_limit=over, on_limit="return_calls")
     result = await planner_with(plan=False, budget=budget).invoke(kernel, GOAL)
-    assert (result.status, result.limit, math_plugin.sums) == ("limit_reached", "max_tool_calls", [])
+    assert (result.status, result.limit, math_plugin.sums) == (
+        "limit_reached",
+        "max_tool_calls",
+        [],
+    )
     assert result.chat_history is not None
     assert len(result.chat_history.messages[-1].items) == 3
 
@@ -95,17 +129,39 @@ async def test_a_call_where_nothing_is_offered_does_not_answer() -> None:
     """On the reserved trip a model that calls on has given no answer: it stays "", and the reason says why."""
     kernel, _ = scripted([ADD, ADD])
     result = await planner_with(plan=False, max_iterations=2).invoke(kernel, GOAL)
-    assert (result.status, result.limit, result.final_answer) == ("limit_reached", "max_iterations", "")
+    assert (result.status, result.limit, result.final_answer) == (
+        "limit_reached",
+        "max_iterations",
+        "",
+    )
     assert "max_iterations=2" in result.reason
     assert "called math-add" in result.reason
 
 
-@each_of("option", ["approver", "iteration_completed", "clarifier", "get_available_functions", "observers"])
-@pytest.mark.parametrize("function", [lambda: None, lambda one, two, three: None], ids=["none", "three"])
-def test_a_function_that_takes_something_else_is_refused_by_name(option: str, function: Any) -> None:
+@each_of(
+    "option",
+    [
+        "approver",
+        "iteration_completed",
+        "clarifier",
+        "get_available_functions",
+        "observers",
+    ],
+)
+@pytest.mark.parametrize(
+    "function", [lambda: None, lambda one, two, three: None], ids=["none", "three"]
+)
+def test_a_function_that_takes_something_else_is_refused_by_name(
+    option: str, function: Any
+) -> None:
     """What would be a TypeError in the midst of a run is said when the planner is made."""
-    with pytest.raises(PlannerInvalidConfigurationError, match=f"{option} must take .* got a function that takes"):
-        planner_with(None, **{option: [function] if option == "observers" else function})
+    with pytest.raises(
+        PlannerInvalidConfigurationError,
+        match=f"{option} must take .* got a function that takes",
+    ):
+        planner_with(
+            None, **{option: [function] if option == "observers" else function}
+        )
 
 
 class Ask:
@@ -123,16 +179,34 @@ class Yields:
         yield None
 
 
-@each_of("option", ["interceptors", "observers", "pre_invoke", "approver", "iteration_completed"])
+@each_of(
+    "option",
+    ["interceptors", "observers", "pre_invoke", "approver", "iteration_completed"],
+)
 @each_of(
     ("function", "problem"),
-    [(Ask, "got a class. Give Ask"), (yields, "which yields"), (Yields(), "got a Yields, which yields")],
+    [
+        (Ask, "got a class. Give Ask"),
+        (yields, "which yields"),
+        (Yields(), "got a Yields, which yields"),
+    ],
     ids=["class", "async generator", "generator object"],
 )
-def test_what_returns_no_answer_is_refused_by_name(option: str, function: Any, problem: str) -> None:
+def test_what_returns_no_answer_is_refused_by_name(
+    option: str, function: Any, problem: str
+) -> None:
     """A class returns an object and a generator function a generator: as an interceptor each would deny every call."""
-    with pytest.raises(PlannerInvalidConfigurationError, match=f"{option} must .*{problem}"):
-        planner_with(None, **{option: [function] if option in ("interceptors", "observers") else function})
+    with pytest.raises(
+        PlannerInvalidConfigurationError, match=f"{option} must .*{problem}"
+    ):
+        planner_with(
+            None,
+            **{
+                option: [function]
+                if option in ("interceptors", "observers")
+                else function
+            },
+        )
     if option == "approver":
         for given in ({"policy": function}, {"policy": print, "approver": function}):
             with pytest.raises(PlannerInvalidConfigurationError, match=problem):

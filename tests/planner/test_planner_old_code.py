@@ -18,7 +18,17 @@ from planner_ext import (
 )
 from planner_ext.errors import PlannerException, PlannerInvalidConfigurationError
 from planner_ext.testing import ScriptedChatCompletion, call
-from support.planner import ADD, PLAN, Clock, final, kernel_of, never_stops, openai_kernel, planner_with, scripted
+from support.planner import (
+    ADD,
+    PLAN,
+    Clock,
+    final,
+    kernel_of,
+    never_stops,
+    openai_kernel,
+    planner_with,
+    scripted,
+)
 from support.values import each_of
 
 OLD_DEFAULTS = {
@@ -62,17 +72,30 @@ def test_max_tokens_is_shared_as_before(total: int, ratio: float | None) -> None
 
 def test_a_share_that_is_set_by_itself_stays() -> None:
     """Either share may be set alone, with or without max_tokens."""
-    options = FunctionCallingStepwisePlannerOptions(max_tokens=1000, max_completion_tokens=7)
+    options = FunctionCallingStepwisePlannerOptions(
+        max_tokens=1000, max_completion_tokens=7
+    )
     assert (options.max_completion_tokens, options.max_prompt_tokens) == (7, 900)
-    assert FunctionCallingStepwisePlannerOptions(max_completion_tokens=7).max_completion_tokens == 7
+    assert (
+        FunctionCallingStepwisePlannerOptions(
+            max_completion_tokens=7
+        ).max_completion_tokens
+        == 7
+    )
 
 
 def test_the_result_has_the_old_fields_and_defaults() -> None:
     """final_answer, chat_history and iterations can be given and default as before."""
     empty = FunctionCallingStepwisePlannerResult()
     assert (empty.final_answer, empty.chat_history, empty.iterations) == ("", None, 0)
-    made = FunctionCallingStepwisePlannerResult(final_answer="3", chat_history=ChatHistory(), iterations=2)
-    assert (made.final_answer, made.chat_history, made.iterations) == ("3", ChatHistory(), 2)
+    made = FunctionCallingStepwisePlannerResult(
+        final_answer="3", chat_history=ChatHistory(), iterations=2
+    )
+    assert (made.final_answer, made.chat_history, made.iterations) == (
+        "3",
+        ChatHistory(),
+        2,
+    )
     assert made.raise_for_status() is made
 
 
@@ -81,7 +104,9 @@ def test_the_helper_plugin_has_its_names() -> None:
     plugin = Kernel().add_plugin(UserInteraction(), "UserInteraction")
     function = plugin.functions["SendFinalAnswer"]
     assert function.fully_qualified_name == "UserInteraction-SendFinalAnswer"
-    assert [(parameter.name, parameter.type_) for parameter in function.parameters] == [("answer", "str")]
+    assert [(parameter.name, parameter.type_) for parameter in function.parameters] == [
+        ("answer", "str")
+    ]
 
 
 def test_the_errors_have_their_names() -> None:
@@ -95,13 +120,20 @@ def test_the_planner_takes_its_arguments_by_position_too() -> None:
     options = FunctionCallingStepwisePlannerOptions(max_iterations=3)
     planner = FunctionCallingStepwisePlanner("chat", options)
     assert (planner.service_id, planner.options) == ("chat", options)
-    assert list(get_type_hints(planner.invoke))[:3] == ["kernel", "question", "arguments"]
+    assert list(get_type_hints(planner.invoke))[:3] == [
+        "kernel",
+        "question",
+        "arguments",
+    ]
 
 
 class EmailPlugin:
     """As the samples of the removed planner had it."""
 
-    @kernel_function(name="SendEmail", description="Given an e-mail and message body, send an e-email")
+    @kernel_function(
+        name="SendEmail",
+        description="Given an e-mail and message body, send an e-email",
+    )
     def send_email(
         self,
         subject: Annotated[str, "the subject of the email"],
@@ -110,7 +142,9 @@ class EmailPlugin:
         """Sends an email."""
         return f"Email sent with subject: {subject} and body: {body}"
 
-    @kernel_function(name="GetEmailAddress", description="Given a name, find the email address")
+    @kernel_function(
+        name="GetEmailAddress", description="Given a name, find the email address"
+    )
     def get_email_address(self, input: Annotated[str, "the name of the person"]) -> str:
         """Gets email address for given person."""
         return "{}@example.com".format(input.lower())  # noqa: UP032  (the program is as it was)
@@ -121,7 +155,10 @@ async def main(kernel: Kernel, clock: Clock, write: Callable[[str], None]) -> No
     service_id = "chat"
     kernel.add_plugin(EmailPlugin(), plugin_name="EmailPlugin")
 
-    questions = ["What is the current hour number, plus 5?", "Write a limerick, translate it, and send it to Jane."]
+    questions = [
+        "What is the current hour number, plus 5?",
+        "Write a limerick, translate it, and send it to Jane.",
+    ]
 
     options = FunctionCallingStepwisePlannerOptions(
         max_iterations=10,
@@ -175,10 +212,15 @@ async def test_old_keyword_arguments_reach_the_templates() -> None:
 
 async def test_old_settings_are_accepted() -> None:
     """execution_settings of OpenAI's class are used, and not changed by a run."""
-    settings = OpenAIChatPromptExecutionSettings(service_id="chat", temperature=0.0, top_p=0.5)
+    settings = OpenAIChatPromptExecutionSettings(
+        service_id="chat", temperature=0.0, top_p=0.5
+    )
     before = settings.model_dump()
     async with openai_kernel([PLAN, final()]) as (kernel, server):
-        options: dict[str, Any] = {"execution_settings": settings, "max_completion_tokens": 99}
+        options: dict[str, Any] = {
+            "execution_settings": settings,
+            "max_completion_tokens": 99,
+        }
         await planner_with("chat", **options).invoke(kernel, "Go.")
 
     assert [request.body["top_p"] for request in server.requests] == [0.5, 0.5]
@@ -197,7 +239,9 @@ async def test_what_was_reported_against_it_is_gone() -> None:
 async def test_the_prompts_can_be_read_and_set() -> None:
     """``generate_plan_yaml`` and ``step_prompt`` are what the options give; set, they are what the next run sends."""
     kernel, service = scripted([PLAN, final(), PLAN, final()])
-    planner = planner_with(get_step_prompt=lambda: "Old step. {{$goal}} {{$initial_plan}}")
+    planner = planner_with(
+        get_step_prompt=lambda: "Old step. {{$goal}} {{$initial_plan}}"
+    )
     assert planner.step_prompt == "Old step. {{$goal}} {{$initial_plan}}"
     assert planner.generate_plan_yaml.startswith("name: ")
     await planner.invoke(kernel, "Add.")

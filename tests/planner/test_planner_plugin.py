@@ -4,16 +4,31 @@ from typing import Any
 
 import pytest
 from semantic_kernel import Kernel
-from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
+from semantic_kernel.connectors.ai.chat_completion_client_base import (
+    ChatCompletionClientBase,
+)
 from semantic_kernel.functions import KernelArguments, kernel_function
 
-from planner_ext import Budget, FunctionCallingStepwisePlanner, FunctionInvokingChatCompletion, requires_approval
+from planner_ext import (
+    Budget,
+    FunctionCallingStepwisePlanner,
+    FunctionInvokingChatCompletion,
+    requires_approval,
+)
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.events import CallFinished
 from planner_ext.iteration import ToolExecution
 from planner_ext.plugin import PlannerPlugin
 from planner_ext.sk.run.behavior import BoundedFunctionChoiceBehavior
-from planner_ext.testing import Script, ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, calls, say
+from planner_ext.testing import (
+    Script,
+    ScriptedChatCompletion,
+    ScriptedReply,
+    ScriptedRequest,
+    call,
+    calls,
+    say,
+)
 from support.planner import ADD, GOAL, Math, both_ways, invoke, kernel_of, planner_with
 from support.values import each_of
 
@@ -22,7 +37,12 @@ DELEGATE = call("expert-reach_goal", {"goal": "Add 1 and 2."})
 
 def delegate(times: int) -> ScriptedReply:
     """Ask the expert several times at once."""
-    return calls(*[call("expert-reach_goal", {"goal": f"Part {number}."}) for number in range(times)])
+    return calls(
+        *[
+            call("expert-reach_goal", {"goal": f"Part {number}."})
+            for number in range(times)
+        ]
+    )
 
 
 def expert_of(**options: Any) -> FunctionCallingStepwisePlanner:
@@ -31,11 +51,16 @@ def expert_of(**options: Any) -> FunctionCallingStepwisePlanner:
 
 
 def around(
-    script: Script, expert: Script, planner: FunctionCallingStepwisePlanner | None = None, **plugins: object
+    script: Script,
+    expert: Script,
+    planner: FunctionCallingStepwisePlanner | None = None,
+    **plugins: object,
 ) -> tuple[Kernel, ScriptedChatCompletion]:
     """Make a kernel with the model of the run around, ``chat``, and that of its expert; give the expert's service."""
     inner = ScriptedChatCompletion(expert, service_id="expert")
-    kernel = kernel_of(ScriptedChatCompletion(script, service_id="chat"), inner, **plugins)
+    kernel = kernel_of(
+        ScriptedChatCompletion(script, service_id="chat"), inner, **plugins
+    )
     kernel.add_plugin(PlannerPlugin(planner or expert_of()), "expert")
     return kernel, inner
 
@@ -54,40 +79,67 @@ def never_ends(request: ScriptedRequest) -> ScriptedReply:
 async def test_the_nested_answer_is_what_the_model_around_reads(streamed: bool) -> None:
     """The function's result is the nested final answer; both runs are charged to the run around."""
     kernel, expert = around([DELEGATE, say("It is 3.")], [ADD, say("3")])
-    result = await invoke(planner_with("chat", plan=False, max_iterations=9), kernel, streamed=streamed)
-    assert (result.status, result.final_answer, results_read(result)) == ("answered", "It is 3.", ["3"])
+    result = await invoke(
+        planner_with("chat", plan=False, max_iterations=9), kernel, streamed=streamed
+    )
+    assert (result.status, result.final_answer, results_read(result)) == (
+        "answered",
+        "It is 3.",
+        ["3"],
+    )
     assert (result.iterations, result.tool_calls) == (4, 2)
     assert expert.requests[0].messages[-1]["content"] == "Add 1 and 2."
 
 
 @both_ways
-async def test_nested_runs_race_for_what_is_left_less_the_reserved_trip(streamed: bool) -> None:
+async def test_nested_runs_race_for_what_is_left_less_the_reserved_trip(
+    streamed: bool,
+) -> None:
     """Of 12 trips the run around takes one and keeps one; the others are made inside: each answers or says why not."""
     kernel, expert = around([delegate(3), say("done")], never_ends)
-    planner = planner_with("chat", plan=False, max_iterations=12, budget=Budget(max_tool_calls=11))
+    planner = planner_with(
+        "chat", plan=False, max_iterations=12, budget=Budget(max_tool_calls=11)
+    )
     result = await invoke(planner, kernel, streamed=streamed)
     assert len(expert.requests) == 12 - 2
     assert result.iterations == 12
     assert result.tool_calls <= 11
     nothing_left = "There is no answer: The limit max_iterations of the run"
-    assert all(text.startswith(("As far as I came.", nothing_left)) for text in results_read(result))
-    assert (result.status, result.limit, result.final_answer) == ("limit_reached", "max_iterations", "done")
+    assert all(
+        text.startswith(("As far as I came.", nothing_left))
+        for text in results_read(result)
+    )
+    assert (result.status, result.limit, result.final_answer) == (
+        "limit_reached",
+        "max_iterations",
+        "done",
+    )
 
 
 async def test_one_nested_run_may_take_all_that_is_left() -> None:
     """Of runs one after the other, the first may leave nothing: the others say so, and the run around answers."""
     kernel, expert = around([delegate(2), say("done")], never_ends)
-    planner = planner_with("chat", plan=False, max_iterations=6, execution=ToolExecution(max_concurrency=1))
+    planner = planner_with(
+        "chat", plan=False, max_iterations=6, execution=ToolExecution(max_concurrency=1)
+    )
     result = await invoke(planner, kernel, streamed=False)
-    assert (len(expert.requests), result.iterations, result.final_answer) == (4, 6, "done")
+    assert (len(expert.requests), result.iterations, result.final_answer) == (
+        4,
+        6,
+        "done",
+    )
     assert results_read(result)[0].startswith("As far as I came.")
-    assert results_read(result)[1].startswith("There is no answer: The limit max_iterations of the run leaves nothing")
+    assert results_read(result)[1].startswith(
+        "There is no answer: The limit max_iterations of the run leaves nothing"
+    )
 
 
 async def test_what_a_nested_run_leaves_is_there_for_the_next() -> None:
     """Only what was spent is charged."""
     kernel, _ = around([DELEGATE, DELEGATE, say("done")], lambda request: say("3"))
-    result = await invoke(planner_with("chat", plan=False, max_iterations=7), kernel, streamed=False)
+    result = await invoke(
+        planner_with("chat", plan=False, max_iterations=7), kernel, streamed=False
+    )
     assert results_read(result) == ["3", "3"]
     assert (result.status, result.iterations, result.limit) == ("answered", 5, None)
 
@@ -97,16 +149,28 @@ async def test_a_larger_budget_of_the_run_around_is_there_for_nested_runs() -> N
     kernel, expert = around([DELEGATE, say("done"), DELEGATE, say("more")], never_ends)
     planner = planner_with("chat", plan=False, max_iterations=4)
     first = await invoke(planner, kernel, streamed=False)
-    assert (len(expert.requests), first.final_answer, first.limit) == (2, "done", "max_iterations")
-    again = await planner.resume(kernel, first.checkpoint, budget=Budget(max_iterations=13))
-    assert (again.final_answer, again.iterations, len(expert.requests)) == ("more", 13, 2 + 7)
+    assert (len(expert.requests), first.final_answer, first.limit) == (
+        2,
+        "done",
+        "max_iterations",
+    )
+    again = await planner.resume(
+        kernel, first.checkpoint, budget=Budget(max_iterations=13)
+    )
+    assert (again.final_answer, again.iterations, len(expert.requests)) == (
+        "more",
+        13,
+        2 + 7,
+    )
 
 
 async def test_tokens_and_cost_are_shared_and_charged() -> None:
     """Tokens and cost of a nested run are the run's; a planner without a price is priced as the run around it."""
     kernel, expert = around([DELEGATE, say("done")], [say("3")])
     budget = Budget(max_total_tokens=10_000, max_cost=5.0)
-    planner = planner_with("chat", plan=False, budget=budget, price=lambda model, usage: 0.1)
+    planner = planner_with(
+        "chat", plan=False, budget=budget, price=lambda model, usage: 0.1
+    )
     result = await invoke(planner, kernel, streamed=False)
     finished = next(fact for fact in result.facts if isinstance(fact, CallFinished))
     assert finished.spent is not None
@@ -119,26 +183,47 @@ async def test_tokens_and_cost_are_shared_and_charged() -> None:
 async def test_a_nested_run_that_fails_is_charged_what_it_has_spent() -> None:
     """The request that failed was made, and is charged; nothing else is."""
     kernel, _ = around([DELEGATE, say("sorry")], [RuntimeError("no line")])
-    result = await invoke(planner_with("chat", plan=False, max_iterations=10), kernel, streamed=False)
+    result = await invoke(
+        planner_with("chat", plan=False, max_iterations=10), kernel, streamed=False
+    )
     assert results_read(result) == ["The function expert-reach_goal failed."]
-    assert (result.iterations, result.status, result.limit) == (1 + 1 + 1, "answered", None)
+    assert (result.iterations, result.status, result.limit) == (
+        1 + 1 + 1,
+        "answered",
+        None,
+    )
 
 
-async def test_each_of_more_nested_runs_than_trips_answers_or_says_that_nothing_is_left() -> None:
+async def test_each_of_more_nested_runs_than_trips_answers_or_says_that_nothing_is_left() -> (
+    None
+):
     """With one trip more than the answer needs, one nested run is made; the outer run continues with what it reads."""
     kernel, expert = around([delegate(3), say("done")], lambda request: say("3"))
-    result = await invoke(planner_with("chat", plan=False, max_iterations=3), kernel, streamed=False)
-    assert (len(expert.requests), result.iterations, result.final_answer) == (1, 3, "done")
+    result = await invoke(
+        planner_with("chat", plan=False, max_iterations=3), kernel, streamed=False
+    )
+    assert (len(expert.requests), result.iterations, result.final_answer) == (
+        1,
+        3,
+        "done",
+    )
     answered, *others = sorted(results_read(result))
     assert answered.startswith("3")
     assert len(others) == 2
-    assert all(text.startswith("There is no answer: The limit max_iterations of the run") for text in others)
+    assert all(
+        text.startswith("There is no answer: The limit max_iterations of the run")
+        for text in others
+    )
 
 
 async def test_the_nested_planners_own_budget_holds_besides() -> None:
     """Its own limit ends a nested run before that around; what it came to is read, and that it was cut short."""
-    kernel, expert = around([DELEGATE, say("done")], never_ends, expert_of(max_iterations=2))
-    result = await invoke(planner_with("chat", plan=False, max_iterations=9), kernel, streamed=False)
+    kernel, expert = around(
+        [DELEGATE, say("done")], never_ends, expert_of(max_iterations=2)
+    )
+    result = await invoke(
+        planner_with("chat", plan=False, max_iterations=9), kernel, streamed=False
+    )
     assert len(expert.requests) == 2
     assert results_read(result) == [
         "As far as I came.\n\n(This was cut short. The limit max_iterations=2 was reached.)"
@@ -147,21 +232,31 @@ async def test_the_nested_planners_own_budget_holds_besides() -> None:
 
 
 @each_of("on_limit", ["raise", "stop", "return_calls"])
-async def test_a_nested_limit_without_an_answer_is_read_and_charged(on_limit: Any) -> None:
+async def test_a_nested_limit_without_an_answer_is_read_and_charged(
+    on_limit: Any,
+) -> None:
     """Under every ``on_limit`` of a nested planner, the model around reads it, and the trips are charged."""
     budget = Budget(max_iterations=2, on_limit=on_limit)
     kernel, _ = around([DELEGATE, say("done")], never_ends, expert_of(budget=budget))
-    result = await invoke(planner_with("chat", plan=False, max_iterations=9), kernel, streamed=False)
-    assert results_read(result) == ["There is no answer: The limit max_iterations=2 was reached."]
+    result = await invoke(
+        planner_with("chat", plan=False, max_iterations=9), kernel, streamed=False
+    )
+    assert results_read(result) == [
+        "There is no answer: The limit max_iterations=2 was reached."
+    ]
     assert (result.status, result.iterations) == ("answered", 4)
 
 
 async def test_the_plan_of_a_nested_run_is_charged_under_all_options() -> None:
     """An uncharged plan request would be a request past the budget around."""
     kernel, expert = around(
-        [DELEGATE, say("done")], [say("1. Say 3."), say("3")], expert_of(plan=True, charge_plan=False)
+        [DELEGATE, say("done")],
+        [say("1. Say 3."), say("3")],
+        expert_of(plan=True, charge_plan=False),
     )
-    result = await invoke(planner_with("chat", plan=False, max_iterations=9), kernel, streamed=False)
+    result = await invoke(
+        planner_with("chat", plan=False, max_iterations=9), kernel, streamed=False
+    )
     assert (len(expert.requests), result.iterations) == (2, 4)
 
 
@@ -177,16 +272,24 @@ async def test_a_nested_deferral_is_denied_by_name(streamed: bool) -> None:
             paid.append(1)
             return "paid"
 
-    kernel, expert = around([DELEGATE, say("done")], [call("bank-pay"), say("not paid")], bank=Bank())
+    kernel, expert = around(
+        [DELEGATE, say("done")], [call("bank-pay"), say("not paid")], bank=Bank()
+    )
     result = await invoke(planner_with("chat", plan=False), kernel, streamed=streamed)
     assert (result.status, results_read(result), paid) == ("answered", ["not paid"], [])
-    assert "bank-pay needs a person's decision" in str(expert.requests[1].messages[-1]["content"])
+    assert "bank-pay needs a person's decision" in str(
+        expert.requests[1].messages[-1]["content"]
+    )
 
 
 async def test_a_planner_is_not_offered_inside_its_own_run() -> None:
     """The function of a planner is for others: neither its own run nor one nested in it can call it."""
     inner, outer = expert_of(), planner_with("chat", plan=False)
-    kernel, expert = around([DELEGATE, say("done")], [call("me-reach_goal", {"goal": "again"}), say("3")], inner)
+    kernel, expert = around(
+        [DELEGATE, say("done")],
+        [call("me-reach_goal", {"goal": "again"}), say("3")],
+        inner,
+    )
     kernel.add_plugin(PlannerPlugin(outer), "me")
     result = await invoke(outer, kernel, streamed=False)
     chat: Any = kernel.get_service("chat")
@@ -202,18 +305,32 @@ async def test_a_planner_that_a_function_calls_takes_from_the_run_too() -> None:
     class Sly:
         @kernel_function(description="Calls the planner itself.")
         async def call(self, kernel: Kernel) -> str:
-            return str(await kernel.invoke(plugin_name="expert", function_name="reach_goal", goal="sly"))
+            return str(
+                await kernel.invoke(
+                    plugin_name="expert", function_name="reach_goal", goal="sly"
+                )
+            )
 
-    kernel, expert = around([call("sly-call"), say("done")], never_ends, math=Math(), sly=Sly())
-    result = await invoke(planner_with("chat", plan=False, max_iterations=6), kernel, streamed=False)
-    assert (len(expert.requests), result.iterations, result.tool_calls) == (4, 6, 1 + 1 + 3)
+    kernel, expert = around(
+        [call("sly-call"), say("done")], never_ends, math=Math(), sly=Sly()
+    )
+    result = await invoke(
+        planner_with("chat", plan=False, max_iterations=6), kernel, streamed=False
+    )
+    assert (len(expert.requests), result.iterations, result.tool_calls) == (
+        4,
+        6,
+        1 + 1 + 3,
+    )
     assert results_read(result)[0].startswith("As far as I came.")
 
 
 async def test_outside_of_a_run_the_planners_own_budget_holds() -> None:
     """Called by the application, or by a stock loop, the function runs on the planner's own budget."""
     kernel, expert = around([], never_ends, expert_of(max_iterations=3))
-    answer = await kernel.invoke(plugin_name="expert", function_name="reach_goal", goal=GOAL)
+    answer = await kernel.invoke(
+        plugin_name="expert", function_name="reach_goal", goal=GOAL
+    )
     assert str(answer).startswith("As far as I came.")
     assert len(expert.requests) == 3
 
@@ -223,20 +340,27 @@ async def test_a_service_gives_its_nested_runs_what_is_left_as_well() -> None:
     inner = ScriptedChatCompletion(never_ends, service_id="expert")
     chat = ScriptedChatCompletion([DELEGATE, say("done")], service_id="chat")
     kernel = kernel_of(
-        inner, FunctionInvokingChatCompletion(chat, service_id="bounded", budget=Budget(max_iterations=6))
+        inner,
+        FunctionInvokingChatCompletion(
+            chat, service_id="bounded", budget=Budget(max_iterations=6)
+        ),
     )
     kernel.add_plugin(PlannerPlugin(expert_of()), "expert")
     service = kernel.get_service("bounded", type=ChatCompletionClientBase)
     settings = service.get_prompt_execution_settings_class()(
         function_choice_behavior=BoundedFunctionChoiceBehavior.Auto()
     )
-    answer = await kernel.invoke_prompt("go", arguments=KernelArguments(settings={"bounded": settings}))
+    answer = await kernel.invoke_prompt(
+        "go", arguments=KernelArguments(settings={"bounded": settings})
+    )
     assert answer is not None
     message: Any = answer.value[0]
     assert (len(inner.requests), message.metadata["iterations"]) == (4, 6)
 
 
-async def test_arguments_of_the_application_reach_the_nested_functions_and_the_goal_does_not() -> None:
+async def test_arguments_of_the_application_reach_the_nested_functions_and_the_goal_does_not() -> (
+    None
+):
     """A nested function gets what the application gave, and not the goal that a model wrote."""
     seen: list[tuple[str, str]] = []
 
@@ -246,25 +370,45 @@ async def test_arguments_of_the_application_reach_the_nested_functions_and_the_g
             seen.append((user, goal))
             return user
 
-    kernel, _ = around([DELEGATE, say("done")], [call("who-ask"), say("ann")], who=Who())
+    kernel, _ = around(
+        [DELEGATE, say("done")], [call("who-ask"), say("ann")], who=Who()
+    )
     given = KernelArguments(user="ann")
-    await invoke(planner_with("chat", plan=False), kernel, streamed=False, arguments=given)
+    await invoke(
+        planner_with("chat", plan=False), kernel, streamed=False, arguments=given
+    )
     assert seen == [("ann", "")]
     assert dict(given) == {"user": "ann"}
 
 
-async def test_the_plugin_can_have_a_kernel_a_name_and_a_description_of_its_own() -> None:
+async def test_the_plugin_can_have_a_kernel_a_name_and_a_description_of_its_own() -> (
+    None
+):
     """What the model around sees is the application's to say; the nested run may work on another kernel."""
     expert = ScriptedChatCompletion([say("3")], service_id="expert")
-    plugin = PlannerPlugin(expert_of(), kernel=kernel_of(expert), function_name="research", description="Finds things.")
-    chat = ScriptedChatCompletion([call("desk-research", {"goal": "1"}), say("done")], service_id="chat")
+    plugin = PlannerPlugin(
+        expert_of(),
+        kernel=kernel_of(expert),
+        function_name="research",
+        description="Finds things.",
+    )
+    chat = ScriptedChatCompletion(
+        [call("desk-research", {"goal": "1"}), say("done")], service_id="chat"
+    )
     kernel = kernel_of(chat)
     kernel.add_plugin(plugin, "desk")
     function = kernel.get_function("desk", "research")
     assert function.description == "Finds things."
-    assert [(p.name, p.is_required) for p in function.parameters if p.include_in_function_choices] == [("goal", True)]
+    assert [
+        (p.name, p.is_required)
+        for p in function.parameters
+        if p.include_in_function_choices
+    ] == [("goal", True)]
     result = await invoke(planner_with("chat", plan=False), kernel, streamed=False)
-    assert (results_read(result), expert.requests[0].tools) == (["3"], ("math-add", "math-fail"))
+    assert (results_read(result), expert.requests[0].tools) == (
+        ["3"],
+        ("math-add", "math-fail"),
+    )
 
 
 @each_of(
@@ -276,7 +420,9 @@ async def test_the_plugin_can_have_a_kernel_a_name_and_a_description_of_its_own(
         ({"function_name": 7}, "function_name"),
     ],
 )
-def test_what_cannot_be_used_is_refused_by_name(given: dict[str, Any], named: str) -> None:
+def test_what_cannot_be_used_is_refused_by_name(
+    given: dict[str, Any], named: str
+) -> None:
     """A bad option of the plugin is a configuration error that names it."""
     with pytest.raises(PlannerInvalidConfigurationError, match=named):
         PlannerPlugin(given.pop("planner", expert_of()), **given)

@@ -15,7 +15,14 @@ from planner_ext import Budget, FunctionCallingStepwisePlannerResult
 from planner_ext.events import CallFinished, CallStarted, ModelReplied, Planned
 from planner_ext.iteration import ToolExecution
 from planner_ext.plugin import PlannerPlugin
-from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, calls, say
+from planner_ext.testing import (
+    ScriptedChatCompletion,
+    ScriptedReply,
+    ScriptedRequest,
+    call,
+    calls,
+    say,
+)
 from support.planner import ADD, Clock, Math, invoke, kernel_of, planner_with
 from support.stock import EVERY_HEALTH_CHECK
 
@@ -37,7 +44,11 @@ class Mind:
             if request.index == self.fails_at:
                 raise RuntimeError("no line")
             nested, plain = self.turns[request.index % len(self.turns)]
-            below = [call(f"{BELOW[level]}-reach_goal", {"goal": "go"})] * nested if level in BELOW else []
+            below = (
+                [call(f"{BELOW[level]}-reach_goal", {"goal": "go"})] * nested
+                if level in BELOW
+                else []
+            )
             asked = [*below, *[ADD] * plain]
             return calls(*asked) if request.tools and asked else say("answer")
 
@@ -46,7 +57,9 @@ class Mind:
 
 minds = st.builds(
     Mind,
-    turns=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), min_size=1, max_size=4).map(tuple),
+    turns=st.lists(
+        st.tuples(st.integers(0, 3), st.integers(0, 2)), min_size=1, max_size=4
+    ).map(tuple),
     fails_at=st.sampled_from([None, None, None, 0, 2]),
 )
 budgets = st.builds(
@@ -75,30 +88,55 @@ class World:
 def world(chat: Mind, expert: Mind, helper: Mind, **options: Any) -> World:
     """Build the kernel."""
     minds = dict(zip(LEVELS, (chat, expert, helper), strict=True))
-    services = {name: ScriptedChatCompletion(mind.script(name), service_id=name) for name, mind in minds.items()}
+    services = {
+        name: ScriptedChatCompletion(mind.script(name), service_id=name)
+        for name, mind in minds.items()
+    }
     math = Math()
     kernel = kernel_of(*services.values(), math=math)
     for name in LEVELS[1:]:
-        kernel.add_plugin(PlannerPlugin(planner_with(name, plan=False, **options)), name)
+        kernel.add_plugin(
+            PlannerPlugin(planner_with(name, plan=False, **options)), name
+        )
     return World(kernel, services, math)
 
 
-@settings(max_examples=40, derandomize=True, deadline=None, suppress_health_check=EVERY_HEALTH_CHECK)
+@settings(
+    max_examples=40,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=EVERY_HEALTH_CHECK,
+)
 @given(
-    chat=minds, expert=minds, helper=minds, budget=budgets, plan=st.booleans(), concurrency=st.sampled_from([None, 1])
+    chat=minds,
+    expert=minds,
+    helper=minds,
+    budget=budgets,
+    plan=st.booleans(),
+    concurrency=st.sampled_from([None, 1]),
 )
 def test_trips_and_calls_of_all_runs_together_never_exceed_the_budget(
-    chat: Mind, expert: Mind, helper: Mind, budget: dict[str, Any], plan: bool, concurrency: int | None
+    chat: Mind,
+    expert: Mind,
+    helper: Mind,
+    budget: dict[str, Any],
+    plan: bool,
+    concurrency: int | None,
 ) -> None:
     """Requests at all services, and functions started in all runs, are within the outermost budget, and charged."""
     chat = Mind(chat.turns)  # a fault of the outermost model is no end of a run
     seen = world(chat, expert, helper, max_iterations=None)
     planner = planner_with(
-        "chat", plan=plan, budget=Budget(**budget), execution=ToolExecution(max_concurrency=concurrency)
+        "chat",
+        plan=plan,
+        budget=Budget(**budget),
+        execution=ToolExecution(max_concurrency=concurrency),
     )
     result = asyncio.run(invoke(planner, seen.kernel, streamed=False))
     assert seen.requests <= result.iterations <= budget["max_iterations"]
-    started = len(seen.math.sums) + sum(isinstance(fact, CallStarted) for fact in result.facts)
+    started = len(seen.math.sums) + sum(
+        isinstance(fact, CallStarted) for fact in result.facts
+    )
     if budget["max_tool_calls"] is not None:
         assert result.tool_calls <= budget["max_tool_calls"]
         assert len(seen.math.sums) <= result.tool_calls <= budget["max_tool_calls"]
@@ -116,9 +154,16 @@ def _calls_to_helpers(seen: World, expert: Mind) -> int:
     return sum(expert.turns[request.index % len(expert.turns)][0] for request in asked)
 
 
-@settings(max_examples=20, derandomize=True, deadline=None, suppress_health_check=EVERY_HEALTH_CHECK)
+@settings(
+    max_examples=20,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=EVERY_HEALTH_CHECK,
+)
 @given(chat=minds, expert=minds, helper=minds, tokens=st.integers(50, 3000))
-def test_the_usage_is_the_sum_of_all_requests(chat: Mind, expert: Mind, helper: Mind, tokens: int) -> None:
+def test_the_usage_is_the_sum_of_all_requests(
+    chat: Mind, expert: Mind, helper: Mind, tokens: int
+) -> None:
     """Tokens and cost of every request of every run are in the usage of the outermost run."""
     chat, expert, helper = Mind(chat.turns), Mind(expert.turns), Mind(helper.turns)
     priced: list[float] = []
@@ -139,8 +184,16 @@ def test_the_usage_is_the_sum_of_all_requests(chat: Mind, expert: Mind, helper: 
 
 def _in_flight(result: FunctionCallingStepwisePlannerResult) -> int:
     """Sum what may pass a token limit: the last batch and its nested runs, and the one forced answer."""
-    nested = [fact.spent.total_tokens for fact in result.facts if isinstance(fact, CallFinished) and fact.spent]
-    own = [fact.usage.total_tokens for fact in result.facts if isinstance(fact, ModelReplied | Planned)]
+    nested = [
+        fact.spent.total_tokens
+        for fact in result.facts
+        if isinstance(fact, CallFinished) and fact.spent
+    ]
+    own = [
+        fact.usage.total_tokens
+        for fact in result.facts
+        if isinstance(fact, ModelReplied | Planned)
+    ]
     return sum(sorted(nested)[-3:]) + sum(own[-2:])
 
 
@@ -154,13 +207,26 @@ async def test_a_nested_run_keeps_the_deadline_of_the_run_around() -> None:
             clock.seconds += 100.0
             return "waited"
 
-    chat = ScriptedChatCompletion([call("expert-reach_goal", {"goal": "go"}), say("late")], service_id="chat")
+    chat = ScriptedChatCompletion(
+        [call("expert-reach_goal", {"goal": "go"}), say("late")], service_id="chat"
+    )
     expert = ScriptedChatCompletion(
-        lambda request: call("slow-wait") if request.tools else say("late inside"), service_id="expert"
+        lambda request: call("slow-wait") if request.tools else say("late inside"),
+        service_id="expert",
     )
     kernel = kernel_of(chat, expert, slow=Slow())
-    kernel.add_plugin(PlannerPlugin(planner_with("expert", plan=False, clock=clock)), "expert")
+    kernel.add_plugin(
+        PlannerPlugin(planner_with("expert", plan=False, clock=clock)), "expert"
+    )
     budget = Budget(deadline=datetime.fromtimestamp(clock.seconds + 50, UTC))
-    result = await invoke(planner_with("chat", plan=False, budget=budget, clock=clock), kernel, streamed=False)
-    assert (result.status, result.limit, result.final_answer) == ("limit_reached", "deadline", "")
+    result = await invoke(
+        planner_with("chat", plan=False, budget=budget, clock=clock),
+        kernel,
+        streamed=False,
+    )
+    assert (result.status, result.limit, result.final_answer) == (
+        "limit_reached",
+        "deadline",
+        "",
+    )
     assert (len(expert.requests), len(chat.requests)) == (1, 1)

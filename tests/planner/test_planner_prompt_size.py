@@ -3,16 +3,27 @@
 from typing import Any
 
 import pytest
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.connectors.ai.prompt_execution_settings import (
+    PromptExecutionSettings,
+)
 from semantic_kernel.contents import ChatHistory
 from semantic_kernel.functions import kernel_function
 
-from planner_ext import BoundedFunctionChoiceBehavior, FunctionInvokingChatCompletion, ToolCallHandler
+from planner_ext import (
+    BoundedFunctionChoiceBehavior,
+    FunctionInvokingChatCompletion,
+    ToolCallHandler,
+)
 from planner_ext.errors import PlannerInvalidConfigurationError, PromptTooLargeError
 from planner_ext.hitl_manager import Checkpoint
 from planner_ext.iteration import FunctionInvocationIterationContext
 from planner_ext.session import ToolUseSession
-from planner_ext.testing import ScriptedChatCompletion, ScriptedPromptExecutionSettings, call, say
+from planner_ext.testing import (
+    ScriptedChatCompletion,
+    ScriptedPromptExecutionSettings,
+    call,
+    say,
+)
 from support.planner import (
     ADD,
     GOAL,
@@ -42,9 +53,17 @@ class Library:
 @both_ways
 async def test_a_long_result_is_not_sent(streamed: bool) -> None:
     """That request is not made; the error has count, limit, history and a checkpoint to continue from."""
-    async with openai_kernel([call("library-read"), say("It is about words.")], library=Library()) as (kernel, server):
-        with pytest.raises(PromptTooLargeError, match="max_prompt_tokens is 500") as caught:
-            await invoke(planner_with(plan=False, max_prompt_tokens=500), kernel, streamed=streamed)
+    async with openai_kernel(
+        [call("library-read"), say("It is about words.")], library=Library()
+    ) as (kernel, server):
+        with pytest.raises(
+            PromptTooLargeError, match="max_prompt_tokens is 500"
+        ) as caught:
+            await invoke(
+                planner_with(plan=False, max_prompt_tokens=500),
+                kernel,
+                streamed=streamed,
+            )
         error = caught.value
         assert len(server.requests) == 1
         assert error.prompt_tokens > error.max_prompt_tokens == 500
@@ -54,20 +73,32 @@ async def test_a_long_result_is_not_sent(streamed: bool) -> None:
         checkpoint = Checkpoint.from_json(error.checkpoint.to_json())
         larger = planner_with(plan=False, max_prompt_tokens=9000)
         result = await resume(larger, kernel, checkpoint, streamed=streamed)
-    assert (result.status, result.final_answer, result.iterations) == ("answered", "It is about words.", 2)
+    assert (result.status, result.final_answer, result.iterations) == (
+        "answered",
+        "It is about words.",
+        2,
+    )
     assert (result.tool_calls, len(server.requests)) == (1, 2)
 
 
 @both_ways
-async def test_a_plan_request_that_is_too_long_is_not_sent_either(streamed: bool) -> None:
+async def test_a_plan_request_that_is_too_long_is_not_sent_either(
+    streamed: bool,
+) -> None:
     """The first request counts as all others; the run can be resumed, and then begins with its plan."""
     async with openai_kernel([say("A plan."), say("Done.")]) as (kernel, server):
         with pytest.raises(PromptTooLargeError) as caught:
             await invoke(planner_with(max_prompt_tokens=20), kernel, streamed=streamed)
         assert server.requests == []
         assert caught.value.checkpoint is not None
-        result = await resume(planner_with(), kernel, caught.value.checkpoint, streamed=streamed)
-    assert (result.status, result.iterations, [fact.type for fact in result.facts].count("Planned")) == (
+        result = await resume(
+            planner_with(), kernel, caught.value.checkpoint, streamed=streamed
+        )
+    assert (
+        result.status,
+        result.iterations,
+        [fact.type for fact in result.facts].count("Planned"),
+    ) == (
         "answered",
         2,
         1,
@@ -79,10 +110,16 @@ async def test_a_compacted_history_fits_again(streamed: bool) -> None:
     """What the iteration-completed callback leaves out is not counted."""
 
     async def shorten(context: FunctionInvocationIterationContext) -> None:
-        context.messages[:] = [message for message in context.messages if message.role == "user"]
+        context.messages[:] = [
+            message for message in context.messages if message.role == "user"
+        ]
 
-    async with openai_kernel([call("library-read"), say("Done.")], library=Library()) as (kernel, _):
-        planner = planner_with(plan=False, max_prompt_tokens=500, iteration_completed=shorten)
+    async with openai_kernel(
+        [call("library-read"), say("Done.")], library=Library()
+    ) as (kernel, _):
+        planner = planner_with(
+            plan=False, max_prompt_tokens=500, iteration_completed=shorten
+        )
         result = await invoke(planner, kernel, streamed=streamed)
     assert result.status == "answered"
 
@@ -92,7 +129,9 @@ async def test_max_tokens_sets_the_limit(streamed: bool) -> None:
     """The share of max_tokens that is the prompt's is enforced."""
     async with openai_kernel([say("Done.")]) as (kernel, server):
         with pytest.raises(PromptTooLargeError, match="max_prompt_tokens is 18"):
-            await invoke(planner_with(plan=False, max_tokens=20), kernel, streamed=streamed)
+            await invoke(
+                planner_with(plan=False, max_tokens=20), kernel, streamed=streamed
+            )
     assert server.requests == []
 
 
@@ -101,7 +140,9 @@ def doors(inner: ScriptedChatCompletion) -> dict[str, Any]:
     kernel = kernel_of(inner, library=Library())
     history = ChatHistory()
     history.add_user_message(GOAL)
-    settings = PromptExecutionSettings(function_choice_behavior=BoundedFunctionChoiceBehavior.Auto())
+    settings = PromptExecutionSettings(
+        function_choice_behavior=BoundedFunctionChoiceBehavior.Auto()
+    )
     service = FunctionInvokingChatCompletion(inner, max_prompt_tokens=200)
 
     async def through_handler() -> None:
@@ -109,15 +150,21 @@ def doors(inner: ScriptedChatCompletion) -> dict[str, Any]:
             pass
 
     async def through_a_stream() -> None:
-        async for _ in service.get_streaming_chat_message_contents(history, settings, kernel=kernel):
+        async for _ in service.get_streaming_chat_message_contents(
+            history, settings, kernel=kernel
+        ):
             pass
 
     return {
-        "service": lambda: service.get_chat_message_contents(history, settings, kernel=kernel),
+        "service": lambda: service.get_chat_message_contents(
+            history, settings, kernel=kernel
+        ),
         "stream": through_a_stream,
         "handler": through_handler,
         "session": lambda: ToolUseSession(kernel, max_prompt_tokens=200).prompt(GOAL),
-        "wrapped": lambda: planner_with(plan=False).invoke(kernel_of(service, library=Library()), GOAL),
+        "wrapped": lambda: planner_with(plan=False).invoke(
+            kernel_of(service, library=Library()), GOAL
+        ),
     }
 
 
@@ -156,7 +203,9 @@ async def test_a_reply_is_limited_by_the_settings_own_name(streamed: bool) -> No
         def get_prompt_execution_settings_class(self) -> type[PromptExecutionSettings]:
             return Named
 
-        def _scripted(self, settings: PromptExecutionSettings) -> ScriptedPromptExecutionSettings:
+        def _scripted(
+            self, settings: PromptExecutionSettings
+        ) -> ScriptedPromptExecutionSettings:
             asked.append(settings)
             return super()._scripted(settings)
 
@@ -169,6 +218,10 @@ async def test_a_reply_is_limited_by_the_settings_own_name(streamed: bool) -> No
     assert {settings.max_output_tokens for settings in asked} == {7}
 
     inner = ScriptedChatCompletion([ADD])
-    with pytest.raises(PlannerInvalidConfigurationError, match="max_completion_tokens=7 cannot be used"):
-        await invoke(planner_with(max_completion_tokens=7), kernel_of(inner), streamed=streamed)
+    with pytest.raises(
+        PlannerInvalidConfigurationError, match="max_completion_tokens=7 cannot be used"
+    ):
+        await invoke(
+            planner_with(max_completion_tokens=7), kernel_of(inner), streamed=streamed
+        )
     assert inner.requests == []

@@ -3,7 +3,11 @@
 from typing import Any
 
 import pytest
-from semantic_kernel.functions import KernelArguments, KernelFunctionMetadata, kernel_function
+from semantic_kernel.functions import (
+    KernelArguments,
+    KernelFunctionMetadata,
+    kernel_function,
+)
 
 from planner_ext.errors import PlannerExtError, PlannerInvalidConfigurationError
 from planner_ext.iteration import ToolExecution
@@ -72,7 +76,9 @@ def offered_and_planned(service: ScriptedChatCompletion) -> tuple[str, tuple[str
 
 
 @both_ways
-async def test_the_plan_request_lists_the_functions_that_are_offered(streamed: bool) -> None:
+async def test_the_plan_request_lists_the_functions_that_are_offered(
+    streamed: bool,
+) -> None:
     """The plan request names every function of the kernel, with its description, and the planner's own."""
     kernel, service = scripted([PLAN, final()])
     await invoke(planner_with(), kernel, streamed=streamed)
@@ -88,9 +94,18 @@ async def test_the_plan_request_lists_the_functions_that_are_offered(streamed: b
     ("exclusion", "left"),
     [
         ({"excluded_plugins": {"weather"}}, ["math-add", "math-fail"]),
-        ({"excluded_functions": {"weather-forecast"}}, ["math-add", "math-fail", "weather-measure"]),
-        ({"excluded_functions": {"forecast"}}, ["math-add", "math-fail", "weather-measure"]),
-        ({"excluded_plugins": {"math"}, "excluded_functions": {"weather-forecast"}}, ["weather-measure"]),
+        (
+            {"excluded_functions": {"weather-forecast"}},
+            ["math-add", "math-fail", "weather-measure"],
+        ),
+        (
+            {"excluded_functions": {"forecast"}},
+            ["math-add", "math-fail", "weather-measure"],
+        ),
+        (
+            {"excluded_plugins": {"math"}, "excluded_functions": {"weather-forecast"}},
+            ["weather-measure"],
+        ),
     ],
     ids=["plugin", "function", "bare-name", "both"],
 )
@@ -99,11 +114,18 @@ async def test_what_is_excluded_is_neither_planned_with_nor_offered(
 ) -> None:
     """Excluded plugins and functions, by full or own name, are missing from the manual and from the tools."""
     service = ScriptedChatCompletion([PLAN, final()])
-    await invoke(planner_with(**exclusion), kernel_of(service, math=Math(), weather=Weather()), streamed=streamed)
+    await invoke(
+        planner_with(**exclusion),
+        kernel_of(service, math=Math(), weather=Weather()),
+        streamed=streamed,
+    )
 
     manual, offered = offered_and_planned(service)
     assert sorted(offered) == [FINAL_ANSWER, *left]
-    assert all((name in manual) == (name in left) for name in ("math-add", "weather-forecast", "weather-measure"))
+    assert all(
+        (name in manual) == (name in left)
+        for name in ("math-add", "weather-forecast", "weather-measure")
+    )
 
 
 async def test_the_own_name_of_an_excluded_function_may_have_hyphens() -> None:
@@ -112,14 +134,20 @@ async def test_the_own_name_of_an_excluded_function_may_have_hyphens() -> None:
     kernel.add_function("math", kernel_function(name="mean-of")(lambda: 0))
     await planner_with(plan=False, excluded_functions={"mean-of"}).invoke(kernel, GOAL)
     assert service.requests[0].tools == ("math-add", "math-fail")
-    with pytest.raises(PlannerInvalidConfigurationError, match="excluded_functions names 'of'"):
+    with pytest.raises(
+        PlannerInvalidConfigurationError, match="excluded_functions names 'of'"
+    ):
         await planner_with(plan=False, excluded_functions={"of"}).invoke(kernel, GOAL)
 
 
 @both_ways
-async def test_an_excluded_function_does_not_run_when_it_is_called(streamed: bool) -> None:
+async def test_an_excluded_function_does_not_run_when_it_is_called(
+    streamed: bool,
+) -> None:
     """A call of an excluded function is unknown; the model reads which functions there are."""
-    service = ScriptedChatCompletion([call("weather-forecast", {"city": "Rome"}), say("No idea.")])
+    service = ScriptedChatCompletion(
+        [call("weather-forecast", {"city": "Rome"}), say("No idea.")]
+    )
     kernel = kernel_of(service, weather=Weather())
     planner = planner_with(plan=False, excluded_functions={"weather-forecast"})
     result = await invoke(planner, kernel, streamed=streamed)
@@ -138,21 +166,30 @@ async def test_an_excluded_function_does_not_run_when_it_is_called(streamed: boo
         {"excluded_functions": {"SendFinalAnswer"}},
     ],
 )
-async def test_the_planners_own_function_can_be_excluded(streamed: bool, excluded: dict[str, Any]) -> None:
+async def test_the_planners_own_function_can_be_excluded(
+    streamed: bool, excluded: dict[str, Any]
+) -> None:
     """The final-answer function is then neither offered nor named in any prompt, and a plain answer ends the run."""
     kernel, service = scripted([PLAN, say("It is 3.")])
     result = await invoke(planner_with(**excluded), kernel, streamed=streamed)
 
     assert FINAL_ANSWER not in service.requests[1].tools
-    assert not any("SendFinalAnswer" in whole_text(request) for request in service.requests)
+    assert not any(
+        "SendFinalAnswer" in whole_text(request) for request in service.requests
+    )
     assert (result.status, result.final_answer) == ("answered", "It is 3.")
 
 
 async def test_an_excluded_final_answer_cannot_be_insisted_on() -> None:
     """The two options contradict each other, and are refused by name before anything is sent."""
     kernel, service = scripted([])
-    planner = planner_with(require_final_answer_function=True, excluded_functions={FINAL_ANSWER})
-    with pytest.raises(PlannerInvalidConfigurationError, match=r"require_final_answer_function.*SendFinalAnswer"):
+    planner = planner_with(
+        require_final_answer_function=True, excluded_functions={FINAL_ANSWER}
+    )
+    with pytest.raises(
+        PlannerInvalidConfigurationError,
+        match=r"require_final_answer_function.*SendFinalAnswer",
+    ):
         await planner.invoke(kernel, GOAL)
     assert service.requests == []
 
@@ -160,7 +197,9 @@ async def test_an_excluded_final_answer_cannot_be_insisted_on() -> None:
 async def test_the_question_function_can_be_excluded() -> None:
     """AskUser is not offered where it is excluded, even if another option would offer it."""
     kernel, service = scripted([say("It is 3.")])
-    planner = planner_with(plan=False, max_clarifications=2, excluded_functions={"UserInteraction-AskUser"})
+    planner = planner_with(
+        plan=False, max_clarifications=2, excluded_functions={"UserInteraction-AskUser"}
+    )
     assert (await planner.invoke(kernel, GOAL)).status == "answered"
     assert service.requests[0].tools == ("math-add", "math-fail")
 
@@ -177,12 +216,16 @@ async def test_the_question_function_can_be_excluded() -> None:
         ({"execution": ToolExecution(timeout={"add": 1})}, "add"),
     ],
 )
-async def test_a_name_that_no_function_has_is_refused(options: dict[str, Any], word: str) -> None:
+async def test_a_name_that_no_function_has_is_refused(
+    options: dict[str, Any], word: str
+) -> None:
     """A misspelt name excludes nothing and limits nothing: it is named, with what there is; nothing is sent."""
     kernel, service = scripted([say("It is 3.")])
     with pytest.raises(PlannerInvalidConfigurationError) as raised:
         await planner_with(**options).invoke(kernel, GOAL)
-    assert f"names {word!r}, which this kernel does not have; it has" in str(raised.value)
+    assert f"names {word!r}, which this kernel does not have; it has" in str(
+        raised.value
+    )
     assert "math" in str(raised.value).partition("it has")[2]
     assert service.requests == []
 
@@ -192,14 +235,23 @@ async def test_a_name_that_no_function_has_is_refused(options: dict[str, Any], w
     [
         {"excluded_functions": {"add", "math-fail"}},
         {"excluded_plugins": {"math"}},
-        {"excluded_functions": {"math-add"}, "execution": ToolExecution(timeout={"math-add": 1})},
-        {"execution": ToolExecution(timeout={"UserInteraction-AskUser": 1, "math-add": 2.5})},
+        {
+            "excluded_functions": {"math-add"},
+            "execution": ToolExecution(timeout={"math-add": 1}),
+        },
+        {
+            "execution": ToolExecution(
+                timeout={"UserInteraction-AskUser": 1, "math-add": 2.5}
+            )
+        },
     ],
 )
 async def test_names_that_are_there_are_taken(options: dict[str, Any]) -> None:
     """A timeout may stand for a function that this run does not offer, and for one of the planner's own."""
     kernel, _ = scripted([say("It is 3.")])
-    assert (await planner_with(plan=False, **options).invoke(kernel, GOAL)).status == "answered"
+    assert (
+        await planner_with(plan=False, **options).invoke(kernel, GOAL)
+    ).status == "answered"
 
 
 @both_ways
@@ -212,7 +264,9 @@ async def test_get_available_functions_says_what_is_offered(streamed: bool) -> N
         asked.append((options, goal))
         return kernel.get_full_list_of_function_metadata()
 
-    planner = planner_with(get_available_functions=available, excluded_functions={"math-fail"})
+    planner = planner_with(
+        get_available_functions=available, excluded_functions={"math-fail"}
+    )
     await invoke(planner, kernel, streamed=streamed)
 
     manual, offered = offered_and_planned(service)
@@ -223,12 +277,18 @@ async def test_get_available_functions_says_what_is_offered(streamed: bool) -> N
 
 
 @both_ways
-async def test_get_available_functions_may_only_give_functions_of_the_kernel(streamed: bool) -> None:
+async def test_get_available_functions_may_only_give_functions_of_the_kernel(
+    streamed: bool,
+) -> None:
     """A function that the kernel does not have is refused by name, as an error of this package, and nothing is sent."""
     kernel, service = scripted([PLAN, final()])
     gone = KernelFunctionMetadata(name="gone", plugin_name="math", is_prompt=False)
     with pytest.raises(PlannerExtError, match="gone"):
-        await invoke(planner_with(get_available_functions=lambda *_: [gone]), kernel, streamed=streamed)
+        await invoke(
+            planner_with(get_available_functions=lambda *_: [gone]),
+            kernel,
+            streamed=streamed,
+        )
     assert service.requests == []
 
 
@@ -236,7 +296,10 @@ async def test_get_available_functions_may_only_give_functions_of_the_kernel(str
 async def test_the_old_templates_still_work(streamed: bool) -> None:
     """Templates of the removed planner render with its variables and with the application's arguments."""
     async with openai_kernel([PLAN, ADD, final()]) as (kernel, server):
-        planner = planner_with(get_initial_plan=lambda: OLD_PLAN_YAML, get_step_prompt=lambda: OLD_STEP_PROMPT)
+        planner = planner_with(
+            get_initial_plan=lambda: OLD_PLAN_YAML,
+            get_step_prompt=lambda: OLD_STEP_PROMPT,
+        )
         result = await invoke(planner, kernel, streamed=streamed, city="Rome")
         plan, step, _ = server.requests
 
@@ -252,10 +315,17 @@ async def test_the_old_templates_still_work(streamed: bool) -> None:
 
 
 @both_ways
-async def test_the_settings_of_the_plan_template_are_those_of_the_plan_request_alone(streamed: bool) -> None:
+async def test_the_settings_of_the_plan_template_are_those_of_the_plan_request_alone(
+    streamed: bool,
+) -> None:
     """Temperature and tokens that the plan's YAML asks for do not leak into the steps."""
     async with openai_kernel([PLAN, final()]) as (kernel, server):
-        await invoke(planner_with(get_initial_plan=lambda: OLD_PLAN_YAML), kernel, streamed=streamed, city="Rome")
+        await invoke(
+            planner_with(get_initial_plan=lambda: OLD_PLAN_YAML),
+            kernel,
+            streamed=streamed,
+            city="Rome",
+        )
         plan, step = server.requests
 
     assert (plan.body.get("temperature"), plan.body.get("max_tokens")) == (0.0, 256)
@@ -275,8 +345,15 @@ async def test_arguments_that_no_template_can_take_do_no_harm(streamed: bool) ->
 
     basket = ["apple", {"pear": 2}]
     service = ScriptedChatCompletion([PLAN, call("shop-buy"), final()])
-    more: dict[str, Any] = {"basket": basket, "owner": object(), "nothing": None, "table": {"a": 1}}
-    result = await invoke(planner_with(), kernel_of(service, shop=Shop()), streamed=streamed, **more)
+    more: dict[str, Any] = {
+        "basket": basket,
+        "owner": object(),
+        "nothing": None,
+        "table": {"a": 1},
+    }
+    result = await invoke(
+        planner_with(), kernel_of(service, shop=Shop()), streamed=streamed, **more
+    )
 
     assert result.status == "answered"
     assert seen == [basket]
@@ -348,11 +425,15 @@ async def test_a_plan_opens_no_message_of_its_own(text: str, streamed: bool) -> 
 
 @both_ways
 @hostile
-async def test_a_goal_opens_no_message_in_an_old_template(text: str, streamed: bool) -> None:
+async def test_a_goal_opens_no_message_in_an_old_template(
+    text: str, streamed: bool
+) -> None:
     """A template without messages, as the removed planner's step prompt was, is one message for every goal."""
     kernel, service = scripted([PLAN, final()])
     planner = planner_with(get_step_prompt=lambda: OLD_STEP_PROMPT)
-    await invoke(planner, kernel, text, streamed=streamed, city="Rome", password="hunter2")
+    await invoke(
+        planner, kernel, text, streamed=streamed, city="Rome", password="hunter2"
+    )
 
     assert [role for role, _ in texts(service.requests[1])] == ["user"]
     assert "hunter2" not in whole_text(service.requests[1])
@@ -362,7 +443,9 @@ async def test_a_goal_opens_no_message_in_an_old_template(text: str, streamed: b
 async def test_a_template_may_call_the_kernels_functions(streamed: bool) -> None:
     """``{{plugin.function}}`` in a template is the function's result, as everywhere in Semantic Kernel."""
     service = ScriptedChatCompletion([final()])
-    planner = planner_with(plan="1. Look.", get_step_prompt=lambda: "It has {{weather.measure}}. {{$goal}}")
+    planner = planner_with(
+        plan="1. Look.", get_step_prompt=lambda: "It has {{weather.measure}}. {{$goal}}"
+    )
     await invoke(planner, kernel_of(service, weather=Weather()), streamed=streamed)
 
     assert "It has 21 degrees." in whole_text(service.requests[0])

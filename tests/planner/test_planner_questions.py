@@ -65,24 +65,44 @@ class Person:
 
 
 @both_ways
-async def test_a_model_that_asks_in_plain_text_gets_its_answer_and_then_calls(streamed: bool) -> None:
+async def test_a_model_that_asks_in_plain_text_gets_its_answer_and_then_calls(
+    streamed: bool,
+) -> None:
     """The clarifier is shown the plain reply before it counts as final; its answer is the user's next message."""
     person, weather = Person(["In California, in celsius."]), Weather()
-    async with openai_kernel([say(WHERE), LOOK, say("18 degrees.")], weather=weather) as (kernel, server):
+    async with openai_kernel(
+        [say(WHERE), LOOK, say("18 degrees.")], weather=weather
+    ) as (kernel, server):
         planner = planner_with(plan=False, clarifier=person)
-        result = await invoke(planner, kernel, "Weather in San Jose?", streamed=streamed)
+        result = await invoke(
+            planner, kernel, "Weather in San Jose?", streamed=streamed
+        )
 
-    assert (result.status, result.final_answer, result.iterations) == ("answered", "18 degrees.", 3)
+    assert (result.status, result.final_answer, result.iterations) == (
+        "answered",
+        "18 degrees.",
+        3,
+    )
     assert weather.asked == [("San Jose, CA", "celsius")]
     first = person.seen[0]
-    assert (first.text, first.goal, first.by_function, first.iteration) == (WHERE, "Weather in San Jose?", False, 0)
-    assert texts(server.requests[1])[-2:] == [("assistant", WHERE), ("user", "In California, in celsius.")]
+    assert (first.text, first.goal, first.by_function, first.iteration) == (
+        WHERE,
+        "Weather in San Jose?",
+        False,
+        0,
+    )
+    assert texts(server.requests[1])[-2:] == [
+        ("assistant", WHERE),
+        ("user", "In California, in celsius."),
+    ]
     assert [question.text for question in person.seen] == [WHERE, "18 degrees."]
     check_sendable(result.chat_history)
 
 
 @both_ways
-async def test_a_question_beside_calls_is_answered_before_any_runs(streamed: bool) -> None:
+async def test_a_question_beside_calls_is_answered_before_any_runs(
+    streamed: bool,
+) -> None:
     """The other calls wait with the question; the results follow in call order."""
     person, weather = Person(["Celsius."]), Weather()
     seen_before: list[int] = []
@@ -91,61 +111,117 @@ async def test_a_question_beside_calls_is_answered_before_any_runs(streamed: boo
         seen_before.append(len(weather.asked))
         return await person(question)
 
-    async with openai_kernel([calls(LOOK, ASK), say("18 degrees.")], weather=weather) as (kernel, server):
-        result = await invoke(planner_with(plan=False, clarifier=clarifier), kernel, streamed=streamed)
+    async with openai_kernel(
+        [calls(LOOK, ASK), say("18 degrees.")], weather=weather
+    ) as (kernel, server):
+        result = await invoke(
+            planner_with(plan=False, clarifier=clarifier), kernel, streamed=streamed
+        )
 
     assert (result.status, seen_before[0], len(weather.asked)) == ("answered", 0, 1)
-    assert texts(server.requests[1])[-2:] == [("tool", "18 degrees"), ("tool", "Celsius.")]
+    assert texts(server.requests[1])[-2:] == [
+        ("tool", "18 degrees"),
+        ("tool", "Celsius."),
+    ]
     assert (person.seen[0].by_function, person.seen[0].clarifications) == (True, 0)
 
 
 @both_ways
-async def test_without_a_clarifier_a_question_waits_and_continues_from_json(streamed: bool) -> None:
+async def test_without_a_clarifier_a_question_waits_and_continues_from_json(
+    streamed: bool,
+) -> None:
     """The run ends ``asked`` with the question as its one pending call; another planner resumes it with Supply."""
     kernel, service = scripted([PLAN, calls(ADD, ASK)])
     result = await invoke(planner_with(max_clarifications=3), kernel, streamed=streamed)
-    assert (result.status, result.final_answer, len(service.requests)) == ("asked", "", 2)
+    assert (result.status, result.final_answer, len(service.requests)) == (
+        "asked",
+        "",
+        2,
+    )
     (pending,) = result.pending
-    assert (pending.fully_qualified_name, pending.arguments) == (ASK_USER, {"question": WHERE})
+    assert (pending.fully_qualified_name, pending.arguments) == (
+        ASK_USER,
+        {"question": WHERE},
+    )
     check_sendable(result.chat_history)
 
     checkpoint, math = Checkpoint.from_json(result.checkpoint.to_json()), Math()
     async with openai_kernel([final()], math=math) as (kernel, server):
-        again = await resume(planner_with(max_clarifications=3), kernel, checkpoint, streamed=streamed)
-        assert (again.status, again.pending, server.requests) == ("asked", result.pending, [])
+        again = await resume(
+            planner_with(max_clarifications=3), kernel, checkpoint, streamed=streamed
+        )
+        assert (again.status, again.pending, server.requests) == (
+            "asked",
+            result.pending,
+            [],
+        )
         decisions = {pending.id: Supply("In celsius.", by="ann")}
         done = await resume(
-            planner_with(max_clarifications=3), kernel, checkpoint, streamed=streamed, decisions=decisions
+            planner_with(max_clarifications=3),
+            kernel,
+            checkpoint,
+            streamed=streamed,
+            decisions=decisions,
         )
-        assert texts(server.requests[0])[-2:] == [("tool", "3"), ("tool", "In celsius.")]
+        assert texts(server.requests[0])[-2:] == [
+            ("tool", "3"),
+            ("tool", "In celsius."),
+        ]
 
-    assert (done.status, done.final_answer, math.sums) == ("answered", "It is 3.", [(1, 2)])
-    assert [(fact.answer, fact.by) for fact in done.facts if isinstance(fact, Clarified)] == [("In celsius.", "ann")]
+    assert (done.status, done.final_answer, math.sums) == (
+        "answered",
+        "It is 3.",
+        [(1, 2)],
+    )
+    assert [
+        (fact.answer, fact.by) for fact in done.facts if isinstance(fact, Clarified)
+    ] == [("In celsius.", "ann")]
 
 
 @both_ways
-async def test_a_plain_question_waits_where_the_final_answer_is_insisted_on(streamed: bool) -> None:
+async def test_a_plain_question_waits_where_the_final_answer_is_insisted_on(
+    streamed: bool,
+) -> None:
     """Its pending call has the same shape and an id of its own; the answer is the user's next message."""
     kernel, _ = scripted([say(WHERE)])
     result = await invoke(planner_with(**INSISTING), kernel, streamed=streamed)
     (pending,) = result.pending
-    assert (result.status, pending.fully_qualified_name, pending.arguments) == ("asked", ASK_USER, {"question": WHERE})
+    assert (result.status, pending.fully_qualified_name, pending.arguments) == (
+        "asked",
+        ASK_USER,
+        {"question": WHERE},
+    )
     check_sendable(result.chat_history)
 
     checkpoint = Checkpoint.from_json(result.checkpoint.to_json())
     async with openai_kernel([final()]) as (kernel, server):
         done = await resume(
-            planner_with(**INSISTING), kernel, checkpoint, streamed=streamed, decisions={pending.id: Supply("Celsius.")}
+            planner_with(**INSISTING),
+            kernel,
+            checkpoint,
+            streamed=streamed,
+            decisions={pending.id: Supply("Celsius.")},
         )
-        assert texts(server.requests[0])[-2:] == [("assistant", WHERE), ("user", "Celsius.")]
-    assert (done.status, done.final_answer, done.iterations) == ("answered", "It is 3.", 2)
+        assert texts(server.requests[0])[-2:] == [
+            ("assistant", WHERE),
+            ("user", "Celsius."),
+        ]
+    assert (done.status, done.final_answer, done.iterations) == (
+        "answered",
+        "It is 3.",
+        2,
+    )
 
 
 @both_ways
-async def test_a_plain_question_is_the_answer_where_nothing_is_insisted_on(streamed: bool) -> None:
+async def test_a_plain_question_is_the_answer_where_nothing_is_insisted_on(
+    streamed: bool,
+) -> None:
     """Without a clarifier and without insistence every plain reply is final, a question too."""
     kernel, _ = scripted([say(WHERE)])
-    result = await invoke(planner_with(plan=False, max_clarifications=3), kernel, streamed=streamed)
+    result = await invoke(
+        planner_with(plan=False, max_clarifications=3), kernel, streamed=streamed
+    )
     assert (result.status, result.final_answer) == ("answered", WHERE)
 
 
@@ -159,10 +235,14 @@ async def test_a_plain_reply_that_asks_nothing_is_insisted_upon(streamed: bool) 
 
 @both_ways
 @each_of("nothing", [None, "", "  \n"])
-async def test_a_clarifier_that_says_nothing_leaves_the_question_open(nothing: str | None, streamed: bool) -> None:
+async def test_a_clarifier_that_says_nothing_leaves_the_question_open(
+    nothing: str | None, streamed: bool
+) -> None:
     """A plain reply then counts as final; a call waits for a person."""
     kernel, _ = scripted([say(WHERE)])
-    plain = await invoke(planner_with(plan=False, clarifier=Person([nothing])), kernel, streamed=streamed)
+    plain = await invoke(
+        planner_with(plan=False, clarifier=Person([nothing])), kernel, streamed=streamed
+    )
     assert (plain.status, plain.final_answer) == ("answered", WHERE)
 
     person = Person([nothing])
@@ -171,19 +251,36 @@ async def test_a_clarifier_that_says_nothing_leaves_the_question_open(nothing: s
     asked = await invoke(planner, kernel, streamed=streamed)
     assert (asked.status, len(asked.pending), len(person.seen)) == ("asked", 1, 1)
     answer = {asked.pending[0].id: Supply("Celsius.")}
-    done = await resume(planner, kernel, asked.checkpoint, streamed=streamed, decisions=answer)
-    assert (done.status, [question.text for question in person.seen]) == ("answered", [WHERE, "Done."])
+    done = await resume(
+        planner, kernel, asked.checkpoint, streamed=streamed, decisions=answer
+    )
+    assert (done.status, [question.text for question in person.seen]) == (
+        "answered",
+        [WHERE, "Done."],
+    )
 
 
 @both_ways
-async def test_no_more_questions_are_answered_than_the_cap_allows(streamed: bool) -> None:
+async def test_no_more_questions_are_answered_than_the_cap_allows(
+    streamed: bool,
+) -> None:
     """The answer to a call over the cap is to continue without; a plain reply over the cap is final."""
     person = Person(["One."] * 9)
-    async with openai_kernel([calls(ASK, ASK), say("So?")], weather=Weather()) as (kernel, server):
+    async with openai_kernel([calls(ASK, ASK), say("So?")], weather=Weather()) as (
+        kernel,
+        server,
+    ):
         planner = planner_with(plan=False, clarifier=person, max_clarifications=1)
         result = await invoke(planner, kernel, streamed=streamed)
-        assert texts(server.requests[1])[-2:] == [("tool", "One."), ("tool", NO_MORE_QUESTIONS)]
-    assert (result.status, result.final_answer, len(person.seen)) == ("answered", "So?", 1)
+        assert texts(server.requests[1])[-2:] == [
+            ("tool", "One."),
+            ("tool", NO_MORE_QUESTIONS),
+        ]
+    assert (result.status, result.final_answer, len(person.seen)) == (
+        "answered",
+        "So?",
+        1,
+    )
 
 
 @both_ways
@@ -198,8 +295,16 @@ async def test_what_an_answer_costs_is_charged(streamed: bool) -> None:
         return next(answers, None)
 
     kernel, _ = scripted([say(WHERE), say(WHERE), say("Done.")])
-    result = await invoke(planner_with(plan=False, clarifier=clarifier, clock=clock), kernel, streamed=streamed)
-    assert (result.status, result.iterations, result.usage.active_seconds) == ("answered", 5, 100.0)
+    result = await invoke(
+        planner_with(plan=False, clarifier=clarifier, clock=clock),
+        kernel,
+        streamed=streamed,
+    )
+    assert (result.status, result.iterations, result.usage.active_seconds) == (
+        "answered",
+        5,
+        100.0,
+    )
 
 
 @both_ways
@@ -211,9 +316,22 @@ async def test_only_answers_are_taken_for_a_question(streamed: bool) -> None:
         asked = await invoke(planner, kernel, streamed=streamed)
         name = asked.pending[0].id
         junk = Supply("x", by=3)  # pyright: ignore[reportArgumentType]  # junk, on purpose
-        for decisions in ({name: Approve()}, {"other": Supply("x")}, {name: Supply(" ")}, {name: junk}):
-            with pytest.raises(DecisionRefusedError, match=r"celsius or fahrenheit|'other'"):
-                await resume(planner, kernel, asked.checkpoint, streamed=streamed, decisions=decisions)
+        for decisions in (
+            {name: Approve()},
+            {"other": Supply("x")},
+            {name: Supply(" ")},
+            {name: junk},
+        ):
+            with pytest.raises(
+                DecisionRefusedError, match=r"celsius or fahrenheit|'other'"
+            ):
+                await resume(
+                    planner,
+                    kernel,
+                    asked.checkpoint,
+                    streamed=streamed,
+                    decisions=decisions,
+                )
         assert len(service.requests) == 1
 
 
@@ -224,11 +342,21 @@ async def test_a_denied_question_continues_the_run(streamed: bool) -> None:
     planner = planner_with(**INSISTING)
     asked = await invoke(planner, kernel, streamed=streamed)
     denied = {asked.pending[0].id: Deny("Guess.", by="ann")}
-    done = await resume(planner, kernel, asked.checkpoint, streamed=streamed, decisions=denied)
+    done = await resume(
+        planner, kernel, asked.checkpoint, streamed=streamed, decisions=denied
+    )
     assert done.status == "answered"
     (record,) = done.decisions
-    assert (record.kind, record.by, record.reason, record.result) == ("deny", "ann", "Guess.", None)
-    assert texts(service.requests[1])[-1] == ("tool", "Nobody answers this. Guess. Go on with what you know.")
+    assert (record.kind, record.by, record.reason, record.result) == (
+        "deny",
+        "ann",
+        "Guess.",
+        None,
+    )
+    assert texts(service.requests[1])[-1] == (
+        "tool",
+        "Nobody answers this. Guess. Go on with what you know.",
+    )
 
 
 @both_ways
@@ -253,9 +381,14 @@ async def test_a_clarifier_that_fails_is_a_fault(streamed: bool) -> None:
     for clarifier, error in ((broken, OSError), (Person([3]), PlannerException)):
         kernel, _ = scripted([say(WHERE)])
         with pytest.raises(error) as raised:
-            await invoke(planner_with(plan=False, clarifier=clarifier), kernel, streamed=streamed)
+            await invoke(
+                planner_with(plan=False, clarifier=clarifier), kernel, streamed=streamed
+            )
         again = await resume(
-            planner_with(plan=False, clarifier=Person([])), kernel, run_of(raised.value).checkpoint, streamed=streamed
+            planner_with(plan=False, clarifier=Person([])),
+            kernel,
+            run_of(raised.value).checkpoint,
+            streamed=streamed,
         )
         assert (again.status, again.final_answer) == ("answered", WHERE)
 
@@ -269,7 +402,10 @@ async def test_a_question_is_offered_only_where_it_may_be_answered() -> None:
         "cap": {"max_clarifications": 1},
         "insists": {"require_final_answer_function": True},
         "zero": {"clarifier": Person([]), "max_clarifications": 0},
-        "insists on none": {"require_final_answer_function": True, "max_clarifications": 0},
+        "insists on none": {
+            "require_final_answer_function": True,
+            "max_clarifications": 0,
+        },
     }
     for name, options in cases.items():
         kernel, service = scripted([PLAN, final()])
@@ -296,10 +432,19 @@ async def test_the_stream_tells_the_question_and_its_answer() -> None:
 
 
 @both_ways
-async def test_a_final_answer_in_the_reserved_trip_is_the_forced_answer(streamed: bool) -> None:
+async def test_a_final_answer_in_the_reserved_trip_is_the_forced_answer(
+    streamed: bool,
+) -> None:
     """A model that calls SendFinalAnswer although functions were withdrawn gives its answer; the limit is named."""
     kernel = kernel_of(scripted([PLAN, ADD, final("It is 3.")])[1])
     result = await invoke(planner_with(max_iterations=3), kernel, streamed=streamed)
-    assert (result.status, result.final_answer, result.limit) == ("limit_reached", "It is 3.", "max_iterations")
-    assert result.chat_history is not None and str(result.chat_history.messages[-1]) == "It is 3."
+    assert (result.status, result.final_answer, result.limit) == (
+        "limit_reached",
+        "It is 3.",
+        "max_iterations",
+    )
+    assert (
+        result.chat_history is not None
+        and str(result.chat_history.messages[-1]) == "It is 3."
+    )
     check_sendable(result.chat_history)

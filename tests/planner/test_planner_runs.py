@@ -39,7 +39,11 @@ async def test_a_goal_is_planned_worked_on_and_answered(streamed: bool) -> None:
         result = await invoke(planner_with("chat"), kernel, streamed=streamed)
         plan, step, last = server.requests
 
-    assert (result.status, result.final_answer, result.plan) == ("answered", "It is 3.", "1. Add 1 and 2.")
+    assert (result.status, result.final_answer, result.plan) == (
+        "answered",
+        "It is 3.",
+        "1. Add 1 and 2.",
+    )
     assert (result.iterations, result.tool_calls, result.limit) == (3, 1, None)
     assert (result.usage.prompt_tokens, result.usage.completion_tokens) == (
         server.prompt_tokens,
@@ -47,7 +51,10 @@ async def test_a_goal_is_planned_worked_on_and_answered(streamed: bool) -> None:
     )
     assert math.sums == [(1, 2)]
     assert [request.stream for request in server.requests] == [streamed] * 3
-    assert (plan.tools, sorted(step.tools)) == ((), [FINAL_ANSWER, "math-add", "math-fail"])
+    assert (plan.tools, sorted(step.tools)) == (
+        (),
+        [FINAL_ANSWER, "math-add", "math-fail"],
+    )
     assert [role for role, _ in texts(step)] == ["system", "user"]
     assert "1. Add 1 and 2." in whole_text(step)
     assert [role for role, _ in texts(last)] == ["system", "user", "assistant", "tool"]
@@ -55,7 +62,9 @@ async def test_a_goal_is_planned_worked_on_and_answered(streamed: bool) -> None:
 
 
 @both_ways
-async def test_the_history_of_a_run_ends_with_its_answer_and_can_be_sent(streamed: bool) -> None:
+async def test_the_history_of_a_run_ends_with_its_answer_and_can_be_sent(
+    streamed: bool,
+) -> None:
     """The result's history has the opening, every pair of call and result, and the answer, and OpenAI would take it."""
     kernel, _ = scripted([PLAN, ADD, final()])
     result = await invoke(planner_with(), kernel, streamed=streamed)
@@ -67,7 +76,9 @@ async def test_the_history_of_a_run_ends_with_its_answer_and_can_be_sent(streame
 
 
 @both_ways
-async def test_a_plain_answer_is_the_last_message_of_the_history(streamed: bool) -> None:
+async def test_a_plain_answer_is_the_last_message_of_the_history(
+    streamed: bool,
+) -> None:
     """The planner stores the final answer too."""
     kernel, _ = scripted([PLAN, ADD, say("It is 3.")])
     result = await invoke(planner_with(), kernel, streamed=streamed)
@@ -86,14 +97,20 @@ async def test_without_a_plan_the_goal_is_all_that_is_said(streamed: bool) -> No
     first, _ = service.requests
     assert texts(first) == [("user", GOAL)]
     assert first.tools == ("math-add", "math-fail")
-    assert (result.status, result.final_answer, result.iterations) == ("answered", "It is 3.", 2)
+    assert (result.status, result.final_answer, result.iterations) == (
+        "answered",
+        "It is 3.",
+        2,
+    )
 
 
 @both_ways
 async def test_a_text_is_taken_as_the_plan(streamed: bool) -> None:
     """With a plan given no plan is asked for, and the steps open with it."""
     kernel, service = scripted([ADD, final()])
-    result = await invoke(planner_with(plan="1. Look at the moon."), kernel, streamed=streamed)
+    result = await invoke(
+        planner_with(plan="1. Look at the moon."), kernel, streamed=streamed
+    )
 
     assert "1. Look at the moon." in whole_text(service.requests[0])
     assert FINAL_ANSWER in service.requests[0].tools
@@ -124,7 +141,9 @@ async def test_a_given_history_is_continued(streamed: bool) -> None:
     history = earlier_conversation()
     before = history.model_dump_json()
     kernel, service = scripted([say("It is 3.")])
-    result = await invoke(planner_with(plan=False), kernel, streamed=streamed, chat_history=history)
+    result = await invoke(
+        planner_with(plan=False), kernel, streamed=streamed, chat_history=history
+    )
 
     assert texts(service.requests[0]) == [
         ("system", "Be brief."),
@@ -135,14 +154,19 @@ async def test_a_given_history_is_continued(streamed: bool) -> None:
     assert history.model_dump_json() == before
     assert result.chat_history is not history
     assert result.chat_history is not None
-    assert [message.content for message in result.chat_history.messages[3:]] == [GOAL, "It is 3."]
+    assert [message.content for message in result.chat_history.messages[3:]] == [
+        GOAL,
+        "It is 3.",
+    ]
 
 
 @both_ways
 async def test_no_plan_is_asked_for_where_a_history_is_given(streamed: bool) -> None:
     """A run that continues a history makes no plan request; it still offers the final-answer function."""
     kernel, service = scripted([final()])
-    result = await invoke(planner_with(), kernel, streamed=streamed, chat_history=earlier_conversation())
+    result = await invoke(
+        planner_with(), kernel, streamed=streamed, chat_history=earlier_conversation()
+    )
 
     (request,) = service.requests
     assert FINAL_ANSWER in request.tools
@@ -150,11 +174,15 @@ async def test_no_plan_is_asked_for_where_a_history_is_given(streamed: bool) -> 
 
 
 @both_ways
-async def test_a_given_plan_is_followed_where_a_history_is_given_too(streamed: bool) -> None:
+async def test_a_given_plan_is_followed_where_a_history_is_given_too(
+    streamed: bool,
+) -> None:
     """A plan that the caller wrote is not silently dropped because there is a history."""
     kernel, service = scripted([final()])
     planner = planner_with(plan="1. Look at the moon.")
-    await invoke(planner, kernel, streamed=streamed, chat_history=earlier_conversation())
+    await invoke(
+        planner, kernel, streamed=streamed, chat_history=earlier_conversation()
+    )
 
     assert "1. Look at the moon." in whole_text(service.requests[0])
 
@@ -164,36 +192,64 @@ async def test_a_history_that_may_not_be_sent_is_refused(streamed: bool) -> None
     """A history with an unanswered call is refused by id before anything is sent."""
     kernel, service = scripted([ADD])
     left = await invoke(
-        planner_with(plan=False, max_iterations=1, budget=Budget(on_limit="return_calls")), kernel, streamed=streamed
+        planner_with(
+            plan=False, max_iterations=1, budget=Budget(on_limit="return_calls")
+        ),
+        kernel,
+        streamed=streamed,
     )
     assert left.chat_history is not None
 
     with pytest.raises(InvalidHistoryError, match="call_1"):
-        await invoke(planner_with(plan=False), kernel, streamed=streamed, chat_history=left.chat_history)
+        await invoke(
+            planner_with(plan=False),
+            kernel,
+            streamed=streamed,
+            chat_history=left.chat_history,
+        )
     assert len(service.requests) == 1
 
 
 @both_ways
-async def test_a_history_is_repaired_on_request_and_in_the_copy_only(streamed: bool) -> None:
+async def test_a_history_is_repaired_on_request_and_in_the_copy_only(
+    streamed: bool,
+) -> None:
     """``on_invalid_history="repair"`` answers the open call in what is sent, and leaves the caller's history alone."""
     kernel, service = scripted([ADD, say("It is 3.")])
     left = await invoke(
-        planner_with(plan=False, max_iterations=1, budget=Budget(on_limit="return_calls")), kernel, streamed=streamed
+        planner_with(
+            plan=False, max_iterations=1, budget=Budget(on_limit="return_calls")
+        ),
+        kernel,
+        streamed=streamed,
     )
     assert left.chat_history is not None
     before = left.chat_history.model_dump_json()
 
     planner = planner_with(plan=False, on_invalid_history="repair")
-    result = await invoke(planner, kernel, streamed=streamed, chat_history=left.chat_history)
+    result = await invoke(
+        planner, kernel, streamed=streamed, chat_history=left.chat_history
+    )
 
-    assert [role for role, _ in texts(service.requests[1])] == ["user", "assistant", "tool", "user"]
+    assert [role for role, _ in texts(service.requests[1])] == [
+        "user",
+        "assistant",
+        "tool",
+        "user",
+    ]
     assert result.status == "answered"
     assert left.chat_history.model_dump_json() == before
 
 
 @both_ways
-@each_of("batch", [(final(), ADD), (ADD, final()), (ADD, final(), ADD)], ids=["first", "last", "mid"])
-async def test_calls_beside_a_final_answer_do_not_run(batch: tuple[ScriptedReply, ...], streamed: bool) -> None:
+@each_of(
+    "batch",
+    [(final(), ADD), (ADD, final()), (ADD, final(), ADD)],
+    ids=["first", "last", "mid"],
+)
+async def test_calls_beside_a_final_answer_do_not_run(
+    batch: tuple[ScriptedReply, ...], streamed: bool
+) -> None:
     """The final answer is taken, the calls beside it are answered as not executed, and no further request is made."""
     math = Math()
     async with openai_kernel([PLAN, calls(*batch)], math=math) as (kernel, server):
@@ -203,29 +259,50 @@ async def test_calls_beside_a_final_answer_do_not_run(batch: tuple[ScriptedReply
     assert (len(server.requests), result.tool_calls, math.sums) == (2, 0, [])
     check_sendable(result.chat_history)
     assert result.chat_history is not None
-    answers = [str(first_result(message).result) for message in result.chat_history.messages[-len(batch) :]]
+    answers = [
+        str(first_result(message).result)
+        for message in result.chat_history.messages[-len(batch) :]
+    ]
     assert sum("Not executed" in answer for answer in answers) == len(batch) - 1
 
 
 @both_ways
 @each_of(
     "arguments",
-    [{}, "{not json", {"answer": None}, {"answer": ["It", "is", 3]}, {"text": "It is 3."}],
+    [
+        {},
+        "{not json",
+        {"answer": None},
+        {"answer": ["It", "is", 3]},
+        {"text": "It is 3."},
+    ],
     ids=["missing", "no-json", "null", "list", "other-name"],
 )
-async def test_a_malformed_final_answer_is_asked_for_again(arguments: Any, streamed: bool) -> None:
+async def test_a_malformed_final_answer_is_asked_for_again(
+    arguments: Any, streamed: bool
+) -> None:
     """A final answer that cannot be read is answered with what is wrong, and the model hands it over again."""
     kernel, service = scripted([PLAN, call(FINAL_ANSWER, arguments), final()])
     result = await invoke(planner_with(), kernel, streamed=streamed)
 
-    assert (result.status, result.final_answer, result.iterations) == ("answered", "It is 3.", 3)
-    assert "UserInteraction-SendFinalAnswer" in str(service.requests[2].messages[-1]["content"])
+    assert (result.status, result.final_answer, result.iterations) == (
+        "answered",
+        "It is 3.",
+        3,
+    )
+    assert "UserInteraction-SendFinalAnswer" in str(
+        service.requests[2].messages[-1]["content"]
+    )
 
 
 @both_ways
-async def test_final_answers_that_stay_malformed_stay_within_the_budget(streamed: bool) -> None:
+async def test_final_answers_that_stay_malformed_stay_within_the_budget(
+    streamed: bool,
+) -> None:
     """A model that never gets its final answer right makes no more requests than allowed; the last asks for text."""
-    async with openai_kernel(lambda r: call(FINAL_ANSWER, "{") if r.tools else say("It is 3.")) as (kernel, server):
+    async with openai_kernel(
+        lambda r: call(FINAL_ANSWER, "{") if r.tools else say("It is 3.")
+    ) as (kernel, server):
         result = await invoke(planner_with(max_iterations=4), kernel, streamed=streamed)
 
     assert (len(server.requests), result.iterations) == (4, 4)
@@ -239,7 +316,11 @@ async def test_the_final_answer_function_can_be_insisted_on(streamed: bool) -> N
     planner = planner_with(plan=False, require_final_answer_function=True)
     result = await invoke(planner, kernel, streamed=streamed)
 
-    assert (result.status, result.final_answer, result.iterations) == ("answered", "It is 3.", 2)
+    assert (result.status, result.final_answer, result.iterations) == (
+        "answered",
+        "It is 3.",
+        2,
+    )
     role, content = texts(service.requests[1])[-1]
     assert role == "user"
     assert FINAL_ANSWER in str(content)
@@ -249,27 +330,52 @@ async def test_the_final_answer_function_can_be_insisted_on(streamed: bool) -> N
 async def test_insisting_ends_at_the_limit(streamed: bool) -> None:
     """A model that only talks is asked again until the last trip, whose reply is the forced answer."""
     async with openai_kernel(lambda _: say("Hm.")) as (kernel, server):
-        planner = planner_with(plan=False, require_final_answer_function=True, max_iterations=3)
+        planner = planner_with(
+            plan=False, require_final_answer_function=True, max_iterations=3
+        )
         result = await invoke(planner, kernel, streamed=streamed)
 
-    assert (len(server.requests), result.status, result.final_answer) == (3, "limit_reached", "Hm.")
+    assert (len(server.requests), result.status, result.final_answer) == (
+        3,
+        "limit_reached",
+        "Hm.",
+    )
 
 
 @both_ways
 async def test_use_attempts_takes_one_tool_round_per_step(streamed: bool) -> None:
     """With control="use_attempts" the plain reply after a tool round closes the step, and does not answer the run."""
-    async with openai_kernel([PLAN, ADD, say("Step 1 done."), ADD, say("Step 2 done."), final()]) as (kernel, server):
-        result = await invoke(planner_with(control="use_attempts"), kernel, streamed=streamed)
+    async with openai_kernel(
+        [PLAN, ADD, say("Step 1 done."), ADD, say("Step 2 done."), final()]
+    ) as (kernel, server):
+        result = await invoke(
+            planner_with(control="use_attempts"), kernel, streamed=streamed
+        )
 
-    assert [bool(request.tools) for request in server.requests] == [False, True, False, True, False, True]
-    assert (result.status, result.final_answer, result.iterations) == ("answered", "It is 3.", 6)
+    assert [bool(request.tools) for request in server.requests] == [
+        False,
+        True,
+        False,
+        True,
+        False,
+        True,
+    ]
+    assert (result.status, result.final_answer, result.iterations) == (
+        "answered",
+        "It is 3.",
+        6,
+    )
 
 
 @both_ways
-async def test_under_use_attempts_a_plain_reply_to_an_offer_is_the_answer(streamed: bool) -> None:
+async def test_under_use_attempts_a_plain_reply_to_an_offer_is_the_answer(
+    streamed: bool,
+) -> None:
     """A reply without calls is the answer where functions were offered, and the close of a step where they were not."""
     kernel, service = scripted([PLAN, ADD, say("Step done."), say("It is 3.")])
-    result = await invoke(planner_with(control="use_attempts"), kernel, streamed=streamed)
+    result = await invoke(
+        planner_with(control="use_attempts"), kernel, streamed=streamed
+    )
 
     assert (result.status, result.final_answer) == ("answered", "It is 3.")
     assert len(service.requests) == 4
@@ -279,11 +385,22 @@ async def test_under_use_attempts_a_plain_reply_to_an_offer_is_the_answer(stream
 async def test_a_refused_call_closes_the_chain(streamed: bool) -> None:
     """With control="pre_invoke" tool rounds chain until the callback refuses; then text is asked for, as the answer."""
     async with openai_kernel(never_stops) as (kernel, server):
-        planner = planner_with(plan=False, control="pre_invoke", pre_invoke=lambda trip, *_: trip < 3)
+        planner = planner_with(
+            plan=False, control="pre_invoke", pre_invoke=lambda trip, *_: trip < 3
+        )
         result = await invoke(planner, kernel, streamed=streamed)
 
-    assert [bool(request.tools) for request in server.requests] == [True, True, True, False]
-    assert (result.status, result.final_answer, result.limit) == ("answered", "Enough.", None)
+    assert [bool(request.tools) for request in server.requests] == [
+        True,
+        True,
+        True,
+        False,
+    ]
+    assert (result.status, result.final_answer, result.limit) == (
+        "answered",
+        "Enough.",
+        None,
+    )
     assert result.tool_calls == 2
 
 
@@ -291,7 +408,9 @@ async def test_a_refused_call_closes_the_chain(streamed: bool) -> None:
 async def test_no_message_names_a_function_that_is_not_offered(streamed: bool) -> None:
     """Where the final-answer function is not offered, no message of the planner's asks the model to call it."""
     kernel, service = scripted([ADD, say("Step done."), say("It is 3.")])
-    result = await invoke(planner_with(plan=False, control="use_attempts"), kernel, streamed=streamed)
+    result = await invoke(
+        planner_with(plan=False, control="use_attempts"), kernel, streamed=streamed
+    )
 
     assert result.status == "answered"
     assert all(FINAL_ANSWER not in request.tools for request in service.requests)
@@ -310,7 +429,9 @@ async def test_no_message_names_a_function_that_is_not_offered(streamed: bool) -
     ],
     ids=["length", "filter", "half-a-call", "nothing", "empty"],
 )
-async def test_a_reply_that_is_not_whole_is_incomplete(reply: ScriptedReply, streamed: bool) -> None:
+async def test_a_reply_that_is_not_whole_is_incomplete(
+    reply: ScriptedReply, streamed: bool
+) -> None:
     """A reply that was cut short, or that is empty, ends the run incomplete, and none of its calls run."""
     math = Math()
     kernel = kernel_of(ScriptedChatCompletion([PLAN, reply]), math=math)
@@ -325,6 +446,12 @@ async def test_an_empty_kernel_reaches_no_limit(streamed: bool) -> None:
     """Without any function the reply is the answer, also on the only trip."""
     kernel = Kernel()
     kernel.add_service(ScriptedChatCompletion([say("It is 3.")]))
-    result = await invoke(planner_with(plan=False, max_iterations=1), kernel, streamed=streamed)
+    result = await invoke(
+        planner_with(plan=False, max_iterations=1), kernel, streamed=streamed
+    )
 
-    assert (result.status, result.final_answer, result.limit) == ("answered", "It is 3.", None)
+    assert (result.status, result.final_answer, result.limit) == (
+        "answered",
+        "It is 3.",
+        None,
+    )

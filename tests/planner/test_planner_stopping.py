@@ -9,7 +9,13 @@ from semantic_kernel.functions import kernel_function
 
 from planner_ext.events import CallStarted, Fact, ModelReplied, TextDelta
 from planner_ext.iteration import StopHandle, ToolExecution
-from planner_ext.testing import ScriptedChatCompletion, ScriptedRequest, call, calls, say
+from planner_ext.testing import (
+    ScriptedChatCompletion,
+    ScriptedRequest,
+    call,
+    calls,
+    say,
+)
 from support.planner import (
     ADD,
     PLAN,
@@ -57,21 +63,29 @@ def kernel_with_gate(script: Any) -> tuple[Any, ScriptedChatCompletion, Gate]:
 
 
 @both_ways
-async def test_a_run_that_is_stopped_before_it_began_makes_no_request(streamed: bool) -> None:
+async def test_a_run_that_is_stopped_before_it_began_makes_no_request(
+    streamed: bool,
+) -> None:
     """A handle that was used already ends the run at once, with its reason."""
     kernel, service = scripted([PLAN])
     stop = StopHandle()
     stop.stop("lunch")
     result = await invoke(planner_with(), kernel, streamed=streamed, stop=stop)
 
-    assert (result.status, result.reason, result.final_answer) == ("stopped", "lunch", "")
+    assert (result.status, result.reason, result.final_answer) == (
+        "stopped",
+        "lunch",
+        "",
+    )
     assert (service.requests, result.iterations) == ([], 0)
 
 
 @both_ways
 async def test_another_task_may_stop_a_run(streamed: bool) -> None:
     """Functions that run finish and their results are kept; no further one starts, no further request is made."""
-    kernel, service, gate = kernel_with_gate([PLAN, calls(call("gate-wait"), ADD), final()])
+    kernel, service, gate = kernel_with_gate(
+        [PLAN, calls(call("gate-wait"), ADD), final()]
+    )
     stop = StopHandle()
     planner = planner_with(execution=ToolExecution(max_concurrency=1))
     run = asyncio.create_task(invoke(planner, kernel, streamed=streamed, stop=stop))
@@ -80,11 +94,18 @@ async def test_another_task_may_stop_a_run(streamed: bool) -> None:
     gate.open.set()
     result = await run
 
-    assert (result.status, result.reason, len(service.requests)) == ("stopped", "enough", 2)
+    assert (result.status, result.reason, len(service.requests)) == (
+        "stopped",
+        "enough",
+        2,
+    )
     assert (gate.ended, result.tool_calls) == (["done"], 1)
     check_sendable(result.chat_history)
     assert result.chat_history is not None
-    answers = [str(first_result(message).result) for message in result.chat_history.messages[-2:]]
+    answers = [
+        str(first_result(message).result)
+        for message in result.chat_history.messages[-2:]
+    ]
     assert answers[0] == "done"
     assert "Not executed" in answers[1]
 
@@ -94,14 +115,20 @@ async def test_a_stopped_run_can_be_resumed(streamed: bool) -> None:
     """A stop is an end as a value: resumed, the run continues where it was, without running anything again."""
     kernel, service, gate = kernel_with_gate([PLAN, call("gate-wait"), final()])
     stop = StopHandle()
-    run = asyncio.create_task(invoke(planner_with(), kernel, streamed=streamed, stop=stop))
+    run = asyncio.create_task(
+        invoke(planner_with(), kernel, streamed=streamed, stop=stop)
+    )
     await gate.reached()
     stop.stop()
     gate.open.set()
     stopped = await run
     result = await resume(planner_with(), kernel, stopped.checkpoint, streamed=streamed)
 
-    assert (stopped.status, result.status, result.final_answer) == ("stopped", "answered", "It is 3.")
+    assert (stopped.status, result.status, result.final_answer) == (
+        "stopped",
+        "answered",
+        "It is 3.",
+    )
     assert (gate.ended, result.iterations, len(service.requests)) == (["done"], 3, 3)
 
 
@@ -114,7 +141,9 @@ async def test_an_answer_that_has_come_is_kept(streamed: bool) -> None:
         stop.stop()
 
     kernel, _ = scripted([say("It is 3.")], before_reply=stopping)
-    result = await invoke(planner_with(plan=False), kernel, streamed=streamed, stop=stop)
+    result = await invoke(
+        planner_with(plan=False), kernel, streamed=streamed, stop=stop
+    )
 
     assert (result.status, result.final_answer) == ("answered", "It is 3.")
 
@@ -166,7 +195,9 @@ async def test_leaving_a_resumed_stream_cancels_what_runs() -> None:
 
 async def test_leaving_a_stream_while_text_comes_leaves_nothing_running() -> None:
     """A consumer that has read enough of the text leaves no request and no task behind."""
-    kernel, _ = scripted([say("A very long plan, which comes in many pieces."), final()])
+    kernel, _ = scripted(
+        [say("A very long plan, which comes in many pieces."), final()]
+    )
     before = asyncio.all_tasks()
     stream = planner_with().invoke_stream(kernel, "goal")
     async for event in stream:
@@ -225,20 +256,26 @@ async def test_observers_learn_how_a_cancelled_run_ended(streamed: bool) -> None
     """An audit trail made of facts is complete: observers get the cancelled call and the end of the run, too."""
     told: list[Fact] = []
     kernel, _, gate = kernel_with_gate([PLAN, call("gate-wait"), final()])
-    run = asyncio.create_task(invoke(planner_with(observers=[told.append]), kernel, streamed=streamed))
+    run = asyncio.create_task(
+        invoke(planner_with(observers=[told.append]), kernel, streamed=streamed)
+    )
     await gate.reached()
     run.cancel()
     with suppress(asyncio.CancelledError):
         await run
 
     assert [fact.type for fact in told][-2:] == ["IterationCompleted", "Ended"]
-    assert [fact.outcome for fact in told if fact.type == "CallFinished"] == ["cancelled"]
+    assert [fact.outcome for fact in told if fact.type == "CallFinished"] == [
+        "cancelled"
+    ]
 
 
 @both_ways
 async def test_a_filter_of_the_application_may_end_a_run(streamed: bool) -> None:
     """``context.terminate`` in a filter ends the run after the batch, every call answered, no further request."""
-    kernel, service, _ = kernel_with_gate([PLAN, calls(ADD, call("math-add", {"a": 3, "b": 4})), final()])
+    kernel, service, _ = kernel_with_gate(
+        [PLAN, calls(ADD, call("math-add", {"a": 3, "b": 4})), final()]
+    )
 
     async def terminating(context: Any, next: Any) -> None:
         await next(context)
@@ -252,7 +289,9 @@ async def test_a_filter_of_the_application_may_end_a_run(streamed: bool) -> None
 
 
 @both_ways
-async def test_a_stop_before_the_second_reply_keeps_the_first_batch(streamed: bool) -> None:
+async def test_a_stop_before_the_second_reply_keeps_the_first_batch(
+    streamed: bool,
+) -> None:
     """Calls that came with a stop pending are answered as not executed, and nothing of them runs."""
     stop = StopHandle()
     math = Math()
@@ -261,7 +300,9 @@ async def test_a_stop_before_the_second_reply_keeps_the_first_batch(streamed: bo
         if request.index == 2:
             stop.stop("no more")
 
-    kernel = kernel_of(ScriptedChatCompletion([PLAN, ADD, ADD], before_reply=stopping), math=math)
+    kernel = kernel_of(
+        ScriptedChatCompletion([PLAN, ADD, ADD], before_reply=stopping), math=math
+    )
     result = await invoke(planner_with(), kernel, streamed=streamed, stop=stop)
 
     assert (result.status, len(math.sums), result.tool_calls) == ("stopped", 1, 1)

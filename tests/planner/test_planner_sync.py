@@ -20,10 +20,22 @@ from semantic_kernel.functions import kernel_function
 
 from planner_ext import Approve, Budget, FunctionCallingStepwisePlanner
 from planner_ext.engine.concurrency import run_sync
-from planner_ext.errors import InvalidOptionError, LimitReachedError, PlannerInvalidConfigurationError
+from planner_ext.errors import (
+    InvalidOptionError,
+    LimitReachedError,
+    PlannerInvalidConfigurationError,
+)
 from planner_ext.hitl_manager import Defer
 from planner_ext.testing import Script, ScriptedOpenAIServer, call, say
-from support.planner import ADD, GOAL, final, kernel_of, never_stops, planner_with, scripted
+from support.planner import (
+    ADD,
+    GOAL,
+    final,
+    kernel_of,
+    never_stops,
+    planner_with,
+    scripted,
+)
 
 
 @contextmanager
@@ -31,14 +43,22 @@ def kept_alive(script: Script) -> Generator[tuple[Kernel, ScriptedOpenAIServer]]
     """Make a kernel whose OpenAI client keeps its connections to a server; it is made and closed without a loop."""
     with ScriptedOpenAIServer(script) as server:
         client = AsyncOpenAI(base_url=server.url, api_key="any", max_retries=0)
-        yield kernel_of(OpenAIChatCompletion("scripted", service_id="chat", async_client=client)), server
+        yield (
+            kernel_of(
+                OpenAIChatCompletion("scripted", service_id="chat", async_client=client)
+            ),
+            server,
+        )
         run_sync(client.close(), door="close_sync")
 
 
 def test_a_script_asks_again_and_again() -> None:
     """Many calls on one kernel with a real client: its connections live from one call to the next."""
     planner = planner_with(plan=False)
-    with kept_alive([say(f"Answer {place}.") for place in range(6)]) as (kernel, server):
+    with kept_alive([say(f"Answer {place}.") for place in range(6)]) as (
+        kernel,
+        server,
+    ):
         answers = [planner.invoke_sync(kernel, GOAL).final_answer for _ in range(6)]
     assert answers == [f"Answer {place}." for place in range(6)]
     assert len(server.requests) == 6
@@ -51,10 +71,21 @@ def test_a_script_a_notebook_and_threads_share_the_loop() -> None:
     async def notebook(kernel: Kernel) -> str:
         return planner.invoke_sync(kernel, GOAL).final_answer
 
-    with kept_alive(lambda _: say("Yes.")) as (kernel, _), ThreadPoolExecutor(4) as threads:
-        answers = [planner.invoke_sync(kernel, GOAL).final_answer, asyncio.run(notebook(kernel))]
-        answers += threads.map(lambda _: planner.invoke_sync(kernel, GOAL).final_answer, range(8))
-        answers += [asyncio.run(notebook(kernel)), planner.invoke_sync(kernel, GOAL).final_answer]
+    with (
+        kept_alive(lambda _: say("Yes.")) as (kernel, _),
+        ThreadPoolExecutor(4) as threads,
+    ):
+        answers = [
+            planner.invoke_sync(kernel, GOAL).final_answer,
+            asyncio.run(notebook(kernel)),
+        ]
+        answers += threads.map(
+            lambda _: planner.invoke_sync(kernel, GOAL).final_answer, range(8)
+        )
+        answers += [
+            asyncio.run(notebook(kernel)),
+            planner.invoke_sync(kernel, GOAL).final_answer,
+        ]
     assert answers == ["Yes."] * 12
 
 
@@ -66,18 +97,27 @@ def test_a_paused_run_is_resumed_by_a_script() -> None:
 
     with kept_alive([ADD, say("3."), ADD, say("3 again.")]) as (kernel, _):
         answers: list[str] = []
-        for written in (lambda checkpoint: checkpoint, lambda checkpoint: checkpoint.to_json()):
+        for written in (
+            lambda checkpoint: checkpoint,
+            lambda checkpoint: checkpoint.to_json(),
+        ):
             planner = planner_with(plan=False, interceptors=[ask])
             paused = planner.invoke_sync(kernel, GOAL)
             decisions = {paused.pending[0].id: Approve()}
-            answers.append(planner.resume_sync(kernel, written(paused.checkpoint), decisions).final_answer)
+            answers.append(
+                planner.resume_sync(
+                    kernel, written(paused.checkpoint), decisions
+                ).final_answer
+            )
     assert answers == ["3.", "3 again."]
 
 
 def test_a_script_gets_its_result() -> None:
     """A goal is reached while this thread waits."""
     kernel, service = scripted([ADD, final()])
-    result = planner_with(plan=False, require_final_answer_function=True).invoke_sync(kernel, GOAL)
+    result = planner_with(plan=False, require_final_answer_function=True).invoke_sync(
+        kernel, GOAL
+    )
     assert (result.status, result.final_answer) == ("answered", "It is 3.")
     assert len(service.requests) == 2
 
@@ -103,7 +143,9 @@ async def test_a_notebook_gets_its_result() -> None:
 @pytest.mark.parametrize("running", [False, True])
 def test_what_a_run_raises_is_raised(running: bool) -> None:
     """Errors are those of ``invoke``."""
-    planner = planner_with(budget=Budget(max_iterations=1, on_limit="raise"), plan=False)
+    planner = planner_with(
+        budget=Budget(max_iterations=1, on_limit="raise"), plan=False
+    )
 
     async def notebook(goal: Any) -> None:
         planner.invoke_sync(scripted(never_stops)[0], goal)
@@ -306,11 +348,23 @@ if FORK:
 
 
 @pytest.mark.parametrize(
-    "forks", [False, pytest.param(True, marks=pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork"))]
+    "forks",
+    [
+        False,
+        pytest.param(
+            True, marks=pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+        ),
+    ],
 )
 def test_a_process_ends_cleanly_and_a_forked_one_has_its_own_loop(forks: bool) -> None:
     """Nothing is printed at the interpreter's end; after a fork parent and child continue."""
     program = [sys.executable, "-c", SCRIPT.replace("FORK", str(forks))]
-    ended = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run(
+        program, capture_output=True, text=True, timeout=120, check=False
+    )
     more = ["in the child", "in the parent"] if forks else []
-    assert (ended.returncode, ended.stdout.splitlines(), ended.stderr) == (0, ["before", *more], "")
+    assert (ended.returncode, ended.stdout.splitlines(), ended.stderr) == (
+        0,
+        ["before", *more],
+        "",
+    )

@@ -14,10 +14,22 @@ from planner_ext import ApprovalFilter, ApprovalPolicy, Budget
 from planner_ext.durable import effect
 from planner_ext.engine import concurrency as in_time_module
 from planner_ext.events import CallFinished, CallStarted, ModelReplied, Planned
-from planner_ext.hitl_manager import ApprovalSettings, Approve, Checkpoint, Defer, ModelClarifier
+from planner_ext.hitl_manager import (
+    ApprovalSettings,
+    Approve,
+    Checkpoint,
+    Defer,
+    ModelClarifier,
+)
 from planner_ext.iteration import ToolExecution
 from planner_ext.plugin import PlannerPlugin
-from planner_ext.testing import ScriptedChatCompletion, ScriptedRequest, call, calls, say
+from planner_ext.testing import (
+    ScriptedChatCompletion,
+    ScriptedRequest,
+    call,
+    calls,
+    say,
+)
 from support.narrow import as_type, run_of
 from support.planner import (
     ADD,
@@ -44,7 +56,11 @@ def _short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def budget_of(limit: str, clock: Clock, seconds: float = 10.0, **more: Any) -> Budget:
-    at = datetime.fromtimestamp(clock.seconds + seconds, UTC) if limit == "deadline" else seconds
+    at = (
+        datetime.fromtimestamp(clock.seconds + seconds, UTC)
+        if limit == "deadline"
+        else seconds
+    )
     return Budget(**{limit: at}, **more)
 
 
@@ -114,42 +130,67 @@ class Tools:
 @either_limit
 @both_ways
 @each_of("place", ["plan", "step", "second step", "form"])
-async def test_a_request_in_flight_is_cancelled(limit: str, streamed: bool, place: str) -> None:
+async def test_a_request_in_flight_is_cancelled(
+    limit: str, streamed: bool, place: str
+) -> None:
     """It is charged as a trip; the history can be sent, and with a larger budget the run is answered."""
     clock = Clock()
-    script = {"plan": [PLAN], "step": [], "second step": [ADD], "form": [say("no JSON")]}[place]
+    script = {
+        "plan": [PLAN],
+        "step": [],
+        "second step": [ADD],
+        "form": [say("no JSON")],
+    }[place]
 
     class Answer(BaseModel):
         value: int
 
     good = say('{"value": 3}')
     service = ScriptedChatCompletion(
-        [*script, good, good, good], before_reply=hangs(clock, len(script[:1]) * (place != "plan"))
+        [*script, good, good, good],
+        before_reply=hangs(clock, len(script[:1]) * (place != "plan")),
     )
     form: dict[str, Any] = {"response_format": Answer} if place == "form" else {}
-    planner = planner_with(plan=place == "plan", budget=budget_of(limit, clock), clock=clock, **form)
+    planner = planner_with(
+        plan=place == "plan", budget=budget_of(limit, clock), clock=clock, **form
+    )
     kernel = kernel_of(service)
     result = await invoke(planner, kernel, streamed=streamed)
     assert (result.status, result.limit) == ("limit_reached", limit)
-    replies = [fact for fact in result.facts if isinstance(fact, ModelReplied | Planned)]
-    assert (result.iterations, len(replies)) == (len(service.requests), len(service.requests) - 1)
+    replies = [
+        fact for fact in result.facts if isinstance(fact, ModelReplied | Planned)
+    ]
+    assert (result.iterations, len(replies)) == (
+        len(service.requests),
+        len(service.requests) - 1,
+    )
     check_sendable(result.chat_history)
 
     larger = Budget(max_iterations=result.iterations + 3)
     checkpoint = Checkpoint.from_json(result.checkpoint.to_json())
-    resumed = await resume(planner, kernel, checkpoint, streamed=streamed, budget=larger)
+    resumed = await resume(
+        planner, kernel, checkpoint, streamed=streamed, budget=larger
+    )
     assert resumed.status == "answered"
     assert resumed.iterations == len(service.requests)
 
 
 @each_of("on_limit", ["answer", "stop", "return_calls"])
-async def test_an_interrupted_request_ends_the_run_under_every_on_limit(on_limit: Any) -> None:
+async def test_an_interrupted_request_ends_the_run_under_every_on_limit(
+    on_limit: Any,
+) -> None:
     """No forced answer follows: it would have no time."""
     clock = Clock()
     service = ScriptedChatCompletion([say("never")], before_reply=hangs(clock, 0))
-    planner = planner_with(plan=False, budget=budget_of("deadline", clock, on_limit=on_limit), clock=clock)
+    planner = planner_with(
+        plan=False, budget=budget_of("deadline", clock, on_limit=on_limit), clock=clock
+    )
     result = await planner.invoke(kernel_of(service), "go")
-    assert (result.status, result.limit, result.final_answer) == ("limit_reached", "deadline", "")
+    assert (result.status, result.limit, result.final_answer) == (
+        "limit_reached",
+        "deadline",
+        "",
+    )
     assert len(service.requests) == 1
 
 
@@ -163,26 +204,46 @@ async def test_a_function_is_cancelled_at_the_limit(
     """It is recorded as timed out, however it reacts; what ran beside it keeps its result, and the run ends."""
     clock = Clock()
     tools = Tools(clock)
-    service = ScriptedChatCompletion([calls(call("tools-quick"), call(f"tools-{name}"), call("tools-quick"))])
+    service = ScriptedChatCompletion(
+        [calls(call("tools-quick"), call(f"tools-{name}"), call("tools-quick"))]
+    )
     kernel = kernel_of(service, tools=tools)
     execution = ToolExecution(max_concurrency=concurrency)
-    planner = planner_with(plan=False, budget=budget_of(limit, clock), clock=clock, execution=execution)
+    planner = planner_with(
+        plan=False, budget=budget_of(limit, clock), clock=clock, execution=execution
+    )
     try:
         result = await invoke(planner, kernel, streamed=streamed)
     finally:
         tools.release.set()
     assert (result.status, result.limit) == ("limit_reached", limit)
-    finished = {fact.index: fact.outcome for fact in result.facts if isinstance(fact, CallFinished)}
-    assert finished == ({0: "ok", 1: "timed_out"} if concurrency else {0: "ok", 1: "timed_out", 2: "ok"})
-    assert result.tool_calls == len(finished) == sum(isinstance(fact, CallStarted) for fact in result.facts)
+    finished = {
+        fact.index: fact.outcome
+        for fact in result.facts
+        if isinstance(fact, CallFinished)
+    }
+    assert finished == (
+        {0: "ok", 1: "timed_out"} if concurrency else {0: "ok", 1: "timed_out", 2: "ok"}
+    )
+    assert (
+        result.tool_calls
+        == len(finished)
+        == sum(isinstance(fact, CallStarted) for fact in result.facts)
+    )
     check_sendable(result.chat_history)
     assert result.chat_history is not None
-    results = [str(first_result(message).result) for message in result.chat_history.messages if message.role == "tool"]
+    results = [
+        str(first_result(message).result)
+        for message in result.chat_history.messages
+        if message.role == "tool"
+    ]
     assert results[1] == (
         f"The function tools-{name} did not answer before the time of the run was over; whether it took effect is not "
         "known."
     )
-    assert results[2].startswith(f"Not executed: The limit {limit}=" if concurrency else "quick")
+    assert results[2].startswith(
+        f"Not executed: The limit {limit}=" if concurrency else "quick"
+    )
     if name == "swallow":  # its late end changes nothing
         before = tuple(result.facts)
         tools.swallowed.set()
@@ -191,14 +252,18 @@ async def test_a_function_is_cancelled_at_the_limit(
 
 
 @pytest.mark.parametrize("name", ["swallow", "answers_its_cancellation"])
-async def test_a_function_that_swallows_its_own_timeout_is_left_behind(name: str) -> None:
+async def test_a_function_that_swallows_its_own_timeout_is_left_behind(
+    name: str,
+) -> None:
     """The run continues: the model reads that it did not answer in time."""
     clock = Clock()
     service = ScriptedChatCompletion([call(f"tools-{name}"), say("Done.")])
     planner = planner_with(plan=False, execution=ToolExecution(timeout=0.02))
     result = await planner.invoke(kernel_of(service, tools=Tools(clock)), "go")
     assert (result.status, result.final_answer) == ("answered", "Done.")
-    assert [fact.outcome for fact in result.facts if isinstance(fact, CallFinished)] == ["timed_out"]
+    assert [
+        fact.outcome for fact in result.facts if isinstance(fact, CallFinished)
+    ] == ["timed_out"]
 
 
 async def swallowing(*_: Any) -> Any:
@@ -214,9 +279,21 @@ async def swallowing(*_: Any) -> Any:
 _released = threading.Event()
 
 
-@each_of("who", ["interceptor", "pre_invoke", "iteration_completed", "observer", "filter", "connector"])
+@each_of(
+    "who",
+    [
+        "interceptor",
+        "pre_invoke",
+        "iteration_completed",
+        "observer",
+        "filter",
+        "connector",
+    ],
+)
 @both_ways
-async def test_a_function_that_swallows_cancellation_is_left_behind(who: str, streamed: bool) -> None:
+async def test_a_function_that_swallows_cancellation_is_left_behind(
+    who: str, streamed: bool
+) -> None:
     """The run ends on time by the deadline's name, with a history that can be sent."""
     clock = Clock()
 
@@ -239,7 +316,9 @@ async def test_a_function_that_swallows_cancellation_is_left_behind(who: str, st
     }.get(who, {})
     if who == "filter":
         add_filter(kernel, "auto_function_invocation", filtering)
-    planner = planner_with(plan=False, budget=budget_of("deadline", clock), clock=clock, **options)
+    planner = planner_with(
+        plan=False, budget=budget_of("deadline", clock), clock=clock, **options
+    )
     _released.clear()
     try:
         result = await invoke(planner, kernel, streamed=streamed)
@@ -307,9 +386,13 @@ async def test_the_approver_of_a_filter_is_a_person_too(streamed: bool) -> None:
     math = Math()
     kernel = kernel_of(ScriptedChatCompletion([ADD, say("3")]), math=math)
     add_filter(
-        kernel, "auto_function_invocation", ApprovalFilter(ApprovalPolicy.model_validate({"default": "ask"}), approver)
+        kernel,
+        "auto_function_invocation",
+        ApprovalFilter(ApprovalPolicy.model_validate({"default": "ask"}), approver),
     )
-    planner = planner_with(plan=False, budget=budget_of("max_active_seconds", clock), clock=clock)
+    planner = planner_with(
+        plan=False, budget=budget_of("max_active_seconds", clock), clock=clock
+    )
     result = await invoke(planner, kernel, streamed=streamed)
     assert (result.status, len(math.sums)) == ("answered", 1)
 
@@ -325,8 +408,12 @@ async def test_a_deadline_does_not_wait_for_a_person(who: str) -> None:
 
     asks = call("UserInteraction-AskUser", {"question": "Which?"})
     service = ScriptedChatCompletion([ADD if who == "approver" else asks])
-    options: dict[str, Any] = {"interceptors": [person]} if who == "approver" else {"clarifier": person}
-    planner = planner_with(plan=False, budget=budget_of("deadline", clock), clock=clock, **options)
+    options: dict[str, Any] = (
+        {"interceptors": [person]} if who == "approver" else {"clarifier": person}
+    )
+    planner = planner_with(
+        plan=False, budget=budget_of("deadline", clock), clock=clock, **options
+    )
     math = Math()
     result = await planner.invoke(kernel_of(service, math=math), "go")
     assert (result.status, result.limit, math.sums) == ("limit_reached", "deadline", [])
@@ -336,24 +423,34 @@ async def test_a_deadline_does_not_wait_for_a_person(who: str) -> None:
 async def test_a_deadline_runs_on_through_a_pause() -> None:
     """A decision that comes after it starts nothing more; active seconds stand still meanwhile."""
     clock, math = Clock(), Math()
-    budget = Budget(deadline=datetime.fromtimestamp(clock.seconds + 10, UTC), max_active_seconds=10)
+    budget = Budget(
+        deadline=datetime.fromtimestamp(clock.seconds + 10, UTC), max_active_seconds=10
+    )
     service = ScriptedChatCompletion([ADD, say("never")])
-    planner = planner_with(plan=False, budget=budget, clock=clock, interceptors=[lambda _: Defer()])
+    planner = planner_with(
+        plan=False, budget=budget, clock=clock, interceptors=[lambda _: Defer()]
+    )
     kernel = kernel_of(service, math=math)
     paused = await planner.invoke(kernel, "go")
     clock.seconds += 60
-    result = await planner.resume(kernel, paused.checkpoint, {paused.pending[0].id: Approve(by="ann")})
+    result = await planner.resume(
+        kernel, paused.checkpoint, {paused.pending[0].id: Approve(by="ann")}
+    )
     assert (result.status, result.limit, math.sums) == ("limit_reached", "deadline", [])
     assert len(service.requests) == 1
     later = Budget(max_active_seconds=10)
-    assert (await planner.resume(kernel, result.checkpoint, budget=later)).final_answer == "never"
+    assert (
+        await planner.resume(kernel, result.checkpoint, budget=later)
+    ).final_answer == "never"
 
 
 @either_limit
 async def test_a_models_answer_to_a_question_is_interrupted(limit: str) -> None:
     """A clarifier that is a model is active, and its request is charged."""
     clock = Clock()
-    helper = ScriptedChatCompletion([say("blue")], service_id="helper", before_reply=hangs(clock, 0))
+    helper = ScriptedChatCompletion(
+        [say("blue")], service_id="helper", before_reply=hangs(clock, 0)
+    )
     asks = call("UserInteraction-AskUser", {"question": "Which?"})
     service = ScriptedChatCompletion([asks], service_id="chat")
     kernel = kernel_of(service, helper)
@@ -365,7 +462,11 @@ async def test_a_models_answer_to_a_question_is_interrupted(limit: str) -> None:
         clarifier=ModelClarifier(kernel, service_id="helper"),
     )
     result = await planner.invoke(kernel, "go")
-    assert (result.status, result.limit, result.iterations) == ("limit_reached", limit, 2)
+    assert (result.status, result.limit, result.iterations) == (
+        "limit_reached",
+        limit,
+        2,
+    )
     check_sendable(result.chat_history)
 
 
@@ -373,11 +474,19 @@ async def test_a_models_answer_to_a_question_is_interrupted(limit: str) -> None:
 async def test_a_nested_run_has_what_is_left(limit: str) -> None:
     """Its request is interrupted by the limit of the run around, which it ends before."""
     clock = Clock()
-    inner = ScriptedChatCompletion([say("never")], service_id="expert", before_reply=hangs(clock, 0))
-    service = ScriptedChatCompletion([call("expert-reach_goal", {"goal": "go"})], service_id="chat")
+    inner = ScriptedChatCompletion(
+        [say("never")], service_id="expert", before_reply=hangs(clock, 0)
+    )
+    service = ScriptedChatCompletion(
+        [call("expert-reach_goal", {"goal": "go"})], service_id="chat"
+    )
     kernel = kernel_of(service, inner)
-    kernel.add_plugin(PlannerPlugin(planner_with("expert", plan=False, clock=clock)), "expert")
-    planner = planner_with("chat", plan=False, budget=budget_of(limit, clock), clock=clock)
+    kernel.add_plugin(
+        PlannerPlugin(planner_with("expert", plan=False, clock=clock)), "expert"
+    )
+    planner = planner_with(
+        "chat", plan=False, budget=budget_of(limit, clock), clock=clock
+    )
     result = await planner.invoke(kernel, "go")
     assert (result.status, result.limit) == ("limit_reached", limit)
     assert result.iterations == 2
@@ -397,7 +506,11 @@ async def test_an_external_cancellation_is_not_taken_for_the_limit() -> None:
             return ""
 
     planner = planner_with(plan=False, budget=budget_of("deadline", clock), clock=clock)
-    task = asyncio.create_task(planner.invoke(kernel_of(ScriptedChatCompletion([call("w-wait")]), w=Waits()), "go"))
+    task = asyncio.create_task(
+        planner.invoke(
+            kernel_of(ScriptedChatCompletion([call("w-wait")]), w=Waits()), "go"
+        )
+    )
     await began.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError) as caught:
@@ -440,17 +553,31 @@ async def test_a_function_may_ask_for_the_time_that_is_left(streamed: bool) -> N
     """The least of its own timeout and the run's limits; None without any. Only a marked function is given it."""
     timed, clock = Timed(), Clock()
     script = [
-        calls(call("t-with_default", id="a"), call("t-without", id="b"), call("t-both", id="c")),
+        calls(
+            call("t-with_default", id="a"),
+            call("t-without", id="b"),
+            call("t-both", id="c"),
+        ),
         call("t-unmarked", {"time_left": 5}),
         say("Done."),
     ]
     service = ScriptedChatCompletion([*script, *script, *script])
     kernel = kernel_of(service, t=timed)
     execution = ToolExecution(timeout={"t-both": 4.0}, max_concurrency=1)
-    await invoke(planner_with(plan=False, execution=execution, clock=clock), kernel, streamed=streamed, time_left=99)
+    await invoke(
+        planner_with(plan=False, execution=execution, clock=clock),
+        kernel,
+        streamed=streamed,
+        time_left=99,
+    )
     assert timed.seen == [None, None, (4.0, "c"), ("of the model", 5.0)]
     timed.seen.clear()
-    limited = planner_with(plan=False, execution=execution, clock=clock, budget=budget_of("max_active_seconds", clock))
+    limited = planner_with(
+        plan=False,
+        execution=execution,
+        clock=clock,
+        budget=budget_of("max_active_seconds", clock),
+    )
     await invoke(limited, kernel, streamed=streamed, time_left=99)
     assert timed.seen == [10.0, 10.0, (4.0, "c"), ("of the model", 5.0)]
 
@@ -458,18 +585,24 @@ async def test_a_function_may_ask_for_the_time_that_is_left(streamed: bool) -> N
 async def test_the_model_does_not_say_how_much_time_is_left() -> None:
     """It is in no schema of a marked function, and as an argument it is refused by name."""
     timed = Timed()
-    async with openai_kernel([call("t-without", {"time_left": 1e9}), say("Done.")], t=timed) as (kernel, server):
+    async with openai_kernel(
+        [call("t-without", {"time_left": 1e9}), say("Done.")], t=timed
+    ) as (kernel, server):
         await planner_with(plan=False).invoke(kernel, "go")
     assert timed.seen == []
     first, second = (request.body for request in server.requests)
     tools = as_type(list, first["tools"])
-    assert [tool["function"]["name"] for tool in tools if "time_left" in str(tool)] == ["t-unmarked"]
+    assert [tool["function"]["name"] for tool in tools if "time_left" in str(tool)] == [
+        "t-unmarked"
+    ]
     assert '"time_left" is not a parameter' in str(second)
 
 
 @either_limit
 @both_ways
-async def test_a_request_over_http_ends_with_the_machines_clock(limit: str, streamed: bool) -> None:
+async def test_a_request_over_http_ends_with_the_machines_clock(
+    limit: str, streamed: bool
+) -> None:
     """A server that does not answer holds the run no longer than its limit says."""
     release = threading.Event()
 
@@ -481,8 +614,14 @@ async def test_a_request_over_http_ends_with_the_machines_clock(limit: str, stre
         at: Any = datetime.now(UTC) + timedelta(seconds=2) if limit == "deadline" else 2
         planner = planner_with(plan=False, budget=Budget(**{limit: at}))
         try:
-            result = await asyncio.wait_for(invoke(planner, kernel, streamed=streamed), 120)
+            result = await asyncio.wait_for(
+                invoke(planner, kernel, streamed=streamed), 120
+            )
         finally:
             release.set()
-    assert (result.status, result.limit, result.iterations) == ("limit_reached", limit, 1)
+    assert (result.status, result.limit, result.iterations) == (
+        "limit_reached",
+        limit,
+        1,
+    )
     assert result.usage.active_seconds < 10

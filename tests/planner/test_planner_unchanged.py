@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 from semantic_kernel import Kernel
-from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
+from semantic_kernel.connectors.ai.function_choice_behavior import (
+    FunctionChoiceBehavior,
+)
 from semantic_kernel.contents import ChatHistory
 from semantic_kernel.functions import KernelArguments, kernel_function
 
@@ -49,18 +51,28 @@ def picture(kernel: Kernel, *others: Any) -> list[Any]:
         list(kernel.prompt_rendering_filters),
         list(kernel.auto_function_invocation_filters),
     ]
-    return [functions, filters, {key: id(value) for key, value in kernel.services.items()}, *map(seen, others)]
+    return [
+        functions,
+        filters,
+        {key: id(value) for key, value in kernel.services.items()},
+        *map(seen, others),
+    ]
 
 
 def seen(value: Any) -> Any:
     match value:
         case KernelArguments():
-            settings = {key: one.model_dump() for key, one in (value.execution_settings or {}).items()}
+            settings = {
+                key: one.model_dump()
+                for key, one in (value.execution_settings or {}).items()
+            }
             return dict(value), {key: repr(one) for key, one in value.items()}, settings
         case ChatHistory():
             return [id(message) for message in value.messages], value.model_dump_json()
         case FunctionCallingStepwisePlannerOptions():
-            return {name: repr(getattr(value, name)) for name in type(value).model_fields}
+            return {
+                name: repr(getattr(value, name)) for name in type(value).model_fields
+            }
         case _:
             return value.model_dump()
 
@@ -73,9 +85,17 @@ async def passing_filter(context: Any, next: Callable[[Any], Any]) -> None:
 RUNS: dict[str, tuple[list[Any], dict[str, Any], type[Exception] | None]] = {
     "answered": ([PLAN, calls(ADD, call("math-fail")), final()], {}, None),
     "limited": ([PLAN, ADD, say("Enough.")], {"max_iterations": 3}, None),
-    "raised": ([PLAN, ADD, ADD], {"max_iterations": 2, "budget": Budget(on_limit="raise")}, LimitReachedError),
+    "raised": (
+        [PLAN, ADD, ADD],
+        {"max_iterations": 2, "budget": Budget(on_limit="raise")},
+        LimitReachedError,
+    ),
     "service-failed": ([PLAN, ADD, ConnectionError("gone")], {}, ServiceCallError),
-    "function-failed": ([PLAN, call("math-fail")], {"execution": ToolExecution(on_error="raise")}, ToolExecutionError),
+    "function-failed": (
+        [PLAN, call("math-fail")],
+        {"execution": ToolExecution(on_error="raise")},
+        ToolExecutionError,
+    ),
     "stopped": ([PLAN], {}, None),
 }
 
@@ -83,21 +103,38 @@ RUNS: dict[str, tuple[list[Any], dict[str, Any], type[Exception] | None]] = {
 @both_ways
 @pytest.mark.parametrize("history", [False, True], ids=["fresh", "with-history"])
 @each_of("run", RUNS)
-async def test_nothing_that_was_passed_is_changed(run: str, history: bool, streamed: bool) -> None:
+async def test_nothing_that_was_passed_is_changed(
+    run: str, history: bool, streamed: bool
+) -> None:
     """Kernel, arguments, options, settings and history are as they were, also after a limit, a fault or a stop."""
     script, more, error = RUNS[run]
-    kernel = kernel_of(ScriptedChatCompletion(script[1:] if history else script), math=Math(), spare=Math())
+    kernel = kernel_of(
+        ScriptedChatCompletion(script[1:] if history else script),
+        math=Math(),
+        spare=Math(),
+    )
     add_filter(kernel, "auto_function_invocation", passing_filter)
     add_filter(kernel, "function_invocation", passing_filter)
-    behavior = FunctionChoiceBehavior.Auto(filters={"excluded_functions": ["math-none"]})
-    settings = ScriptedPromptExecutionSettings(temperature=0.5, function_choice_behavior=behavior)
-    arguments = KernelArguments(settings=settings.model_copy(deep=True), basket=["apple"], city="Rome")
+    behavior = FunctionChoiceBehavior.Auto(
+        filters={"excluded_functions": ["math-none"]}
+    )
+    settings = ScriptedPromptExecutionSettings(
+        temperature=0.5, function_choice_behavior=behavior
+    )
+    arguments = KernelArguments(
+        settings=settings.model_copy(deep=True), basket=["apple"], city="Rome"
+    )
     given = ChatHistory(system_message="Be brief.")
     stop = StopHandle()
     if run == "stopped":
         stop.stop()
     planner = planner_with(
-        **{"max_iterations": 9, "execution_settings": settings, "excluded_plugins": {"spare"}, **more}
+        **{
+            "max_iterations": 9,
+            "execution_settings": settings,
+            "excluded_plugins": {"spare"},
+            **more,
+        }
     )
     passed = (arguments, planner.options, settings, given)
     before = picture(kernel, *passed)
@@ -121,7 +158,9 @@ async def test_nothing_that_was_passed_is_changed(run: str, history: bool, strea
 
 
 @both_ways
-async def test_a_function_that_changes_its_arguments_changes_a_copy(streamed: bool) -> None:
+async def test_a_function_that_changes_its_arguments_changes_a_copy(
+    streamed: bool,
+) -> None:
     """What a function puts into the arguments it is given does not reach the caller, nor the next call."""
     kept: list[set[str]] = []
 
@@ -133,10 +172,15 @@ async def test_a_function_that_changes_its_arguments_changes_a_copy(streamed: bo
             return ""
 
     kernel = kernel_of(
-        ScriptedChatCompletion([call("untidy-leave"), call("untidy-leave"), say("Done.")]), untidy=Untidy()
+        ScriptedChatCompletion(
+            [call("untidy-leave"), call("untidy-leave"), say("Done.")]
+        ),
+        untidy=Untidy(),
     )
     arguments = KernelArguments(city="Rome")
-    await invoke(planner_with(plan=False), kernel, streamed=streamed, arguments=arguments)
+    await invoke(
+        planner_with(plan=False), kernel, streamed=streamed, arguments=arguments
+    )
 
     assert kept == [{"city"}, {"city"}]
     assert dict(arguments) == {"city": "Rome"}
@@ -177,11 +221,19 @@ async def test_runs_of_one_planner_do_not_meet(streamed: bool) -> None:
     math = Math()
     kernel = kernel_of(ScriptedChatCompletion(answer, before_reply=together), math=math)
     planner = planner_with()
-    async with asyncio.timeout(120):  # one run that fails would leave the others waiting
-        results = await asyncio.gather(*(invoke(planner, kernel, str(n), streamed=streamed) for n in range(count)))
+    async with asyncio.timeout(
+        120
+    ):  # one run that fails would leave the others waiting
+        results = await asyncio.gather(
+            *(invoke(planner, kernel, str(n), streamed=streamed) for n in range(count))
+        )
 
     for number, result in enumerate(results):
-        assert (result.status, result.iterations, result.tool_calls) == ("answered", 3, 1)
+        assert (result.status, result.iterations, result.tool_calls) == (
+            "answered",
+            3,
+            1,
+        )
         assert result.final_answer == f"{number} twice is {2 * number}"
         assert result.plan == f"Plan for {number}"
     assert sorted(math.sums) == [(n, n) for n in range(count)]
@@ -189,7 +241,9 @@ async def test_runs_of_one_planner_do_not_meet(streamed: bool) -> None:
 
 
 @both_ways
-async def test_one_planner_serves_many_kernels_one_after_the_other(streamed: bool) -> None:
+async def test_one_planner_serves_many_kernels_one_after_the_other(
+    streamed: bool,
+) -> None:
     """A planner keeps nothing of a kernel: the next run sees the next kernel's functions only."""
     planner = planner_with()
     first, asked_first = scripted([PLAN, final()])

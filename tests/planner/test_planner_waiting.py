@@ -6,7 +6,13 @@ import pytest
 
 from planner_ext import Approve, Deny, FunctionInvokingChatCompletion
 from planner_ext.errors import DecisionRefusedError, RunNotAnsweredError
-from planner_ext.hitl_manager import ApprovalSettings, Checkpoint, Defer, Supply, ToolCall
+from planner_ext.hitl_manager import (
+    ApprovalSettings,
+    Checkpoint,
+    Defer,
+    Supply,
+    ToolCall,
+)
 from planner_ext.iteration import FunctionInvocationIterationContext
 from planner_ext.testing import ScriptedChatCompletion, call, calls
 from support.planner import (
@@ -38,9 +44,15 @@ def careful(**options: Any) -> Any:
     return planner_with(interceptors=[ask_before_adding], **options)
 
 
-async def paused(*script: Any, streamed: bool) -> tuple[Any, Math, ScriptedChatCompletion]:
+async def paused(
+    *script: Any, streamed: bool
+) -> tuple[Any, Math, ScriptedChatCompletion]:
     service, math = ScriptedChatCompletion([PLAN, *script]), Math()
-    return await invoke(careful(), kernel_of(service, math=math), streamed=streamed), math, service
+    return (
+        await invoke(careful(), kernel_of(service, math=math), streamed=streamed),
+        math,
+        service,
+    )
 
 
 @both_ways
@@ -51,7 +63,11 @@ async def test_a_deferred_call_pauses_the_run_as_a_value(streamed: bool) -> None
     assert (result.status, result.final_answer, result.tool_calls) == ("paused", "", 0)
     assert (math.sums, len(service.requests)) == ([], 2)
     (pending,) = result.pending
-    assert (pending.id, pending.fully_qualified_name, pending.arguments) == ("call_1", "math-add", {"a": 1, "b": 2})
+    assert (pending.id, pending.fully_qualified_name, pending.arguments) == (
+        "call_1",
+        "math-add",
+        {"a": 1, "b": 2},
+    )
     check_sendable(result.chat_history)
     with pytest.raises(RunNotAnsweredError):
         result.raise_for_status()
@@ -79,7 +95,11 @@ async def test_a_decision_continues_from_json(
     math = Math()
     async with openai_kernel([final()], math=math) as (kernel, second):
         result = await resume(
-            careful(), kernel, checkpoint, decisions={"call_1": decision}, streamed=streamed is not otherwise
+            careful(),
+            kernel,
+            checkpoint,
+            decisions={"call_1": decision},
+            streamed=streamed is not otherwise,
         )
         (request,) = second.requests
 
@@ -96,7 +116,13 @@ async def test_without_decisions_a_run_stays_paused(streamed: bool) -> None:
     kernel = kernel_of(service, math=math)
     still = await resume(careful(), kernel, waiting.checkpoint, streamed=streamed)
     with pytest.raises(DecisionRefusedError, match="call_9"):
-        await resume(careful(), kernel, waiting.checkpoint, decisions={"call_9": Approve()}, streamed=streamed)
+        await resume(
+            careful(),
+            kernel,
+            waiting.checkpoint,
+            decisions={"call_9": Approve()},
+            streamed=streamed,
+        )
 
     assert (still.status, still.pending) == ("paused", waiting.pending)
     assert (len(service.requests), math.sums) == (2, [])
@@ -125,7 +151,9 @@ async def test_every_batch_is_reported_between_round_trips(streamed: bool) -> No
         told.append((context.iteration, context.is_streaming, len(service.requests)))
 
     kernel = kernel_of(service)
-    result = await invoke(planner_with(iteration_completed=completed), kernel, streamed=streamed)
+    result = await invoke(
+        planner_with(iteration_completed=completed), kernel, streamed=streamed
+    )
 
     assert result.status == "answered"
     assert told == [(0, streamed, 2), (2, streamed, 4)]
@@ -139,13 +167,24 @@ async def test_the_callback_may_end_the_run(streamed: bool) -> None:
         context.terminate = True
 
     kernel, service = scripted([PLAN, ADD, final()])
-    result = await invoke(planner_with(iteration_completed=enough), kernel, streamed=streamed)
-    assert (result.status, result.tool_calls, len(service.requests)) == ("stopped", 1, 2)
+    result = await invoke(
+        planner_with(iteration_completed=enough), kernel, streamed=streamed
+    )
+    assert (result.status, result.tool_calls, len(service.requests)) == (
+        "stopped",
+        1,
+        2,
+    )
     check_sendable(result.chat_history)
 
     result = await resume(planner_with(), kernel, result.checkpoint, streamed=streamed)
     assert (result.status, result.tool_calls) == ("answered", 1)
-    assert [role for role, _ in texts(service.requests[2])] == ["system", "user", "assistant", "tool"]
+    assert [role for role, _ in texts(service.requests[2])] == [
+        "system",
+        "user",
+        "assistant",
+        "tool",
+    ]
 
 
 @both_ways
@@ -158,15 +197,27 @@ async def test_pre_invoke_refuses_by_name_and_trip(streamed: bool) -> None:
         return arguments["a"] < 10
 
     math = Math()
-    kernel = kernel_of(ScriptedChatCompletion([PLAN, ADD, call("math-add", {"a": 30, "b": 40}), final()]), math=math)
-    result = await invoke(planner_with(pre_invoke=small_numbers_only), kernel, streamed=streamed)
+    kernel = kernel_of(
+        ScriptedChatCompletion(
+            [PLAN, ADD, call("math-add", {"a": 30, "b": 40}), final()]
+        ),
+        math=math,
+    )
+    result = await invoke(
+        planner_with(pre_invoke=small_numbers_only), kernel, streamed=streamed
+    )
 
     assert (result.status, math.sums) == ("answered", [(1, 2)])
-    assert asked == [(1, "math-add", {"a": 1, "b": 2}), (2, "math-add", {"a": 30, "b": 40})]
+    assert asked == [
+        (1, "math-add", {"a": 1, "b": 2}),
+        (2, "math-add", {"a": 30, "b": 40}),
+    ]
 
 
 @both_ways
-async def test_the_interceptors_of_a_wrapped_service_are_asked_too(streamed: bool) -> None:
+async def test_the_interceptors_of_a_wrapped_service_are_asked_too(
+    streamed: bool,
+) -> None:
     """A planner over a service that was registered with interceptors asks its own first, then the service's."""
     asked: list[str] = []
 
@@ -175,8 +226,12 @@ async def test_the_interceptors_of_a_wrapped_service_are_asked_too(streamed: boo
         return Deny("not here")
 
     math = Math()
-    service = FunctionInvokingChatCompletion(ScriptedChatCompletion([ADD, final()]), interceptors=[of_service])
-    planner = planner_with(interceptors=[lambda _: asked.append("planner")], plan="1. Add.")
+    service = FunctionInvokingChatCompletion(
+        ScriptedChatCompletion([ADD, final()]), interceptors=[of_service]
+    )
+    planner = planner_with(
+        interceptors=[lambda _: asked.append("planner")], plan="1. Add."
+    )
     result = await invoke(planner, kernel_of(service, math=math), streamed=streamed)
 
     assert asked == ["planner", "service"]
@@ -188,8 +243,11 @@ async def test_what_a_wrapped_service_refuses_stays_refused(streamed: bool) -> N
     """A service that was registered to run nothing unasked, ``unmatched="deny"``, does so under a planner as well."""
     math = Math()
     service = FunctionInvokingChatCompletion(
-        ScriptedChatCompletion([ADD, final()]), approval=ApprovalSettings(unmatched="deny")
+        ScriptedChatCompletion([ADD, final()]),
+        approval=ApprovalSettings(unmatched="deny"),
     )
-    result = await invoke(planner_with(plan="1. Add."), kernel_of(service, math=math), streamed=streamed)
+    result = await invoke(
+        planner_with(plan="1. Add."), kernel_of(service, math=math), streamed=streamed
+    )
 
     assert (result.status, math.sums, result.tool_calls) == ("answered", [], 0)

@@ -4,7 +4,9 @@ import logging
 from typing import Any
 
 import pytest
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.connectors.ai.prompt_execution_settings import (
+    PromptExecutionSettings,
+)
 from semantic_kernel.contents import ChatHistory
 
 from planner_ext import (
@@ -19,7 +21,15 @@ from planner_ext import (
 )
 from planner_ext.errors import ServiceCallError
 from planner_ext.testing import ScriptedReply, call, say
-from support.planner import ADD, both_ways, invoke, never_stops, planner_with, resume, scripted
+from support.planner import (
+    ADD,
+    both_ways,
+    invoke,
+    never_stops,
+    planner_with,
+    resume,
+    scripted,
+)
 
 SECRET = "swordfish"
 GOAL = f"Keep {SECRET} to yourself."
@@ -49,14 +59,18 @@ async def by_planner(kernel: Any, streamed: bool) -> str:
 def asked() -> tuple[ChatHistory, PromptExecutionSettings]:
     history = ChatHistory()
     history.add_user_message(GOAL)
-    return history, PromptExecutionSettings(function_choice_behavior=BoundedFunctionChoiceBehavior.Auto())
+    return history, PromptExecutionSettings(
+        function_choice_behavior=BoundedFunctionChoiceBehavior.Auto()
+    )
 
 
 async def by_service(kernel: Any, streamed: bool) -> str:
     history, settings = asked()
     service: Any = FunctionInvokingChatCompletion(kernel.get_service())
     if streamed:
-        async for _ in service.get_streaming_chat_message_content(history, settings, kernel=kernel):
+        async for _ in service.get_streaming_chat_message_content(
+            history, settings, kernel=kernel
+        ):
             pass
     else:
         await service.get_chat_message_content(history, settings, kernel=kernel)
@@ -83,7 +97,9 @@ async def by_session(kernel: Any, streamed: bool) -> str:
 
 @both_ways
 @pytest.mark.parametrize("door", [by_planner, by_service, by_handler, by_session])
-async def test_start_and_end_are_one_line_each(door: Any, streamed: bool, caplog: pytest.LogCaptureFixture) -> None:
+async def test_start_and_end_are_one_line_each(
+    door: Any, streamed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     """At every door, plain and streamed, with what was spent; an undecided call is not logged as an event."""
     run_id = await door(scripted([ADD, say(f"{SECRET}.")])[0], streamed)
     started, ended = lines(caplog)
@@ -107,7 +123,9 @@ async def test_an_error_that_ends_a_run_is_one_line(
 
 
 @both_ways
-async def test_a_limit_is_one_line(streamed: bool, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_limit_is_one_line(
+    streamed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     """With its name, before the end."""
     planner = planner_with(plan=False, budget=Budget(max_iterations=2))
     await invoke(planner, scripted(never_stops)[0], GOAL, streamed=streamed)
@@ -127,16 +145,23 @@ async def test_pause_and_decision_are_one_line_each(
     kernel = scripted(script)[0]
     paused = await invoke(planner, kernel, GOAL, streamed=streamed)
     decisions = {paused.pending[0].id: decision}
-    await resume(planner, kernel, paused.checkpoint, streamed=streamed, decisions=decisions)
+    await resume(
+        planner, kernel, paused.checkpoint, streamed=streamed, decisions=decisions
+    )
     started, waits, resumed, decided, ended = lines(caplog)
     assert waits.endswith(" paused: 1 call waits")
     assert resumed.endswith(" resumed")
     said = "approved" if isinstance(decision, Approve) else "denied"
     assert decided.endswith(f" call math-add {said} by ann")
-    assert len({line.split()[1] for line in (started, waits, resumed, decided, ended)}) == 1
+    assert (
+        len({line.split()[1] for line in (started, waits, resumed, decided, ended)})
+        == 1
+    )
 
 
-async def test_an_approver_at_hand_decides_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_approver_at_hand_decides_in_one_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """A decision that is made while the run is open is a decision, too."""
 
     async def approver(_: object) -> Approve:
@@ -160,5 +185,7 @@ async def test_a_refusal_is_not_quoted(caplog: pytest.LogCaptureFixture) -> None
     """How the run ended is said; the model's text is not."""
     refused = ScriptedReply(refusal=f"Not with {SECRET}.")
     form = {"type": "object", "properties": {"total": {"type": "integer"}}}
-    await planner_with(plan=False, response_format=form).invoke(scripted([refused])[0], GOAL)
+    await planner_with(plan=False, response_format=form).invoke(
+        scripted([refused])[0], GOAL
+    )
     assert " incomplete: 1 iteration" in lines(caplog)[-1]

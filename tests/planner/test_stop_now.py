@@ -10,7 +10,9 @@ import pytest
 from openai import AsyncOpenAI
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.connectors.ai.prompt_execution_settings import (
+    PromptExecutionSettings,
+)
 from semantic_kernel.contents import ChatHistory
 from semantic_kernel.functions import kernel_function
 
@@ -28,7 +30,17 @@ from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.events import CallFinished, RequestFailed
 from planner_ext.iteration import ToolExecution
 from planner_ext.testing import ScriptedChatCompletion, ScriptedOpenAIServer, call, say
-from support.planner import ADD, GOAL, Math, both_ways, check_sendable, invoke, kernel_of, planner_with, resume
+from support.planner import (
+    ADD,
+    GOAL,
+    Math,
+    both_ways,
+    check_sendable,
+    invoke,
+    kernel_of,
+    planner_with,
+    resume,
+)
 from support.stock import every_result
 
 
@@ -86,7 +98,9 @@ def stopping(waits: Waits, *, reason: str = "enough") -> Generator[StopHandle]:
 def asked() -> tuple[ChatHistory, PromptExecutionSettings]:
     history = ChatHistory()
     history.add_user_message(GOAL)
-    return history, PromptExecutionSettings(function_choice_behavior=BoundedFunctionChoiceBehavior.Auto())
+    return history, PromptExecutionSettings(
+        function_choice_behavior=BoundedFunctionChoiceBehavior.Auto()
+    )
 
 
 Outcome = tuple[str, str, ChatHistory]
@@ -94,7 +108,9 @@ Outcome = tuple[str, str, ChatHistory]
 
 
 async def of_planner(kernel: Kernel, stop: StopHandle, streamed: bool) -> Outcome:
-    result = await invoke(planner_with(plan=False), kernel, streamed=streamed, stop=stop)
+    result = await invoke(
+        planner_with(plan=False), kernel, streamed=streamed, stop=stop
+    )
     assert result.chat_history is not None
     return result.status, result.reason, result.chat_history
 
@@ -103,17 +119,25 @@ async def of_service(kernel: Kernel, stop: StopHandle, streamed: bool) -> Outcom
     history, settings = asked()
     service: Any = FunctionInvokingChatCompletion(kernel.get_service())  # pyright: ignore[reportArgumentType]
     if streamed:
-        chunks = service.get_streaming_chat_message_content(history, settings, kernel=kernel, stop=stop)
+        chunks = service.get_streaming_chat_message_content(
+            history, settings, kernel=kernel, stop=stop
+        )
         metadata = [chunk async for chunk in chunks][-1].metadata
     else:
-        metadata = (await service.get_chat_message_content(history, settings, kernel=kernel, stop=stop)).metadata
+        metadata = (
+            await service.get_chat_message_content(
+                history, settings, kernel=kernel, stop=stop
+            )
+        ).metadata
     return metadata["status"], metadata["reason"], history
 
 
 async def of_handler(kernel: Kernel, stop: StopHandle, streamed: bool) -> Outcome:
     history, _ = asked()
     handler = ToolCallHandler(kernel)
-    messages: AsyncGenerator[Any] = (handler.invoke_stream if streamed else handler.invoke)(history, stop=stop)
+    messages: AsyncGenerator[Any] = (
+        handler.invoke_stream if streamed else handler.invoke
+    )(history, stop=stop)
     metadata = [message async for message in messages][-1].metadata
     return metadata["status"], metadata["reason"], history
 
@@ -134,14 +158,21 @@ Door = Callable[[Kernel, StopHandle, bool], Awaitable[Outcome]]
 @both_ways
 @pytest.mark.parametrize("function", ["waits-hang", "waits-block"])
 @pytest.mark.parametrize("door", DOORS)
-async def test_a_function_under_way_is_interrupted(waits: Waits, door: Door, function: str, streamed: bool) -> None:
+async def test_a_function_under_way_is_interrupted(
+    waits: Waits, door: Door, function: str, streamed: bool
+) -> None:
     """Async or in a thread: the model would read that its effect is not known; what ran before is kept."""
     kernel = kernel_with(waits, [ADD, call(function), say("never asked for")])
     with stopping(waits) as stop:
         status, reason, history = await door(kernel, stop, streamed)
     assert (status, reason) == ("stopped", "enough")
     check_sendable(history)
-    texts = [str(item.result) for m in history.messages if m.role == "tool" for item in every_result(m)]
+    texts = [
+        str(item.result)
+        for m in history.messages
+        if m.role == "tool"
+        for item in every_result(m)
+    ]
     assert texts[0] == "3"
     assert "Whether it took effect is not known" in texts[1]
     assert waits.cancelled == (function == "waits-hang")
@@ -149,7 +180,9 @@ async def test_a_function_under_way_is_interrupted(waits: Waits, door: Door, fun
 
 @both_ways
 @pytest.mark.parametrize("door", DOORS)
-async def test_a_request_under_way_is_interrupted(waits: Waits, door: Door, streamed: bool) -> None:
+async def test_a_request_under_way_is_interrupted(
+    waits: Waits, door: Door, streamed: bool
+) -> None:
     """Over real HTTP: the endpoint never answers the second request, and the run does not wait for it."""
 
     def script(request: Any) -> Any:
@@ -160,8 +193,12 @@ async def test_a_request_under_way_is_interrupted(waits: Waits, door: Door, stre
         return say("too late")
 
     with ScriptedOpenAIServer(script) as server:
-        async with AsyncOpenAI(base_url=server.url, api_key="any", max_retries=0) as client:
-            kernel = kernel_of(OpenAIChatCompletion("scripted", service_id="chat", async_client=client))
+        async with AsyncOpenAI(
+            base_url=server.url, api_key="any", max_retries=0
+        ) as client:
+            kernel = kernel_of(
+                OpenAIChatCompletion("scripted", service_id="chat", async_client=client)
+            )
             with stopping(waits) as stop:
                 status, reason, history = await door(kernel, stop, streamed)
         waits.released.set()
@@ -184,7 +221,9 @@ async def test_what_was_interrupted_is_recorded(waits: Waits, streamed: bool) ->
 
 
 @both_ways
-async def test_a_request_that_was_interrupted_is_charged(waits: Waits, streamed: bool) -> None:
+async def test_a_request_that_was_interrupted_is_charged(
+    waits: Waits, streamed: bool
+) -> None:
     """The endpoint may bill it; the record says that the run was stopped."""
 
     async def never(_: Any) -> None:
@@ -193,26 +232,40 @@ async def test_a_request_that_was_interrupted_is_charged(waits: Waits, streamed:
 
     kernel = kernel_of(ScriptedChatCompletion([say("never")], before_reply=never))
     with stopping(waits) as stop:
-        result = await invoke(planner_with(plan=False), kernel, streamed=streamed, stop=stop)
+        result = await invoke(
+            planner_with(plan=False), kernel, streamed=streamed, stop=stop
+        )
     (failed,) = [fact for fact in result.facts if isinstance(fact, RequestFailed)]
-    assert (result.status, result.iterations, failed.reason) == ("stopped", 1, "The run was stopped.")
+    assert (result.status, result.iterations, failed.reason) == (
+        "stopped",
+        1,
+        "The run was stopped.",
+    )
 
 
 @both_ways
 async def test_a_nested_run_is_interrupted(waits: Waits, streamed: bool) -> None:
     """What runs inside a planner's function stops with the run around it, and its calls are counted."""
     inner = kernel_with(waits, [call("waits-hang"), say("never")])
-    outer = kernel_of(ScriptedChatCompletion([call("inner-reach_goal", {"goal": "Wait."}), say("never")]))
+    outer = kernel_of(
+        ScriptedChatCompletion(
+            [call("inner-reach_goal", {"goal": "Wait."}), say("never")]
+        )
+    )
     outer.add_plugin(PlannerPlugin(planner_with(plan=False), kernel=inner), "inner")
     with stopping(waits) as stop:
-        result = await invoke(planner_with(plan=False), outer, streamed=streamed, stop=stop)
+        result = await invoke(
+            planner_with(plan=False), outer, streamed=streamed, stop=stop
+        )
     assert (result.status, result.reason) == ("stopped", "enough")
     assert (result.iterations, result.tool_calls) == (2, 2)
     assert waits.cancelled
 
 
 @both_ways
-async def test_a_person_who_is_asked_is_not_waited_for(waits: Waits, streamed: bool) -> None:
+async def test_a_person_who_is_asked_is_not_waited_for(
+    waits: Waits, streamed: bool
+) -> None:
     """An approver at hand that does not answer: the call does not run, and the stop says why."""
 
     async def deferring(_: object) -> Defer:
@@ -242,7 +295,14 @@ async def test_a_resumed_run_is_interrupted(waits: Waits, streamed: bool) -> Non
     paused = await invoke(planner, kernel, streamed=streamed)
     decisions = {paused.pending[0].id: Approve()}
     with stopping(waits) as stop:
-        result = await resume(planner, kernel, paused.checkpoint, streamed=streamed, decisions=decisions, stop=stop)
+        result = await resume(
+            planner,
+            kernel,
+            paused.checkpoint,
+            streamed=streamed,
+            decisions=decisions,
+            stop=stop,
+        )
     assert (result.status, result.reason) == ("stopped", "enough")
 
 
@@ -256,5 +316,7 @@ async def test_a_stop_may_become_an_interruption(waits: Waits) -> None:
     stop.stop("second", now=True)
     result = await run
     assert (result.status, result.reason) == ("stopped", "first")
-    with pytest.raises(PlannerInvalidConfigurationError, match="now must be True or False"):
+    with pytest.raises(
+        PlannerInvalidConfigurationError, match="now must be True or False"
+    ):
         stop.stop(now=1)  # pyright: ignore[reportArgumentType]  (junk, on purpose)

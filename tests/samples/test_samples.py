@@ -15,10 +15,13 @@ import pytest
 import planner_ext
 from planner_ext.testing import ScriptedOpenAIServer, say
 from support.processes import Lives
-from support.values import each_of
+from support.values import each_of, stem
 
 SAMPLES = Path(__file__).parents[2] / "samples"
-OUTPUT = re.compile(r"^Output(?:, if you answer (?P<typed>\w+))?:\n\n(?P<printed>(?: {4}.*\n|\n)+)", re.MULTILINE)
+OUTPUT = re.compile(
+    r"^Output(?:, if you answer (?P<typed>\w+))?:\n\n(?P<printed>(?: {4}.*\n|\n)+)",
+    re.MULTILINE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +49,27 @@ def header(file: Path) -> str:
 def runs_of(file: Path) -> list[Run]:
     """Read in a sample's header how it can be run."""
     found = OUTPUT.finditer(header(file) + "\n")
-    return [Run(file, match["typed"] or "", dedent(match["printed"]).strip()) for match in found]
+    return [
+        Run(file, match["typed"] or "", dedent(match["printed"]).strip())
+        for match in found
+    ]
 
 
-PROGRAMS = sorted(file for file in SAMPLES.glob("step*.py") if '__name__ == "__main__"' in file.read_text("utf-8"))
+PROGRAMS = sorted(
+    file
+    for file in SAMPLES.glob("step*.py")
+    if '__name__ == "__main__"' in file.read_text("utf-8")
+)
 RUNS = [run for file in PROGRAMS for run in runs_of(file)]
 
 
 def environment(**more: str) -> dict[str, str]:
     """Leave out of the environment what names an endpoint."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
+    own = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("OPENAI_")
+    }
     return own | {"PYTHONPATH": str(Path(planner_ext.__file__).parent.parent), **more}
 
 
@@ -66,13 +80,17 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("run", RUNS, ids=str)
-def test_a_sample_prints_what_its_header_says(run: Run, lives: Lives, folders: dict[str, Path]) -> None:
+def test_a_sample_prints_what_its_header_says(
+    run: Run, lives: Lives, folders: dict[str, Path]
+) -> None:
     """A sample exits cleanly, complains of nothing, and prints exactly the output in its header."""
-    done = lives.run(str(run.file), cwd=folders[run.step], env=environment(), typed=run.typed + "\n")
+    done = lives.run(
+        str(run.file), cwd=folders[run.step], env=environment(), typed=run.typed + "\n"
+    )
     assert (done.returncode, done.stderr, done.stdout.strip()) == (0, "", run.printed)
 
 
-@each_of("file", PROGRAMS, ids=lambda file: file.stem)
+@each_of("file", PROGRAMS, ids=stem)
 def test_a_header_says_how_to_run_the_sample(file: Path) -> None:
     """A header names the step, the command that runs the file, and what it prints."""
     text = header(file)
@@ -91,15 +109,32 @@ def test_the_steps_are_numbered_without_a_gap() -> None:
 def test_the_readme_names_every_file_once() -> None:
     """The list of samples links every file of the folder, and no other."""
     links = re.findall(r"\]\(([^)]+)\)", (SAMPLES / "README.md").read_text("utf-8"))
-    there = [file.name for file in SAMPLES.iterdir() if file.suffix in (".py", ".yaml", ".json")]
-    assert sorted(link for link in links if not link.startswith("guides/")) == sorted(there)
+    there = [
+        file.name
+        for file in SAMPLES.iterdir()
+        if file.suffix in (".py", ".yaml", ".json")
+    ]
+    assert sorted(link for link in links if not link.startswith("guides/")) == sorted(
+        there
+    )
 
 
-def test_a_real_endpoint_answers_where_the_environment_names_one(lives: Lives, tmp_path: Path) -> None:
+def test_a_real_endpoint_answers_where_the_environment_names_one(
+    lives: Lives, tmp_path: Path
+) -> None:
     """With Semantic Kernel's variables for OpenAI set, a sample asks that endpoint, and its own script says nothing."""
-    with ScriptedOpenAIServer([say("1. Ask nobody."), say("Both cost the same.")]) as server:
-        env = environment(OPENAI_API_KEY="any", OPENAI_BASE_URL=server.url, OPENAI_CHAT_MODEL_ID="real")
+    with ScriptedOpenAIServer(
+        [say("1. Ask nobody."), say("Both cost the same.")]
+    ) as server:
+        env = environment(
+            OPENAI_API_KEY="any",
+            OPENAI_BASE_URL=server.url,
+            OPENAI_CHAT_MODEL_ID="real",
+        )
         done = lives.run(str(SAMPLES / "step01_first_run.py"), cwd=tmp_path, env=env)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines()[:2] == ["1. Ask nobody.", "answered: Both cost the same."]
+    assert done.stdout.splitlines()[:2] == [
+        "1. Ask nobody.",
+        "answered: Both cost the same.",
+    ]
     assert [request.body["model"] for request in server.requests] == ["real", "real"]

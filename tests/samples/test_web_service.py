@@ -25,20 +25,36 @@ GOAL = "One lamp of order A-1007 came broken. Refund it."
 
 
 @contextmanager
-def serving(lives: Lives, folder: Path, service: str) -> Generator[tuple[httpx.Client, list[str]]]:
+def serving(
+    lives: Lives, folder: Path, service: str
+) -> Generator[tuple[httpx.Client, list[str]]]:
     """Run a service in a folder; at the end Ctrl-C ends it. Yields a client, and the lines that it printed."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "PLANNER_EXT_"))}
-    words = ("-m", "uvicorn", "--app-dir", str(SAMPLES), f"{service}:service", "--port", str(port))
+    own = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("OPENAI_", "PLANNER_EXT_"))
+    }
+    words = (
+        "-m",
+        "uvicorn",
+        "--app-dir",
+        str(SAMPLES),
+        f"{service}:service",
+        "--port",
+        str(port),
+    )
     env = own | {"PYTHONPATH": str(Path(planner_ext.__file__).parent.parent)}
     with (
         lives.program(*words, cwd=folder, env=env) as process,
         httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client,
     ):
         try:
-            printed = [next(line for line in process.stderr if "Uvicorn running" in line)]
+            printed = [
+                next(line for line in process.stderr if "Uvicorn running" in line)
+            ]
             yield client, printed
         finally:
             process.send_signal(signal.SIGINT)
@@ -46,7 +62,9 @@ def serving(lives: Lives, folder: Path, service: str) -> Generator[tuple[httpx.C
         assert process.wait() == 0
 
 
-async def test_runs_are_submitted_decided_and_answered_over_http(lives: Lives, tmp_path: Path) -> None:
+async def test_runs_are_submitted_decided_and_answered_over_http(
+    lives: Lives, tmp_path: Path
+) -> None:
     """A web request neither drives a run nor waits for it; what cannot be found or taken is a status and a sentence."""
     with serving(lives, tmp_path, "step16_service") as (client, printed):
         submitted = client.post("/runs", json={"goal": GOAL})
@@ -55,19 +73,29 @@ async def test_runs_are_submitted_decided_and_answered_over_http(lives: Lives, t
         async with Runs.connect(tmp_path / "runs.db", poll_seconds=0.05) as runs:
             await runs.wait(run_id)
             paused = client.get(f"/runs/{run_id}").json()
-            assert (paused["status"], paused["iterations"], paused["final_answer"]) == ("paused", 2, "")
+            assert (paused["status"], paused["iterations"], paused["final_answer"]) == (
+                "paused",
+                2,
+                "",
+            )
             (waiting,) = client.get("/approvals").json()
             assert waiting["arguments"] == {"order": "A-1007", "amount": 128.0}
             assert [call["id"] for call in paused["pending"]] == [waiting["id"]]
             decision = {"approve": True, "by": "ann"}
-            assert [client.post(f"/approvals/{waiting['id']}", json=decision).json() for _ in range(2)] == [True, False]
+            assert [
+                client.post(f"/approvals/{waiting['id']}", json=decision).json()
+                for _ in range(2)
+            ] == [True, False]
             await runs.wait(run_id)
         answered = client.get(f"/runs/{run_id}").json()
         assert answered["status"] == "answered"
         assert answered["final_answer"].endswith("128.00 euros refunded for A-1007.")
 
         unknown = client.get("/runs/order-8")
-        assert (unknown.status_code, "no run 'order-8'" in unknown.json()) == (404, True)
+        assert (unknown.status_code, "no run 'order-8'" in unknown.json()) == (
+            404,
+            True,
+        )
         assert client.post("/approvals/order-8/0/pay", json=decision).status_code == 409
         assert client.post("/runs", json={"goal": " "}).status_code == 422
     assert "Traceback" not in "".join(printed)
@@ -78,9 +106,16 @@ async def test_a_front_end_approves_over_http(lives: Lives, tmp_path: Path) -> N
     front = FrontEnd()
 
     def send(client: httpx.Client, run_input: RunAgentInput) -> Any:
-        response = client.post("/agent", json=run_input.model_dump(by_alias=True, mode="json"))
-        assert (response.status_code, response.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
-        lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
+        response = client.post(
+            "/agent", json=run_input.model_dump(by_alias=True, mode="json")
+        )
+        assert (response.status_code, response.headers["content-type"]) == (
+            200,
+            "text/event-stream; charset=utf-8",
+        )
+        lines = [
+            line.removeprefix("data: ") for line in response.text.splitlines() if line
+        ]
         front.take([EVENT.validate_json(line) for line in lines])
         return front.events[-1]
 
@@ -88,10 +123,17 @@ async def test_a_front_end_approves_over_http(lives: Lives, tmp_path: Path) -> N
         assert send(client, front.ask(GOAL)).outcome.type == "interrupt"
         (interrupt,) = front.interrupts
         assert interrupt.message == "May this money go back?"
-        ended = send(client, front.answer({"approved": True, "editedArgs": {"order": "A-1007", "amount": 100}}))
+        ended = send(
+            client,
+            front.answer(
+                {"approved": True, "editedArgs": {"order": "A-1007", "amount": 100}}
+            ),
+        )
         assert ended.outcome.type == "success"
         assert ended.result.endswith("100.00 euros refunded for A-1007.")
-        assert send(client, front.answer({"approved": True})).code == "InvalidHistoryError"
+        assert (
+            send(client, front.answer({"approved": True})).code == "InvalidHistoryError"
+        )
         assert client.post("/agent", json={"threadId": "t"}).status_code == 422
     assert "Traceback" not in "".join(printed)
 

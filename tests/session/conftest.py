@@ -18,10 +18,18 @@ def streamed(request: pytest.FixtureRequest) -> bool:
 def talk(streamed: bool) -> Talks:
     """Make a session of a script; every test with it runs plain and streamed."""
 
-    def talk(script: Script, config: AutomaticToolUseConfig = CLOSED, **options: Any) -> Talk:
+    def talk(
+        script: Script, config: AutomaticToolUseConfig = CLOSED, **options: Any
+    ) -> Talk:
         tools = Tools()
-        service = script if isinstance(script, ScriptedChatCompletion) else ScriptedChatCompletion(script)
-        session = ToolUseSession(kernel_of(service, tools), tool_use_config=config, **options)
+        service = (
+            script
+            if isinstance(script, ScriptedChatCompletion)
+            else ScriptedChatCompletion(script)
+        )
+        session = ToolUseSession(
+            kernel_of(service, tools), tool_use_config=config, **options
+        )
         return Talk(session, service, tools, streamed)
 
     return talk

@@ -16,7 +16,9 @@ ADD = call("t-add", {"a": 1, "b": 2})
 
 
 @pytest.mark.parametrize("config", [OPEN, None], ids=["open", "closed"])
-async def test_a_prompt_whose_request_fails_leaves_no_trace(talk: Talks, config) -> None:
+async def test_a_prompt_whose_request_fails_leaves_no_trace(
+    talk: Talks, config
+) -> None:
     """Nothing was done, so nothing is kept: the same prompt can be made again."""
     options = {} if config is None else {"config": config}
     talking = talk([RuntimeError("connection lost"), say("Here.")], **options)
@@ -66,19 +68,27 @@ async def test_a_stream_that_is_left_while_functions_run_answers_every_call() ->
     """Leaving it cancels what runs, and waits for that."""
     tools = Tools()
     script = [calls(call("t-wait"), text="One moment."), say("Sorry.")]
-    session = ToolUseSession(kernel_of(ScriptedChatCompletion(script, chunk_size=100), tools))
+    session = ToolUseSession(
+        kernel_of(ScriptedChatCompletion(script, chunk_size=100), tools)
+    )
     async with aclosing(session.prompt_streaming("?")) as stream:
         async for piece in stream:
             assert piece == "One moment."
             await tools.started.wait()
             break
-    assert [role for role, _ in shape(session.history())] == ["user", "assistant", "tool"]
+    assert [role for role, _ in shape(session.history())] == [
+        "user",
+        "assistant",
+        "tool",
+    ]
     assert await session.prompt("What happened?") == "Sorry."
 
 
 async def test_a_stream_that_is_left_before_any_call_leaves_no_trace() -> None:
     """A reply that was not heard to the end is not in the history, nor is its question."""
-    session = ToolUseSession(kernel_of([say("A long answer, in many pieces."), say("Short.")]))
+    session = ToolUseSession(
+        kernel_of([say("A long answer, in many pieces."), say("Short.")])
+    )
     async with aclosing(session.prompt_streaming("?")) as stream:
         await anext(stream)
     assert len(session.history()) == 0
@@ -87,7 +97,9 @@ async def test_a_stream_that_is_left_before_any_call_leaves_no_trace() -> None:
 
 async def test_a_prompt_right_after_a_stream_was_left_waits_for_its_end() -> None:
     """``break`` is enough: the stream that has lost its reader is closed first."""
-    session = ToolUseSession(kernel_of([say("A long answer, in many pieces."), say("Short.")]))
+    session = ToolUseSession(
+        kernel_of([say("A long answer, in many pieces."), say("Short.")])
+    )
     async for _ in session.prompt_streaming("?"):
         break
     assert await session.prompt("?") == "Short."
@@ -120,7 +132,9 @@ async def test_a_second_prompt_meanwhile_is_refused(talk: Talks) -> None:
 
 async def test_a_stream_that_is_still_held_refuses_a_prompt() -> None:
     """Half read and not closed, it is still the prompt being answered; once closed, the session is free."""
-    session = ToolUseSession(kernel_of([say("A long answer, in many pieces."), say("Short.")]))
+    session = ToolUseSession(
+        kernel_of([say("A long answer, in many pieces."), say("Short.")])
+    )
     stream = session.prompt_streaming("?")
     await anext(stream)
     with pytest.raises(SessionBusyError, match="close its stream"):
@@ -134,14 +148,19 @@ async def test_sessions_of_one_kernel_do_not_meet(talk: Talks) -> None:
     tools = Tools()
     kernel = kernel_of([*[call("t-wait")] * 2, *[say("Done.")] * 2], tools)
     first, second = ToolUseSession(kernel), ToolUseSession(kernel)
-    asking = [asyncio.ensure_future(each.prompt(text)) for each, text in ((first, "One?"), (second, "Two?"))]
+    asking = [
+        asyncio.ensure_future(each.prompt(text))
+        for each, text in ((first, "One?"), (second, "Two?"))
+    ]
     await tools.started.wait()
     tools.go_on.set()
     assert await asyncio.gather(*asking) == ["Done.", "Done."]
     assert [shape(each.history())[0][1] for each in (first, second)] == ["One?", "Two?"]
 
 
-async def collected(session: ToolUseSession, prompt: str | None, *, streamed: bool) -> str:
+async def collected(
+    session: ToolUseSession, prompt: str | None, *, streamed: bool
+) -> str:
     """Ask plain or streamed."""
     if not streamed:
         return await session.prompt(prompt)

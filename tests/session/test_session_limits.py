@@ -40,17 +40,25 @@ TWO = AutomaticToolUseConfig(max_tool_calls=2)
 )
 def test_a_config_that_means_nothing_is_refused(field: str, value: Any) -> None:
     """The error names the field, what it takes, and what it got."""
-    with pytest.raises(PlannerInvalidConfigurationError, match=rf"AutomaticToolUseConfig\.{field} must be .*; got"):
+    with pytest.raises(
+        PlannerInvalidConfigurationError,
+        match=rf"AutomaticToolUseConfig\.{field} must be .*; got",
+    ):
         AutomaticToolUseConfig(**{field: value})
 
 
 def test_a_session_takes_a_config_and_nothing_else() -> None:
     """Another value for the config, or a kernel without a service, is refused by name."""
-    with pytest.raises(PlannerInvalidConfigurationError, match="tool_use_config must be of the class"):
+    with pytest.raises(
+        PlannerInvalidConfigurationError, match="tool_use_config must be of the class"
+    ):
         ToolUseSession(kernel_of([]), tool_use_config=True)  # pyright: ignore[reportArgumentType]  # junk, on purpose
     with pytest.raises(ServiceNotFoundError, match="chat completion service 'other'"):
         ToolUseSession(kernel_of([]), service_id="other")
-    with pytest.raises(PlannerInvalidConfigurationError, match="service_id must be of the class str; got a"):
+    with pytest.raises(
+        PlannerInvalidConfigurationError,
+        match="service_id must be of the class str; got a",
+    ):
         ToolUseSession(kernel_of([]), service_id=say("Hi."))  # pyright: ignore[reportArgumentType]  # junk, on purpose
     with pytest.raises(PlannerInvalidConfigurationError, match="budget must be"):
         ToolUseSession(kernel_of([]), budget=5)  # pyright: ignore[reportArgumentType]  # junk, on purpose
@@ -59,7 +67,9 @@ def test_a_session_takes_a_config_and_nothing_else() -> None:
 async def test_the_limit_raises_and_carries_history_and_usage(talk: Talks) -> None:
     """The call beyond it does not run, the model is not asked again, and the error says what was spent."""
     talking = talk(lambda _: ADD, TWO)
-    with pytest.raises(LimitReachedError, match="Max number of tool call reached") as caught:
+    with pytest.raises(
+        LimitReachedError, match="Max number of tool call reached"
+    ) as caught:
         await talking.ask("?")
     error = caught.value
     assert (error.limit, error.tool_calls, error.iterations) == ("max_tool_calls", 2, 3)
@@ -69,7 +79,10 @@ async def test_the_limit_raises_and_carries_history_and_usage(talk: Talks) -> No
     assert error.chat_history is not None
     assert shape(error.chat_history) == talking.shape
     assert (len(talking.tools.seen), talking.requests) == (2, 3)
-    assert talking.shape[-1] == ("tool", "call_3=Not executed: The limit max_tool_calls=2 was reached.")
+    assert talking.shape[-1] == (
+        "tool",
+        "call_3=Not executed: The limit max_tool_calls=2 was reached.",
+    )
 
 
 async def test_a_batch_counts_as_it_is(talk: Talks) -> None:
@@ -93,7 +106,9 @@ async def test_a_limit_of_none_at_all_raises_at_the_first_call(talk: Talks) -> N
 
 async def test_the_count_is_per_prompt(talk: Talks) -> None:
     """What one prompt used is not missing from the next; after the limit, too, the session continues."""
-    talking = talk([*[ADD, ADD, say("Done.")] * 2, *[ADD] * 3, ADD, say("At last.")], TWO)
+    talking = talk(
+        [*[ADD, ADD, say("Done.")] * 2, *[ADD] * 3, ADD, say("At last.")], TWO
+    )
     assert [await talking.ask("?"), await talking.ask("?")] == ["Done.", "Done."]
     with pytest.raises(LimitReachedError):
         await talking.ask("?")
@@ -120,10 +135,17 @@ async def test_a_budget_adds_limits_and_says_what_happens(talk: Talks) -> None:
     with pytest.raises(LimitReachedError) as caught:
         await tighter.ask("?")
     assert caught.value.tool_calls == 1
-    returned = talk([ADD, ADD, say("3.")], budget=Budget(max_tool_calls=1, on_limit="return_calls"))
+    returned = talk(
+        [ADD, ADD, say("3.")], budget=Budget(max_tool_calls=1, on_limit="return_calls")
+    )
     assert await returned.ask("?") == ""
     assert [each.id for each in returned.session.pending] == ["call_2"]
-    assert await returned.ask_to_the_end([each.result(3) for each in returned.session.pending]) == "3."
+    assert (
+        await returned.ask_to_the_end(
+            [each.result(3) for each in returned.session.pending]
+        )
+        == "3."
+    )
 
 
 async def test_the_model_reads_the_message_of_a_functions_error(talk: Talks) -> None:
@@ -147,14 +169,23 @@ async def test_a_batch_runs_at_once_and_stands_in_call_order(talk: Talks) -> Non
     talking = talk([calls(call("t-wait"), call("t-release")), say("Done.")])
     assert await talking.ask("?") == "Done."
     assert talking.tools.seen == ["release", "wait"]
-    assert talking.shape[2:4] == [("tool", "call_1=waited"), ("tool", "call_2=released")]
+    assert talking.shape[2:4] == [
+        ("tool", "call_1=waited"),
+        ("tool", "call_2=released"),
+    ]
     assert talking.requests == 2
 
 
 async def test_a_deferred_call_raises_with_its_checkpoint(talk: Talks) -> None:
     """A session does not pause: nothing ran, the session is as before, and a handler can take the run from there."""
-    talking = talk([ADD, say("3.")], initial_prompts=[message(AuthorRole.SYSTEM, text="s")], interceptors=[defer])
-    with pytest.raises(RunNotAnsweredError, match=r"does not wait.*ToolCallHandler") as caught:
+    talking = talk(
+        [ADD, say("3.")],
+        initial_prompts=[message(AuthorRole.SYSTEM, text="s")],
+        interceptors=[defer],
+    )
+    with pytest.raises(
+        RunNotAnsweredError, match=r"does not wait.*ToolCallHandler"
+    ) as caught:
         await talking.ask("?")
     assert caught.value.status == "paused"
     assert (talking.tools.seen, talking.shape) == ([], [("system", "s")])
@@ -165,10 +196,19 @@ async def test_a_deferred_call_raises_with_its_checkpoint(talk: Talks) -> None:
     assert history is not None
     kernel = kernel_of(talking.service, talking.tools)
     handler = ToolCallHandler(kernel, interceptors=[defer])
-    answers = [each async for each in handler.resume(history, checkpoint, {"call_1": Approve()})]
+    answers = [
+        each
+        async for each in handler.resume(history, checkpoint, {"call_1": Approve()})
+    ]
     assert [str(each) for each in answers] == ["3."]
     going_on = ToolUseSession(kernel, initial_prompts=history)
-    assert [role for role, _ in shape(going_on.history())] == ["system", "user", "assistant", "tool", "assistant"]
+    assert [role for role, _ in shape(going_on.history())] == [
+        "system",
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+    ]
 
 
 async def test_interceptors_decide_in_closed_loop_alone(talk: Talks) -> None:

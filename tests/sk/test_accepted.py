@@ -31,7 +31,15 @@ from planner_ext.sk.chat.history import find_problems, repair_history
 from planner_ext.sk.chat.reply import accepted_name, accepted_reply, given_arguments
 from planner_ext.sk.functions.conversion import quoted
 from planner_ext.sk.messages import calls_of
-from planner_ext.testing import ScriptedCall, ScriptedChatCompletion, ScriptedFault, ScriptedReply, call, calls, say
+from planner_ext.testing import (
+    ScriptedCall,
+    ScriptedChatCompletion,
+    ScriptedFault,
+    ScriptedReply,
+    call,
+    calls,
+    say,
+)
 from support.narrow import as_type
 from support.served import Answer, Served, Tools
 from support.stock import first_call, first_result
@@ -57,7 +65,13 @@ REFUSED = {
 }
 EVERY_NAME = pytest.mark.parametrize("name", REFUSED.values(), ids=REFUSED)
 ADD = call("t-add", {"a": 1, "b": 2})
-BROKEN = {"half": '{"a": 1, "b', "text": "one and two", "list": "[1, 2]", "nan": '{"a": NaN}', "blank": " \n"}
+BROKEN = {
+    "half": '{"a": 1, "b',
+    "text": "one and two",
+    "list": "[1, 2]",
+    "nan": '{"a": NaN}',
+    "blank": " \n",
+}
 
 
 def sent_calls(served: Served, request: int = -1) -> list[dict[str, Any]]:
@@ -76,7 +90,9 @@ async def test_a_name_that_servers_refuse_is_answered_and_written_so_that_they_a
     ask: Ask, serve: Serve, tools: Tools, history: ChatHistory, name: str
 ) -> None:
     """The call is answered as unknown, with its name; the one beside it runs; the conversation continues."""
-    served = serve([calls(call(name, {"a": 1}), ADD), say("Three."), say("Still three.")])
+    served = serve(
+        [calls(call(name, {"a": 1}), ADD), say("Three."), say("Still three.")]
+    )
     service = FunctionInvokingChatCompletion(served.connector)
     answer = await ask(service)
     assert (answer.text, tools.seen, served.server.refused) == ("Three.", [(1, 2)], [])
@@ -98,23 +114,43 @@ async def test_a_name_that_servers_refuse_does_not_end_a_handler_planner_or_sess
 ) -> None:
     """Through each door the next request is accepted, and history, checkpoint and journal hold the same call."""
     bad = call(name, {"a": 1})
-    served = serve([bad, say("Handled."), bad, say("Planned."), bad, say("Said."), say("Said again.")])
+    served = serve(
+        [
+            bad,
+            say("Handled."),
+            bad,
+            say("Planned."),
+            bad,
+            say("Said."),
+            say("Said again."),
+        ]
+    )
     kernel = Tools().kernel()
     kernel.add_service(served.connector)
 
     history = ChatHistory()
     history.add_user_message("Go.")
     handler = ToolCallHandler(kernel)
-    async for _ in handler.invoke_stream(history) if streamed else handler.invoke(history):
+    async for _ in (
+        handler.invoke_stream(history) if streamed else handler.invoke(history)
+    ):
         pass
     assert history.messages[-1].content == "Handled."
 
-    planner = FunctionCallingStepwisePlanner(options=FunctionCallingStepwisePlannerOptions(plan=False))
+    planner = FunctionCallingStepwisePlanner(
+        options=FunctionCallingStepwisePlannerOptions(plan=False)
+    )
     result = await planner.invoke(kernel, "Go.")
     assert result.final_answer == "Planned."
     loaded = Checkpoint.from_json(result.checkpoint.to_json()).state()
-    (mine,) = [item for message in result.chat_history or () for item in calls_of(message)]
-    assert as_type(dict, loaded.transcript[1])["items"][0]["name"] == mine.name == accepted_name(name)
+    (mine,) = [
+        item for message in result.chat_history or () for item in calls_of(message)
+    ]
+    assert (
+        as_type(dict, loaded.transcript[1])["items"][0]["name"]
+        == mine.name
+        == accepted_name(name)
+    )
     assert as_type(CallResult, loaded.transcript[2]).name == mine.name
 
     session = ToolUseSession(kernel)
@@ -123,11 +159,18 @@ async def test_a_name_that_servers_refuse_does_not_end_a_handler_planner_or_sess
     assert served.server.refused == []
 
 
-async def test_a_name_that_resembles_a_functions_runs_nothing(ask: Ask, serve: Serve, tools: Tools) -> None:
+async def test_a_name_that_resembles_a_functions_runs_nothing(
+    ask: Ask, serve: Serve, tools: Tools
+) -> None:
     """The name written into the history is never that of a function, so no reader of the history calls one."""
-    served = serve([calls(call("t_add", {"a": 1}), call("t.add", {"a": 1})), say("Nothing.")])
+    served = serve(
+        [calls(call("t_add", {"a": 1}), call("t.add", {"a": 1})), say("Nothing.")]
+    )
     await ask(FunctionInvokingChatCompletion(served.connector))
-    assert [each["function"]["name"] for each in sent_calls(served)] == ["t_add", "unknown_t_add"]
+    assert [each["function"]["name"] for each in sent_calls(served)] == [
+        "t_add",
+        "unknown_t_add",
+    ]
     assert tools.seen == []
 
 
@@ -135,12 +178,31 @@ async def test_a_name_that_resembles_a_functions_runs_nothing(ask: Ask, serve: S
 @pytest.mark.parametrize("arguments", [None, "{}"])
 @pytest.mark.parametrize("identity", [None, "c1"])
 async def test_a_call_with_nulls_in_it_is_answered(
-    serve: Serve, history: ChatHistory, kernel: Kernel, name: str | None, arguments: str | None, identity: str | None
+    serve: Serve,
+    history: ChatHistory,
+    kernel: Kernel,
+    name: str | None,
+    arguments: str | None,
+    identity: str | None,
 ) -> None:
     """A server that sends null for a name, arguments or an id gets back what it accepts."""
-    asked = {"id": identity, "type": "function", "function": {"name": name, "arguments": arguments}}
-    choice = {"index": 0, "finish_reason": "tool_calls", "message": {"role": "assistant", "tool_calls": [asked]}}
-    body = {"id": "r", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
+    asked = {
+        "id": identity,
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }
+    choice = {
+        "index": 0,
+        "finish_reason": "tool_calls",
+        "message": {"role": "assistant", "tool_calls": [asked]},
+    }
+    body = {
+        "id": "r",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "m",
+        "choices": [choice],
+    }
     served = serve([ScriptedFault(status=200, body=body), say("Done.")])
     kernel.add_service(served.connector)
     async for message in ToolCallHandler(kernel).invoke(history):
@@ -148,10 +210,17 @@ async def test_a_call_with_nulls_in_it_is_answered(
     assert served.server.refused == []
 
 
-@pytest.mark.parametrize("identity", ["", " ", "call\n1", "cäll", "\ud800"], ids=range(5))
-async def test_an_id_that_servers_refuse_is_reissued(ask: Ask, serve: Serve, tools: Tools, identity: str) -> None:
+@pytest.mark.parametrize(
+    "identity", ["", " ", "call\n1", "cäll", "\ud800"], ids=range(5)
+)
+async def test_an_id_that_servers_refuse_is_reissued(
+    ask: Ask, serve: Serve, tools: Tools, identity: str
+) -> None:
     """Call and result get an id that is accepted; the one beside it keeps its own."""
-    pair = (ScriptedCall(name="t-echo", arguments={"text": "a"}, id=identity), *ADD.calls)
+    pair = (
+        ScriptedCall(name="t-echo", arguments={"text": "a"}, id=identity),
+        *ADD.calls,
+    )
     served = serve([ScriptedReply(calls=pair), say("Done.")])
     await ask(FunctionInvokingChatCompletion(served.connector))
     first, second = sent_calls(served)
@@ -160,10 +229,16 @@ async def test_an_id_that_servers_refuse_is_reissued(ask: Ask, serve: Serve, too
     assert (tools.seen, served.server.refused) == (["a", (1, 2)], [])
 
 
-@pytest.mark.parametrize("identity", ["c", "x" * 40, "functions.t-add:0", "chatcmpl-tool-0123456789abcdef"])
-async def test_an_id_that_servers_accept_is_kept(ask: Ask, serve: Serve, identity: str) -> None:
+@pytest.mark.parametrize(
+    "identity", ["c", "x" * 40, "functions.t-add:0", "chatcmpl-tool-0123456789abcdef"]
+)
+async def test_an_id_that_servers_accept_is_kept(
+    ask: Ask, serve: Serve, identity: str
+) -> None:
     """An id goes back as it came."""
-    served = serve([ScriptedReply(calls=(ScriptedCall(name="t-echo", id=identity),)), say("Done.")])
+    served = serve(
+        [ScriptedReply(calls=(ScriptedCall(name="t-echo", id=identity),)), say("Done.")]
+    )
     await ask(FunctionInvokingChatCompletion(served.connector))
     assert [each["id"] for each in sent_calls(served)] == [identity]
 
@@ -176,15 +251,23 @@ async def test_arguments_in_a_history_are_always_one_json_object(
     served = serve([call("t-add", text), say("Done.")])
     await ask(FunctionInvokingChatCompletion(served.connector))
     (sent,) = sent_calls(served)
-    assert json.loads(sent["function"]["arguments"]) == ({} if text.isspace() else {"invalid_json": text})
+    assert json.loads(sent["function"]["arguments"]) == (
+        {} if text.isspace() else {"invalid_json": text}
+    )
     assert (tools.seen, served.server.refused) == ([], [])
 
 
 async def test_a_reply_is_always_the_assistants(kernel: Kernel) -> None:
     """Role and speaker that a server would refuse do not enter the history; a lone surrogate in its text neither."""
-    message = ChatMessageContent(role=AuthorRole.USER, name="a b", items=[TextContent(text="so\ud800")])
+    message = ChatMessageContent(
+        role=AuthorRole.USER, name="a b", items=[TextContent(text="so\ud800")]
+    )
     written, _ = accepted_reply([message])
-    assert (written.role, written.name, written.content) == (AuthorRole.ASSISTANT, None, "so\N{REPLACEMENT CHARACTER}")
+    assert (written.role, written.name, written.content) == (
+        AuthorRole.ASSISTANT,
+        None,
+        "so\N{REPLACEMENT CHARACTER}",
+    )
 
 
 async def test_a_long_name_that_was_offered_is_kept(kernel: Kernel) -> None:
@@ -197,16 +280,22 @@ async def test_a_long_name_that_was_offered_is_kept(kernel: Kernel) -> None:
 
     kernel.add_plugin(Plugin(), "p")
     name = "p-" + "f" * 70
-    model = ScriptedChatCompletion([call(name), say("Stopped."), say("Resumed."), say("Again.")])
+    model = ScriptedChatCompletion(
+        [call(name), say("Stopped."), say("Resumed."), say("Again.")]
+    )
     kernel.add_service(model)
-    options = FunctionCallingStepwisePlannerOptions(plan=False, budget=Budget(max_iterations=2))
+    options = FunctionCallingStepwisePlannerOptions(
+        plan=False, budget=Budget(max_iterations=2)
+    )
     planner = FunctionCallingStepwisePlanner(options=options)
     first = await planner.invoke(kernel, "Go.")
     loaded = Checkpoint.from_json(first.checkpoint.to_json())
     second = await planner.resume(kernel, loaded, budget=Budget(max_iterations=5))
     third = await planner.invoke(kernel, "Go.", chat_history=second.chat_history)
     assert third.final_answer == "Again."
-    assert {calls_of(request.history[1])[0].name for request in model.requests[1:]} == {name}
+    assert {calls_of(request.history[1])[0].name for request in model.requests[1:]} == {
+        name
+    }
 
 
 def test_what_is_accepted_is_returned_itself() -> None:
@@ -221,85 +310,145 @@ def test_a_history_with_such_a_name_is_refused_or_repaired(name: str) -> None:
     """A caller's history is refused by name; on request it is repaired, call and result alike, once for all."""
     history = ChatHistory()
     history.add_user_message("Go.")
-    call_item = FunctionCallContent(id="c", name=name, function_name=name, arguments="{}")
+    call_item = FunctionCallContent(
+        id="c", name=name, function_name=name, arguments="{}"
+    )
     result = FunctionResultContent(id="c", name=name, function_name=name, result="none")
-    history.add_message(ChatMessageContent(role=AuthorRole.ASSISTANT, items=[call_item]))
+    history.add_message(
+        ChatMessageContent(role=AuthorRole.ASSISTANT, items=[call_item])
+    )
     history.add_message(ChatMessageContent(role=AuthorRole.TOOL, items=[result]))
     (problem,) = find_problems(history.messages, ())
     assert problem.startswith(f"message 1: the function name {quoted(name)}")
     mended = repair_history(history.messages, ())
     assert find_problems(mended, ()) == []
-    assert first_call(mended[1]).name == first_result(mended[2]).name == accepted_name(name)
-    assert all(new is old for new, old in zip(repair_history(mended, ()), mended, strict=True))
+    assert (
+        first_call(mended[1]).name
+        == first_result(mended[2]).name
+        == accepted_name(name)
+    )
+    assert all(
+        new is old for new, old in zip(repair_history(mended, ()), mended, strict=True)
+    )
     assert history.messages[1].items[0] is call_item
 
 
-async def test_a_callers_history_is_refused_unsent(ask: Ask, serve: Serve, history: ChatHistory) -> None:
+async def test_a_callers_history_is_refused_unsent(
+    ask: Ask, serve: Serve, history: ChatHistory
+) -> None:
     """The default refuses, naming the way out; repair sends it."""
     bad = FunctionCallContent(id="c", name="functions.t-add", arguments="{")
     history.add_message(ChatMessageContent(role=AuthorRole.ASSISTANT, items=[bad]))
     history.add_message(
-        ChatMessageContent(role=AuthorRole.TOOL, items=[FunctionResultContent(id="c", name="x", result="3")])
+        ChatMessageContent(
+            role=AuthorRole.TOOL,
+            items=[FunctionResultContent(id="c", name="x", result="3")],
+        )
     )
     served = serve([say("Three.")])
-    with pytest.raises(InvalidHistoryError, match=r'function name "functions.t-add".*repair'):
+    with pytest.raises(
+        InvalidHistoryError, match=r'function name "functions.t-add".*repair'
+    ):
         await ask(FunctionInvokingChatCompletion(served.connector))
     assert served.server.requests == []
-    await ask(FunctionInvokingChatCompletion(served.connector, on_invalid_history="repair"))
+    await ask(
+        FunctionInvokingChatCompletion(served.connector, on_invalid_history="repair")
+    )
     (sent,) = sent_calls(served)
-    assert sent["function"] == {"name": "unknown_functions_t-add", "arguments": '{"invalid_json": "{"}'}
+    assert sent["function"] == {
+        "name": "unknown_functions_t-add",
+        "arguments": '{"invalid_json": "{"}',
+    }
     assert served.server.refused == []
 
 
-async def test_a_paused_batch_with_such_a_name_is_resumed(serve: Serve, kernel: Kernel) -> None:
+async def test_a_paused_batch_with_such_a_name_is_resumed(
+    serve: Serve, kernel: Kernel
+) -> None:
     """The call beside it waits for a person; the checkpoint is believed, and altered ones are not."""
-    served = serve([calls(call("functions.t-add", "{"), call("t-echo", {"text": "x"})), say("Done.")])
+    served = serve(
+        [
+            calls(call("functions.t-add", "{"), call("t-echo", {"text": "x"})),
+            say("Done."),
+        ]
+    )
     kernel.add_service(served.connector)
-    options = FunctionCallingStepwisePlannerOptions(plan=False, interceptors=[lambda call: Defer()])
+    options = FunctionCallingStepwisePlannerOptions(
+        plan=False, interceptors=[lambda call: Defer()]
+    )
     planner = FunctionCallingStepwisePlanner(options=options)
     paused = await planner.invoke(kernel, "Go.")
     text = paused.checkpoint.to_json()
     supplied = {paused.pending[0].id: Supply("seen")}
     result = await planner.resume(kernel, Checkpoint.from_json(text), supplied)
     assert (result.final_answer, served.server.refused) == ("Done.", [])
-    altered = Checkpoint.from_json(text.replace("unknown_functions_t-add", "unknown_functions_t-pay"))
+    altered = Checkpoint.from_json(
+        text.replace("unknown_functions_t-add", "unknown_functions_t-pay")
+    )
     with pytest.raises(Exception, match="altered"):
         await planner.resume(kernel, altered, supplied)
 
 
-async def test_in_open_loop_the_caller_sees_what_the_model_sent(serve: Serve, streamed: bool) -> None:
+async def test_in_open_loop_the_caller_sees_what_the_model_sent(
+    serve: Serve, streamed: bool
+) -> None:
     """The open call has the arguments as received; the history that is sent next is accepted."""
-    served = serve([calls(call("functions.t-add", "half{"), call("t-add", {"a": 1, "b": 2})), say("Done.")])
+    served = serve(
+        [
+            calls(call("functions.t-add", "half{"), call("t-add", {"a": 1, "b": 2})),
+            say("Done."),
+        ]
+    )
     kernel = Tools().kernel()
     kernel.add_service(served.connector)
-    session = ToolUseSession(kernel, tool_use_config=AutomaticToolUseConfig(enabled=False))
+    session = ToolUseSession(
+        kernel, tool_use_config=AutomaticToolUseConfig(enabled=False)
+    )
     if streamed:
         assert [piece async for piece in session.prompt_streaming("Go.")] == []
     else:
         await session.prompt("Go.")
     first, second = session.pending
-    assert (first.fully_qualified_name, first.raw_arguments) == ("unknown_functions_t-add", "half{")
+    assert (first.fully_qualified_name, first.raw_arguments) == (
+        "unknown_functions_t-add",
+        "half{",
+    )
     session.append([first.result("There is no such function."), second.result(3)])
     assert await session.prompt() == "Done."
     assert served.server.refused == []
 
 
-@each_of("text", [*BROKEN.values(), "{}", '{"a": 1}', '{"invalid_json": "{}"}', '{"invalid_json": 1}'])
+@each_of(
+    "text",
+    [
+        *BROKEN.values(),
+        "{}",
+        '{"a": 1}',
+        '{"invalid_json": "{}"}',
+        '{"invalid_json": 1}',
+    ],
+)
 def test_arguments_as_the_model_gave_them_are_read_back(text: str) -> None:
     """What the model sent is found again in what the history holds."""
     item = FunctionCallContent(id="c", name="t-add", arguments=text)
-    written, _ = accepted_reply([ChatMessageContent(role=AuthorRole.ASSISTANT, items=[item])])
+    written, _ = accepted_reply(
+        [ChatMessageContent(role=AuthorRole.ASSISTANT, items=[item])]
+    )
     (held,) = calls_of(written)
     assert given_arguments(str(held.arguments)) == ("{}" if text.isspace() else text)
 
 
-async def test_calls_that_go_back_to_the_caller_are_accepted_too(ask: Ask, serve: Serve, history: ChatHistory) -> None:
+async def test_calls_that_go_back_to_the_caller_are_accepted_too(
+    ask: Ask, serve: Serve, history: ChatHistory
+) -> None:
     """At a limit that returns the calls, the message can be added, answered and sent."""
     served = serve([calls(call("functions.t-add"), ADD), say("Done.")])
     budget = Budget(max_tool_calls=0, on_limit="return_calls")
     answer = await ask(FunctionInvokingChatCompletion(served.connector, budget=budget))
     message = answer.message
-    history.add_message(ChatMessageContent(role=AuthorRole.ASSISTANT, items=list(message.items)))
+    history.add_message(
+        ChatMessageContent(role=AuthorRole.ASSISTANT, items=list(message.items))
+    )
     for item in calls_of(message):
         result = FunctionResultContent(id=item.id, name=item.name, result="no")
         history.add_message(ChatMessageContent(role=AuthorRole.TOOL, items=[result]))

@@ -27,13 +27,22 @@ def test_no_arguments_are_an_empty_object(text: str) -> None:
 @each_of("text", ["null", "[]", "1", '"a"', "true", '[{"a": 1}]'])
 def test_anything_but_an_object_is_refused(text: str) -> None:
     """Arguments are one JSON object and nothing else."""
-    assert message_of(ADD, text) == f"The arguments of p-add must be one JSON object; got {text}.".replace("add", "f")
+    assert message_of(
+        ADD, text
+    ) == f"The arguments of p-add must be one JSON object; got {text}.".replace(
+        "add", "f"
+    )
 
 
-@each_of("text", ["{'a': 1}", '{"a": 1', '{"a": 1}}', '{"a": 1,}', "a=1", '{"a": "\n"}', "\ufeff{}"])
+@each_of(
+    "text",
+    ["{'a': 1}", '{"a": 1', '{"a": 1}}', '{"a": 1,}', "a=1", '{"a": "\n"}', "\ufeff{}"],
+)
 def test_text_that_is_not_json_is_refused_and_not_repaired(text: str) -> None:
     """Single quotes, cut texts, trailing commas: the model reads where the error is, and nothing is guessed."""
-    assert message_of(ADD, text).startswith("The arguments of p-f are not valid JSON, see character ")
+    assert message_of(ADD, text).startswith(
+        "The arguments of p-f are not valid JSON, see character "
+    )
 
 
 @each_of("number", ["NaN", "Infinity", "-Infinity", "1e999", "9" * 5000])
@@ -43,7 +52,14 @@ def test_numbers_that_json_cannot_carry_are_refused(number: str) -> None:
 
 
 @each_of(
-    "text", [r'{"p": "\ud800"}', '{"p": "\udfff"}', r'{"p": ["\ude00\ud83d"]}', r'{"\udc00": 1}', r'{"p": "é\uD800"}']
+    "text",
+    [
+        r'{"p": "\ud800"}',
+        '{"p": "\udfff"}',
+        r'{"p": ["\ude00\ud83d"]}',
+        r'{"\udc00": 1}',
+        r'{"p": "é\uD800"}',
+    ],
 )
 def test_lone_surrogates_are_refused(text: str) -> None:
     """Text that could not be sent back to the model is not accepted from it."""
@@ -67,7 +83,9 @@ def test_nesting_without_end_is_refused(levels: int) -> None:
 def test_nesting_up_to_the_bound_is_accepted() -> None:
     """The bound itself is allowed, and brackets in a string do not count."""
     levels = MAX_DEPTH - 1
-    assert isinstance(parse(taking(Any), f'{{"p": {"[" * levels}{"]" * levels}}}'), dict)
+    assert isinstance(
+        parse(taking(Any), f'{{"p": {"[" * levels}{"]" * levels}}}'), dict
+    )
     assert isinstance(parse(taking(Any), json.dumps({"p": "[{" * 1000})), dict)
 
 
@@ -87,14 +105,19 @@ def test_missing_and_unknown_arguments_are_named_in_one_message() -> None:
 
 def test_what_the_model_sent_is_echoed_in_short() -> None:
     """Long names and values are cut, and many names are counted."""
-    message = message_of(ADD, json.dumps({"a": "v" * 10_000} | {f"n{i}" + "n" * 1000: 1 for i in range(100)}))
+    message = message_of(
+        ADD,
+        json.dumps({"a": "v" * 10_000} | {f"n{i}" + "n" * 1000: 1 for i in range(100)}),
+    )
     assert len(message) < 1600
     assert "90 more are not parameters" in message
 
 
 def test_a_function_without_parameters_says_so() -> None:
     """The model learns that there is nothing to give."""
-    assert "It takes no parameters." in message_of(function_of(lambda: None), '{"a": 1}')
+    assert "It takes no parameters." in message_of(
+        function_of(lambda: None), '{"a": 1}'
+    )
 
 
 def secretive(
@@ -107,7 +130,10 @@ def secretive(
 ) -> None: ...
 
 
-@each_of("name", ["hidden", "kernel", "service", "execution_settings", "arguments", "nothing"])
+@each_of(
+    "name",
+    ["hidden", "kernel", "service", "execution_settings", "arguments", "nothing"],
+)
 def test_what_the_model_cannot_see_it_cannot_set(name: str) -> None:
     """Hidden and injected parameters are refused like unknown ones, and never demanded."""
     function = function_of(secretive)

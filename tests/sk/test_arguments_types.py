@@ -18,7 +18,17 @@ from semantic_kernel.prompt_template import InputVariable, PromptTemplateConfig
 
 from planner_ext.sk.functions.conversion import InvalidArguments, quoted
 from planner_ext.sk.functions.toolset import conversion_problem, tool_of
-from support.arguments import ADD, Colour, Item, accepts, declaring, function_of, message_of, parse, taking
+from support.arguments import (
+    ADD,
+    Colour,
+    Item,
+    accepts,
+    declaring,
+    function_of,
+    message_of,
+    parse,
+    taking,
+)
 from support.values import each_of
 
 
@@ -26,8 +36,16 @@ from support.values import each_of
     ("annotation", "good", "bad"),
     [
         (str, ["", "x", 1, 1.5, True], [None, [], {}]),
-        (int, [0, -3, 10**400, 3.0, "42", " 7 "], [None, True, 1.5, "x", "1.5", "", "9" * 5000, [], {}]),
-        (float, [1, 1.5, "1.5", "-2"], [None, False, "x", "nan", "inf", 10**400, [], {}]),
+        (
+            int,
+            [0, -3, 10**400, 3.0, "42", " 7 "],
+            [None, True, 1.5, "x", "1.5", "", "9" * 5000, [], {}],
+        ),
+        (
+            float,
+            [1, 1.5, "1.5", "-2"],
+            [None, False, "x", "nan", "inf", 10**400, [], {}],
+        ),
         (bool, [True, False], [None, 0, 1, "true", "false", "", [], {}]),
         (list, [[], [1, "a", None]], [None, {}, "a", 1]),
         (list[int], [[], [1]], [None, {}, "1"]),
@@ -107,7 +125,9 @@ def test_a_parameter_with_a_default_is_not_nullable() -> None:
         ({}, ["x", None], []),
     ],
 )
-def test_a_schema_given_by_hand_is_taken_at_its_word(schema: dict[str, Any], good: list[Any], bad: list[Any]) -> None:
+def test_a_schema_given_by_hand_is_taken_at_its_word(
+    schema: dict[str, Any], good: list[Any], bad: list[Any]
+) -> None:
     """Semantic Kernel converts nothing there, so a near miss would reach the function as it is."""
     function = declaring(schema_data=schema, is_required=True)
     assert [value for value in good if not accepts(function, value)] == []
@@ -124,12 +144,17 @@ def test_a_schema_given_by_hand_is_taken_at_its_word(schema: dict[str, Any], goo
 )
 def test_the_message_says_what_is_expected(annotation: Any, expected: str) -> None:
     """Types, null and the values of an enumeration are named."""
-    assert f'"p" must be {expected}, not ["x"]' in message_of(taking(annotation), '{"p": ["x"]}')
+    assert f'"p" must be {expected}, not ["x"]' in message_of(
+        taking(annotation), '{"p": ["x"]}'
+    )
 
 
 def test_many_values_are_not_all_listed() -> None:
     """An enumeration of hundreds does not fill the model's context."""
-    message = message_of(declaring(schema_data={"enum": [f"value {i}" for i in range(1000)]}), '{"p": "x"}')
+    message = message_of(
+        declaring(schema_data={"enum": [f"value {i}" for i in range(1000)]}),
+        '{"p": "x"}',
+    )
     assert '"value 49", ...' in message
     assert "value 50" not in message
 
@@ -138,9 +163,14 @@ def test_the_variables_of_a_prompt_take_what_can_be_written() -> None:
     """A prompt has no types of its own, and nothing is injected into it: a variable may be named service."""
     config = PromptTemplateConfig(
         template="{{$service}} {{$n}}",
-        input_variables=[InputVariable(name="service"), InputVariable(name="n", json_schema="str", is_required=False)],
+        input_variables=[
+            InputVariable(name="service"),
+            InputVariable(name="n", json_schema="str", is_required=False),
+        ],
     )
-    function = KernelFunctionFromPrompt(function_name="f", plugin_name="p", prompt_template_config=config)
+    function = KernelFunctionFromPrompt(
+        function_name="f", plugin_name="p", prompt_template_config=config
+    )
     assert parse(function, '{"service": "x", "n": 5}') == {"service": "x", "n": "5"}
     assert isinstance(parse(function, '{"service": "x", "n": []}'), InvalidArguments)
     assert isinstance(parse(function, '{"n": "x"}'), InvalidArguments)
@@ -173,13 +203,23 @@ async def test_an_argument_without_a_model_is_explained_in_short() -> None:
 
 async def test_an_argument_of_the_application_is_not_the_models_concern() -> None:
     """What the model did not give is not explained to it."""
-    assert conversion_problem(await failure_of(list[int], ["x"]), tool_of(taking(list[int])), {}) is None
+    assert (
+        conversion_problem(
+            await failure_of(list[int], ["x"]), tool_of(taking(list[int])), {}
+        )
+        is None
+    )
 
 
 def test_other_errors_are_not_conversions() -> None:
     """The error's class alone says nothing: Semantic Kernel raises it for much else."""
     tool = tool_of(ADD)
-    assert conversion_problem(FunctionExecutionException("Parameter a is expected"), tool, {"a": 1}) is None
+    assert (
+        conversion_problem(
+            FunctionExecutionException("Parameter a is expected"), tool, {"a": 1}
+        )
+        is None
+    )
     assert conversion_problem(ValueError("no"), tool, {"a": 1}) is None
     try:
         raise FunctionExecutionException("from elsewhere")
@@ -196,8 +236,15 @@ def test_quoted_values_are_short_and_sendable() -> None:
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(codec=None)),
-    lambda children: st.lists(children) | st.dictionaries(st.text() | st.sampled_from(["a", "b", "c"]), children),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(st.characters(codec=None)),
+    lambda children: (
+        st.lists(children)
+        | st.dictionaries(st.text() | st.sampled_from(["a", "b", "c"]), children)
+    ),
 )
 
 
@@ -215,7 +262,9 @@ WIDE = function_of(wide)
 
 
 @given(
-    st.text(st.characters(codec=None)) | JSON.map(json.dumps) | JSON.map(lambda v: json.dumps(v, ensure_ascii=False))
+    st.text(st.characters(codec=None))
+    | JSON.map(json.dumps)
+    | JSON.map(lambda v: json.dumps(v, ensure_ascii=False))
 )
 def test_any_text_is_accepted_or_answered(text: str) -> None:
     """Parsing never raises, and a message can always be sent."""
@@ -225,8 +274,17 @@ def test_any_text_is_accepted_or_answered(text: str) -> None:
         assert parse(WIDE, text) == parsed
 
 
-@given(st.fixed_dictionaries({}, optional={name: JSON for name in ("a", "b", "c", "d", "hidden", "kernel", "other")}))
-def test_what_is_accepted_is_visible_and_can_be_sent_back(arguments: dict[str, Any]) -> None:
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            name: JSON for name in ("a", "b", "c", "d", "hidden", "kernel", "other")
+        },
+    )
+)
+def test_what_is_accepted_is_visible_and_can_be_sent_back(
+    arguments: dict[str, Any],
+) -> None:
     """Accepted arguments are declared, visible parameters, complete, and JSON again."""
     parsed = parse(WIDE, json.dumps(arguments))
     if not isinstance(parsed, InvalidArguments):
@@ -237,7 +295,11 @@ def test_what_is_accepted_is_visible_and_can_be_sent_back(arguments: dict[str, A
 NAMES = st.text().filter(lambda name: name != "forbidden")
 
 
-@given(st.integers(), st.none() | st.text(), st.none() | st.builds(lambda **c: c, name=NAMES, count=st.integers()))
+@given(
+    st.integers(),
+    st.none() | st.text(),
+    st.none() | st.builds(lambda **c: c, name=NAMES, count=st.integers()),
+)
 def test_what_fits_is_accepted(a: int, b: str | None, c: dict[str, Any] | None) -> None:
     """Arguments of the right types are never refused."""
     arguments = {"a": a, "b": b, "c": c}

@@ -7,13 +7,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
+from semantic_kernel.connectors.ai.function_choice_behavior import (
+    FunctionChoiceBehavior,
+)
 from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
 from semantic_kernel.exceptions import KernelException
 
 from planner_ext.sk.errors import PlannerInvalidConfigurationError
-from planner_ext.sk.run.behavior import UNLIMITED_ATTEMPTS, BoundedFunctionChoiceBehavior
-from support.behavior import ATTEMPTS, MAKERS, MEANINGLESS_ATTEMPTS, Make, allow, in_step
+from planner_ext.sk.run.behavior import (
+    UNLIMITED_ATTEMPTS,
+    BoundedFunctionChoiceBehavior,
+)
+from support.behavior import (
+    ATTEMPTS,
+    MAKERS,
+    MEANINGLESS_ATTEMPTS,
+    Make,
+    allow,
+    in_step,
+)
 
 
 class TestDefaults:
@@ -22,16 +34,24 @@ class TestDefaults:
         [
             BoundedFunctionChoiceBehavior.Auto(),
             BoundedFunctionChoiceBehavior.from_string("auto"),
-            BoundedFunctionChoiceBehavior.from_dict({"type": "auto", "auto_invoke": True}),
+            BoundedFunctionChoiceBehavior.from_dict(
+                {"type": "auto", "auto_invoke": True}
+            ),
             BoundedFunctionChoiceBehavior(),
         ],
     )
-    def test_auto_is_bounded_as_semantic_kernels(self, behavior: BoundedFunctionChoiceBehavior) -> None:
+    def test_auto_is_bounded_as_semantic_kernels(
+        self, behavior: BoundedFunctionChoiceBehavior
+    ) -> None:
         """``Auto()`` and its like have the bound of the stock ``Auto()``, and invoke; copies keep it."""
         stock = FunctionChoiceBehavior.Auto()
         assert behavior.type_ in (FunctionChoiceType.AUTO, None)
         for each in (behavior, deepcopy(behavior), behavior.model_copy()):
-            assert each.maximum_auto_invoke_attempts == stock.maximum_auto_invoke_attempts == 5
+            assert (
+                each.maximum_auto_invoke_attempts
+                == stock.maximum_auto_invoke_attempts
+                == 5
+            )
             assert each.maximum_use_attempts == each.use_attempts == 5
 
     @pytest.mark.parametrize(
@@ -39,8 +59,12 @@ class TestDefaults:
         [
             BoundedFunctionChoiceBehavior.Auto(maximum_use_attempts=None),
             BoundedFunctionChoiceBehavior(maximum_use_attempts=None),
-            BoundedFunctionChoiceBehavior.from_dict({"auto_invoke": True, "maximum_use_attempts": None}),
-            BoundedFunctionChoiceBehavior.Auto(maximum_auto_invoke_attempts=UNLIMITED_ATTEMPTS),
+            BoundedFunctionChoiceBehavior.from_dict(
+                {"auto_invoke": True, "maximum_use_attempts": None}
+            ),
+            BoundedFunctionChoiceBehavior.Auto(
+                maximum_auto_invoke_attempts=UNLIMITED_ATTEMPTS
+            ),
         ],
     )
     def test_none_is_unlimited(self, behavior: BoundedFunctionChoiceBehavior) -> None:
@@ -56,14 +80,25 @@ class TestDefaults:
         behavior = BoundedFunctionChoiceBehavior.Auto(auto_invoke=False)
         stock = FunctionChoiceBehavior.Auto(auto_invoke=False)
         assert behavior.use_attempts == behavior.maximum_auto_invoke_attempts == 0
-        behavior.auto_invoke_kernel_functions = stock.auto_invoke_kernel_functions = True
-        assert behavior.maximum_auto_invoke_attempts == stock.maximum_auto_invoke_attempts == 5
+        behavior.auto_invoke_kernel_functions = stock.auto_invoke_kernel_functions = (
+            True
+        )
+        assert (
+            behavior.maximum_auto_invoke_attempts
+            == stock.maximum_auto_invoke_attempts
+            == 5
+        )
 
     def test_required_is_once(self) -> None:
         """``Required()`` forces one round."""
         behavior = BoundedFunctionChoiceBehavior.Required()
         assert behavior.type_ is FunctionChoiceType.REQUIRED
-        assert behavior.maximum_use_attempts == behavior.use_attempts == behavior.maximum_auto_invoke_attempts == 1
+        assert (
+            behavior.maximum_use_attempts
+            == behavior.use_attempts
+            == behavior.maximum_auto_invoke_attempts
+            == 1
+        )
 
     def test_none_invoke_runs_nothing(self) -> None:
         """``NoneInvoke()`` has no bound, and does not invoke."""
@@ -74,17 +109,29 @@ class TestDefaults:
 
     def test_required_may_be_unlimited_on_request(self) -> None:
         """None is unlimited for ``Required`` too, where the caller says so."""
-        assert BoundedFunctionChoiceBehavior.Required(maximum_use_attempts=None).use_attempts is None
+        assert (
+            BoundedFunctionChoiceBehavior.Required(
+                maximum_use_attempts=None
+            ).use_attempts
+            is None
+        )
 
     @pytest.mark.parametrize("make", MAKERS)
     def test_fields_are_taken(self, make: Make) -> None:
         """Each class method takes attempts, callback, filters and Semantic Kernel's own fields."""
         filters = {"included_plugins": ["math"]}
         behavior = make(
-            maximum_use_attempts=4, pre_invoke_callback=allow, filters=filters, enable_kernel_functions=False
+            maximum_use_attempts=4,
+            pre_invoke_callback=allow,
+            filters=filters,
+            enable_kernel_functions=False,
         )
         assert type(behavior) is BoundedFunctionChoiceBehavior
-        assert (behavior.maximum_use_attempts, behavior.maximum_auto_invoke_attempts, behavior.use_attempts) == (
+        assert (
+            behavior.maximum_use_attempts,
+            behavior.maximum_auto_invoke_attempts,
+            behavior.use_attempts,
+        ) == (
             4,
             4,
             4,
@@ -121,7 +168,12 @@ class TestAutoInvoke:
 
     def test_required_unlimited_and_manual(self) -> None:
         """None gives no attempts, so ``auto_invoke=False`` stands beside it."""
-        assert BoundedFunctionChoiceBehavior.Required(auto_invoke=False, maximum_use_attempts=None).use_attempts == 0
+        assert (
+            BoundedFunctionChoiceBehavior.Required(
+                auto_invoke=False, maximum_use_attempts=None
+            ).use_attempts
+            == 0
+        )
 
     def test_required_forced_on_after_manual_runs_once(self) -> None:
         """A manual ``Required`` keeps its bound of 1 for when it is switched on."""
@@ -152,19 +204,30 @@ class TestTighterWins:
     def test_given_together(self, use: int | None, stock: int) -> None:
         """Of both bounds the smaller holds, and 0 or less of Semantic Kernel's is manual."""
         for make in MAKERS:
-            behavior = make(maximum_use_attempts=use, maximum_auto_invoke_attempts=stock)
+            behavior = make(
+                maximum_use_attempts=use, maximum_auto_invoke_attempts=stock
+            )
             expected = max(0, stock if use is None else min(use, stock))
-            assert behavior.maximum_auto_invoke_attempts == behavior.use_attempts == expected
+            assert (
+                behavior.maximum_auto_invoke_attempts
+                == behavior.use_attempts
+                == expected
+            )
             assert in_step(behavior)
 
     @given(
         st.lists(
             st.tuples(st.just("maximum_use_attempts"), st.none() | ATTEMPTS)
-            | st.tuples(st.just("maximum_auto_invoke_attempts"), st.integers(min_value=-3, max_value=1000))
+            | st.tuples(
+                st.just("maximum_auto_invoke_attempts"),
+                st.integers(min_value=-3, max_value=1000),
+            )
             | st.tuples(st.just("auto_invoke_kernel_functions"), st.booleans())
         )
     )
-    def test_any_assignments_keep_both_in_step(self, assignments: list[tuple[str, Any]]) -> None:
+    def test_any_assignments_keep_both_in_step(
+        self, assignments: list[tuple[str, Any]]
+    ) -> None:
         """After any assignments Semantic Kernel's field is 0 or the bound, and only the bound's own can loosen it."""
         behavior = BoundedFunctionChoiceBehavior.Auto(maximum_use_attempts=5)
         for name, value in assignments:
@@ -180,7 +243,12 @@ class TestTighterWins:
         """``maximum_auto_invoke_attempts`` alone means what it means in Semantic Kernel, ``Required`` included."""
         for make in MAKERS:
             behavior = make(maximum_auto_invoke_attempts=3)
-            assert behavior.maximum_use_attempts == behavior.use_attempts == behavior.maximum_auto_invoke_attempts == 3
+            assert (
+                behavior.maximum_use_attempts
+                == behavior.use_attempts
+                == behavior.maximum_auto_invoke_attempts
+                == 3
+            )
 
     def test_assigning_semantic_kernels_field_tightens(self) -> None:
         """Assigning ``maximum_auto_invoke_attempts`` tightens the bound, never loosens it."""
@@ -215,7 +283,9 @@ class TestRefusals:
         with pytest.raises(PlannerInvalidConfigurationError) as refusal:
             make(maximum_use_attempts=attempts)
         message = str(refusal.value)
-        assert "maximum_use_attempts must be a whole number, 1 or more, or None" in message
+        assert (
+            "maximum_use_attempts must be a whole number, 1 or more, or None" in message
+        )
         assert f"got {attempts!r}" in message
         assert "None for unlimited" in message
         assert "auto_invoke=False" in message
@@ -224,33 +294,45 @@ class TestRefusals:
     def test_meaningless_assignment(self, attempts: Any) -> None:
         """A refused assignment leaves the behaviour as it was."""
         behavior = BoundedFunctionChoiceBehavior.Auto(maximum_use_attempts=3)
-        with pytest.raises(PlannerInvalidConfigurationError, match="maximum_use_attempts"):
+        with pytest.raises(
+            PlannerInvalidConfigurationError, match="maximum_use_attempts"
+        ):
             behavior.maximum_use_attempts = attempts
         assert behavior == BoundedFunctionChoiceBehavior.Auto(maximum_use_attempts=3)
 
     @pytest.mark.parametrize("attempts", [True, "3", 2.0, None])
     def test_meaningless_stock_attempts(self, attempts: Any) -> None:
         """Semantic Kernel's field takes whole numbers only."""
-        with pytest.raises(PlannerInvalidConfigurationError, match=r"maximum_auto_invoke_attempts.*Pass 0"):
+        with pytest.raises(
+            PlannerInvalidConfigurationError,
+            match=r"maximum_auto_invoke_attempts.*Pass 0",
+        ):
             BoundedFunctionChoiceBehavior.Auto(maximum_auto_invoke_attempts=attempts)
 
     @pytest.mark.parametrize("make", [*MAKERS, BoundedFunctionChoiceBehavior])
     @pytest.mark.parametrize("callback", ["allow", 1, True])
     def test_callback_that_cannot_be_called(self, make: Make, callback: Any) -> None:
         """A callback that cannot be called is refused by name."""
-        with pytest.raises(PlannerInvalidConfigurationError, match="pre_invoke_callback must be a function"):
+        with pytest.raises(
+            PlannerInvalidConfigurationError,
+            match="pre_invoke_callback must be a function",
+        ):
             make(pre_invoke_callback=callback)
 
     @pytest.mark.parametrize("make", [*MAKERS, BoundedFunctionChoiceBehavior])
     def test_misspelt_field(self, make: Make) -> None:
         """A misspelt option is refused, not dropped: otherwise the bound would silently not be there."""
-        with pytest.raises(PlannerInvalidConfigurationError, match="'maximum_use_atempts'"):
+        with pytest.raises(
+            PlannerInvalidConfigurationError, match="'maximum_use_atempts'"
+        ):
             make(maximum_use_atempts=3)
 
     def test_misspelt_assignment(self) -> None:
         """A misspelt assignment is refused too, and changes nothing."""
         behavior = BoundedFunctionChoiceBehavior.Auto()
-        with pytest.raises(PlannerInvalidConfigurationError, match="'maximum_use_atempts'"):
+        with pytest.raises(
+            PlannerInvalidConfigurationError, match="'maximum_use_atempts'"
+        ):
             behavior.maximum_use_atempts = 3  # pyright: ignore[reportAttributeAccessIssue]  # misspelt on purpose
         assert behavior == BoundedFunctionChoiceBehavior.Auto()
 

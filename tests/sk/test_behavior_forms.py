@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.connectors.ai.prompt_execution_settings import (
+    PromptExecutionSettings,
+)
 
 from planner_ext.sk.errors import PlannerInvalidConfigurationError
 from planner_ext.sk.run.behavior import BoundedFunctionChoiceBehavior
@@ -29,7 +31,9 @@ def openai_settings() -> type[PromptExecutionSettings]:
     """The settings of a real connector, imported where the warning of its own import can be silenced."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        from semantic_kernel.connectors.ai.open_ai import OpenAIChatPromptExecutionSettings
+        from semantic_kernel.connectors.ai.open_ai import (
+            OpenAIChatPromptExecutionSettings,
+        )
     return OpenAIChatPromptExecutionSettings
 
 
@@ -47,18 +51,32 @@ class TestFromDict:
             ({"type": "auto", "auto_invoke": True}, FunctionChoiceType.AUTO, 5),
             ({"type": "AUTO", "auto_invoke": False}, FunctionChoiceType.AUTO, 0),
             ({"type": FunctionChoiceType.AUTO}, FunctionChoiceType.AUTO, 0),
-            ({"auto_invoke": False, "maximum_use_attempts": 3}, FunctionChoiceType.AUTO, 3),
+            (
+                {"auto_invoke": False, "maximum_use_attempts": 3},
+                FunctionChoiceType.AUTO,
+                3,
+            ),
             ({"maximum_auto_invoke_attempts": 3}, FunctionChoiceType.AUTO, 3),
-            ({"maximum_use_attempts": 4, "maximum_auto_invoke_attempts": 3}, FunctionChoiceType.AUTO, 3),
+            (
+                {"maximum_use_attempts": 4, "maximum_auto_invoke_attempts": 3},
+                FunctionChoiceType.AUTO,
+                3,
+            ),
             ({"maximum_use_attempts": None}, FunctionChoiceType.AUTO, 0),
             ({"type": "required"}, FunctionChoiceType.REQUIRED, 0),
             ({"type": "required", "auto_invoke": True}, FunctionChoiceType.REQUIRED, 1),
-            ({"type": "required", "maximum_use_attempts": 2}, FunctionChoiceType.REQUIRED, 2),
+            (
+                {"type": "required", "maximum_use_attempts": 2},
+                FunctionChoiceType.REQUIRED,
+                2,
+            ),
             ({"type": "none"}, FunctionChoiceType.NONE, 0),
             ({"type": "none", "auto_invoke": True}, FunctionChoiceType.NONE, 0),
         ],
     )
-    def test_meaning(self, data: dict[str, Any], type_: FunctionChoiceType, attempts: int | None) -> None:
+    def test_meaning(
+        self, data: dict[str, Any], type_: FunctionChoiceType, attempts: int | None
+    ) -> None:
         """Types in any case; attempts imply auto-invoke, and without either a dict is manual."""
         behavior = BoundedFunctionChoiceBehavior.from_dict(data)
         assert behavior.type_ is type_
@@ -70,10 +88,16 @@ class TestFromDict:
         behavior = BoundedFunctionChoiceBehavior.from_dict(
             {
                 "functions": ["math.add", "math-sub"],
-                "filters": {"included_functions": ["math-sub"], "excluded_plugins": ["web"]},
+                "filters": {
+                    "included_functions": ["math-sub"],
+                    "excluded_plugins": ["web"],
+                },
             }
         )
-        assert behavior.filters == {"included_functions": ["math-sub", "math-add"], "excluded_plugins": ["web"]}
+        assert behavior.filters == {
+            "included_functions": ["math-sub", "math-add"],
+            "excluded_plugins": ["web"],
+        }
 
     @pytest.mark.parametrize(
         ("data", "filters"),
@@ -81,10 +105,15 @@ class TestFromDict:
             ({}, None),
             ({"functions": None, "filters": None}, None),
             ({"functions": ["math.add"]}, {"included_functions": ["math-add"]}),
-            ({"filters": {"included_plugins": ["math"]}}, {"included_plugins": ["math"]}),
+            (
+                {"filters": {"included_plugins": ["math"]}},
+                {"included_plugins": ["math"]},
+            ),
         ],
     )
-    def test_filters(self, data: dict[str, Any], filters: dict[str, list[str]] | None) -> None:
+    def test_filters(
+        self, data: dict[str, Any], filters: dict[str, list[str]] | None
+    ) -> None:
         """Functions and filters each stand alone; without both every function is offered."""
         assert BoundedFunctionChoiceBehavior.from_dict(data).filters == filters
 
@@ -106,16 +135,31 @@ class TestFromDict:
     @pytest.mark.parametrize(
         ("data", "message"),
         [
-            ({"maximum_attempts": 3, "x": 1}, r"from_dict takes auto_invoke, .*type; got 'maximum_attempts', 'x'\."),
+            (
+                {"maximum_attempts": 3, "x": 1},
+                r"from_dict takes auto_invoke, .*type; got 'maximum_attempts', 'x'\.",
+            ),
             ({"type": "any"}, r"type must be one of auto, none, required; got 'any'\."),
             ({"type": None}, r"type must be one of auto, none, required; got None\."),
-            ({"auto_invoke": "false"}, "auto_invoke must be true or false; got 'false'"),
-            ({"functions": "math.add"}, "functions must be a list of one or more function names; got 'math.add'"),
-            ({"functions": []}, r"functions must be a list .* Leave it out to offer every function"),
+            (
+                {"auto_invoke": "false"},
+                "auto_invoke must be true or false; got 'false'",
+            ),
+            (
+                {"functions": "math.add"},
+                "functions must be a list of one or more function names; got 'math.add'",
+            ),
+            (
+                {"functions": []},
+                r"functions must be a list .* Leave it out to offer every function",
+            ),
             ({"functions": [1]}, "functions must be a list"),
             ({"maximum_use_attempts": 0}, "maximum_use_attempts must be"),
             ({"maximum_use_attempts": "3"}, "maximum_use_attempts must be"),
-            ({"maximum_auto_invoke_attempts": None}, "maximum_auto_invoke_attempts must be"),
+            (
+                {"maximum_auto_invoke_attempts": None},
+                "maximum_auto_invoke_attempts must be",
+            ),
         ],
     )
     def test_refusals(self, data: dict[str, Any], message: str) -> None:
@@ -128,11 +172,18 @@ class TestFromDict:
         use=st.none() | ATTEMPTS,
         stock=st.integers(min_value=0, max_value=1000),
     )
-    def test_dump_builds_the_same_behaviour(self, make: Make, use: int | None, stock: int) -> None:
+    def test_dump_builds_the_same_behaviour(
+        self, make: Make, use: int | None, stock: int
+    ) -> None:
         """What ``model_dump`` and ``model_dump_json`` write builds an equal behaviour."""
         behavior = make(maximum_use_attempts=use, maximum_auto_invoke_attempts=stock)
         assert BoundedFunctionChoiceBehavior(**behavior.model_dump()) == behavior
-        assert BoundedFunctionChoiceBehavior.model_validate_json(behavior.model_dump_json()) == behavior
+        assert (
+            BoundedFunctionChoiceBehavior.model_validate_json(
+                behavior.model_dump_json()
+            )
+            == behavior
+        )
 
 
 class TestFromString:
@@ -144,24 +195,36 @@ class TestFromString:
             ("NONE", BoundedFunctionChoiceBehavior.NoneInvoke()),
         ],
     )
-    def test_is_the_types_default(self, name: str, expected: BoundedFunctionChoiceBehavior) -> None:
+    def test_is_the_types_default(
+        self, name: str, expected: BoundedFunctionChoiceBehavior
+    ) -> None:
         """Each name, in any case, is what its class method makes without options."""
         assert BoundedFunctionChoiceBehavior.from_string(name) == expected
 
     def test_unknown_type(self) -> None:
         """Another name is refused with the allowed ones."""
-        with pytest.raises(PlannerInvalidConfigurationError, match="auto, none, required; got 'sometimes'"):
+        with pytest.raises(
+            PlannerInvalidConfigurationError,
+            match="auto, none, required; got 'sometimes'",
+        ):
             BoundedFunctionChoiceBehavior.from_string("sometimes")
 
 
 class TestCopies:
-    @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda b: b.model_copy(deep=True)])
+    @pytest.mark.parametrize(
+        "duplicate", [copy.copy, copy.deepcopy, lambda b: b.model_copy(deep=True)]
+    )
     def test_copies_share_the_callback(
-        self, duplicate: Callable[[BoundedFunctionChoiceBehavior], BoundedFunctionChoiceBehavior]
+        self,
+        duplicate: Callable[
+            [BoundedFunctionChoiceBehavior], BoundedFunctionChoiceBehavior
+        ],
     ) -> None:
         """Copies keep class and bounds, and share the callback of an object that cannot be copied."""
         callback = Gate().allow
-        behavior = BoundedFunctionChoiceBehavior.Auto(maximum_use_attempts=3, pre_invoke_callback=callback)
+        behavior = BoundedFunctionChoiceBehavior.Auto(
+            maximum_use_attempts=3, pre_invoke_callback=callback
+        )
         behavior.auto_invoke_kernel_functions = False
         twin = duplicate(behavior)
         assert type(twin) is BoundedFunctionChoiceBehavior
@@ -171,27 +234,39 @@ class TestCopies:
 
     def test_deep_copy_has_its_own_filters(self) -> None:
         """Changing the filters of a deep copy leaves the original's alone; no callback is fine."""
-        behavior = BoundedFunctionChoiceBehavior.Auto(filters={"included_plugins": ["math"]})
+        behavior = BoundedFunctionChoiceBehavior.Auto(
+            filters={"included_plugins": ["math"]}
+        )
         twin = copy.deepcopy(behavior)
         assert twin.filters is not None
         twin.filters["included_plugins"].append("web")
         assert behavior.filters == {"included_plugins": ["math"]}
 
-    def test_settings_conversion_and_copy(self, openai_settings: type[PromptExecutionSettings]) -> None:
+    def test_settings_conversion_and_copy(
+        self, openai_settings: type[PromptExecutionSettings]
+    ) -> None:
         """A service's own settings, deep-copied as Semantic Kernel does, keep class, attempts and callback."""
         callback = Gate().allow
-        behavior = BoundedFunctionChoiceBehavior.Auto(maximum_use_attempts=3, pre_invoke_callback=callback)
+        behavior = BoundedFunctionChoiceBehavior.Auto(
+            maximum_use_attempts=3, pre_invoke_callback=callback
+        )
         generic = PromptExecutionSettings(function_choice_behavior=behavior)
-        settings = copy.deepcopy(openai_settings.from_prompt_execution_settings(generic))
+        settings = copy.deepcopy(
+            openai_settings.from_prompt_execution_settings(generic)
+        )
         kept = settings.function_choice_behavior
         assert type(kept) is BoundedFunctionChoiceBehavior
         assert kept is not behavior
         assert kept.use_attempts == kept.maximum_use_attempts == 3
         assert kept.pre_invoke_callback is callback
 
-    def test_serialisation_leaves_the_callback_out(self, openai_settings: type[PromptExecutionSettings]) -> None:
+    def test_serialisation_leaves_the_callback_out(
+        self, openai_settings: type[PromptExecutionSettings]
+    ) -> None:
         """Dump, JSON and JSON schema work with a callback and leave it out, and a request's data is not disturbed."""
-        behavior = BoundedFunctionChoiceBehavior.Auto(maximum_use_attempts=3, pre_invoke_callback=Gate().allow)
+        behavior = BoundedFunctionChoiceBehavior.Auto(
+            maximum_use_attempts=3, pre_invoke_callback=Gate().allow
+        )
         assert "pre_invoke_callback" not in behavior.model_dump()
         assert '"maximum_use_attempts":3' in behavior.model_dump_json()
         assert "pre_invoke_callback" not in behavior.model_json_schema()["properties"]

@@ -34,7 +34,9 @@ def user(text: str) -> ChatMessageContent:
 
 def result(text: object) -> ChatMessageContent:
     return ChatMessageContent(
-        role=AuthorRole.TOOL, items=[FunctionResultContent(id="c1", name="p-f", result=text)], metadata={"k": 1}
+        role=AuthorRole.TOOL,
+        items=[FunctionResultContent(id="c1", name="p-f", result=text)],
+        metadata={"k": 1},
     )
 
 
@@ -51,7 +53,11 @@ def test_a_result_ends_with_it() -> None:
     """A tool message stays one: the words follow its result, and nothing stands between call and result."""
     messages = [result('{"a":1}')]
     sent = present(with_budget_note(messages, (TRIPS,)))
-    assert sent.to_dict() == {"role": "tool", "content": f'{{"a":1}}\n\n{WORDS}', "tool_call_id": "c1"}
+    assert sent.to_dict() == {
+        "role": "tool",
+        "content": f'{{"a":1}}\n\n{WORDS}',
+        "tool_call_id": "c1",
+    }
     assert first_result(messages[0]).result == '{"a":1}'
     assert sent.metadata == {"k": 1}
 
@@ -65,15 +71,23 @@ def test_an_empty_text_becomes_the_words(message: ChatMessageContent) -> None:
 def test_an_image_is_followed_by_it() -> None:
     """A message without text gets one, beside what it has."""
     image = ImageContent(uri="https://example.com/a.png")
-    sent = present(with_budget_note([ChatMessageContent(role=AuthorRole.USER, items=[image])], (TRIPS,)))
+    sent = present(
+        with_budget_note(
+            [ChatMessageContent(role=AuthorRole.USER, items=[image])], (TRIPS,)
+        )
+    )
     assert sent.items[0] is image
     assert as_type(TextContent, sent.items[1]).text == WORDS
 
 
 @pytest.mark.parametrize(
-    "messages", [[], [ChatMessageContent(role=AuthorRole.ASSISTANT, content="I begin")]], ids=["none", "assistant"]
+    "messages",
+    [[], [ChatMessageContent(role=AuthorRole.ASSISTANT, content="I begin")]],
+    ids=["none", "assistant"],
 )
-def test_no_words_are_put_into_the_models_mouth(messages: list[ChatMessageContent]) -> None:
+def test_no_words_are_put_into_the_models_mouth(
+    messages: list[ChatMessageContent],
+) -> None:
     """Without a message, and after the assistant's own, nothing is said."""
     assert with_budget_note(messages, (TRIPS,)) is None
 
@@ -126,11 +140,18 @@ def test_a_deadline_is_near_by_the_time_worked() -> None:
     limits = Budget(deadline=datetime.fromtimestamp(100, UTC), tell_budget=0.25)
     worked = Usage(active_seconds=30)
     assert remaining(limits, worked, 89.0) == ()
-    assert remaining(limits, worked, 90.0) == (RemainingLimit(name="deadline", left=10.0, limit=40.0),)
+    assert remaining(limits, worked, 90.0) == (
+        RemainingLimit(name="deadline", left=10.0, limit=40.0),
+    )
     assert remaining(limits, worked, 200.0)[0].left == 0
 
 
 def test_without_tell_budget_nothing_is_said() -> None:
     """Without tell_budget the model hears nothing of the budget; what is not limited is never told of."""
     assert remaining(Budget(max_iterations=1), Usage(iterations=1), 0.0) == ()
-    assert remaining(Budget(max_calls_per_function={"f": 1}, tell_budget=True), Usage(), 0.0) == ()
+    assert (
+        remaining(
+            Budget(max_calls_per_function={"f": 1}, tell_budget=True), Usage(), 0.0
+        )
+        == ()
+    )

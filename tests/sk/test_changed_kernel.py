@@ -8,7 +8,9 @@ from typing import Annotated, Any
 
 import pytest
 from semantic_kernel import Kernel
-from semantic_kernel.connectors.ai.function_calling_utils import kernel_function_metadata_to_function_call_format
+from semantic_kernel.connectors.ai.function_calling_utils import (
+    kernel_function_metadata_to_function_call_format,
+)
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
 from semantic_kernel.functions import (
     KernelFunction,
@@ -42,7 +44,12 @@ class Shop:
         self._change = change
 
     @kernel_function(description="Sells.")
-    async def sell(self, item: Annotated[str, "What"], idempotency_key: str = "", tags: list[str] | None = None) -> str:
+    async def sell(
+        self,
+        item: Annotated[str, "What"],
+        idempotency_key: str = "",
+        tags: list[str] | None = None,
+    ) -> str:
         return f"sold {item}"
 
     @kernel_function(description="Counts.")
@@ -147,7 +154,11 @@ def _parameters(kernel: Kernel) -> None:
 def _metadata(kernel: Kernel) -> None:
     own = sell(kernel).metadata
     sell(kernel).metadata = KernelFunctionMetadata(
-        name=own.name, plugin_name=own.plugin_name, description="Sells cheap.", is_prompt=False, parameters=[]
+        name=own.name,
+        plugin_name=own.plugin_name,
+        description="Sells cheap.",
+        is_prompt=False,
+        parameters=[],
     )
 
 
@@ -173,7 +184,12 @@ CHANGES = [
 def stock_schemas(kernel: Kernel) -> list[Any]:
     """What Semantic Kernel sends of a kernel."""
     return deepcopy(
-        [*map(kernel_function_metadata_to_function_call_format, kernel.get_full_list_of_function_metadata())]
+        [
+            *map(
+                kernel_function_metadata_to_function_call_format,
+                kernel.get_full_list_of_function_metadata(),
+            )
+        ]
     )
 
 
@@ -183,7 +199,9 @@ def sent_schemas(served: Served) -> list[Any]:
 
 def connected(served: Served, connector: str) -> FunctionInvokingChatCompletion:
     kind: Any = OtherConnector if connector == "other" else OpenAIChatCompletion
-    return FunctionInvokingChatCompletion(kind("scripted", service_id="served", async_client=served.connector.client))
+    return FunctionInvokingChatCompletion(
+        kind("scripted", service_id="served", async_client=served.connector.client)
+    )
 
 
 @pytest.mark.parametrize("connector", ["openai", "other"])
@@ -219,7 +237,9 @@ async def test_a_change_between_two_runs_is_in_the_second(
 
 
 @pytest.mark.parametrize("at", ["function", "method"])
-async def test_another_effect_is_seen_at_the_next_request(ask: Ask, serve: Serve, at: str) -> None:
+async def test_another_effect_is_seen_at_the_next_request(
+    ask: Ask, serve: Serve, at: str
+) -> None:
     """A parameter that the run fills once the function is marked is no longer offered, and its call gets it."""
     marked: list[Kernel] = []
 
@@ -230,9 +250,14 @@ async def test_another_effect_is_seen_at_the_next_request(ask: Ask, serve: Serve
 
     served = serve([call("shop-rebuild"), say("Done.")])
     await ask(FunctionInvokingChatCompletion(served.connector), kernel=shop(mark))
-    names = [[*tools[2]["function"]["parameters"]["properties"]] for tools in sent_schemas(served)]
+    names = [
+        [*tools[2]["function"]["parameters"]["properties"]]
+        for tools in sent_schemas(served)
+    ]
     for kernel in marked:
-        del vars(sell(kernel) if at == "function" else sell(kernel).method.__func__)["__planner_ext_effect__"]
+        del vars(sell(kernel) if at == "function" else sell(kernel).method.__func__)[
+            "__planner_ext_effect__"
+        ]
     assert names == [["item", "idempotency_key", "tags"], ["item", "tags"]]
 
 
@@ -257,12 +282,18 @@ async def test_another_method_runs_at_the_next_call(ask: Ask) -> None:
     sold = call("shop-sell", {"item": "tea"})
     inner = ScriptedChatCompletion([sold, call("shop-rebuild"), sold, say("Done.")])
     await ask(FunctionInvokingChatCompletion(inner), kernel=kernel)
-    results = [message["content"] for message in inner.requests[-1].messages if message["role"] == "tool"]
+    results = [
+        message["content"]
+        for message in inner.requests[-1].messages
+        if message["role"] == "tool"
+    ]
     assert results == ["sold tea", "rebuilt", "no tea left"]
 
 
 @pytest.mark.parametrize("door", ["service", "planner"])
-async def test_a_kernel_is_freed_when_its_application_drops_it(ask: Ask, serve: Serve, door: str) -> None:
+async def test_a_kernel_is_freed_when_its_application_drops_it(
+    ask: Ask, serve: Serve, door: str
+) -> None:
     """What is kept of a kernel's functions keeps neither it nor its plugins."""
     kernel = shop()
     plugin = sell(kernel).method.__self__
@@ -273,7 +304,9 @@ async def test_a_kernel_is_freed_when_its_application_drops_it(ask: Ask, serve: 
     else:
         kernel.add_service(served.connector)
         options = FunctionCallingStepwisePlannerOptions(plan=False)
-        await FunctionCallingStepwisePlanner(options=options).invoke(kernel, "How many?")
+        await FunctionCallingStepwisePlanner(options=options).invoke(
+            kernel, "How many?"
+        )
     kept = [weakref.ref(kernel), weakref.ref(plugin)]
     del kernel, plugin
     gc.collect()

@@ -6,14 +6,30 @@ from typing import Any
 
 import pytest
 from semantic_kernel import Kernel
-from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.connectors.ai.function_choice_behavior import (
+    FunctionChoiceBehavior,
+)
+from semantic_kernel.connectors.ai.prompt_execution_settings import (
+    PromptExecutionSettings,
+)
 from semantic_kernel.contents import ChatHistory
-from semantic_kernel.exceptions import KernelException, ServiceInvalidResponseError, ServiceResponseException
+from semantic_kernel.exceptions import (
+    KernelException,
+    ServiceInvalidResponseError,
+    ServiceResponseException,
+)
 
 from planner_ext import FunctionInvokingChatCompletion
 from planner_ext.errors import InvalidReplyError, PlannerExtError, ServiceCallError
-from planner_ext.testing import ScriptedCall, ScriptedChatCompletion, ScriptedFault, ScriptedReply, call, calls, say
+from planner_ext.testing import (
+    ScriptedCall,
+    ScriptedChatCompletion,
+    ScriptedFault,
+    ScriptedReply,
+    call,
+    calls,
+    say,
+)
 from support.served import Answer, Served, Tools, asked
 from support.stock import first_call, first_result
 
@@ -27,17 +43,33 @@ HEAD = {"id": "x", "object": "chat.completion", "created": 1, "model": "scripted
 USAGE = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
 
 
-def plain(message: Mapping[str, Any] | None, finish_reason: str | None = "stop", **more: Any) -> str:
-    choice = {"index": 0, "message": message, "finish_reason": finish_reason, "logprobs": None}
+def plain(
+    message: Mapping[str, Any] | None, finish_reason: str | None = "stop", **more: Any
+) -> str:
+    choice = {
+        "index": 0,
+        "message": message,
+        "finish_reason": finish_reason,
+        "logprobs": None,
+    }
     return json.dumps({**HEAD, "choices": [choice], "usage": USAGE, **more})
 
 
 def events(*datas: Any) -> str:
-    return "".join(f"data: {data if isinstance(data, str) else json.dumps(data)}\n\n" for data in datas)
+    return "".join(
+        f"data: {data if isinstance(data, str) else json.dumps(data)}\n\n"
+        for data in datas
+    )
 
 
-def chunk(delta: Any = None, finish_reason: str | None = None, **more: Any) -> dict[str, Any]:
-    choices = [] if delta is None else [{"index": 0, "delta": delta, "finish_reason": finish_reason}]
+def chunk(
+    delta: Any = None, finish_reason: str | None = None, **more: Any
+) -> dict[str, Any]:
+    choices = (
+        []
+        if delta is None
+        else [{"index": 0, "delta": delta, "finish_reason": finish_reason}]
+    )
     return {**HEAD, "object": "chat.completion.chunk", "choices": choices, **more}
 
 
@@ -45,13 +77,21 @@ SAYS = {"role": "assistant", "content": "Hel"}
 HTML = "<html><body>Bad gateway</body></html>"
 
 UNREADABLE: dict[str, tuple[str, str, str]] = {
-    "empty-choices": (json.dumps({**HEAD, "choices": [], "usage": USAGE}), events(chunk(usage=USAGE), "[DONE]"), ""),
+    "empty-choices": (
+        json.dumps({**HEAD, "choices": [], "usage": USAGE}),
+        events(chunk(usage=USAGE), "[DONE]"),
+        "",
+    ),
     "null-choices": (
         json.dumps({**HEAD, "choices": None}),
         events({**HEAD, "object": "chat.completion.chunk", "choices": None}, "[DONE]"),
         "",
     ),
-    "no-choices": (json.dumps(HEAD), events({**HEAD, "object": "chat.completion.chunk"}, "[DONE]"), ""),
+    "no-choices": (
+        json.dumps(HEAD),
+        events({**HEAD, "object": "chat.completion.chunk"}, "[DONE]"),
+        "",
+    ),
     "html": (HTML, HTML, "text/html"),
     "html-as-json": (HTML, HTML, "application/json"),
     "truncated-json": (plain(SAYS)[:90], events(json.dumps(chunk(SAYS))[:60]), ""),
@@ -64,7 +104,11 @@ UNREADABLE: dict[str, tuple[str, str, str]] = {
         events(chunk({"role": "wizard", "content": "Abra"}), "[DONE]"),
         "",
     ),
-    "unknown-finish-reason": (plain(SAYS, "bored"), events(chunk(SAYS), chunk({}, "bored"), "[DONE]"), ""),
+    "unknown-finish-reason": (
+        plain(SAYS, "bored"),
+        events(chunk(SAYS), chunk({}, "bored"), "[DONE]"),
+        "",
+    ),
 }
 
 
@@ -73,15 +117,26 @@ def fault(bodies: tuple[str, str, str], *, streamed: bool) -> ScriptedFault:
     return ScriptedFault(status=200, body=bodies[streamed], content_type=kind)
 
 
-@pytest.mark.parametrize("before", [[], [calls(ADD, text="So.")]], ids=["first", "second"])
+@pytest.mark.parametrize(
+    "before", [[], [calls(ADD, text="So.")]], ids=["first", "second"]
+)
 @pytest.mark.parametrize("name", UNREADABLE)
 async def test_an_invalid_response_is_named(
-    ask: Ask, serve: Serve, streamed: bool, resend: Resend, history: ChatHistory, name: str, before: list[Any]
+    ask: Ask,
+    serve: Serve,
+    streamed: bool,
+    resend: Resend,
+    history: ChatHistory,
+    name: str,
+    before: list[Any],
 ) -> None:
     """The error says what was expected, what was seen and what to do; the history is in order, and the retry works."""
     served = serve([*before, fault(UNREADABLE[name], streamed=streamed), say("Three.")])
     service = FunctionInvokingChatCompletion(served.connector)
-    with pytest.raises(InvalidReplyError, match=r"^Expected .*The history is as it was: the request can be made again"):
+    with pytest.raises(
+        InvalidReplyError,
+        match=r"^Expected .*The history is as it was: the request can be made again",
+    ):
         await ask(service)
     assert len(history.messages) == 1 + 2 * len(before)
     assert (await ask(service)).text == "Three."
@@ -95,7 +150,10 @@ async def test_a_response_to_a_request_that_passes_through_is_named_too(
     """Without a behaviour an invalid response is the same named error, never a bare one or a silent None."""
     served = serve([fault(UNREADABLE[name], streamed=streamed)])
     with pytest.raises(InvalidReplyError, match=r"^Expected "):
-        await ask(FunctionInvokingChatCompletion(served.connector), settings=PromptExecutionSettings())
+        await ask(
+            FunctionInvokingChatCompletion(served.connector),
+            settings=PromptExecutionSettings(),
+        )
     assert len(history.messages) == 1
 
 
@@ -107,7 +165,9 @@ FAILING: dict[str, ScriptedFault] = {
 }
 
 
-@pytest.mark.parametrize("before", [[], [calls(ADD, text="So.")]], ids=["first", "second"])
+@pytest.mark.parametrize(
+    "before", [[], [calls(ADD, text="So.")]], ids=["first", "second"]
+)
 @pytest.mark.parametrize("name", FAILING)
 async def test_a_request_that_fails_is_named(
     ask: Ask, serve: Serve, history: ChatHistory, name: str, before: list[Any]
@@ -115,7 +175,10 @@ async def test_a_request_that_fails_is_named(
     """The error names service, model and cause; it is caught as ours and as Semantic Kernel's; the retry works."""
     served = serve([*before, FAILING[name], say("Three.")])
     service = FunctionInvokingChatCompletion(served.connector)
-    with pytest.raises(ServiceCallError, match=r"OpenAIChatCompletion 'scripted' failed.*can be made again") as raised:
+    with pytest.raises(
+        ServiceCallError,
+        match=r"OpenAIChatCompletion 'scripted' failed.*can be made again",
+    ) as raised:
         await ask(service)
     assert isinstance(raised.value, PlannerExtError)
     assert isinstance(raised.value, KernelException)
@@ -126,40 +189,72 @@ async def test_a_request_that_fails_is_named(
     assert served.server.refused == []
 
 
-async def test_a_fault_carries_the_run(ask: Ask, serve: Serve, history: ChatHistory) -> None:
+async def test_a_fault_carries_the_run(
+    ask: Ask, serve: Serve, history: ChatHistory
+) -> None:
     """The error of a run that had begun has its messages, fit to be sent, and a checkpoint with what was spent."""
     served = serve([ADD, ScriptedFault()])
     with pytest.raises(ServiceCallError) as raised:
         await ask(FunctionInvokingChatCompletion(served.connector))
     error = raised.value
     assert error.chat_history is not None
-    assert [m.role for m in error.chat_history.messages] == [m.role for m in history.messages]
+    assert [m.role for m in error.chat_history.messages] == [
+        m.role for m in history.messages
+    ]
     assert error.checkpoint is not None
     assert error.checkpoint.state().usage.tool_calls == 1
 
 
 async def test_retries_of_the_sdk_are_not_counted(ask: Ask, serve: Serve) -> None:
     """What the SDK repeats by itself is neither seen nor charged: one iteration for two HTTP requests."""
-    served = serve([ScriptedFault(headers={"retry-after-ms": "1"}), say("Three.")], max_retries=1)
+    served = serve(
+        [ScriptedFault(headers={"retry-after-ms": "1"}), say("Three.")], max_retries=1
+    )
     answer = await ask(FunctionInvokingChatCompletion(served.connector))
     assert (answer.metadata["iterations"], len(served.server.requests)) == (1, 2)
 
 
-async def test_a_reply_without_usage_is_a_reply(ask: Ask, serve: Serve, streamed: bool) -> None:
+async def test_a_reply_without_usage_is_a_reply(
+    ask: Ask, serve: Serve, streamed: bool
+) -> None:
     """A server that bills nothing is fine: the usage is None."""
-    bodies = (plain(SAYS, usage=None), events(chunk(SAYS), chunk({}, "stop"), "[DONE]"), "")
-    answer = await ask(FunctionInvokingChatCompletion(serve([fault(bodies, streamed=streamed)]).connector))
-    assert (answer.text, answer.metadata["usage"], answer.metadata["status"]) == ("Hel", None, "answered")
+    bodies = (
+        plain(SAYS, usage=None),
+        events(chunk(SAYS), chunk({}, "stop"), "[DONE]"),
+        "",
+    )
+    answer = await ask(
+        FunctionInvokingChatCompletion(
+            serve([fault(bodies, streamed=streamed)]).connector
+        )
+    )
+    assert (answer.text, answer.metadata["usage"], answer.metadata["status"]) == (
+        "Hel",
+        None,
+        "answered",
+    )
 
 
-async def test_an_error_event_in_a_stream_is_named(serve: Serve, kernel: Kernel, history: ChatHistory) -> None:
+async def test_an_error_event_in_a_stream_is_named(
+    serve: Serve, kernel: Kernel, history: ChatHistory
+) -> None:
     """An error that a server sends in the middle of a stream is named, with its words; the text before it came out."""
     error = {"error": {"message": "The engine is overloaded.", "type": "server_error"}}
-    served = serve([ScriptedFault(status=200, body=events(chunk(SAYS), error), content_type="text/event-stream")])
+    served = serve(
+        [
+            ScriptedFault(
+                status=200,
+                body=events(chunk(SAYS), error),
+                content_type="text/event-stream",
+            )
+        ]
+    )
     service = FunctionInvokingChatCompletion(served.connector)
     texts: list[str] = []
     with pytest.raises(ServiceCallError, match="The engine is overloaded"):
-        async for chunks in service.get_streaming_chat_message_contents(history, AUTO, kernel=kernel):
+        async for chunks in service.get_streaming_chat_message_contents(
+            history, AUTO, kernel=kernel
+        ):
             texts += [one.content for one in chunks]
     assert (texts, len(history.messages)) == (["Hel"], 1)
 
@@ -168,22 +263,40 @@ async def test_usage_reported_again_and_again_is_counted_once(
     serve: Serve, kernel: Kernel, history: ChatHistory
 ) -> None:
     """A stream that reports usage so far with each chunk is charged the last report, not the sum of them."""
-    reports = [{"prompt_tokens": 5, "completion_tokens": n, "total_tokens": 5 + n} for n in (1, 2, 3)]
-    body = events(*(chunk(SAYS, usage=usage) for usage in reports), chunk({}, "stop"), "[DONE]")
-    served = serve([ScriptedFault(status=200, body=body, content_type="text/event-stream")])
+    reports = [
+        {"prompt_tokens": 5, "completion_tokens": n, "total_tokens": 5 + n}
+        for n in (1, 2, 3)
+    ]
+    body = events(
+        *(chunk(SAYS, usage=usage) for usage in reports), chunk({}, "stop"), "[DONE]"
+    )
+    served = serve(
+        [ScriptedFault(status=200, body=body, content_type="text/event-stream")]
+    )
     service = FunctionInvokingChatCompletion(served.connector)
-    usage = (await asked(service, history, kernel, AUTO, streamed=True)).metadata["usage"]
+    usage = (await asked(service, history, kernel, AUTO, streamed=True)).metadata[
+        "usage"
+    ]
     assert (usage.prompt_tokens, usage.completion_tokens) == (5, 3)
 
 
-CUT = [ScriptedReply(text="It is"), ScriptedReply(calls=call("t-add", '{"a": 1, "b": 2}').calls, text="It is")]
+CUT = [
+    ScriptedReply(text="It is"),
+    ScriptedReply(calls=call("t-add", '{"a": 1, "b": 2}').calls, text="It is"),
+]
 
 
 @pytest.mark.parametrize("reason", ["length", "content_filter"])
 @pytest.mark.parametrize("reply", CUT, ids=["text", "calls"])
 @pytest.mark.parametrize("before", [[], [ADD]], ids=["first", "second"])
 async def test_a_cut_reply_is_incomplete(
-    ask: Ask, serve: Serve, tools: Tools, history: ChatHistory, reply: ScriptedReply, reason: str, before: list[Any]
+    ask: Ask,
+    serve: Serve,
+    tools: Tools,
+    history: ChatHistory,
+    reply: ScriptedReply,
+    reason: str,
+    before: list[Any],
 ) -> None:
     """A reply cut short does not answer the run, and no call in it runs, not even one that looks whole."""
     cut = ScriptedReply(text=reply.text, calls=reply.calls, finish_reason=reason)
@@ -192,11 +305,16 @@ async def test_a_cut_reply_is_incomplete(
     told = (answer.metadata["status"], answer.metadata["limit"], answer.text)
     assert told == ("incomplete", None, "It is")
     assert answer.metadata["iterations"] == len(before) + 1
-    assert (len(tools.seen), len(history.messages)) == (len(before), 1 + 2 * len(before))
+    assert (len(tools.seen), len(history.messages)) == (
+        len(before),
+        1 + 2 * len(before),
+    )
 
 
 @pytest.mark.parametrize("reply", [ScriptedReply(), say("")], ids=["null", "empty"])
-async def test_an_empty_reply_is_incomplete(ask: Ask, serve: Serve, reply: ScriptedReply) -> None:
+async def test_an_empty_reply_is_incomplete(
+    ask: Ask, serve: Serve, reply: ScriptedReply
+) -> None:
     """Neither text nor calls: incomplete, with an empty text, not an answer."""
     answer = await ask(FunctionInvokingChatCompletion(serve([ADD, reply]).connector))
     assert (answer.metadata["status"], answer.text) == ("incomplete", "")
@@ -225,14 +343,23 @@ async def test_malformed_arguments_are_answered(
     """The function does not run; the model reads what is wrong, and the run continues."""
     served = serve([call("t-add", arguments), ADD, say("Three.")])
     answer = await ask(FunctionInvokingChatCompletion(served.connector))
-    assert (answer.text, tools.seen, answer.metadata["tool_calls"]) == ("Three.", [(1, 2)], 1)
+    assert (answer.text, tools.seen, answer.metadata["tool_calls"]) == (
+        "Three.",
+        [(1, 2)],
+        1,
+    )
     read = str(served.server.requests[1].messages[-1]["content"])
     assert "t-add" in read and len(read) < 1000
     assert str(served.server.requests[1].messages[1]["tool_calls"]).count("t-add") == 1
     assert served.server.refused == []
 
 
-IDS = {"missing": ("", ""), "the same": ("a", "a"), "one missing": ("a", ""), "the same as ours": ("call_1", "call_1")}
+IDS = {
+    "missing": ("", ""),
+    "the same": ("a", "a"),
+    "one missing": ("a", ""),
+    "the same as ours": ("call_1", "call_1"),
+}
 
 
 @pytest.mark.parametrize("ids", IDS.values(), ids=IDS)
@@ -242,16 +369,25 @@ async def test_calls_without_ids_of_their_own_get_some(
     """Calls whose ids are missing or the same run each once, and go back to the model under ids of their own."""
     batch = ScriptedReply(
         calls=tuple(
-            ScriptedCall(name="t-echo", arguments={"text": text}, id=id) for text, id in zip("xy", ids, strict=True)
+            ScriptedCall(name="t-echo", arguments={"text": text}, id=id)
+            for text, id in zip("xy", ids, strict=True)
         )
     )
     served = serve([batch, say("Done.")])
     answer = await ask(FunctionInvokingChatCompletion(served.connector))
-    assert (answer.text, sorted(tools.seen), served.server.refused) == ("Done.", ["x", "y"], [])
-    assert [message["content"] for message in served.server.requests[1].messages[2:]] == ["x", "y"]
+    assert (answer.text, sorted(tools.seen), served.server.refused) == (
+        "Done.",
+        ["x", "y"],
+        [],
+    )
+    assert [
+        message["content"] for message in served.server.requests[1].messages[2:]
+    ] == ["x", "y"]
 
 
-async def test_ids_that_come_again_later_are_kept(ask: Ask, serve: Serve, history: ChatHistory) -> None:
+async def test_ids_that_come_again_later_are_kept(
+    ask: Ask, serve: Serve, history: ChatHistory
+) -> None:
     """The same id in a later batch is what real models send: it is left as it is, and can be sent."""
     same = call("t-add", {"a": 1, "b": 2}, id="call_0")
     served = serve([same, same, say("Done.")])
@@ -259,19 +395,28 @@ async def test_ids_that_come_again_later_are_kept(ask: Ask, serve: Serve, histor
     assert (answer.text, served.server.refused) == ("Done.", [])
     _, asked, answered, asked_again, answered_again = history.messages
     assert [first_call(asked).id, first_call(asked_again).id] == ["call_0"] * 2
-    assert [first_result(answered).id, first_result(answered_again).id] == ["call_0"] * 2
+    assert [first_result(answered).id, first_result(answered_again).id] == [
+        "call_0"
+    ] * 2
 
 
 async def test_an_error_of_the_connector_itself_passes_as_it_is(ask: Ask) -> None:
     """A connector's own named error is not renamed."""
     error = ServiceInvalidResponseError("The vendor says no.")
-    with pytest.raises(ServiceInvalidResponseError, match="The vendor says no") as raised:
+    with pytest.raises(
+        ServiceInvalidResponseError, match="The vendor says no"
+    ) as raised:
         await ask(FunctionInvokingChatCompletion(ScriptedChatCompletion([error])))
     assert raised.value is error
 
 
-@pytest.mark.parametrize("kind", [TypeError, ValueError, IndexError, KeyError, AttributeError, AssertionError])
-async def test_a_bare_error_of_a_connector_gets_a_name(ask: Ask, kind: type[Exception]) -> None:
+@pytest.mark.parametrize(
+    "kind",
+    [TypeError, ValueError, IndexError, KeyError, AttributeError, AssertionError],
+)
+async def test_a_bare_error_of_a_connector_gets_a_name(
+    ask: Ask, kind: type[Exception]
+) -> None:
     """What a connector raises over a response that it did not expect becomes an error with that as its cause."""
     error = kind("choices")
     with pytest.raises(InvalidReplyError, match=f"{kind.__name__}") as raised:

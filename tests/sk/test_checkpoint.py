@@ -8,9 +8,19 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
-from semantic_kernel.contents import AuthorRole, ChatHistory, ChatMessageContent, ImageContent, TextContent
+from semantic_kernel.connectors.ai.function_choice_behavior import (
+    FunctionChoiceBehavior,
+)
+from semantic_kernel.connectors.ai.prompt_execution_settings import (
+    PromptExecutionSettings,
+)
+from semantic_kernel.contents import (
+    AuthorRole,
+    ChatHistory,
+    ChatMessageContent,
+    ImageContent,
+    TextContent,
+)
 from semantic_kernel.functions import KernelArguments
 
 from planner_ext import Budget, FunctionInvokingChatCompletion
@@ -29,8 +39,13 @@ from support.values import each_of
 Ask = Callable[..., Awaitable[Answer]]
 
 ADD = call("t-add", {"a": 1, "b": 2})
-SCRIPT = [calls(ADD, call("t-fail"), call("t-no"), text="Let me see."), calls(ADD, call("t-echo", '{"text": "é{}"}'))]
-BUDGET = Budget(max_iterations=2, max_calls_per_function={"t-add": 9}, on_limit="return_calls")
+SCRIPT = [
+    calls(ADD, call("t-fail"), call("t-no"), text="Let me see."),
+    calls(ADD, call("t-echo", '{"text": "é{}"}')),
+]
+BUDGET = Budget(
+    max_iterations=2, max_calls_per_function={"t-add": 9}, on_limit="return_calls"
+)
 KEY = b"the signing key"
 
 
@@ -38,9 +53,13 @@ async def limited(history: ChatHistory, tools: Tools, **options: Any) -> Answer:
     """Run into the limit with a batch open: of all ends the one with most in its journal."""
     given: dict[str, Any] = {"budget": BUDGET, **options}
     service = FunctionInvokingChatCompletion(ScriptedChatCompletion(SCRIPT), **given)
-    settings = PromptExecutionSettings(function_choice_behavior=FunctionChoiceBehavior.Auto())
+    settings = PromptExecutionSettings(
+        function_choice_behavior=FunctionChoiceBehavior.Auto()
+    )
     arguments = KernelArguments(api_key="s3cret", connection=object())
-    return await asked(service, history, tools.kernel(), settings, streamed=False, arguments=arguments)
+    return await asked(
+        service, history, tools.kernel(), settings, streamed=False, arguments=arguments
+    )
 
 
 @pytest.fixture
@@ -48,10 +67,15 @@ async def text(history: ChatHistory, tools: Tools) -> str:
     return (await limited(history, tools)).metadata["checkpoint"]
 
 
-async def test_a_printed_checkpoint_names_its_run_and_shows_no_message(text: str) -> None:
+async def test_a_printed_checkpoint_names_its_run_and_shows_no_message(
+    text: str,
+) -> None:
     """In a log or a traceback a checkpoint is one short line: the conversation in it stays out."""
     checkpoint = Checkpoint.from_json(text)
-    assert repr(checkpoint) == f"Checkpoint(run_id={checkpoint.run_id!r}, {len(checkpoint.facts)} facts)"
+    assert (
+        repr(checkpoint)
+        == f"Checkpoint(run_id={checkpoint.run_id!r}, {len(checkpoint.facts)} facts)"
+    )
 
 
 async def test_a_checkpoint_comes_back_as_it_was(text: str) -> None:
@@ -65,10 +89,14 @@ async def test_a_checkpoint_comes_back_as_it_was(text: str) -> None:
     assert fold(checkpoint.facts) == state
 
 
-async def test_the_messages_of_a_checkpoint_are_those_of_the_run(text: str, history: ChatHistory) -> None:
+async def test_the_messages_of_a_checkpoint_are_those_of_the_run(
+    text: str, history: ChatHistory
+) -> None:
     """The transcript read back from JSON is sent exactly as the history that the run left."""
     messages = render(Checkpoint.from_json(text).state().transcript)
-    assert [message.to_dict() for message in messages] == [message.to_dict() for message in history.messages]
+    assert [message.to_dict() for message in messages] == [
+        message.to_dict() for message in history.messages
+    ]
 
 
 async def test_a_checkpoint_is_plain_data_with_a_schema_number(text: str) -> None:
@@ -88,7 +116,9 @@ async def test_the_applications_arguments_are_not_in_it(text: str) -> None:
         assert secret not in text
 
 
-async def test_the_arguments_are_not_in_it_with_filters_either(history: ChatHistory, tools: Tools) -> None:
+async def test_the_arguments_are_not_in_it_with_filters_either(
+    history: ChatHistory, tools: Tools
+) -> None:
     """Filters, which see the arguments, do not make them part of the record."""
     kernel = tools.kernel()
 
@@ -97,10 +127,16 @@ async def test_the_arguments_are_not_in_it_with_filters_either(history: ChatHist
 
     add_filter(kernel, "auto_function_invocation", passing)
     add_filter(kernel, "function_invocation", passing)
-    service = FunctionInvokingChatCompletion(ScriptedChatCompletion(SCRIPT), budget=BUDGET)
-    settings = PromptExecutionSettings(function_choice_behavior=FunctionChoiceBehavior.Auto())
+    service = FunctionInvokingChatCompletion(
+        ScriptedChatCompletion(SCRIPT), budget=BUDGET
+    )
+    settings = PromptExecutionSettings(
+        function_choice_behavior=FunctionChoiceBehavior.Auto()
+    )
     arguments = KernelArguments(api_key="s3cret")
-    answer = await asked(service, history, kernel, settings, streamed=False, arguments=arguments)
+    answer = await asked(
+        service, history, kernel, settings, streamed=False, arguments=arguments
+    )
     assert "s3cret" not in answer.metadata["checkpoint"]
     assert "s3cret" not in history.model_dump_json()
 
@@ -118,7 +154,9 @@ def altered(text: str, **changes: Any) -> str:
     return json.dumps({**json.loads(text), **changes})
 
 
-async def test_with_a_key_unsigned_and_wrongly_signed_text_is_refused(text: str) -> None:
+async def test_with_a_key_unsigned_and_wrongly_signed_text_is_refused(
+    text: str,
+) -> None:
     """No signature, another key, an altered fact, schema or signature: refused, and the way out is said."""
     signed = Checkpoint.from_json(text).to_json(KEY)
     facts = json.loads(signed)["facts"]
@@ -155,7 +193,9 @@ async def test_an_invalid_key_is_refused_by_name(text: str, key: Any) -> None:
 
 async def test_a_newer_checkpoint_is_refused(text: str) -> None:
     """A schema number above ours: refused, naming both numbers and the way out."""
-    with pytest.raises(InvalidCheckpointError, match=r"schema 2; .* reads up to 1.*newer one"):
+    with pytest.raises(
+        InvalidCheckpointError, match=r"schema 2; .* reads up to 1.*newer one"
+    ):
         Checkpoint.from_json(altered(text, schema=2))
 
 
@@ -190,26 +230,52 @@ def test_a_checkpoint_without_a_run_is_refused() -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(data=st.data())
-async def test_a_truncated_checkpoint_is_refused(text: str, data: st.DataObject) -> None:
+async def test_a_truncated_checkpoint_is_refused(
+    text: str, data: st.DataObject
+) -> None:
     """Cut anywhere, it is refused by name."""
     with pytest.raises(InvalidCheckpointError):
         Checkpoint.from_json(text[: data.draw(st.integers(0, len(text) - 1))])
 
 
-JUNK = st.one_of(st.none(), st.booleans(), st.integers(-3, 9), st.text(max_size=3), st.just([]), st.just({}))
+JUNK = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 9),
+    st.text(max_size=3),
+    st.just([]),
+    st.just({}),
+)
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path, *(place for key, child in items for place in places(child, (*path, key)))]
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
+    return [
+        path,
+        *(place for key, child in items for place in places(child, (*path, key))),
+    ]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=300)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    deadline=None,
+    max_examples=300,
+)
 @given(data=st.data())
-async def test_an_altered_checkpoint_is_a_run_or_refused(text: str, data: st.DataObject) -> None:
+async def test_an_altered_checkpoint_is_a_run_or_refused(
+    text: str, data: st.DataObject
+) -> None:
     """With any value in any place, the text is refused by name, or is a run whose messages can be read."""
     whole = json.loads(text)
-    *path, last = data.draw(st.sampled_from([place for place in places(whole) if place]))
+    *path, last = data.draw(
+        st.sampled_from([place for place in places(whole) if place])
+    )
     holder = whole
     for key in path:
         holder = holder[key]
@@ -232,11 +298,27 @@ def started(*messages: ChatMessageContent) -> Checkpoint:
 @each_of(
     "message",
     [
-        ChatMessageContent(role=AuthorRole.USER, items=[TextContent(text="half a pair: \ud83d")]),
-        ChatMessageContent(role=AuthorRole.USER, items=[TextContent(text="x", metadata={"signature": b"\xff\x00"})]),
-        ChatMessageContent(role=AuthorRole.USER, items=[TextContent(text="x")], metadata={"raw": b"\xff", "n": {1}}),
-        ChatMessageContent(role=AuthorRole.USER, items=[TextContent(text="x")], metadata={"score": float("nan")}),
-        ChatMessageContent(role=AuthorRole.USER, items=[ImageContent(data_uri="data:image/jpeg;base64,/9j/AA==")]),
+        ChatMessageContent(
+            role=AuthorRole.USER, items=[TextContent(text="half a pair: \ud83d")]
+        ),
+        ChatMessageContent(
+            role=AuthorRole.USER,
+            items=[TextContent(text="x", metadata={"signature": b"\xff\x00"})],
+        ),
+        ChatMessageContent(
+            role=AuthorRole.USER,
+            items=[TextContent(text="x")],
+            metadata={"raw": b"\xff", "n": {1}},
+        ),
+        ChatMessageContent(
+            role=AuthorRole.USER,
+            items=[TextContent(text="x")],
+            metadata={"score": float("nan")},
+        ),
+        ChatMessageContent(
+            role=AuthorRole.USER,
+            items=[ImageContent(data_uri="data:image/jpeg;base64,/9j/AA==")],
+        ),
     ],
     ids=["surrogate", "bytes", "message-bytes", "nan", "image"],
 )
@@ -250,15 +332,26 @@ def test_any_message_can_be_kept(message: ChatMessageContent) -> None:
 
 async def test_a_limited_run_of_gemini_can_be_kept(ask: Ask) -> None:
     """A reply whose metadata has bytes, as Gemini's thought signatures are, does not make a limited run fail."""
-    inner = ScriptedChatCompletion([ADD, say("Enough.")], metadata={"thought_signature": b"\xff\x00"})
-    answer = await ask(FunctionInvokingChatCompletion(inner, budget=Budget(max_iterations=2)))
+    inner = ScriptedChatCompletion(
+        [ADD, say("Enough.")], metadata={"thought_signature": b"\xff\x00"}
+    )
+    answer = await ask(
+        FunctionInvokingChatCompletion(inner, budget=Budget(max_iterations=2))
+    )
     assert (answer.text, answer.metadata["status"]) == ("Enough.", "limit_reached")
-    assert Checkpoint.from_json(answer.metadata["checkpoint"]).state().usage.iterations == 2
+    assert (
+        Checkpoint.from_json(answer.metadata["checkpoint"]).state().usage.iterations
+        == 2
+    )
 
 
-async def test_the_returned_metadata_survives_json(ask: Ask, history: ChatHistory) -> None:
+async def test_the_returned_metadata_survives_json(
+    ask: Ask, history: ChatHistory
+) -> None:
     """All metadata of a limited run's message can be written as JSON with the history, checkpoint included."""
-    service = FunctionInvokingChatCompletion(ScriptedChatCompletion(SCRIPT), budget=Budget(max_iterations=1))
+    service = FunctionInvokingChatCompletion(
+        ScriptedChatCompletion(SCRIPT), budget=Budget(max_iterations=1)
+    )
     answer = await ask(service)
     history.add_message(answer.message)
     loaded = ChatHistory.model_validate_json(history.model_dump_json())
@@ -267,7 +360,9 @@ async def test_the_returned_metadata_survives_json(ask: Ask, history: ChatHistor
 
 
 @pytest.mark.parametrize("odd", ODD)
-def test_an_odd_value_at_any_place_is_read_or_refused_by_name(text: str, odd: str) -> None:
+def test_an_odd_value_at_any_place_is_read_or_refused_by_name(
+    text: str, odd: str
+) -> None:
     """Every defect of a checkpoint is an InvalidCheckpointError: no overflow, no recursion, no bad digits."""
     for path in [*every_place(json.loads(text))]:
         with suppress(InvalidCheckpointError):

@@ -22,7 +22,15 @@ from planner_ext.approval.decisions import digest_of, with_plain_numbers
 from planner_ext.sk.functions.conversion import InvalidArguments
 from planner_ext.sk.functions.execution import runnable
 from planner_ext.sk.functions.toolset import convert_arguments, tool_of
-from support.arguments import Colour, Item, declaring, function_of, message_of, parse, taking
+from support.arguments import (
+    Colour,
+    Item,
+    declaring,
+    function_of,
+    message_of,
+    parse,
+    taking,
+)
 from support.narrow import present
 from support.values import each_of
 
@@ -83,7 +91,11 @@ async def received(function: KernelFunction, arguments: dict[str, Any]) -> Any:
     """What Semantic Kernel makes of arguments."""
     tool, given = tool_of(function), dict[str, Any]()
     tool.put(arguments, given)
-    return present(await runnable(function, tool, threads=False).invoke(Kernel(), KernelArguments(**given))).value
+    return present(
+        await runnable(function, tool, threads=False).invoke(
+            Kernel(), KernelArguments(**given)
+        )
+    ).value
 
 
 def written(value: Any) -> str:
@@ -134,7 +146,12 @@ CONVERTED: list[tuple[Any, list[Any], Any, Any]] = [
     (set[int], [[2, 1], [1, "2", 1.0]], [1, 2], {1, 2}),
     (frozenset[str], [["b", "a"], ["a", "b", "a"]], ["a", "b"], frozenset("ab")),
     (tuple[int, str], [["7", 7], [7.0, "7"]], [7, "7"], [7, "7"]),
-    (dict[str, float], [{"a": "7", "b": 1}, {"b": 1.0, "a": 7}], {"a": 7, "b": 1}, {"a": 7, "b": 1}),
+    (
+        dict[str, float],
+        [{"a": "7", "b": 1}, {"b": 1.0, "a": 7}],
+        {"a": 7, "b": 1},
+        {"a": 7, "b": 1},
+    ),
     (dict, [{"a": 7}, {"a": 7.0}], {"a": 7}, {"a": 7}),
     (Any, [7, 7.0], 7, 7),
     (Any, [[{"a": -0.0}]], [{"a": 0}], [{"a": 0}]),
@@ -154,8 +171,18 @@ CONVERTED: list[tuple[Any, list[Any], Any, Any]] = [
         uuid.UUID(int=7),
     ),
     (Point, [{"x": "7"}, {"x": 7.0, "y": 1.5}], {"x": 7, "y": 1.5}, Point(7)),
-    (Named, [{"name": "a", "account": "7"}], {"name": "a", "account": 7}, {"name": "a", "account": 7}),
-    (Item, [{"name": "a"}, {"name": "a", "count": 1.0, "more": 5}], {"name": "a", "count": 1}, Item(name="a")),
+    (
+        Named,
+        [{"name": "a", "account": "7"}],
+        {"name": "a", "account": 7},
+        {"name": "a", "account": 7},
+    ),
+    (
+        Item,
+        [{"name": "a"}, {"name": "a", "count": 1.0, "more": 5}],
+        {"name": "a", "count": 1},
+        Item(name="a"),
+    ),
     (
         Payment,
         [
@@ -170,8 +197,14 @@ CONVERTED: list[tuple[Any, list[Any], Any, Any]] = [
 ]
 
 
-@each_of(("annotation", "spellings", "seen", "got"), CONVERTED, ids=[f"{row[0]}-{row[1]}" for row in CONVERTED])
-async def test_every_spelling_is_one_value(annotation: Any, spellings: Sequence[Any], seen: Any, got: Any) -> None:
+@each_of(
+    ("annotation", "spellings", "seen", "got"),
+    CONVERTED,
+    ids=[f"{row[0]}-{row[1]}" for row in CONVERTED],
+)
+async def test_every_spelling_is_one_value(
+    annotation: Any, spellings: Sequence[Any], seen: Any, got: Any
+) -> None:
     """A value is seen, digested and received in one way, and converting it again changes nothing."""
     function = taking(annotation)
     for value in spellings:
@@ -196,18 +229,25 @@ async def test_every_spelling_is_one_value(annotation: Any, spellings: Sequence[
         (Number, [True, "x", None]),
         (Account, [True, "x", None]),
         (Level, [True, 3, "1"]),
-        (Decimal, [True, "x", None, [1], {}, {"value": "7"}, [0, [7], 0], "NaN", "Infinity"]),
+        (
+            Decimal,
+            [True, "x", None, [1], {}, {"value": "7"}, [0, [7], 0], "NaN", "Infinity"],
+        ),
         (uuid.UUID, ["x", {}, {"int": 7}, True]),
         (Item, [{}, {"name": 7}, {"name": "a", "count": "many"}, "a"]),
         (Payment, [{"account": 7.5}, {"account": "x"}]),
     ],
     ids=repr,
 )
-def test_what_means_no_value_of_its_type_is_refused(annotation: Any, values: list[Any]) -> None:
+def test_what_means_no_value_of_its_type_is_refused(
+    annotation: Any, values: list[Any]
+) -> None:
     """Semantic Kernel would take some of these for something else, on every level; the model reads what is expected."""
     function = taking(annotation)
     for value in values:
-        assert isinstance(parse(function, json.dumps({"p": value})), InvalidArguments), value
+        assert isinstance(
+            parse(function, json.dumps({"p": value})), InvalidArguments
+        ), value
 
 
 class Ratio(pydantic.BaseModel):
@@ -221,7 +261,9 @@ class Scale:
 
 
 @pytest.mark.timeout(20)
-@each_of("number", ["1e30000000", " -1.5E-30000000 ", "1e+3_0000_000", "1e" + "9" * 10_000])
+@each_of(
+    "number", ["1e30000000", " -1.5E-30000000 ", "1e+3_0000_000", "1e" + "9" * 10_000]
+)
 @each_of(
     ("annotation", "made"),
     [
@@ -238,7 +280,9 @@ def test_a_number_whose_digits_would_fill_the_memory_is_refused_before_it_is_mad
     annotation: Any, made: Any, number: str
 ) -> None:
     """An exponent is bounded where the number becomes exact: to write out its digits would hold the event loop."""
-    assert "number with an exponent of at most 4300" in message_of(taking(annotation), json.dumps({"p": made(number)}))
+    assert "number with an exponent of at most 4300" in message_of(
+        taking(annotation), json.dumps({"p": made(number)})
+    )
 
 
 @each_of(
@@ -253,14 +297,18 @@ def test_a_number_whose_digits_would_fill_the_memory_is_refused_before_it_is_mad
         (Payment, {"account": 1, "tags": ["1e30000000"]}),
     ],
 )
-def test_a_text_that_becomes_no_such_number_is_taken(annotation: Any, value: Any) -> None:
+def test_a_text_that_becomes_no_such_number_is_taken(
+    annotation: Any, value: Any
+) -> None:
     """Only what a fraction or a decimal would be read from is looked at."""
     assert isinstance(parse(taking(annotation), json.dumps({"p": value})), dict)
 
 
 def test_a_number_is_not_read_as_so_many_bytes() -> None:
     """``bytes(n)`` makes n zeros."""
-    assert "cannot be converted to bytes" in message_of(taking(bytes), json.dumps({"p": 10**12}))
+    assert "cannot be converted to bytes" in message_of(
+        taking(bytes), json.dumps({"p": 10**12})
+    )
 
 
 def test_a_message_names_the_place_inside_an_argument() -> None:
@@ -283,7 +331,9 @@ def test_a_message_names_the_place_inside_an_argument() -> None:
         ({}, {"a": [7.0]}, {"a": [7]}),
     ],
 )
-async def test_a_number_has_one_spelling_where_only_a_schema_is_known(schema: Any, value: Any, seen: Any) -> None:
+async def test_a_number_has_one_spelling_where_only_a_schema_is_known(
+    schema: Any, value: Any, seen: Any
+) -> None:
     """JSON has one kind of number: 7.0 is 7, also for the functions of remote tools, which get it as it was sent."""
     function = declaring(schema_data=schema, is_required=True)
     assert written(converted(function, value)) == written(seen)
@@ -292,10 +342,16 @@ async def test_a_number_has_one_spelling_where_only_a_schema_is_known(schema: An
 
 async def test_a_number_that_its_type_takes_is_not_rewritten() -> None:
     """A function that tells 50.0 from 50, or passes its arguments on as JSON, gets what the model sent."""
-    for function in (declaring(schema_data={"type": "number"}, is_required=True), taking(Any), taking(dict)):
+    for function in (
+        declaring(schema_data={"type": "number"}, is_required=True),
+        taking(Any),
+        taking(dict),
+    ):
         for value in (50.0, 50):
             sent = {"a": [value]} if function.parameters[0].type_ == "dict" else value
-            assert json.dumps(await received(function, {"p": converted(function, sent)})) == json.dumps(sent)
+            assert json.dumps(
+                await received(function, {"p": converted(function, sent)})
+            ) == json.dumps(sent)
 
 
 async def test_a_null_is_none_or_refused() -> None:
@@ -303,7 +359,14 @@ async def test_a_null_is_none_or_refused() -> None:
     optional = taking(Annotated[Optional[int], "described"], 3)  # noqa: UP045  (as older code writes it)
     assert isinstance(parse(optional, '{"p": null}'), InvalidArguments)
     assert isinstance(
-        parse(declaring(type_object=str, schema_data={"type": ["string", "null"]}, is_required=True), '{"p": null}'),
+        parse(
+            declaring(
+                type_object=str,
+                schema_data={"type": ["string", "null"]},
+                is_required=True,
+            ),
+            '{"p": null}',
+        ),
         InvalidArguments,
     )
     function = taking(str | None, None)
@@ -314,14 +377,20 @@ async def test_a_null_is_none_or_refused() -> None:
 def test_defaults_that_are_drawn_are_left_out_of_a_value() -> None:
     """A default that differs each time is the function's own: the same call has the same digest."""
     function = taking(Drawn)
-    assert converted(function, {"account": "7"}) == converted(function, {"account": 7}) == {"account": 7}
+    assert (
+        converted(function, {"account": "7"})
+        == converted(function, {"account": 7})
+        == {"account": 7}
+    )
     assert converted(function, {"account": "7", "id": uuid.UUID(int=7).hex}) == {
         "account": 7,
         "id": str(uuid.UUID(int=7)),
     }
 
 
-async def test_a_model_that_does_not_read_what_it_writes_is_left_as_it_was_sent() -> None:
+async def test_a_model_that_does_not_read_what_it_writes_is_left_as_it_was_sent() -> (
+    None
+):
     """A secret is written as stars: the function gets what the model sent, and that is what is decided on."""
     sent = {"secret": "hush", "account": "7"}
     assert converted(taking(Secret), sent) == sent
@@ -356,14 +425,18 @@ def test_a_validator_that_changes_what_it_reads_changes_no_argument() -> None:
 def test_what_needs_no_conversion_is_the_same_object() -> None:
     """What is already one value is not copied."""
 
-    def f(a: int, b: str, c: list[int], d: dict[str, Any], e: float, g: bool) -> None: ...
+    def f(
+        a: int, b: str, c: list[int], d: dict[str, Any], e: float, g: bool
+    ) -> None: ...
 
     function = function_of(f)
     given = {"a": 1, "b": "x", "c": [1, 2], "d": {"x": [1, 1.5]}, "e": 1.5, "g": True}
     assert convert_arguments(given, tool_of(function)) is given
 
 
-SCALARS = st.sampled_from([int, float, str, bool, Any, Colour, Level, Decimal, Item, Account, Number])
+SCALARS = st.sampled_from(
+    [int, float, str, bool, Any, Colour, Level, Decimal, Item, Account, Number]
+)
 TYPES = st.recursive(
     SCALARS,
     lambda inner: (
@@ -373,7 +446,11 @@ TYPES = st.recursive(
     ),
     max_leaves=2,
 )
-NUMBERS = st.integers(-20, 20) | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+NUMBERS = (
+    st.integers(-20, 20)
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+)
 VALUES = st.recursive(
     st.none()
     | st.booleans()
@@ -382,7 +459,10 @@ VALUES = st.recursive(
     | st.integers(-5, 5).map(lambda n: f" {n} ")
     | st.sampled_from(["red", "1", "7.0", "x"])
     | st.text(max_size=3),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["name", "count", "a"]), inner),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["name", "count", "a"]), inner)
+    ),
     max_leaves=4,
 )
 

@@ -9,15 +9,28 @@ from typing import Annotated, Any
 
 import pytest
 from semantic_kernel import Kernel
-from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
-from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.connectors.ai.chat_completion_client_base import (
+    ChatCompletionClientBase,
+)
+from semantic_kernel.connectors.ai.function_choice_behavior import (
+    FunctionChoiceBehavior,
+)
+from semantic_kernel.connectors.ai.prompt_execution_settings import (
+    PromptExecutionSettings,
+)
 from semantic_kernel.contents import ChatHistory
 from semantic_kernel.functions import KernelArguments, kernel_function
 
 from planner_ext import FunctionInvokingChatCompletion
 from planner_ext.errors import InvalidReplyError
-from planner_ext.testing import ScriptedChatCompletion, ScriptedFault, ScriptedReply, call, calls, say
+from planner_ext.testing import (
+    ScriptedChatCompletion,
+    ScriptedFault,
+    ScriptedReply,
+    call,
+    calls,
+    say,
+)
 from support.served import Answer, Served, asked
 from support.stock import add_filter, sent_calls
 
@@ -38,7 +51,11 @@ class Ran:
     @property
     def read(self) -> list[Any]:
         """What the model read as results before its last reply."""
-        return [message["content"] for message in self.inner.requests[-1].messages if message["role"] == "tool"]
+        return [
+            message["content"]
+            for message in self.inner.requests[-1].messages
+            if message["role"] == "tool"
+        ]
 
 
 Run = Callable[..., Awaitable[Ran]]
@@ -60,13 +77,17 @@ def run(streamed: bool) -> Run:
         kernel = Kernel() if kernel is None else kernel
         kernel.add_plugin(plugin, "p")
         inner = ScriptedChatCompletion(script, chunk_size=chunk_size)
-        service: ChatCompletionClientBase = inner if stock else FunctionInvokingChatCompletion(inner)
+        service: ChatCompletionClientBase = (
+            inner if stock else FunctionInvokingChatCompletion(inner)
+        )
         history = ChatHistory()
         history.add_user_message("Go.")
         given: Any = filters or None
         behavior = FunctionChoiceBehavior.Auto(filters=given)
         settings = PromptExecutionSettings(function_choice_behavior=behavior)
-        answer = await asked(service, history, kernel, settings, streamed=streamed, arguments=arguments)
+        answer = await asked(
+            service, history, kernel, settings, streamed=streamed, arguments=arguments
+        )
         return Ran(answer, history, inner)
 
     return run
@@ -92,7 +113,12 @@ class Plugin:
         return {"ok": True, "none": None}
 
     @kernel_function
-    async def guarded(self, tenant: Annotated[str, "hidden", {"include_in_function_choices": False}] = "none") -> str:
+    async def guarded(
+        self,
+        tenant: Annotated[
+            str, "hidden", {"include_in_function_choices": False}
+        ] = "none",
+    ) -> str:
         self.seen.append(tenant)
         return tenant
 
@@ -101,7 +127,9 @@ class Plugin:
         raise RuntimeError("password=hunter2")
 
 
-async def test_defect_1_a_delta_of_empty_braces_is_kept(run: Run, streamed: bool) -> None:
+async def test_defect_1_a_delta_of_empty_braces_is_kept(
+    run: Run, streamed: bool
+) -> None:
     """An argument delta equal to ``{}`` reaches the function; in the stock stream it is lost."""
     script = call("p-echo", {"text": "hell {} world"}), DONE
     ours, stock = Plugin(), Plugin()
@@ -116,9 +144,23 @@ def event(**delta: Any) -> str:
     return f"data: {json.dumps({**head, 'choices': [{'index': 0, 'delta': delta, 'finish_reason': None}]})}\n\n"
 
 
-def tool_event(index: int, id: str | None = None, name: str | None = None, arguments: str | None = None) -> str:
-    function = {key: value for key, value in (("name", name), ("arguments", arguments)) if value is not None}
-    return event(tool_calls=[{"index": index, "function": function} | ({"id": id, "type": "function"} if id else {})])
+def tool_event(
+    index: int,
+    id: str | None = None,
+    name: str | None = None,
+    arguments: str | None = None,
+) -> str:
+    function = {
+        key: value
+        for key, value in (("name", name), ("arguments", arguments))
+        if value is not None
+    }
+    return event(
+        tool_calls=[
+            {"index": index, "function": function}
+            | ({"id": id, "type": "function"} if id else {})
+        ]
+    )
 
 
 @pytest.mark.parametrize("stock", [False, True], ids=["ours", "stock"])
@@ -137,9 +179,15 @@ async def test_defect_2_calls_at_one_index_and_names_in_pieces(
         tool_event(0, None, None, '{"text":"two"}'),
     ]
     body = "".join([*pieces, "data: [DONE]\n\n"])
-    served = serve([ScriptedFault(status=200, body=body, content_type="text/event-stream"), DONE])
-    service = served.connector if stock else FunctionInvokingChatCompletion(served.connector)
-    settings = PromptExecutionSettings(function_choice_behavior=FunctionChoiceBehavior.Auto())
+    served = serve(
+        [ScriptedFault(status=200, body=body, content_type="text/event-stream"), DONE]
+    )
+    service = (
+        served.connector if stock else FunctionInvokingChatCompletion(served.connector)
+    )
+    settings = PromptExecutionSettings(
+        function_choice_behavior=FunctionChoiceBehavior.Auto()
+    )
     if stock:
         try:
             await asked(service, history, kernel, settings, streamed=True)
@@ -164,7 +212,9 @@ async def test_defect_4_results_are_json(run: Run) -> None:
     script = calls(call("p-table"), call("p-nothing")), DONE
     ours, stock = await run(Plugin(), *script), await run(Plugin(), *script, stock=True)
     assert ours.read == ['{"ok":true,"none":null}', ""]
-    assert sorted(map(str, stock.read)) == sorted(["{'ok': True, 'none': None}", "None"])
+    assert sorted(map(str, stock.read)) == sorted(
+        ["{'ok': True, 'none': None}", "None"]
+    )
 
 
 async def test_defect_5_a_result_that_cannot_be_copied_is_not_lost(run: Run) -> None:
@@ -218,7 +268,10 @@ async def test_defect_7_a_hidden_parameter_is_the_applications(run: Run) -> None
 
 async def test_defect_8_exceptions_stay_inside(run: Run) -> None:
     """The model reads that a function failed, not what it raised; the stock loop sends the exception's text."""
-    ours, stock = await run(Plugin(), call("p-fail"), DONE), await run(Plugin(), call("p-fail"), DONE, stock=True)
+    ours, stock = (
+        await run(Plugin(), call("p-fail"), DONE),
+        await run(Plugin(), call("p-fail"), DONE, stock=True),
+    )
     assert ours.read == ["The function p-fail failed."]
     assert "hunter2" in stock.read[0]
     assert "hunter2" not in ours.history.model_dump_json()
@@ -239,16 +292,24 @@ async def test_defect_9_what_is_not_offered_cannot_be_called(run: Run) -> None:
 
     class Narrow(FunctionChoiceBehavior):
         def get_config(self, kernel: Kernel) -> Any:
-            return self._check_and_get_config(kernel, {"excluded_functions": ["p-echo"]})
+            return self._check_and_get_config(
+                kernel, {"excluded_functions": ["p-echo"]}
+            )
 
     ours = Plugin()
-    ran = await run(ours, call("p-echo", {"text": "x"}), DONE, excluded_functions=["p-echo"])
+    ran = await run(
+        ours, call("p-echo", {"text": "x"}), DONE, excluded_functions=["p-echo"]
+    )
     assert ours.seen == [] and "There is no function" in ran.read[0]
     inner = ScriptedChatCompletion([call("p-echo", {"text": "x"}), DONE])
     kernel, history = Kernel(plugins={}), ChatHistory()
     kernel.add_plugin(ours, "p")
-    settings = PromptExecutionSettings(function_choice_behavior=Narrow(maximum_auto_invoke_attempts=5))
-    await asked(FunctionInvokingChatCompletion(inner), history, kernel, settings, streamed=False)
+    settings = PromptExecutionSettings(
+        function_choice_behavior=Narrow(maximum_auto_invoke_attempts=5)
+    )
+    await asked(
+        FunctionInvokingChatCompletion(inner), history, kernel, settings, streamed=False
+    )
     assert ours.seen == []
 
 
@@ -270,7 +331,9 @@ async def test_defect_10_parameters_may_have_any_name(run: Run) -> None:
             return "seen"
 
     named = Named()
-    ran = await run(named, calls(call("p-tune", {"settings": "loud"}), call("p-look")), DONE)
+    ran = await run(
+        named, calls(call("p-tune", {"settings": "loud"}), call("p-look")), DONE
+    )
     assert sorted(map(str, named.seen)) == sorted(map(str, ["loud", Kernel]))
     assert ran.read == ["loud", "seen"]
     with pytest.raises(Exception, match=r"settings|str"):
@@ -288,10 +351,16 @@ async def test_defect_11_a_call_without_an_id_gets_one(run: Run) -> None:
 
 
 @pytest.mark.parametrize("choices", ["[]", "null"])
-async def test_defect_12_an_odd_response_is_named(ask: Ask, serve: Serve, streamed: bool, choices: str) -> None:
+async def test_defect_12_an_odd_response_is_named(
+    ask: Ask, serve: Serve, streamed: bool, choices: str
+) -> None:
     """Empty and null choices are an error of ours with a way out; the stock loop raises a bare one, or says nothing."""
     body = f'{{"id":"x","object":"o","created":1,"model":"m","choices":{choices}}}'
-    body, kind = (f"data: {body}\n\ndata: [DONE]\n\n", "text/event-stream") if streamed else (body, "application/json")
+    body, kind = (
+        (f"data: {body}\n\ndata: [DONE]\n\n", "text/event-stream")
+        if streamed
+        else (body, "application/json")
+    )
     served = serve([ScriptedFault(status=200, body=body, content_type=kind)] * 2)
     with pytest.raises(InvalidReplyError, match="can be made again"):
         await ask(FunctionInvokingChatCompletion(served.connector))
@@ -301,22 +370,31 @@ async def test_defect_12_an_odd_response_is_named(ask: Ask, serve: Serve, stream
 
 async def test_defect_13_half_a_call_does_not_run(run: Run) -> None:
     """A call in a reply cut by length is not run, not even where its half is whole JSON; the stock loop runs it."""
-    cut = ScriptedReply(calls=call("p-echo", {"text": "rm -rf /"}).calls, finish_reason="length")
+    cut = ScriptedReply(
+        calls=call("p-echo", {"text": "rm -rf /"}).calls, finish_reason="length"
+    )
     ours, stock = Plugin(), Plugin()
     ran = await run(ours, cut)
     await run(stock, cut, DONE, stock=True)
     assert (ours.seen, stock.seen) == ([], ["rm -rf /"])
-    assert (ran.answer.metadata["status"], len(ran.history.messages)) == ("incomplete", 1)
+    assert (ran.answer.metadata["status"], len(ran.history.messages)) == (
+        "incomplete",
+        1,
+    )
 
 
-async def test_defect_13_an_empty_reply_can_be_sent_again(run: Run, serve: Serve, ask: Ask) -> None:
+async def test_defect_13_an_empty_reply_can_be_sent_again(
+    run: Run, serve: Serve, ask: Ask
+) -> None:
     """The message returned for an empty reply is one that OpenAI takes; the stock loop's is ``content: []``."""
     ours = await run(Plugin(), ScriptedReply())
     assert ours.answer.metadata["status"] == "incomplete"
     ours.history.add_message(ours.answer.message)
     ours.history.add_user_message("Hello?")
     served = serve([DONE])
-    assert (await ask(FunctionInvokingChatCompletion(served.connector), to=ours.history)).text == "Done."
+    assert (
+        await ask(FunctionInvokingChatCompletion(served.connector), to=ours.history)
+    ).text == "Done."
     assert served.server.refused == []
 
 
@@ -325,12 +403,16 @@ async def test_defect_14_the_applications_arguments_are_not_stored(run: Run) -> 
     arguments = KernelArguments(secret="s3cret", connection=threading.Lock())
     ours = await run(Plugin(), call("p-echo", {"text": "x"}), DONE, arguments=arguments)
     assert "s3cret" not in ours.history.model_dump_json()
-    stock = await run(Plugin(), call("p-echo", {"text": "x"}), DONE, arguments=arguments, stock=True)
+    stock = await run(
+        Plugin(), call("p-echo", {"text": "x"}), DONE, arguments=arguments, stock=True
+    )
     with pytest.raises(Exception, match="serialize"):
         stock.history.model_dump_json()
 
 
-async def test_defect_15_the_kernel_and_its_filters_are_the_applications(run: Run) -> None:
+async def test_defect_15_the_kernel_and_its_filters_are_the_applications(
+    run: Run,
+) -> None:
     """A filter that is a method of an audit log writes into that log, and is not copied; nor is the kernel."""
 
     class Audit:
@@ -361,14 +443,18 @@ async def test_defect_18_calls_on_the_last_request_do_not_dangle(run: Run) -> No
 
 
 @pytest.mark.parametrize("stock", [False, True], ids=["ours", "stock"])
-async def test_synchronous_functions_do_not_block_the_loop(run: Run, stock: bool) -> None:
+async def test_synchronous_functions_do_not_block_the_loop(
+    run: Run, stock: bool
+) -> None:
     """A synchronous function may wait for the event loop; in the stock loop that waits for ever."""
     loop = asyncio.get_running_loop()
 
     class Waiting:
         @kernel_function
         def ask(self) -> str:
-            future = asyncio.run_coroutine_threadsafe(asyncio.sleep(0, "answered"), loop)
+            future = asyncio.run_coroutine_threadsafe(
+                asyncio.sleep(0, "answered"), loop
+            )
             return future.result(timeout=0.05 if stock else 30)
 
     ran = await run(Waiting(), call("p-ask"), DONE, stock=stock)

@@ -11,11 +11,22 @@ import pytest
 from opentelemetry.metrics import _internal as metrics
 from opentelemetry.sdk.metrics import MeterProvider
 from semantic_kernel import Kernel
-from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.connectors.ai.function_choice_behavior import (
+    FunctionChoiceBehavior,
+)
+from semantic_kernel.connectors.ai.prompt_execution_settings import (
+    PromptExecutionSettings,
+)
 from semantic_kernel.contents import ChatHistory, TextContent
-from semantic_kernel.functions import FunctionResult, KernelArguments, KernelFunction, kernel_function
-from semantic_kernel.functions.kernel_function_from_method import KernelFunctionFromMethod
+from semantic_kernel.functions import (
+    FunctionResult,
+    KernelArguments,
+    KernelFunction,
+    kernel_function,
+)
+from semantic_kernel.functions.kernel_function_from_method import (
+    KernelFunctionFromMethod,
+)
 from semantic_kernel.utils.telemetry.model_diagnostics import function_tracer
 
 from planner_ext import FunctionInvokingChatCompletion
@@ -107,7 +118,11 @@ class Odd:
 
     @kernel_function
     async def injected(
-        self, arguments: KernelArguments, kernel: Kernel, execution_settings: PromptExecutionSettings, what: str
+        self,
+        arguments: KernelArguments,
+        kernel: Kernel,
+        execution_settings: PromptExecutionSettings,
+        what: str,
     ) -> str:
         return f"{sorted(arguments)} {sorted(kernel.plugins)} {type(execution_settings).__name__} {what}"
 
@@ -142,7 +157,9 @@ def direct(monkeypatch: pytest.MonkeyPatch) -> list[KernelFunction]:
     seen: list[KernelFunction] = []
     stock = execution._invoked_directly  # pyright: ignore[reportPrivateUsage]
 
-    def spied(function: KernelFunction, context: Any) -> Coroutine[Any, Any, FunctionResult | None]:
+    def spied(
+        function: KernelFunction, context: Any
+    ) -> Coroutine[Any, Any, FunctionResult | None]:
         seen.append(function)
         return stock(function, context)
 
@@ -150,7 +167,9 @@ def direct(monkeypatch: pytest.MonkeyPatch) -> list[KernelFunction]:
     return seen
 
 
-async def run_all(caplog: pytest.LogCaptureFixture, *, filtered: bool) -> tuple[Any, ...]:
+async def run_all(
+    caplog: pytest.LogCaptureFixture, *, filtered: bool
+) -> tuple[Any, ...]:
     """Run every function once; return the history, the facts of the calls, and the lines of the logs."""
     kernel = Kernel()
     kernel.add_plugin(Odd(), "odd")
@@ -161,18 +180,34 @@ async def run_all(caplog: pytest.LogCaptureFixture, *, filtered: bool) -> tuple[
     facts: list[Fact] = []
     ours = FunctionInvokingChatCompletion(service, observers=[facts.append])
     history = ChatHistory(system_message="Be brief.")
-    settings = PromptExecutionSettings(function_choice_behavior=FunctionChoiceBehavior.Auto())
+    settings = PromptExecutionSettings(
+        function_choice_behavior=FunctionChoiceBehavior.Auto()
+    )
     caplog.clear()
-    await ours.get_chat_message_content(history, settings, kernel=kernel, arguments=KernelArguments(user="ann"))
-    made = [replace(fact, at=0.0, fingerprint="") for fact in facts if isinstance(fact, CallDecided)]
-    ran = [replace(fact, at=0.0) for fact in facts if isinstance(fact, CallStarted | CallFinished)]
+    await ours.get_chat_message_content(
+        history, settings, kernel=kernel, arguments=KernelArguments(user="ann")
+    )
+    made = [
+        replace(fact, at=0.0, fingerprint="")
+        for fact in facts
+        if isinstance(fact, CallDecided)
+    ]
+    ran = [
+        replace(fact, at=0.0)
+        for fact in facts
+        if isinstance(fact, CallStarted | CallFinished)
+    ]
     by_call = sorted(ran, key=lambda fact: (fact.index, type(fact).__name__))
-    lines = sorted((one.name, one.levelno, str(one.msg), repr(one.args)) for one in caplog.records)
+    lines = sorted(
+        (one.name, one.levelno, str(one.msg), repr(one.args)) for one in caplog.records
+    )
     return [one.model_dump() for one in history.messages], made, by_call, lines
 
 
 async def test_both_ways_come_to_the_same(
-    direct: list[KernelFunction], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    direct: list[KernelFunction],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """History, facts, errors and logs are equal: called directly, by ``invoke``, and through a filter."""
     history, made, ran, lines = await run_all(caplog, filtered=False)
@@ -185,7 +220,9 @@ async def test_both_ways_come_to_the_same(
     assert len(direct) == len(CALLED.calls) - KERNEL_TAKING
     assert invoked == (history, made, ran, lines)
     assert filtered[:3] == (history, made, ran)
-    assert set(filtered[3]) >= set(lines)  # behind a filter, an exit is an exception, which Semantic Kernel logs
+    assert set(filtered[3]) >= set(
+        lines
+    )  # behind a filter, an exit is an exception, which Semantic Kernel logs
 
 
 async def test_a_result_says_what_it_was_made_of() -> None:
@@ -193,7 +230,9 @@ async def test_a_result_says_what_it_was_made_of() -> None:
     kernel = Kernel()
     function: Any = kernel.add_function("odd", Odd().lazy)
     arguments = KernelArguments(text="x", other=1)
-    direct = await execution._invoked_directly(function, execution._Unwatched(kernel, arguments))  # pyright: ignore[reportPrivateUsage]
+    direct = await execution._invoked_directly(
+        function, execution._Unwatched(kernel, arguments)
+    )  # pyright: ignore[reportPrivateUsage]
     assert direct == await function.invoke(kernel, arguments)
     assert direct is not None
     assert direct.metadata["used_arguments"] == {"text": "x"}
@@ -201,9 +240,12 @@ async def test_a_result_says_what_it_was_made_of() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "name", "digest"),
-    [(KernelFunctionFromMethod, *each) for each in INVOKING.items()] + [(Kernel, *each) for each in STACKING.items()],
+    [(KernelFunctionFromMethod, *each) for each in INVOKING.items()]
+    + [(Kernel, *each) for each in STACKING.items()],
 )
-def test_what_is_done_without_is_what_it_was(kind: type, name: str, digest: str) -> None:
+def test_what_is_done_without_is_what_it_was(
+    kind: type, name: str, digest: str
+) -> None:
     """Semantic Kernel's methods around a function are those that the direct call was written for.
 
     If this fails, Semantic Kernel has changed: read what the method does now, let `execution.invoked` do it too, and
@@ -228,12 +270,18 @@ def a_meter_listens(patch: pytest.MonkeyPatch, bench: Bench) -> None:
 
 
 def a_function_has_a_meter(patch: pytest.MonkeyPatch, bench: Bench) -> None:
-    histogram = MeterProvider(shutdown_on_exit=False).get_meter("own").create_histogram("own")
+    histogram = (
+        MeterProvider(shutdown_on_exit=False).get_meter("own").create_histogram("own")
+    )
     bench.offered["lights-lock"].invocation_duration_histogram = histogram
 
 
 def diagnostics_are_sensitive(patch: pytest.MonkeyPatch, bench: Bench) -> None:
-    patch.setattr(function_tracer.MODEL_DIAGNOSTICS_SETTINGS, "enable_otel_diagnostics_sensitive", True)
+    patch.setattr(
+        function_tracer.MODEL_DIAGNOSTICS_SETTINGS,
+        "enable_otel_diagnostics_sensitive",
+        True,
+    )
 
 
 def the_stack_is_replaced(patch: pytest.MonkeyPatch, bench: Bench) -> None:
@@ -241,7 +289,9 @@ def the_stack_is_replaced(patch: pytest.MonkeyPatch, bench: Bench) -> None:
 
 
 def the_kernel_has_its_own_stack(patch: pytest.MonkeyPatch, bench: Bench) -> None:
-    vars(bench.kernel)["construct_call_stack"] = wrapped(bench.kernel.construct_call_stack)
+    vars(bench.kernel)["construct_call_stack"] = wrapped(
+        bench.kernel.construct_call_stack
+    )
 
 
 def a_function_has_its_own_method(patch: pytest.MonkeyPatch, bench: Bench) -> None:
@@ -259,7 +309,9 @@ def the_class_is_an_applications(patch: pytest.MonkeyPatch, bench: Bench) -> Non
 
 def replaced(name: str) -> Watch:
     def replace(patch: pytest.MonkeyPatch, bench: Bench) -> None:
-        owner = next(kind for kind in KernelFunctionFromMethod.__mro__ if name in vars(kind))
+        owner = next(
+            kind for kind in KernelFunctionFromMethod.__mro__ if name in vars(kind)
+        )
         patch.setattr(owner, name, wrapped(getattr(owner, name)))
 
     replace.__name__ = f"{name}_is_wrapped"
@@ -290,7 +342,9 @@ async def test_whatever_watches_sees_the_call(
     assert direct == []
 
 
-async def test_a_log_at_info_has_its_lines(direct: list[KernelFunction], caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_log_at_info_has_its_lines(
+    direct: list[KernelFunction], caplog: pytest.LogCaptureFixture
+) -> None:
     """Semantic Kernel's lines on a call are written where its log is read."""
     with caplog.at_level(logging.INFO, logger=LOGGER):
         await Bench().run("lights-lock")
@@ -298,7 +352,9 @@ async def test_a_log_at_info_has_its_lines(direct: list[KernelFunction], caplog:
     assert direct == []
 
 
-async def test_a_filter_that_is_added_during_a_run_sees_the_next_call(direct: list[KernelFunction]) -> None:
+async def test_a_filter_that_is_added_during_a_run_sees_the_next_call(
+    direct: list[KernelFunction],
+) -> None:
     """Filters are looked for at each call."""
     bench = Bench()
     seen: list[str] = []
@@ -314,7 +370,9 @@ async def test_a_filter_that_is_added_during_a_run_sees_the_next_call(direct: li
     assert seen == ["lock"]
 
 
-async def test_a_tracer_sees_a_span_of_each_call(direct: list[KernelFunction], recording: Recording) -> None:
+async def test_a_tracer_sees_a_span_of_each_call(
+    direct: list[KernelFunction], recording: Recording
+) -> None:
     """With a tracer each call has Semantic Kernel's span, with the call's id."""
     await Bench().run("lights-lock")
     span = recording.only("execute_tool lights-lock")
@@ -322,7 +380,9 @@ async def test_a_tracer_sees_a_span_of_each_call(direct: list[KernelFunction], r
     assert direct == []
 
 
-async def test_nothing_watches_where_nothing_was_set_up(direct: list[KernelFunction]) -> None:
+async def test_nothing_watches_where_nothing_was_set_up(
+    direct: list[KernelFunction],
+) -> None:
     """Everything together is as expected: else nothing is gained, and nobody would notice."""
     await Bench().run("lights-lock")
     assert len(direct) == 1

@@ -9,8 +9,15 @@ from typing import Annotated, Any, Literal, Optional
 
 import pytest
 from semantic_kernel import Kernel
-from semantic_kernel.functions import KernelArguments, KernelFunction, KernelFunctionFromPrompt, kernel_function
-from semantic_kernel.functions.kernel_function_from_method import KernelFunctionFromMethod
+from semantic_kernel.functions import (
+    KernelArguments,
+    KernelFunction,
+    KernelFunctionFromPrompt,
+    kernel_function,
+)
+from semantic_kernel.functions.kernel_function_from_method import (
+    KernelFunctionFromMethod,
+)
 
 from planner_ext.engine.concurrency import LeftByError, Raised, caught, in_thread
 from planner_ext.sk.errors import PlannerInvalidConfigurationError
@@ -36,7 +43,11 @@ async def value_of(function: KernelFunction, **arguments: Any) -> Any:
 def test_the_defaults_run_all_at_once_in_threads_without_a_timeout() -> None:
     """Without options calls run together, in threads, for as long as they take, and tell the model no detail."""
     execution = ToolExecution()
-    assert (execution.max_concurrency, execution.threads, execution.include_error_detail) == (None, True, False)
+    assert (
+        execution.max_concurrency,
+        execution.threads,
+        execution.include_error_detail,
+    ) == (None, True, False)
     assert execution.timeout_of("p-f") is None
 
 
@@ -76,7 +87,10 @@ def test_a_value_that_means_nothing_is_refused_by_name(field: str, value: Any) -
     """The error names the field and shows what was seen."""
     given: dict[str, Any] = {field: value}
     seen = next(iter(value.items())) if isinstance(value, dict) else (value,)
-    with pytest.raises(PlannerInvalidConfigurationError, match=rf"ToolExecution\.{field}.* must be .*; got ") as raised:
+    with pytest.raises(
+        PlannerInvalidConfigurationError,
+        match=rf"ToolExecution\.{field}.* must be .*; got ",
+    ) as raised:
         ToolExecution(**given)
     assert any(repr(one) in str(raised.value) for one in seen)
 
@@ -86,7 +100,9 @@ async def test_a_synchronous_function_runs_beside_the_event_loop() -> None:
     loop, main = asyncio.get_running_loop(), threading.get_ident()
 
     def ask() -> tuple[str, int]:
-        return asyncio.run_coroutine_threadsafe(asyncio.sleep(0, "answer"), loop).result(), threading.get_ident()
+        return asyncio.run_coroutine_threadsafe(
+            asyncio.sleep(0, "answer"), loop
+        ).result(), threading.get_ident()
 
     answer, thread = await value_of(prepared(function_of(ask), threads=True))
     assert answer == "answer"
@@ -138,8 +154,18 @@ class AsyncCallable:
         return "async"
 
 
-@each_of("method", [an_async_function, a_wrapped_async_function, an_async_generator_function, AsyncCallable()])
-async def test_functions_that_do_not_block_stay_on_the_event_loop(method: Callable[..., Any]) -> None:
+@each_of(
+    "method",
+    [
+        an_async_function,
+        a_wrapped_async_function,
+        an_async_generator_function,
+        AsyncCallable(),
+    ],
+)
+async def test_functions_that_do_not_block_stay_on_the_event_loop(
+    method: Callable[..., Any],
+) -> None:
     """Coroutine and generator functions, wrapped ones and callable objects are run as they are."""
     function = function_of(method)
     assert prepared(function, threads=True) is function
@@ -154,7 +180,10 @@ async def async_generator() -> Any:
     yield 1
 
 
-@each_of(("made_by", "value"), [(generator, [1]), (async_generator, [1]), (an_async_function, "async"), (str, "")])
+@each_of(
+    ("made_by", "value"),
+    [(generator, [1]), (async_generator, [1]), (an_async_function, "async"), (str, "")],
+)
 async def test_what_a_synchronous_function_returns_is_awaited_or_listed(
     made_by: Callable[[], Any], value: object
 ) -> None:
@@ -169,7 +198,9 @@ async def test_what_a_synchronous_function_returns_is_awaited_or_listed(
 
 def test_functions_that_have_no_method_are_left_alone() -> None:
     """A prompt function is run as it is."""
-    prompt = KernelFunctionFromPrompt(function_name="f", plugin_name="p", prompt="Hello")
+    prompt = KernelFunctionFromPrompt(
+        function_name="f", plugin_name="p", prompt="Hello"
+    )
     assert prepared(prompt, threads=True) is prompt
 
 
@@ -204,7 +235,10 @@ async def test_parameters_that_semantic_kernel_cannot_pass_are_passed(
     method: Callable[..., Any], arguments: dict[str, Any], value: object, threads: bool
 ) -> None:
     """Annotated optionals, literals, and optionals without a default reach the function."""
-    assert await value_of(prepared(function_of(method), threads=threads), **arguments) == value
+    assert (
+        await value_of(prepared(function_of(method), threads=threads), **arguments)
+        == value
+    )
 
 
 async def test_a_missing_hidden_argument_stays_an_error() -> None:
@@ -273,7 +307,13 @@ async def main():
 
 asyncio.run(main())
 """
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
     assert ended.stdout == "timed out\n"
 
 

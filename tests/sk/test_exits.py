@@ -15,7 +15,17 @@ from planner_ext.core.facts import CallFinished
 from planner_ext.core.machine import IN_DOUBT
 from planner_ext.errors import ServiceCallError
 from planner_ext.testing import call, calls, say
-from support.approval import DOORS, Door, World, asked, every_door, planner_with, results, three_doors, world
+from support.approval import (
+    DOORS,
+    Door,
+    World,
+    asked,
+    every_door,
+    planner_with,
+    results,
+    three_doors,
+    world,
+)
 from support.approval_filter import chat
 from support.stock import add_filter
 from support.values import each_of
@@ -52,7 +62,9 @@ class Command(BaseModel):
 class Desk:
     """Functions that raise what a test says."""
 
-    def __init__(self, make: Callable[[], BaseException] = lambda: SystemExit(2)) -> None:
+    def __init__(
+        self, make: Callable[[], BaseException] = lambda: SystemExit(2)
+    ) -> None:
         self._make = make
 
     @kernel_function(description="Raises in its thread.")
@@ -80,7 +92,9 @@ class Desk:
     @kernel_function(description="Calls a function of this run's kernel.")
     async def delegate(self, kernel: Kernel) -> str:
         try:
-            return str(await kernel.invoke(plugin_name="desk", function_name="leave_async"))
+            return str(
+                await kernel.invoke(plugin_name="desk", function_name="leave_async")
+            )
         except Exception as error:
             return f"It failed: {type(error).__name__}"
 
@@ -89,7 +103,11 @@ class Desk:
         return "worked"
 
 
-def desk(*names: str, make: Callable[[], BaseException] = lambda: SystemExit(2), **arguments: Any) -> World:
+def desk(
+    *names: str,
+    make: Callable[[], BaseException] = lambda: SystemExit(2),
+    **arguments: Any,
+) -> World:
     """Make a world whose model calls functions of the desk at once, and then answers."""
     script = [calls(*(call(f"desk-{name}", arguments) for name in names)), say("Done.")]
     return world(script, desk=Desk(make))
@@ -104,35 +122,60 @@ async def test_what_a_synchronous_function_raises_in_its_thread_is_its_error(
     here = desk(name, "work", make=make)
     result = await planner_with().invoke(here.kernel, "Report.")
     assert result.chat_history is not None
-    assert results(result.chat_history) == [f"The function desk-{name} failed.", "worked"]
+    assert results(result.chat_history) == [
+        f"The function desk-{name} failed.",
+        "worked",
+    ]
 
 
 @every_door
 @pytest.mark.parametrize("name", ["leave", "leave_async"])
-@each_of("execution", [{}, {"timeout": 60}, {"max_concurrency": 1}, {"threads": False}], ids=str)
-async def test_an_exit_is_the_error_of_its_call(door: Door, name: str, execution: dict[str, Any]) -> None:
+@each_of(
+    "execution",
+    [{}, {"timeout": 60}, {"max_concurrency": 1}, {"threads": False}],
+    ids=str,
+)
+async def test_an_exit_is_the_error_of_its_call(
+    door: Door, name: str, execution: dict[str, Any]
+) -> None:
     """At each door, in a thread or on the loop, with a timeout or without: the run continues to its answer."""
     outcome = await door.ask(desk(name, "work"), execution=ToolExecution(**execution))
-    assert (outcome.text, results(outcome.history)) == ("Done.", [f"The function desk-{name} failed.", "worked"])
+    assert (outcome.text, results(outcome.history)) == (
+        "Done.",
+        [f"The function desk-{name} failed.", "worked"],
+    )
 
 
 @three_doors
 async def test_a_limit_of_time_does_not_let_an_exit_out(door: Door) -> None:
     """Under ``max_active_seconds`` each call has a task of its own, and an exit stays in it as well."""
-    outcome = await door.ask(desk("leave_async", "work"), budget=Budget(max_active_seconds=600))
-    assert results(outcome.history) == ["The function desk-leave_async failed.", "worked"]
+    outcome = await door.ask(
+        desk("leave_async", "work"), budget=Budget(max_active_seconds=600)
+    )
+    assert results(outcome.history) == [
+        "The function desk-leave_async failed.",
+        "worked",
+    ]
 
 
-async def test_the_record_names_what_was_raised(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_the_record_names_what_was_raised(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """``argparse`` on the model's text exits, and the journal says so."""
     here = desk("report", name="--help")
     result = await planner_with().invoke(here.kernel, "Report.")
     (ended,) = [fact for fact in result.facts if isinstance(fact, CallFinished)]
-    assert (result.final_answer, ended.outcome, ended.error) == ("Done.", "failed", "LeftByError: SystemExit: 0")
+    assert (result.final_answer, ended.outcome, ended.error) == (
+        "Done.",
+        "failed",
+        "LeftByError: SystemExit: 0",
+    )
     assert "usage: report" in capsys.readouterr().out
 
 
-async def test_an_exit_while_an_argument_is_read_is_an_invalid_argument(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_an_exit_while_an_argument_is_read_is_an_invalid_argument(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """A validator of the application that parses the model's text ends no process."""
     here = desk("send", command={"name": "--help"})
     result = await planner_with().invoke(here.kernel, "Report.")
@@ -141,7 +184,9 @@ async def test_an_exit_while_an_argument_is_read_is_an_invalid_argument(capsys: 
 
 
 @three_doors
-async def test_an_exit_inside_a_function_that_a_function_calls_is_an_error_there(door: Door) -> None:
+async def test_an_exit_inside_a_function_that_a_function_calls_is_an_error_there(
+    door: Door,
+) -> None:
     """``kernel.invoke`` raises in the function around it, which may handle that."""
     outcome = await door.ask(desk("delegate"))
     assert results(outcome.history) == ["It failed: KernelInvokeException"]
@@ -157,7 +202,9 @@ def _exits_at_once(*_: Any) -> None:
 
 @three_doors
 @pytest.mark.parametrize("kind", ["auto_function_invocation", "function_invocation"])
-async def test_an_exit_in_a_filter_is_the_error_of_the_call(door: Door, kind: Any) -> None:
+async def test_an_exit_in_a_filter_is_the_error_of_the_call(
+    door: Door, kind: Any
+) -> None:
     """Each kind of filter; the function did not run."""
     here = desk("work")
 
@@ -171,7 +218,9 @@ async def test_an_exit_in_a_filter_is_the_error_of_the_call(door: Door, kind: An
 
 @three_doors
 @pytest.mark.parametrize("exits", [_exits, _exits_at_once], ids=["async", "sync"])
-async def test_an_exit_in_an_interceptor_or_approver_denies(door: Door, exits: Any) -> None:
+async def test_an_exit_in_an_interceptor_or_approver_denies(
+    door: Door, exits: Any
+) -> None:
     """Who cannot decide does not let a call run."""
     intercepted = await door.ask(desk("work"), interceptors=[exits])
 
@@ -194,8 +243,12 @@ async def test_an_exit_in_an_observer_changes_nothing(door: Door, exits: Any) ->
 
 @three_doors
 @pytest.mark.parametrize("exits", [_exits, _exits_at_once], ids=["async", "sync"])
-@pytest.mark.parametrize("error", [SystemExit(2), asyncio.CancelledError()], ids=["exit", "cancelled"])
-async def test_what_a_callback_raises_is_an_error_of_the_run(door: Door, exits: Any, error: BaseException) -> None:
+@pytest.mark.parametrize(
+    "error", [SystemExit(2), asyncio.CancelledError()], ids=["exit", "cancelled"]
+)
+async def test_what_a_callback_raises_is_an_error_of_the_run(
+    door: Door, exits: Any, error: BaseException
+) -> None:
     """The iteration-completed callback ends the run with an exception, as any other failure of it does."""
 
     async def raises_later(_: Any) -> None:
@@ -212,13 +265,19 @@ async def test_what_a_callback_raises_is_an_error_of_the_run(door: Door, exits: 
 
 async def test_an_exit_of_a_clarifier_is_an_error_of_the_run() -> None:
     """The question stays open, and the process lives."""
-    here = world([call("UserInteraction-AskUser", {"question": "Which?"}), say("Done.")])
+    here = world(
+        [call("UserInteraction-AskUser", {"question": "Which?"}), say("Done.")]
+    )
     with pytest.raises(RuntimeError, match="SystemExit: 2"):
-        await planner_with(clarifier=_exits, max_clarifications=1).invoke(here.kernel, "Report.")
+        await planner_with(clarifier=_exits, max_clarifications=1).invoke(
+            here.kernel, "Report."
+        )
 
 
 @pytest.mark.parametrize("door", [door for door in DOORS if not door.streamed], ids=str)
-@pytest.mark.parametrize("make", [KeyboardInterrupt, GeneratorExit], ids=["interrupt", "close"])
+@pytest.mark.parametrize(
+    "make", [KeyboardInterrupt, GeneratorExit], ids=["interrupt", "close"]
+)
 async def test_an_interrupt_on_the_loop_passes_and_leaves_the_call_in_doubt(
     door: Door, make: Callable[[], BaseException]
 ) -> None:
@@ -240,13 +299,17 @@ async def test_a_resumed_call_that_exits_has_failed(door: Door) -> None:
 
     here = desk("leave")
     paused = await door.ask(here, interceptors=[asks])
-    resumed = await door.resume(here, paused.checkpoint, {paused.waiting[0]: Approve()}, interceptors=[asks])
+    resumed = await door.resume(
+        here, paused.checkpoint, {paused.waiting[0]: Approve()}, interceptors=[asks]
+    )
     assert results(resumed.history) == ["The function desk-leave failed."]
 
 
 @pytest.mark.parametrize("kind", ["auto_function_invocation", "function_invocation"])
 @pytest.mark.parametrize("name", ["leave", "leave_async"])
-async def test_an_exit_under_an_approval_filter_is_the_error_of_its_call(kind: Any, name: str) -> None:
+async def test_an_exit_under_an_approval_filter_is_the_error_of_its_call(
+    kind: Any, name: str
+) -> None:
     """A stock kernel continues, both after a call that its approver approved and after one that is resumed."""
 
     async def approver(_: Any) -> Approve:
@@ -298,7 +361,9 @@ async def test_an_exception_without_a_text_is_reported_as_any_other(door: Door) 
 
 
 @three_doors
-async def test_a_connector_that_fails_without_a_text_is_a_named_error(door: Door) -> None:
+async def test_a_connector_that_fails_without_a_text_is_a_named_error(
+    door: Door,
+) -> None:
     """The error of the request names the class."""
 
     def fails(_: Any) -> Any:

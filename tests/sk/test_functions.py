@@ -18,7 +18,9 @@ def test_it_is_the_engines_functions() -> None:
 def test_a_call_of_an_offered_function_is_resolved_and_validated() -> None:
     """A good call is a function with its names and arguments."""
     checked = Bench().check("lights-switch", '{"room": "hall"}')
-    assert replace(checked, signature="", parameters="", threaded=False) == ResolvedCall(
+    assert replace(
+        checked, signature="", parameters="", threaded=False
+    ) == ResolvedCall(
         kind="function",
         function="lights-switch",
         plugin_name="lights",
@@ -27,12 +29,29 @@ def test_a_call_of_an_offered_function_is_resolved_and_validated() -> None:
     )
 
 
-@each_of("name", ["switch", "Lights-switch", "lights.switch", "lights_switch", "", "lights-", "lights"])
+@each_of(
+    "name",
+    [
+        "switch",
+        "Lights-switch",
+        "lights.switch",
+        "lights_switch",
+        "",
+        "lights-",
+        "lights",
+    ],
+)
 def test_only_the_exact_name_resolves(name: str) -> None:
     """A bare name, another case or another separator is unknown, and the answer names what exists."""
     checked = Bench().check(name, '{"room": "hall"}')
-    assert (checked.kind, checked.function, dict(checked.arguments)) == ("unknown", name, {})
-    assert checked.answer.startswith(f'There is no function "{name}". Call one of these by its exact name: lights-')
+    assert (checked.kind, checked.function, dict(checked.arguments)) == (
+        "unknown",
+        name,
+        {},
+    )
+    assert checked.answer.startswith(
+        f'There is no function "{name}". Call one of these by its exact name: lights-'
+    )
     assert "lights-switch" in checked.answer
     assert checked.answer.endswith("planner-SendFinalAnswer, remote-call.")
 
@@ -72,15 +91,24 @@ def test_a_function_known_by_schema_only_is_external() -> None:
 def test_bad_arguments_are_answered() -> None:
     """Invalid arguments carry a message the model can act on."""
     checked = Bench().check("lights-switch", '{"room": "hall", "colour": "red"}')
-    assert (checked.kind, checked.function, dict(checked.arguments)) == ("invalid", "lights-switch", {})
+    assert (checked.kind, checked.function, dict(checked.arguments)) == (
+        "invalid",
+        "lights-switch",
+        {},
+    )
     assert '"colour" is not a parameter' in checked.answer
 
 
 def test_edited_arguments_replace_the_models() -> None:
     """An edit is validated like the model's own."""
     bench = Bench()
-    assert bench.check("lights-switch", "nonsense", '{"room": "attic"}').arguments == {"room": "attic"}
-    assert bench.check("lights-switch", '{"room": "hall"}', '{"attic": 1}').kind == "invalid"
+    assert bench.check("lights-switch", "nonsense", '{"room": "attic"}').arguments == {
+        "room": "attic"
+    }
+    assert (
+        bench.check("lights-switch", '{"room": "hall"}', '{"attic": 1}').kind
+        == "invalid"
+    )
 
 
 @each_of(("sent", "answer"), [("done", "done"), (42, "42"), (True, "true")])
@@ -90,7 +118,17 @@ def test_the_final_answer_is_taken_as_text(sent: Any, answer: str) -> None:
     assert (checked.kind, checked.answer) == ("final_answer", answer)
 
 
-@each_of("arguments", ["", '{"answer": " "}', '{"answer": null}', '{"answer": {"a": 1}}', '{"text": "done"}', "done"])
+@each_of(
+    "arguments",
+    [
+        "",
+        '{"answer": " "}',
+        '{"answer": null}',
+        '{"answer": {"a": 1}}',
+        '{"text": "done"}',
+        "done",
+    ],
+)
 def test_a_malformed_final_answer_is_invalid(arguments: str) -> None:
     """The model reads how to send it."""
     checked = Bench().check("planner-SendFinalAnswer", arguments)
@@ -100,5 +138,13 @@ def test_a_malformed_final_answer_is_invalid(arguments: str) -> None:
 
 def test_the_final_answer_function_is_recognised_by_identity() -> None:
     """A function of the application with the same name is a function like another."""
-    assert Bench(final_answer=None).check("planner-SendFinalAnswer", {"answer": "x"}).kind == "function"
-    assert Bench(final_answer=Bench().final).check("planner-SendFinalAnswer", {"answer": "x"}).kind == "function"
+    assert (
+        Bench(final_answer=None).check("planner-SendFinalAnswer", {"answer": "x"}).kind
+        == "function"
+    )
+    assert (
+        Bench(final_answer=Bench().final)
+        .check("planner-SendFinalAnswer", {"answer": "x"})
+        .kind
+        == "function"
+    )

@@ -5,12 +5,19 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.connectors.ai.prompt_execution_settings import (
+    PromptExecutionSettings,
+)
 from semantic_kernel.contents import ChatHistory
 from semantic_kernel.filters.auto_function_invocation.auto_function_invocation_context import (
     AutoFunctionInvocationContext,
 )
-from semantic_kernel.functions import FunctionResult, KernelArguments, KernelFunctionFromMethod, kernel_function
+from semantic_kernel.functions import (
+    FunctionResult,
+    KernelArguments,
+    KernelFunctionFromMethod,
+    kernel_function,
+)
 
 from planner_ext.core.state import State
 from planner_ext.engine.ports import Finished
@@ -25,7 +32,9 @@ async def test_an_auto_filter_sees_the_call_as_semantic_kernel_shows_it() -> Non
     """Function, arguments, history, settings and positions are those of the kernel's own loop."""
     seen: list[AutoFunctionInvocationContext] = []
 
-    async def look(context: AutoFunctionInvocationContext, next: Callable[[Any], Awaitable[None]]) -> None:
+    async def look(
+        context: AutoFunctionInvocationContext, next: Callable[[Any], Awaitable[None]]
+    ) -> None:
         assert context.function_result is not None
         assert context.function_result.value is None
         seen.append(context)
@@ -42,10 +51,18 @@ async def test_an_auto_filter_sees_the_call_as_semantic_kernel_shows_it() -> Non
     assert context.execution_settings is settings
     assert context.is_streaming is True
     assert context.arguments == {"room": "hall"}
-    assert (context.function_count, context.request_sequence_index, context.function_sequence_index) == (3, 2, 1)
+    assert (
+        context.function_count,
+        context.request_sequence_index,
+        context.function_sequence_index,
+    ) == (3, 2, 1)
     content = context.function_call_content
     assert content is not None
-    assert (content.id, content.name, content.arguments) == ("call_1", "lights-switch", '{"room": "hall"}')
+    assert (content.id, content.name, content.arguments) == (
+        "call_1",
+        "lights-switch",
+        '{"room": "hall"}',
+    )
     assert (content.plugin_name, content.function_name) == ("lights", "switch")
 
 
@@ -53,8 +70,15 @@ async def test_a_filter_sees_edited_arguments_as_the_call() -> None:
     """What a person put in place of the model's arguments is what the call says."""
     contents: list[Any] = []
 
-    async def look(context: AutoFunctionInvocationContext, next: Callable[[Any], Awaitable[None]]) -> None:
-        contents.append((context.arguments["room"], present(context.function_call_content).arguments))
+    async def look(
+        context: AutoFunctionInvocationContext, next: Callable[[Any], Awaitable[None]]
+    ) -> None:
+        contents.append(
+            (
+                context.arguments["room"],
+                present(context.function_call_content).arguments,
+            )
+        )
         await next(context)
 
     await Bench(look).run("lights-switch", {"room": "hall"}, edited='{"room": "attic"}')
@@ -90,11 +114,15 @@ async def test_filters_of_both_kinds_run_in_their_order() -> None:
 async def test_termination_is_passed_on_with_the_result() -> None:
     """``context.terminate`` ends the run later; the result stays."""
 
-    async def stop(context: AutoFunctionInvocationContext, next: Callable[[Any], Awaitable[None]]) -> None:
+    async def stop(
+        context: AutoFunctionInvocationContext, next: Callable[[Any], Awaitable[None]]
+    ) -> None:
         await next(context)
         context.terminate = True
 
-    assert await Bench(stop).run("lights-name") == Finished(outcome="ok", text="named", terminate=True)
+    assert await Bench(stop).run("lights-name") == Finished(
+        outcome="ok", text="named", terminate=True
+    )
 
 
 def result_of(context: Any, value: Any) -> FunctionResult:
@@ -103,10 +131,14 @@ def result_of(context: Any, value: Any) -> FunctionResult:
 
 @pytest.mark.parametrize("name", ["lights-name", "lights-fail"])
 @pytest.mark.parametrize("in_place", [True, False])
-async def test_a_filters_result_replaces_the_functions(name: str, in_place: bool) -> None:
+async def test_a_filters_result_replaces_the_functions(
+    name: str, in_place: bool
+) -> None:
     """What a filter sets is what the model reads, after a result and after an error."""
 
-    async def put(context: AutoFunctionInvocationContext, next: Callable[[Any], Awaitable[None]]) -> None:
+    async def put(
+        context: AutoFunctionInvocationContext, next: Callable[[Any], Awaitable[None]]
+    ) -> None:
         await next(context)
         if in_place:
             present(context.function_result).value = {"cached": True}
@@ -114,7 +146,11 @@ async def test_a_filters_result_replaces_the_functions(name: str, in_place: bool
             context.function_result = result_of(context, {"cached": True})
 
     finished = await Bench(put).run(name)
-    assert (finished.outcome, finished.text, finished.exception) == ("ok", '{"cached":true}', None)
+    assert (finished.outcome, finished.text, finished.exception) == (
+        "ok",
+        '{"cached":true}',
+        None,
+    )
 
 
 @pytest.mark.parametrize("kind", ["auto", "function"])
@@ -122,30 +158,46 @@ async def test_a_filter_may_answer_in_place_of_the_function(kind: str) -> None:
     """A cache does not run the function."""
 
     async def cache(context: Any, next: Callable[[Any], Awaitable[None]]) -> None:
-        setattr(context, "function_result" if kind == "auto" else "result", result_of(context, "cached"))
+        setattr(
+            context,
+            "function_result" if kind == "auto" else "result",
+            result_of(context, "cached"),
+        )
 
-    bench = Bench(cache) if kind == "auto" else Bench(passing, function_filters=(cache,))
+    bench = (
+        Bench(cache) if kind == "auto" else Bench(passing, function_filters=(cache,))
+    )
     assert (await bench.run("lights-name")).text == "cached"
     assert bench.lights.seen == []
 
 
 @FILTERED
 @pytest.mark.parametrize("kind", ["auto", "function"])
-async def test_a_filter_that_runs_nothing_is_said_to(kind: str, filters: tuple[Filter, ...]) -> None:
+async def test_a_filter_that_runs_nothing_is_said_to(
+    kind: str, filters: tuple[Filter, ...]
+) -> None:
     """A refusal without words is not the text "None"."""
 
     async def refuse(context: Any, next: Callable[[Any], Awaitable[None]]) -> None:
         return
 
-    bench = Bench(*filters, refuse) if kind == "auto" else Bench(*filters, function_filters=(refuse,))
-    assert await bench.run("lights-name") == Finished(outcome="ok", text=NOT_RUN_BY_FILTER)
+    bench = (
+        Bench(*filters, refuse)
+        if kind == "auto"
+        else Bench(*filters, function_filters=(refuse,))
+    )
+    assert await bench.run("lights-name") == Finished(
+        outcome="ok", text=NOT_RUN_BY_FILTER
+    )
     assert bench.lights.seen == []
 
 
 async def test_a_filter_that_takes_the_result_away_leaves_nothing() -> None:
     """A function that ran is not said to have been skipped."""
 
-    async def drop(context: AutoFunctionInvocationContext, next: Callable[[Any], Awaitable[None]]) -> None:
+    async def drop(
+        context: AutoFunctionInvocationContext, next: Callable[[Any], Awaitable[None]]
+    ) -> None:
         await next(context)
         context.function_result = None
 
@@ -161,9 +213,16 @@ async def test_a_filter_that_raises_fails_the_call(kind: str) -> None:
             context.terminate = True
         raise KeyError("filter")
 
-    bench = Bench(break_down) if kind == "auto" else Bench(passing, function_filters=(break_down,))
+    bench = (
+        Bench(break_down)
+        if kind == "auto"
+        else Bench(passing, function_filters=(break_down,))
+    )
     finished = await bench.run("lights-name")
-    assert (finished.outcome, finished.text) == ("failed", "The function lights-name failed.")
+    assert (finished.outcome, finished.text) == (
+        "failed",
+        "The function lights-name failed.",
+    )
     assert finished.error == "KeyError: 'filter'"
     assert finished.terminate is (kind == "auto")
 
@@ -172,7 +231,9 @@ async def test_a_filter_may_try_again() -> None:
     """The last attempt counts."""
     attempts: list[Any] = []
 
-    async def retry(context: AutoFunctionInvocationContext, next: Callable[[Any], Awaitable[None]]) -> None:
+    async def retry(
+        context: AutoFunctionInvocationContext, next: Callable[[Any], Awaitable[None]]
+    ) -> None:
         await next(context)
         attempts.append(present(context.function_result).value)
         context.arguments["lamp"] = 3
@@ -215,23 +276,31 @@ CHANGES = [change_value, change_inside, add_argument, replace_all, make_unwritab
 
 @pytest.mark.parametrize("kind", ["auto", "function"])
 @each_of("change", CHANGES)
-async def test_approved_arguments_cannot_be_changed_by_a_filter(kind: str, change: Callable[[Any], None]) -> None:
+async def test_approved_arguments_cannot_be_changed_by_a_filter(
+    kind: str, change: Callable[[Any], None]
+) -> None:
     """An approval is for what the approver saw: after a change, by whichever filter, nothing runs."""
 
     async def alter(context: Any, next: Callable[[Any], Awaitable[None]]) -> None:
         change(context)
         await next(context)
 
-    bench = Bench(alter) if kind == "auto" else Bench(passing, function_filters=(alter,))
+    bench = (
+        Bench(alter) if kind == "auto" else Bench(passing, function_filters=(alter,))
+    )
     bench.offered["lights-switch"] = bench.kernel.add_plugin(Rooms(), "rooms")["switch"]
-    rooms: Any = as_type(KernelFunctionFromMethod, bench.offered["lights-switch"]).method.__self__
+    rooms: Any = as_type(
+        KernelFunctionFromMethod, bench.offered["lights-switch"]
+    ).method.__self__
     finished = await bench.run("lights-switch", {"room": ["hall"]}, by="ann")
     assert (finished.outcome, finished.text) == (
         "failed",
         "The function lights-switch was not run: a filter of the application changed what had been approved.",
     )
     assert rooms.seen == []
-    edited = await bench.run("lights-switch", {"room": "attic"}, edited='{"room": ["hall"]}')
+    edited = await bench.run(
+        "lights-switch", {"room": "attic"}, edited='{"room": ["hall"]}'
+    )
     assert edited.error.startswith("ApprovedArgumentsChangedError")
     assert (await bench.run("lights-switch", {"room": ["hall"]})).text == "switched"
 
@@ -240,12 +309,17 @@ async def test_an_approved_function_cannot_be_exchanged_by_a_filter() -> None:
     """A filter that replaces the function changes the call as well."""
     bench = Bench()
 
-    async def exchange(context: AutoFunctionInvocationContext, next: Callable[[Any], Awaitable[None]]) -> None:
+    async def exchange(
+        context: AutoFunctionInvocationContext, next: Callable[[Any], Awaitable[None]]
+    ) -> None:
         context.function = bench.offered["lights-leave"]
         await next(context)
 
     add_filter(bench.kernel, "auto_function_invocation", exchange)
-    assert "changed what had been approved" in (await bench.run("lights-name", by="ann")).text
+    assert (
+        "changed what had been approved"
+        in (await bench.run("lights-name", by="ann")).text
+    )
 
 
 @FILTERED
@@ -257,7 +331,15 @@ async def test_an_approved_call_runs_as_any_other(filters: tuple[Filter, ...]) -
         assert context.function.fully_qualified_name.startswith("lights-")
         await next(context)
 
-    bench = Bench(*filters, function_filters=(add_user,), arguments=KernelArguments(on=threading.Lock(), user="ann"))
-    assert (await bench.run("lights-own", {"what": "lamp"}, by="ann")).text == "lamp of bob"
+    bench = Bench(
+        *filters,
+        function_filters=(add_user,),
+        arguments=KernelArguments(on=threading.Lock(), user="ann"),
+    )
+    assert (
+        await bench.run("lights-own", {"what": "lamp"}, by="ann")
+    ).text == "lamp of bob"
     assert (await bench.run("lights-name", {"label": None}, by="ann")).text == "named"
-    assert (await bench.run("lights-fail", by="ann")).text == "The function lights-fail failed."
+    assert (
+        await bench.run("lights-fail", by="ann")
+    ).text == "The function lights-fail failed."

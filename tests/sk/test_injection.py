@@ -7,8 +7,14 @@ from typing import Any
 import pytest
 from semantic_kernel import Kernel
 from semantic_kernel.contents import ChatHistory
-from semantic_kernel.functions import KernelArguments, KernelParameterMetadata, kernel_function
-from semantic_kernel.functions.kernel_function_from_method import KernelFunctionFromMethod
+from semantic_kernel.functions import (
+    KernelArguments,
+    KernelParameterMetadata,
+    kernel_function,
+)
+from semantic_kernel.functions.kernel_function_from_method import (
+    KernelFunctionFromMethod,
+)
 
 from planner_ext import ApprovalFilter, ApprovalPolicy, Approve, ToolUseSession
 from planner_ext.durable import Runs
@@ -51,12 +57,16 @@ def model(*replies: Any) -> World:
 
 @pytest.mark.parametrize("given", [WRITTEN, {"city": "Oslo"}], ids=["all", "city"])
 @every_door
-async def test_an_mcp_tool_gets_what_the_model_wrote_and_the_approver_saw(door: Door, given: dict[str, str]) -> None:
+async def test_an_mcp_tool_gets_what_the_model_wrote_and_the_approver_saw(
+    door: Door, given: dict[str, str]
+) -> None:
     """For all names of its parameters: neither an object of the application, nor one of its arguments."""
     async with mcp_tool(PROPERTIES, ("city",)) as (plugin, called):
         here, seen = model(call("weather-lookup", given)), Seen()
         here.kernel.add_plugin(plugin, "weather")
-        outcome = await door.ask(here, arguments=arguments(), approver=seen, interceptors=[ASK_ALL])
+        outcome = await door.ask(
+            here, arguments=arguments(), approver=seen, interceptors=[ASK_ALL]
+        )
         assert (called, seen.shown, outcome.status) == ([given], [given], "answered")
 
 
@@ -69,7 +79,13 @@ async def test_an_mcp_tool_that_waited_gets_what_was_shown(door: Door) -> None:
         paused = await door.ask(here, arguments=arguments(), interceptors=[ASK_ALL])
         edited = {**WRITTEN, "arguments": "edited"}
         decisions = {"c": Approve(arguments=edited)}
-        await door.resume(here, paused.checkpoint, decisions, arguments=arguments(), interceptors=[ASK_ALL])
+        await door.resume(
+            here,
+            paused.checkpoint,
+            decisions,
+            arguments=arguments(),
+            interceptors=[ASK_ALL],
+        )
         assert (paused.pending[0]["arguments"], called) == (WRITTEN, [edited])
 
 
@@ -82,18 +98,27 @@ async def test_an_mcp_tool_of_a_session_gets_what_the_model_wrote() -> None:
         assert called == [WRITTEN]
 
 
-async def test_an_mcp_tool_of_a_kept_run_gets_what_the_model_wrote(tmp_path: Path) -> None:
+async def test_an_mcp_tool_of_a_kept_run_gets_what_the_model_wrote(
+    tmp_path: Path,
+) -> None:
     """A run in a store is another door to the same call."""
-    async with mcp_tool(PROPERTIES) as (plugin, called), Runs.sqlite(tmp_path / "runs.db") as runs:
+    async with (
+        mcp_tool(PROPERTIES) as (plugin, called),
+        Runs.sqlite(tmp_path / "runs.db") as runs,
+    ):
         here = model(call("weather-lookup", {"city": "Oslo", "arguments": "mine"}))
         here.kernel.add_plugin(plugin, "weather")
-        handle = await runs.start(planner_with(), here.kernel, "Sunny?", run_id="r", arguments=arguments())
+        handle = await runs.start(
+            planner_with(), here.kernel, "Sunny?", run_id="r", arguments=arguments()
+        )
         await handle.result()
         assert called == [{"city": "Oslo", "arguments": "mine"}]
 
 
 @pytest.mark.parametrize("filtered", [False, True], ids=["bare", "filtered"])
-async def test_an_mcp_tool_that_a_function_calls_gets_what_that_wrote(filtered: bool) -> None:
+async def test_an_mcp_tool_that_a_function_calls_gets_what_that_wrote(
+    filtered: bool,
+) -> None:
     """``kernel.invoke`` inside a function of a run passes the values, and the policy sees them."""
     seen = Seen()
 
@@ -101,14 +126,22 @@ async def test_an_mcp_tool_that_a_function_calls_gets_what_that_wrote(filtered: 
         @kernel_function
         async def ask(self, kernel: Kernel) -> str:
             given: dict[str, Any] = {**WRITTEN}
-            return str(await kernel.invoke(plugin_name="weather", function_name="lookup", arguments=_of(given)))
+            return str(
+                await kernel.invoke(
+                    plugin_name="weather", function_name="lookup", arguments=_of(given)
+                )
+            )
 
     async with mcp_tool(PROPERTIES) as (plugin, called):
         here = model(call("outer-ask"))
         here.kernel.add_plugin(plugin, "weather")
         here.kernel.add_plugin(Outer(), "outer")
         if filtered:
-            add_filter(here.kernel, "function_invocation", ApprovalFilter(ASK_ALL, approver=seen))
+            add_filter(
+                here.kernel,
+                "function_invocation",
+                ApprovalFilter(ASK_ALL, approver=seen),
+            )
         options = {} if filtered else {"interceptors": [ASK_ALL], "approver": seen}
         await Door("planner", False).ask(here, arguments=arguments(), **options)
         assert (called, seen.shown) == ([WRITTEN], [{}, WRITTEN])
@@ -123,7 +156,9 @@ def _of(values: dict[str, Any]) -> KernelArguments:
 
 @pytest.mark.parametrize("policy", [ASK_ALL, ALLOW_ALL], ids=["ask", "allow"])
 @under_each
-async def test_a_stock_loop_does_not_call_such_a_tool(under: Kinds, policy: ApprovalPolicy) -> None:
+async def test_a_stock_loop_does_not_call_such_a_tool(
+    under: Kinds, policy: ApprovalPolicy
+) -> None:
     """Where Semantic Kernel itself would inject, the filter refuses the call by name, and the tool is not called."""
     async with mcp_tool(PROPERTIES) as (plugin, called):
         here = model(call("weather-lookup", WRITTEN))
@@ -133,12 +168,16 @@ async def test_a_stock_loop_does_not_call_such_a_tool(under: Kinds, policy: Appr
         await chat(here, history := _question(), arguments=arguments())
         (text,) = results(history)
         assert called == []
-        assert text.startswith("The call was refused and did not run: weather-lookup takes a value named arguments")
+        assert text.startswith(
+            "The call was refused and did not run: weather-lookup takes a value named arguments"
+        )
         assert SECRET not in text
 
 
 @under_each
-async def test_a_stock_loop_keeps_the_applications_arguments_to_itself(under: Kinds) -> None:
+async def test_a_stock_loop_keeps_the_applications_arguments_to_itself(
+    under: Kinds,
+) -> None:
     """An optional parameter that the model left out is not filled from arguments of the application by its name."""
     async with mcp_tool({"city": TEXT, "password": TEXT}) as (plugin, called):
         here, seen = model(call("weather-lookup", {"city": "Oslo"})), Seen()
@@ -147,18 +186,25 @@ async def test_a_stock_loop_keeps_the_applications_arguments_to_itself(under: Ki
             add_filter(here.kernel, kind, ApprovalFilter(ASK_ALL, approver=seen))
         await chat(here, _question(), arguments=arguments())
         assert called == seen.shown
-        if under != FUNCTION:  # which does not know what the model wrote: there the approver is shown the whole
+        if (
+            under != FUNCTION
+        ):  # which does not know what the model wrote: there the approver is shown the whole
             assert called == [{"city": "Oslo"}]
 
 
 async def test_a_call_that_a_filter_resumes_gets_what_was_shown() -> None:
     """``ApprovalFilter.resume`` passes what waited, without the arguments of the application."""
     async with mcp_tool({"city": TEXT, "password": TEXT}) as (plugin, called):
-        here, asking = model(call("weather-lookup", {"city": "Oslo"}, id="c")), ApprovalFilter(ASK_ALL)
+        here, asking = (
+            model(call("weather-lookup", {"city": "Oslo"}, id="c")),
+            ApprovalFilter(ASK_ALL),
+        )
         here.kernel.add_plugin(plugin, "weather")
         add_filter(here.kernel, "auto_function_invocation", asking)
         await chat(here, history := _question(), arguments=arguments())
-        await asking.resume(here.kernel, history, {"c": Approve()}, arguments=arguments())
+        await asking.resume(
+            here.kernel, history, {"c": Approve()}, arguments=arguments()
+        )
         assert called == [{"city": "Oslo"}]
 
 
@@ -177,7 +223,9 @@ async def test_an_api_is_asked_with_what_the_model_wrote(door: Door) -> None:
     with api() as server:
         here, seen = model(call("api-find", WRITTEN)), Seen()
         server.add_to(here.kernel, in_query("city", "password", *RESERVED))
-        await door.ask(here, arguments=arguments(), approver=seen, interceptors=[ASK_ALL])
+        await door.ask(
+            here, arguments=arguments(), approver=seen, interceptors=[ASK_ALL]
+        )
         assert (server.queries, seen.shown) == ([WRITTEN], [WRITTEN])
 
 
@@ -187,24 +235,33 @@ async def test_the_model_is_offered_such_parameters() -> None:
         here = model(call("api-find", {}))
         server.add_to(here.kernel, in_query(*RESERVED, required=True))
         outcome = await Door("service", False).ask(here, arguments=arguments())
-        assert all(f'"{name}" is missing' in results(outcome.history)[0] for name in RESERVED)
+        assert all(
+            f'"{name}" is missing' in results(outcome.history)[0] for name in RESERVED
+        )
         assert server.queries == []
 
 
 @pytest.mark.parametrize("given", [{"user_id": "1"}, {}], ids=["given", "empty"])
 @every_door
-async def test_parameters_that_meet_under_one_name_are_refused(door: Door, given: dict[str, str]) -> None:
+async def test_parameters_that_meet_under_one_name_are_refused(
+    door: Door, given: dict[str, str]
+) -> None:
     """Semantic Kernel makes one name of two, and one value would stand in both places: the call is refused by name."""
     with api() as server:
         here = model(call("api-find", given))
         server.add_to(here.kernel, in_query("user-id", "user_id"))
         outcome = await door.ask(here, interceptors=[ALLOW_ALL])
         assert server.queries == []
-        assert 'meet under one name, "user_id" ("user-id" and "user_id")' in results(outcome.history)[0]
+        assert (
+            'meet under one name, "user_id" ("user-id" and "user_id")'
+            in results(outcome.history)[0]
+        )
 
 
 @under_each
-async def test_a_filter_refuses_parameters_that_meet_under_one_name(under: Kinds) -> None:
+async def test_a_filter_refuses_parameters_that_meet_under_one_name(
+    under: Kinds,
+) -> None:
     """Also in the stock loop."""
     with api() as server:
         here = model(call("api-find", {"user_id": "1"}))
@@ -222,7 +279,13 @@ async def test_a_function_that_calls_such_an_operation_is_refused() -> None:
     class Outer:
         @kernel_function
         async def ask(self, kernel: Kernel) -> str:
-            return str(await kernel.invoke(plugin_name="api", function_name="find", arguments=_of({"user_id": "1"})))
+            return str(
+                await kernel.invoke(
+                    plugin_name="api",
+                    function_name="find",
+                    arguments=_of({"user_id": "1"}),
+                )
+            )
 
     with api() as server:
         here = model(call("outer-ask"))
@@ -235,13 +298,25 @@ async def test_a_function_that_calls_such_an_operation_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("named", "options"),
-    [("content_type", {"enable_dynamic_payload": False}), ("to_id", {"enable_payload_namespacing": True})],
+    [
+        ("content_type", {"enable_dynamic_payload": False}),
+        ("to_id", {"enable_payload_namespacing": True}),
+    ],
 )
-async def test_a_parameter_that_meets_the_payload_is_refused(named: str, options: dict[str, Any]) -> None:
+async def test_a_parameter_that_meets_the_payload_is_refused(
+    named: str, options: dict[str, Any]
+) -> None:
     """Semantic Kernel has names of its own for a payload: for the whole of one, and for what is below a property."""
     to = {"type": "object", "properties": {"id": TEXT}}
-    body = {"content": {"application/json": {"schema": {"type": "object", "properties": {"to": to}}}}}
-    operation = {"parameters": [{"name": named, "in": "query", "schema": TEXT}], "requestBody": body}
+    body = {
+        "content": {
+            "application/json": {"schema": {"type": "object", "properties": {"to": to}}}
+        }
+    }
+    operation = {
+        "parameters": [{"name": named, "in": "query", "schema": TEXT}],
+        "requestBody": body,
+    }
     with api() as server:
         here = model(call("api-find", {named: "x", "payload": {}}))
         server.add_to(here.kernel, operation, method="put", **options)
@@ -252,7 +327,13 @@ async def test_a_parameter_that_meets_the_payload_is_refused(named: str, options
 
 async def test_a_name_that_the_document_uses_twice_is_one_parameter() -> None:
     """An ``id`` in the path and in the body are one to Semantic Kernel and to the approver: both get the value."""
-    body = {"content": {"application/json": {"schema": {"type": "object", "properties": {"id": TEXT, "name": TEXT}}}}}
+    body = {
+        "content": {
+            "application/json": {
+                "schema": {"type": "object", "properties": {"id": TEXT, "name": TEXT}}
+            }
+        }
+    }
     operation = {
         "parameters": [{"name": "id", "in": "path", "required": True, "schema": TEXT}],
         "requestBody": {"required": True, **body},
@@ -261,7 +342,10 @@ async def test_a_name_that_the_document_uses_twice_is_one_parameter() -> None:
         here = model(call("api-find", {"id": "7", "name": "Oslo"}))
         server.add_to(here.kernel, operation, "/find/{id}", "put")
         await Door("planner", False).ask(here)
-        assert (server.paths, server.bodies) == (["/find/7"], [{"id": "7", "name": "Oslo"}])
+        assert (server.paths, server.bodies) == (
+            ["/find/7"],
+            [{"id": "7", "name": "Oslo"}],
+        )
 
 
 # Functions of Python.
@@ -274,13 +358,33 @@ async def test_a_python_function_gets_what_its_signature_asks_for(door: Door) ->
 
     class Asks:
         @kernel_function
-        async def all(self, city: str, kernel: Any, service: Any, execution_settings: Any, arguments: Any) -> str:
-            got.extend((city, kernel.plugins.keys(), service.service_id, execution_settings, arguments["password"]))
+        async def all(
+            self,
+            city: str,
+            kernel: Any,
+            service: Any,
+            execution_settings: Any,
+            arguments: Any,
+        ) -> str:
+            got.extend(
+                (
+                    city,
+                    kernel.plugins.keys(),
+                    service.service_id,
+                    execution_settings,
+                    arguments["password"],
+                )
+            )
             return "fine"
 
     here = world([call("asks-all", {"city": "Oslo"}), DONE], asks=Asks())
     await door.ask(here, arguments=arguments())
-    assert (got[0], "asks" in got[1], got[2], got[4]) == ("Oslo", True, here.service.service_id, SECRET)
+    assert (got[0], "asks" in got[1], got[2], got[4]) == (
+        "Oslo",
+        True,
+        here.service.service_id,
+        SECRET,
+    )
     assert "asks-all" in here.service.requests[0].tools
 
 
@@ -293,15 +397,23 @@ async def test_a_function_that_takes_keywords_gets_what_its_schema_says() -> Non
         got.append(given)
         return "fine"
 
-    parameters = [KernelParameterMetadata(name=name, type_="str", is_required=False) for name in RESERVED]  # pyright: ignore[reportCallIssue]  # its fields have defaults
+    parameters = [
+        KernelParameterMetadata(name=name, type_="str", is_required=False)  # pyright: ignore[reportCallIssue]  # its fields have defaults
+        for name in RESERVED
+    ]
     here = model(call("any-lookup", {"kernel": "mine"}))
-    here.kernel.add_function("any", KernelFunctionFromMethod(lookup, plugin_name="any", parameters=parameters))
+    here.kernel.add_function(
+        "any",
+        KernelFunctionFromMethod(lookup, plugin_name="any", parameters=parameters),
+    )
     await Door("planner", False).ask(here, arguments=arguments())
     assert got == [{"kernel": "mine"}]
 
 
 @every_door
-async def test_a_tool_may_name_its_parameters_as_its_plugin_names_its_own(door: Door) -> None:
+async def test_a_tool_may_name_its_parameters_as_its_plugin_names_its_own(
+    door: Door,
+) -> None:
     """``tool_name`` and ``self``, which the plugin's method takes itself, reach the server, too."""
     given = {"tool_name": "rain", "self": "mine", "name": "x"}
     async with mcp_tool(dict.fromkeys(given, TEXT)) as (plugin, called):
@@ -320,6 +432,8 @@ async def test_the_name_of_keywords_is_not_a_parameter() -> None:
         return "fine"
 
     here = model(call("mcp-fetch", {}))
-    here.kernel.add_function("mcp", kernel_function(name="fetch")(partial(call_tool, "fetch")))
+    here.kernel.add_function(
+        "mcp", kernel_function(name="fetch")(partial(call_tool, "fetch"))
+    )
     await Door("planner", False).ask(here, arguments=arguments())
     assert got == [{"name": "fetch"}]

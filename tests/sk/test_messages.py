@@ -30,7 +30,9 @@ from support.stock import first_call
 from support.values import each_of
 
 
-def call(id: str | None, name: str | None = "t-add", arguments: Any = "{}", **more: Any) -> FunctionCallContent:
+def call(
+    id: str | None, name: str | None = "t-add", arguments: Any = "{}", **more: Any
+) -> FunctionCallContent:
     return FunctionCallContent(id=id, name=name, arguments=arguments, **more)
 
 
@@ -52,7 +54,10 @@ def test_text_beside_calls_is_sent_with_them() -> None:
     items = [TextContent(text="Let "), call("a"), TextContent(text="me see.")]
     assert "content" not in reply(*items).to_dict()
     sent = accepted([reply(*items)]).to_dict()
-    assert (sent["content"], [one["id"] for one in sent["tool_calls"]]) == ("Let me see.", ["a"])
+    assert (sent["content"], [one["id"] for one in sent["tool_calls"]]) == (
+        "Let me see.",
+        ["a"],
+    )
 
 
 def test_calls_without_text_are_sent_without_content() -> None:
@@ -61,7 +66,9 @@ def test_calls_without_text_are_sent_without_content() -> None:
 
 
 @each_of(
-    "given", [[None], [""], ["a", "a"], ["a", None], [None, None], ["a", "b", "a", ""]], ids=lambda given: repr(given)
+    "given",
+    [[None], [""], ["a", "a"], ["a", None], [None, None], ["a", "b", "a", ""]],
+    ids=lambda given: repr(given),
 )
 def test_missing_and_repeated_ids_are_reissued(given: list[str | None]) -> None:
     """Afterwards each call has an id of its own, which OpenAI takes; ids that were good stay."""
@@ -69,7 +76,9 @@ def test_missing_and_repeated_ids_are_reissued(given: list[str | None]) -> None:
     got = ids(accepted([received]))
     assert len(set(got)) == len(got)
     assert all(id and len(id) <= 40 for id in got)
-    assert [id for n, id in enumerate(given) if id and id not in given[:n]] == [id for id in got if id in given]
+    assert [id for n, id in enumerate(given) if id and id not in given[:n]] == [
+        id for id in got if id in given
+    ]
     assert ids(received) == given
 
 
@@ -83,11 +92,25 @@ def test_everything_else_of_a_reply_is_kept() -> None:
     """Finish reason, model, metadata, name, inner content and other items survive, and so do a call's own notes."""
     noted = call(None, metadata={"thought_signature": b"\xff"}, inner_content="raw")
     image = ImageContent(uri="https://example.org/cat.png")
-    more = {"ai_model_id": "m", "metadata": {"id": "x"}, "name": "n", "inner_content": "whole"}
-    merged = accepted([reply(noted, image, finish_reason=FinishReason.TOOL_CALLS, **more)])
-    assert (merged.finish_reason, merged.ai_model_id, merged.metadata) == ("tool_calls", "m", {"id": "x"})
+    more = {
+        "ai_model_id": "m",
+        "metadata": {"id": "x"},
+        "name": "n",
+        "inner_content": "whole",
+    }
+    merged = accepted(
+        [reply(noted, image, finish_reason=FinishReason.TOOL_CALLS, **more)]
+    )
+    assert (merged.finish_reason, merged.ai_model_id, merged.metadata) == (
+        "tool_calls",
+        "m",
+        {"id": "x"},
+    )
     assert (merged.name, merged.inner_content, merged.items[1]) == ("n", "whole", image)
-    assert (merged.items[0].metadata, merged.items[0].inner_content) == ({"thought_signature": b"\xff"}, "raw")
+    assert (merged.items[0].metadata, merged.items[0].inner_content) == (
+        {"thought_signature": b"\xff"},
+        "raw",
+    )
 
 
 def test_several_messages_become_one() -> None:
@@ -117,7 +140,9 @@ def test_several_messages_become_one() -> None:
         (call("a", None), "", "{}"),
     ],
 )
-def test_a_call_is_read_as_the_kernel_would(received: FunctionCallContent, name: str, arguments: str) -> None:
+def test_a_call_is_read_as_the_kernel_would(
+    received: FunctionCallContent, name: str, arguments: str
+) -> None:
     """The name is the kernel's, with any separator, and the arguments are JSON text, as received."""
     (request,) = requested_calls(reply(received))
     assert (request.id, request.name, request.arguments) == ("a", name, arguments)
@@ -125,7 +150,9 @@ def test_a_call_is_read_as_the_kernel_would(received: FunctionCallContent, name:
 
 def test_arguments_other_than_json_are_text() -> None:
     """A connector that parses arguments itself may hand over anything: it never keeps a reply from being read."""
-    (request,) = requested_calls(reply(call("a", "t-add", {"at": {1, 2}, "raw": b"\xff"})))
+    (request,) = requested_calls(
+        reply(call("a", "t-add", {"at": {1, 2}, "raw": b"\xff"}))
+    )
     assert isinstance(request.arguments, str)
 
 
@@ -139,25 +166,47 @@ def test_a_result_is_one_tool_message() -> None:
 
 def test_an_edited_reply_shows_the_edited_arguments() -> None:
     """Calls that were removed are gone, edited arguments stand in place of the model's, the original is unchanged."""
-    received = reply(call("a", arguments='{"x": 1}'), call("b"), TextContent(text="See:"))
-    (message,) = render([EditedReply(message=received, kept=("a",), edited=(("a", '{"x": 2}'),))])
-    assert (ids(message), first_call(message).arguments, text_of(message)) == (["a"], '{"x": 2}', "See:")
+    received = reply(
+        call("a", arguments='{"x": 1}'), call("b"), TextContent(text="See:")
+    )
+    (message,) = render(
+        [EditedReply(message=received, kept=("a",), edited=(("a", '{"x": 2}'),))]
+    )
+    assert (ids(message), first_call(message).arguments, text_of(message)) == (
+        ["a"],
+        '{"x": 2}',
+        "See:",
+    )
     assert (ids(received), first_call(received).arguments) == (["a", "b"], '{"x": 1}')
 
 
 def test_a_reply_of_which_no_call_is_left_is_its_text() -> None:
     """With every call removed, what is sent is the text alone."""
-    (message,) = render([EditedReply(message=reply(call("a"), TextContent(text="See:")), kept=())])
+    (message,) = render(
+        [EditedReply(message=reply(call("a"), TextContent(text="See:")), kept=())]
+    )
     assert message.to_dict() == {"role": "assistant", "content": "See:"}
 
 
 @each_of(
     "message",
     [
-        reply(TextContent(text="See:"), call("a", arguments='{"x": "é{}"}'), finish_reason=FinishReason.TOOL_CALLS),
-        ChatMessageContent(role=AuthorRole.TOOL, items=[FunctionResultContent(id="a", name="t-add", result="3")]),
-        ChatMessageContent(role=AuthorRole.USER, items=[ImageContent(data_uri="data:image/png;base64,iVBORw==")]),
-        ChatMessageContent(role=AuthorRole.SYSTEM, items=[TextContent(text="Be brief.")], name="rules"),
+        reply(
+            TextContent(text="See:"),
+            call("a", arguments='{"x": "é{}"}'),
+            finish_reason=FinishReason.TOOL_CALLS,
+        ),
+        ChatMessageContent(
+            role=AuthorRole.TOOL,
+            items=[FunctionResultContent(id="a", name="t-add", result="3")],
+        ),
+        ChatMessageContent(
+            role=AuthorRole.USER,
+            items=[ImageContent(data_uri="data:image/png;base64,iVBORw==")],
+        ),
+        ChatMessageContent(
+            role=AuthorRole.SYSTEM, items=[TextContent(text="Be brief.")], name="rules"
+        ),
         assistant_text(""),
     ],
     ids=["calls", "result", "image", "system", "empty"],
@@ -171,7 +220,10 @@ def test_a_message_is_sent_the_same_after_json(message: ChatMessageContent) -> N
 
 def test_rendering_changes_nothing_that_was_given() -> None:
     """A caller's message with calls is sent as a copy; one without is itself."""
-    calls, plain = reply(TextContent(text="See:"), call("a")), reply(TextContent(text="Hi."))
+    calls, plain = (
+        reply(TextContent(text="See:"), call("a")),
+        reply(TextContent(text="Hi.")),
+    )
     before = calls.model_dump()
     sent = render([calls, plain])
     assert (calls.model_dump(), type(calls)) == (before, ChatMessageContent)
@@ -198,7 +250,11 @@ def test_a_history_with_our_messages_is_a_history() -> None:
 
 def test_reading_a_message_leaves_its_json_as_it_is() -> None:
     """Semantic Kernel adds the text of ``content`` to the list of items: not to that of a journal, which is signed."""
-    data = {"role": "user", "content": "Hi.", "items": [{"content_type": "text", "text": "Ho."}]}
+    data = {
+        "role": "user",
+        "content": "Hi.",
+        "items": [{"content_type": "text", "text": "Ho."}],
+    }
     before = json.dumps(data)
     assert load_message(data).content == load_message(data).content
     assert json.dumps(data) == before

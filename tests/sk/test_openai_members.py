@@ -12,14 +12,22 @@ import pytest
 from openai import AsyncOpenAI
 from openai.resources.chat.completions import AsyncCompletions
 from semantic_kernel import Kernel
-from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
+from semantic_kernel.connectors.ai.function_choice_behavior import (
+    FunctionChoiceBehavior,
+)
 from semantic_kernel.connectors.ai.open_ai import (
     AzureChatCompletion,
     OpenAIChatCompletion,
     OpenAIChatPromptExecutionSettings,
 )
-from semantic_kernel.connectors.ai.open_ai.services.open_ai_model_types import OpenAIModelTypes
-from semantic_kernel.contents import ChatHistory, ChatMessageContent, StreamingChatMessageContent
+from semantic_kernel.connectors.ai.open_ai.services.open_ai_model_types import (
+    OpenAIModelTypes,
+)
+from semantic_kernel.contents import (
+    ChatHistory,
+    ChatMessageContent,
+    StreamingChatMessageContent,
+)
 from semantic_kernel.utils.telemetry.model_diagnostics import decorators as diagnostics
 
 from planner_ext import FunctionInvokingChatCompletion
@@ -47,7 +55,9 @@ class Counted(GenericTransport):
         self.taken += 1
         return await super().ask(request)
 
-    async def stream(self, request: ChatRequest) -> AsyncGenerator[StreamingChatMessageContent, Any]:
+    async def stream(
+        self, request: ChatRequest
+    ) -> AsyncGenerator[StreamingChatMessageContent, Any]:
         self.taken += 1
         async for chunk in super().stream(request):
             yield chunk
@@ -75,7 +85,9 @@ def request(settings: Any = None) -> ChatRequest:
 async def takes_own_way(service: Any, *, streamed: bool, settings: Any = None) -> bool:
     """Whether a request, which has to be answered either way, goes the connector's own way."""
     own = Counted(service, kernel=None, arguments=None)
-    came = await put(OpenAITransport(service, own), request(settings), streamed=streamed)
+    came = await put(
+        OpenAITransport(service, own), request(settings), streamed=streamed
+    )
     assert "".join(each.content for each in came) == "Hi."
     return own.taken == 1
 
@@ -88,14 +100,21 @@ def test_what_is_replaced_is_what_it_was(name: str) -> None:
     new digest beside the name.
     """
     for kind in (OpenAIChatCompletion, AzureChatCompletion):
-        assert is_own(getattr(kind, name), REPLACED[name]), source_digest(getattr(kind, name))
+        assert is_own(getattr(kind, name), REPLACED[name]), source_digest(
+            getattr(kind, name)
+        )
 
 
 @each_of("name", CALLED)
 def test_what_is_called_takes_what_it_took(name: str) -> None:
     """The methods that our encoding calls are there, with the parameters that they are given."""
     for kind in (OpenAIChatCompletion, AzureChatCompletion):
-        assert tuple(inspect.signature(getattr(kind, name)).parameters)[1 : 1 + len(CALLED[name])] == CALLED[name]
+        assert (
+            tuple(inspect.signature(getattr(kind, name)).parameters)[
+                1 : 1 + len(CALLED[name])
+            ]
+            == CALLED[name]
+        )
 
 
 def test_the_client_is_as_expected(service: OpenAIChatCompletion) -> None:
@@ -103,12 +122,16 @@ def test_the_client_is_as_expected(service: OpenAIChatCompletion) -> None:
     assert is_supported(service)
 
 
-async def test_a_connector_as_it_is_has_its_requests_encoded(service: Any, streamed: bool) -> None:
+async def test_a_connector_as_it_is_has_its_requests_encoded(
+    service: Any, streamed: bool
+) -> None:
     """Nothing of the connector's own way is left where all is as expected."""
     assert not await takes_own_way(service, streamed=streamed)
 
 
-async def test_a_method_that_an_application_overrides_is_called(endpoint: Endpoint, streamed: bool) -> None:
+async def test_a_method_that_an_application_overrides_is_called(
+    endpoint: Endpoint, streamed: bool
+) -> None:
     """A subclass of the connector is the application's own, with each method that it overrides."""
 
     class Own(OpenAIChatCompletion):
@@ -126,7 +149,9 @@ async def test_a_method_that_was_wrapped_is_called(
     """Tracing libraries wrap a connector's methods in place; so do tests. Then they are called."""
     for name in REPLACED:
         with monkeypatch.context() as patched:
-            patched.setattr(OpenAIChatCompletion, name, wrapped(getattr(OpenAIChatCompletion, name)))
+            patched.setattr(
+                OpenAIChatCompletion, name, wrapped(getattr(OpenAIChatCompletion, name))
+            )
             assert await takes_own_way(service, streamed=streamed)
 
 
@@ -145,33 +170,50 @@ async def test_a_client_whose_method_was_wrapped_is_called(
     with monkeypatch.context() as patched:
         patched.setattr(AsyncCompletions, "create", wrapped(AsyncCompletions.create))
         assert await takes_own_way(service, streamed=streamed)
-    monkeypatch.setattr(service.client.chat.completions, "create", wrapped(service.client.chat.completions.create))
+    monkeypatch.setattr(
+        service.client.chat.completions,
+        "create",
+        wrapped(service.client.chat.completions.create),
+    )
     assert await takes_own_way(service, streamed=streamed)
 
 
-async def test_a_client_of_another_class_is_called(endpoint: Endpoint, streamed: bool) -> None:
+async def test_a_client_of_another_class_is_called(
+    endpoint: Endpoint, streamed: bool
+) -> None:
     """A subclass of the client may do anything with a request."""
 
     class Client(AsyncOpenAI):
         """An application's own client."""
 
     client = Client(base_url=f"{endpoint.origin}/v1", api_key="any", max_retries=0)
-    assert await takes_own_way(OpenAIChatCompletion("m", async_client=client), streamed=streamed)
+    assert await takes_own_way(
+        OpenAIChatCompletion("m", async_client=client), streamed=streamed
+    )
     await client.close()
 
 
-def test_a_changed_member_is_noticed(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_member_is_noticed(
+    service: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A method with another source, with other arguments, or that is gone, is not taken for the one that we know."""
-    changed: list[tuple[str, dict[str, Any]]] = [("CALLED", {"no_such_method": ("response",)})]
+    changed: list[tuple[str, dict[str, Any]]] = [
+        ("CALLED", {"no_such_method": ("response",)})
+    ]
     changed += [("REPLACED", {**REPLACED, name: "0" * 16}) for name in REPLACED]
-    changed += [("CALLED", {**CALLED, name: ("renamed", *taken[1:])}) for name, taken in CALLED.items()]
+    changed += [
+        ("CALLED", {**CALLED, name: ("renamed", *taken[1:])})
+        for name, taken in CALLED.items()
+    ]
     for table, members in changed:
         with monkeypatch.context() as patched:
             patched.setattr(openai_members, table, members)
             assert not is_supported(service)
 
 
-def test_a_method_without_a_source_is_not_known(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_method_without_a_source_is_not_known(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Where sources cannot be read nothing is assumed, and the log says which method it was."""
     with caplog.at_level(logging.INFO):
         assert not is_own(len, source_digest(len))
@@ -179,10 +221,17 @@ def test_a_method_without_a_source_is_not_known(caplog: pytest.LogCaptureFixture
 
 
 async def test_model_diagnostics_see_the_whole_request(
-    service: Any, streamed: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    service: Any,
+    streamed: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """With Semantic Kernel's diagnostics on, its own way is taken: they log each message of the history, as ever."""
-    monkeypatch.setattr(diagnostics.MODEL_DIAGNOSTICS_SETTINGS, "enable_otel_diagnostics_sensitive", True)
+    monkeypatch.setattr(
+        diagnostics.MODEL_DIAGNOSTICS_SETTINGS,
+        "enable_otel_diagnostics_sensitive",
+        True,
+    )
     with caplog.at_level(logging.INFO, logger=diagnostics.__name__):
         assert await takes_own_way(service, streamed=streamed)
     assert "Be brief." in caplog.text
@@ -203,7 +252,8 @@ class Wide(OpenAIChatPromptExecutionSettings):
 
 
 @pytest.mark.parametrize(
-    "settings", [Lean(), SETTINGS(extra_body={"messages": [{"role": "user", "content": "Else."}]})]
+    "settings",
+    [Lean(), SETTINGS(extra_body={"messages": [{"role": "user", "content": "Else."}]})],
 )
 async def test_settings_that_are_more_than_fields_are_written_by_the_connector(
     service: Any, endpoint: Endpoint, settings: Any, streamed: bool
@@ -218,13 +268,19 @@ async def test_fields_of_an_applications_own_settings_are_sent(
     service: Any, endpoint: Endpoint, streamed: bool
 ) -> None:
     """What the client knows is sent, the rest is the client's to refuse."""
-    assert not await takes_own_way(service, streamed=streamed, settings=Wide(extra_headers={"x-mine": "1"}))
+    assert not await takes_own_way(
+        service, streamed=streamed, settings=Wide(extra_headers={"x-mine": "1"})
+    )
     assert endpoint.seen[0][1]["verbosity"] == "low"
     assert "extra_headers" not in endpoint.seen[0][1]
 
 
 async def test_a_module_that_moved_costs_time_only(
-    service: Any, kernel: Kernel, streamed: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    service: Any,
+    kernel: Kernel,
+    streamed: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Where what our encoding imports is gone, requests go the connector's own way, and the log says so."""
     monkeypatch.setitem(sys.modules, "planner_ext.sk.chat.openai", None)
@@ -253,10 +309,14 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("status", ERRORS)
-async def test_errors_are_the_connectors(service: Any, endpoint: Endpoint, status: int, streamed: bool) -> None:
+async def test_errors_are_the_connectors(
+    service: Any, endpoint: Endpoint, status: int, streamed: bool
+) -> None:
     """A refusal, a fault, a filtered prompt and an invalid reply raise the same both ways, with the same cause."""
     written = json.dumps(ERRORS[status]).encode()
-    endpoint.answer = lambda _: HttpResponse(status=status, content_type="application/json", parts=(written,))
+    endpoint.answer = lambda _: HttpResponse(
+        status=status, content_type="application/json", parts=(written,)
+    )
     raised: list[BaseException] = []
     own = GenericTransport(service, kernel=None, arguments=None)
     for transport in (OpenAITransport(service, own), own):
@@ -275,9 +335,13 @@ async def test_errors_are_the_connectors(service: Any, endpoint: Endpoint, statu
         assert str(ours) == str(stock)
 
 
-async def test_a_page_instead_of_a_reply_is_named(service: Any, endpoint: Endpoint) -> None:
+async def test_a_page_instead_of_a_reply_is_named(
+    service: Any, endpoint: Endpoint
+) -> None:
     """A server that does not speak OpenAI's protocol leads to the error that says so."""
-    endpoint.answer = lambda _: HttpResponse(status=200, content_type="text/html", parts=(b"<html>",))
+    endpoint.answer = lambda _: HttpResponse(
+        status=200, content_type="text/html", parts=(b"<html>",)
+    )
     own = GenericTransport(service, kernel=None, arguments=None)
     with pytest.raises(InvalidReplyError, match="base URL"), named_errors(service):
         await put(OpenAITransport(service, own), request(), streamed=False)

@@ -41,9 +41,13 @@ GOOD = json.dumps(COMPLETION).encode()
 CHUNKS = [
     chunk
     for reply in (say("Grüße 👋"), calls(call("t-add", {"a": "é"})))
-    for chunk in completion_chunks(reply, index=0, model="m", usage=TOKENS, chunk_size=4)
+    for chunk in completion_chunks(
+        reply, index=0, model="m", usage=TOKENS, chunk_size=4
+    )
 ]
-EVENTS = [f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n".encode() for chunk in CHUNKS]
+EVENTS = [
+    f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n".encode() for chunk in CHUNKS
+]
 DONE = b"data: [DONE]\n\n"
 
 
@@ -69,7 +73,10 @@ def described(value: Any) -> Any:
 
 
 def described_error(error: BaseException) -> Any:
-    told = {name: getattr(error, name, None) for name in ("status_code", "request_id", "body", "code", "type", "param")}
+    told = {
+        name: getattr(error, name, None)
+        for name in ("status_code", "request_id", "body", "code", "type", "param")
+    }
     request = getattr(error, "request", None)
     sent = None if request is None else (request.method, str(request.url))
     return (type(error), str(error), repr(told), sent, type(error.__cause__))
@@ -101,17 +108,23 @@ def http_client(**options: Any) -> Any:
 def client_of(wire: Wire, **options: Any) -> AsyncOpenAI:
     if "http_client" not in options:
         options["http_client"] = http_client()
-    return AsyncOpenAI(**{"base_url": wire.url, "api_key": "any", "max_retries": 2, **options})
+    return AsyncOpenAI(
+        **{"base_url": wire.url, "api_key": "any", "max_retries": 2, **options}
+    )
 
 
 async def plain(client: AsyncOpenAI, stream: bool) -> Any:
     """Send a request as Semantic Kernel's connector does."""
-    return await client.chat.completions.create(messages=MESSAGES, model="m", stream=stream)
+    return await client.chat.completions.create(
+        messages=MESSAGES, model="m", stream=stream
+    )
 
 
 async def ours(client: AsyncOpenAI, stream: bool, options: Any = OPTIONS) -> Any:
     body = json.dumps({"messages": MESSAGES, "model": "m", "stream": stream}).encode()
-    return await post(client, path="/chat/completions", content=body, options=options, stream=stream)
+    return await post(
+        client, path="/chat/completions", content=body, options=options, stream=stream
+    )
 
 
 Sender = Callable[[AsyncOpenAI, bool], Awaitable[Any]]
@@ -131,14 +144,20 @@ async def outcome(send: Awaitable[Any], wire: Wire, waits: list[float]) -> Outco
             read.append(described(got))
     except Exception as error:
         failed = described_error(error)
-    came = Outcome(read, failed, [_without_length(each) for each in wire.seen], [*waits])
+    came = Outcome(
+        read, failed, [_without_length(each) for each in wire.seen], [*waits]
+    )
     waits.clear()
     return came
 
 
 def _without_length(received: Any) -> Any:
     """Leave out the length: ours and the client's JSON are the same but for white space."""
-    return received._replace(headers=tuple(pair for pair in received.headers if pair[0].lower() != "content-length"))
+    return received._replace(
+        headers=tuple(
+            pair for pair in received.headers if pair[0].lower() != "content-length"
+        )
+    )
 
 
 async def both(
@@ -152,7 +171,13 @@ async def both(
     """Send a request both ways, with clients that have sent one before; see that all is equal."""
     came: list[Outcome] = []
     for send in (ours, plain):
-        client = client_of(wire, **{name: made() if callable(made) else made for name, made in options.items()})
+        client = client_of(
+            wire,
+            **{
+                name: made() if callable(made) else made
+                for name, made in options.items()
+            },
+        )
         wire.will([fine(stream)])
         first = await outcome(send(client, stream), wire, waits)
         assert not first.error
@@ -169,7 +194,9 @@ async def both(
 
 
 def problem(status: int, code: str = "odd", **sent: str) -> Answer:
-    body = json.dumps(error_body("No.", type="invalid_request_error", code=code)).encode()
+    body = json.dumps(
+        error_body("No.", type="invalid_request_error", code=code)
+    ).encode()
     return answer(body, status=status, x_request_id="r-1", **sent)
 
 
@@ -184,7 +211,9 @@ REFUSALS: dict[str, tuple[Answer, ...]] = {
     "429 retry-after": (problem(429, retry_after="7"),),
     "429 retry-after-ms": (problem(429, retry_after_ms="250", retry_after="7"),),
     "429 retry-after a day": (problem(429, retry_after="86400"),),
-    "429 retry-after a date": (problem(429, retry_after="Wed, 21 Oct 2015 07:28:00 GMT"),),
+    "429 retry-after a date": (
+        problem(429, retry_after="Wed, 21 Oct 2015 07:28:00 GMT"),
+    ),
     "429 retry-after no number": (problem(429, retry_after="soon"),),
     "408": (problem(408),),
     "409": (problem(409),),
@@ -195,7 +224,9 @@ REFUSALS: dict[str, tuple[Answer, ...]] = {
     "422": (problem(422),),
     "500 not to be retried": (problem(500, x_should_retry="false"),),
     "400 to be retried": (problem(400, x_should_retry="true"),),
-    "502 with a page": (answer(b"<html>Bad gateway</html>", status=502, kind="text/html"),),
+    "502 with a page": (
+        answer(b"<html>Bad gateway</html>", status=502, kind="text/html"),
+    ),
     "302": (answer(b"", status=302, location="/elsewhere"), problem(404)),
     "307": (answer(b"", status=307, location="/elsewhere"), problem(404)),
     "302 to nowhere": (answer(b"", status=302),),
@@ -220,7 +251,9 @@ BODIES: dict[str, Answer] = {
     "a page": answer(b"<html>Hi.</html>", kind="text/html"),
     "JSON that is called a page": answer(GOOD, kind="text/html"),
     "no kind": Answer((head(200, content_length=str(len(GOOD))) + GOOD,)),
-    "another kind of JSON": answer(GOOD, kind="application/vnd.any+json; charset=utf-8"),
+    "another kind of JSON": answer(
+        GOOD, kind="application/vnd.any+json; charset=utf-8"
+    ),
     "bad JSON": answer(GOOD[:-3]),
     "no object": answer(b"[1, 2]"),
     "null": answer(b"null"),
@@ -228,7 +261,10 @@ BODIES: dict[str, Answer] = {
     "an error with status 200": answer(b'{"error": {"message": "No."}}'),
     "null choices": body_of(choices=None),
     "no choices": body_of(choices=[]),
-    "numbers as texts": body_of(created="1", usage={"prompt_tokens": "3", "completion_tokens": 2, "total_tokens": 5}),
+    "numbers as texts": body_of(
+        created="1",
+        usage={"prompt_tokens": "3", "completion_tokens": 2, "total_tokens": 5},
+    ),
     "a number with a fraction": body_of(created=1.0),
     "true for a number": body_of(created=True),
     "a huge number": body_of(created=10**30),
@@ -245,7 +281,9 @@ BODIES: dict[str, Answer] = {
     "no content": Answer((head(204),)),
     "gzip": answer(gzip.compress(GOOD), content_encoding="gzip", x_request_id="r-3"),
     "no gzip": answer(GOOD, content_encoding="gzip"),
-    "closed in the body": answer(GOOD, then="close").__class__((head(200, content_length="9999") + GOOD,), "close"),
+    "closed in the body": answer(GOOD, then="close").__class__(
+        (head(200, content_length="9999") + GOOD,), "close"
+    ),
 }
 
 
@@ -264,18 +302,26 @@ def event(**fields: Any) -> bytes:
 WHOLE = b"".join([*EVENTS, DONE])
 STREAMS: dict[str, Answer] = {
     "in one piece": streamed(WHOLE),
-    "an error in the middle": streamed(*EVENTS[:2], b'data: {"error": {"message": "No.", "code": "x"}}\n\n', EVENTS[2]),
+    "an error in the middle": streamed(
+        *EVENTS[:2], b'data: {"error": {"message": "No.", "code": "x"}}\n\n', EVENTS[2]
+    ),
     "an error without a message": streamed(EVENTS[0], b'data: {"error": "No."}\n\n'),
-    "an error beside a chunk": streamed(EVENTS[0], event(error={"message": "No."}), EVENTS[2]),
+    "an error beside a chunk": streamed(
+        EVENTS[0], event(error={"message": "No."}), EVENTS[2]
+    ),
     "no error beside a chunk": streamed(EVENTS[0], event(error=None), EVENTS[2], DONE),
     "CRLF": streamed(WHOLE.replace(b"\n", b"\r\n")),
     "CR": streamed(WHOLE.replace(b"\n", b"\r")),
     "no space": streamed(WHOLE.replace(b"data: ", b"data:")),
     "two spaces": streamed(WHOLE.replace(b"data: ", b"data:  ")),
-    "several lines of data": streamed(EVENTS[0], EVENTS[1].replace(b', "', b',\ndata: "', 1), *EVENTS[2:], DONE),
+    "several lines of data": streamed(
+        EVENTS[0], EVENTS[1].replace(b', "', b',\ndata: "', 1), *EVENTS[2:], DONE
+    ),
     "comments": streamed(b": wait\n\n", EVENTS[0], b": wait\n\n", *EVENTS[1:], DONE),
     "names of events": streamed(*(b"event: chunk\n" + each for each in EVENTS), DONE),
-    "an event of threads": streamed(EVENTS[0], b"event: thread.any\n" + EVENTS[1], *EVENTS[2:], DONE),
+    "an event of threads": streamed(
+        EVENTS[0], b"event: thread.any\n" + EVENTS[1], *EVENTS[2:], DONE
+    ),
     "ids": streamed(*(b"id: 1\nretry: 5\n" + each for each in EVENTS), DONE),
     "empty lines": streamed(b"\n\n", EVENTS[0], b"\n", *EVENTS[1:], b"\n\n\n", DONE),
     "a byte order mark": streamed(b"\xef\xbb\xbf", WHOLE),
@@ -294,19 +340,26 @@ STREAMS: dict[str, Answer] = {
     "nothing": streamed(),
     "text after the end": streamed(*EVENTS, DONE, b"data: {more", b"}\n\n"),
     "text after the end at once": streamed(WHOLE + b"data: {more}\n\n"),
-    "an end with more": streamed(*EVENTS, DONE[:-2] + b" or not\ndata: {\nevent: thread.any\n\n", EVENTS[0]),
+    "an end with more": streamed(
+        *EVENTS, DONE[:-2] + b" or not\ndata: {\nevent: thread.any\n\n", EVENTS[0]
+    ),
     "an end with a name": streamed(*EVENTS, b"event: end\n" + DONE, EVENTS[0]),
     "never closed": streamed(*EVENTS, DONE, then="hang"),
-    "byte by byte": streamed(*(WHOLE[place : place + 1] for place in range(len(WHOLE)))),
+    "byte by byte": streamed(
+        *(WHOLE[place : place + 1] for place in range(len(WHOLE)))
+    ),
     "gzip": streamed(
-        *(gzip.compress(WHOLE)[place : place + 99] for place in range(0, 9999, 99)), content_encoding="gzip"
+        *(gzip.compress(WHOLE)[place : place + 99] for place in range(0, 9999, 99)),
+        content_encoding="gzip",
     ),
     "no gzip": streamed(WHOLE, content_encoding="gzip"),
 }
 
 
 @pytest.mark.parametrize("kind", STREAMS)
-async def test_a_stream_is_read_as_the_client_reads_it(kind: str, wire: Wire, waits: list[float]) -> None:
+async def test_a_stream_is_read_as_the_client_reads_it(
+    kind: str, wire: Wire, waits: list[float]
+) -> None:
     """The same chunks, and the same error after them."""
     await both(wire, waits, STREAMS[kind], stream=True)
 
@@ -349,7 +402,9 @@ async def test_a_connection_is_used_again_after_a_stream(end: str, wire: Wire) -
 
 
 @pytest.mark.parametrize("way", ["left", "closed", "thrown"])
-async def test_a_stream_that_is_left_gives_its_connection_back(way: str, wire: Wire) -> None:
+async def test_a_stream_that_is_left_gives_its_connection_back(
+    way: str, wire: Wire
+) -> None:
     """However it is left: the response is closed."""
     client = client_of(wire)
     wire.will([streamed(*EVENTS, then="hang")])
@@ -368,7 +423,9 @@ async def test_a_stream_that_is_left_gives_its_connection_back(way: str, wire: W
     await client.close()
 
 
-async def test_a_server_that_is_gone_is_named_as_the_client_names_it(waits: list[float], streamed: bool) -> None:
+async def test_a_server_that_is_gone_is_named_as_the_client_names_it(
+    waits: list[float], streamed: bool
+) -> None:
     """A connection that is refused is tried again with the client's waits."""
     came: list[Outcome] = []
     for send in (ours, plain):
@@ -393,10 +450,18 @@ async def test_a_reply_that_does_not_come_is_waited_for_as_the_client_waits(
     await both(wire, waits, silent, fine(streamed), stream=streamed, timeout=limit)
     await both(wire, waits, silent, stream=streamed, timeout=limit, max_retries=0)
     if streamed:
-        await both(wire, waits, Answer(STREAMS["never closed"].parts[:3], "hang"), stream=True, timeout=limit)
+        await both(
+            wire,
+            waits,
+            Answer(STREAMS["never closed"].parts[:3], "hang"),
+            stream=True,
+            timeout=limit,
+        )
 
 
-async def test_a_request_that_is_cancelled_ends_its_connection(wire: Wire, streamed: bool) -> None:
+async def test_a_request_that_is_cancelled_ends_its_connection(
+    wire: Wire, streamed: bool
+) -> None:
     """The server sees it leave, and the next request is answered."""
     client = client_of(wire)
     wire.will([fine(streamed), Answer((), "hang"), fine(streamed)])
@@ -449,7 +514,9 @@ UNUSED = http_client()
     st.integers(min_value=0, max_value=3),
 )
 @example(WHOLE, [*range(1, len(WHOLE))], 0)
-def test_a_stream_may_be_cut_anywhere(whole: bytes, cuts: list[int], short: int) -> None:
+def test_a_stream_may_be_cut_anywhere(
+    whole: bytes, cuts: list[int], short: int
+) -> None:
     """However the bytes of a stream are cut, the chunks, and the error, are those of the client's own reader."""
     text = whole[: len(whole) - short]
     places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
@@ -468,23 +535,38 @@ def test_a_stream_may_be_cut_anywhere(whole: bytes, cuts: list[int], short: int)
         return read, response.is_closed
 
     ours = asyncio.run(read(Chunks, ReadChunk))
-    assert ours == asyncio.run(read(AsyncStream[ChatCompletionChunk], ChatCompletionChunk))
+    assert ours == asyncio.run(
+        read(AsyncStream[ChatCompletionChunk], ChatCompletionChunk)
+    )
 
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(st.text(max_size=3), inner, max_size=2)
+    ),
     max_leaves=4,
 )
 """Any JSON."""
 
 
-@given(st.sampled_from(["id", "created", "object", "choices", "usage", "model", "odd"]), values)
-def test_any_value_in_a_completion_is_read_as_the_client_reads_it(name: str, value: Any) -> None:
+@given(
+    st.sampled_from(["id", "created", "object", "choices", "usage", "model", "odd"]),
+    values,
+)
+def test_any_value_in_a_completion_is_read_as_the_client_reads_it(
+    name: str, value: Any
+) -> None:
     """A response of invalid types is left to the client; of valid ones, the objects are equal."""
     written = json.dumps({**COMPLETION, name: value}).encode()
     request = httpx2.Request("POST", "http://any/")
-    response = httpx2.Response(200, content=written, headers={"content-type": "application/json"}, request=request)
+    response = httpx2.Response(
+        200,
+        content=written,
+        headers={"content-type": "application/json"},
+        request=request,
+    )
     read = module._completion(response)
     if read is not None:
         theirs = ChatCompletion.construct(**json.loads(written))
@@ -522,42 +604,80 @@ def own_cookie(client: AsyncOpenAI) -> None:
 CHANGES: dict[str, tuple[Callable[[AsyncOpenAI], Any], dict[str, Any]]] = {
     "nothing": (lambda client: None, {}),
     "api_key": (lambda client: setattr(client, "api_key", "other"), {}),
-    "base_url": (lambda client: setattr(client, "base_url", f"{client.base_url}other"), {}),
-    "base_url with a query": (lambda client: setattr(client, "base_url", f"{client.base_url}?a=1"), {}),
+    "base_url": (
+        lambda client: setattr(client, "base_url", f"{client.base_url}other"),
+        {},
+    ),
+    "base_url with a query": (
+        lambda client: setattr(client, "base_url", f"{client.base_url}?a=1"),
+        {},
+    ),
     "organization": (lambda client: setattr(client, "organization", "other"), {}),
-    "organization gone": (lambda client: setattr(client, "organization", None), {"organization": "one"}),
+    "organization gone": (
+        lambda client: setattr(client, "organization", None),
+        {"organization": "one"},
+    ),
     "project": (lambda client: setattr(client, "project", "other"), {}),
     "timeout": (lambda client: setattr(client, "timeout", 66), {}),
-    "timeout of another type": (lambda client: setattr(client, "timeout", 66.0), {"timeout": 66}),
+    "timeout of another type": (
+        lambda client: setattr(client, "timeout", 66.0),
+        {"timeout": 66},
+    ),
     "no timeout": (lambda client: setattr(client, "timeout", None), {}),
     "timeout in place": (timeout_in_place, {"timeout": lambda: httpx2.Timeout(33)}),
-    "timeout of the other httpx": (lambda client: setattr(client, "timeout", httpx.Timeout(22)), {}),
+    "timeout of the other httpx": (
+        lambda client: setattr(client, "timeout", httpx.Timeout(22)),
+        {},
+    ),
     "max_retries": (lambda client: setattr(client, "max_retries", 0), {}),
     "headers": (lambda client: with_headers(client, **{"x-new": "1"}), {}),
     "headers in place": (
         lambda client: client._custom_headers.update({"x-new": "1"}),  # pyright: ignore
         {"default_headers": lambda: {"x-old": "1"}},
     ),
-    "another user agent": (lambda client: with_headers(client, **{"User-Agent": "mine"}), {}),
-    "a header left out": (lambda client: with_headers(client, **{"X-Stainless-Lang": openai.Omit()}), {}),
+    "another user agent": (
+        lambda client: with_headers(client, **{"User-Agent": "mine"}),
+        {},
+    ),
+    "a header left out": (
+        lambda client: with_headers(client, **{"X-Stainless-Lang": openai.Omit()}),
+        {},
+    ),
     "query": (lambda client: setattr(client, "_custom_query", {"a": 1}), {}),
     "query of another type": (
         lambda client: setattr(client, "_custom_query", {"a": True}),
         {"default_query": {"a": 1}},
     ),
-    "query in place": (query_in_place, {"default_query": lambda: {"deep": {"a": ["x"]}}}),
+    "query in place": (
+        query_in_place,
+        {"default_query": lambda: {"deep": {"a": ["x"]}}},
+    ),
     "http client": (changed_http(), {}),
-    "headers of the http client": (changed_http(headers={"x-http": "1", "Authorization": "Basic any"}), {}),
-    "a header of the http client": (lambda client: client._client.headers.update({"x-http": "1"}), {}),
+    "headers of the http client": (
+        changed_http(headers={"x-http": "1", "Authorization": "Basic any"}),
+        {},
+    ),
+    "a header of the http client": (
+        lambda client: client._client.headers.update({"x-http": "1"}),
+        {},
+    ),
     "cookies of the user": (own_cookie, {}),
-    "params": (lambda client: setattr(client._client, "params", {"b": "2", "a": "1"}), {}),
+    "params": (
+        lambda client: setattr(client._client, "params", {"b": "2", "a": "1"}),
+        {},
+    ),
     "params in another order": (
         lambda client: setattr(client._client, "params", {"b": "2", "a": "1"}),
         {"http_client": lambda: http_client(params={"a": "1", "b": "2"})},
     ),
-    "auth of the http client": (lambda client: setattr(client._client, "auth", ("me", "secret")), {}),
+    "auth of the http client": (
+        lambda client: setattr(client._client, "auth", ("me", "secret")),
+        {},
+    ),
     "an address with a password": (
-        lambda client: setattr(client, "base_url", str(client.base_url).replace("//", "//me:secret@")),
+        lambda client: setattr(
+            client, "base_url", str(client.base_url).replace("//", "//me:secret@")
+        ),
         {},
     ),
     "the older httpx": (
@@ -568,15 +688,29 @@ CHANGES: dict[str, tuple[Callable[[AsyncOpenAI], Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("kind", CHANGES)
-async def test_what_a_request_comes_from_may_change(kind: str, wire: Wire, waits: list[float], streamed: bool) -> None:
+async def test_what_a_request_comes_from_may_change(
+    kind: str, wire: Wire, waits: list[float], streamed: bool
+) -> None:
     """The next request has the new address, headers and limits, in its first attempt and in its retries."""
     change, options = CHANGES[kind]
     unchanged = (await both(wire, waits, stream=streamed, **options)).requests
-    changed = await both(wire, waits, problem(503), fine(streamed), stream=streamed, before=change, **options)
-    assert (changed.requests[0] == unchanged[0]) == (kind in ("nothing", "max_retries", "http client"))
+    changed = await both(
+        wire,
+        waits,
+        problem(503),
+        fine(streamed),
+        stream=streamed,
+        before=change,
+        **options,
+    )
+    assert (changed.requests[0] == unchanged[0]) == (
+        kind in ("nothing", "max_retries", "http client")
+    )
 
 
-async def test_cookies_that_a_server_sets_are_sent_back(wire: Wire, waits: list[float], streamed: bool) -> None:
+async def test_cookies_that_a_server_sets_are_sent_back(
+    wire: Wire, waits: list[float], streamed: bool
+) -> None:
     """And replaced, and deleted, as the HTTP client does; no cookie stays in the prepared request."""
     sent: dict[bool, list[Any]] = {}
     cookies = ["a=1", "a=2; Path=/", "a=; Max-Age=0", "b=1", None]
@@ -586,18 +720,33 @@ async def test_cookies_that_a_server_sets_are_sent_back(wire: Wire, waits: list[
         for place, cookie in enumerate(cookies * 2):
             if place == 4:
                 client.organization = "other"  # prepared again, with cookies
-            wire.will([Answer((add_header(fine(streamed), cookie), *fine(streamed).parts[1:]))])
+            wire.will(
+                [
+                    Answer(
+                        (add_header(fine(streamed), cookie), *fine(streamed).parts[1:])
+                    )
+                ]
+            )
             (received,) = (await outcome(send(client, streamed), wire, waits)).requests
             headers.append(sorted(received.headers))
         await client.close()
         sent[send is ours] = headers
     assert sent[True] == sent[False]
-    assert {value for headers in sent[True] for name, value in headers if name.lower() == "cookie"} >= {"a=1", "a=2"}
+    assert {
+        value
+        for headers in sent[True]
+        for name, value in headers
+        if name.lower() == "cookie"
+    } >= {"a=1", "a=2"}
 
 
 def add_header(answer: Answer, cookie: str | None) -> bytes:
     first = answer.parts[0]
-    return first if cookie is None else first.replace(b"\r\n", f"\r\nSet-Cookie: {cookie}\r\n".encode(), 1)
+    return (
+        first
+        if cookie is None
+        else first.replace(b"\r\n", f"\r\nSet-Cookie: {cookie}\r\n".encode(), 1)
+    )
 
 
 OWN_HEADERS = [
@@ -623,8 +772,12 @@ async def test_headers_that_belong_to_one_request_are_not_kept(
 
     for send in (ours, plain):
         at_http = place == "http client"
-        http = http_client(event_hooks={"request": [note]}, headers=headers if at_http else {})
-        client = client_of(wire, http_client=http, default_headers={} if at_http else headers)
+        http = http_client(
+            event_hooks={"request": [note]}, headers=headers if at_http else {}
+        )
+        client = client_of(
+            wire, http_client=http, default_headers={} if at_http else headers
+        )
         for _ in range(3):
             wire.will([fine(False)])
             await outcome(send(client, False), wire, waits)
@@ -636,7 +789,9 @@ async def test_headers_that_belong_to_one_request_are_not_kept(
     assert seen[:3] == seen[3:]
 
 
-async def test_hooks_see_each_request_as_it_is_built(wire: Wire, waits: list[float], streamed: bool) -> None:
+async def test_hooks_see_each_request_as_it_is_built(
+    wire: Wire, waits: list[float], streamed: bool
+) -> None:
     """A hook may read the body, and change headers and limits: no change of one request is in the next."""
 
     def http() -> Any:
@@ -645,8 +800,13 @@ async def test_hooks_see_each_request_as_it_is_built(wire: Wire, waits: list[flo
         async def change(request: Any) -> None:
             nonlocal count
             count += 1
-            read = json.loads(request.content)["model"] + json.loads(await request.aread())["model"]
-            request.headers.setdefault("x-count", f"{count} {read} {request.extensions['timeout']}")
+            read = (
+                json.loads(request.content)["model"]
+                + json.loads(await request.aread())["model"]
+            )
+            request.headers.setdefault(
+                "x-count", f"{count} {read} {request.extensions['timeout']}"
+            )
             request.headers["x-before"] = request.headers.get("x-after", "none")
             request.headers["x-after"] = str(count)
             request.headers.pop("x-stainless-lang", None)
@@ -657,13 +817,17 @@ async def test_hooks_see_each_request_as_it_is_built(wire: Wire, waits: list[flo
 
         return http_client(event_hooks={"request": [change], "response": [answered]})
 
-    came = await both(wire, waits, problem(503), fine(streamed), stream=streamed, http_client=http)
+    came = await both(
+        wire, waits, problem(503), fine(streamed), stream=streamed, http_client=http
+    )
     first, second = (dict(each.headers) for each in came.requests)
     assert "'read': 600" in first["x-count"]
     assert (first["x-before"], second["x-after"]) == ("none", "3")
 
 
-async def test_a_hook_that_raises_is_the_clients(wire: Wire, waits: list[float], streamed: bool) -> None:
+async def test_a_hook_that_raises_is_the_clients(
+    wire: Wire, waits: list[float], streamed: bool
+) -> None:
     """An error of a hook is what it was; one that the client takes for a lost connection is tried again."""
     for error in (ZeroDivisionError, httpx2.ConnectError, httpx2.PoolTimeout):
 
@@ -686,14 +850,24 @@ async def test_a_hook_that_raises_is_the_clients(wire: Wire, waits: list[float],
             await both(wire, waits, stream=streamed, **client_options)
 
 
-async def test_proxies_and_mounts_are_the_http_clients(wire: Wire, waits: list[float], streamed: bool) -> None:
+async def test_proxies_and_mounts_are_the_http_clients(
+    wire: Wire, waits: list[float], streamed: bool
+) -> None:
     """The request goes where the HTTP client sends it."""
 
     def proxied() -> Any:
         return http_client(proxy=f"http://me:secret@127.0.0.1:{wire.port}")
 
-    came = await both(wire, waits, stream=streamed, http_client=proxied, base_url="http://example.org/v1")
-    assert came.requests[0].line == "POST http://example.org/v1/chat/completions HTTP/1.1"
+    came = await both(
+        wire,
+        waits,
+        stream=streamed,
+        http_client=proxied,
+        base_url="http://example.org/v1",
+    )
+    assert (
+        came.requests[0].line == "POST http://example.org/v1/chat/completions HTTP/1.1"
+    )
 
 
 async def test_a_key_that_changes_while_a_request_is_retried_is_sent(
@@ -720,17 +894,25 @@ async def test_a_key_that_changes_while_a_request_is_retried_is_sent(
 async def test_options_of_a_copy_are_its_own(wire: Wire, waits: list[float]) -> None:
     """A client made by ``with_options`` shares the connections, and has requests of its own."""
     client = client_of(wire)
-    for each in (client, client.with_options(default_headers={"x-new": "1"}, max_retries=0), client):
+    for each in (
+        client,
+        client.with_options(default_headers={"x-new": "1"}, max_retries=0),
+        client,
+    ):
         wire.will([fine(False)])
         for send in (ours, ours, plain):
             assert not (await outcome(send(each, False), wire, waits)).error
         first, second, third = wire.seen
-        assert _without_length(first) == _without_length(second) == _without_length(third)
+        assert (
+            _without_length(first) == _without_length(second) == _without_length(third)
+        )
         assert ("x-new", "1") in first.headers or each is client
     await client.close()
 
 
-async def test_a_client_that_is_gone_is_not_kept(wire: Wire, waits: list[float]) -> None:
+async def test_a_client_that_is_gone_is_not_kept(
+    wire: Wire, waits: list[float]
+) -> None:
     """What was prepared goes with its client."""
     client = client_of(wire)
 
@@ -753,11 +935,16 @@ async def test_no_body_is_kept(wire: Wire) -> None:
     client = client_of(wire)
     wire.will([fine(False)])
     await ours(client, False)
-    assert not any(isinstance(each, (httpx2.Request, httpx2.ByteStream)) for each in module._PREPARED[client])
+    assert not any(
+        isinstance(each, (httpx2.Request, httpx2.ByteStream))
+        for each in module._PREPARED[client]
+    )
     await client.close()
 
 
-async def test_a_client_that_is_closed_says_so(wire: Wire, waits: list[float], streamed: bool) -> None:
+async def test_a_client_that_is_closed_says_so(
+    wire: Wire, waits: list[float], streamed: bool
+) -> None:
     """The error of a closed client is its own, and no request is sent."""
     errors: list[Any] = []
     for send in (ours, plain):
@@ -776,7 +963,9 @@ async def test_requests_at_once_are_each_their_own(wire: Wire, streamed: bool) -
     client = client_of(wire)
     for _ in range(2):
         wire.will([fine(streamed)])
-        came = await asyncio.gather(*(outcome(ours(client, streamed), wire, []) for _ in range(8)))
+        came = await asyncio.gather(
+            *(outcome(ours(client, streamed), wire, []) for _ in range(8))
+        )
         assert not [each.error for each in came if each.error]
         assert len(set(map(repr, map(_without_length, wire.seen)))) == 1
         assert len({repr(each.read) for each in came}) == 1
@@ -823,19 +1012,25 @@ CLIENTS: dict[str, Callable[[str], AsyncOpenAI]] = {
     "Azure": lambda url: openai.AsyncAzureOpenAI(
         azure_endpoint=url, azure_deployment="m", api_key="any", api_version="1"
     ),
-    "strict validation": lambda url: AsyncOpenAI(base_url=url, api_key="any", _strict_response_validation=True),
+    "strict validation": lambda url: AsyncOpenAI(
+        base_url=url, api_key="any", _strict_response_validation=True
+    ),
 }
 
 
 @pytest.mark.parametrize("kind", CLIENTS)
-async def test_a_client_of_another_kind_makes_its_requests(kind: str, wire: Wire, streamed: bool) -> None:
+async def test_a_client_of_another_kind_makes_its_requests(
+    kind: str, wire: Wire, streamed: bool
+) -> None:
     """A key that is called for, a subclass, Azure: nothing is known of the next request."""
     client = CLIENTS[kind](wire.url)
     await makes_its_requests(client, wire, streamed)
 
 
 @pytest.mark.parametrize("name", module._OTHER_ORIGINS)
-async def test_a_key_or_header_of_another_origin_is_the_clients(name: str, wire: Wire) -> None:
+async def test_a_key_or_header_of_another_origin_is_the_clients(
+    name: str, wire: Wire
+) -> None:
     """A provider, workload identity, a key that is called for: the client makes the request."""
     client = client_of(wire)
     assert module._is_ordinary(client)
@@ -862,11 +1057,15 @@ async def test_a_method_of_the_http_client_that_is_wrapped_is_called(
     client = client_of(wire)
     patch_http(client)
     await makes_its_requests(client, wire, streamed)
-    monkeypatch.setattr(httpx2.AsyncClient, name, wrapped(getattr(httpx2.AsyncClient, name)))
+    monkeypatch.setattr(
+        httpx2.AsyncClient, name, wrapped(getattr(httpx2.AsyncClient, name))
+    )
     await makes_its_requests(client_of(wire), wire, streamed)
 
 
-@pytest.mark.parametrize("name", [name for name in USED if name.startswith("AsyncOpenAI.")])
+@pytest.mark.parametrize(
+    "name", [name for name in USED if name.startswith("AsyncOpenAI.")]
+)
 async def test_a_method_of_the_client_that_is_wrapped_is_called(
     name: str, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -883,14 +1082,20 @@ async def test_a_method_of_the_client_that_is_wrapped_is_called(
             patched.setattr(client, last, wrapped(getattr(client, last)))
             await ours(client, False)
             assert client not in module._PREPARED
-    replaced = property(wrapped(member.fget)) if isinstance(member, property) else wrapped(member)
+    replaced = (
+        property(wrapped(member.fget))
+        if isinstance(member, property)
+        else wrapped(member)
+    )
     monkeypatch.setattr(AsyncOpenAI, last, replaced)
     await ours(client, False)
     assert client not in module._PREPARED
     await client.close()
 
 
-async def test_a_log_of_requests_is_the_clients(wire: Wire, caplog: pytest.LogCaptureFixture, streamed: bool) -> None:
+async def test_a_log_of_requests_is_the_clients(
+    wire: Wire, caplog: pytest.LogCaptureFixture, streamed: bool
+) -> None:
     """Where the client's log is at DEBUG, each request is in it."""
     client = client_of(wire)
     wire.will([fine(streamed)])
@@ -901,8 +1106,14 @@ async def test_a_log_of_requests_is_the_clients(wire: Wire, caplog: pytest.LogCa
     await client.close()
 
 
-@pytest.mark.parametrize("more", [{"headers": {"x-mine": "1"}}, {"params": {"a": 1}}, {"timeout": 9}], ids=str)
-async def test_options_of_one_request_are_the_clients(more: dict[str, Any], wire: Wire, streamed: bool) -> None:
+@pytest.mark.parametrize(
+    "more",
+    [{"headers": {"x-mine": "1"}}, {"params": {"a": 1}}, {"timeout": 9}],
+    ids=str,
+)
+async def test_options_of_one_request_are_the_clients(
+    more: dict[str, Any], wire: Wire, streamed: bool
+) -> None:
     """Headers, query and time-out of one request are in it, and in no other."""
     client = client_of(wire)
     wire.will([fine(streamed)])
@@ -913,7 +1124,9 @@ async def test_options_of_one_request_are_the_clients(more: dict[str, Any], wire
     await client.close()
 
 
-async def test_retries_that_are_no_number_are_refused(wire: Wire, streamed: bool) -> None:
+async def test_retries_that_are_no_number_are_refused(
+    wire: Wire, streamed: bool
+) -> None:
     """What the client refuses before a request is refused before a prepared one."""
     client = client_of(wire)
     wire.will([fine(streamed)])

@@ -11,27 +11,58 @@ from planner_ext.testing import call, calls, say
 from planner_ext.testing.script import completion_body, completion_chunks
 from support.values import each_of
 
-REPLIES = [say("Grüße."), say(""), calls(call("t-add", {"a": 1}), call("t-echo"), text="Looking.")]
+REPLIES = [
+    say("Grüße."),
+    say(""),
+    calls(call("t-add", {"a": 1}), call("t-echo"), text="Looking."),
+]
 TOKENS = Usage(prompt_tokens=3, completion_tokens=2)
 BODIES = [completion_body(reply, index=0, model="m", usage=TOKENS) for reply in REPLIES]
 CHUNKS = [
-    chunk for reply in REPLIES for chunk in completion_chunks(reply, index=0, model="m", usage=TOKENS, chunk_size=4)
+    chunk
+    for reply in REPLIES
+    for chunk in completion_chunks(
+        reply, index=0, model="m", usage=TOKENS, chunk_size=4
+    )
 ]
 CITED = {"citations": [{"title": "A"}], "intent": "[]"}
 FILTERED = {"hate": {"filtered": False, "severity": "safe"}}
 
 
 def completion(message: Any, **fields: Any) -> dict[str, Any]:
-    choice = {"index": 0, "message": message, "finish_reason": "stop", **fields.pop("choice", {})}
-    return {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], **fields}
+    choice = {
+        "index": 0,
+        "message": message,
+        "finish_reason": "stop",
+        **fields.pop("choice", {}),
+    }
+    return {
+        "id": "1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "m",
+        "choices": [choice],
+        **fields,
+    }
 
 
 VALID = [
-    completion({"role": "assistant", "content": "Hi.", "context": CITED}, choice={"content_filter_results": FILTERED}),
     completion(
-        {"role": "assistant", "content": "Hi."}, prompt_filter_results=[{"prompt_index": 0}], service_tier="auto"
+        {"role": "assistant", "content": "Hi.", "context": CITED},
+        choice={"content_filter_results": FILTERED},
     ),
-    completion({"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}),
+    completion(
+        {"role": "assistant", "content": "Hi."},
+        prompt_filter_results=[{"prompt_index": 0}],
+        service_tier="auto",
+    ),
+    completion(
+        {
+            "role": "assistant",
+            "content": None,
+            "function_call": {"name": "f", "arguments": "{}"},
+        }
+    ),
 ]
 ODD = [
     {},
@@ -42,14 +73,25 @@ ODD = [
     {"choices": []},
     completion({"role": "robot", "content": "Hi."}),
     completion({"content": ["Hi."]}),
-    completion({"role": "assistant", "content": "Hi."}, choice={"finish_reason": "bored"}),
-    completion({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}]}),
+    completion(
+        {"role": "assistant", "content": "Hi."}, choice={"finish_reason": "bored"}
+    ),
+    completion(
+        {
+            "role": "assistant",
+            "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}],
+        }
+    ),
     completion({"role": "assistant", "content": "Hi."}, usage={"prompt_tokens": None}),
 ]
 
 
 def same(ours: Any, theirs: BaseModel) -> bool:
-    return (type(ours), repr(ours), given(ours)) == (type(theirs), repr(theirs), given(theirs))
+    return (type(ours), repr(ours), given(ours)) == (
+        type(theirs),
+        repr(theirs),
+        given(theirs),
+    )
 
 
 def given(model: BaseModel) -> dict[str, Any]:
@@ -62,7 +104,16 @@ def test_a_response_is_what_the_client_makes_of_it(body: dict[str, Any]) -> None
     assert same(ReadCompletion.construct(**body), ChatCompletion.construct(**body))
 
 
-@each_of("body", [*CHUNKS, {}, {"choices": [{"delta": {"role": "robot"}}]}, {"choices": [{}]}, {"created": "1"}])
+@each_of(
+    "body",
+    [
+        *CHUNKS,
+        {},
+        {"choices": [{"delta": {"role": "robot"}}]},
+        {"choices": [{}]},
+        {"created": "1"},
+    ],
+)
 def test_a_chunk_is_what_the_client_makes_of_it(body: dict[str, Any]) -> None:
     """Pieces of text and of calls, ends, usage, and invalid chunks."""
     assert same(ReadChunk.construct(**body), ChatCompletionChunk.construct(**body))

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
+from semantic_kernel.connectors.ai.function_choice_behavior import (
+    FunctionChoiceBehavior,
+)
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatPromptExecutionSettings
 from semantic_kernel.contents import ChatHistory
 
@@ -42,10 +44,16 @@ class Run:
     streamed: bool
     history: ChatHistory
 
-    async def ask(self, behavior: FunctionChoiceBehavior | None = None, **options: Any) -> Answer:
-        settings = OpenAIChatPromptExecutionSettings(function_choice_behavior=behavior or AUTO(), temperature=0.5)
+    async def ask(
+        self, behavior: FunctionChoiceBehavior | None = None, **options: Any
+    ) -> Answer:
+        settings = OpenAIChatPromptExecutionSettings(
+            function_choice_behavior=behavior or AUTO(), temperature=0.5
+        )
         service = FunctionInvokingChatCompletion(self.served.connector, **options)
-        return await asked(service, self.history, self.tools.kernel(), settings, streamed=self.streamed)
+        return await asked(
+            service, self.history, self.tools.kernel(), settings, streamed=self.streamed
+        )
 
 
 async def chained(run: Run) -> None:
@@ -74,7 +82,11 @@ async def compacted(run: Run) -> None:
 
 async def edited(run: Run) -> None:
     async def edit(seen: Any) -> Any:
-        return Approve(arguments={"a": 5, "b": 6}) if seen.function_name == "add" else Deny("No echo.")
+        return (
+            Approve(arguments={"a": 5, "b": 6})
+            if seen.function_name == "add"
+            else Deny("No echo.")
+        )
 
     await run.ask(interceptors=[edit])
 
@@ -90,7 +102,9 @@ async def resumed(run: Run) -> None:
     while (checkpoint := answer.metadata.get("checkpoint")) is not None:
         decisions = {each["id"]: Approve() for each in answer.metadata["pending"]}
         held = Checkpoint.from_json(checkpoint)
-        message = await service.resume(run.history, held, decisions, settings, kernel=kernel)
+        message = await service.resume(
+            run.history, held, decisions, settings, kernel=kernel
+        )
         answer = Answer(message, message.metadata, [])
 
 
@@ -113,15 +127,27 @@ RUNS: dict[Callable[[Run], Awaitable[None]], list[ScriptedReply]] = {
     compacted: [ADD, BOTH, TALK, say("Done.")],
     edited: [ADD, BOTH, say("Done.")],
     resumed: [ADD, BOTH, say("Done.")],
-    planned: [say("1. Add."), ADD, TALK, call("UserInteraction-SendFinalAnswer", {"answer": "3"})],
+    planned: [
+        say("1. Add."),
+        ADD,
+        TALK,
+        call("UserInteraction-SendFinalAnswer", {"answer": "3"}),
+    ],
 }
 
 
 @pytest.fixture
-def bodies(serve: Serve, streamed: bool, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Awaitable[Bodies]]:
+def bodies(
+    serve: Serve, streamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Awaitable[Bodies]]:
     """Make a run and bring the bodies of its requests, encoded by us or by the connector itself."""
 
-    async def bodies(drive: Callable[[Run], Awaitable[None]], script: list[ScriptedReply], *, ours: bool) -> Bodies:
+    async def bodies(
+        drive: Callable[[Run], Awaitable[None]],
+        script: list[ScriptedReply],
+        *,
+        ours: bool,
+    ) -> Bodies:
         history = ChatHistory(system_message="Be brief.")
         history.add_user_message("What is 1 + 2?")
         run = Run(serve(script), Tools(), streamed, history)
@@ -136,27 +162,48 @@ def bodies(serve: Serve, streamed: bool, monkeypatch: pytest.MonkeyPatch) -> Cal
 
 
 @pytest.mark.parametrize("drive", RUNS, ids=lambda drive: drive.__name__)
-async def test_a_run_sends_what_the_connectors_own_way_would(drive: Any, bodies: Callable[..., Awaitable[Any]]) -> None:
+async def test_a_run_sends_what_the_connectors_own_way_would(
+    drive: Any, bodies: Callable[..., Awaitable[Any]]
+) -> None:
     """Chained, limited, required, compacted, edited, resumed, planned: request for request the same."""
-    script = [reply if not reply.calls else _with_ids(reply, at) for at, reply in enumerate(RUNS[drive])]
+    script = [
+        reply if not reply.calls else _with_ids(reply, at)
+        for at, reply in enumerate(RUNS[drive])
+    ]
     ours = await bodies(drive, script, ours=True)
     assert ours == await bodies(drive, script, ours=False)
     assert len(ours) == len(script)
 
 
 def _with_ids(reply: ScriptedReply, at: int) -> ScriptedReply:
-    named = [call(each.name, each.arguments, id=f"call_{at}_{index}") for index, each in enumerate(reply.calls)]
+    named = [
+        call(each.name, each.arguments, id=f"call_{at}_{index}")
+        for index, each in enumerate(reply.calls)
+    ]
     return calls(*named, text=reply.text)
 
 
-async def test_a_run_sends_what_semantic_kernels_loop_sends(bodies: Callable[..., Awaitable[Any]]) -> None:
+async def test_a_run_sends_what_semantic_kernels_loop_sends(
+    bodies: Callable[..., Awaitable[Any]],
+) -> None:
     """But for the text beside calls, which that loop leaves out, the requests of both loops are equal."""
 
     async def stock(run: Run) -> None:
-        settings = OpenAIChatPromptExecutionSettings(function_choice_behavior=AUTO(), temperature=0.5)
-        await asked(run.served.connector, run.history, run.tools.kernel(), settings, streamed=run.streamed)
+        settings = OpenAIChatPromptExecutionSettings(
+            function_choice_behavior=AUTO(), temperature=0.5
+        )
+        await asked(
+            run.served.connector,
+            run.history,
+            run.tools.kernel(),
+            settings,
+            streamed=run.streamed,
+        )
 
     script = [_with_ids(ADD, 0), _with_ids(BOTH, 1), _with_ids(TALK, 2), say("Done.")]
-    ours, theirs = await bodies(chained, script, ours=True), await bodies(stock, script, ours=True)
+    ours, theirs = (
+        await bodies(chained, script, ours=True),
+        await bodies(stock, script, ours=True),
+    )
     assert ours[-1]["messages"][-2].pop("content") == "Looking."
     assert ours == theirs

@@ -42,10 +42,14 @@ async def asks(tool: ToolCall) -> Defer:
     return Defer()
 
 
-def agent_at(served: Served, shop: Shop, name: str, **options: Any) -> ChatCompletionAgent:
+def agent_at(
+    served: Served, shop: Shop, name: str, **options: Any
+) -> ChatCompletionAgent:
     service = FunctionInvokingChatCompletion(served.connector, **options)
     plugins: list[KernelPlugin | object] = [KernelPlugin.from_object("shop", shop)]
-    return ChatCompletionAgent(service=service, name=name, instructions=f"I am {name}.", plugins=plugins)
+    return ChatCompletionAgent(
+        service=service, name=name, instructions=f"I am {name}.", plugins=plugins
+    )
 
 
 @asynccontextmanager
@@ -68,31 +72,45 @@ async def test_an_approver_holds_the_call(serve: Serve) -> None:
     async def approver(tool: ToolCall) -> Approve:
         return Approve(by="ann")
 
-    served, shop = serve([PAY, say("Order 7 is paid."), say("Thank you for your payment.")]), Shop()
+    served, shop = (
+        serve([PAY, say("Order 7 is paid."), say("Thank you for your payment.")]),
+        Shop(),
+    )
     clerk = agent_at(served, shop, "Clerk", interceptors=[asks], approver=approver)
     writer = agent_at(served, shop, "Writer")
     result = await result_of(SequentialOrchestration(members=[clerk, writer]))
-    assert (str(result), shop.paid, served.server.refused) == ("Thank you for your payment.", [7], [])
+    assert (str(result), shop.paid, served.server.refused) == (
+        "Thank you for your payment.",
+        [7],
+        [],
+    )
 
 
 async def test_the_next_agent_is_refused(serve: Serve) -> None:
     """An agent that is given the answer of one that waits is refused by name: it would take the pause for an answer."""
     served, shop = serve([PAY, say("Thank you for waiting.")]), Shop()
-    members: Any = [agent_at(served, shop, "Clerk", interceptors=[asks]), agent_at(served, shop, "Writer")]
+    members: Any = [
+        agent_at(served, shop, "Clerk", interceptors=[asks]),
+        agent_at(served, shop, "Writer"),
+    ]
     with pytest.raises(InvalidHistoryError, match="'Clerk' waits for a decision"):
         await result_of(SequentialOrchestration(members=members))
     assert (len(served.server.requests), shop.paid) == (1, [])
 
 
 @pytest.mark.parametrize("kind", [SequentialOrchestration, ConcurrentOrchestration])
-async def test_the_last_agent_is_resumed_by_its_checkpoint(serve: Serve, kind: Any) -> None:
+async def test_the_last_agent_is_resumed_by_its_checkpoint(
+    serve: Serve, kind: Any
+) -> None:
     """The result has the checkpoint; the thread is the orchestration's own, and an empty one is filled."""
     served, shop = serve([PAY, say("Order 7 is paid.")]), Shop()
     clerk = agent_at(served, shop, "Clerk", interceptors=[asks])
     result = await result_of(kind(members=[clerk]))
     message = result[0] if isinstance(result, list) else result
     thread = ChatHistoryAgentThread()
-    done = await resume_agent(clerk, thread, message.metadata["checkpoint"], {"call_1": Approve()})
+    done = await resume_agent(
+        clerk, thread, message.metadata["checkpoint"], {"call_1": Approve()}
+    )
     assert (str(done), shop.paid) == ("Order 7 is paid.", [7])
     roles = [one.role async for one in thread.get_messages()]
     assert roles == ["user", "assistant", "tool", "assistant"]
@@ -101,11 +119,23 @@ async def test_the_last_agent_is_resumed_by_its_checkpoint(serve: Serve, kind: A
 async def test_a_handoff_shows_the_pause_to_its_callback(serve: Serve) -> None:
     """The orchestration ends its task there; the callback has the message whose checkpoint is resumed."""
     served, shop, seen = serve([PAY, say("Order 7 is paid.")]), Shop(), list[Any]()
-    clerk, writer = agent_at(served, shop, "Clerk", interceptors=[asks]), agent_at(served, shop, "Writer")
+    clerk, writer = (
+        agent_at(served, shop, "Clerk", interceptors=[asks]),
+        agent_at(served, shop, "Writer"),
+    )
     handoffs = OrchestrationHandoffs().add(clerk, writer, "Thanks the customer")
     members: Any = [clerk, writer]
-    orchestration: Any = HandoffOrchestration(members=members, handoffs=handoffs, agent_response_callback=seen.append)
+    orchestration: Any = HandoffOrchestration(
+        members=members, handoffs=handoffs, agent_response_callback=seen.append
+    )
     await result_of(orchestration)
-    assert (seen[-1].metadata["status"], shop.paid, len(served.server.requests)) == ("paused", [], 1)
+    assert (seen[-1].metadata["status"], shop.paid, len(served.server.requests)) == (
+        "paused",
+        [],
+        1,
+    )
     given: Any = (seen[-1].metadata["checkpoint"], {"call_1": Approve()})
-    assert str(await resume_agent(clerk, ChatHistoryAgentThread(), *given)) == "Order 7 is paid."
+    assert (
+        str(await resume_agent(clerk, ChatHistoryAgentThread(), *given))
+        == "Order 7 is paid."
+    )

@@ -5,9 +5,13 @@ from typing import Any
 
 import pytest
 from semantic_kernel import Kernel
-from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
+from semantic_kernel.connectors.ai.function_choice_behavior import (
+    FunctionChoiceBehavior,
+)
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatPromptExecutionSettings
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.connectors.ai.prompt_execution_settings import (
+    PromptExecutionSettings,
+)
 from semantic_kernel.contents import ChatHistory
 
 from planner_ext import BoundedFunctionChoiceBehavior, FunctionInvokingChatCompletion
@@ -35,42 +39,64 @@ ENDS = {
 
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("behavior", BEHAVIORS)
-async def test_status_and_limit_are_in_the_metadata(ask: Ask, serve: Serve, behavior: str, end: str) -> None:
+async def test_status_and_limit_are_in_the_metadata(
+    ask: Ask, serve: Serve, behavior: str, end: str
+) -> None:
     """Beside iterations, usage and tool calls; a stream has them on its last chunk."""
     reply, status = ENDS[end]
     served = serve([reply])
-    settings = OpenAIChatPromptExecutionSettings(function_choice_behavior=BEHAVIORS[behavior])
-    metadata = (await ask(FunctionInvokingChatCompletion(served.connector), settings=settings)).metadata
+    settings = OpenAIChatPromptExecutionSettings(
+        function_choice_behavior=BEHAVIORS[behavior]
+    )
+    metadata = (
+        await ask(FunctionInvokingChatCompletion(served.connector), settings=settings)
+    ).metadata
     assert (metadata["status"], metadata["limit"]) == (status, None)
     assert (metadata["iterations"], metadata["tool_calls"]) == (1, 0)
     assert metadata["usage"].prompt_tokens > 0
 
 
 @pytest.mark.parametrize("behavior", ["returns", "required"])
-async def test_calls_that_are_returned_do_not_answer(ask: Ask, serve: Serve, behavior: str) -> None:
+async def test_calls_that_are_returned_do_not_answer(
+    ask: Ask, serve: Serve, behavior: str
+) -> None:
     """Their status is that of a run whose calls are returned."""
     served = serve([ADD])
-    settings = OpenAIChatPromptExecutionSettings(function_choice_behavior=BEHAVIORS[behavior])
-    answer = await ask(FunctionInvokingChatCompletion(served.connector), settings=settings)
+    settings = OpenAIChatPromptExecutionSettings(
+        function_choice_behavior=BEHAVIORS[behavior]
+    )
+    answer = await ask(
+        FunctionInvokingChatCompletion(served.connector), settings=settings
+    )
     assert [name for name, _ in answer.calls] == ["t-add"]
     assert (answer.metadata["status"], answer.metadata["limit"]) == ("stopped", None)
 
 
 @pytest.mark.parametrize("kernel", [None, Kernel()], ids=["no-kernel", "empty-kernel"])
-async def test_several_answers_have_it_too(serve: Serve, history: ChatHistory, kernel: Any, streamed: bool) -> None:
+async def test_several_answers_have_it_too(
+    serve: Serve, history: ChatHistory, kernel: Any, streamed: bool
+) -> None:
     """No kernel, or nothing in it, and several answers asked for."""
     served = serve([say("Hi.")])
     service = FunctionInvokingChatCompletion(served.connector)
     settings = OpenAIChatPromptExecutionSettings(number_of_responses=2)
     if streamed:
-        stream = service.get_streaming_chat_message_contents(history, settings, kernel=kernel)
+        stream = service.get_streaming_chat_message_contents(
+            history, settings, kernel=kernel
+        )
         messages = [chunk async for chunks in stream for chunk in chunks][-1:]
     else:
-        messages = await service.get_chat_message_contents(history, settings, kernel=kernel)
-    assert [(m.metadata["status"], m.metadata["limit"]) for m in messages] == [("answered", None)]
+        messages = await service.get_chat_message_contents(
+            history, settings, kernel=kernel
+        )
+    assert [(m.metadata["status"], m.metadata["limit"]) for m in messages] == [
+        ("answered", None)
+    ]
 
 
-async def test_the_scripted_service_and_a_stream_without_finish_reason(history: ChatHistory, streamed: bool) -> None:
+async def test_the_scripted_service_and_a_stream_without_finish_reason(
+    history: ChatHistory, streamed: bool
+) -> None:
     """A connector that never says that it has finished gets a last chunk that does."""
     service = FunctionInvokingChatCompletion(ScriptedChatCompletion([say("Hi.")]))
     settings = PromptExecutionSettings()
@@ -79,7 +105,10 @@ async def test_the_scripted_service_and_a_stream_without_finish_reason(history: 
         assert message is not None
         assert message.metadata["status"] == "answered"
         return
-    chunks = [chunk async for chunk in service.get_streaming_chat_message_content(history, settings)]
+    chunks = [
+        chunk
+        async for chunk in service.get_streaming_chat_message_content(history, settings)
+    ]
     assert chunks[-1] is not None
     assert chunks[-1].metadata["status"] == "answered"
     assert "".join(str(chunk) for chunk in chunks) == "Hi."

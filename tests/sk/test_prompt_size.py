@@ -11,7 +11,9 @@ import tiktoken
 from hypothesis import given
 from hypothesis import strategies as st
 from semantic_kernel import Kernel
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.connectors.ai.prompt_execution_settings import (
+    PromptExecutionSettings,
+)
 from semantic_kernel.contents import (
     AuthorRole,
     ChatMessageContent,
@@ -44,11 +46,18 @@ def text(role: str, words: str) -> ChatMessageContent:
 
 def sizer(limit: int = 1, *, model: str = "scripted") -> RequestMeter:
     return RequestMeter(
-        ScriptedChatCompletion([], ai_model_id=model), PromptExecutionSettings(), max_prompt_tokens=limit
+        ScriptedChatCompletion([], ai_model_id=model),
+        PromptExecutionSettings(),
+        max_prompt_tokens=limit,
     )
 
 
-def size(messages: list[ChatMessageContent], tools: ToolSet | None = None, *, model: str = "scripted") -> int:
+def size(
+    messages: list[ChatMessageContent],
+    tools: ToolSet | None = None,
+    *,
+    model: str = "scripted",
+) -> int:
     """Read the count off the error: any prompt has more than one token."""
     with pytest.raises(PromptTooLargeError) as caught:
         sizer(model=model).check(messages, tools)
@@ -58,7 +67,9 @@ def size(messages: list[ChatMessageContent], tools: ToolSet | None = None, *, mo
 def tools_of(plugin: object) -> ToolSet:
     kernel = Kernel()
     kernel.add_plugin(plugin, "p")
-    return ToolSet(kernel, BoundedFunctionChoiceBehavior.Auto(), PromptExecutionSettings())
+    return ToolSet(
+        kernel, BoundedFunctionChoiceBehavior.Auto(), PromptExecutionSettings()
+    )
 
 
 class Cities:
@@ -67,16 +78,30 @@ class Cities:
         return city
 
 
-ASKED = [text("system", "You are a helpful assistant."), text("user", "What is the temperature in Tokyo?")]
+ASKED = [
+    text("system", "You are a helpful assistant."),
+    text("user", "What is the temperature in Tokyo?"),
+]
 ANSWERED = [
     *ASKED,
-    message("assistant", FunctionCallContent(id="c", name="get_temperature", arguments='{"city":"Tokyo"}')),
-    message("tool", FunctionResultContent(id="c", name="get_temperature", result="20.0")),
+    message(
+        "assistant",
+        FunctionCallContent(
+            id="c", name="get_temperature", arguments='{"city":"Tokyo"}'
+        ),
+    ),
+    message(
+        "tool", FunctionResultContent(id="c", name="get_temperature", result="20.0")
+    ),
 ]
 
 
-@pytest.mark.parametrize(("messages", "reported"), [(ASKED, 50), (ANSWERED, 75)], ids=["asked", "answered"])
-def test_the_estimate_is_near_what_the_api_reported(messages: list[ChatMessageContent], reported: int) -> None:
+@pytest.mark.parametrize(
+    ("messages", "reported"), [(ASKED, 50), (ANSWERED, 75)], ids=["asked", "answered"]
+)
+def test_the_estimate_is_near_what_the_api_reported(
+    messages: list[ChatMessageContent], reported: int
+) -> None:
     """For two recorded requests with one function, gpt-4.1-mini reported 50 and 75 prompt tokens: within 10 %."""
     assert size(messages, tools_of(Cities())) == pytest.approx(reported, rel=0.1)
 
@@ -100,7 +125,9 @@ def test_the_estimate_is_made_as_it_says(words: str, tokens: int) -> None:
 
 
 @given(st.text(), st.text())
-def test_an_estimate_never_fails_and_grows_with_its_text(first: str, second: str) -> None:
+def test_an_estimate_never_fails_and_grows_with_its_text(
+    first: str, second: str
+) -> None:
     """Every result of a tool has a size; two texts have no more tokens together than by themselves, nor fewer."""
     one, other = estimated_tokens(first), estimated_tokens(second)
     assert max(one, other) <= estimated_tokens(f"{first} {second}") <= one + other
@@ -118,7 +145,9 @@ def test_everything_of_a_schema_counts() -> None:
         return {"type": "function", "function": {"name": "f", "parameters": parameters}}
 
     def with_tool(parameters: dict[str, Any]) -> int:
-        own: Any = ScriptedChatCompletion([]).instantiate_prompt_execution_settings(tools=[tool(parameters)])
+        own: Any = ScriptedChatCompletion([]).instantiate_prompt_execution_settings(
+            tools=[tool(parameters)]
+        )
         return size(ASKED, ToolSet(Kernel(), BoundedFunctionChoiceBehavior.Auto(), own))
 
     kind = {"type": "string"}
@@ -126,17 +155,28 @@ def test_everything_of_a_schema_counts() -> None:
         {},
         {"properties": {"a": kind}},
         {"properties": {"a": {**kind, "description": "A city."}}},
-        {"properties": {"a": {**kind, "description": "A city.", "enum": ["Oslo", "Rome"]}}},
         {
             "properties": {
-                "a": {**kind, "description": "A city.", "enum": ["Oslo", "Rome"], "items": {"properties": {}}}
+                "a": {**kind, "description": "A city.", "enum": ["Oslo", "Rome"]}
+            }
+        },
+        {
+            "properties": {
+                "a": {
+                    **kind,
+                    "description": "A city.",
+                    "enum": ["Oslo", "Rome"],
+                    "items": {"properties": {}},
+                }
             }
         },
     ]
     sizes = [with_tool(step) for step in steps]
     assert sizes[:4] == sorted(set(sizes[:4]))
     assert sizes[4] == sizes[3]
-    nested = {"properties": {"a": {"type": "array", "items": {"properties": {"b": kind}}}}}
+    nested = {
+        "properties": {"a": {"type": "array", "items": {"properties": {"b": kind}}}}
+    }
     assert with_tool(nested) > with_tool({"properties": {"a": {"type": "array"}}})
 
 
@@ -146,8 +186,14 @@ def test_the_limit_itself_is_allowed() -> None:
     sizer(tokens).check(ASKED, None)
     with pytest.raises(PromptTooLargeError) as caught:
         sizer(tokens - 1).check(ASKED, None)
-    assert (caught.value.prompt_tokens, caught.value.max_prompt_tokens) == (tokens, tokens - 1)
-    assert f"{tokens} tokens (an estimate), and max_prompt_tokens is {tokens - 1}" in str(caught.value)
+    assert (caught.value.prompt_tokens, caught.value.max_prompt_tokens) == (
+        tokens,
+        tokens - 1,
+    )
+    assert (
+        f"{tokens} tokens (an estimate), and max_prompt_tokens is {tokens - 1}"
+        in str(caught.value)
+    )
 
 
 @pytest.fixture
@@ -166,7 +212,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 async def test_no_limit_counts_nothing(counted: list[str]) -> None:
     """A run without a limit, a price or an estimate does not look at the size of its requests."""
     kernel = Kernel(services=ScriptedChatCompletion([say("Hello.")]))
-    planner = FunctionCallingStepwisePlanner(options=FunctionCallingStepwisePlannerOptions(plan=False))
+    planner = FunctionCallingStepwisePlanner(
+        options=FunctionCallingStepwisePlannerOptions(plan=False)
+    )
     assert (await planner.invoke(kernel, "Hello?")).final_answer == "Hello."
     assert counted == []
 
@@ -202,7 +250,9 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def encodings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, no_network: None) -> dict[str, Any]:
+def encodings(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, no_network: None
+) -> dict[str, Any]:
     """The encodings that tiktoken has loaded: none; its cache folder is empty."""
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     loaded: dict[str, Any] = {}
@@ -213,19 +263,27 @@ def encodings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, no_network: None)
 def by_the_byte(name: str) -> tiktoken.Encoding:
     """An encoding in which each byte is a token."""
     ranks = {bytes([value]): value for value in range(256)}
-    return tiktoken.Encoding(name, pat_str=r"(?s).", mergeable_ranks=ranks, special_tokens={"<|end|>": 256})
+    return tiktoken.Encoding(
+        name, pat_str=r"(?s).", mergeable_ranks=ranks, special_tokens={"<|end|>": 256}
+    )
 
 
 def test_a_loaded_encoding_counts(encodings: dict[str, Any]) -> None:
     """Where tiktoken has the model's encoding, texts are counted by it, and the error says which it was."""
     encodings["o200k_base"] = by_the_byte("o200k_base")
-    with pytest.raises(PromptTooLargeError, match="counted in the encoding o200k_base") as caught:
+    with pytest.raises(
+        PromptTooLargeError, match="counted in the encoding o200k_base"
+    ) as caught:
         sizer(model="gpt-4.1").check([text("user", "<|end|> äh")], None)
     assert caught.value.prompt_tokens == 3 + 4 + len("<|end|> äh".encode())
 
 
-@pytest.mark.parametrize("model", ["gpt-4.1", "gpt-4", "gpt-oss-120b", "davinci-002", "scripted"])
-def test_an_encoding_that_is_not_at_hand_is_not_fetched(encodings: dict[str, Any], model: str) -> None:
+@pytest.mark.parametrize(
+    "model", ["gpt-4.1", "gpt-4", "gpt-oss-120b", "davinci-002", "scripted"]
+)
+def test_an_encoding_that_is_not_at_hand_is_not_fetched(
+    encodings: dict[str, Any], model: str
+) -> None:
     """Without the file nothing is downloaded: the prompt is estimated, known model or not."""
     with pytest.raises(PromptTooLargeError, match="an estimate"):
         sizer(model=model).check(ASKED, None)
@@ -233,7 +291,10 @@ def test_an_encoding_that_is_not_at_hand_is_not_fetched(encodings: dict[str, Any
 
 @pytest.mark.parametrize("folder", ["given", "none"])
 def test_a_damaged_file_is_not_at_hand(
-    encodings: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: str
+    encodings: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    folder: str,
 ) -> None:
     """Tiktoken would fetch a damaged file again, or any where caching is switched off: so it is not asked."""
     url = "https://openaipublic.blob.core.windows.net/encodings/o200k_base.tiktoken"
@@ -246,7 +307,9 @@ def test_a_damaged_file_is_not_at_hand(
     assert damaged.read_text() == "damaged"
 
 
-def test_a_cached_file_is_at_hand(encodings: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_cached_file_is_at_hand(
+    encodings: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """A whole file in the cache folder is loaded by tiktoken itself."""
     url = "https://openaipublic.blob.core.windows.net/encodings/o200k_base.tiktoken"
     whole = b"whole"

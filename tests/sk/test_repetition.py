@@ -52,7 +52,9 @@ class Tools:
         return self._run()
 
     @kernel_function
-    def defaulted(self, value: int = 7, unit: str = "kg", note: str | None = None) -> str:
+    def defaulted(
+        self, value: int = 7, unit: str = "kg", note: str | None = None
+    ) -> str:
         return self._run()
 
 
@@ -62,7 +64,12 @@ SAME: dict[str, tuple[str, ...]] = {
     "listed": ('{"value": [1, 2]}', '{"value": [1.0, 2]}'),
     "pointed": ('{"value": {"a": 1}}', '{"value": {"b": 2, "a": 1}}'),
     "numbered": ('{"value": 1}', '{"value": 1.0}'),
-    "defaulted": ("{}", '{"value": 7}', '{"unit": "kg", "note": null}', '{"value": 7.0, "unit": "kg"}'),
+    "defaulted": (
+        "{}",
+        '{"value": 7}',
+        '{"unit": "kg", "note": null}',
+        '{"value": 7.0, "unit": "kg"}',
+    ),
 }
 
 
@@ -72,7 +79,14 @@ async def test_equal_arguments_are_one_call(door: Door, name: str) -> None:
     """In any container, of any numeric type, with a default said or left out: it runs once."""
     for again in SAME[name][1:]:
         tools = Tools()
-        here = world([call(f"t-{name}", SAME[name][0]), call(f"t-{name}", again), say("Enough.")], t=tools)
+        here = world(
+            [
+                call(f"t-{name}", SAME[name][0]),
+                call(f"t-{name}", again),
+                say("Enough."),
+            ],
+            t=tools,
+        )
         outcome = await door.ask(here, budget=Budget(max_repeated_calls=1))
         assert (tools.ran, outcome.status) == (1, "limit_reached"), again
 
@@ -81,16 +95,27 @@ async def test_equal_arguments_are_one_call(door: Door, name: str) -> None:
 async def test_another_value_than_the_default_is_another_call(again: str) -> None:
     """It runs, and the limit is not reached."""
     tools = Tools()
-    here = world([call("t-defaulted", "{}"), call("t-defaulted", again), say("Done.")], t=tools)
-    result = await planner_with(budget=Budget(max_repeated_calls=1)).invoke(here.kernel, "Go.")
+    here = world(
+        [call("t-defaulted", "{}"), call("t-defaulted", again), say("Done.")], t=tools
+    )
+    result = await planner_with(budget=Budget(max_repeated_calls=1)).invoke(
+        here.kernel, "Go."
+    )
     assert (tools.ran, result.status) == (2, "answered")
 
 
 async def test_a_decision_binds_to_what_was_shown() -> None:
     """The count alone leaves defaults out: the calls' digests and fingerprints differ."""
     tools = Tools()
-    script: Any = [call("t-defaulted", "{}"), call("t-defaulted", '{"value": 7}'), say("Done.")]
+    script: Any = [
+        call("t-defaulted", "{}"),
+        call("t-defaulted", '{"value": 7}'),
+        say("Done."),
+    ]
     result = await planner_with().invoke(world(script, t=tools).kernel, "Go.")
     first, second = (fact for fact in result.facts if isinstance(fact, CallDecided))
     assert first.counted_as == second.counted_as
-    assert (first.digest != second.digest, first.fingerprint != second.fingerprint) == (True, True)
+    assert (first.digest != second.digest, first.fingerprint != second.fingerprint) == (
+        True,
+        True,
+    )

@@ -58,7 +58,9 @@ def assistant(text: str) -> ChatMessageContent:
 
 
 def function_result(value: Any) -> FunctionResult:
-    return FunctionResult(function=KernelFunctionMetadata(name="f", is_prompt=False), value=value)
+    return FunctionResult(
+        function=KernelFunctionMetadata(name="f", is_prompt=False), value=value
+    )
 
 
 @each_of(
@@ -81,7 +83,10 @@ def function_result(value: Any) -> FunctionResult:
         (Order(number=1, total=decimal.Decimal("1.10")), '{"number":1,"total":"1.10"}'),
         (decimal.Decimal("0.1"), '"0.1"'),
         (datetime.datetime(2025, 1, 2, tzinfo=datetime.UTC), '"2025-01-02T00:00:00Z"'),
-        ([datetime.date(2025, 1, 2), datetime.timedelta(seconds=3)], '["2025-01-02","PT3S"]'),
+        (
+            [datetime.date(2025, 1, 2), datetime.timedelta(seconds=3)],
+            '["2025-01-02","PT3S"]',
+        ),
         (uuid.UUID(int=1), '"00000000-0000-0000-0000-000000000001"'),
         (Colour.RED, '"red"'),
         ({Colour.RED: Size.SMALL, 1: 2}, '{"red":"small","1":2}'),
@@ -104,9 +109,17 @@ def test_values_are_json_and_text_is_itself(value: object, text: str) -> None:
         ([assistant("Hello")], "Hello"),
         ([assistant("one"), assistant("two")], "one\ntwo"),
         ([TextContent(text="completion")], "completion"),
-        (StreamingChatMessageContent(role=AuthorRole.ASSISTANT, choice_index=0, content="Hi"), "Hi"),
         (
-            ChatMessageContent(role=AuthorRole.ASSISTANT, items=[TextContent(text="a"), TextContent(text="b")]),
+            StreamingChatMessageContent(
+                role=AuthorRole.ASSISTANT, choice_index=0, content="Hi"
+            ),
+            "Hi",
+        ),
+        (
+            ChatMessageContent(
+                role=AuthorRole.ASSISTANT,
+                items=[TextContent(text="a"), TextContent(text="b")],
+            ),
             "ab",
         ),
         (FunctionResultContent(id="1", name="p-f", result={"a": 1}), '{"a":1}'),
@@ -148,7 +161,9 @@ def deep() -> list[Any]:
     return items
 
 
-@each_of("value", [cycle(), deep(), Broken(), {"it": Broken()}, function_result(Broken())])
+@each_of(
+    "value", [cycle(), deep(), Broken(), {"it": Broken()}, function_result(Broken())]
+)
 def test_a_result_without_a_text_is_said_to_have_none(value: object) -> None:
     """Every return value of a function is written without an exception; the model reads that it has no text."""
     assert result_text(value) == NOT_WRITABLE
@@ -165,7 +180,11 @@ def test_any_text_becomes_sendable(text: str) -> None:
 
 @given(
     st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats(allow_nan=False, allow_infinity=False)
+        | st.text(),
         lambda children: st.lists(children) | st.dictionaries(st.text(), children),
     )
 )

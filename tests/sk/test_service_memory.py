@@ -47,24 +47,36 @@ def uncollected() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("uncollected")
-async def test_a_run_of_a_service_is_freed_when_it_is_over(serve: Serve, ask: Callable[..., Any]) -> None:
+async def test_a_run_of_a_service_is_freed_when_it_is_over(
+    serve: Serve, ask: Callable[..., Any]
+) -> None:
     """Once its history and answer are let go of, nothing of a run is left."""
     replies = Replies()
     service = FunctionInvokingChatCompletion(
-        serve([calls(ADD, ADD), ADD, say("Three.")]).connector, observers=[replies], clarifier=lambda _: None
+        serve([calls(ADD, ADD), ADD, say("Three.")]).connector,
+        observers=[replies],
+        clarifier=lambda _: None,
     )
     await ask(service, to=ChatHistory(system_message="Add."))
     assert replies.kept == [False, False, False]
 
 
 @pytest.mark.usefixtures("uncollected")
-async def test_a_run_of_a_planner_is_freed_when_it_is_over(serve: Serve, kernel: Kernel, streamed: bool) -> None:
+async def test_a_run_of_a_planner_is_freed_when_it_is_over(
+    serve: Serve, kernel: Kernel, streamed: bool
+) -> None:
     """Once its result is let go of, nothing of a run is left."""
     replies = Replies()
-    kernel.add_service(serve([say("Add them."), calls(ADD, ADD), say("Three.")]).connector)
-    planner = FunctionCallingStepwisePlanner(options=FunctionCallingStepwisePlannerOptions(observers=[replies]))
+    kernel.add_service(
+        serve([say("Add them."), calls(ADD, ADD), say("Three.")]).connector
+    )
+    planner = FunctionCallingStepwisePlanner(
+        options=FunctionCallingStepwisePlannerOptions(observers=[replies])
+    )
     if streamed:
-        assert [event async for event in planner.invoke_stream(kernel, "What is 1 + 2?")]
+        assert [
+            event async for event in planner.invoke_stream(kernel, "What is 1 + 2?")
+        ]
     else:
         assert await planner.invoke(kernel, "What is 1 + 2?")
     assert replies.kept and not any(replies.kept)

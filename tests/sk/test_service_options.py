@@ -44,14 +44,20 @@ async def test_iterations_keep_their_least_time(ask: Ask) -> None:
     """``min_iteration_time_ms`` is from start to start, on the given clock, and never before the first request."""
     clock = ManualClock()
     inner = ScriptedChatCompletion([ADD, ADD, say("Three.")])
-    await ask(FunctionInvokingChatCompletion(inner, clock=clock, min_iteration_time_ms=500))
+    await ask(
+        FunctionInvokingChatCompletion(inner, clock=clock, min_iteration_time_ms=500)
+    )
     assert clock.slept == [0.5, 0.5]
 
 
 async def test_by_default_nothing_waits(ask: Ask) -> None:
     """Without the option no time is spent waiting."""
     clock = ManualClock()
-    await ask(FunctionInvokingChatCompletion(ScriptedChatCompletion([ADD, say("Three.")]), clock=clock))
+    await ask(
+        FunctionInvokingChatCompletion(
+            ScriptedChatCompletion([ADD, say("Three.")]), clock=clock
+        )
+    )
     assert clock.slept == []
 
 
@@ -64,7 +70,11 @@ async def test_observers_see_the_same_facts_plain_and_streamed(ask: Ask) -> None
         other.append(fact.type)
 
     inner = ScriptedChatCompletion([calls(ADD, call("t-no")), say("Three.")])
-    await ask(FunctionInvokingChatCompletion(inner, observers=[lambda fact: seen.append(fact.type), watch]))
+    await ask(
+        FunctionInvokingChatCompletion(
+            inner, observers=[lambda fact: seen.append(fact.type), watch]
+        )
+    )
     assert seen == other
     assert seen == [
         "RunStarted",
@@ -79,7 +89,9 @@ async def test_observers_see_the_same_facts_plain_and_streamed(ask: Ask) -> None
     ]
 
 
-async def test_an_observer_that_fails_changes_nothing(ask: Ask, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_observer_that_fails_changes_nothing(
+    ask: Ask, caplog: pytest.LogCaptureFixture
+) -> None:
     """What an observer raises is logged with its name; the run and the other observers continue."""
     seen: list[str] = []
 
@@ -87,7 +99,8 @@ async def test_an_observer_that_fails_changes_nothing(ask: Ask, caplog: pytest.L
         raise RuntimeError("no")
 
     service = FunctionInvokingChatCompletion(
-        ScriptedChatCompletion([ADD, say("Three.")]), observers=[broken_observer, lambda fact: seen.append(fact.type)]
+        ScriptedChatCompletion([ADD, say("Three.")]),
+        observers=[broken_observer, lambda fact: seen.append(fact.type)],
     )
     with caplog.at_level(logging.ERROR, "planner_ext"):
         assert (await ask(service)).text == "Three."
@@ -95,7 +108,9 @@ async def test_an_observer_that_fails_changes_nothing(ask: Ask, caplog: pytest.L
     assert any("broken_observer" in record.getMessage() for record in caplog.records)
 
 
-async def test_observers_get_the_started_call_before_the_function_runs(ask: Ask, tools: Tools) -> None:
+async def test_observers_get_the_started_call_before_the_function_runs(
+    ask: Ask, tools: Tools
+) -> None:
     """An observer sees ``CallStarted`` before the function's effect, and ``CallFinished`` after it."""
     seen: list[tuple[str, int]] = []
     service = FunctionInvokingChatCompletion(
@@ -108,7 +123,9 @@ async def test_observers_get_the_started_call_before_the_function_runs(ask: Ask,
 
 
 @pytest.mark.parametrize(("limit", "most"), [(None, 4), (2, 2), (1, 1)])
-async def test_only_so_many_functions_run_at_once(ask: Ask, limit: int | None, most: int) -> None:
+async def test_only_so_many_functions_run_at_once(
+    ask: Ask, limit: int | None, most: int
+) -> None:
     """``max_concurrency`` caps the functions of a batch that run together; all run, and 1 keeps call order."""
     running, highest, order = 0, 0, []
 
@@ -128,25 +145,35 @@ async def test_only_so_many_functions_run_at_once(ask: Ask, limit: int | None, m
     kernel.add_plugin(Busy(), "b")
     batch = calls(*(call("b-work", {"n": n}) for n in range(4)))
     service = FunctionInvokingChatCompletion(
-        ScriptedChatCompletion([batch, say("Done.")]), execution=ToolExecution(max_concurrency=limit)
+        ScriptedChatCompletion([batch, say("Done.")]),
+        execution=ToolExecution(max_concurrency=limit),
     )
     await ask(service, kernel=kernel)
     assert (highest, sorted(order)) == (most, [0, 1, 2, 3])
     assert order == sorted(order) or limit != 1
 
 
-async def test_detail_of_an_error_is_shown_where_asked_for(ask: Ask, history: ChatHistory) -> None:
+async def test_detail_of_an_error_is_shown_where_asked_for(
+    ask: Ask, history: ChatHistory
+) -> None:
     """``include_error_detail`` lets the model read type and text of what a function raised."""
     service = FunctionInvokingChatCompletion(
-        ScriptedChatCompletion([call("t-fail"), say("Oh.")]), execution=ToolExecution(include_error_detail=True)
+        ScriptedChatCompletion([call("t-fail"), say("Oh.")]),
+        execution=ToolExecution(include_error_detail=True),
     )
     await ask(service)
-    assert "RuntimeError: password=hunter2" in str(first_result(history.messages[-1]).result)
+    assert "RuntimeError: password=hunter2" in str(
+        first_result(history.messages[-1]).result
+    )
 
 
-async def test_a_failing_function_loses_no_siblings_result(ask: Ask, tools: Tools, history: ChatHistory) -> None:
+async def test_a_failing_function_loses_no_siblings_result(
+    ask: Ask, tools: Tools, history: ChatHistory
+) -> None:
     """All calls of a batch settle; the others' results are there."""
-    inner = ScriptedChatCompletion([calls(call("t-fail"), ADD, call("t-echo", {"text": "x"})), say("Done.")])
+    inner = ScriptedChatCompletion(
+        [calls(call("t-fail"), ADD, call("t-echo", {"text": "x"})), say("Done.")]
+    )
     answer = await ask(FunctionInvokingChatCompletion(inner))
     results = [str(first_result(message).result) for message in history.messages[2:]]
     assert results == ["The function t-fail failed.", "3", "x"]
@@ -157,7 +184,9 @@ async def test_active_time_is_measured_on_the_clock(ask: Ask, tools: Tools) -> N
     """A limit on active time counts what the clock says passed, waiting between iterations included."""
     clock = ManualClock()
     service = FunctionInvokingChatCompletion(
-        ScriptedChatCompletion(lambda request: ADD if request.tools else say("Enough.")),
+        ScriptedChatCompletion(
+            lambda request: ADD if request.tools else say("Enough.")
+        ),
         clock=clock,
         min_iteration_time_ms=1000,
         budget=Budget(max_active_seconds=2.5),

@@ -5,8 +5,12 @@ from typing import Any
 
 import pytest
 from semantic_kernel import Kernel
-from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.connectors.ai.function_choice_behavior import (
+    FunctionChoiceBehavior,
+)
+from semantic_kernel.connectors.ai.prompt_execution_settings import (
+    PromptExecutionSettings,
+)
 from semantic_kernel.contents import ChatHistory, ChatMessageContent
 
 from planner_ext import (
@@ -27,7 +31,9 @@ Serve = Callable[..., Served]
 Resend = Callable[[ChatHistory], Awaitable[None]]
 
 ADD = call("t-add", {"a": 1, "b": 2})
-SETTINGS = PromptExecutionSettings(function_choice_behavior=BoundedFunctionChoiceBehavior.Auto())
+SETTINGS = PromptExecutionSettings(
+    function_choice_behavior=BoundedFunctionChoiceBehavior.Auto()
+)
 BEFORE: dict[str, tuple[list[Any], Budget]] = {
     "answer": ([ADD, say("Enough.")], Budget(max_iterations=2)),
     "no-text": ([ADD, say("")], Budget(max_iterations=2)),
@@ -36,7 +42,10 @@ BEFORE: dict[str, tuple[list[Any], Budget]] = {
 }
 NEXT = {
     "an-unknown-call": [call("t-no"), say("Done.")],
-    "a-batch": [calls(ADD, call("t-no"), call("t-fail"), text="Once more."), say("Done.")],
+    "a-batch": [
+        calls(ADD, call("t-no"), call("t-fail"), text="Once more."),
+        say("Done."),
+    ],
 }
 
 
@@ -51,8 +60,12 @@ async def resumed(
     **options: Any,
 ) -> ChatMessageContent:
     if not streamed:
-        return await service.resume(history, checkpoint, decisions, SETTINGS, kernel=kernel, **options)
-    stream = service.resume_streaming(history, checkpoint, decisions, SETTINGS, kernel=kernel, **options)
+        return await service.resume(
+            history, checkpoint, decisions, SETTINGS, kernel=kernel, **options
+        )
+    stream = service.resume_streaming(
+        history, checkpoint, decisions, SETTINGS, kernel=kernel, **options
+    )
     chunks = [chunk async for chunk in stream]
     return chunks[-1]
 
@@ -79,7 +92,15 @@ async def test_a_limited_run_continues_with_a_larger_budget(
     if added:
         history.add_message(first.message)
     budget = Budget(max_iterations=20)
-    last = await resumed(service, history, first.metadata["checkpoint"], {}, kernel, streamed=streamed, budget=budget)
+    last = await resumed(
+        service,
+        history,
+        first.metadata["checkpoint"],
+        {},
+        kernel,
+        streamed=streamed,
+        budget=budget,
+    )
     assert (last.metadata["status"], served.server.refused) == ("answered", [])
     spent = (last.metadata["iterations"], last.metadata["usage"].prompt_tokens)
     assert spent == (len(served.server.requests), served.server.prompt_tokens)
@@ -87,20 +108,39 @@ async def test_a_limited_run_continues_with_a_larger_budget(
 
 
 async def test_an_empty_history_is_filled(
-    ask: Ask, serve: Serve, kernel: Kernel, streamed: bool, resend: Resend, history: ChatHistory
+    ask: Ask,
+    serve: Serve,
+    kernel: Kernel,
+    streamed: bool,
+    resend: Resend,
+    history: ChatHistory,
 ) -> None:
     """In another process the history is empty: it gets every message of the run, and can be sent."""
     served = serve([calls(ADD, text="So."), ADD, call("t-no"), say("Done.")])
-    service = FunctionInvokingChatCompletion(served.connector, budget=Budget(max_iterations=2, on_limit="stop"))
-    checkpoint, other = (await ask(service, settings=SETTINGS)).metadata["checkpoint"], ChatHistory()
-    await resumed(service, other, checkpoint, {}, kernel, streamed=streamed, budget=Budget())
-    assert [message.to_dict() for message in other.messages[:5]] == [m.to_dict() for m in history.messages]
-    assert [message.role for message in other.messages] == ["user", *["assistant", "tool"] * 3]
+    service = FunctionInvokingChatCompletion(
+        served.connector, budget=Budget(max_iterations=2, on_limit="stop")
+    )
+    checkpoint, other = (
+        (await ask(service, settings=SETTINGS)).metadata["checkpoint"],
+        ChatHistory(),
+    )
+    await resumed(
+        service, other, checkpoint, {}, kernel, streamed=streamed, budget=Budget()
+    )
+    assert [message.to_dict() for message in other.messages[:5]] == [
+        m.to_dict() for m in history.messages
+    ]
+    assert [message.role for message in other.messages] == [
+        "user",
+        *["assistant", "tool"] * 3,
+    ]
     await resend(other)
 
 
 @pytest.fixture
-def deferring(serve: Serve) -> Callable[..., tuple[FunctionInvokingChatCompletion, Served]]:
+def deferring(
+    serve: Serve,
+) -> Callable[..., tuple[FunctionInvokingChatCompletion, Served]]:
     """A service whose every ``t-add`` waits for a person."""
 
     async def ask_a_person(tool: Any) -> Defer | None:
@@ -108,13 +148,19 @@ def deferring(serve: Serve) -> Callable[..., tuple[FunctionInvokingChatCompletio
 
     def deferring(*script: Any) -> tuple[FunctionInvokingChatCompletion, Served]:
         served = serve(script)
-        return FunctionInvokingChatCompletion(served.connector, interceptors=[ask_a_person]), served
+        return FunctionInvokingChatCompletion(
+            served.connector, interceptors=[ask_a_person]
+        ), served
 
     return deferring
 
 
-@pytest.mark.parametrize("added", [True, False, None], ids=["added", "not-added", "empty-history"])
-@pytest.mark.parametrize("decision", [Approve(by="ann"), Deny("No.", by="ann")], ids=["approve", "deny"])
+@pytest.mark.parametrize(
+    "added", [True, False, None], ids=["added", "not-added", "empty-history"]
+)
+@pytest.mark.parametrize(
+    "decision", [Approve(by="ann"), Deny("No.", by="ann")], ids=["approve", "deny"]
+)
 async def test_a_paused_run_continues_when_it_is_decided(
     ask: Ask,
     deferring: Any,
@@ -127,22 +173,45 @@ async def test_a_paused_run_continues_when_it_is_decided(
     decision: Any,
 ) -> None:
     """Paused, nothing has run and the history can be sent; decided, it continues, and the pause leaves no trace."""
-    service, served = deferring(calls(ADD, call("t-echo", {"text": "x"}), text="May I?"), say("Done."))
+    service, served = deferring(
+        calls(ADD, call("t-echo", {"text": "x"}), text="May I?"), say("Done.")
+    )
     paused = await ask(service, settings=SETTINGS)
-    assert (paused.metadata["status"], tools.seen, len(history.messages)) == ("paused", [], 1)
+    assert (paused.metadata["status"], tools.seen, len(history.messages)) == (
+        "paused",
+        [],
+        1,
+    )
     (pending,) = paused.metadata["pending"]
     assert (pending["id"], pending["fully_qualified_name"]) == ("call_1", "t-add")
     if added:
         history.add_message(paused.message)
     own = ChatHistory() if added is None else history
-    last = await resumed(service, own, paused.metadata["checkpoint"], {"call_1": decision}, kernel, streamed=streamed)
+    last = await resumed(
+        service,
+        own,
+        paused.metadata["checkpoint"],
+        {"call_1": decision},
+        kernel,
+        streamed=streamed,
+    )
     assert (last.metadata["status"], served.server.refused) == ("answered", [])
-    assert ((1, 2) in tools.seen, "x" in tools.seen) == (isinstance(decision, Approve), True)
-    assert [message.role for message in own.messages] == ["user", "assistant", "tool", "tool"]
+    assert ((1, 2) in tools.seen, "x" in tools.seen) == (
+        isinstance(decision, Approve),
+        True,
+    )
+    assert [message.role for message in own.messages] == [
+        "user",
+        "assistant",
+        "tool",
+        "tool",
+    ]
     await resend(own)
 
 
-async def test_a_paused_stream_is_safe_to_add(ask: Ask, deferring: Any, history: ChatHistory, resend: Resend) -> None:
+async def test_a_paused_stream_is_safe_to_add(
+    ask: Ask, deferring: Any, history: ChatHistory, resend: Resend
+) -> None:
     """What a paused run returns, streamed too, is an assistant message without calls that can be added and sent."""
     service, _ = deferring(calls(ADD, text="May I?"))
     paused = await ask(service, settings=SETTINGS)
@@ -152,7 +221,9 @@ async def test_a_paused_stream_is_safe_to_add(ask: Ask, deferring: Any, history:
     await resend(history)
 
 
-async def test_an_invalid_checkpoint_is_refused(kernel: Kernel, history: ChatHistory, deferring: Any) -> None:
+async def test_an_invalid_checkpoint_is_refused(
+    kernel: Kernel, history: ChatHistory, deferring: Any
+) -> None:
     """Text that cannot be read as a checkpoint is a named error; nothing is sent, and the history is as it was."""
     service, served = deferring(say("Never sent."))
     for text in ("", "{}", '{"schema":1,"kind":"checkpoint","facts":[]}'):
@@ -163,20 +234,44 @@ async def test_an_invalid_checkpoint_is_refused(kernel: Kernel, history: ChatHis
 
 async def test_an_answered_run_has_nothing_to_resume(ask: Ask, serve: Serve) -> None:
     """An answered run's message has no checkpoint, and its behaviour may be a stock one."""
-    answer = await ask(FunctionInvokingChatCompletion(serve([say("Hi.")]).connector), FunctionChoiceBehavior.Auto())
+    answer = await ask(
+        FunctionInvokingChatCompletion(serve([say("Hi.")]).connector),
+        FunctionChoiceBehavior.Auto(),
+    )
     assert "checkpoint" not in answer.metadata
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["plain", "streamed"])
-async def test_a_resumed_run_keeps_the_budget_of_a_service_that_limits_itself(streamed: bool) -> None:
+async def test_a_resumed_run_keeps_the_budget_of_a_service_that_limits_itself(
+    streamed: bool,
+) -> None:
     """A handler's new budget replaces its own; that of the service which it was given still holds."""
-    inner = ScriptedChatCompletion(lambda request: call("t-echo") if request.tools else say("Enough."))
+    inner = ScriptedChatCompletion(
+        lambda request: call("t-echo") if request.tools else say("Enough.")
+    )
     kernel = Tools().kernel()
-    kernel.add_service(FunctionInvokingChatCompletion(inner, budget=Budget(max_iterations=3)))
-    handler, history = ToolCallHandler(kernel, budget=Budget(max_iterations=2)), ChatHistory()
+    kernel.add_service(
+        FunctionInvokingChatCompletion(inner, budget=Budget(max_iterations=3))
+    )
+    handler, history = (
+        ToolCallHandler(kernel, budget=Budget(max_iterations=2)),
+        ChatHistory(),
+    )
     history.add_user_message("Go.")
     first = [message async for message in handler.invoke(history)][-1]
-    assert (first.metadata["iterations"], first.metadata["limit"]) == (2, "max_iterations")
+    assert (first.metadata["iterations"], first.metadata["limit"]) == (
+        2,
+        "max_iterations",
+    )
     resumed = handler.resume_stream if streamed else handler.resume
-    last = [m async for m in resumed(history, first.metadata["checkpoint"], {}, budget=Budget(max_iterations=50))][-1]
-    assert (last.metadata["iterations"], last.metadata["limit"], len(inner.requests)) == (3, "max_iterations", 3)
+    last = [
+        m
+        async for m in resumed(
+            history, first.metadata["checkpoint"], {}, budget=Budget(max_iterations=50)
+        )
+    ][-1]
+    assert (
+        last.metadata["iterations"],
+        last.metadata["limit"],
+        len(inner.requests),
+    ) == (3, "max_iterations", 3)

@@ -82,18 +82,26 @@ async def retry(context: Any, next: Next) -> None:
     return None
 
 
-async def ask(pay: Pay, reply: Any, *filters: tuple[Any, Any], **options: Any) -> FunctionCallingStepwisePlannerResult:
+async def ask(
+    pay: Pay, reply: Any, *filters: tuple[Any, Any], **options: Any
+) -> FunctionCallingStepwisePlannerResult:
     kernel, service = Kernel(), ScriptedChatCompletion([reply, say("Done.")])
     kernel.add_service(service)
     kernel.add_plugin(pay, "pay")
     for kind, one in filters:
         kernel.add_filter(kind, one)
     given = FunctionCallingStepwisePlannerOptions(plan=False, **options)
-    return await FunctionCallingStepwisePlanner("scripted", given).invoke(kernel, "Pay.")
+    return await FunctionCallingStepwisePlanner("scripted", given).invoke(
+        kernel, "Pay."
+    )
 
 
 def read(result: FunctionCallingStepwisePlannerResult) -> list[str]:
-    return [str(first_result(one).result) for one in present(result.chat_history).messages if one.role == "tool"]
+    return [
+        str(first_result(one).result)
+        for one in present(result.chat_history).messages
+        if one.role == "tool"
+    ]
 
 
 def approves(call: Any) -> Any:
@@ -103,22 +111,38 @@ def approves(call: Any) -> Any:
 @each_kind
 @pytest.mark.parametrize("approved", [True, False])
 @pytest.mark.parametrize("filter", [twice, together], ids=lambda one: one.__name__)
-async def test_a_second_next_runs_nothing(filter: Any, approved: bool, kind: str) -> None:
+async def test_a_second_next_runs_nothing(
+    filter: Any, approved: bool, kind: str
+) -> None:
     """It gives the result of the first, approved or not; one call is charged."""
     pay = Pay()
-    result = await ask(pay, call("pay-once", {}), (kind, filter), interceptors=[approves] if approved else [])
+    result = await ask(
+        pay,
+        call("pay-once", {}),
+        (kind, filter),
+        interceptors=[approves] if approved else [],
+    )
     assert (pay.ran, read(result), result.tool_calls) == (["once"], ["paid 1"], 1)
 
 
 @each_kind
-@pytest.mark.parametrize(("name", "ran"), [("again", ["again"] * 2), ("keyed", ["call_1"] * 2)])
+@pytest.mark.parametrize(
+    ("name", "ran"), [("again", ["again"] * 2), ("keyed", ["call_1"] * 2)]
+)
 @pytest.mark.parametrize("filter", [twice, together], ids=lambda one: one.__name__)
-async def test_what_may_run_again_runs_and_is_charged(filter: Any, name: str, ran: list[str], kind: str) -> None:
+async def test_what_may_run_again_runs_and_is_charged(
+    filter: Any, name: str, ran: list[str], kind: str
+) -> None:
     """Each start is a fact of the run and counts; a keyed function has the same key each time."""
     pay = Pay()
-    result = await ask(pay, call(f"pay-{name}", {}), (kind, filter), interceptors=[approves])
+    result = await ask(
+        pay, call(f"pay-{name}", {}), (kind, filter), interceptors=[approves]
+    )
     assert (pay.ran, result.tool_calls) == (ran, 2)
-    assert [one.attempt for one in result.facts if isinstance(one, CallStarted)] == [1, 2]
+    assert [one.attempt for one in result.facts if isinstance(one, CallStarted)] == [
+        1,
+        2,
+    ]
 
 
 @each_of(
@@ -132,7 +156,9 @@ async def test_what_may_run_again_runs_and_is_charged(filter: Any, name: str, ra
 )
 @each_kind
 @pytest.mark.parametrize("filter", [twice, together], ids=lambda one: one.__name__)
-async def test_a_start_beyond_a_limit_does_not_happen(filter: Any, kind: str, budget: Budget) -> None:
+async def test_a_start_beyond_a_limit_does_not_happen(
+    filter: Any, kind: str, budget: Budget
+) -> None:
     """The limit holds exactly, also for what may run again; the model reads the last result."""
     pay = Pay()
     result = await ask(pay, call("pay-again", {}), (kind, filter), budget=budget)
@@ -141,13 +167,17 @@ async def test_a_start_beyond_a_limit_does_not_happen(filter: Any, kind: str, bu
 
 @pytest.mark.parametrize("batch_over_limit", ["reject_batch", "fill_remaining"])
 @pytest.mark.parametrize("max_concurrency", [1, None])
-async def test_the_calls_of_a_batch_come_before_a_second_start(batch_over_limit: Any, max_concurrency: Any) -> None:
+async def test_the_calls_of_a_batch_come_before_a_second_start(
+    batch_over_limit: Any, max_concurrency: Any
+) -> None:
     """A filter that runs the first call again takes nothing from the second, which was let in with it."""
     pay = Pay()
     budget = Budget(max_tool_calls=2, batch_over_limit=batch_over_limit)
     batch = calls(call("pay-again", {"amount": 1}), call("pay-once", {"amount": 2}))
     execution = ToolExecution(max_concurrency=max_concurrency)
-    result = await ask(pay, batch, (KINDS[0], twice), budget=budget, execution=execution)
+    result = await ask(
+        pay, batch, (KINDS[0], twice), budget=budget, execution=execution
+    )
     assert (sorted(pay.ran), result.tool_calls) == (["again", "once"], 2)
 
 
@@ -155,13 +185,23 @@ async def test_a_retrying_filter_runs_again_only_what_says_so() -> None:
     """A failed function of effect once fails again without running; an idempotent one is tried, and each try counts."""
     pay = Pay(failing=2)
     result = await ask(pay, call("pay-once", {}), (KINDS[1], retry))
-    assert (pay.ran, read(result), result.tool_calls) == (["once"], ["The function pay-once failed."], 1)
+    assert (pay.ran, read(result), result.tool_calls) == (
+        ["once"],
+        ["The function pay-once failed."],
+        1,
+    )
     pay = Pay(failing=2)
     result = await ask(pay, call("pay-again", {}), (KINDS[1], retry))
     assert (len(pay.ran), read(result), result.tool_calls) == (3, ["paid 3"], 3)
     pay = Pay(failing=9)
-    result = await ask(pay, call("pay-again", {}), (KINDS[1], retry), budget=Budget(max_tool_calls=2))
-    assert (len(pay.ran), read(result), result.tool_calls) == (2, ["The function pay-again failed."], 2)
+    result = await ask(
+        pay, call("pay-again", {}), (KINDS[1], retry), budget=Budget(max_tool_calls=2)
+    )
+    assert (len(pay.ran), read(result), result.tool_calls) == (
+        2,
+        ["The function pay-again failed."],
+        2,
+    )
 
 
 @each_kind
@@ -170,7 +210,12 @@ async def test_a_next_that_is_kept_runs_nothing_later(kind: str) -> None:
     for filtering in (True, False):
         kept: list[Any] = []
 
-        async def keep(context: Any, next: Next, filtering: bool = filtering, kept: list[Any] = kept) -> None:
+        async def keep(
+            context: Any,
+            next: Next,
+            filtering: bool = filtering,
+            kept: list[Any] = kept,
+        ) -> None:
             kept.append(lambda: next(context))
             if filtering:
                 await next(context)
@@ -215,34 +260,51 @@ async def test_each_start_is_on_disk_before_it_happens(tmp_path: Path) -> None:
             seen.append(sum(isinstance(fact, CallStarted) for fact in facts))
             return "paid"
 
-    kernel, service = Kernel(), ScriptedChatCompletion([call("pay-again", {}), say("Done.")])
+    kernel, service = (
+        Kernel(),
+        ScriptedChatCompletion([call("pay-again", {}), say("Done.")]),
+    )
     kernel.add_service(service)
     kernel.add_plugin(Looking(), "pay")
     add_filter(kernel, "function_invocation", twice)
-    planner = FunctionCallingStepwisePlanner("scripted", FunctionCallingStepwisePlannerOptions(plan=False))
+    planner = FunctionCallingStepwisePlanner(
+        "scripted", FunctionCallingStepwisePlannerOptions(plan=False)
+    )
     async with Runs.sqlite(path) as runs:
         result = await (await runs.start(planner, kernel, "Pay.", run_id="r")).result()
     assert (seen, result.tool_calls) == ([1, 2], 2)
 
 
 @each_kind
-async def test_a_second_next_that_runs_nothing_is_logged(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_second_next_that_runs_nothing_is_logged(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """One approval is one start: the warning names the function, and the declaration that allows more."""
     await ask(Pay(), call("pay-once", {}), (kind, twice), interceptors=[approves])
-    (warned,) = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    (warned,) = [
+        one.getMessage() for one in caplog.records if one.levelname == "WARNING"
+    ]
     assert "pay-once" in warned and '@effect("idempotent")' in warned
 
 
 @each_kind
-async def test_a_second_next_that_a_limit_forbids_names_the_limit(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_second_next_that_a_limit_forbids_names_the_limit(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """A function that may run again does not beyond the budget: the warning does not advise to declare it."""
-    await ask(Pay(), call("pay-again", {}), (kind, twice), budget=Budget(max_tool_calls=1))
-    (warned,) = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    await ask(
+        Pay(), call("pay-again", {}), (kind, twice), budget=Budget(max_tool_calls=1)
+    )
+    (warned,) = [
+        one.getMessage() for one in caplog.records if one.levelname == "WARNING"
+    ]
     assert "budget" in warned and "@effect" not in warned
 
 
 @each_kind
-async def test_a_second_next_that_runs_is_not_logged(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_second_next_that_runs_is_not_logged(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """Where the function's effect allows it there is nothing to warn of."""
     await ask(Pay(), call("pay-again", {}), (kind, twice))
     assert [one for one in caplog.records if one.levelname == "WARNING"] == []

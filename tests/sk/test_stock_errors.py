@@ -6,8 +6,12 @@ from typing import Any
 import pytest
 from semantic_kernel import Kernel
 from semantic_kernel.agents import ChatCompletionAgent
-from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
-from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
+from semantic_kernel.connectors.ai.chat_completion_client_base import (
+    ChatCompletionClientBase,
+)
+from semantic_kernel.connectors.ai.function_choice_behavior import (
+    FunctionChoiceBehavior,
+)
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatPromptExecutionSettings
 from semantic_kernel.contents import ChatHistory
 from semantic_kernel.exceptions import KernelException
@@ -27,13 +31,17 @@ Serve = Callable[..., Served]
 AUTO: Any = FunctionChoiceBehavior.Auto()
 
 
-async def requested(service: ChatCompletionClientBase, streamed: bool, **fields: Any) -> None:
+async def requested(
+    service: ChatCompletionClientBase, streamed: bool, **fields: Any
+) -> None:
     """Send a request with these settings, and the kernel among them."""
     history, kernel = ChatHistory(), fields.pop("kernel", None)
     history.add_user_message("Hello.")
     settings = OpenAIChatPromptExecutionSettings(**fields)
     if streamed:
-        async for _ in service.get_streaming_chat_message_contents(history, settings, kernel=kernel):
+        async for _ in service.get_streaming_chat_message_contents(
+            history, settings, kernel=kernel
+        ):
             pass
     else:
         await service.get_chat_message_contents(history, settings, kernel=kernel)
@@ -46,7 +54,10 @@ REQUESTS: dict[str, Callable[[Kernel], dict[str, Any]]] = {
         "number_of_responses": 2,
         "kernel": kernel,
     },
-    "the endpoint fails": lambda kernel: {"function_choice_behavior": AUTO, "kernel": kernel},
+    "the endpoint fails": lambda kernel: {
+        "function_choice_behavior": AUTO,
+        "kernel": kernel,
+    },
     "the endpoint fails without a loop": lambda _: {},
 }
 
@@ -60,7 +71,11 @@ async def test_a_request_fails_with_semantic_kernels_class(
     with pytest.raises(KernelException) as stock:
         await requested(connector, streamed, **REQUESTS[mistake](kernel))
     with pytest.raises(PlannerExtError) as ours:
-        await requested(FunctionInvokingChatCompletion(connector), streamed, **REQUESTS[mistake](kernel))
+        await requested(
+            FunctionInvokingChatCompletion(connector),
+            streamed,
+            **REQUESTS[mistake](kernel),
+        )
     assert isinstance(ours.value, stock.type)
 
 
@@ -81,7 +96,9 @@ async def of_session(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize("door", [of_planner, of_handler, of_session])
-async def test_a_kernel_without_a_service_is_refused_with_its_class(door: Callable[[Kernel], Awaitable[None]]) -> None:
+async def test_a_kernel_without_a_service_is_refused_with_its_class(
+    door: Callable[[Kernel], Awaitable[None]],
+) -> None:
     """As an agent with that kernel, and as the kernel's own look-up does."""
     with pytest.raises(KernelException) as agent:
         await of_stock_agent(Kernel())
@@ -94,10 +111,14 @@ async def test_a_kernel_without_a_service_is_refused_with_its_class(door: Callab
 
 
 @pytest.mark.parametrize("door", [of_planner, of_handler, of_session])
-async def test_no_kernel_is_refused_with_its_class(serve: Serve, door: Callable[[Any], Awaitable[None]]) -> None:
+async def test_no_kernel_is_refused_with_its_class(
+    serve: Serve, door: Callable[[Any], Awaitable[None]]
+) -> None:
     """At every door the missing kernel is what it is to the stock loop."""
     with pytest.raises(KernelException) as stock:
-        await requested(serve([say("Hi.")]).connector, streamed=False, function_choice_behavior=AUTO)
+        await requested(
+            serve([say("Hi.")]).connector, streamed=False, function_choice_behavior=AUTO
+        )
     with pytest.raises(PlannerExtError) as ours:
         await door(None)
     assert isinstance(ours.value, stock.type)

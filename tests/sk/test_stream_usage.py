@@ -7,7 +7,9 @@ import pytest
 from semantic_kernel import Kernel
 from semantic_kernel.agents import ChatCompletionAgent
 from semantic_kernel.connectors.ai.completion_usage import CompletionUsage
-from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
+from semantic_kernel.connectors.ai.function_choice_behavior import (
+    FunctionChoiceBehavior,
+)
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatPromptExecutionSettings
 from semantic_kernel.contents import ChatHistory
 
@@ -42,19 +44,27 @@ async def summed(chunks: AsyncIterable[Any]) -> int:
     return (usage.prompt_tokens or 0) + (usage.completion_tokens or 0)
 
 
-def of_service(service: FunctionInvokingChatCompletion, kernel: Kernel, behavior: Any) -> AsyncIterable[Any]:
+def of_service(
+    service: FunctionInvokingChatCompletion, kernel: Kernel, behavior: Any
+) -> AsyncIterable[Any]:
     settings = OpenAIChatPromptExecutionSettings(function_choice_behavior=behavior)
     history = ChatHistory()
     history.add_user_message("What is 1 + 2?")
     return service.get_streaming_chat_message_content(history, settings, kernel=kernel)
 
 
-def of_agent(service: FunctionInvokingChatCompletion, kernel: Kernel, behavior: Any) -> AsyncIterable[Any]:
-    agent = ChatCompletionAgent(service=service, kernel=kernel, function_choice_behavior=behavior)
+def of_agent(
+    service: FunctionInvokingChatCompletion, kernel: Kernel, behavior: Any
+) -> AsyncIterable[Any]:
+    agent = ChatCompletionAgent(
+        service=service, kernel=kernel, function_choice_behavior=behavior
+    )
     return agent.invoke_stream("What is 1 + 2?")
 
 
-def of_handler(service: FunctionInvokingChatCompletion, kernel: Kernel, behavior: Any) -> AsyncIterable[Any]:
+def of_handler(
+    service: FunctionInvokingChatCompletion, kernel: Kernel, behavior: Any
+) -> AsyncIterable[Any]:
     kernel.add_service(service)
     settings = OpenAIChatPromptExecutionSettings(function_choice_behavior=behavior)
     history = ChatHistory()
@@ -64,20 +74,31 @@ def of_handler(service: FunctionInvokingChatCompletion, kernel: Kernel, behavior
 
 @pytest.mark.parametrize("script", SCRIPTS)
 @pytest.mark.parametrize("door", [of_service, of_agent, of_handler])
-async def test_streamed_usage_is_reported_once(serve: Serve, kernel: Kernel, door: Any, script: str) -> None:
+async def test_streamed_usage_is_reported_once(
+    serve: Serve, kernel: Kernel, door: Any, script: str
+) -> None:
     """Over several trips, with tools in between and at a limit, in service, agent and handler."""
     served = serve(SCRIPTS[script])
-    service = FunctionInvokingChatCompletion(served.connector, budget=Budget(max_iterations=4))
-    assert await summed(door(service, kernel, FunctionChoiceBehavior.Auto())) == served.server.total_tokens
+    service = FunctionInvokingChatCompletion(
+        served.connector, budget=Budget(max_iterations=4)
+    )
+    assert (
+        await summed(door(service, kernel, FunctionChoiceBehavior.Auto()))
+        == served.server.total_tokens
+    )
 
 
-@pytest.mark.parametrize("behavior", [None, FunctionChoiceBehavior.Auto(auto_invoke=False)])
+@pytest.mark.parametrize(
+    "behavior", [None, FunctionChoiceBehavior.Auto(auto_invoke=False)]
+)
 async def test_usage_of_a_stream_that_passes_through_is_reported_once(
     serve: Serve, kernel: Kernel, behavior: Any
 ) -> None:
     """Without a loop there is one request, and its usage is on the last chunk."""
     served = serve([say("Three, I think.")])
-    stream = of_service(FunctionInvokingChatCompletion(served.connector), kernel, behavior)
+    stream = of_service(
+        FunctionInvokingChatCompletion(served.connector), kernel, behavior
+    )
     assert await summed(stream) == served.server.total_tokens
 
 
@@ -86,10 +107,22 @@ async def deferring(_: object) -> Defer:
 
 
 ENDS: dict[str, tuple[Script, dict[str, Any], str]] = {
-    "limit_reached": (SCRIPTS["at the limit"], {"budget": Budget(max_iterations=2)}, "max_iterations=2"),
-    "incomplete": ([ScriptedReply(text="Thr", finish_reason="length")], {}, "finish_reason is length"),
+    "limit_reached": (
+        SCRIPTS["at the limit"],
+        {"budget": Budget(max_iterations=2)},
+        "max_iterations=2",
+    ),
+    "incomplete": (
+        [ScriptedReply(text="Thr", finish_reason="length")],
+        {},
+        "finish_reason is length",
+    ),
     "paused": ([ADD], {"interceptors": [deferring]}, "resume the run with decisions"),
-    "stopped": ([ADD], {"budget": Budget(max_iterations=1, on_limit="stop")}, "max_iterations=1"),
+    "stopped": (
+        [ADD],
+        {"budget": Budget(max_iterations=1, on_limit="stop")},
+        "max_iterations=1",
+    ),
 }
 
 
@@ -100,7 +133,9 @@ async def test_the_metadata_says_why_there_is_no_answer(
     """``reason`` is in the metadata of every run that was not answered."""
     script, options, reason = ENDS[end]
     service = FunctionInvokingChatCompletion(serve(script).connector, **options)
-    settings = OpenAIChatPromptExecutionSettings(function_choice_behavior=FunctionChoiceBehavior.Auto())
+    settings = OpenAIChatPromptExecutionSettings(
+        function_choice_behavior=FunctionChoiceBehavior.Auto()
+    )
     answer = await asked(service, history, kernel, settings, streamed=streamed)
     assert reason in answer.metadata["reason"]
 
@@ -110,7 +145,9 @@ async def test_an_answered_run_has_no_reason(
 ) -> None:
     """An answer needs none; calls that are returned to the caller do."""
     service = FunctionInvokingChatCompletion(serve([ADD, say("Three."), ADD]).connector)
-    settings = OpenAIChatPromptExecutionSettings(function_choice_behavior=FunctionChoiceBehavior.Auto())
+    settings = OpenAIChatPromptExecutionSettings(
+        function_choice_behavior=FunctionChoiceBehavior.Auto()
+    )
     answer = await asked(service, history, kernel, settings, streamed=streamed)
     assert "reason" not in answer.metadata
     settings.function_choice_behavior = FunctionChoiceBehavior.Auto(auto_invoke=False)
@@ -120,18 +157,27 @@ async def test_an_answered_run_has_no_reason(
 
 
 REFUSED = ScriptedReply(refusal="I cannot help with that.")
-FORM: dict[str, Any] = {"type": "object", "properties": {"total": {"type": "integer"}}, "required": ["total"]}
+FORM: dict[str, Any] = {
+    "type": "object",
+    "properties": {"total": {"type": "integer"}},
+    "required": ["total"],
+}
 
 
 @both_ways
 async def test_a_refusal_ends_the_planner(streamed: bool) -> None:
     """A refusal is not asked for again: one request, and the end names it."""
     async with openai_kernel(lambda _: REFUSED) as (kernel, server):
-        planner = planner_with("chat", plan=False, max_iterations=8, response_format=FORM)
+        planner = planner_with(
+            "chat", plan=False, max_iterations=8, response_format=FORM
+        )
         result = await invoke(planner, kernel, streamed=streamed)
     assert len(server.requests) == 1
     assert (result.status, result.final_answer) == ("incomplete", "")
-    assert result.reason == "The model refused to answer (refusal): I cannot help with that."
+    assert (
+        result.reason
+        == "The model refused to answer (refusal): I cannot help with that."
+    )
 
 
 @pytest.mark.parametrize("behavior", [None, BoundedFunctionChoiceBehavior.Auto()])
@@ -142,9 +188,14 @@ async def test_a_refusal_ends_a_request(
     served = serve(lambda _: REFUSED)
     service = FunctionInvokingChatCompletion(served.connector)
     form = {"type": "json_schema", "json_schema": {"name": "sum", "schema": FORM}}
-    settings = OpenAIChatPromptExecutionSettings(function_choice_behavior=behavior, response_format=form)
+    settings = OpenAIChatPromptExecutionSettings(
+        function_choice_behavior=behavior, response_format=form
+    )
     answer = await asked(service, history, kernel, settings, streamed=streamed)
-    assert (answer.text, answer.metadata["status"]) == ("I cannot help with that.", "incomplete")
+    assert (answer.text, answer.metadata["status"]) == (
+        "I cannot help with that.",
+        "incomplete",
+    )
     assert "refusal" in answer.metadata["reason"]
     assert len(served.server.requests) == 1
 
@@ -155,6 +206,11 @@ async def test_a_refusal_without_a_form_is_the_answer(
 ) -> None:
     """Where no form is asked for, the caller gets the refusal's text as the answer."""
     service = FunctionInvokingChatCompletion(serve(lambda _: REFUSED).connector)
-    settings = OpenAIChatPromptExecutionSettings(function_choice_behavior=BoundedFunctionChoiceBehavior.Auto())
+    settings = OpenAIChatPromptExecutionSettings(
+        function_choice_behavior=BoundedFunctionChoiceBehavior.Auto()
+    )
     answer = await asked(service, history, kernel, settings, streamed=streamed)
-    assert (answer.text, answer.metadata["status"]) == ("I cannot help with that.", "answered")
+    assert (answer.text, answer.metadata["status"]) == (
+        "I cannot help with that.",
+        "answered",
+    )

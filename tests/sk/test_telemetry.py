@@ -12,8 +12,12 @@ from opentelemetry.metrics import _internal as metrics
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import StatusCode
 from semantic_kernel import Kernel
-from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.connectors.ai.function_choice_behavior import (
+    FunctionChoiceBehavior,
+)
+from semantic_kernel.connectors.ai.prompt_execution_settings import (
+    PromptExecutionSettings,
+)
 from semantic_kernel.contents import ChatHistory
 from semantic_kernel.functions import kernel_function
 
@@ -31,7 +35,14 @@ from planner_ext.durable import Runs
 from planner_ext.errors import ServiceCallError
 from planner_ext.hitl_manager import Checkpoint, Supply
 from planner_ext.plugin import PlannerPlugin
-from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, calls, say
+from planner_ext.testing import (
+    ScriptedChatCompletion,
+    ScriptedReply,
+    ScriptedRequest,
+    call,
+    calls,
+    say,
+)
 from support.planner import (
     ADD,
     GOAL,
@@ -84,13 +95,17 @@ def no_plan(**options: Any) -> Any:
 
 
 @both_ways
-async def test_requests_and_calls_are_children_of_their_iteration(recording: Recording, streamed: bool) -> None:
+async def test_requests_and_calls_are_children_of_their_iteration(
+    recording: Recording, streamed: bool
+) -> None:
     """The connector's span and those of parallel calls lie in the iteration, which lies in the run; streamed, too."""
     async with openai_kernel([TWO, say("It is 3.")]) as (kernel, _):
         await invoke(no_plan(), kernel, streamed=streamed)
     first = (ITERATION, [("chat scripted", []), (TOOL, []), (TOOL, [])])
     assert recording.trees == [(AGENT, [first, (ITERATION, [("chat scripted", [])])])]
-    assert [said_by(span)["planner_ext.iteration"] for span in recording.named(ITERATION)] == [
+    assert [
+        said_by(span)["planner_ext.iteration"] for span in recording.named(ITERATION)
+    ] == [
         0,
         1,
     ]
@@ -100,14 +115,18 @@ async def test_a_time_limit_does_not_cut_the_trace(recording: Recording) -> None
     """Under a time limit requests and calls run in tasks of their own; their spans keep their places."""
     kernel, _ = scripted([TWO, say("It is 3.")])
     await no_plan(budget=Budget(max_active_seconds=60)).invoke(kernel, GOAL)
-    assert recording.trees == [(AGENT, [(ITERATION, [(TOOL, []), (TOOL, [])]), (ITERATION, [])])]
+    assert recording.trees == [
+        (AGENT, [(ITERATION, [(TOOL, []), (TOOL, [])]), (ITERATION, [])])
+    ]
 
 
 async def test_a_plan_request_is_a_plan_span(recording: Recording) -> None:
     """The request for a plan is the conventions' ``plan`` operation."""
     kernel, _ = scripted([PLAN, final()])
     await planner_with(plan=True).invoke(kernel, GOAL)
-    assert recording.trees == [(AGENT, [("plan FunctionCallingStepwisePlanner", []), (ITERATION, [])])]
+    assert recording.trees == [
+        (AGENT, [("plan FunctionCallingStepwisePlanner", []), (ITERATION, [])])
+    ]
 
 
 async def test_a_nested_run_lies_in_the_call_that_it_is(recording: Recording) -> None:
@@ -115,16 +134,28 @@ async def test_a_nested_run_lies_in_the_call_that_it_is(recording: Recording) ->
     inner, _ = scripted([ADD, say("It is 3.")])
     helper = PlannerPlugin(no_plan(), kernel=inner, description="Adds.")
     (name,) = kernel_of(helper=helper).plugins["helper"].functions
-    outer = kernel_of(ScriptedChatCompletion([call(f"helper-{name}", {"goal": GOAL}), say("Done.")]), helper=helper)
+    outer = kernel_of(
+        ScriptedChatCompletion([call(f"helper-{name}", {"goal": GOAL}), say("Done.")]),
+        helper=helper,
+    )
     await no_plan().invoke(outer, GOAL)
     nested = (AGENT, [(ITERATION, [(TOOL, [])]), (ITERATION, [])])
-    assert recording.trees == [(AGENT, [(ITERATION, [(f"execute_tool helper-{name}", [nested])]), (ITERATION, [])])]
+    assert recording.trees == [
+        (
+            AGENT,
+            [(ITERATION, [(f"execute_tool helper-{name}", [nested])]), (ITERATION, [])],
+        )
+    ]
 
 
 async def test_a_run_lies_in_the_span_of_its_caller(recording: Recording) -> None:
     """What the application traces around a run is the parent of the run, and current again after it."""
     kernel, _ = scripted([say("It is 3.")])
-    with trace.get_tracer_provider().get_tracer("application").start_as_current_span("request") as outer:
+    with (
+        trace.get_tracer_provider()
+        .get_tracer("application")
+        .start_as_current_span("request") as outer
+    ):
         await no_plan().invoke(kernel, GOAL)
         assert trace.get_current_span() is outer
     assert recording.trees == [("request", [(AGENT, [(ITERATION, [])])])]
@@ -140,7 +171,10 @@ async def by_service(kernel: Kernel) -> None:
 async def by_handler(kernel: Kernel) -> None:
     history = ChatHistory()
     history.add_user_message(GOAL)
-    assert [message async for message in ToolCallHandler(kernel, settings=AUTO).invoke(history)]
+    assert [
+        message
+        async for message in ToolCallHandler(kernel, settings=AUTO).invoke(history)
+    ]
 
 
 async def by_session(kernel: Kernel) -> None:
@@ -148,13 +182,17 @@ async def by_session(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize("door", [by_service, by_handler, by_session])
-async def test_every_door_traces(recording: Recording, door: Callable[[Kernel], Awaitable[None]]) -> None:
+async def test_every_door_traces(
+    recording: Recording, door: Callable[[Kernel], Awaitable[None]]
+) -> None:
     """Service, handler and session trace a run as the planner does."""
     await door(scripted([ADD, say("It is 3.")], service_id="chat")[0])
     assert recording.trees == [(SERVICE, [(ITERATION, [(TOOL, [])]), (ITERATION, [])])]
 
 
-async def test_a_stream_may_be_closed_by_another_task(recording: Recording, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_stream_may_be_closed_by_another_task(
+    recording: Recording, caplog: pytest.LogCaptureFixture
+) -> None:
     """No span is current across a ``yield``: closed from another task, everything detaches, and the span has ended."""
     kernel, _ = scripted([TWO, say("A long answer in pieces.")])
     stream = no_plan().invoke_stream(kernel, GOAL)
@@ -175,7 +213,9 @@ async def closed(stream: AsyncGenerator[Any, None]) -> None:
 # What a span says.
 
 
-async def test_the_run_says_how_it_ended_and_what_it_spent(recording: Recording) -> None:
+async def test_the_run_says_how_it_ended_and_what_it_spent(
+    recording: Recording,
+) -> None:
     """The conventions' attributes, and ours where they have no word."""
     kernel, _ = scripted([ADD, say("It is 3.")])
     result = await no_plan(price=lambda model, usage: 0.25).invoke(kernel, GOAL)
@@ -193,7 +233,10 @@ async def test_the_run_says_how_it_ended_and_what_it_spent(recording: Recording)
         "planner_ext.run.cost": 0.5,
     }
     first = said_by(recording.named(ITERATION)[0])
-    assert (first["gen_ai.response.finish_reasons"], first["planner_ext.calls"]) == (("tool_calls",), 1)
+    assert (first["gen_ai.response.finish_reasons"], first["planner_ext.calls"]) == (
+        ("tool_calls",),
+        1,
+    )
 
 
 async def test_a_limit_is_an_event_and_no_error(recording: Recording) -> None:
@@ -207,14 +250,20 @@ async def test_a_limit_is_an_event_and_no_error(recording: Recording) -> None:
         "limit_reached",
         "max_tool_calls",
     )
-    withheld = {"planner_ext.iteration": 0, "planner_ext.calls": 2, "planner_ext.limit": "max_tool_calls"}
+    withheld = {
+        "planner_ext.iteration": 0,
+        "planner_ext.calls": 2,
+        "planner_ext.limit": "max_tool_calls",
+    }
     assert events_of(span) == [
         ("planner_ext.withheld", withheld),
         ("planner_ext.limit", {"planner_ext.limit": "max_tool_calls"}),
     ]
 
 
-async def test_a_request_that_a_time_limit_interrupts_is_marked(recording: Recording) -> None:
+async def test_a_request_that_a_time_limit_interrupts_is_marked(
+    recording: Recording,
+) -> None:
     """Its iteration has the error type ``timeout``, and so has its duration; the run ends at its limit."""
     clock = Clock()
 
@@ -238,9 +287,14 @@ async def test_a_fault_is_an_error_without_its_message(recording: Recording) -> 
     with pytest.raises(ServiceCallError):
         await no_plan().invoke(kernel, GOAL)
     for span in (recording.only(AGENT), recording.only(ITERATION)):
-        assert (span.status.status_code, span.status.description) == (StatusCode.ERROR, None)
+        assert (span.status.status_code, span.status.description) == (
+            StatusCode.ERROR,
+            None,
+        )
         assert said_by(span)["error.type"] == "ServiceCallError"
-        assert events_of(span) == [("exception", {"exception.type": "ServiceCallError"})]
+        assert events_of(span) == [
+            ("exception", {"exception.type": "ServiceCallError"})
+        ]
     assert said_by(recording.only(AGENT))["planner_ext.run.status"] == "failed"
     assert "hunter2" not in recording.text()
 
@@ -256,12 +310,17 @@ async def test_a_stop_is_an_event(recording: Recording) -> None:
     assert said_by(span)["planner_ext.run.status"] == "stopped"
 
 
-async def test_a_function_that_does_not_exist_is_not_named(recording: Recording) -> None:
+async def test_a_function_that_does_not_exist_is_not_named(
+    recording: Recording,
+) -> None:
     """The name of an unknown function is text of the model."""
     kernel, _ = scripted([call("my-secret", {}), say("Oh.")])
     await no_plan().invoke(kernel, GOAL)
     ((name, attributes),) = events_of(recording.only(AGENT))
-    assert (name, attributes["planner_ext.decision.verdict"]) == ("planner_ext.decision", "answer")
+    assert (name, attributes["planner_ext.decision.verdict"]) == (
+        "planner_ext.decision",
+        "answer",
+    )
     assert "my-secret" not in recording.text()
 
 
@@ -269,29 +328,48 @@ async def test_a_function_that_does_not_exist_is_not_named(recording: Recording)
 
 
 @both_ways
-async def test_a_resumed_run_links_to_the_span_before_the_pause(recording: Recording, streamed: bool) -> None:
+async def test_a_resumed_run_links_to_the_span_before_the_pause(
+    recording: Recording, streamed: bool
+) -> None:
     """Each activation is a trace of its own unless it has a parent, with a link to the one before."""
     kernel, planner = bank(PAY, PAY, say("Paid.")), no_plan()
     result = await invoke(planner, kernel, streamed=streamed)
     for _ in range(2):
         checkpoint = Checkpoint.from_json(result.checkpoint.to_json())
-        result = await resume(planner, kernel, checkpoint, streamed=streamed, decisions={"pay": Approve(by="ann")})
+        result = await resume(
+            planner,
+            kernel,
+            checkpoint,
+            streamed=streamed,
+            decisions={"pay": Approve(by="ann")},
+        )
     assert result.status == "answered"
     spans = recording.named(AGENT)
     assert [[link.context.span_id for link in span.links] for span in spans] == [
         [],
         *([span.context and span.context.span_id] for span in spans[:-1]),
     ]
-    assert [said_by(span)["planner_ext.run.status"] for span in spans] == ["paused", "paused", "answered"]
-    assert {said_by(span)["gen_ai.conversation.id"] for span in spans} == {result.facts[0].run_id}
-    assert sum(said_by(span)["gen_ai.usage.input_tokens"] for span in spans) == result.usage.prompt_tokens
+    assert [said_by(span)["planner_ext.run.status"] for span in spans] == [
+        "paused",
+        "paused",
+        "answered",
+    ]
+    assert {said_by(span)["gen_ai.conversation.id"] for span in spans} == {
+        result.facts[0].run_id
+    }
+    assert (
+        sum(said_by(span)["gen_ai.usage.input_tokens"] for span in spans)
+        == result.usage.prompt_tokens
+    )
 
 
 async def test_a_pause_and_a_decision_are_events(recording: Recording) -> None:
     """A question, the pause, and who decided how and after how long; the values that were decided on are left out."""
     kernel, planner = bank(PAY, say("Paid.")), no_plan()
     paused = await planner.invoke(kernel, GOAL)
-    await planner.resume(kernel, paused.checkpoint, {"pay": Approve(by="ann", arguments={"amount": 3})})
+    await planner.resume(
+        kernel, paused.checkpoint, {"pay": Approve(by="ann", arguments={"amount": 3})}
+    )
     before, after = (events_of(span) for span in recording.named(AGENT))
     asked = {
         "gen_ai.tool.name": "bank-pay",
@@ -301,12 +379,17 @@ async def test_a_pause_and_a_decision_are_events(recording: Recording) -> None:
         "planner_ext.decision.person": False,
         "planner_ext.decision.edited": False,
     }
-    assert before == [("planner_ext.decision", asked), ("planner_ext.pause", {"planner_ext.calls": 1})]
+    assert before == [
+        ("planner_ext.decision", asked),
+        ("planner_ext.pause", {"planner_ext.calls": 1}),
+    ]
     ((name, decided),) = after
     assert name == "planner_ext.decision"
     assert decided.pop("planner_ext.decision.wait") >= 0
     own = {"verdict": "run", "person": True, "edited": True, "by": "ann"}
-    assert decided == asked | {f"planner_ext.decision.{name}": value for name, value in own.items()}
+    assert decided == asked | {
+        f"planner_ext.decision.{name}": value for name, value in own.items()
+    }
     ((attributes, point),) = recording.points("planner_ext.decision.wait")
     assert (attributes, point.count) == ({"planner_ext.decision.verdict": "run"}, 1)
 
@@ -315,43 +398,66 @@ async def test_a_denial_is_an_event(recording: Recording) -> None:
     """Who denied is recorded, and why is not."""
     kernel, planner = bank(PAY, say("So be it.")), no_plan()
     paused = await planner.invoke(kernel, GOAL)
-    await planner.resume(kernel, paused.checkpoint, {"pay": Deny("She owes me money.", by="bob")})
+    await planner.resume(
+        kernel, paused.checkpoint, {"pay": Deny("She owes me money.", by="bob")}
+    )
     ((_, attributes),) = events_of(recording.named(AGENT)[1])
-    assert (attributes["planner_ext.decision.verdict"], attributes["planner_ext.decision.by"]) == ("deny", "bob")
+    assert (
+        attributes["planner_ext.decision.verdict"],
+        attributes["planner_ext.decision.by"],
+    ) == ("deny", "bob")
     assert "owes" not in recording.text()
 
 
 async def test_an_answered_question_is_a_decision(recording: Recording) -> None:
     """A person's answer to the model's question is an event with who answered; question and answer are left out."""
     kernel, planner = (
-        bank(call("UserInteraction-AskUser", {"question": "Which shade?"}), say("Done.")),
+        bank(
+            call("UserInteraction-AskUser", {"question": "Which shade?"}), say("Done.")
+        ),
         no_plan(max_clarifications=1),
     )
     asked = await planner.invoke(kernel, GOAL)
     assert asked.status == "asked"
-    await planner.resume(kernel, asked.checkpoint, {asked.pending[0].id: Supply("Crimson.", by="ann")})
+    await planner.resume(
+        kernel, asked.checkpoint, {asked.pending[0].id: Supply("Crimson.", by="ann")}
+    )
     first, second = recording.named(AGENT)
     assert said_by(first)["planner_ext.run.status"] == "asked"
     ((_, attributes),) = events_of(second)
     assert attributes.pop("planner_ext.decision.wait") >= 0
     own = {"verdict": "answer", "person": True, "by": "ann"}
-    assert attributes == {f"planner_ext.decision.{k}": v for k, v in own.items()} | {"planner_ext.iteration": 0}
+    assert attributes == {f"planner_ext.decision.{k}": v for k, v in own.items()} | {
+        "planner_ext.iteration": 0
+    }
     assert "shade" not in recording.text()
     assert "Crimson" not in recording.text()
 
 
-async def test_a_kept_run_links_across_workers(recording: Recording, tmp_path: Path) -> None:
+async def test_a_kept_run_links_across_workers(
+    recording: Recording, tmp_path: Path
+) -> None:
     """The journal in the store has the trace; reading a result again adds no span."""
     kernel, planner = bank(PAY, say("Paid.")), no_plan()
     async with Runs.sqlite(tmp_path / "runs.db") as runs:
-        paused = await (await runs.start(planner, kernel, GOAL, run_id="order-7")).result()
+        paused = await (
+            await runs.start(planner, kernel, GOAL, run_id="order-7")
+        ).result()
         assert paused.status == "paused"
     async with Runs.sqlite(tmp_path / "runs.db") as runs:
-        await (await runs.resume("order-7", planner, kernel, decisions={"pay": Approve(by="ann")})).result()
-        again = await (await runs.start(planner, kernel, GOAL, run_id="order-7")).result()
+        await (
+            await runs.resume(
+                "order-7", planner, kernel, decisions={"pay": Approve(by="ann")}
+            )
+        ).result()
+        again = await (
+            await runs.start(planner, kernel, GOAL, run_id="order-7")
+        ).result()
     assert again.status == "answered"
     first, second = recording.named(AGENT)
-    assert [link.context.span_id for link in second.links] == [first.context and first.context.span_id]
+    assert [link.context.span_id for link in second.links] == [
+        first.context and first.context.span_id
+    ]
     assert said_by(second)["gen_ai.conversation.id"] == "order-7"
 
 
@@ -359,17 +465,26 @@ async def test_a_lost_request_is_a_crash(recording: Recording) -> None:
     """A journal that ends in a request tells the next life that a process was lost with it."""
     kernel, planner = scripted([ADD, say("It is 3."), say("It is 3.")])[0], no_plan()
     whole = await planner.invoke(kernel, GOAL)
-    cut = whole.facts[: [fact.type for fact in whole.facts].index("IterationCompleted") + 1]
+    cut = whole.facts[
+        : [fact.type for fact in whole.facts].index("IterationCompleted") + 1
+    ]
     recording.exporter.clear()
     result = await planner.resume(kernel, Checkpoint(tuple(cut)))
     assert result.status == "answered"
     span = recording.only(AGENT)
     assert ("planner_ext.crash", {"planner_ext.iteration": 1}) in events_of(span)
-    assert [format(link.context.span_id, "016x") for link in span.links] == [cut[0].trace.split("-")[2]]
+    assert [format(link.context.span_id, "016x") for link in span.links] == [
+        cut[0].trace.split("-")[2]
+    ]
 
 
-@pytest.mark.parametrize("written", ["nonsense", "00-" + "0" * 32 + "-" + "0" * 16 + "-01", "00-\u202e-\x00-01"])
-async def test_a_damaged_trace_makes_no_link(recording: Recording, written: str) -> None:
+@pytest.mark.parametrize(
+    "written",
+    ["nonsense", "00-" + "0" * 32 + "-" + "0" * 16 + "-01", "00-\u202e-\x00-01"],
+)
+async def test_a_damaged_trace_makes_no_link(
+    recording: Recording, written: str
+) -> None:
     """A journal's trace is not trusted: without a valid one the span has no links."""
     kernel, planner = bank(PAY, say("Paid.")), no_plan()
     paused = await planner.invoke(kernel, GOAL)
@@ -377,13 +492,22 @@ async def test_a_damaged_trace_makes_no_link(recording: Recording, written: str)
     for fact in data["facts"]:
         if "trace" in fact:
             fact["trace"] = written
-    await planner.resume(kernel, Checkpoint.from_json(json.dumps(data)), {"pay": Approve()})
+    await planner.resume(
+        kernel, Checkpoint.from_json(json.dumps(data)), {"pay": Approve()}
+    )
     assert [list(span.links) for span in recording.named(AGENT)] == [[], []]
 
 
 # What is not recorded.
 
-SECRETS = ("goal-7f3a", "argument-7f3a", "result-7f3a", "answer-7f3a", "reason-7f3a", "edited-7f3a")
+SECRETS = (
+    "goal-7f3a",
+    "argument-7f3a",
+    "result-7f3a",
+    "answer-7f3a",
+    "reason-7f3a",
+    "edited-7f3a",
+)
 
 
 class Vault:
@@ -406,12 +530,16 @@ async def vault_run() -> None:
         call("vault-ask", {"text": "argument-7f3a"}, id="edited"),
         call("vault-ask", {"text": "argument-7f3a"}, id="denied"),
     )
-    kernel = kernel_of(ScriptedChatCompletion([batch, say("answer-7f3a")]), vault=Vault())
+    kernel = kernel_of(
+        ScriptedChatCompletion([batch, say("answer-7f3a")]), vault=Vault()
+    )
     planner = no_plan()
     paused = await planner.invoke(kernel, "goal-7f3a")
     edited = Approve(arguments={"text": "edited-7f3a"}, by="ann")
     decisions = {"edited": edited, "denied": Deny("reason-7f3a", by="ann")}
-    assert (await planner.resume(kernel, paused.checkpoint, decisions)).status == "answered"
+    assert (
+        await planner.resume(kernel, paused.checkpoint, decisions)
+    ).status == "answered"
 
 
 async def test_no_payload_is_recorded(recording: Recording) -> None:
@@ -420,13 +548,17 @@ async def test_no_payload_is_recorded(recording: Recording) -> None:
     assert not [secret for secret in SECRETS if secret in recording.text()]
 
 
-async def test_sensitive_diagnostics_add_goal_answer_and_reasons(recording: Recording) -> None:
+async def test_sensitive_diagnostics_add_goal_answer_and_reasons(
+    recording: Recording,
+) -> None:
     """With Semantic Kernel's own switch, in the conventions' form; calls are in Semantic Kernel's spans."""
     recording.be_sensitive()
     await vault_run()
     first, second = (said_by(span) for span in recording.named(AGENT))
     part = {"type": "text", "content": "goal-7f3a"}
-    assert json.loads(str(first["gen_ai.input.messages"])) == [{"role": "user", "parts": [part]}]
+    assert json.loads(str(first["gen_ai.input.messages"])) == [
+        {"role": "user", "parts": [part]}
+    ]
     assert "answer-7f3a" in str(second["gen_ai.output.messages"])
     assert "reason-7f3a" in recording.text()
     kernel, _ = scripted([RuntimeError("the key is hunter2")])
@@ -444,7 +576,9 @@ async def test_nothing_is_written_where_nothing_listens() -> None:
     assert {fact.trace for fact in result.facts if hasattr(fact, "trace")} == {""}
 
 
-async def test_without_a_provider_no_code_of_telemetry_is_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_a_provider_no_code_of_telemetry_is_on_the_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Once a run it is asked whether anything listens, and nothing else."""
     monkeypatch.setattr("planner_ext.engine.telemetry.Invocation", None)
     kernel, _ = scripted([ADD, say("It is 3.")])
@@ -461,12 +595,16 @@ async def test_a_run_that_is_not_sampled_has_no_spans(recording: Recording) -> N
 
 
 @pytest.mark.parametrize("recording", [ALWAYS_OFF], indirect=True)
-async def test_nothing_is_read_off_a_run_that_is_neither_sampled_nor_measured(recording: Recording) -> None:
+async def test_nothing_is_read_off_a_run_that_is_neither_sampled_nor_measured(
+    recording: Recording,
+) -> None:
     """Without a meter, and with a sampler that left the run out, its facts are turned into nothing."""
     recording.patch.setattr(metrics, "_METER_PROVIDER", None)
     kernel, _ = scripted([ADD, say("It is 3.")])
     assert (await no_plan().invoke(kernel, GOAL)).status == "answered"
-    assert tree_of(recording.spans) == recording.points("gen_ai.client.token.usage") == []
+    assert (
+        tree_of(recording.spans) == recording.points("gen_ai.client.token.usage") == []
+    )
 
 
 # The metrics.
@@ -474,23 +612,42 @@ async def test_nothing_is_read_off_a_run_that_is_neither_sampled_nor_measured(re
 
 async def test_the_metrics_of_a_run(recording: Recording) -> None:
     """Runs by status, iterations, calls, tokens, cost and durations, by agent and model."""
-    planner = no_plan(budget=Budget(max_iterations=2, on_limit="stop"), price=lambda model, usage: 0.25)
+    planner = no_plan(
+        budget=Budget(max_iterations=2, on_limit="stop"),
+        price=lambda model, usage: 0.25,
+    )
     kernel, _ = scripted([ADD, say("It is 3."), ADD, ADD])
     for status in ("answered", "limit_reached"):
         assert (await planner.invoke(kernel, GOAL)).status == status
     agent = {"gen_ai.agent.name": "FunctionCallingStepwisePlanner"}
-    model = {"gen_ai.provider.name": "ScriptedChatCompletion", "gen_ai.request.model": "scripted"}
+    model = {
+        "gen_ai.provider.name": "ScriptedChatCompletion",
+        "gen_ai.request.model": "scripted",
+    }
     chat = {"gen_ai.operation.name": "chat", **model}
 
     def counted(name: str) -> list[tuple[dict[str, Any], int, float]]:
-        return [(attributes, point.count, point.sum) for attributes, point in recording.points(name)]
+        return [
+            (attributes, point.count, point.sum)
+            for attributes, point in recording.points(name)
+        ]
 
-    statuses = [agent | {"planner_ext.run.status": status} for status in ("answered", "limit_reached")]
-    assert counted("planner_ext.run.iterations") == [(statuses[0], 1, 2), (statuses[1], 1, 2)]
-    assert [point[:2] for point in counted("gen_ai.invoke_agent.duration")] == [(status, 1) for status in statuses]
+    statuses = [
+        agent | {"planner_ext.run.status": status}
+        for status in ("answered", "limit_reached")
+    ]
+    assert counted("planner_ext.run.iterations") == [
+        (statuses[0], 1, 2),
+        (statuses[1], 1, 2),
+    ]
+    assert [point[:2] for point in counted("gen_ai.invoke_agent.duration")] == [
+        (status, 1) for status in statuses
+    ]
     assert counted("gen_ai.invoke_agent.inference_calls") == [(agent, 2, 4)]
     assert counted("gen_ai.invoke_agent.tool_calls") == [(agent, 2, 2)]
-    assert [point[:2] for point in counted("gen_ai.client.operation.duration")] == [(chat, 4)]
+    assert [point[:2] for point in counted("gen_ai.client.operation.duration")] == [
+        (chat, 4)
+    ]
     assert [point[:2] for point in counted("gen_ai.client.token.usage")] == [
         (chat | {"gen_ai.token.type": kind}, 4) for kind in ("input", "output")
     ]
@@ -500,7 +657,11 @@ async def test_the_metrics_of_a_run(recording: Recording) -> None:
 
 def scripted_turn(request: ScriptedRequest) -> ScriptedReply:
     """Answer what a model with a script in its history would."""
-    return ADD if not any(message["role"] == "tool" for message in request.messages) else say("It is 3.")
+    return (
+        ADD
+        if not any(message["role"] == "tool" for message in request.messages)
+        else say("It is 3.")
+    )
 
 
 async def test_runs_at_once_do_not_mix(recording: Recording) -> None:
@@ -510,4 +671,6 @@ async def test_runs_at_once_do_not_mix(recording: Recording) -> None:
         *(planner.invoke(kernel, GOAL) for _ in range(10)),
         *(drained(planner.invoke_stream(kernel, GOAL)) for _ in range(10)),
     )
-    assert recording.trees == [(AGENT, [(ITERATION, [(TOOL, [])]), (ITERATION, [])])] * 20
+    assert (
+        recording.trees == [(AGENT, [(ITERATION, [(TOOL, [])]), (ITERATION, [])])] * 20
+    )

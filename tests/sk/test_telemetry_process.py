@@ -67,16 +67,28 @@ class Collector:
         if path == "/v1/traces":
             for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
                 name = value_in(resource.resource.attributes, "service.name")
-                self.spans += [(name, span) for scope in resource.scope_spans for span in scope.spans]
+                self.spans += [
+                    (name, span)
+                    for scope in resource.scope_spans
+                    for span in scope.spans
+                ]
             return ExportTraceServiceResponse().SerializeToString()
         for resource in ExportMetricsServiceRequest.FromString(body).resource_metrics:
             name = value_in(resource.resource.attributes, "service.name")
-            self.metrics += [(name, metric) for scope in resource.scope_metrics for metric in scope.metrics]
+            self.metrics += [
+                (name, metric)
+                for scope in resource.scope_metrics
+                for metric in scope.metrics
+            ]
         return ExportMetricsServiceResponse().SerializeToString()
 
     def metric(self, process: str, name: str) -> Any:
         """Find the last value of one metric that a process sent."""
-        return [metric for sender, metric in self.metrics if (sender, metric.name) == (process, name)][-1]
+        return [
+            metric
+            for sender, metric in self.metrics
+            if (sender, metric.name) == (process, name)
+        ][-1]
 
 
 def value_in(attributes: Any, name: str) -> Any:
@@ -104,7 +116,13 @@ def exported(url: str) -> Generator[Any]:
     tracers = TracerProvider()
     tracers.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(f"{url}/v1/traces")))
     trace.set_tracer_provider(tracers)
-    meters = MeterProvider([PeriodicExportingMetricReader(OTLPMetricExporter(f"{url}/v1/metrics"), 3_600_000)])
+    meters = MeterProvider(
+        [
+            PeriodicExportingMetricReader(
+                OTLPMetricExporter(f"{url}/v1/metrics"), 3_600_000
+            )
+        ]
+    )
     metrics.set_meter_provider(meters)
     try:
         yield meters
@@ -119,7 +137,11 @@ def pausing_life(url: str, store: Path, effects: Path) -> None:
     async def drive() -> None:
         planner, kernel = world(effects, [PAY])
         async with Runs.sqlite(store) as runs:
-            assert (await (await runs.start(planner, kernel, GOAL, run_id="order-7")).result()).status == "paused"
+            assert (
+                await (
+                    await runs.start(planner, kernel, GOAL, run_id="order-7")
+                ).result()
+            ).status == "paused"
             meters.force_flush()
 
     with exported(url) as meters:
@@ -133,33 +155,61 @@ def resuming_life(url: str, store: Path, effects: Path) -> None:
         planner, kernel = world(effects, [say("Settled.")])
         async with Runs.sqlite(store) as runs:
             assert await decide_all(store) == 1
-            assert (await (await runs.start(planner, kernel, GOAL, run_id="order-7")).result()).status == "answered"
+            assert (
+                await (
+                    await runs.start(planner, kernel, GOAL, run_id="order-7")
+                ).result()
+            ).status == "answered"
             meters.force_flush()
 
     with exported(url) as meters:
         asyncio.run(drive())
 
 
-def test_two_processes_export_one_run(collector: Collector, lives: Lives, tmp_path: Path) -> None:
+def test_two_processes_export_one_run(
+    collector: Collector, lives: Lives, tmp_path: Path
+) -> None:
     """Over real OTLP: the second process's span links to the first one's, and each reports what waits in the store."""
     for life in (pausing_life, resuming_life):
         code = lives.live(
-            life, collector.url, tmp_path / "runs.db", tmp_path / "effects", OTEL_SERVICE_NAME=life.__name__
+            life,
+            collector.url,
+            tmp_path / "runs.db",
+            tmp_path / "effects",
+            OTEL_SERVICE_NAME=life.__name__,
         )
         assert code == 0
-    agents = {process: span for process, span in collector.spans if span.name.startswith("invoke_agent")}
+    agents = {
+        process: span
+        for process, span in collector.spans
+        if span.name.startswith("invoke_agent")
+    }
     first, second = agents["pausing_life"], agents["resuming_life"]
-    assert [(link.trace_id, link.span_id) for link in second.links] == [(first.trace_id, first.span_id)]
-    assert {value_in(span.attributes, "gen_ai.conversation.id") for span in agents.values()} == {"order-7"}
-    tools = [span for _, span in collector.spans if span.name == "execute_tool shop-pay"]
+    assert [(link.trace_id, link.span_id) for link in second.links] == [
+        (first.trace_id, first.span_id)
+    ]
+    assert {
+        value_in(span.attributes, "gen_ai.conversation.id") for span in agents.values()
+    } == {"order-7"}
+    tools = [
+        span for _, span in collector.spans if span.name == "execute_tool shop-pay"
+    ]
     assert [span.trace_id for span in tools] == [second.trace_id]
 
     for process, waiting in (("pausing_life", 1), ("resuming_life", 0)):
-        (point,) = collector.metric(process, "planner_ext.approvals.waiting").gauge.data_points
+        (point,) = collector.metric(
+            process, "planner_ext.approvals.waiting"
+        ).gauge.data_points
         assert point.as_int == waiting
-        assert value_in(point.attributes, "planner_ext.store") == str(tmp_path / "runs.db")
-    (point,) = collector.metric("resuming_life", "planner_ext.run.iterations").histogram.data_points
+        assert value_in(point.attributes, "planner_ext.store") == str(
+            tmp_path / "runs.db"
+        )
+    (point,) = collector.metric(
+        "resuming_life", "planner_ext.run.iterations"
+    ).histogram.data_points
     assert (point.count, point.sum) == (1, 2)
     assert list(point.explicit_bounds) == [1, 2, 4, 8, 16, 32, 64, 128]
-    (duration,) = collector.metric("resuming_life", "gen_ai.invoke_agent.duration").histogram.data_points
+    (duration,) = collector.metric(
+        "resuming_life", "gen_ai.invoke_agent.duration"
+    ).histogram.data_points
     assert list(duration.explicit_bounds)[:2] == [0.1, 0.2]

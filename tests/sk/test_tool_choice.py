@@ -5,9 +5,13 @@ from typing import Any
 
 import pytest
 from semantic_kernel import Kernel
-from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
+from semantic_kernel.connectors.ai.function_choice_behavior import (
+    FunctionChoiceBehavior,
+)
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatPromptExecutionSettings
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.connectors.ai.prompt_execution_settings import (
+    PromptExecutionSettings,
+)
 from semantic_kernel.contents import ChatHistory
 
 from planner_ext import (
@@ -27,14 +31,18 @@ AUTO = FunctionChoiceBehavior.Auto
 CHOICES = pytest.mark.parametrize("choice", ["none", "required"])
 
 
-def settings_with(choice: Any, *, generic: bool, behavior: FunctionChoiceBehavior | None) -> PromptExecutionSettings:
+def settings_with(
+    choice: Any, *, generic: bool, behavior: FunctionChoiceBehavior | None
+) -> PromptExecutionSettings:
     """Settings with a tool choice: in a field, or among the extension data."""
     kind = PromptExecutionSettings if generic else OpenAIChatPromptExecutionSettings
     return kind(tool_choice=choice, function_choice_behavior=behavior)
 
 
 async def planner(kernel: Kernel, settings: PromptExecutionSettings) -> None:
-    options = FunctionCallingStepwisePlannerOptions(execution_settings=settings, plan=False)
+    options = FunctionCallingStepwisePlannerOptions(
+        execution_settings=settings, plan=False
+    )
     await FunctionCallingStepwisePlanner(options=options).invoke(kernel, "Go.")
 
 
@@ -50,7 +58,9 @@ async def session(kernel: Kernel, settings: PromptExecutionSettings) -> None:
 
 
 async def open_session(kernel: Kernel, settings: PromptExecutionSettings) -> None:
-    await ToolUseSession(kernel, settings=settings, tool_use_config=AutomaticToolUseConfig(enabled=False)).prompt("Go.")
+    await ToolUseSession(
+        kernel, settings=settings, tool_use_config=AutomaticToolUseConfig(enabled=False)
+    ).prompt("Go.")
 
 
 @CHOICES
@@ -62,36 +72,52 @@ async def test_a_tool_choice_that_contradicts_is_refused_at_every_door(
     """It is named with the way out, and nothing is sent."""
     served = serve([call("t-add", {"a": 1, "b": 2}), say("Done.")])
     kernel.add_service(served.connector)
-    with pytest.raises(PlannerInvalidConfigurationError, match=r"tool_choice=.*NoneInvoke"):
+    with pytest.raises(
+        PlannerInvalidConfigurationError, match=r"tool_choice=.*NoneInvoke"
+    ):
         await door(kernel, settings_with(choice, generic=generic, behavior=None))
     assert served.server.requests == []
 
 
 @CHOICES
-@pytest.mark.parametrize("behavior", [AUTO(), AUTO(auto_invoke=False)], ids=["invokes", "passes"])
+@pytest.mark.parametrize(
+    "behavior", [AUTO(), AUTO(auto_invoke=False)], ids=["invokes", "passes"]
+)
 async def test_the_service_refuses_it_too(
     ask: Ask, serve: Serve, choice: Any, behavior: FunctionChoiceBehavior
 ) -> None:
     """Where functions are offered, invoked or not, plain and streamed."""
     served = serve([call("t-add", {"a": 1, "b": 2}), say("Done.")])
     settings = settings_with(choice, generic=False, behavior=behavior)
-    with pytest.raises(PlannerInvalidConfigurationError, match=r"tool_choice=.*NoneInvoke"):
+    with pytest.raises(
+        PlannerInvalidConfigurationError, match=r"tool_choice=.*NoneInvoke"
+    ):
         await ask(FunctionInvokingChatCompletion(served.connector), settings=settings)
     assert served.server.requests == []
 
 
 @pytest.mark.parametrize("choice", ["auto", None])
-async def test_what_does_not_contradict_is_taken(ask: Ask, serve: Serve, choice: Any) -> None:
+async def test_what_does_not_contradict_is_taken(
+    ask: Ask, serve: Serve, choice: Any
+) -> None:
     """``auto`` is what is sent anyway."""
     served = serve([call("t-add", {"a": 1, "b": 2}), say("Done.")])
     settings = settings_with(choice, generic=False, behavior=AUTO())
-    assert (await ask(FunctionInvokingChatCompletion(served.connector), settings=settings)).text == "Done."
+    assert (
+        await ask(FunctionInvokingChatCompletion(served.connector), settings=settings)
+    ).text == "Done."
 
 
 async def test_without_functions_it_is_the_callers(ask: Ask, serve: Serve) -> None:
     """A request without a behaviour goes as the settings have it."""
     served = serve([say("Done.")])
-    tool = {"type": "function", "function": {"name": "mine", "parameters": {"type": "object", "properties": {}}}}
+    tool = {
+        "type": "function",
+        "function": {
+            "name": "mine",
+            "parameters": {"type": "object", "properties": {}},
+        },
+    }
     settings = OpenAIChatPromptExecutionSettings(tools=[tool], tool_choice="none")
     await ask(FunctionInvokingChatCompletion(served.connector), settings=settings)
     assert served.server.requests[0].tool_choice == "none"

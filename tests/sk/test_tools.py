@@ -5,7 +5,11 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from semantic_kernel.functions import KernelFunction, KernelFunctionFromMethod, KernelParameterMetadata
+from semantic_kernel.functions import (
+    KernelFunction,
+    KernelFunctionFromMethod,
+    KernelParameterMetadata,
+)
 
 from planner_ext.engine.effects import effect
 from planner_ext.sk.functions.toolset import tool_of
@@ -57,8 +61,12 @@ def _parameters(function: KernelFunction) -> None:
     function.metadata.parameters = [KernelParameterMetadata(name="q")]
 
 
-@each_of("change", [_schema, _default, _hidden, _type, _name, _effect, _method, _parameters])
-def test_a_declaration_that_is_changed_in_place_is_described_again(change: Callable[[KernelFunction], None]) -> None:
+@each_of(
+    "change", [_schema, _default, _hidden, _type, _name, _effect, _method, _parameters]
+)
+def test_a_declaration_that_is_changed_in_place_is_described_again(
+    change: Callable[[KernelFunction], None],
+) -> None:
     """Each part of a description may be changed on the function itself, at any depth."""
 
     def f(p: list[int] = 1) -> int:  # pyright: ignore[reportArgumentType]  # a default of another type

@@ -21,7 +21,11 @@ from ag_ui.core import (
 
 __all__ = ["FrontEnd", "find_disorder"]
 
-_TRIADS = {"TEXT_MESSAGE": "message_id", "TOOL_CALL": "tool_call_id", "STEP": "step_name"}
+_TRIADS = {
+    "TEXT_MESSAGE": "message_id",
+    "TOOL_CALL": "tool_call_id",
+    "STEP": "step_name",
+}
 
 
 def find_disorder(events: Iterable[BaseEvent]) -> str | None:
@@ -32,7 +36,11 @@ def find_disorder(events: Iterable[BaseEvent]) -> str | None:
     """
     opened: set[tuple[str, str]] = set()
     types = [event.type.value for event in events]
-    if not types or types[0] != "RUN_STARTED" or types[-1] not in ("RUN_FINISHED", "RUN_ERROR"):
+    if (
+        not types
+        or types[0] != "RUN_STARTED"
+        or types[-1] not in ("RUN_FINISHED", "RUN_ERROR")
+    ):
         return f"it begins or ends wrongly: {types[:1]} {types[-1:]}"
     for event in list(events)[1:-1]:
         what, _, part = event.type.value.rpartition("_")
@@ -76,7 +84,11 @@ class FrontEnd:
         """Answer the interrupts in their order; None cancels one."""
         self._runs += 1
         entries = [
-            ResumeEntry(interrupt_id=one.id, status="cancelled" if given is None else "resolved", payload=given)
+            ResumeEntry(
+                interrupt_id=one.id,
+                status="cancelled" if given is None else "resolved",
+                payload=given,
+            )
             for one, given in zip(self.interrupts, payloads, strict=False)
         ]
         return self._input(resume=entries, **options)
@@ -84,17 +96,37 @@ class FrontEnd:
     def send_result(self, call_id: str, content: str, **options: Any) -> RunAgentInput:
         """Answer a call of a tool of the front end."""
         self._runs += 1
-        self.messages.append(ToolMessage(id=f"result-{self._runs}", tool_call_id=call_id, content=content))
+        self.messages.append(
+            ToolMessage(
+                id=f"result-{self._runs}", tool_call_id=call_id, content=content
+            )
+        )
         return self._input(**options)
 
     def unanswered(self, tool: str) -> list[str]:
         """List the calls of a tool that have no result."""
-        answered = {one.tool_call_id for one in self.messages if isinstance(one, ToolMessage)}
-        made = [call for one in self.messages if isinstance(one, AssistantMessage) for call in one.tool_calls or ()]
-        return [call.id for call in made if call.function.name == tool and call.id not in answered]
+        answered = {
+            one.tool_call_id for one in self.messages if isinstance(one, ToolMessage)
+        }
+        made = [
+            call
+            for one in self.messages
+            if isinstance(one, AssistantMessage)
+            for call in one.tool_calls or ()
+        ]
+        return [
+            call.id
+            for call in made
+            if call.function.name == tool and call.id not in answered
+        ]
 
     def _input(self, **options: Any) -> RunAgentInput:
-        given = RunAgentInput(thread_id=self._thread_id, run_id=f"run-{self._runs}", messages=self.messages, **options)
+        given = RunAgentInput(
+            thread_id=self._thread_id,
+            run_id=f"run-{self._runs}",
+            messages=self.messages,
+            **options,
+        )
         return RunAgentInput.model_validate_json(given.model_dump_json(by_alias=True))
 
     def take(self, events: Sequence[BaseEvent]) -> list[str]:
@@ -106,7 +138,11 @@ class FrontEnd:
         end = events[-1]
         outcome = end.outcome if isinstance(end, RunFinishedEvent) else None
         if end.type is EventType.RUN_FINISHED:
-            self.interrupts = outcome.interrupts if isinstance(outcome, RunFinishedInterruptOutcome) else []
+            self.interrupts = (
+                outcome.interrupts
+                if isinstance(outcome, RunFinishedInterruptOutcome)
+                else []
+            )
         return [event.type.value for event in events]
 
     def _add(self, event: Any) -> None:
@@ -119,14 +155,27 @@ class FrontEnd:
             case EventType.TOOL_CALL_START:
                 function = FunctionCall(name=event.tool_call_name, arguments="")
                 message = self._assistant(event.parent_message_id)
-                message.tool_calls = [*(message.tool_calls or ()), ToolCall(id=event.tool_call_id, function=function)]
+                message.tool_calls = [
+                    *(message.tool_calls or ()),
+                    ToolCall(id=event.tool_call_id, function=function),
+                ]
             case EventType.TOOL_CALL_ARGS:
                 self._call(event.tool_call_id).function.arguments += event.delta
             case EventType.TOOL_CALL_RESULT:
                 self._call(event.tool_call_id)
-                answered = [one.tool_call_id for one in self.messages if isinstance(one, ToolMessage)]
-                assert event.tool_call_id not in answered, "a call has one result, the front end's own included"
-                message = ToolMessage(id=event.message_id, tool_call_id=event.tool_call_id, content=event.content)
+                answered = [
+                    one.tool_call_id
+                    for one in self.messages
+                    if isinstance(one, ToolMessage)
+                ]
+                assert event.tool_call_id not in answered, (
+                    "a call has one result, the front end's own included"
+                )
+                message = ToolMessage(
+                    id=event.message_id,
+                    tool_call_id=event.tool_call_id,
+                    content=event.content,
+                )
                 self.messages.append(message)
             case _:
                 pass

@@ -8,7 +8,9 @@ from typing import Annotated, Any, Literal, cast
 
 import pytest
 from semantic_kernel import Kernel
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.connectors.ai.prompt_execution_settings import (
+    PromptExecutionSettings,
+)
 from semantic_kernel.contents import ChatHistory, FunctionResultContent
 from semantic_kernel.functions import kernel_function
 
@@ -58,7 +60,11 @@ class Shop:
 
     @kernel_function(description="Charges the tenant.")
     async def charge(
-        self, amount: float, tenant: Annotated[str, "Who pays", {"include_in_function_choices": False}] = "nobody"
+        self,
+        amount: float,
+        tenant: Annotated[
+            str, "Who pays", {"include_in_function_choices": False}
+        ] = "nobody",
     ) -> str:
         self.ran.append(("charge", amount, tenant))
         return f"{tenant} pays {amount:g}"
@@ -97,7 +103,13 @@ class World:
         return len(self.service.requests)
 
 
-def world(script: Script = BOTH_CALLS, shop: Any = None, *, chunk_size: int = 8, **plugins: object) -> World:
+def world(
+    script: Script = BOTH_CALLS,
+    shop: Any = None,
+    *,
+    chunk_size: int = 8,
+    **plugins: object,
+) -> World:
     """Make a kernel with a shop, and a model that says what a script says."""
     shop = shop or Shop()
     kernel, service = Kernel(), ScriptedChatCompletion(script, chunk_size=chunk_size)
@@ -147,26 +159,52 @@ class Door:
         return f"{self.kind}-{'streamed' if self.streamed else 'plain'}"
 
     async def ask(
-        self, to: World, *, history: ChatHistory | None = None, arguments: Any = None, stop: Any = None, **options: Any
+        self,
+        to: World,
+        *,
+        history: ChatHistory | None = None,
+        arguments: Any = None,
+        stop: Any = None,
+        **options: Any,
     ) -> Outcome:
         """Begin a run."""
         if self.kind == "planner":
             planner = planner_with(**options)
             if not self.streamed:
-                return _of_result(await planner.invoke(to.kernel, "Refund order 7.", arguments, stop=stop))
-            return await _last_of(planner.invoke_stream(to.kernel, "Refund order 7.", arguments, stop=stop))
+                return _of_result(
+                    await planner.invoke(
+                        to.kernel, "Refund order 7.", arguments, stop=stop
+                    )
+                )
+            return await _last_of(
+                planner.invoke_stream(
+                    to.kernel, "Refund order 7.", arguments, stop=stop
+                )
+            )
         history = asked() if history is None else history
         if self.kind == "handler":
             handler = _handler(to, arguments, options)
             return await _drained(
-                (handler.invoke_stream if self.streamed else handler.invoke)(history, stop=stop), history
+                (handler.invoke_stream if self.streamed else handler.invoke)(
+                    history, stop=stop
+                ),
+                history,
             )
         settings = settings_with(options.pop("behavior", None))
         service = FunctionInvokingChatCompletion(to.service, **options)
-        world: dict[str, Any] = {"kernel": to.kernel, "arguments": arguments, "stop": stop}
+        world: dict[str, Any] = {
+            "kernel": to.kernel,
+            "arguments": arguments,
+            "stop": stop,
+        }
         if self.streamed:
-            return await _drained(service.get_streaming_chat_message_content(history, settings, **world), history)
-        return _of_message(await service.get_chat_message_content(history, settings, **world), history)
+            return await _drained(
+                service.get_streaming_chat_message_content(history, settings, **world),
+                history,
+            )
+        return _of_message(
+            await service.get_chat_message_content(history, settings, **world), history
+        )
 
     async def resume(
         self,
@@ -182,28 +220,50 @@ class Door:
         **options: Any,
     ) -> Outcome:
         """Go on with a run from its checkpoint's text; an empty history unless one is given."""
-        world: dict[str, Any] = {"budget": budget, "stop": stop, **({} if late is None else {"late": late})}
+        world: dict[str, Any] = {
+            "budget": budget,
+            "stop": stop,
+            **({} if late is None else {"late": late}),
+        }
         if self.kind == "planner":
             given = Checkpoint.from_json(checkpoint)
             planner = planner_with(**options)
             world["arguments"] = arguments
             if not self.streamed:
-                return _of_result(await planner.resume(to.kernel, given, decisions, **world))
-            return await _last_of(planner.resume_stream(to.kernel, given, decisions, **world))
+                return _of_result(
+                    await planner.resume(to.kernel, given, decisions, **world)
+                )
+            return await _last_of(
+                planner.resume_stream(to.kernel, given, decisions, **world)
+            )
         history = ChatHistory() if history is None else history
         if self.kind == "handler":
             handler = _handler(to, arguments, options)
             resume = handler.resume_stream if self.streamed else handler.resume
-            return await _drained(resume(history, checkpoint, decisions, **world), history)
+            return await _drained(
+                resume(history, checkpoint, decisions, **world), history
+            )
         settings = settings_with(options.pop("behavior", None))
         service = FunctionInvokingChatCompletion(to.service, **options)
         world |= {"kernel": to.kernel, "arguments": arguments}
         if self.streamed:
-            return await _drained(service.resume_streaming(history, checkpoint, decisions, settings, **world), history)
-        return _of_message(await service.resume(history, checkpoint, decisions, settings, **world), history)
+            return await _drained(
+                service.resume_streaming(
+                    history, checkpoint, decisions, settings, **world
+                ),
+                history,
+            )
+        return _of_message(
+            await service.resume(history, checkpoint, decisions, settings, **world),
+            history,
+        )
 
 
-DOORS = [Door(kind, streamed) for kind in ("planner", "service", "handler") for streamed in (False, True)]
+DOORS = [
+    Door(kind, streamed)
+    for kind in ("planner", "service", "handler")
+    for streamed in (False, True)
+]
 every_door = pytest.mark.parametrize("door", DOORS, ids=str)
 """Each door, plain and streamed: where the way in and out is what is checked."""
 three_doors = pytest.mark.parametrize("door", [DOORS[0], DOORS[3], DOORS[4]], ids=str)
@@ -214,7 +274,9 @@ planner_doors = pytest.mark.parametrize("door", DOORS[:2], ids=str)
 service_doors = pytest.mark.parametrize("door", DOORS[2:4], ids=str)
 handler_doors = pytest.mark.parametrize("door", DOORS[4:], ids=str)
 service_and_handler = pytest.mark.parametrize("door", DOORS[2:], ids=str)
-both_ways = pytest.mark.parametrize("streamed", [False, True], ids=["plain", "streamed"])
+both_ways = pytest.mark.parametrize(
+    "streamed", [False, True], ids=["plain", "streamed"]
+)
 
 
 def asked() -> ChatHistory:
@@ -234,7 +296,9 @@ def planner_with(**options: Any) -> FunctionCallingStepwisePlanner:
     """Make a planner that makes no plan."""
     if (behavior := options.pop("behavior", None)) is not None:
         options["execution_settings"] = settings_with(behavior)
-    return FunctionCallingStepwisePlanner("scripted", FunctionCallingStepwisePlannerOptions(plan=False, **options))
+    return FunctionCallingStepwisePlanner(
+        "scripted", FunctionCallingStepwisePlannerOptions(plan=False, **options)
+    )
 
 
 def _handler(to: World, arguments: Any, options: dict[str, Any]) -> ToolCallHandler:
@@ -280,20 +344,33 @@ async def _drained(messages: Any, history: ChatHistory) -> Outcome:
     """Read messages or chunks; the text is that of the assistant after the last results."""
     async with aclosing(messages):
         seen = [message async for message in messages]
-    after = max((place + 1 for place, message in enumerate(seen) if message.role == "tool"), default=0)
-    return replace(_of_message(seen[-1], history), text="".join(str(message) for message in seen[after:]))
+    after = max(
+        (place + 1 for place, message in enumerate(seen) if message.role == "tool"),
+        default=0,
+    )
+    return replace(
+        _of_message(seen[-1], history),
+        text="".join(str(message) for message in seen[after:]),
+    )
 
 
 def check_sendable(history: ChatHistory) -> None:
     """Fail where OpenAI would refuse a history."""
-    violation = find_violation({"model": "any", "messages": [message.to_dict() for message in history.messages]})
+    violation = find_violation(
+        {
+            "model": "any",
+            "messages": [message.to_dict() for message in history.messages],
+        }
+    )
     assert violation is None, violation
 
 
 def results(history: ChatHistory) -> list[str]:
     """List what the model reads of its calls, in order."""
     first = [message.items[0] for message in history.messages if message.role == "tool"]
-    return [str(item.result) for item in first if isinstance(item, FunctionResultContent)]
+    return [
+        str(item.result) for item in first if isinstance(item, FunctionResultContent)
+    ]
 
 
 def decided(facts: list[Fact]) -> list[CallDecided]:
@@ -304,12 +381,21 @@ def decided(facts: list[Fact]) -> list[CallDecided]:
 def arguments_in(history: ChatHistory) -> list[Any]:
     """List the arguments of each call as a history shows them."""
     sent = [message.to_dict() for message in history.messages]
-    return [json.loads(one["function"]["arguments"]) for message in sent for one in message.get("tool_calls", ())]
+    return [
+        json.loads(one["function"]["arguments"])
+        for message in sent
+        for one in message.get("tool_calls", ())
+    ]
 
 
 def requested(facts: list[Fact]) -> list[Any]:
     """List the arguments of each call as the model sent them."""
-    return [json.loads(one.arguments) for fact in facts if isinstance(fact, ModelReplied) for one in fact.calls]
+    return [
+        json.loads(one.arguments)
+        for fact in facts
+        if isinstance(fact, ModelReplied)
+        for one in fact.calls
+    ]
 
 
 def only(name: str, decision: Any) -> Any:

@@ -24,7 +24,9 @@ async def resume(streamed: bool, text: str) -> dict[str, Any]:
     checkpoint = Checkpoint.from_json(text, key=KEY)
     decisions = {"call_2": Approve(arguments={"order": "7", "amount": 20}, by="ann")}
     if streamed:
-        async with aclosing(planner.resume_stream(here.kernel, checkpoint, decisions)) as events:
+        async with aclosing(
+            planner.resume_stream(here.kernel, checkpoint, decisions)
+        ) as events:
             last = [event async for event in events][-1]
         assert isinstance(last, ResultReady)
         result = last.result

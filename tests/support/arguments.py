@@ -12,7 +12,9 @@ from semantic_kernel.functions import (
     KernelParameterMetadata,
     kernel_function,
 )
-from semantic_kernel.functions.kernel_function_from_method import KernelFunctionFromMethod
+from semantic_kernel.functions.kernel_function_from_method import (
+    KernelFunctionFromMethod,
+)
 
 from planner_ext.sk.functions.conversion import InvalidArguments, parse_object
 from planner_ext.sk.functions.toolset import convert_arguments, tool_of
@@ -36,7 +38,9 @@ class Item(pydantic.BaseModel):
 
 
 def function_of(method: Callable[..., Any], **more: Any) -> KernelFunctionFromMethod:
-    return KernelFunctionFromMethod(kernel_function(name="f")(method), plugin_name="p", **more)
+    return KernelFunctionFromMethod(
+        kernel_function(name="f")(method), plugin_name="p", **more
+    )
 
 
 def taking(annotation: Any, default: Any = inspect.Parameter.empty) -> KernelFunction:
@@ -45,7 +49,9 @@ def taking(annotation: Any, default: Any = inspect.Parameter.empty) -> KernelFun
     def f(**arguments: Any) -> Any:
         return arguments["p"]
 
-    parameter = inspect.Parameter("p", inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+    parameter = inspect.Parameter(
+        "p", inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default
+    )
     f.__signature__ = inspect.Signature([parameter])
     return function_of(f)
 

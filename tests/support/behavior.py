@@ -6,11 +6,19 @@ from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 from pydantic import Field
-from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
-from semantic_kernel.connectors.ai.function_calling_utils import update_settings_from_function_call_configuration
-from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
+from semantic_kernel.connectors.ai.chat_completion_client_base import (
+    ChatCompletionClientBase,
+)
+from semantic_kernel.connectors.ai.function_calling_utils import (
+    update_settings_from_function_call_configuration,
+)
+from semantic_kernel.connectors.ai.function_choice_behavior import (
+    FunctionChoiceBehavior,
+)
 from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.connectors.ai.prompt_execution_settings import (
+    PromptExecutionSettings,
+)
 from semantic_kernel.contents import (
     AuthorRole,
     ChatHistory,
@@ -22,7 +30,10 @@ from semantic_kernel.contents import (
 )
 from semantic_kernel.functions import kernel_function
 
-from planner_ext.sk.run.behavior import UNLIMITED_ATTEMPTS, BoundedFunctionChoiceBehavior
+from planner_ext.sk.run.behavior import (
+    UNLIMITED_ATTEMPTS,
+    BoundedFunctionChoiceBehavior,
+)
 
 Make = Callable[..., BoundedFunctionChoiceBehavior]
 
@@ -63,7 +74,10 @@ def in_step(behavior: BoundedFunctionChoiceBehavior) -> bool:
     bound = behavior.maximum_use_attempts
     if not behavior.auto_invoke_kernel_functions:
         return behavior.maximum_auto_invoke_attempts == 0 and behavior.use_attempts == 0
-    return behavior.maximum_auto_invoke_attempts == (bound or UNLIMITED_ATTEMPTS) and behavior.use_attempts == bound
+    return (
+        behavior.maximum_auto_invoke_attempts == (bound or UNLIMITED_ATTEMPTS)
+        and behavior.use_attempts == bound
+    )
 
 
 class ToolSettings(PromptExecutionSettings):
@@ -78,7 +92,9 @@ class EagerModel(ChatCompletionClientBase):
 
     SUPPORTS_FUNCTION_CALLING: ClassVar[bool] = True
     calls: int = UNLIMITED_ATTEMPTS
-    choices: list[FunctionChoiceType | None] = Field(default_factory=list[FunctionChoiceType | None])
+    choices: list[FunctionChoiceType | None] = Field(
+        default_factory=list[FunctionChoiceType | None]
+    )
 
     def get_prompt_execution_settings_class(self) -> type[PromptExecutionSettings]:
         return ToolSettings
@@ -86,7 +102,9 @@ class EagerModel(ChatCompletionClientBase):
     def _update_function_choice_settings_callback(self) -> Callable[..., None]:
         return update_settings_from_function_call_configuration
 
-    def _reset_function_choice_settings(self, settings: PromptExecutionSettings) -> None:
+    def _reset_function_choice_settings(
+        self, settings: PromptExecutionSettings
+    ) -> None:
         assert isinstance(settings, ToolSettings)
         settings.tool_choice = settings.tools = None
 
@@ -96,7 +114,10 @@ class EagerModel(ChatCompletionClientBase):
         if not settings.tools or len(self.choices) > self.calls:
             return None
         return FunctionCallContent(
-            id=f"call_{len(self.choices)}", index=0, name="math-add", arguments='{"a": 1, "b": 2}'
+            id=f"call_{len(self.choices)}",
+            index=0,
+            name="math-add",
+            arguments='{"a": 1, "b": 2}',
         )
 
     async def _inner_get_chat_message_contents(
@@ -108,11 +129,18 @@ class EagerModel(ChatCompletionClientBase):
         return [ChatMessageContent(role=AuthorRole.ASSISTANT, items=[call])]
 
     async def _inner_get_streaming_chat_message_contents(
-        self, chat_history: ChatHistory, settings: PromptExecutionSettings, function_invoke_attempt: int = 0
+        self,
+        chat_history: ChatHistory,
+        settings: PromptExecutionSettings,
+        function_invoke_attempt: int = 0,
     ) -> AsyncGenerator[list[StreamingChatMessageContent], Any]:
         call = self._call(settings)
         item = call or StreamingTextContent(choice_index=0, text="done")
-        yield [StreamingChatMessageContent(role=AuthorRole.ASSISTANT, choice_index=0, items=[item])]
+        yield [
+            StreamingChatMessageContent(
+                role=AuthorRole.ASSISTANT, choice_index=0, items=[item]
+            )
+        ]
 
 
 class Calculator:
@@ -126,7 +154,11 @@ def model(calls: int = UNLIMITED_ATTEMPTS) -> EagerModel:
 
 
 def results_in(history: ChatHistory) -> int:
-    return sum(isinstance(item, FunctionResultContent) for message in history for item in message.items)
+    return sum(
+        isinstance(item, FunctionResultContent)
+        for message in history
+        for item in message.items
+    )
 
 
 def settings_with(behavior: FunctionChoiceBehavior) -> PromptExecutionSettings:

@@ -8,16 +8,30 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.async_api import Browser, ConsoleMessage, Page, Request, async_playwright
+from playwright.async_api import (
+    Browser,
+    ConsoleMessage,
+    Page,
+    Request,
+    async_playwright,
+)
 
 __all__ = ["CHROMIUM", "chromium", "needs_chromium", "problems_of", "window"]
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium")
+    or shutil.which("chromium-browser")
+    or shutil.which("google-chrome")
+)
 
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path: apt-get install chromium")
+needs_chromium = pytest.mark.skipif(
+    CHROMIUM is None, reason="no Chromium on the path: apt-get install chromium"
+)
 
 
-_ANSWERED_SO = re.compile(r"Failed to load resource: the server responded with a status of 4(01|04|09|22)")
+_ANSWERED_SO = re.compile(
+    r"Failed to load resource: the server responded with a status of 4(01|04|09|22)"
+)
 
 
 @asynccontextmanager
@@ -32,7 +46,9 @@ async def chromium() -> AsyncGenerator[Browser]:
 
 
 @asynccontextmanager
-async def window(browser: Browser, address: str, **options: Any) -> AsyncGenerator[Page]:
+async def window(
+    browser: Browser, address: str, **options: Any
+) -> AsyncGenerator[Page]:
     """Open a window with cookies of its own; fail if its pages log an error or ask another host for anything.
 
     What a content security policy refuses is logged as an error; so is a page that is answered with an error, which is
@@ -41,14 +57,20 @@ async def window(browser: Browser, address: str, **options: Any) -> AsyncGenerat
     wrong: list[str] = []
 
     def hear(message: ConsoleMessage) -> None:
-        if message.type in ("error", "warning") and not _ANSWERED_SO.match(message.text):
+        if message.type in ("error", "warning") and not _ANSWERED_SO.match(
+            message.text
+        ):
             wrong.append(f"{message.text} ({message.location.get('url')})")
 
     def follow(request: Request) -> None:
-        if urlsplit(request.url).netloc != urlsplit(address).netloc and not request.url.startswith("data:"):
+        if urlsplit(request.url).netloc != urlsplit(
+            address
+        ).netloc and not request.url.startswith("data:"):
             wrong.append(f"asked {request.url}")
 
-    context = await browser.new_context(base_url=address, reduced_motion="reduce", **options)
+    context = await browser.new_context(
+        base_url=address, reduced_motion="reduce", **options
+    )
     context.set_default_timeout(60_000)
     context.on("console", hear)
     context.on("weberror", lambda error: wrong.append(str(error.error)))

@@ -14,7 +14,11 @@ def opened(where: str | Path | None) -> BudgetStore:
     """Open a file, a database at an address, or one in memory."""
     if where is None:
         return BudgetStore.memory()
-    return BudgetStore.postgres(str(where)) if "://" in str(where) else BudgetStore.sqlite(where)
+    return (
+        BudgetStore.postgres(str(where))
+        if "://" in str(where)
+        else BudgetStore.sqlite(where)
+    )
 
 
 def shared(store: BudgetStore, name: str = "app", **more: Any) -> SharedBudget:
@@ -28,6 +32,8 @@ def noon() -> Clock:
     return Clock(NOON)
 
 
-async def used(store: BudgetStore, part: str = "iterations", **chosen: Any) -> list[Any]:
+async def used(
+    store: BudgetStore, part: str = "iterations", **chosen: Any
+) -> list[Any]:
     """List one part of what was used, the newest period first."""
     return [getattr(row, part) for row in await store.usage(**chosen)]

@@ -48,7 +48,14 @@ from planner_ext.core.machine import (
     next_action,
 )
 from planner_ext.core.state import Phase, State
-from planner_ext.core.values import CallKind, CallResult, EditedReply, RequestedCall, TextMessage, Usage
+from planner_ext.core.values import (
+    CallKind,
+    CallResult,
+    EditedReply,
+    RequestedCall,
+    TextMessage,
+    Usage,
+)
 
 GOAL = {"role": "user", "text": "goal"}
 
@@ -87,25 +94,42 @@ def calls(*names: str, **more: Any) -> Turn:
 
 def run_started(**rules: Any) -> RunStarted:
     """Start a run under these rules."""
-    return RunStarted(run_id="run", rules=Rules(**rules), messages=(GOAL,), goal="goal", at=0.0)
+    return RunStarted(
+        run_id="run", rules=Rules(**rules), messages=(GOAL,), goal="goal", at=0.0
+    )
 
 
 def planned(*, iterations: int = 1, at: float = 0.0) -> Planned:
     """Answer the plan request."""
-    return Planned(plan="plan", messages=(GOAL, "plan"), usage=Usage(iterations=iterations), at=at, seconds=1.0)
+    return Planned(
+        plan="plan",
+        messages=(GOAL, "plan"),
+        usage=Usage(iterations=iterations),
+        at=at,
+        seconds=1.0,
+    )
 
 
 def requested(names: Sequence[str]) -> tuple[RequestedCall, ...]:
     """Name the calls c0, c1, ... in order."""
-    return tuple(RequestedCall(id=f"c{index}", name=name, arguments="{}") for index, name in enumerate(names))
+    return tuple(
+        RequestedCall(id=f"c{index}", name=name, arguments="{}")
+        for index, name in enumerate(names)
+    )
 
 
-def replied(turn: Turn, *, iteration: int = 0, offered: bool = True, withheld: str | None = None) -> ModelReplied:
+def replied(
+    turn: Turn, *, iteration: int = 0, offered: bool = True, withheld: str | None = None
+) -> ModelReplied:
     """Record a turn of the model."""
     names = turn.names if offered or turn.stubborn else ()
     text = turn.text if names or not turn.names else "forced"
     asked = requested(names)
-    message = {"role": "assistant", "text": text, "calls": [(call.id, call.name) for call in asked]}
+    message = {
+        "role": "assistant",
+        "text": text,
+        "calls": [(call.id, call.name) for call in asked],
+    }
     return ModelReplied(
         iteration=iteration,
         message=message,
@@ -120,12 +144,24 @@ def replied(turn: Turn, *, iteration: int = 0, offered: bool = True, withheld: s
     )
 
 
-def decided(index: int, name: str = "f", verdict: Verdict | None = None, *, iteration: int = 0, **more: Any) -> Fact:
+def decided(
+    index: int,
+    name: str = "f",
+    verdict: Verdict | None = None,
+    *,
+    iteration: int = 0,
+    **more: Any,
+) -> Fact:
     """Decide one call; without a verdict it runs, as if no interceptor objected."""
     kind, silent = KINDS.get(name, ("function", "run"))
     verdict = verdict or silent
-    more.setdefault("answer", f"answer to {name}" if verdict not in ("run", "defer", "external") else "")
-    more.setdefault("digest", f"digest of {name}" if kind in ("function", "question") else "")
+    more.setdefault(
+        "answer",
+        f"answer to {name}" if verdict not in ("run", "defer", "external") else "",
+    )
+    more.setdefault(
+        "digest", f"digest of {name}" if kind in ("function", "question") else ""
+    )
     more.setdefault("prompt", "where?" if kind == "question" else "")
     if verdict == "final_answer":
         more.setdefault("final_answer", "42")
@@ -143,10 +179,19 @@ def decided(index: int, name: str = "f", verdict: Verdict | None = None, *, iter
 
 def began(index: int, name: str = "f", *, iteration: int = 0) -> CallStarted:
     """Start one call."""
-    return CallStarted(iteration=iteration, index=index, call_id=f"c{index}", function=name, at=0.0)
+    return CallStarted(
+        iteration=iteration, index=index, call_id=f"c{index}", function=name, at=0.0
+    )
 
 
-def finished(index: int, name: str = "f", outcome: FunctionOutcome = "ok", *, iteration: int = 0, **more: Any) -> Fact:
+def finished(
+    index: int,
+    name: str = "f",
+    outcome: FunctionOutcome = "ok",
+    *,
+    iteration: int = 0,
+    **more: Any,
+) -> Fact:
     """Finish one call."""
     return CallFinished(
         iteration=iteration,
@@ -161,11 +206,24 @@ def finished(index: int, name: str = "f", outcome: FunctionOutcome = "ok", *, it
 
 
 def clarified(
-    answer: str | None = "Oslo", index: int | None = 0, *, iteration: int = 0, iterations: int = 0, **more: Any
+    answer: str | None = "Oslo",
+    index: int | None = 0,
+    *,
+    iteration: int = 0,
+    iterations: int = 0,
+    **more: Any,
 ) -> Clarified:
     """Put a question to a person, or to another; by default a person answers."""
     more["usage"] = replace(more.pop("usage", Usage()), iterations=iterations)
-    return Clarified(question="where?", answer=answer, index=index, iteration=iteration, at=0.0, seconds=0.0, **more)
+    return Clarified(
+        question="where?",
+        answer=answer,
+        index=index,
+        iteration=iteration,
+        at=0.0,
+        seconds=0.0,
+        **more,
+    )
 
 
 def model_asked(iteration: int = 0) -> ModelAsked:
@@ -173,25 +231,41 @@ def model_asked(iteration: int = 0) -> ModelAsked:
     return ModelAsked(iteration=iteration, at=0.0)
 
 
-def request_failed(iterations: int = 1, *, iteration: int = 0, **more: Any) -> RequestFailed:
+def request_failed(
+    iterations: int = 1, *, iteration: int = 0, **more: Any
+) -> RequestFailed:
     """Leave a request without a reply."""
     usage = replace(more.pop("usage", Usage()), iterations=iterations)
-    return RequestFailed(iteration=iteration, reason="lost", usage=usage, at=0.0, seconds=1.0, **more)
+    return RequestFailed(
+        iteration=iteration, reason="lost", usage=usage, at=0.0, seconds=1.0, **more
+    )
 
 
-def withheld(*indexes: int, iteration: int = 0, limit: str | None = None) -> CallsWithheld:
+def withheld(
+    *indexes: int, iteration: int = 0, limit: str | None = None
+) -> CallsWithheld:
     """Answer calls without running them."""
-    return CallsWithheld(iteration=iteration, indexes=indexes, answer="Not executed.", limit=limit, at=0.0)
+    return CallsWithheld(
+        iteration=iteration,
+        indexes=indexes,
+        answer="Not executed.",
+        limit=limit,
+        at=0.0,
+    )
 
 
 def completed(iteration: int = 0, **more: Any) -> IterationCompleted:
     """Complete an iteration."""
-    return IterationCompleted(iteration=iteration, called=True, at=0.0, seconds=1.0, **more)
+    return IterationCompleted(
+        iteration=iteration, called=True, at=0.0, seconds=1.0, **more
+    )
 
 
 def added(purpose: Any = "step") -> MessageAdded:
     """Add a message of the planner."""
-    return MessageAdded(message={"role": "user", "text": purpose}, purpose=purpose, at=0.0)
+    return MessageAdded(
+        message={"role": "user", "text": purpose}, purpose=purpose, at=0.0
+    )
 
 
 def stop(reason: str = "enough") -> StopRequested:
@@ -201,11 +275,18 @@ def stop(reason: str = "enough") -> StopRequested:
 
 def budget_changed(limits: Budget | None = None, **more: Any) -> BudgetChanged:
     """Give the run other limits."""
-    values: dict[str, Any] = {"limits": limits or Budget(), "at": 0.0, "seconds": 1.0, **more}
+    values: dict[str, Any] = {
+        "limits": limits or Budget(),
+        "at": 0.0,
+        "seconds": 1.0,
+        **more,
+    }
     return BudgetChanged(**values)
 
 
-def shared_budgets_checked(limit: str | None = "app: max_cost", *, answer: bool = False) -> SharedBudgetsChecked:
+def shared_budgets_checked(
+    limit: str | None = "app: max_cost", *, answer: bool = False
+) -> SharedBudgetsChecked:
     """Let a shared budget refuse what is due, or refuse nothing any more."""
     reason = "" if limit is None else f"The limit {limit}=1 was reached."
     return SharedBudgetsChecked(limit=limit, reason=reason, answer=answer, at=0.0)
@@ -226,9 +307,20 @@ SAMPLES: dict[Phase, tuple[Fact, ...]] = {
     Phase.ASKING: (run_started(),),
     Phase.REVIEWING: (run_started(), replied(calls("f", "g"))),
     Phase.CALLING: (run_started(), replied(calls("f")), decided(0)),
-    Phase.COMPLETING: (run_started(), replied(calls("f")), decided(0), began(0), finished(0)),
+    Phase.COMPLETING: (
+        run_started(),
+        replied(calls("f")),
+        decided(0),
+        began(0),
+        finished(0),
+    ),
     Phase.ANSWERING: (run_started(), replied(says("hello"))),
-    Phase.PAUSED: (run_started(), replied(calls("f")), decided(0, verdict="defer"), PAUSED),
+    Phase.PAUSED: (
+        run_started(),
+        replied(calls("f")),
+        decided(0, verdict="defer"),
+        PAUSED,
+    ),
     Phase.ENDED: (run_started(), ended()),
 }
 """The shortest journal that leads into each phase."""
@@ -243,7 +335,9 @@ class Play:
         visited: The transitions taken: phase, fact, phase.
     """
 
-    def __init__(self, *turns: Turn, verdicts: Mapping[str, Any] | None = None, **rules: Any) -> None:
+    def __init__(
+        self, *turns: Turn, verdicts: Mapping[str, Any] | None = None, **rules: Any
+    ) -> None:
         self.turns = list(turns)
         self.verdicts = dict(verdicts or {})
         self.outcomes: dict[str, FunctionOutcome] = {}
@@ -271,7 +365,11 @@ class Play:
     @property
     def results(self) -> list[str]:
         """What the model reads as results, in order."""
-        return [entry.text for entry in self.state.transcript if isinstance(entry, CallResult)]
+        return [
+            entry.text
+            for entry in self.state.transcript
+            if isinstance(entry, CallResult)
+        ]
 
     def add(self, *facts: Fact) -> Self:
         """Apply facts."""
@@ -302,19 +400,43 @@ class Play:
             case AskModel():
                 turn = self.turns.pop(0)
                 offer, withheld_for = action.offer, action.withheld
-                return [replied(turn, iteration=action.iteration, offered=offer, withheld=withheld_for)]
+                return [
+                    replied(
+                        turn,
+                        iteration=action.iteration,
+                        offered=offer,
+                        withheld=withheld_for,
+                    )
+                ]
             case ReviewCalls():
                 return [self._decide(index) for index in action.indexes]
             case RunCalls():
                 return [fact for index in action.indexes for fact in self._run(index)]
-            case WithholdCalls(iteration=iteration, indexes=indexes, answer=answer, limit=limit):
-                return [CallsWithheld(iteration=iteration, indexes=indexes, answer=answer, limit=limit, at=self.at)]
+            case WithholdCalls(
+                iteration=iteration, indexes=indexes, answer=answer, limit=limit
+            ):
+                return [
+                    CallsWithheld(
+                        iteration=iteration,
+                        indexes=indexes,
+                        answer=answer,
+                        limit=limit,
+                        at=self.at,
+                    )
+                ]
             case AskPerson():
                 answer = self.answers.pop(0) if self.answers else None
                 return [clarified(answer, action.index, iteration=action.iteration)]
             case CompleteIteration():
                 called = action.called
-                return [IterationCompleted(iteration=action.iteration, called=called, at=self.at, seconds=1.0)]
+                return [
+                    IterationCompleted(
+                        iteration=action.iteration,
+                        called=called,
+                        at=self.at,
+                        seconds=1.0,
+                    )
+                ]
             case AddMessage(purpose=purpose):
                 return [added(purpose)]
             case CheckAnswer(answer=answer):
@@ -322,19 +444,45 @@ class Play:
                 return [AnswerChecked(answer=answer, problem=problem, at=self.at)]
             case Pause():
                 return [PAUSED]
-            case Finish(status=status, answer=answer, limit=limit, reason=reason, returned=returned):
-                return [ended(status=status, answer=answer, limit=limit, reason=reason, returned=returned)]
+            case Finish(
+                status=status,
+                answer=answer,
+                limit=limit,
+                reason=reason,
+                returned=returned,
+            ):
+                return [
+                    ended(
+                        status=status,
+                        answer=answer,
+                        limit=limit,
+                        reason=reason,
+                        returned=returned,
+                    )
+                ]
 
     def _decide(self, index: int) -> Fact:
         assert self.state.batch is not None
         name = self.state.batch.calls[index].request.name
-        return decided(index, name, self.verdicts.get(name), iteration=self.state.batch.iteration, at=self.at)
+        return decided(
+            index,
+            name,
+            self.verdicts.get(name),
+            iteration=self.state.batch.iteration,
+            at=self.at,
+        )
 
     def _run(self, index: int) -> list[Fact]:
         assert self.state.batch is not None
-        name, trip = self.state.batch.calls[index].request.name, self.state.batch.iteration
+        name, trip = (
+            self.state.batch.calls[index].request.name,
+            self.state.batch.iteration,
+        )
         outcome = self.outcomes.get(name, "ok")
-        return [began(index, name, iteration=trip), finished(index, name, outcome, iteration=trip)]
+        return [
+            began(index, name, iteration=trip),
+            finished(index, name, outcome, iteration=trip),
+        ]
 
 
 def kept_calls(entry: object) -> list[tuple[str, str]]:
@@ -357,7 +505,9 @@ def violations(transcript: Sequence[object]) -> list[str]:
         if isinstance(entry, CallResult):
             expected = waiting.pop(0) if waiting else None
             if expected != (entry.call_id, entry.name):
-                found.append(f"{place}: expected the result of {expected}, found that of {entry.call_id}")
+                found.append(
+                    f"{place}: expected the result of {expected}, found that of {entry.call_id}"
+                )
             continue
         found += [f"{place}: {call} has no result" for call in waiting]
         if isinstance(entry, TextMessage):

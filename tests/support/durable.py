@@ -20,7 +20,15 @@ from planner_ext import (
 )
 from planner_ext.durable import Approvals, Runs, effect
 from planner_ext.hitl_manager import Supply
-from planner_ext.testing import Script, ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, calls, say
+from planner_ext.testing import (
+    Script,
+    ScriptedChatCompletion,
+    ScriptedReply,
+    ScriptedRequest,
+    call,
+    calls,
+    say,
+)
 from planner_ext.testing.rules import find_violation
 
 GOAL = "Settle the order."
@@ -32,13 +40,19 @@ BATCH = calls(
 PAY = call("shop-pay", {"amount": 5}, id="pay")
 
 
-def store_neutral(names: str | tuple[str, ...], cases: Iterable[Any], ids: Sequence[str] = ()) -> pytest.MarkDecorator:
+def store_neutral(
+    names: str | tuple[str, ...], cases: Iterable[Any], ids: Sequence[str] = ()
+) -> pytest.MarkDecorator:
     """Parametrize a test whose cases do not depend on the database: all run on SQLite, the first on PostgreSQL, too."""
     rows = [case if isinstance(names, tuple) else (case,) for case in cases]
     values = [(*row, "sqlite") for row in rows] + [(*rows[0], "postgresql")]
-    named = [f"{name}-sqlite" for name in ids] + [f"{name}-postgresql" for name in ids[:1]]
+    named = [f"{name}-sqlite" for name in ids] + [
+        f"{name}-postgresql" for name in ids[:1]
+    ]
     names = names if isinstance(names, tuple) else (names,)
-    return pytest.mark.parametrize((*names, "store"), values, ids=named or None, indirect=["store"])
+    return pytest.mark.parametrize(
+        (*names, "store"), values, ids=named or None, indirect=["store"]
+    )
 
 
 class Shop:
@@ -102,7 +116,9 @@ def world(
 def planner_of(**options: Any) -> FunctionCallingStepwisePlanner:
     """Make a planner that does not plan by default."""
     given: dict[str, Any] = {"plan": False, **options}
-    return FunctionCallingStepwisePlanner(options=FunctionCallingStepwisePlannerOptions(**given))
+    return FunctionCallingStepwisePlanner(
+        options=FunctionCallingStepwisePlannerOptions(**given)
+    )
 
 
 def effects_in(file: Path) -> list[str]:
@@ -115,7 +131,10 @@ async def decide_all(store: str | Path, by: str = "ann") -> int:
     async with Approvals.connect(store) as approvals:
         won = [
             await approvals.decide(
-                item.id, Supply("It is done.", by=by) if item.in_doubt else Approve(by=by, fingerprint=item.fingerprint)
+                item.id,
+                Supply("It is done.", by=by)
+                if item.in_doubt
+                else Approve(by=by, fingerprint=item.fingerprint),
             )
             for item in await approvals.pending()
         ]
@@ -124,15 +143,26 @@ async def decide_all(store: str | Path, by: str = "ann") -> int:
 
 def open_runs(store: str | Path, **options: Any) -> AbstractAsyncContextManager[Runs]:
     """Open the runs in a SQLite file, or in a PostgreSQL database."""
-    return Runs.postgres(str(store), **options) if "://" in str(store) else Runs.sqlite(store, **options)
+    return (
+        Runs.postgres(str(store), **options)
+        if "://" in str(store)
+        else Runs.sqlite(store, **options)
+    )
 
 
 async def see_through(
-    store: str | Path, effects: Path, run_id: str, *, seconds: float = 0.0, worker_id: str | None = None
+    store: str | Path,
+    effects: Path,
+    run_id: str,
+    *,
+    seconds: float = 0.0,
+    worker_id: str | None = None,
 ) -> FunctionCallingStepwisePlannerResult:
     """Drive a run to its end, deciding every question."""
     planner, kernel = world(effects, seconds=seconds)
-    async with open_runs(store, worker_id=worker_id, poll_seconds=0.01, max_deaths=100) as runs:
+    async with open_runs(
+        store, worker_id=worker_id, poll_seconds=0.01, max_deaths=100
+    ) as runs:
         handle = await runs.start(planner, kernel, GOAL, run_id=run_id)
         result = await handle.result()
         while result.status == "paused":
@@ -141,17 +171,29 @@ async def see_through(
     return result
 
 
-def check_history(result: FunctionCallingStepwisePlannerResult, ids: Sequence[str]) -> None:
+def check_history(
+    result: FunctionCallingStepwisePlannerResult, ids: Sequence[str]
+) -> None:
     """Fail unless every call has exactly one result, with its own id, where a provider wants it."""
     assert result.chat_history is not None
     messages = [message.to_dict() for message in result.chat_history.messages]
     assert find_violation({"model": "any", "messages": messages}) is None
-    assert [message["tool_call_id"] for message in messages if message["role"] == "tool"] == list(ids)
+    assert [
+        message["tool_call_id"] for message in messages if message["role"] == "tool"
+    ] == list(ids)
 
 
-def run_life(store: str | Path, effects: Path, run_id: str, seconds: float, worker_id: str | None = None) -> None:
+def run_life(
+    store: str | Path,
+    effects: Path,
+    run_id: str,
+    seconds: float,
+    worker_id: str | None = None,
+) -> None:
     """Drive a run to its end."""
-    asyncio.run(see_through(store, effects, run_id, seconds=seconds, worker_id=worker_id))
+    asyncio.run(
+        see_through(store, effects, run_id, seconds=seconds, worker_id=worker_id)
+    )
 
 
 def deciding_life(store: str | Path, report: Path) -> None:
@@ -160,7 +202,10 @@ def deciding_life(store: str | Path, report: Path) -> None:
     async def decide() -> dict[str, object]:
         async with Approvals.connect(store) as approvals:
             (item,) = await approvals.pending()
-            won = [await approvals.decide(item.id, Approve(by=name)) for name in ("ann", "bob")]
+            won = [
+                await approvals.decide(item.id, Approve(by=name))
+                for name in ("ann", "bob")
+            ]
         return {"id": item.id, "arguments": dict(item.arguments), "won": won}
 
     report.write_text(json.dumps(asyncio.run(decide())))

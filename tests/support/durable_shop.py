@@ -83,7 +83,16 @@ def broken():
 STORE = ("--store", "runs.db")
 APP = ("--app", "till:app")
 GOAL = "Refund the broken lamp."
-RUN = ("run", GOAL, "--kernel", "till:kernel", "--no-plan", "--run-id", "order-7", *STORE)
+RUN = (
+    "run",
+    GOAL,
+    "--kernel",
+    "till:kernel",
+    "--no-plan",
+    "--run-id",
+    "order-7",
+    *STORE,
+)
 CALL = "order-7/1/call_2"
 
 
@@ -96,4 +105,8 @@ def till(here: Path) -> None:
 def refunds(here: Path) -> list[float]:
     """The amounts in the shop's own ledger."""
     ledger = here / "refunds.jsonl"
-    return [json.loads(line)["amount"] for line in ledger.read_text().splitlines()] if ledger.exists() else []
+    return (
+        [json.loads(line)["amount"] for line in ledger.read_text().splitlines()]
+        if ledger.exists()
+        else []
+    )

@@ -16,7 +16,14 @@ from planner_ext.core.facts import (
 )
 from planner_ext.core.machine import AskModel
 from planner_ext.core.state import State
-from planner_ext.core.values import CallResult, Reply, RequestedCall, ResolvedCall, TranscriptItem, Usage
+from planner_ext.core.values import (
+    CallResult,
+    Reply,
+    RequestedCall,
+    ResolvedCall,
+    TranscriptItem,
+    Usage,
+)
 from planner_ext.engine.concurrency import StopHandle
 from planner_ext.engine.engine import Engine
 from planner_ext.engine.ports import Emit, Finished, Ports, Reviewed, TextDelta
@@ -25,7 +32,15 @@ from support.journal import through_json
 GOAL = {"role": "user", "text": "goal"}
 
 
-PLAIN = ["ModelReplied", "CallDecided", "CallStarted", "CallFinished", "IterationCompleted", "ModelReplied", "Ended"]
+PLAIN = [
+    "ModelReplied",
+    "CallDecided",
+    "CallStarted",
+    "CallFinished",
+    "IterationCompleted",
+    "ModelReplied",
+    "Ended",
+]
 
 
 class FakeClock:
@@ -53,9 +68,13 @@ class FakeChat:
     turns: list[Any]
     on_ask: Callable[[], object] = lambda: None
     requests: list[AskModel] = field(default_factory=list[AskModel])
-    sent: list[Sequence[TranscriptItem]] = field(default_factory=list[Sequence[TranscriptItem]])
+    sent: list[Sequence[TranscriptItem]] = field(
+        default_factory=list[Sequence[TranscriptItem]]
+    )
 
-    async def ask(self, transcript: Sequence[TranscriptItem], request: AskModel, emit: Emit | None) -> Reply:
+    async def ask(
+        self, transcript: Sequence[TranscriptItem], request: AskModel, emit: Emit | None
+    ) -> Reply:
         self.requests.append(request)
         self.sent.append(tuple(transcript))
         if isinstance(waiting := self.on_ask(), Awaitable):
@@ -70,43 +89,80 @@ class FakeChat:
     def was_sent(self, error: BaseException) -> bool:
         return not isinstance(error, ConnectionRefusedError)
 
-    def estimated(self, transcript: Sequence[TranscriptItem], request: AskModel) -> Usage:
+    def estimated(
+        self, transcript: Sequence[TranscriptItem], request: AskModel
+    ) -> Usage:
         return Usage(prompt_tokens=7, estimated_tokens=7)
 
 
 def _reply(turn: str | Sequence[str]) -> Reply:
     if isinstance(turn, str):
-        return Reply(message={"role": "assistant", "text": turn}, text=turn, finish_reason="stop")
-    calls = tuple(RequestedCall(id=f"c{index}", name=name, arguments="{}") for index, name in enumerate(turn))
+        return Reply(
+            message={"role": "assistant", "text": turn}, text=turn, finish_reason="stop"
+        )
+    calls = tuple(
+        RequestedCall(id=f"c{index}", name=name, arguments="{}")
+        for index, name in enumerate(turn)
+    )
     message = {"role": "assistant", "text": "", "calls": [call.id for call in calls]}
-    return Reply(message=message, calls=calls, finish_reason="tool_calls", usage=Usage(iterations=1, prompt_tokens=1))
+    return Reply(
+        message=message,
+        calls=calls,
+        finish_reason="tool_calls",
+        usage=Usage(iterations=1, prompt_tokens=1),
+    )
 
 
 @dataclass
 class FakeFunctions:
     """Functions that exist unless they are called unknown, bad, final or mine; each does what was scripted."""
 
-    does: dict[str, Callable[[], Any]] = field(default_factory=dict[str, Callable[[], Any]])
+    does: dict[str, Callable[[], Any]] = field(
+        default_factory=dict[str, Callable[[], Any]]
+    )
     trace: list[str] = field(default_factory=list[str])
     version: int = 0
 
     def check(self, call: RequestedCall, edited: str | None = None) -> ResolvedCall:
-        kinds: dict[str, Any] = {"unknown": "unknown", "bad": "invalid", "final": "final_answer", "mine": "external"}
+        kinds: dict[str, Any] = {
+            "unknown": "unknown",
+            "bad": "invalid",
+            "final": "final_answer",
+            "mine": "external",
+        }
         kind = kinds.get(call.name, "function")
         if edited is not None and "bad" in edited:
             kind = "invalid"
-        arguments = {"version": self.version, "edited": edited} if kind == "function" else {}
-        answer = {"invalid": "Bad arguments.", "unknown": "No such function.", "final_answer": "42"}.get(kind, "")
-        return ResolvedCall(kind=kind, function=call.name, function_name=call.name, arguments=arguments, answer=answer)
+        arguments = (
+            {"version": self.version, "edited": edited} if kind == "function" else {}
+        )
+        answer = {
+            "invalid": "Bad arguments.",
+            "unknown": "No such function.",
+            "final_answer": "42",
+        }.get(kind, "")
+        return ResolvedCall(
+            kind=kind,
+            function=call.name,
+            function_name=call.name,
+            arguments=arguments,
+            answer=answer,
+        )
 
-    async def run(self, call: RequestedCall, checked: ResolvedCall, *, index: int, state: State) -> Finished:
+    async def run(
+        self, call: RequestedCall, checked: ResolvedCall, *, index: int, state: State
+    ) -> Finished:
         self.trace.append(f"start {call.name}")
         result: Any = self.does.get(call.name, lambda: None)()
         if isinstance(result, Awaitable):
             result = await cast("Awaitable[Any]", result)
         self.trace.append(f"end {call.name}")
         edited = checked.arguments["edited"]
-        return result if isinstance(result, Finished) else Finished(outcome="ok", text=f"{call.name}({edited or ''})")
+        return (
+            result
+            if isinstance(result, Finished)
+            else Finished(outcome="ok", text=f"{call.name}({edited or ''})")
+        )
 
     def encode(self, result: Any) -> str:
         return f"encoded {result}"
@@ -129,7 +185,10 @@ def fake_message(purpose: str) -> Any:
 
 def reviewed(decision: Decision) -> Reviewed:
     """Make what a gate says that has one decision and no rules."""
-    return Reviewed(decision=decision, arguments=decision.arguments if isinstance(decision, Approve) else None)
+    return Reviewed(
+        decision=decision,
+        arguments=decision.arguments if isinstance(decision, Approve) else None,
+    )
 
 
 @dataclass
@@ -144,10 +203,15 @@ class FakeGate:
     def watches(self, function: str) -> bool:
         return function not in self.unwatched
 
-    async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Reviewed]:
+    async def review(
+        self, calls: Sequence[ToolCall], state: State
+    ) -> Sequence[Reviewed]:
         self.seen.append(tuple(calls))
         self.on_review()
-        return [reviewed(self.decisions.get(call.function_name, Approve())) for call in calls]
+        return [
+            reviewed(self.decisions.get(call.function_name, Approve()))
+            for call in calls
+        ]
 
 
 @dataclass
@@ -190,7 +254,9 @@ async def _let_others_run() -> None:
 
 def started(**rules: Any) -> RunStarted:
     """Begin a run."""
-    return RunStarted(run_id="run", rules=Rules(**rules), messages=(GOAL,), goal="goal", at=1000.0)
+    return RunStarted(
+        run_id="run", rules=Rules(**rules), messages=(GOAL,), goal="goal", at=1000.0
+    )
 
 
 def engine_of(
@@ -202,7 +268,9 @@ def engine_of(
     **ports: Any,
 ) -> Engine:
     """Make an engine over fakes."""
-    chat = turns[0] if turns and isinstance(turns[0], FakeChat) else FakeChat(list(turns))
+    chat = (
+        turns[0] if turns and isinstance(turns[0], FakeChat) else FakeChat(list(turns))
+    )
     world: dict[str, Any] = {
         "functions": FakeFunctions(),
         "prompts": FakePrompts(),

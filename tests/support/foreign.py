@@ -30,11 +30,17 @@ async def mcp_tool(
     """Run an MCP server with one tool, connected in memory; give its plugin, and what the tool was called with."""
     server: Any = Server("weather")
     called: list[dict[str, Any]] = []
-    schema = {"type": "object", "properties": dict(properties), "required": list(required)}
+    schema = {
+        "type": "object",
+        "properties": dict(properties),
+        "required": list(required),
+    }
 
     @server.list_tools()
     async def list_tools() -> list[types.Tool]:  # pyright: ignore[reportUnusedFunction]  # called by the server
-        return [types.Tool(name=name, description="Looks a place up.", inputSchema=schema)]
+        return [
+            types.Tool(name=name, description="Looks a place up.", inputSchema=schema)
+        ]
 
     @server.call_tool()
     async def call_tool(_: str, arguments: dict[str, Any]) -> list[types.TextContent]:  # pyright: ignore[reportUnusedFunction]  # likewise
@@ -42,7 +48,9 @@ async def mcp_tool(
         return [types.TextContent(type="text", text="sunny")]
 
     async with create_connected_server_and_client_session(server) as session:
-        plugin = MCPStdioPlugin("weather", "unused", session=session, load_prompts=False)
+        plugin = MCPStdioPlugin(
+            "weather", "unused", session=session, load_prompts=False
+        )
         await plugin.load_tools()
         yield plugin, called
 
@@ -63,7 +71,12 @@ class Api:
     bodies: list[Any] = field(default_factory=list[Any])
 
     def add_to(
-        self, kernel: Kernel, operation: Mapping[str, Any], path: str = "/find", method: str = "get", **options: Any
+        self,
+        kernel: Kernel,
+        operation: Mapping[str, Any],
+        path: str = "/find",
+        method: str = "get",
+        **options: Any,
     ) -> None:
         """Add an operation to a kernel as the function ``api-find``."""
         document: dict[str, Any] = {
@@ -71,18 +84,35 @@ class Api:
             "info": {"title": "Places", "version": "1"},
             "servers": [{"url": self.url}],
             "paths": {
-                path: {method: {"operationId": "find", "responses": {"200": {"description": "ok"}}, **operation}}
+                path: {
+                    method: {
+                        "operationId": "find",
+                        "responses": {"200": {"description": "ok"}},
+                        **operation,
+                    }
+                }
             },
         }
-        settings = OpenAPIFunctionExecutionParameters(server_url_validation_allowed_base_urls=[self.url], **options)
-        with warnings.catch_warnings():  # Semantic Kernel uses a class that its library has deprecated
+        settings = OpenAPIFunctionExecutionParameters(
+            server_url_validation_allowed_base_urls=[self.url], **options
+        )
+        with (
+            warnings.catch_warnings()
+        ):  # Semantic Kernel uses a class that its library has deprecated
             warnings.simplefilter("ignore", DeprecationWarning)
-            kernel.add_plugin_from_openapi("api", openapi_parsed_spec=document, execution_settings=settings)
+            kernel.add_plugin_from_openapi(
+                "api", openapi_parsed_spec=document, execution_settings=settings
+            )
 
 
 def in_query(*names: str, required: bool = False) -> dict[str, Any]:
     """Declare parameters of an operation that stand in its address."""
-    return {"parameters": [{"name": name, "in": "query", "required": required, "schema": TEXT} for name in names]}
+    return {
+        "parameters": [
+            {"name": name, "in": "query", "required": required, "schema": TEXT}
+            for name in names
+        ]
+    }
 
 
 @contextmanager
@@ -110,7 +140,9 @@ def api() -> Generator[Api]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     made = Api(f"http://127.0.0.1:{server.server_port}")
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.01}
+    )
     thread.start()
     try:
         yield made

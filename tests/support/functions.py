@@ -12,7 +12,13 @@ from semantic_kernel import Kernel
 from semantic_kernel.contents import ChatHistory
 from semantic_kernel.functions import KernelFunction, kernel_function
 
-from planner_ext.core.facts import CallDecided, CallStarted, ModelReplied, Rules, RunStarted
+from planner_ext.core.facts import (
+    CallDecided,
+    CallStarted,
+    ModelReplied,
+    Rules,
+    RunStarted,
+)
 from planner_ext.core.fold import fold
 from planner_ext.core.state import State
 from planner_ext.core.values import RequestedCall, ResolvedCall, Usage
@@ -72,7 +78,9 @@ class Lights:
         return f"{lamp.number}"
 
     @kernel_function
-    def own(self, what: str, user: Annotated[str, {"include_in_function_choices": False}]) -> str:
+    def own(
+        self, what: str, user: Annotated[str, {"include_in_function_choices": False}]
+    ) -> str:
         self.seen.append((what, user))
         return f"{what} of {user}"
 
@@ -117,7 +125,12 @@ class _Offer(SimpleNamespace):
 class Bench:
     """A kernel with the plugin, and the functions under test over it."""
 
-    def __init__(self, *filters: Filter, function_filters: tuple[Filter, ...] = (), **options: Any) -> None:
+    def __init__(
+        self,
+        *filters: Filter,
+        function_filters: tuple[Filter, ...] = (),
+        **options: Any,
+    ) -> None:
         self.lights = Lights()
         self.kernel = Kernel()
         self.kernel.add_plugin(self.lights, "lights")
@@ -131,7 +144,9 @@ class Bench:
             for plugin in self.kernel.plugins.values()
             for function in plugin.functions.values()
         }
-        self.tools = _Offer(functions=functions, schema_only=frozenset({"remote-call"}), reads=False)
+        self.tools = _Offer(
+            functions=functions, schema_only=frozenset({"remote-call"}), reads=False
+        )
         self.history = ChatHistory()
         given: dict[str, Any] = {
             "tools": self.tools,
@@ -153,7 +168,12 @@ class Bench:
     def offered(self, functions: dict[str, KernelFunction]) -> None:
         self.tools.functions = functions
 
-    def check(self, name: str, arguments: Mapping[str, Any] | str = "", edited: str | None = None) -> ResolvedCall:
+    def check(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | str = "",
+        edited: str | None = None,
+    ) -> ResolvedCall:
         return self.functions.check(request(name, arguments), edited)
 
     async def run(
@@ -173,16 +193,27 @@ class Bench:
         return await self.functions.run(call, checked, index=index, state=state)
 
 
-def request(name: str, arguments: Mapping[str, Any] | str = "", *, id: str = "call_0") -> RequestedCall:
+def request(
+    name: str, arguments: Mapping[str, Any] | str = "", *, id: str = "call_0"
+) -> RequestedCall:
     text = arguments if isinstance(arguments, str) else json.dumps(arguments)
     return RequestedCall(id=id, name=name, arguments=text)
 
 
 def state_of(
-    call: RequestedCall, checked: ResolvedCall, *, by: str, edited: str | None, index: int, count: int
+    call: RequestedCall,
+    checked: ResolvedCall,
+    *,
+    by: str,
+    edited: str | None,
+    index: int,
+    count: int,
 ) -> State:
     """A run in its third trip, whose batch is decided and whose call has started."""
-    calls = tuple(call if at == index else request("lights-fail", id=f"call_{at}") for at in range(count))
+    calls = tuple(
+        call if at == index else request("lights-fail", id=f"call_{at}")
+        for at in range(count)
+    )
     decided = [
         CallDecided(
             iteration=2,
@@ -210,15 +241,26 @@ def state_of(
         at=0,
         seconds=0,
     )
-    started = CallStarted(iteration=2, index=index, call_id=call.id, function=checked.function, at=0)
-    return fold([RunStarted(run_id="r", rules=Rules(), messages=(), at=0), replied, *decided, started])
+    started = CallStarted(
+        iteration=2, index=index, call_id=call.id, function=checked.function, at=0
+    )
+    return fold(
+        [
+            RunStarted(run_id="r", rules=Rules(), messages=(), at=0),
+            replied,
+            *decided,
+            started,
+        ]
+    )
 
 
 async def passing(context: Any, next: Callable[[Any], Awaitable[None]]) -> None:
     await next(context)
 
 
-FILTERED = pytest.mark.parametrize("filters", [(), (passing,)], ids=["plain", "filtered"])
+FILTERED = pytest.mark.parametrize(
+    "filters", [(), (passing,)], ids=["plain", "filtered"]
+)
 
 
 """Promises that hold whether or not the kernel has auto-function-invocation filters."""

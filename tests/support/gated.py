@@ -11,7 +11,14 @@ from semantic_kernel.functions import kernel_function
 
 from planner_ext import FunctionCallingStepwisePlanner
 from planner_ext.durable import effect
-from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, calls, say
+from planner_ext.testing import (
+    ScriptedChatCompletion,
+    ScriptedReply,
+    ScriptedRequest,
+    call,
+    calls,
+    say,
+)
 from support.durable import planner_of, turn
 
 __all__ = ["World", "application", "until"]
@@ -78,8 +85,16 @@ class World:
             file.write(f"{os.getpid()} {what} {name}\n")
 
     def _lines(self, what: str, process: int | None) -> list[str]:
-        lines = [line.split() for line in self._trace.read_text().splitlines()] if self._trace.exists() else []
-        return [name for pid, did, name in lines if did == what and process in (None, int(pid))]
+        lines = (
+            [line.split() for line in self._trace.read_text().splitlines()]
+            if self._trace.exists()
+            else []
+        )
+        return [
+            name
+            for pid, did, name in lines
+            if did == what and process in (None, int(pid))
+        ]
 
 
 class Shop:
@@ -107,7 +122,13 @@ def application() -> tuple[FunctionCallingStepwisePlanner, Kernel]:
     world = World(Path(os.environ[GATED_IN]))
 
     def goal_of(request: ScriptedRequest) -> str:
-        return str(next(message["content"] for message in request.messages if message["role"] == "user"))
+        return str(
+            next(
+                message["content"]
+                for message in request.messages
+                if message["role"] == "user"
+            )
+        )
 
     def answer(request: ScriptedRequest) -> ScriptedReply:
         goal = goal_of(request)
@@ -115,7 +136,11 @@ def application() -> tuple[FunctionCallingStepwisePlanner, Kernel]:
             call("shop-book", {"name": f"{goal}/book"}, id="book"),
             call("shop-label", {"name": f"{goal}/label"}, id="label"),
         )
-        return [first, call("shop-post", {"name": f"{goal}/post"}, id="post"), say("Done.")][turn(request)]
+        return [
+            first,
+            call("shop-post", {"name": f"{goal}/post"}, id="post"),
+            say("Done."),
+        ][turn(request)]
 
     async def ask(request: ScriptedRequest) -> None:
         await world.do(f"{goal_of(request)}/ask{turn(request)}")

@@ -43,7 +43,9 @@ async def launched(url: str, *, inside: bool = True) -> AsyncGenerator[None]:
 
 
 @asynccontextmanager
-async def hosted(host: str, runs: Runs, engine: str, **options: Any) -> AsyncGenerator[Any]:
+async def hosted(
+    host: str, runs: Runs, engine: str, **options: Any
+) -> AsyncGenerator[Any]:
     """Let a host drive runs.
 
     Args:
@@ -61,7 +63,9 @@ async def hosted(host: str, runs: Runs, engine: str, **options: Any) -> AsyncGen
             yield opened
 
 
-async def serve(host: str, store: str, engine: str, planner: Any, kernel: Any, **options: Any) -> NoReturn:
+async def serve(
+    host: str, store: str, engine: str, planner: Any, kernel: Any, **options: Any
+) -> NoReturn:
     """Be a worker of a store until killed.
 
     Args:

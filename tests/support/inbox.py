@@ -26,7 +26,12 @@ TOKEN = "t" * 32
 async def served(application: ASGIApp, **options: Any) -> AsyncGenerator[str]:
     """Serve an application on a free port; yield its address."""
     # Without a log_config the process-wide loggers stay as they are, for the tests that read what was logged.
-    given: dict[str, Any] = {"log_config": None, "log_level": "warning", "ws": "none", "timeout_graceful_shutdown": 1}
+    given: dict[str, Any] = {
+        "log_config": None,
+        "log_level": "warning",
+        "ws": "none",
+        "timeout_graceful_shutdown": 1,
+    }
     config = uvicorn.Config(application, **{**given, **options})
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -55,20 +60,32 @@ class Visitor:
 
     def hidden(self, name: str) -> str:
         """Return the value of a hidden field of the page."""
-        (value, *_) = re.findall(rf'<input type="hidden" name="{name}" value="([^"]*)"', self.page) or [""]
+        (value, *_) = re.findall(
+            rf'<input type="hidden" name="{name}" value="([^"]*)"', self.page
+        ) or [""]
         return unescape(value)
 
     async def sign_in(self, name: str = "ann", token: str = TOKEN) -> httpx.Response:
         response = await self.client.post(
-            "sign-in", data={"token": token, "name": name, "next": ""}, follow_redirects=True
+            "sign-in",
+            data={"token": token, "name": name, "next": ""},
+            follow_redirects=True,
         )
         self.page = response.text
         return response
 
-    async def send(self, path: str, fields: Mapping[str, Any], **headers: str) -> httpx.Response:
+    async def send(
+        self, path: str, fields: Mapping[str, Any], **headers: str
+    ) -> httpx.Response:
         """Send a form of the page, with its hidden fields."""
-        known = {name: self.hidden(name) for name in ("form_token", "fingerprint") if self.hidden(name)}
-        response = await self.client.post(path, data={**known, **fields}, headers=headers, follow_redirects=True)
+        known = {
+            name: self.hidden(name)
+            for name in ("form_token", "fingerprint")
+            if self.hidden(name)
+        }
+        response = await self.client.post(
+            path, data={**known, **fields}, headers=headers, follow_redirects=True
+        )
         self.page = response.text
         return response
 
@@ -96,11 +113,20 @@ async def inbox(store: str | Path | RunsClient, **options: Any) -> AsyncGenerato
         yield base
 
 
-async def drive(store: str | Path, script: Script, plugin: object, *, run_id: str = "a", **options: Any) -> Any:
+async def drive(
+    store: str | Path,
+    script: Script,
+    plugin: object,
+    *,
+    run_id: str = "a",
+    **options: Any,
+) -> Any:
     """Drive a run to its pause or end, with a plugin ``shop``."""
     kernel = Kernel()
     kernel.add_service(ScriptedChatCompletion(script))
     kernel.add_plugin(plugin, "shop")
     goal = options.pop("goal", "Settle the order.")
     async with open_runs(store, poll_seconds=0.01) as runs:
-        return await (await runs.start(planner_of(**options), kernel, goal, run_id=run_id)).result()
+        return await (
+            await runs.start(planner_of(**options), kernel, goal, run_id=run_id)
+        ).result()

@@ -9,17 +9,39 @@ from typing import Annotated, Any, cast
 from openai import AsyncOpenAI
 from semantic_kernel import Kernel
 from semantic_kernel.agents import ChatCompletionAgent
-from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
+from semantic_kernel.connectors.ai.chat_completion_client_base import (
+    ChatCompletionClientBase,
+)
 from semantic_kernel.connectors.ai.completion_usage import CompletionUsage
-from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion, OpenAIChatPromptExecutionSettings
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
-from semantic_kernel.connectors.ai.text_completion_client_base import TextCompletionClientBase
+from semantic_kernel.connectors.ai.open_ai import (
+    OpenAIChatCompletion,
+    OpenAIChatPromptExecutionSettings,
+)
+from semantic_kernel.connectors.ai.prompt_execution_settings import (
+    PromptExecutionSettings,
+)
+from semantic_kernel.connectors.ai.text_completion_client_base import (
+    TextCompletionClientBase,
+)
 from semantic_kernel.contents import ChatHistory, StreamingTextContent, TextContent
 from semantic_kernel.functions import KernelArguments, kernel_function
-from semantic_kernel.functions.kernel_function_from_prompt import KernelFunctionFromPrompt
+from semantic_kernel.functions.kernel_function_from_prompt import (
+    KernelFunctionFromPrompt,
+)
 
-from planner_ext import FunctionCallingStepwisePlanner, FunctionCallingStepwisePlannerOptions, requires_approval
-from planner_ext.testing import ScriptedOpenAIServer, ScriptedReply, ScriptedRequest, call, calls, say
+from planner_ext import (
+    FunctionCallingStepwisePlanner,
+    FunctionCallingStepwisePlannerOptions,
+    requires_approval,
+)
+from planner_ext.testing import (
+    ScriptedOpenAIServer,
+    ScriptedReply,
+    ScriptedRequest,
+    call,
+    calls,
+    say,
+)
 from support.stock import stock
 
 INNER = "INNER"
@@ -27,7 +49,9 @@ INNER = "INNER"
 
 
 Hidden = Annotated[Kernel, {"include_in_function_choices": False}]
-HiddenService = Annotated[ChatCompletionClientBase, {"include_in_function_choices": False}]
+HiddenService = Annotated[
+    ChatCompletionClientBase, {"include_in_function_choices": False}
+]
 
 
 @dataclass
@@ -100,21 +124,34 @@ class Inside:
     @kernel_function
     async def prompt_stream(self, kernel: Hidden) -> str:
         async def drain() -> str:
-            return str(len([piece async for piece in kernel.invoke_prompt_stream(INNER, arguments=with_auto())]))
+            return str(
+                len(
+                    [
+                        piece
+                        async for piece in kernel.invoke_prompt_stream(
+                            INNER, arguments=with_auto()
+                        )
+                    ]
+                )
+            )
 
         return await self._tried(drain())
 
     @kernel_function
     async def prompt_stream_plain(self, kernel: Hidden) -> str:
         async def drain() -> str:
-            return str(len([piece async for piece in kernel.invoke_prompt_stream(INNER)]))
+            return str(
+                len([piece async for piece in kernel.invoke_prompt_stream(INNER)])
+            )
 
         return await self._tried(drain())
 
     @kernel_function
     async def prompts_at_once(self, kernel: Hidden) -> str:
         async def all_of_them() -> str:
-            asked = [kernel.invoke_prompt(INNER, arguments=with_auto()) for _ in range(3)]
+            asked = [
+                kernel.invoke_prompt(INNER, arguments=with_auto()) for _ in range(3)
+            ]
             return str(len(await asyncio.gather(*asked, return_exceptions=True)))
 
         return await self._tried(all_of_them())
@@ -137,11 +174,15 @@ class Inside:
 
     @kernel_function
     async def looks(self, kernel: Hidden) -> str:
-        return await self._tried(kernel.invoke(plugin_name="bank", function_name="look"))
+        return await self._tried(
+            kernel.invoke(plugin_name="bank", function_name="look")
+        )
 
     @kernel_function
     async def template(self, kernel: Hidden) -> str:
-        return await self._tried(kernel.invoke_prompt(INNER + " {{bank.pay}} {{bank.look}}"))
+        return await self._tried(
+            kernel.invoke_prompt(INNER + " {{bank.pay}} {{bank.look}}")
+        )
 
     @kernel_function
     async def template_looks(self, kernel: Hidden) -> str:
@@ -157,7 +198,9 @@ class Inside:
         agent = ChatCompletionAgent(kernel=kernel, name="inner", instructions=INNER)
 
         async def drain() -> str:
-            return str(len([piece async for piece in agent.invoke_stream(messages=INNER)]))
+            return str(
+                len([piece async for piece in agent.invoke_stream(messages=INNER)])
+            )
 
         return await self._tried(drain())
 
@@ -165,12 +208,16 @@ class Inside:
     async def service(self, service: HiddenService, kernel: Hidden) -> str:
         history = ChatHistory()
         history.add_user_message(INNER)
-        return await self._tried(service.get_chat_message_content(history, auto(), kernel=kernel))
+        return await self._tried(
+            service.get_chat_message_content(history, auto(), kernel=kernel)
+        )
 
     @kernel_function
     async def planner(self, kernel: Hidden) -> str:
         options = FunctionCallingStepwisePlannerOptions(plan=False)
-        return await self._tried(FunctionCallingStepwisePlanner(options=options).invoke(kernel, INNER))
+        return await self._tried(
+            FunctionCallingStepwisePlanner(options=options).invoke(kernel, INNER)
+        )
 
     @kernel_function
     def thread(self, kernel: Hidden) -> str:
@@ -180,15 +227,21 @@ class Inside:
     async def _in_a_loop_of_its_own(self, kernel: Kernel) -> str:
         url = str(cast("Any", kernel.get_service("chat")).service_url())
         async with AsyncOpenAI(base_url=url, api_key="any", max_retries=0) as client:
-            service = OpenAIChatCompletion("scripted", service_id="mine", async_client=client)
+            service = OpenAIChatCompletion(
+                "scripted", service_id="mine", async_client=client
+            )
             kernel.add_service(service)
-            arguments = KernelArguments(settings=auto().model_copy(update={"service_id": "mine"}))
+            arguments = KernelArguments(
+                settings=auto().model_copy(update={"service_id": "mine"})
+            )
             return str(await kernel.invoke_prompt(INNER, arguments=arguments))
 
     @kernel_function
     async def holds(self) -> str:
         assert self.captured is not None
-        return await self._tried(self.captured.invoke_prompt(INNER, arguments=with_auto()))
+        return await self._tried(
+            self.captured.invoke_prompt(INNER, arguments=with_auto())
+        )
 
     @kernel_function
     async def leaves(self, kernel: Hidden) -> str:
@@ -215,7 +268,10 @@ def prompt_function(mode: str) -> KernelFunctionFromPrompt:
     """Make a function that is a prompt, with the function choice behaviour in its own settings."""
     settings = OpenAIChatPromptExecutionSettings(function_choice_behavior=MODES[mode])
     return KernelFunctionFromPrompt(
-        function_name=mode, plugin_name="ask", prompt=INNER, prompt_execution_settings=settings
+        function_name=mode,
+        plugin_name="ask",
+        prompt=INNER,
+        prompt_execution_settings=settings,
     )
 
 
@@ -225,8 +281,14 @@ def greedy(way: str, times: int) -> Callable[[ScriptedRequest], ScriptedReply]:
     def reply(request: ScriptedRequest) -> ScriptedReply:
         if not request.tools:
             return say("Enough.")
-        inner = any(INNER in str(message.get("content")) for message in request.messages)
-        return calls(call("bank-pay"), call("bank-look"), call(way)) if inner else calls(*[call(way)] * times)
+        inner = any(
+            INNER in str(message.get("content")) for message in request.messages
+        )
+        return (
+            calls(call("bank-pay"), call("bank-look"), call(way))
+            if inner
+            else calls(*[call(way)] * times)
+        )
 
     return reply
 
@@ -251,8 +313,12 @@ class World:
 async def world(script: Any) -> AsyncGenerator[World]:
     """Make the kernel and the server."""
     with ScriptedOpenAIServer(script) as server:
-        async with AsyncOpenAI(base_url=server.url, api_key="any", max_retries=0) as client:
-            connector = OpenAIChatCompletion("scripted", service_id="chat", async_client=client)
+        async with AsyncOpenAI(
+            base_url=server.url, api_key="any", max_retries=0
+        ) as client:
+            connector = OpenAIChatCompletion(
+                "scripted", service_id="chat", async_client=client
+            )
             kernel, bank, inside = Kernel(services=connector), Bank(), Inside()
             kernel.add_plugin(bank, "bank")
             kernel.add_plugin(inside, "inside")
@@ -265,13 +331,23 @@ class ScriptedText(TextCompletionClientBase):
 
     asked: list[str] = []  # noqa: RUF012  (a pydantic field: copied for each instance)
 
-    async def get_text_contents(self, prompt: str, settings: PromptExecutionSettings) -> list[TextContent]:
+    async def get_text_contents(
+        self, prompt: str, settings: PromptExecutionSettings
+    ) -> list[TextContent]:
         self.asked.append(prompt)
         usage = CompletionUsage(prompt_tokens=3, completion_tokens=2)
-        return [TextContent(ai_model_id=self.ai_model_id, text="text", metadata={"usage": usage})]
+        return [
+            TextContent(
+                ai_model_id=self.ai_model_id, text="text", metadata={"usage": usage}
+            )
+        ]
 
     async def get_streaming_text_contents(
         self, prompt: str, settings: PromptExecutionSettings
     ) -> AsyncGenerator[list[StreamingTextContent], Any]:
         for content in await self.get_text_contents(prompt, settings):
-            yield [StreamingTextContent(choice_index=0, text=content.text, metadata=content.metadata)]
+            yield [
+                StreamingTextContent(
+                    choice_index=0, text=content.text, metadata=content.metadata
+                )
+            ]

@@ -47,7 +47,9 @@ LIMITS = Budget(
     max_total_tokens=10**12,
     max_cost=0.1,
     max_active_seconds=1.5,
-    deadline=datetime(2030, 1, 1, 12, 30, 15, 123456, tzinfo=timezone(timedelta(hours=5, minutes=45))),
+    deadline=datetime(
+        2030, 1, 1, 12, 30, 15, 123456, tzinfo=timezone(timedelta(hours=5, minutes=45))
+    ),
     max_calls_per_function={"plugin-f": 0, "plugin-ü": 3},
     max_consecutive_errors=1,
     max_repeated_calls=2,
@@ -78,7 +80,13 @@ RULES = Rules(
 )
 
 
-USAGE = Usage(iterations=2, prompt_tokens=1, completion_tokens=2, cost=0.1, active_seconds=0.30000000000000004)
+USAGE = Usage(
+    iterations=2,
+    prompt_tokens=1,
+    completion_tokens=2,
+    cost=0.1,
+    active_seconds=0.30000000000000004,
+)
 
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -91,11 +99,19 @@ FACTS: tuple[Fact, ...] = (
         rules=RULES,
         messages=({"role": "user"}, "text", None, 3),
         goal="Grüße 🙂",
-        guards=Guards(interceptors=("{}",), filters=("{}",), unmatched="defer", expires_in=9.5, marked=("plugin-f",)),
+        guards=Guards(
+            interceptors=("{}",),
+            filters=("{}",),
+            unmatched="defer",
+            expires_in=9.5,
+            marked=("plugin-f",),
+        ),
         trace=TRACE,
         at=1e9 + 0.1,
     ),
-    Planned(plan="p", messages=({"a": [1, {"b": None}]},), usage=USAGE, at=1.0, seconds=0.1),
+    Planned(
+        plan="p", messages=({"a": [1, {"b": None}]},), usage=USAGE, at=1.0, seconds=0.1
+    ),
     MessageAdded(message={"role": "user"}, purpose="insist", at=2.0),
     ModelReplied(
         iteration=0,
@@ -121,7 +137,11 @@ FACTS: tuple[Fact, ...] = (
         reason="r",
         digest="d",
         repetition="e",
-        further=(FurtherQuestion(prompt="And you?", roles=("boss",), source="f", expires_in=60.0),),
+        further=(
+            FurtherQuestion(
+                prompt="And you?", roles=("boss",), source="f", expires_in=60.0
+            ),
+        ),
         fingerprint="f",
         arguments='{"a":2}',
         edited='{"a":1}',
@@ -140,7 +160,9 @@ FACTS: tuple[Fact, ...] = (
         parameters="{}",
         at=4.0,
     ),
-    CallsWithheld(iteration=0, indexes=(0, 1), answer="no", limit="max_tool_calls", at=5.0),
+    CallsWithheld(
+        iteration=0, indexes=(0, 1), answer="no", limit="max_tool_calls", at=5.0
+    ),
     CallStarted(
         iteration=0,
         index=1,
@@ -164,7 +186,13 @@ FACTS: tuple[Fact, ...] = (
         at=7.0,
     ),
     IterationCompleted(
-        iteration=0, called=True, terminate=True, reason="r", messages=({"role": "user"},), at=8.0, seconds=0.3
+        iteration=0,
+        called=True,
+        terminate=True,
+        reason="r",
+        messages=({"role": "user"},),
+        at=8.0,
+        seconds=0.3,
     ),
     IterationCompleted(iteration=1, called=False, messages=None, at=8.0, seconds=0.3),
     StopRequested(reason="enough", at=9.0),
@@ -196,7 +224,9 @@ FACTS: tuple[Fact, ...] = (
     NestedCallStarted(iteration=1, index=1, function="plugin-f", usage=USAGE, at=7.0),
     RequestFailed(iteration=1, reason="it broke", usage=USAGE, at=8.0, seconds=0.2),
     BudgetChanged(limits=LIMITS, by="ann", at=9.5, seconds=0.4),
-    SharedBudgetsChecked(limit="per user: max_cost", reason="It was reached.", answer=True, at=9.6),
+    SharedBudgetsChecked(
+        limit="per user: max_cost", reason="It was reached.", answer=True, at=9.6
+    ),
 )
 
 
@@ -205,7 +235,9 @@ FACTS: tuple[Fact, ...] = (
 
 def text_of(*facts: Fact) -> str:
     """Write a journal as a document with its schema number, as a checkpoint has it."""
-    return json.dumps({"schema": SCHEMA, "facts": dump_facts(facts or FACTS)}, separators=(",", ":"))
+    return json.dumps(
+        {"schema": SCHEMA, "facts": dump_facts(facts or FACTS)}, separators=(",", ":")
+    )
 
 
 def read(text: str) -> tuple[Fact, ...]:

@@ -24,7 +24,9 @@ def every_place(document: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any
     """List the paths to all values of a document."""
     if path:
         yield path
-    names: Any = list(cast("dict[str, Any]", document)) if isinstance(document, dict) else ()
+    names: Any = (
+        list(cast("dict[str, Any]", document)) if isinstance(document, dict) else ()
+    )
     if isinstance(document, list):
         names = range(len(cast("list[Any]", document)))
     for name in names:

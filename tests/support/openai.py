@@ -7,7 +7,10 @@ from typing import Any
 
 from openai import AsyncAzureOpenAI, AsyncOpenAI
 from semantic_kernel import Kernel
-from semantic_kernel.connectors.ai.open_ai import AzureChatCompletion, OpenAIChatCompletion
+from semantic_kernel.connectors.ai.open_ai import (
+    AzureChatCompletion,
+    OpenAIChatCompletion,
+)
 from semantic_kernel.contents import ChatMessageContent, StreamingChatMessageContent
 
 from planner_ext.core.values import Usage
@@ -25,7 +28,9 @@ class Endpoint:
     """Answers every request, wherever it goes, with one reply; remembers path and body of each."""
 
     reply: ScriptedReply = field(default_factory=lambda: say("Hi."))
-    seen: list[tuple[str, dict[str, Any]]] = field(default_factory=list[tuple[str, dict[str, Any]]])
+    seen: list[tuple[str, dict[str, Any]]] = field(
+        default_factory=list[tuple[str, dict[str, Any]]]
+    )
     answer: Callable[[HttpRequest], HttpResponse] | None = None
 
     def respond(self, request: HttpRequest) -> HttpResponse:
@@ -35,13 +40,22 @@ class Endpoint:
             return self.answer(request)
         tokens = Usage(prompt_tokens=3, completion_tokens=2)
         if body["stream"]:
-            chunks = completion_chunks(self.reply, index=0, model="m", usage=tokens, chunk_size=4)
+            chunks = completion_chunks(
+                self.reply, index=0, model="m", usage=tokens, chunk_size=4
+            )
             events = [f"data: {json.dumps(chunk)}\n\n".encode() for chunk in chunks]
             return HttpResponse(
-                status=200, content_type="text/event-stream", parts=(*events, b"data: [DONE]\n\n"), streamed=True
+                status=200,
+                content_type="text/event-stream",
+                parts=(*events, b"data: [DONE]\n\n"),
+                streamed=True,
             )
-        written = json.dumps(completion_body(self.reply, index=0, model="m", usage=tokens)).encode()
-        return HttpResponse(status=200, content_type="application/json", parts=(written,))
+        written = json.dumps(
+            completion_body(self.reply, index=0, model="m", usage=tokens)
+        ).encode()
+        return HttpResponse(
+            status=200, content_type="application/json", parts=(written,)
+        )
 
     def __enter__(self) -> "Endpoint":
         self._server = LoopbackServer(self.respond)
@@ -61,24 +75,46 @@ class Refused(GenericTransport):
     async def ask(self, request: ChatRequest) -> list[ChatMessageContent]:
         raise AssertionError("the request went the connector's own way")
 
-    async def stream(self, request: ChatRequest) -> AsyncGenerator[StreamingChatMessageContent, Any]:
+    async def stream(
+        self, request: ChatRequest
+    ) -> AsyncGenerator[StreamingChatMessageContent, Any]:
         raise AssertionError("the request went the connector's own way")
         yield
 
 
 def openai_service(origin: str, **options: Any) -> OpenAIChatCompletion:
-    client = AsyncOpenAI(base_url=f"{origin}/v1", api_key=KEY, max_retries=0, default_headers={"x-app": "mine"})
+    client = AsyncOpenAI(
+        base_url=f"{origin}/v1",
+        api_key=KEY,
+        max_retries=0,
+        default_headers={"x-app": "mine"},
+    )
     return OpenAIChatCompletion("model-a", async_client=client, **options)
 
 
-def azure_service(origin: str, *, deployed: bool, **options: Any) -> AzureChatCompletion:
-    deployment: dict[str, Any] = {"azure_deployment": "my deployment"} if deployed else {}
-    client = AsyncAzureOpenAI(azure_endpoint=origin, api_key=KEY, api_version="2024-10-21", max_retries=0, **deployment)
-    return AzureChatCompletion(deployment_name="my deployment", async_client=client, **options)
+def azure_service(
+    origin: str, *, deployed: bool, **options: Any
+) -> AzureChatCompletion:
+    deployment: dict[str, Any] = (
+        {"azure_deployment": "my deployment"} if deployed else {}
+    )
+    client = AsyncAzureOpenAI(
+        azure_endpoint=origin,
+        api_key=KEY,
+        api_version="2024-10-21",
+        max_retries=0,
+        **deployment,
+    )
+    return AzureChatCompletion(
+        deployment_name="my deployment", async_client=client, **options
+    )
 
 
 async def put(
-    transport: OpenAITransport | GenericTransport, request: ChatRequest, *, streamed: bool
+    transport: OpenAITransport | GenericTransport,
+    request: ChatRequest,
+    *,
+    streamed: bool,
 ) -> list[ChatMessageContent] | list[StreamingChatMessageContent]:
     """Send a request one way; return what came."""
     if streamed:
@@ -87,12 +123,21 @@ async def put(
 
 
 async def both_ways(
-    service: Any, request: ChatRequest, endpoint: Endpoint, *, streamed: bool, kernel: Kernel | None = None
+    service: Any,
+    request: ChatRequest,
+    endpoint: Endpoint,
+    *,
+    streamed: bool,
+    kernel: Kernel | None = None,
 ) -> tuple[Any, Any]:
     """Send a request both ways, see that it is the same; return what came, ours first."""
     endpoint.seen.clear()
     ours = await put(OpenAITransport(service, Refused()), request, streamed=streamed)
-    stock = await put(GenericTransport(service, kernel=kernel or Kernel(), arguments=None), request, streamed=streamed)
+    stock = await put(
+        GenericTransport(service, kernel=kernel or Kernel(), arguments=None),
+        request,
+        streamed=streamed,
+    )
     (our_path, our_body), (stock_path, stock_body) = endpoint.seen
     assert our_path == stock_path
     assert our_body == stock_body

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 from semantic_kernel import Kernel
-from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
+from semantic_kernel.connectors.ai.chat_completion_client_base import (
+    ChatCompletionClientBase,
+)
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
 from semantic_kernel.contents import ChatHistory
 from semantic_kernel.functions import kernel_function
@@ -36,7 +38,9 @@ ADD = call("math-add", {"a": 1, "b": 2})
 FINAL_ANSWER = "UserInteraction-SendFinalAnswer"
 ENOUGH = say("Enough.")
 
-both_ways = pytest.mark.parametrize("streamed", [False, True], ids=["plain", "streamed"])
+both_ways = pytest.mark.parametrize(
+    "streamed", [False, True], ids=["plain", "streamed"]
+)
 
 
 def final(answer: str = "It is 3.") -> ScriptedReply:
@@ -83,9 +87,13 @@ class Clock:
         self.seconds += seconds
 
 
-def planner_with(service_id: str | None = None, **options: Any) -> FunctionCallingStepwisePlanner:
+def planner_with(
+    service_id: str | None = None, **options: Any
+) -> FunctionCallingStepwisePlanner:
     """Make a planner from options."""
-    return FunctionCallingStepwisePlanner(service_id, FunctionCallingStepwisePlannerOptions(**options))
+    return FunctionCallingStepwisePlanner(
+        service_id, FunctionCallingStepwisePlannerOptions(**options)
+    )
 
 
 def kernel_of(*services: ChatCompletionClientBase, **plugins: object) -> Kernel:
@@ -105,11 +113,17 @@ def scripted(script: Script, **more: Any) -> tuple[Kernel, ScriptedChatCompletio
 
 
 @asynccontextmanager
-async def openai_kernel(script: Script, **plugins: object) -> AsyncGenerator[tuple[Kernel, ScriptedOpenAIServer]]:
+async def openai_kernel(
+    script: Script, **plugins: object
+) -> AsyncGenerator[tuple[Kernel, ScriptedOpenAIServer]]:
     """Make a kernel with the real OpenAI connector against a scripted server; no request may break OpenAI's rules."""
     with ScriptedOpenAIServer(script) as server:
-        async with AsyncOpenAI(base_url=server.url, api_key="any", max_retries=0) as client:
-            connector = OpenAIChatCompletion(ai_model_id="scripted", service_id="chat", async_client=client)
+        async with AsyncOpenAI(
+            base_url=server.url, api_key="any", max_retries=0
+        ) as client:
+            connector = OpenAIChatCompletion(
+                ai_model_id="scripted", service_id="chat", async_client=client
+            )
             yield kernel_of(connector, **plugins), server
         assert server.refused == []
 
@@ -128,7 +142,12 @@ def result_in(events: Sequence[PlannerEvent]) -> FunctionCallingStepwisePlannerR
 
 
 async def invoke(
-    planner: FunctionCallingStepwisePlanner, kernel: Kernel, goal: str = GOAL, *, streamed: bool, **more: Any
+    planner: FunctionCallingStepwisePlanner,
+    kernel: Kernel,
+    goal: str = GOAL,
+    *,
+    streamed: bool,
+    **more: Any,
 ) -> FunctionCallingStepwisePlannerResult:
     """Reach a goal, plain or streamed."""
     if streamed:
@@ -137,11 +156,18 @@ async def invoke(
 
 
 async def resume(
-    planner: FunctionCallingStepwisePlanner, kernel: Kernel, checkpoint: Any, *, streamed: bool, **more: Any
+    planner: FunctionCallingStepwisePlanner,
+    kernel: Kernel,
+    checkpoint: Any,
+    *,
+    streamed: bool,
+    **more: Any,
 ) -> FunctionCallingStepwisePlannerResult:
     """Go on with a run, plain or streamed."""
     if streamed:
-        return result_in(await drained(planner.resume_stream(kernel, checkpoint, **more)))
+        return result_in(
+            await drained(planner.resume_stream(kernel, checkpoint, **more))
+        )
     return await planner.resume(kernel, checkpoint, **more)
 
 
@@ -158,5 +184,10 @@ def whole_text(request: ScriptedRequest) -> str:
 def check_sendable(history: ChatHistory | None) -> None:
     """Fail where OpenAI would refuse a history."""
     assert history is not None
-    violation = find_violation({"model": "any", "messages": [message.to_dict() for message in history.messages]})
+    violation = find_violation(
+        {
+            "model": "any",
+            "messages": [message.to_dict() for message in history.messages],
+        }
+    )
     assert violation is None, violation

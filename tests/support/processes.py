@@ -18,7 +18,13 @@ from support import TESTS
 
 __all__ = ["Forked", "Lives"]
 
-_IMPORTED = ["support.durable", "planner_ext.planner.planner", "planner_ext.cli.app", "planner_ext.cli.run", "uvicorn"]
+_IMPORTED = [
+    "support.durable",
+    "planner_ext.planner.planner",
+    "planner_ext.cli.app",
+    "planner_ext.cli.run",
+    "uvicorn",
+]
 _LIMIT_SECONDS = 120
 
 
@@ -29,8 +35,13 @@ class Lives:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(_IMPORTED)
         self._path = os.environ.get("PYTHONPATH")
-        folders = (str(TESTS), str(TESTS / "durable"))  # what a life does is a function of a test module
-        os.environ["PYTHONPATH"] = os.pathsep.join([*folders, *filter(None, [self._path])])
+        folders = (
+            str(TESTS),
+            str(TESTS / "durable"),
+        )  # what a life does is a function of a test module
+        os.environ["PYTHONPATH"] = os.pathsep.join(
+            [*folders, *filter(None, [self._path])]
+        )
 
     def close(self) -> None:
         """Put the environment back."""
@@ -38,13 +49,19 @@ class Lives:
         if self._path is not None:
             os.environ["PYTHONPATH"] = self._path
 
-    def begin(self, work: Callable[..., Any], *arguments: Any, **environment: str) -> ForkServerProcess:
+    def begin(
+        self, work: Callable[..., Any], *arguments: Any, **environment: str
+    ) -> ForkServerProcess:
         """Start a life that does some work, which is a function of a module; return its process."""
-        process = self._context.Process(target=_live, args=(work, arguments, environment), daemon=True)
+        process = self._context.Process(
+            target=_live, args=(work, arguments, environment), daemon=True
+        )
         process.start()
         return process
 
-    def live(self, work: Callable[..., Any], *arguments: Any, **environment: str) -> int:
+    def live(
+        self, work: Callable[..., Any], *arguments: Any, **environment: str
+    ) -> int:
         """Let a life do some work; return its exit code, which is -9 where it was killed."""
         process = self.begin(work, *arguments, **environment)
         process.join(_LIMIT_SECONDS)
@@ -53,7 +70,9 @@ class Lives:
         assert code is not None, "it does not end"
         return code
 
-    def program(self, *words: str, cwd: Path, env: Mapping[str, str] | None = None) -> "Forked":
+    def program(
+        self, *words: str, cwd: Path, env: Mapping[str, str] | None = None
+    ) -> "Forked":
         """Start a program as ``python`` does, with pipes for its output.
 
         Args:
@@ -64,7 +83,11 @@ class Lives:
         return Forked(self._context, words, cwd, os.environ if env is None else env)
 
     def run(
-        self, *words: str, cwd: Path, env: Mapping[str, str] | None = None, typed: str = ""
+        self,
+        *words: str,
+        cwd: Path,
+        env: Mapping[str, str] | None = None,
+        typed: str = "",
     ) -> "subprocess.CompletedProcess[str]":
         """Run a program as `program` starts it, with a text as its input; wait for its end."""
         with tempfile.TemporaryDirectory() as folder:
@@ -72,16 +95,22 @@ class Lives:
             files[0].write_text(typed, "utf-8")
             streams = [
                 _Descriptor(os.open(file, os.O_CREAT | flag))
-                for file, flag in zip(files, (os.O_RDONLY, os.O_WRONLY, os.O_WRONLY), strict=True)
+                for file, flag in zip(
+                    files, (os.O_RDONLY, os.O_WRONLY, os.O_WRONLY), strict=True
+                )
             ]
-            process = _begun(self._context, words, cwd, os.environ if env is None else env, streams)
+            process = _begun(
+                self._context, words, cwd, os.environ if env is None else env, streams
+            )
             process.join(_LIMIT_SECONDS)
             code = process.exitcode
             if code is None:
                 process.kill()
                 raise subprocess.TimeoutExpired(list(words), _LIMIT_SECONDS)
             process.close()
-            return subprocess.CompletedProcess(words, code, files[1].read_text("utf-8"), files[2].read_text("utf-8"))
+            return subprocess.CompletedProcess(
+                words, code, files[1].read_text("utf-8"), files[2].read_text("utf-8")
+            )
 
 
 class Forked:
@@ -93,7 +122,9 @@ class Forked:
         stderr: Reads what it complains of.
     """
 
-    def __init__(self, context: Any, words: Sequence[str], cwd: Path, env: Mapping[str, str]) -> None:
+    def __init__(
+        self, context: Any, words: Sequence[str], cwd: Path, env: Mapping[str, str]
+    ) -> None:
         null = os.open(os.devnull, os.O_RDONLY)
         from_stdout, to_stdout = os.pipe()
         from_stderr, to_stderr = os.pipe()
@@ -132,7 +163,10 @@ class Forked:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.kill()
         self.wait()
@@ -155,21 +189,31 @@ def _taken(given: Any) -> int:
 
 
 def _begun(
-    context: Any, words: Sequence[str], cwd: Path, env: Mapping[str, str], streams: Sequence[_Descriptor]
+    context: Any,
+    words: Sequence[str],
+    cwd: Path,
+    env: Mapping[str, str],
+    streams: Sequence[_Descriptor],
 ) -> ForkServerProcess:
-    process = context.Process(target=_program, args=(words, cwd, dict(env), streams), daemon=True)
+    process = context.Process(
+        target=_program, args=(words, cwd, dict(env), streams), daemon=True
+    )
     process.start()
     for stream in streams:
         os.close(stream.number)
     return process
 
 
-def _live(work: Callable[..., Any], arguments: Sequence[Any], environment: dict[str, str]) -> None:
+def _live(
+    work: Callable[..., Any], arguments: Sequence[Any], environment: dict[str, str]
+) -> None:
     os.environ.update(environment)
     work(*arguments)
 
 
-def _program(words: Sequence[str], cwd: Path, env: Mapping[str, str], streams: Sequence[int]) -> None:
+def _program(
+    words: Sequence[str], cwd: Path, env: Mapping[str, str], streams: Sequence[int]
+) -> None:
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
@@ -178,7 +222,9 @@ def _program(words: Sequence[str], cwd: Path, env: Mapping[str, str], streams: S
         os.close(stream)
     sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
     sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
-    sys.stderr = os.fdopen(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    sys.stderr = os.fdopen(
+        2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False
+    )
     path = [place for place in env.get("PYTHONPATH", "").split(os.pathsep) if place]
     if words[0] == "-m":
         sys.argv = [*words[1:]]

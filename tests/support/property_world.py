@@ -16,7 +16,14 @@ from hypothesis import HealthCheck, settings
 from hypothesis import Phase as Attempt
 from hypothesis import strategies as st
 
-from planner_ext.approval.decisions import Approve, Decision, Defer, Deny, Supply, ToolCall
+from planner_ext.approval.decisions import (
+    Approve,
+    Decision,
+    Defer,
+    Deny,
+    Supply,
+    ToolCall,
+)
 from planner_ext.core.facts import (
     CallDecided,
     CallStarted,
@@ -33,11 +40,24 @@ from planner_ext.core.fold import fold
 from planner_ext.core.limits import Budget
 from planner_ext.core.machine import AskModel, AskPerson
 from planner_ext.core.state import Phase, State, asks
-from planner_ext.core.values import Reply, RequestedCall, ResolvedCall, TranscriptItem, Usage
+from planner_ext.core.values import (
+    Reply,
+    RequestedCall,
+    ResolvedCall,
+    TranscriptItem,
+    Usage,
+)
 from planner_ext.engine.concurrency import StopHandle
 from planner_ext.engine.document import dump_facts, load_facts
 from planner_ext.engine.engine import Engine
-from planner_ext.engine.ports import Clarification, Emit, Finished, Ports, Reviewed, RunStore
+from planner_ext.engine.ports import (
+    Clarification,
+    Emit,
+    Finished,
+    Ports,
+    Reviewed,
+    RunStore,
+)
 from support.core import violations
 
 _EXAMPLES = int(os.environ.get("PLANNER_EXT_EXAMPLES", "0"))
@@ -101,12 +121,20 @@ ODD_REASONS = ["odd", "length", "content_filter"]
 @st.composite
 def _turns(draw: st.DrawFn) -> Turn:
     """Mostly one call or a few, sometimes a text, now and then something odd."""
-    calls = st.lists(st.tuples(st.sampled_from(NAMES), st.sampled_from(ARGUMENTS)), min_size=1, max_size=4)
+    calls = st.lists(
+        st.tuples(st.sampled_from(NAMES), st.sampled_from(ARGUMENTS)),
+        min_size=1,
+        max_size=4,
+    )
     called = draw(calls) if draw(st.integers(0, 5)) else []
     return Turn(
-        text=draw(st.sampled_from(["", "text"] if called else ["text", "text", "what?", ""])),
+        text=draw(
+            st.sampled_from(["", "text"] if called else ["text", "text", "what?", ""])
+        ),
         calls=tuple(called),
-        finish_reason=draw(st.sampled_from(ODD_REASONS)) if draw(st.integers(0, 15)) == 15 else None,
+        finish_reason=draw(st.sampled_from(ODD_REASONS))
+        if draw(st.integers(0, 15)) == 15
+        else None,
         iterations=draw(st.sampled_from([1, 1, 1, 1, 1, 2, 5, 0])),
         tokens=draw(st.integers(0, 20)),
         cost=draw(st.sampled_from([None, 0.0, 0.25])),
@@ -137,8 +165,12 @@ _LIMITS: dict[str, st.SearchStrategy[Any]] = {
     "max_total_tokens": st.integers(1, 90),
     "max_cost": st.sampled_from([0.25, 0.6]),
     "max_active_seconds": st.sampled_from([0.5, 21.0]),
-    "deadline": st.sampled_from([5.0, 30.0]).map(lambda seconds: datetime.fromtimestamp(START + seconds, UTC)),
-    "max_calls_per_function": st.dictionaries(st.sampled_from(["f", "g"]), st.integers(0, 2), max_size=2),
+    "deadline": st.sampled_from([5.0, 30.0]).map(
+        lambda seconds: datetime.fromtimestamp(START + seconds, UTC)
+    ),
+    "max_calls_per_function": st.dictionaries(
+        st.sampled_from(["f", "g"]), st.integers(0, 2), max_size=2
+    ),
     "max_consecutive_errors": st.integers(1, 2),
     "max_repeated_calls": st.integers(1, 2),
     "max_repeated_denials": st.integers(1, 2),
@@ -183,17 +215,23 @@ plans = st.builds(
     rules=rules,
     turns=st.lists(_turns(), min_size=1, max_size=7).map(tuple),
     decisions=st.lists(decisions, min_size=1, max_size=6).map(tuple),
-    answers=st.lists(st.sampled_from(["run", "deny", "answer"]), min_size=1, max_size=3).map(tuple),
+    answers=st.lists(
+        st.sampled_from(["run", "deny", "answer"]), min_size=1, max_size=3
+    ).map(tuple),
     partly=st.booleans(),
     terminates=st.sampled_from([False] * 5 + [True]),
-    clarifier=st.lists(st.sampled_from([None, "ann", "model"]), min_size=1, max_size=3).map(tuple),
+    clarifier=st.lists(
+        st.sampled_from([None, "ann", "model"]), min_size=1, max_size=3
+    ).map(tuple),
     concurrency=st.sampled_from([None, 1, 2]),
 )
 
 
 def honest(plan: Plan) -> Plan:
     """Let the service report one round trip a request, as connectors do."""
-    return replace(plan, turns=tuple(replace(turn, iterations=1) for turn in plan.turns))
+    return replace(
+        plan, turns=tuple(replace(turn, iterations=1) for turn in plan.turns)
+    )
 
 
 def timeless(plan: Plan) -> Plan:
@@ -226,34 +264,53 @@ class World:
 
     # Chat
 
-    async def ask(self, transcript: Sequence[TranscriptItem], request: AskModel, emit: Emit | None) -> Reply:
+    async def ask(
+        self, transcript: Sequence[TranscriptItem], request: AskModel, emit: Emit | None
+    ) -> Reply:
         self.problems += violations(transcript)
         if request.iteration < 0:
             self.plan_requests += 1
             return Reply(message=None, text="plan")
         self.requests += 1
         place = request.iteration
-        turn = self.plan.turns[place] if place < len(self.plan.turns) else self._last(offer=request.offer)
+        turn = (
+            self.plan.turns[place]
+            if place < len(self.plan.turns)
+            else self._last(offer=request.offer)
+        )
         self.time += turn.seconds
-        called = turn.calls if (request.offer and turn.available) or turn.stubborn else ()
+        called = (
+            turn.calls if (request.offer and turn.available) or turn.stubborn else ()
+        )
         calls = tuple(
             RequestedCall(id=f"c{index}", name=name, arguments=arguments)
             for index, (name, arguments) in enumerate(called)
         )
-        message = {"role": "assistant", "text": turn.text, "calls": [[call.id, call.name] for call in calls]}
+        message = {
+            "role": "assistant",
+            "text": turn.text,
+            "calls": [[call.id, call.name] for call in calls],
+        }
         return Reply(
             message=message,
             text=turn.text,
             calls=calls,
             finish_reason=turn.finish_reason,
-            usage=Usage(iterations=turn.iterations, prompt_tokens=turn.tokens, completion_tokens=1, cost=turn.cost),
+            usage=Usage(
+                iterations=turn.iterations,
+                prompt_tokens=turn.tokens,
+                completion_tokens=1,
+                cost=turn.cost,
+            ),
             functions_available=turn.available,
         )
 
     def was_sent(self, error: BaseException) -> bool:
         return True
 
-    def estimated(self, transcript: Sequence[TranscriptItem], request: AskModel) -> Usage:
+    def estimated(
+        self, transcript: Sequence[TranscriptItem], request: AskModel
+    ) -> Usage:
         return Usage()
 
     def _last(self, *, offer: bool) -> Turn:
@@ -264,18 +321,41 @@ class World:
     # Functions
 
     def check(self, call: RequestedCall, edited: str | None = None) -> ResolvedCall:
-        kinds: dict[str, Any] = {"unknown": "unknown", "bad": "invalid", "final": "final_answer", "mine": "external"}
+        kinds: dict[str, Any] = {
+            "unknown": "unknown",
+            "bad": "invalid",
+            "final": "final_answer",
+            "mine": "external",
+        }
         kinds["ask"] = "question"
-        kind = "invalid" if "bad" in (edited or "") else kinds.get(call.name, "function")
-        arguments: Mapping[str, Any] = json.loads(edited or call.arguments) if kind == "function" else {}
-        return ResolvedCall(kind=kind, function=call.name, function_name=call.name, arguments=arguments, answer=kind)
+        kind = (
+            "invalid" if "bad" in (edited or "") else kinds.get(call.name, "function")
+        )
+        arguments: Mapping[str, Any] = (
+            json.loads(edited or call.arguments) if kind == "function" else {}
+        )
+        return ResolvedCall(
+            kind=kind,
+            function=call.name,
+            function_name=call.name,
+            arguments=arguments,
+            answer=kind,
+        )
 
-    async def run(self, call: RequestedCall, checked: ResolvedCall, *, index: int, state: State) -> Finished:
+    async def run(
+        self, call: RequestedCall, checked: ResolvedCall, *, index: int, state: State
+    ) -> Finished:
         self.begun[checked.function] += 1
         self.time += 15.0 if call.name == "slow" and self.plan.turns[0].seconds else 0.0
         if call.name == "fails":
-            return Finished(outcome="failed", text="It failed.", error="ValueError: it failed")
-        return Finished(outcome="ok", text=f"{call.name} ran", terminate=self.plan.terminates and call.name == "h")
+            return Finished(
+                outcome="failed", text="It failed.", error="ValueError: it failed"
+            )
+        return Finished(
+            outcome="ok",
+            text=f"{call.name} ran",
+            terminate=self.plan.terminates and call.name == "h",
+        )
 
     def encode(self, result: Any) -> str:
         return json.dumps(result)
@@ -290,10 +370,17 @@ class World:
         """The clarifier: a model where a trip is left for it, a person, or no answer, by the place of the question."""
         if request.index is None and not asks(request.question):
             return Clarification(text=None)
-        who = self.plan.clarifier[(request.iteration + (request.index or 0)) % len(self.plan.clarifier)]
+        who = self.plan.clarifier[
+            (request.iteration + (request.index or 0)) % len(self.plan.clarifier)
+        ]
         if who == "model" and request.iterations != 0:
             self.clarifier_requests += 1
-            return Clarification(text="a model says", by=who, iterations=1, usage=Usage(prompt_tokens=7, cost=0.25))
+            return Clarification(
+                text="a model says",
+                by=who,
+                iterations=1,
+                usage=Usage(prompt_tokens=7, cost=0.25),
+            )
         return Clarification(text="ann says" if who == "ann" else None, by=who or "")
 
     # Prompts, gate, hook
@@ -318,9 +405,14 @@ class World:
     def watches(self, function: str) -> bool:
         return True
 
-    async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Reviewed]:
+    async def review(
+        self, calls: Sequence[ToolCall], state: State
+    ) -> Sequence[Reviewed]:
         decisions = [self.plan.decision(call.iteration, call.index) for call in calls]
-        return [Reviewed(decision=one, arguments=getattr(one, "arguments", None)) for one in decisions]
+        return [
+            Reviewed(decision=one, arguments=getattr(one, "arguments", None))
+            for one in decisions
+        ]
 
     async def completed(self, state: State) -> Mapping[str, Any]:
         return {}
@@ -329,7 +421,9 @@ class World:
 
     def follow(self, state: State, fact: Fact) -> None:
         """Check what has to hold after every fact."""
-        self.problems += [f"after {fact.type}: {problem}" for problem in violations(state.transcript)]
+        self.problems += [
+            f"after {fact.type}: {problem}" for problem in violations(state.transcript)
+        ]
 
     def engine(
         self,
@@ -359,7 +453,15 @@ class World:
     def start(self) -> list[Fact]:
         """The journal before anything was done."""
         messages = ({"role": "user", "text": "goal"},)
-        return [RunStarted(run_id="run", rules=self.plan.rules, messages=messages, goal="goal", at=START)]
+        return [
+            RunStarted(
+                run_id="run",
+                rules=self.plan.rules,
+                messages=messages,
+                goal="goal",
+                at=START,
+            )
+        ]
 
     async def finish(self, facts: Sequence[Fact]) -> list[Fact]:
         """Go on from a journal to the end; each pause is decided by a person and resumed in a new engine, from JSON."""
@@ -406,7 +508,13 @@ class World:
 
 def _said(question: str, iteration: int, index: int | None, at: float) -> Clarified:
     return Clarified(
-        question=question, answer="a person says", iteration=iteration, index=index, by="ann", at=at, seconds=0.0
+        question=question,
+        answer="a person says",
+        iteration=iteration,
+        index=index,
+        by="ann",
+        at=at,
+        seconds=0.0,
     )
 
 
@@ -419,16 +527,28 @@ def of_a_person(fact: Fact) -> bool:
     """Whether a fact was added between two engines: a resumption and its decisions are one piece."""
     if isinstance(fact, Clarified):
         return fact.answer == "a person says"
-    return isinstance(fact, Resumed) or (isinstance(fact, CallDecided) and fact.by == "ann")
+    return isinstance(fact, Resumed) or (
+        isinstance(fact, CallDecided) and fact.by == "ann"
+    )
 
 
 def charged(facts: Sequence[Fact], rules: Rules) -> int:
     """Sum the round trips that replies reported, and the requests without a reply."""
-    plans = [fact.usage.iterations for fact in facts if isinstance(fact, Planned) and rules.charge_plan]
-    failed = [
-        f.usage.iterations for f in facts if isinstance(f, RequestFailed) and (f.iteration >= 0 or rules.charge_plan)
+    plans = [
+        fact.usage.iterations
+        for fact in facts
+        if isinstance(fact, Planned) and rules.charge_plan
     ]
-    replies = [fact.usage.iterations for fact in facts if isinstance(fact, ModelReplied | Clarified)]
+    failed = [
+        f.usage.iterations
+        for f in facts
+        if isinstance(f, RequestFailed) and (f.iteration >= 0 or rules.charge_plan)
+    ]
+    replies = [
+        fact.usage.iterations
+        for fact in facts
+        if isinstance(fact, ModelReplied | Clarified)
+    ]
     return sum(plans) + sum(failed) + sum(replies)
 
 

@@ -11,10 +11,16 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 from semantic_kernel import Kernel
-from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
-from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
+from semantic_kernel.connectors.ai.chat_completion_client_base import (
+    ChatCompletionClientBase,
+)
+from semantic_kernel.connectors.ai.function_choice_behavior import (
+    FunctionChoiceBehavior,
+)
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.connectors.ai.prompt_execution_settings import (
+    PromptExecutionSettings,
+)
 from semantic_kernel.contents import (
     AuthorRole,
     ChatHistory,
@@ -99,9 +105,16 @@ async def serve() -> AsyncIterator[Callable[..., Served]]:
 
         def serve(script: Script, *, max_retries: int = 0, **options: Any) -> Served:
             server = stack.enter_context(ScriptedOpenAIServer(script, **options))
-            client = AsyncOpenAI(base_url=server.url, api_key="any", max_retries=max_retries)
+            client = AsyncOpenAI(
+                base_url=server.url, api_key="any", max_retries=max_retries
+            )
             stack.push_async_callback(client.close)
-            return Served(server, OpenAIChatCompletion("scripted", service_id="served", async_client=client))
+            return Served(
+                server,
+                OpenAIChatCompletion(
+                    "scripted", service_id="served", async_client=client
+                ),
+            )
 
         yield serve
 
@@ -136,7 +149,11 @@ class Answer:
 
     @property
     def calls(self) -> list[tuple[str, Any]]:
-        return [(i.name or "", i.arguments) for i in self.message.items if isinstance(i, FunctionCallContent)]
+        return [
+            (i.name or "", i.arguments)
+            for i in self.message.items
+            if isinstance(i, FunctionCallContent)
+        ]
 
 
 async def asked(
@@ -155,9 +172,14 @@ async def asked(
         assert message is not None
         return Answer(message, message.metadata, [])
     chunks: list[StreamingChatMessageContent] = []
-    async for group in service.get_streaming_chat_message_contents(history, settings, **keywords):
+    async for group in service.get_streaming_chat_message_contents(
+        history, settings, **keywords
+    ):
         chunks += group
-    after = max((at + 1 for at, chunk in enumerate(chunks) if chunk.role == AuthorRole.TOOL), default=0)
+    after = max(
+        (at + 1 for at, chunk in enumerate(chunks) if chunk.role == AuthorRole.TOOL),
+        default=0,
+    )
     message = reduce(add, chunks[after:] or chunks[-1:])
     return Answer(message, chunks[-1].metadata, chunks)
 
@@ -168,7 +190,9 @@ def streamed(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture
-def ask(streamed: bool, kernel: Kernel, history: ChatHistory) -> Callable[..., Awaitable[Answer]]:
+def ask(
+    streamed: bool, kernel: Kernel, history: ChatHistory
+) -> Callable[..., Awaitable[Answer]]:
     """Ask a service, plain and then streamed, with the shared kernel and history unless others are given."""
 
     async def ask(
@@ -183,6 +207,13 @@ def ask(streamed: bool, kernel: Kernel, history: ChatHistory) -> Callable[..., A
         if settings is None:
             chosen: Any = stock.Auto() if behavior is None else behavior
             settings = PromptExecutionSettings(function_choice_behavior=chosen)
-        return await asked(service, history if to is None else to, kernel, settings, streamed=streamed, **keywords)
+        return await asked(
+            service,
+            history if to is None else to,
+            kernel,
+            settings,
+            streamed=streamed,
+            **keywords,
+        )
 
     return ask

@@ -59,9 +59,15 @@ class Tools:
         return "released"
 
 
-def kernel_of(script: Script | ScriptedChatCompletion, tools: Tools | None = None) -> Kernel:
+def kernel_of(
+    script: Script | ScriptedChatCompletion, tools: Tools | None = None
+) -> Kernel:
     """A kernel with the plugin and a scripted service."""
-    service = script if isinstance(script, ScriptedChatCompletion) else ScriptedChatCompletion(script)
+    service = (
+        script
+        if isinstance(script, ScriptedChatCompletion)
+        else ScriptedChatCompletion(script)
+    )
     kernel = Kernel(services=service)
     kernel.add_plugin(tools or Tools(), "t")
     return kernel
@@ -84,7 +90,9 @@ class Talk:
         text = await self.ask(prompt, **options)
         kernel = kernel_of([], self.tools)
         while self.session.pending:
-            self.session.append([call.result(await run(kernel, call)) for call in self.session.pending])
+            self.session.append(
+                [call.result(await run(kernel, call)) for call in self.session.pending]
+            )
             text = await self.ask()
         return text
 
@@ -97,7 +105,9 @@ class Talk:
         return shape(self.session.history())
 
 
-async def ask(session: ToolUseSession, prompt: Any = None, *, streamed: bool, **options: Any) -> str:
+async def ask(
+    session: ToolUseSession, prompt: Any = None, *, streamed: bool, **options: Any
+) -> str:
     """Ask plain, or put a stream together: then of several texts, the one after the last tool run is not told apart."""
     if not streamed:
         return await session.prompt(prompt, **options)
@@ -109,7 +119,9 @@ async def ask(session: ToolUseSession, prompt: Any = None, *, streamed: bool, **
 
 async def run(kernel: Kernel, call: OpenCall) -> Any:
     """Run a returned call by hand."""
-    function = kernel.get_function_from_fully_qualified_function_name(call.fully_qualified_name)
+    function = kernel.get_function_from_fully_qualified_function_name(
+        call.fully_qualified_name
+    )
     result = await kernel.invoke(function, **call.arguments)
     assert result is not None
     return result.value
@@ -122,7 +134,9 @@ def shape(history: ChatHistory) -> list[tuple[str, str]]:
 
 def _words(message: ChatMessageContent) -> list[str]:
     words: list[str] = []
-    for item in sorted(message.items, key=lambda item: isinstance(item, FunctionCallContent)):
+    for item in sorted(
+        message.items, key=lambda item: isinstance(item, FunctionCallContent)
+    ):
         match item:
             case FunctionCallContent():
                 words.append(f"{item.id}:{item.name}{item.arguments}")
@@ -133,7 +147,9 @@ def _words(message: ChatMessageContent) -> list[str]:
     return words
 
 
-def message(role: AuthorRole, *items: Any, text: str | None = None) -> ChatMessageContent:
+def message(
+    role: AuthorRole, *items: Any, text: str | None = None
+) -> ChatMessageContent:
     """A message of items, or of a text."""
     if text is not None:
         return ChatMessageContent(role=role, content=text)
@@ -142,21 +158,32 @@ def message(role: AuthorRole, *items: Any, text: str | None = None) -> ChatMessa
 
 def call_message(*ids: str) -> ChatMessageContent:
     """An assistant message that calls t-add once for each id."""
-    calls = [FunctionCallContent(id=each, name="t-add", arguments='{"a":1,"b":2}') for each in ids]
+    calls = [
+        FunctionCallContent(id=each, name="t-add", arguments='{"a":1,"b":2}')
+        for each in ids
+    ]
     return message(AuthorRole.ASSISTANT, *calls)
 
 
 def result_message(call_id: str, result: str = "3") -> ChatMessageContent:
     """The tool message that answers a call of t-add."""
-    return message(AuthorRole.TOOL, FunctionResultContent(id=call_id, name="t-add", result=result))
+    return message(
+        AuthorRole.TOOL, FunctionResultContent(id=call_id, name="t-add", result=result)
+    )
 
 
 @asynccontextmanager
-async def served(script: Script, tools: Tools) -> AsyncGenerator[tuple[Kernel, ScriptedOpenAIServer]]:
+async def served(
+    script: Script, tools: Tools
+) -> AsyncGenerator[tuple[Kernel, ScriptedOpenAIServer]]:
     """A kernel whose service is Semantic Kernel's OpenAI connector, over real HTTP to a scripted server."""
     with ScriptedOpenAIServer(script) as server:
         client = AsyncOpenAI(base_url=server.url, api_key="any", max_retries=0)
-        kernel = Kernel(services=OpenAIChatCompletion("scripted", service_id="served", async_client=client))
+        kernel = Kernel(
+            services=OpenAIChatCompletion(
+                "scripted", service_id="served", async_client=client
+            )
+        )
         kernel.add_plugin(tools, "t")
         try:
             yield kernel, server

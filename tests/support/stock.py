@@ -4,8 +4,14 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, cast
 
 from hypothesis import HealthCheck
-from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
-from semantic_kernel.contents import ChatMessageContent, FunctionCallContent, FunctionResultContent
+from semantic_kernel.connectors.ai.function_choice_behavior import (
+    FunctionChoiceBehavior,
+)
+from semantic_kernel.contents import (
+    ChatMessageContent,
+    FunctionCallContent,
+    FunctionResultContent,
+)
 
 from planner_ext.testing import Script, ScriptedChatCompletion
 from support.narrow import as_type
@@ -31,7 +37,11 @@ EVERY_HEALTH_CHECK: Any = list(HealthCheck)
 """Every health check, to suppress; Hypothesis declares the class of its members as a class without them."""
 
 
-def add_filter(kernel: Any, kind: Literal["auto_function_invocation", "function_invocation"], by: Any) -> None:
+def add_filter(
+    kernel: Any,
+    kind: Literal["auto_function_invocation", "function_invocation"],
+    by: Any,
+) -> None:
     """Register a filter; Semantic Kernel declares the type of the kind as a value."""
     kernel.add_filter(kind, by)
 

@@ -16,7 +16,10 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased, Sampler
 from semantic_kernel.functions import KernelFunction
-from semantic_kernel.utils.telemetry.model_diagnostics import decorators, function_tracer
+from semantic_kernel.utils.telemetry.model_diagnostics import (
+    decorators,
+    function_tracer,
+)
 
 from planner_ext.engine import telemetry
 
@@ -43,7 +46,9 @@ class Recording:
     @property
     def spans(self) -> Sequence[ReadableSpan]:
         """The spans that have ended, in the order in which they began."""
-        return sorted(self.exporter.get_finished_spans(), key=lambda span: span.start_time or 0)
+        return sorted(
+            self.exporter.get_finished_spans(), key=lambda span: span.start_time or 0
+        )
 
     def named(self, prefix: str) -> list[ReadableSpan]:
         """Find spans by the beginning of their names."""
@@ -69,23 +74,39 @@ class Recording:
             for metric in scope.metrics
             if metric.name == name
         ]
-        return [(dict(point.attributes or {}), point) for metric in found for point in metric.data.data_points]
+        return [
+            (dict(point.attributes or {}), point)
+            for metric in found
+            for point in metric.data.data_points
+        ]
 
     def text(self) -> str:
         """Write everything of this package that was recorded, as one text."""
-        ours = [json.loads(span.to_json()) for span in self.spans if scope_of(span) == "planner_ext"]
+        ours = [
+            json.loads(span.to_json())
+            for span in self.spans
+            if scope_of(span) == "planner_ext"
+        ]
         data = self.reader.get_metrics_data()
         return json.dumps(ours) + ("" if data is None else data.to_json())
 
     def be_sensitive(self) -> None:
         """Turn Semantic Kernel's sensitive diagnostics on."""
         for module in (decorators, function_tracer):
-            self.patch.setattr(module.MODEL_DIAGNOSTICS_SETTINGS, "enable_otel_diagnostics_sensitive", True)
+            self.patch.setattr(
+                module.MODEL_DIAGNOSTICS_SETTINGS,
+                "enable_otel_diagnostics_sensitive",
+                True,
+            )
 
 
 def scope_of(span: ReadableSpan) -> str:
     """Name the library that made a span."""
-    return span.instrumentation_scope.name if span.instrumentation_scope is not None else ""
+    return (
+        span.instrumentation_scope.name
+        if span.instrumentation_scope is not None
+        else ""
+    )
 
 
 def said_by(span: ReadableSpan) -> dict[str, Any]:
@@ -102,10 +123,16 @@ def tree_of(spans: Iterable[ReadableSpan]) -> list[Tree]:
     """Arrange spans by their parents."""
     children: dict[int | None, list[ReadableSpan]] = {}
     for span in spans:
-        children.setdefault(None if span.parent is None else span.parent.span_id, []).append(span)
+        children.setdefault(
+            None if span.parent is None else span.parent.span_id, []
+        ).append(span)
 
     def trees(parent: int | None) -> list[Tree]:
-        return [(span.name, trees(span.context.span_id)) for span in children.get(parent, ()) if span.context]
+        return [
+            (span.name, trees(span.context.span_id))
+            for span in children.get(parent, ())
+            if span.context
+        ]
 
     return trees(None)
 
@@ -121,15 +148,23 @@ def recorded(patch: pytest.MonkeyPatch, sampler: Sampler) -> Recording:
     patch.setattr(metrics, "_METER_PROVIDER", meters)
     patch.setattr(telemetry, "_TRACER", tracers.get_tracer("planner_ext"))
     patch.setattr(telemetry, "_COST", meter.create_counter("planner_ext.cost"))
-    patch.setattr(telemetry, "_HISTOGRAMS", {name: meter.create_histogram(name) for name in telemetry._HISTOGRAMS})  # pyright: ignore[reportPrivateUsage]  (what an application's provider would replace, once for all tests)
-    functions = sys.modules[KernelFunction.__module__]  # the package has a decorator of the module's name
+    names = telemetry._HISTOGRAMS  # pyright: ignore[reportPrivateUsage]  (what an application's provider would replace, once for all tests)
+    histograms = {name: meter.create_histogram(name) for name in names}
+    patch.setattr(telemetry, "_HISTOGRAMS", histograms)
+    functions = sys.modules[
+        KernelFunction.__module__
+    ]  # the package has a decorator of the module's name
     patch.setattr(functions, "tracer", tracers.get_tracer("semantic_kernel"))
     patch.setattr(decorators, "tracer", tracers.get_tracer("semantic_kernel"))
-    patch.setattr(decorators.MODEL_DIAGNOSTICS_SETTINGS, "enable_otel_diagnostics", True)
+    patch.setattr(
+        decorators.MODEL_DIAGNOSTICS_SETTINGS, "enable_otel_diagnostics", True
+    )
     return Recording(exporter, reader, patch)
 
 
 @pytest.fixture
-def recording(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Generator[Recording]:
+def recording(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Generator[Recording]:
     """Record spans and metrics; parametrized indirectly with another sampler on request."""
     yield recorded(monkeypatch, getattr(request, "param", ParentBased(ALWAYS_ON)))

@@ -43,7 +43,15 @@ class TemporalServer:
         """Start the server on its file, which is empty at first; `connect` waits for it."""
         port = self.address.rpartition(":")[2]
         file = str(self._folder / "temporal.db")
-        options = ["--headless", "--port", port, "--db-filename", file, "--log-level", "never"]
+        options = [
+            "--headless",
+            "--port",
+            port,
+            "--db-filename",
+            file,
+            "--log-level",
+            "never",
+        ]
         self._server = subprocess.Popen(
             [self._program, "server", "start-dev", *options],
             stdin=subprocess.DEVNULL,
@@ -86,6 +94,9 @@ class TemporalServer:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()

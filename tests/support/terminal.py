@@ -74,7 +74,9 @@ class Session:
             assert self._more(deadline), f"ended before {text!r}:\n{self.shown}"
 
     def _more(self, deadline: float) -> bool:
-        ready, _, _ = select.select([self._screen], [], [], max(deadline - time.monotonic(), 0))
+        ready, _, _ = select.select(
+            [self._screen], [], [], max(deadline - time.monotonic(), 0)
+        )
         if not ready:
             self._process.kill()
             raise AssertionError(f"nothing more came:\n{self.shown}")
@@ -85,5 +87,7 @@ class Session:
                 raise
             return False
         self._bytes += piece  # a piece may end in the middle of a character
-        self.shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", self._bytes.decode("utf-8", "replace")).replace("\r", "")
+        self.shown = re.sub(
+            r"\x1b\[[0-9;?]*[a-zA-Z]", "", self._bytes.decode("utf-8", "replace")
+        ).replace("\r", "")
         return bool(piece)

@@ -13,9 +13,25 @@ from planner_ext import (
     requires_approval,
 )
 from planner_ext.durable import Runs
-from planner_ext.testing import Script, ScriptedChatCompletion, ScriptedReply, call, calls, say
+from planner_ext.testing import (
+    Script,
+    ScriptedChatCompletion,
+    ScriptedReply,
+    call,
+    calls,
+    say,
+)
 
-__all__ = ["GOAL", "REFUND", "Till", "application", "asks", "leave_in_doubt", "leave_waiting", "refunds"]
+__all__ = [
+    "GOAL",
+    "REFUND",
+    "Till",
+    "application",
+    "asks",
+    "leave_in_doubt",
+    "leave_waiting",
+    "refunds",
+]
 
 GOAL = "Refund the broken lamp."
 REFUND = {"order": "A-1007", "amount": 129.9, "reason": "broken"}
@@ -39,7 +55,15 @@ class Till:
         note: Annotated[str, "A line for the ledger."] = "",
         tags: Annotated[list[str] | None, "Words to find it by."] = None,
     ) -> str:
-        self.done.append({"order": order, "amount": amount, "reason": reason, "notify": notify, "note": note})
+        self.done.append(
+            {
+                "order": order,
+                "amount": amount,
+                "reason": reason,
+                "notify": notify,
+                "note": note,
+            }
+        )
         return f"{amount} refunded"
 
     @requires_approval(expires_in=2.0)
@@ -61,7 +85,12 @@ class Till:
 
 def refunds(*wanted: dict[str, Any]) -> ScriptedReply:
     """Ask for refunds, all in one reply."""
-    return calls(*(call("till-refund", one, id=f"refund-{place}") for place, one in enumerate(wanted or (REFUND,))))
+    return calls(
+        *(
+            call("till-refund", one, id=f"refund-{place}")
+            for place, one in enumerate(wanted or (REFUND,))
+        )
+    )
 
 
 def asks(question: str) -> ScriptedReply:
@@ -73,12 +102,16 @@ async def _leave_open(question: object) -> None:
     return None
 
 
-def application(script: Script, till: Till | None = None) -> tuple[FunctionCallingStepwisePlanner, Kernel]:
+def application(
+    script: Script, till: Till | None = None
+) -> tuple[FunctionCallingStepwisePlanner, Kernel]:
     """Make a planner whose questions wait for a person, and a kernel with the till."""
     kernel = Kernel()
     kernel.add_service(ScriptedChatCompletion(script))
     kernel.add_plugin(till or Till(), "till")
-    options = FunctionCallingStepwisePlannerOptions(plan=False, clarifier=_leave_open, max_clarifications=3)
+    options = FunctionCallingStepwisePlannerOptions(
+        plan=False, clarifier=_leave_open, max_clarifications=3
+    )
     return FunctionCallingStepwisePlanner(options=options), kernel
 
 

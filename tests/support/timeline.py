@@ -41,12 +41,33 @@ class Journal:
         self.facts.append(kind(at=self.at, **values))
 
     def start(self, goal: str, run_id: str = "order-7", **rules: Any) -> None:
-        messages = (message("system", "You are the order desk of a small shop."), message("user", goal))
-        self.add(0, RunStarted, run_id=run_id, rules=Rules(**rules), messages=messages, goal=goal)
+        messages = (
+            message("system", "You are the order desk of a small shop."),
+            message("user", goal),
+        )
+        self.add(
+            0,
+            RunStarted,
+            run_id=run_id,
+            rules=Rules(**rules),
+            messages=messages,
+            goal=goal,
+        )
 
-    def reply(self, after: float, iteration: int, text: str, *calls: tuple[str, object], tokens: int = 900) -> None:
+    def reply(
+        self,
+        after: float,
+        iteration: int,
+        text: str,
+        *calls: tuple[str, object],
+        tokens: int = 900,
+    ) -> None:
         requested = tuple(
-            RequestedCall(id=f"call_{iteration}_{place}", name=name, arguments=json.dumps(arguments))
+            RequestedCall(
+                id=f"call_{iteration}_{place}",
+                name=name,
+                arguments=json.dumps(arguments),
+            )
             for place, (name, arguments) in enumerate(calls)
         )
         self.add(
@@ -57,23 +78,65 @@ class Journal:
             text=text,
             calls=requested,
             finish_reason="tool_calls" if calls else "stop",
-            usage=Usage(iterations=1, prompt_tokens=tokens, completion_tokens=40, cost=tokens / 1e6),
+            usage=Usage(
+                iterations=1,
+                prompt_tokens=tokens,
+                completion_tokens=40,
+                cost=tokens / 1e6,
+            ),
             offered=True,
             withheld=None,
         )
 
-    def decide(self, iteration: int, index: int, name: str, verdict: str = "run", **more: Any) -> None:
-        values = {"kind": "function", "verdict": verdict, "digest": f"{name}{iteration}{index}", **more}
+    def decide(
+        self, iteration: int, index: int, name: str, verdict: str = "run", **more: Any
+    ) -> None:
+        values = {
+            "kind": "function",
+            "verdict": verdict,
+            "digest": f"{name}{iteration}{index}",
+            **more,
+        }
         self._call(0.001, CallDecided, iteration, index, name, **values)
 
     def begin(self, iteration: int, index: int, name: str) -> None:
         self._call(0.002, CallStarted, iteration, index, name)
 
-    def finish(self, after: float, iteration: int, index: int, name: str, result: str, **more: Any) -> None:
-        self._call(after, CallFinished, iteration, index, name, result=result, **{"outcome": "ok", **more})
+    def finish(
+        self,
+        after: float,
+        iteration: int,
+        index: int,
+        name: str,
+        result: str,
+        **more: Any,
+    ) -> None:
+        self._call(
+            after,
+            CallFinished,
+            iteration,
+            index,
+            name,
+            result=result,
+            **{"outcome": "ok", **more},
+        )
 
-    def _call(self, after: float, kind: Any, iteration: int, index: int, name: str, /, **more: Any) -> None:
-        call = {"iteration": iteration, "index": index, "call_id": f"call_{iteration}_{index}", "function": name}
+    def _call(
+        self,
+        after: float,
+        kind: Any,
+        iteration: int,
+        index: int,
+        name: str,
+        /,
+        **more: Any,
+    ) -> None:
+        call = {
+            "iteration": iteration,
+            "index": index,
+            "call_id": f"call_{iteration}_{index}",
+            "function": name,
+        }
         self.add(after, kind, **call, **more)
 
     def complete(self, iteration: int) -> None:
@@ -102,22 +165,42 @@ def _searched() -> Journal:
     run.start(_GOAL, limits=_LIMITS, plan=True)
     opening = (message("system", "A plan was made: follow it."), message("user", _GOAL))
     used = Usage(iterations=1, prompt_tokens=420, completion_tokens=61, cost=0.0002)
-    run.add(2.1, Planned, plan="1. Look it up.\n2. Refund it.", messages=opening, usage=used)
+    run.add(
+        2.1, Planned, plan="1. Look it up.\n2. Refund it.", messages=opening, usage=used
+    )
     batch: dict[str, object] = {
         "shop-order": {"id": 7},
         "post-track": {"parcel": "CH-1182-77", "events": True},
         "crm-customer": {"order": 7},
     }
-    run.reply(1.24, 0, "I look up the order, the parcel and the customer at once.", *batch.items())
+    run.reply(
+        1.24,
+        0,
+        "I look up the order, the parcel and the customer at once.",
+        *batch.items(),
+    )
     for place, name in enumerate(batch):
         run.decide(0, place, name)
     for place, name in enumerate(batch):
         run.begin(0, place, name)
     run.finish(0.34, 0, 0, "shop-order", '{"id": 7, "total": 129.9}')
     run.finish(0.21, 0, 2, "crm-customer", '{"name": "Léa Morel"}')
-    run.finish(1.6, 0, 1, "post-track", "The function failed.", outcome="failed", error="TimeoutError: no answer")
+    run.finish(
+        1.6,
+        0,
+        1,
+        "post-track",
+        "The function failed.",
+        outcome="failed",
+        error="TimeoutError: no answer",
+    )
     run.complete(0)
-    run.add(8, RequestFailed, iteration=1, reason="APIStatusError: 503, the server is overloaded")
+    run.add(
+        8,
+        RequestFailed,
+        iteration=1,
+        reason="APIStatusError: 503, the server is overloaded",
+    )
     run.add(4, ModelAsked, iteration=1)
     run.reply(1.9, 1, "", ("post-track", {"parcel": "CH-1182-77"}))
     run.decide(1, 0, "post-track")
@@ -131,12 +214,34 @@ def eventful(*, paused: bool = False) -> list[Fact]:
     """A run with a plan, failures, a pause with an edited approval, a denial, a nested run and a crash."""
     run = _searched()
     refund = {"order": 7, "amount": 129.9}
-    letter = {"language": "fr", "goal": "Tell the customer that the refund is on its way."}
-    asked = (("shop-refund", refund), ("write-letter", letter), ("shop-block_customer", {"customer": "Léa Morel"}))
+    letter = {
+        "language": "fr",
+        "goal": "Tell the customer that the refund is on its way.",
+    }
+    asked = (
+        ("shop-refund", refund),
+        ("write-letter", letter),
+        ("shop-block_customer", {"customer": "Léa Morel"}),
+    )
     run.reply(2.4, 2, "I refund it and have the letter written.", *asked)
-    run.decide(2, 0, "shop-refund", "defer", prompt="More than 100 francs: may it?", roles=("accounting",))
+    run.decide(
+        2,
+        0,
+        "shop-refund",
+        "defer",
+        prompt="More than 100 francs: may it?",
+        roles=("accounting",),
+    )
     run.decide(2, 1, "write-letter", nested=True)
-    run.decide(2, 2, "shop-block_customer", "deny", by="rule 3", reason="Only people block.", answer="Refused.")
+    run.decide(
+        2,
+        2,
+        "shop-block_customer",
+        "deny",
+        by="rule 3",
+        reason="Only people block.",
+        answer="Refused.",
+    )
     run.add(0.01, Paused)
     if paused:
         return run.facts
@@ -147,12 +252,28 @@ def eventful(*, paused: bool = False) -> list[Fact]:
     run.begin(2, 1, "write-letter")
     run.finish(0.9, 2, 0, "shop-refund", "refunded 120.00 CHF")
     spent = Usage(iterations=3, tool_calls=1, prompt_tokens=2410, completion_tokens=350)
-    run.finish(5.2, 2, 1, "write-letter", "Bonjour Madame Morel,\n\n    votre colis est perdu.", spent=spent)
+    run.finish(
+        5.2,
+        2,
+        1,
+        "write-letter",
+        "Bonjour Madame Morel,\n\n    votre colis est perdu.",
+        spent=spent,
+    )
     run.complete(2)
-    run.add(310, RequestFailed, iteration=3, reason=REQUEST_LOST, usage=Usage(iterations=1), seconds=0.0)
+    run.add(
+        310,
+        RequestFailed,
+        iteration=3,
+        reason=REQUEST_LOST,
+        usage=Usage(iterations=1),
+        seconds=0.0,
+    )
     run.add(0.2, ModelAsked, iteration=3)
     run.reply(2.2, 3, "Order 7 is refunded with 120.00 CHF.")
-    run.add(0.001, Ended, status="answered", answer="Order 7 is refunded with 120.00 CHF.")
+    run.add(
+        0.001, Ended, status="answered", answer="Order 7 is refunded with 120.00 CHF."
+    )
     return run.facts
 
 
@@ -160,7 +281,12 @@ def forked() -> list[Fact]:
     """The same run from its second iteration on, with another limit."""
     run = _searched()
     run.add(400, Resumed, limits=replace(_LIMITS, max_iterations=6))
-    run.reply(3.1, 2, "It is lost, so I refund it.", ("shop-refund", {"order": 7, "amount": 129.9}))
+    run.reply(
+        3.1,
+        2,
+        "It is lost, so I refund it.",
+        ("shop-refund", {"order": 7, "amount": 129.9}),
+    )
     run.decide(2, 0, "shop-refund")
     run.begin(2, 0, "shop-refund")
     run.finish(0.7, 2, 0, "shop-refund", "refunded 129.90 CHF")
@@ -173,16 +299,27 @@ def forked() -> list[Fact]:
 def long(iterations: int = 256) -> list[Fact]:
     """A run of eight facts an iteration."""
     run = Journal()
-    run.start("Check every order of the day.", limits=Budget(max_iterations=400, max_calls_per_reply=None))
+    run.start(
+        "Check every order of the day.",
+        limits=Budget(max_iterations=400, max_calls_per_reply=None),
+    )
     names = ("shop-order", "post-track")
     for iteration in range(iterations):
         calls = [(name, {"order": iteration}) for name in names]
-        run.reply(0.8 + iteration % 7 * 0.3, iteration, f"I check order {iteration}.", *calls)
+        run.reply(
+            0.8 + iteration % 7 * 0.3, iteration, f"I check order {iteration}.", *calls
+        )
         for place, name in enumerate(names):
             run.decide(iteration, place, name)
         for place, name in enumerate(names):
             run.begin(iteration, place, name)
         for place, name in enumerate(names):
-            run.finish(0.2 + iteration % 5 * 0.1, iteration, place, name, json.dumps({"note": "x" * 300}))
+            run.finish(
+                0.2 + iteration % 5 * 0.1,
+                iteration,
+                place,
+                name,
+                json.dumps({"note": "x" * 300}),
+            )
         run.complete(iteration)
     return run.facts

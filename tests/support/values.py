@@ -3,6 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 __all__ = ["each_of"]
@@ -10,7 +11,9 @@ __all__ = ["each_of"]
 _Test = Callable[..., Any]
 
 
-def each_of(names: str | Sequence[str], values: Iterable[Any], *, ids: object = None) -> Callable[[_Test], _Test]:
+def each_of(
+    names: str | Sequence[str], values: Iterable[Any], *, ids: object = None
+) -> Callable[[_Test], _Test]:
     """Run a test with each of several values, as one case that lists all that fail.
 
     It reads as ``pytest.mark.parametrize`` does, and costs one setup instead of one a value. The values share the
@@ -21,7 +24,11 @@ def each_of(names: str | Sequence[str], values: Iterable[Any], *, ids: object = 
         values: The values of one parameter, or a sequence of values for each row of several.
         ids: As ``pytest.mark.parametrize`` takes them; a failure shows the values themselves.
     """
-    given = [name.strip() for name in names.split(",")] if isinstance(names, str) else [*names]
+    given = (
+        [name.strip() for name in names.split(",")]
+        if isinstance(names, str)
+        else [*names]
+    )
     rows = [_row(given, value) for value in values]
 
     def decorate(test: _Test) -> _Test:
@@ -47,7 +54,9 @@ def each_of(names: str | Sequence[str], values: Iterable[Any], *, ids: object = 
 
         made: Any = run_later if inspect.iscoroutinefunction(test) else run
         signature = inspect.signature(test)
-        others = [one for name, one in signature.parameters.items() if name not in given]
+        others = [
+            one for name, one in signature.parameters.items() if name not in given
+        ]
         made.__signature__ = signature.replace(parameters=others)
         return made
 
@@ -68,3 +77,8 @@ def _noted(error: Exception, row: Mapping[str, Any]) -> Exception:
 def _raise_all(errors: Sequence[Exception]) -> None:
     if errors:
         raise ExceptionGroup(f"{len(errors)} values fail", errors)
+
+
+def stem(file: Path) -> str:
+    """Name a case by its file."""
+    return file.stem

@@ -39,7 +39,9 @@ class WebhookServer:
                 text = self.rfile.read(int(self.headers["content-length"])).decode()
                 with outer._arrived:
                     status = outer._statuses.pop(0) if outer._statuses else 204
-                    headers = {name.lower(): value for name, value in self.headers.items()}
+                    headers = {
+                        name.lower(): value for name, value in self.headers.items()
+                    }
                     outer.received.append(ReceivedNotice(headers, text, status))
                     outer._arrived.notify_all()
                 self.send_response(status)
@@ -52,7 +54,11 @@ class WebhookServer:
                 pass
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever,
+            kwargs={"poll_interval": 0.01},
+            daemon=True,
+        )
         self.url = f"http://127.0.0.1:{self._server.server_port}/hooks/s3cret-path"
 
     def __enter__(self) -> Self:
@@ -67,6 +73,8 @@ class WebhookServer:
     def wait_for(self, number: int, *, seconds: float = 120.0) -> list[ReceivedNotice]:
         """Wait until this many requests have arrived, and return them."""
         with self._arrived:
-            arrived = self._arrived.wait_for(lambda: len(self.received) >= number, seconds)
+            arrived = self._arrived.wait_for(
+                lambda: len(self.received) >= number, seconds
+            )
         assert arrived, f"expected {number} requests; there were {len(self.received)}"
         return self.received

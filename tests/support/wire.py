@@ -24,22 +24,44 @@ class Answer:
 
 
 def answer(
-    body: bytes, *, status: int = 200, kind: str = "application/json", then: str = "keep", **sent: str
+    body: bytes,
+    *,
+    status: int = 200,
+    kind: str = "application/json",
+    then: str = "keep",
+    **sent: str,
 ) -> Answer:
     """Answer with a body whose length is announced; ``sent`` are headers."""
-    return Answer((head(status, **{"Content-Type": kind, "Content-Length": str(len(body))}, **sent) + body,), then)
+    return Answer(
+        (
+            head(
+                status,
+                **{"Content-Type": kind, "Content-Length": str(len(body))},
+                **sent,
+            )
+            + body,
+        ),
+        then,
+    )
 
 
 def streamed(*pieces: bytes, then: str = "end", **sent: str) -> Answer:
     """Answer with pieces that are read one by one; to ``keep`` is to leave out the end."""
     chunks = [b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces if piece]
     ending = [b"0\r\n\r\n"] if then == "end" else []
-    start = head(200, **{"Content-Type": "text/event-stream", "Transfer-Encoding": "chunked"}, **sent)
+    start = head(
+        200,
+        **{"Content-Type": "text/event-stream", "Transfer-Encoding": "chunked"},
+        **sent,
+    )
     return Answer((start, *chunks, *ending), "keep" if then == "end" else then)
 
 
 def head(status: int, **headers: str) -> bytes:
-    lines = [f"HTTP/1.1 {status} Any", *(f"{name.replace('_', '-')}: {value}" for name, value in headers.items())]
+    lines = [
+        f"HTTP/1.1 {status} Any",
+        *(f"{name.replace('_', '-')}: {value}" for name, value in headers.items()),
+    ]
     return "\r\n".join([*lines, "", ""]).encode()
 
 
@@ -64,14 +86,18 @@ class Wire:
         self._server.close()
         for writer in self._open:
             writer.transport.abort()
-        await asyncio.gather(*(task for task in self._open.values() if task is not None))
+        await asyncio.gather(
+            *(task for task in self._open.values() if task is not None)
+        )
 
     def will(self, answers: Iterable[Answer]) -> None:
         """Answer so from now on, to requests that count anew."""
         self.answers = [*answers]
         self.seen = []
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         self._open[writer] = asyncio.current_task()
         self.connections += 1
         try:
@@ -83,11 +109,23 @@ class Wire:
             del self._open[writer]
             writer.close()
 
-    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    async def _exchange(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
         """Read a request and answer it; whether another may follow."""
-        line, *headers = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").strip().split("\r\n")
-        pairs = tuple((name, value) for name, _, value in (each.partition(": ") for each in headers))
-        body = await reader.readexactly(int({name.lower(): value for name, value in pairs}.get("content-length", 0)))
+        line, *headers = (
+            (await reader.readuntil(b"\r\n\r\n"))
+            .decode("latin-1")
+            .strip()
+            .split("\r\n")
+        )
+        pairs = tuple(
+            (name, value)
+            for name, _, value in (each.partition(": ") for each in headers)
+        )
+        body = await reader.readexactly(
+            int({name.lower(): value for name, value in pairs}.get("content-length", 0))
+        )
         self.seen.append(Received(line, pairs, json.loads(body) if body else None))
         self.received.set()
         now = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]

@@ -17,7 +17,12 @@ def asks(*ids: str) -> dict[str, object]:
     return {
         "role": "assistant",
         "tool_calls": [
-            {"id": each, "type": "function", "function": {"name": "math-add", "arguments": "{}"}} for each in ids
+            {
+                "id": each,
+                "type": "function",
+                "function": {"name": "math-add", "arguments": "{}"},
+            }
+            for each in ids
         ],
     }
 
@@ -31,12 +36,20 @@ def request(*messages: object, **others: object) -> dict[str, object]:
 
 
 def offering(*names: str) -> list[object]:
-    return [{"type": "function", "function": {"name": name, "parameters": {}}} for name in names]
+    return [
+        {"type": "function", "function": {"name": name, "parameters": {}}}
+        for name in names
+    ]
 
 
 def changed_call(**changes: object) -> dict[str, object]:
     """An assistant message with one call that has something wrong with it."""
-    made = {"id": "a", "type": "function", "function": {"name": "math-add", "arguments": "{}"}, **changes}
+    made = {
+        "id": "a",
+        "type": "function",
+        "function": {"name": "math-add", "arguments": "{}"},
+        **changes,
+    }
     return {"role": "assistant", "tool_calls": [made]}
 
 
@@ -51,13 +64,32 @@ def refusal(body: dict[str, object]) -> tuple[str, str]:
     "body",
     [
         request(USER),
-        request({"role": "developer", "content": [{"type": "text", "text": "Be brief."}]}, USER),
-        request(USER, asks("a", "b"), result("b"), result("a"), {"role": "assistant", "content": "3"}, USER),
+        request(
+            {"role": "developer", "content": [{"type": "text", "text": "Be brief."}]},
+            USER,
+        ),
+        request(
+            USER,
+            asks("a", "b"),
+            result("b"),
+            result("a"),
+            {"role": "assistant", "content": "3"},
+            USER,
+        ),
         request(USER, asks("a"), result("a"), asks("a"), result("a")),
         request(USER, {"role": "assistant", "content": None, "refusal": "No."}, USER),
         request(USER, {"role": "assistant", "content": "", "tool_calls": None}, USER),
-        request(USER, tools=offering("math-add"), tool_choice="required", parallel_tool_calls=False),
-        request(USER, tools=offering("math-add"), tool_choice={"type": "function", "function": {"name": "math-add"}}),
+        request(
+            USER,
+            tools=offering("math-add"),
+            tool_choice="required",
+            parallel_tool_calls=False,
+        ),
+        request(
+            USER,
+            tools=offering("math-add"),
+            tool_choice={"type": "function", "function": {"name": "math-add"}},
+        ),
         request(USER, tools=None, tool_choice=None, something_new=1),
     ],
 )
@@ -78,7 +110,10 @@ def test_a_model_is_named(model: object) -> None:
     assert refusal({"model": model, "messages": [USER]})[0] == "model"
 
 
-@each_of("message", ["hello", None, {}, {"role": "robot", "content": "x"}, {"role": ["user"]}])
+@each_of(
+    "message",
+    ["hello", None, {}, {"role": "robot", "content": "x"}, {"role": ["user"]}],
+)
 def test_a_message_has_a_known_role(message: object) -> None:
     """Anything else is refused by its index."""
     param, text = refusal(request(USER, message))
@@ -110,7 +145,9 @@ def test_an_unanswered_call_is_named() -> None:
     param, text = refusal(request(USER, asks("a", "b", "c"), result("b")))
 
     assert param == "messages[1].tool_calls"
-    assert text.startswith("messages[1]: an assistant message with 'tool_calls' must be followed by tool messages")
+    assert text.startswith(
+        "messages[1]: an assistant message with 'tool_calls' must be followed by tool messages"
+    )
     assert text.endswith("before the end of the messages: a, c.")
 
 
@@ -127,10 +164,15 @@ def test_a_call_is_answered_before_anything_else_is_said() -> None:
         ((USER, result("a")), "messages[1].tool_call_id"),
         ((USER, asks("a"), result("b")), "messages[2].tool_call_id"),
         ((USER, asks("a"), result("a"), USER, result("a")), "messages[4].tool_call_id"),
-        ((USER, asks("a"), {"role": "tool", "content": "3"}), "messages[2].tool_call_id"),
+        (
+            (USER, asks("a"), {"role": "tool", "content": "3"}),
+            "messages[2].tool_call_id",
+        ),
     ],
 )
-def test_a_result_belongs_to_a_waiting_call(messages: tuple[object, ...], param: str) -> None:
+def test_a_result_belongs_to_a_waiting_call(
+    messages: tuple[object, ...], param: str
+) -> None:
     """A tool message without a call right before it is refused by its index."""
     seen, text = refusal(request(*messages))
 
@@ -140,7 +182,9 @@ def test_a_result_belongs_to_a_waiting_call(messages: tuple[object, ...], param:
 
 def test_a_call_is_answered_once() -> None:
     """A second tool message for the same call is refused by its index and id."""
-    assert refusal(request(USER, asks("a", "b"), result("a"), result("a"), result("b"))) == (
+    assert refusal(
+        request(USER, asks("a", "b"), result("a"), result("a"), result("b"))
+    ) == (
         "messages[3].tool_call_id",
         "messages[3]: tool_call_id 'a' is already answered.",
     )
@@ -157,7 +201,10 @@ def test_calls_are_a_non_empty_array(calls: object) -> None:
 @each_of("call_id", [None, "", 7, "x" * 41])
 def test_a_call_has_an_id_of_up_to_forty_characters(call_id: object) -> None:
     """A missing, empty or too long id is refused by the place of its call."""
-    assert refusal(request(USER, changed_call(id=call_id)))[0] == "messages[1].tool_calls[0].id"
+    assert (
+        refusal(request(USER, changed_call(id=call_id)))[0]
+        == "messages[1].tool_calls[0].id"
+    )
 
 
 def test_an_id_names_one_call() -> None:
@@ -174,7 +221,9 @@ def test_names_have_the_pattern_of_openai(name: object) -> None:
     call = changed_call(function={"name": name, "arguments": "{}"})
 
     assert refusal(request(USER, call))[0] == "messages[1].tool_calls[0].function.name"
-    assert refusal(request(USER, tools=[{"type": "function", "function": {"name": name}}])) == (
+    assert refusal(
+        request(USER, tools=[{"type": "function", "function": {"name": name}}])
+    ) == (
         "tools[0].function.name",
         f"Invalid 'tools[0].function.name': {name!r} does not match the pattern ^[a-zA-Z0-9_-]{{1,64}}$.",
     )
@@ -198,16 +247,25 @@ def test_arguments_are_text(arguments: object) -> None:
     """Arguments other than strings are refused by the place of their call."""
     call = changed_call(function={"name": "math-add", "arguments": arguments})
 
-    assert refusal(request(USER, call))[0] == "messages[1].tool_calls[0].function.arguments"
+    assert (
+        refusal(request(USER, call))[0]
+        == "messages[1].tool_calls[0].function.arguments"
+    )
 
 
 def test_a_tool_has_the_shape_of_a_function() -> None:
     """Tools are a non-empty array of functions."""
     assert refusal(request(USER, tools=[]))[0] == "tools"
-    assert refusal(request(USER, tools=[*offering("math-add"), "add"]))[0] == "tools[1].function.name"
+    assert (
+        refusal(request(USER, tools=[*offering("math-add"), "add"]))[0]
+        == "tools[1].function.name"
+    )
 
 
-@each_of("others", [{"tool_choice": "none"}, {"tool_choice": "auto"}, {"parallel_tool_calls": True}])
+@each_of(
+    "others",
+    [{"tool_choice": "none"}, {"tool_choice": "auto"}, {"parallel_tool_calls": True}],
+)
 def test_a_choice_needs_tools(others: dict[str, object]) -> None:
     """A tool choice without tools is refused, ``none`` included."""
     (key,) = others
@@ -218,10 +276,15 @@ def test_a_choice_needs_tools(others: dict[str, object]) -> None:
     )
 
 
-@each_of("choice", ["any", {"type": "function", "function": {"name": "math-sub"}}, {}, 3])
+@each_of(
+    "choice", ["any", {"type": "function", "function": {"name": "math-sub"}}, {}, 3]
+)
 def test_a_choice_names_a_tool(choice: object) -> None:
     """A tool choice is one of three words or names a tool that is offered."""
-    assert refusal(request(USER, tools=offering("math-add"), tool_choice=choice))[0] == "tool_choice"
+    assert (
+        refusal(request(USER, tools=offering("math-add"), tool_choice=choice))[0]
+        == "tool_choice"
+    )
 
 
 @st.composite
@@ -236,7 +299,9 @@ def transcripts(draw: st.DrawFn) -> list[dict[str, object]]:
 
 
 @given(transcripts())
-def test_every_answered_transcript_passes_and_none_with_a_hole(messages: list[dict[str, object]]) -> None:
+def test_every_answered_transcript_passes_and_none_with_a_hole(
+    messages: list[dict[str, object]],
+) -> None:
     """A transcript in which each call is answered is taken; without or with twice any one tool message it is not."""
     assert find_violation(request(*messages)) is None
 
@@ -244,4 +309,9 @@ def test_every_answered_transcript_passes_and_none_with_a_hole(messages: list[di
         if message["role"] == "tool":
             before, after = messages[:position], messages[position + 1 :]
             assert find_violation(request(*before, *after)) is not None
-            assert find_violation(request(*itertools.chain(before, [message, message], after))) is not None
+            assert (
+                find_violation(
+                    request(*itertools.chain(before, [message, message], after))
+                )
+                is not None
+            )

@@ -48,9 +48,22 @@ def run_pytest(lives: Lives, project: Path) -> RunPytest:
     """Run the user's tests in a process of their own, without a word about OpenAI unless it is given."""
 
     def run(*arguments: str, **env: str) -> tuple[int, str]:
-        own = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "PYTEST_"))}
+        own = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("OPENAI_", "PYTEST_"))
+        }
         own |= {"PYTHONPATH": str(Path(planner_ext.__file__).parent.parent), **env}
-        command = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *arguments)
+        command = (
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:randomly",
+            *arguments,
+        )
         done = lives.run(*command, cwd=project, env=own)
         return done.returncode, done.stdout + done.stderr
 
@@ -70,8 +83,14 @@ def record(run_pytest: RunPytest) -> RunPytest:
     """Record the user's test against a scripted server."""
 
     def record() -> tuple[int, str]:
-        with ScriptedOpenAIServer([call("shop-price", {"article": "lamp"}), say("12 EUR.")]) as server:
-            env = {"OPENAI_API_KEY": "none", "OPENAI_BASE_URL": server.url, "OPENAI_CHAT_MODEL_ID": "gpt-4.1"}
+        with ScriptedOpenAIServer(
+            [call("shop-price", {"article": "lamp"}), say("12 EUR.")]
+        ) as server:
+            env = {
+                "OPENAI_API_KEY": "none",
+                "OPENAI_BASE_URL": server.url,
+                "OPENAI_CHAT_MODEL_ID": "gpt-4.1",
+            }
             return run_pytest("--record", **env)
 
     return record
@@ -99,12 +118,16 @@ def test_a_changed_function_fails_the_test_and_is_named(
     (project / "test_shop.py").write_text(TESTS.replace(": 12 EUR", ": 13 EUR"))
     code, out = run_pytest()
     assert code == 1
-    assert "the result of shop-price: expected 'lamp: 12 EUR', got 'lamp: 13 EUR'" in out
+    assert (
+        "the result of shop-price: expected 'lamp: 12 EUR', got 'lamp: 13 EUR'" in out
+    )
     assert "1 failed" in out
     assert "error" not in out.splitlines()[-1]
 
 
-def test_a_test_that_fails_while_it_is_recorded_keeps_its_cassette(project: Path, record: RunPytest) -> None:
+def test_a_test_that_fails_while_it_is_recorded_keeps_its_cassette(
+    project: Path, record: RunPytest
+) -> None:
     """Only a test that passes writes its cassette."""
     assert record()[0] == 0
     before = (project / CASSETTE).read_bytes()
@@ -113,10 +136,13 @@ def test_a_test_that_fails_while_it_is_recorded_keeps_its_cassette(project: Path
     assert (project / CASSETTE).read_bytes() == before
 
 
-def test_a_marker_takes_the_options_of_a_replay(project: Path, run_pytest: RunPytest, record: RunPytest) -> None:
+def test_a_marker_takes_the_options_of_a_replay(
+    project: Path, run_pytest: RunPytest, record: RunPytest
+) -> None:
     """A marker names another file, and has functions answer as recorded."""
     marked = TESTS.replace(
-        "def test_price", '@pytest.mark.tape(functions="recorded", path="lamp.json")\ndef test_price'
+        "def test_price",
+        '@pytest.mark.tape(functions="recorded", path="lamp.json")\ndef test_price',
     )
     (project / "test_shop.py").write_text(marked)
     assert record()[0] == 0
@@ -128,7 +154,11 @@ def test_a_marker_takes_the_options_of_a_replay(project: Path, run_pytest: RunPy
 
 def test_markers_of_class_and_module_add_up(project: Path, record: RunPytest) -> None:
     """The scrubs of all markers count, and the nearest of every other option; a class is part of the file's name."""
-    method = TESTS[TESTS.index("def test_price") :].replace("(tape)", "(self, tape)").replace("\n", "\n    ")
+    method = (
+        TESTS[TESTS.index("def test_price") :]
+        .replace("(tape)", "(self, tape)")
+        .replace("\n", "\n    ")
+    )
     marked = (
         TESTS[: TESTS.index("def test_price")]
         + "pytestmark = pytest.mark.tape(functions='recorded', scrub=lambda text: text.replace('lamp', '[scrubbed]'))\n"
@@ -138,13 +168,19 @@ def test_markers_of_class_and_module_add_up(project: Path, record: RunPytest) ->
     (project / "test_shop.py").write_text(marked + method)
     code, out = record()
     assert code == 0, out
-    text = (project / "cassettes" / "test_shop" / "TestShop_test_price.json").read_text()
+    text = (
+        project / "cassettes" / "test_shop" / "TestShop_test_price.json"
+    ).read_text()
     assert not [secret for secret in ("lamp", "12 E", "What does") if secret in text]
 
 
-def test_a_misspelt_option_of_a_marker_is_named(project: Path, record: RunPytest) -> None:
+def test_a_misspelt_option_of_a_marker_is_named(
+    project: Path, record: RunPytest
+) -> None:
     """A misspelt scrub would leave secrets in the file, so a test with one fails before it is recorded."""
-    (project / "test_shop.py").write_text(TESTS.replace("def test_", "@pytest.mark.tape(scrubs=['lamp'])\ndef test_"))
+    (project / "test_shop.py").write_text(
+        TESTS.replace("def test_", "@pytest.mark.tape(scrubs=['lamp'])\ndef test_")
+    )
     code, out = record()
     assert code == 1
     assert "tape takes functions, on_difference, path, scrub by name; got scrubs" in out

@@ -12,7 +12,10 @@ from typing import Annotated, Any
 import pytest
 from openai import AsyncOpenAI
 from semantic_kernel import Kernel
-from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion, OpenAIChatPromptExecutionSettings
+from semantic_kernel.connectors.ai.open_ai import (
+    OpenAIChatCompletion,
+    OpenAIChatPromptExecutionSettings,
+)
 from semantic_kernel.contents import ChatHistory
 from semantic_kernel.functions import kernel_function
 
@@ -82,12 +85,16 @@ def shop_kernel(shop: Shop | None = None, service: Any = None) -> Kernel:
 async def model(script: Script) -> AsyncGenerator[OpenAIChatCompletion]:
     """A real connector, at a scripted server."""
     with ScriptedOpenAIServer(script) as server:
-        async with AsyncOpenAI(base_url=server.url, api_key=KEY, max_retries=0) as client:
+        async with AsyncOpenAI(
+            base_url=server.url, api_key=KEY, max_retries=0
+        ) as client:
             yield OpenAIChatCompletion("gpt-4.1", "chat", async_client=client)
 
 
 def planner(**options: Any) -> FunctionCallingStepwisePlanner:
-    return FunctionCallingStepwisePlanner(options=FunctionCallingStepwisePlannerOptions(**{"plan": False, **options}))
+    return FunctionCallingStepwisePlanner(
+        options=FunctionCallingStepwisePlannerOptions(**{"plan": False, **options})
+    )
 
 
 def document(path: Path) -> Any:
@@ -101,7 +108,11 @@ def write(path: Path, data: Any) -> None:
 
 
 LAMPS = [
-    calls(call("shop-price", {"article": "lamp"}), call("shop-price", {"article": "desk"}), text="Both."),
+    calls(
+        call("shop-price", {"article": "lamp"}),
+        call("shop-price", {"article": "desk"}),
+        text="Both.",
+    ),
     say("A lamp costs 12 EUR."),
 ]
 
@@ -112,23 +123,33 @@ async def cassette(tmp_path: Path) -> Path:
     path = tmp_path / "cassettes" / "lamps.json"
     async with model(LAMPS) as service:
         with record(path) as tape:
-            await planner().invoke(tape.kernel(shop_kernel(service=service)), "What do they cost?")
+            await planner().invoke(
+                tape.kernel(shop_kernel(service=service)), "What do they cost?"
+            )
     return path
 
 
 async def replayed(path: Path, kernel: Kernel | None = None, **options: Any) -> Any:
     with replay(path, **options) as tape:
-        return await planner().invoke(tape.kernel(kernel or shop_kernel()), "What do they cost?")
+        return await planner().invoke(
+            tape.kernel(kernel or shop_kernel()), "What do they cost?"
+        )
 
 
-async def test_a_cassette_replayed_a_hundred_times_gives_the_same_journal(cassette: Path) -> None:
+async def test_a_cassette_replayed_a_hundred_times_gives_the_same_journal(
+    cassette: Path,
+) -> None:
     """Without a model, key or connector, every replay gives one and the same journal: ids and times are recorded."""
-    journals = {json.dumps(dump_facts((await replayed(cassette)).facts)) for _ in range(100)}
+    journals = {
+        json.dumps(dump_facts((await replayed(cassette)).facts)) for _ in range(100)
+    }
     assert len(journals) == 1
     (recorded,) = document(cassette)["runs"]
     (played,) = map(json.loads, journals)
     untimed = [{k: v for k, v in fact.items() if k != "seconds"} for fact in recorded]
-    assert [{k: v for k, v in fact.items() if k != "seconds"} for fact in played] == untimed
+    assert [
+        {k: v for k, v in fact.items() if k != "seconds"} for fact in played
+    ] == untimed
     assert [fact.get("seconds", 0) for fact in played] == pytest.approx(
         [fact.get("seconds", 0) for fact in recorded], abs=0.01
     )
@@ -136,7 +157,10 @@ async def test_a_cassette_replayed_a_hundred_times_gives_the_same_journal(casset
 
 async def test_a_function_that_returns_something_else_is_named(cassette: Path) -> None:
     """The error names the function, what it returned then, and what it returns now."""
-    with pytest.raises(ReplayDifferenceError, match="the result of shop-price: expected 'lamp: 12 EUR', got") as caught:
+    with pytest.raises(
+        ReplayDifferenceError,
+        match="the result of shop-price: expected 'lamp: 12 EUR', got",
+    ) as caught:
         await replayed(cassette, shop_kernel(Shop("13 EUR")))
     found = caught.value.differences
     assert [(one.function, one.expected, one.got) for one in found] == [
@@ -149,17 +173,24 @@ async def test_a_function_that_returns_something_else_is_named(cassette: Path) -
 async def test_differences_are_collected_on_request(cassette: Path) -> None:
     """A run that differs is played to its end, and the differences are listed."""
     with replay(cassette, on_difference="collect") as tape:
-        result = await planner().invoke(tape.kernel(shop_kernel(Shop("13 EUR"))), "What do they cost?")
+        result = await planner().invoke(
+            tape.kernel(shop_kernel(Shop("13 EUR"))), "What do they cost?"
+        )
     assert result.final_answer == "A lamp costs 12 EUR."
     assert [one.got for one in tape.differences] == ["lamp: 13 EUR", "desk: 13 EUR"]
 
 
 @pytest.mark.parametrize("functions", ["live", "recorded"])
-async def test_calls_start_and_end_in_the_recorded_order(cassette: Path, functions: Any) -> None:
+async def test_calls_start_and_end_in_the_recorded_order(
+    cassette: Path, functions: Any
+) -> None:
     """A recorded result is there at once, yet the calls of a batch start and end as the functions did."""
     (recorded,) = document(cassette)["runs"]
     played = await replayed(cassette, functions=functions)
-    kinds = [[(one["type"], one.get("index")) for one in run] for run in (dump_facts(played.facts), recorded)]
+    kinds = [
+        [(one["type"], one.get("index")) for one in run]
+        for run in (dump_facts(played.facts), recorded)
+    ]
     assert kinds[0] == kinds[1]
 
 
@@ -168,7 +199,10 @@ async def test_recorded_functions_are_not_called(cassette: Path) -> None:
     shop = Shop("13 EUR")
     result = await replayed(cassette, shop_kernel(shop), functions="recorded")
     assert shop.called == []
-    assert [fact.result for fact in result.facts if isinstance(fact, CallFinished)] == ["lamp: 12 EUR", "desk: 12 EUR"]
+    assert [fact.result for fact in result.facts if isinstance(fact, CallFinished)] == [
+        "lamp: 12 EUR",
+        "desk: 12 EUR",
+    ]
 
 
 async def test_a_call_that_was_not_recorded_does_not_run(cassette: Path) -> None:
@@ -179,7 +213,9 @@ async def test_a_call_that_was_not_recorded_does_not_run(cassette: Path) -> None
     shop = Shop("13 EUR")
     with replay(cassette, functions="recorded", on_difference="collect") as tape:
         await planner().invoke(tape.kernel(shop_kernel(shop)), "What do they cost?")
-    assert shop.called == [] and "one more call of shop-price" in {one.what for one in tape.differences}
+    assert shop.called == [] and "one more call of shop-price" in {
+        one.what for one in tape.differences
+    }
 
 
 async def test_a_changed_prompt_schema_or_setting_is_named(cassette: Path) -> None:
@@ -193,9 +229,15 @@ async def test_a_changed_prompt_schema_or_setting_is_named(cassette: Path) -> No
     with replay(cassette, on_difference="collect") as tape:
         kernel = tape.kernel(shop_kernel(Other()))
         settings = OpenAIChatPromptExecutionSettings(temperature=0.5)
-        await planner(execution_settings=settings).invoke(kernel, "What do the two cost?")
+        await planner(execution_settings=settings).invoke(
+            kernel, "What do the two cost?"
+        )
     what = [one.what for one in tape.differences]
-    assert what == ["the schema of shop-price", "the setting temperature", "message 0 (user)"]
+    assert what == [
+        "the schema of shop-price",
+        "the setting temperature",
+        "message 0 (user)",
+    ]
     assert tape.differences[-1].got == "What do the two cost?"
     assert "in EUR" in str(tape.differences[0])
 
@@ -243,13 +285,23 @@ async def test_functions_end_in_the_recorded_order(tmp_path: Path) -> None:
         return made
 
     path = tmp_path / "c.json"
-    script = [calls(call("slow-work", {"name": "a"}), call("slow-work", {"name": "b"})), say("Done.")]
+    script = [
+        calls(call("slow-work", {"name": "a"}), call("slow-work", {"name": "b"})),
+        say("Done."),
+    ]
     async with model(script) as service:
         with record(path) as tape:
-            recorded = await planner().invoke(tape.kernel(kernel({"a": 0.2, "b": 0.0}, service)), "Go.")
+            recorded = await planner().invoke(
+                tape.kernel(kernel({"a": 0.2, "b": 0.0}, service)), "Go."
+            )
     with replay(path) as tape:
-        played = await planner().invoke(tape.kernel(kernel({"a": 0.0, "b": 0.1})), "Go.")
-    ended = [[fact.result for fact in run.facts if isinstance(fact, CallFinished)] for run in (recorded, played)]
+        played = await planner().invoke(
+            tape.kernel(kernel({"a": 0.0, "b": 0.1})), "Go."
+        )
+    ended = [
+        [fact.result for fact in run.facts if isinstance(fact, CallFinished)]
+        for run in (recorded, played)
+    ]
     assert ended == [["b", "a"], ["b", "a"]]
 
 
@@ -259,12 +311,22 @@ async def test_a_stream_is_recorded_and_replayed(tmp_path: Path) -> None:
     async with model(LAMPS) as service:
         with record(path) as tape:
             kernel = tape.kernel(shop_kernel(service=service))
-            events = [event async for event in planner().invoke_stream(kernel, "What do they cost?")]
+            events = [
+                event
+                async for event in planner().invoke_stream(kernel, "What do they cost?")
+            ]
     assert any(isinstance(event, TextDelta) for event in events)
     with replay(path) as tape:
         kernel = tape.kernel(shop_kernel())
-        played = [event async for event in planner().invoke_stream(kernel, "What do they cost?")]
-    texts = [event.text for event in played if isinstance(event, TextDelta) and event.iteration == 1]
+        played = [
+            event
+            async for event in planner().invoke_stream(kernel, "What do they cost?")
+        ]
+    texts = [
+        event.text
+        for event in played
+        if isinstance(event, TextDelta) and event.iteration == 1
+    ]
     assert len(texts) > 1
     assert "".join(texts) == "A lamp costs 12 EUR."
     last = played[-1]
@@ -273,19 +335,30 @@ async def test_a_stream_is_recorded_and_replayed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-async def test_service_and_handler_are_recorded(tmp_path: Path, *, streaming: bool) -> None:
+async def test_service_and_handler_are_recorded(
+    tmp_path: Path, *, streaming: bool
+) -> None:
     """A FunctionInvokingChatCompletion and a ToolCallHandler are on the tape as the planner is."""
 
     async def ask(kernel: Kernel) -> list[str]:
-        settings = OpenAIChatPromptExecutionSettings(function_choice_behavior=BoundedFunctionChoiceBehavior.Auto())
+        settings = OpenAIChatPromptExecutionSettings(
+            function_choice_behavior=BoundedFunctionChoiceBehavior.Auto()
+        )
         service: Any = kernel.get_service("chat")
         history = ChatHistory()
         history.add_user_message("What do they cost?")
         if streaming:
-            chunks = [one async for one in service.get_streaming_chat_message_content(history, settings, kernel=kernel)]
+            chunks = [
+                one
+                async for one in service.get_streaming_chat_message_content(
+                    history, settings, kernel=kernel
+                )
+            ]
             first = "".join(str(one) for one in chunks)
         else:
-            first = str(await service.get_chat_message_content(history, settings, kernel=kernel))
+            first = str(
+                await service.get_chat_message_content(history, settings, kernel=kernel)
+            )
         asked = ChatHistory()
         asked.add_user_message("And again?")
         handler = ToolCallHandler(kernel)
@@ -295,10 +368,16 @@ async def test_service_and_handler_are_recorded(tmp_path: Path, *, streaming: bo
     path = tmp_path / "c.json"
     async with model([*LAMPS, *LAMPS]) as service:
         with record(path) as tape:
-            recorded = await ask(tape.kernel(shop_kernel(service=FunctionInvokingChatCompletion(service))))
+            recorded = await ask(
+                tape.kernel(
+                    shop_kernel(service=FunctionInvokingChatCompletion(service))
+                )
+            )
     async with model([]) as unused:
         with replay(path) as tape:
-            played = await ask(tape.kernel(shop_kernel(service=FunctionInvokingChatCompletion(unused))))
+            played = await ask(
+                tape.kernel(shop_kernel(service=FunctionInvokingChatCompletion(unused)))
+            )
     assert played == recorded
     assert "A lamp costs 12 EUR." in recorded[0]
     assert len(tape.runs) == 2
@@ -310,8 +389,12 @@ async def test_nested_planners_and_prompts_are_on_the_tape(tmp_path: Path) -> No
 
     def kernel(service: Any = None) -> Kernel:
         made = shop_kernel(service=service)
-        made.add_plugin(PlannerPlugin(planner(excluded_plugins={"helper", "writer"})), "helper")
-        made.add_function(plugin_name="writer", function_name="rhyme", prompt="Rhyme on {{$word}}.")
+        made.add_plugin(
+            PlannerPlugin(planner(excluded_plugins={"helper", "writer"})), "helper"
+        )
+        made.add_function(
+            plugin_name="writer", function_name="rhyme", prompt="Rhyme on {{$word}}."
+        )
         return made
 
     def script(request: Any) -> Any:
@@ -319,8 +402,15 @@ async def test_nested_planners_and_prompts_are_on_the_tape(tmp_path: Path) -> No
         if last["role"] == "user" and "Rhyme on" in last["content"]:
             return say("camp")
         if last["role"] == "user":
-            wanted = (call("helper-reach_goal", {"goal": "Price of a lamp."}), call("writer-rhyme", {"word": "lamp"}))
-            return call("shop-price", {"article": "lamp"}) if "lamp" in last["content"] else calls(*wanted)
+            wanted = (
+                call("helper-reach_goal", {"goal": "Price of a lamp."}),
+                call("writer-rhyme", {"word": "lamp"}),
+            )
+            return (
+                call("shop-price", {"article": "lamp"})
+                if "lamp" in last["content"]
+                else calls(*wanted)
+            )
         return say(f"It is: {last['content']}")
 
     async with model(script) as service:
@@ -329,14 +419,23 @@ async def test_nested_planners_and_prompts_are_on_the_tape(tmp_path: Path) -> No
         with record(path) as tape:
             recorded = await planner().invoke(tape.kernel(kernel(service)), "Go.")
     written = document(path)
-    assert {one.get("function", "") for one in written["requests"]} == {"", "helper-reach_goal", "writer-rhyme"}
+    assert {one.get("function", "") for one in written["requests"]} == {
+        "",
+        "helper-reach_goal",
+        "writer-rhyme",
+    }
     assert len(written["runs"]) == 2
     for functions in ("live", "recorded"):
         with replay(path, functions=functions) as tape:
             played = await planner().invoke(tape.kernel(kernel()), "Go.")
         assert played.final_answer == recorded.final_answer
-        assert [len(run) for run in tape.runs.values()] == [len(run) for run in written["runs"]]
-        assert (played.iterations, played.usage.total_tokens) == (recorded.iterations, recorded.usage.total_tokens)
+        assert [len(run) for run in tape.runs.values()] == [
+            len(run) for run in written["runs"]
+        ]
+        assert (played.iterations, played.usage.total_tokens) == (
+            recorded.iterations,
+            recorded.usage.total_tokens,
+        )
 
 
 _Hidden = Annotated[Kernel, "The kernel", {"include_in_function_choices": False}]
@@ -347,7 +446,11 @@ class Lab:
 
     @kernel_function(description="Research a topic.")
     async def research(self, topic: str, kernel: _Hidden) -> str:
-        return (await planner(excluded_functions={"lab-research"}).invoke(kernel, f"Deep: {topic}")).final_answer
+        return (
+            await planner(excluded_functions={"lab-research"}).invoke(
+                kernel, f"Deep: {topic}"
+            )
+        ).final_answer
 
     @kernel_function(description="Judge a topic.")
     async def judge(self, topic: str, kernel: _Hidden) -> str:
@@ -355,14 +458,19 @@ class Lab:
 
 
 @pytest.mark.parametrize("functions", ["live", "recorded"])
-async def test_requests_far_inside_a_function_are_its_own(tmp_path: Path, functions: Any) -> None:
+async def test_requests_far_inside_a_function_are_its_own(
+    tmp_path: Path, functions: Any
+) -> None:
     """A recorded function is not called, so that no request inside it is missed, however deep it was made."""
     path = tmp_path / "c.json"
 
     def script(request: Any) -> Any:
         last = str(request.messages[-1]["content"])
         if request.messages[-1]["role"] == "user" and not last.startswith("Judge"):
-            return call("lab-judge" if last.startswith("Deep") else "lab-research", {"topic": "lamps"})
+            return call(
+                "lab-judge" if last.startswith("Deep") else "lab-research",
+                {"topic": "lamps"},
+            )
         return say("Fine.")
 
     async def run(kernel: Kernel) -> Any:
@@ -372,16 +480,25 @@ async def test_requests_far_inside_a_function_are_its_own(tmp_path: Path, functi
     async with model(script) as service:
         with record(path) as tape:
             recorded = await run(tape.kernel(shop_kernel(service=service)))
-    inside = [(one.get("function", ""), one.get("within", [])) for one in document(path)["requests"]]
+    inside = [
+        (one.get("function", ""), one.get("within", []))
+        for one in document(path)["requests"]
+    ]
     assert ("lab-judge", ["lab-research"]) in inside
     with replay(path, functions=functions) as tape:
         played = await run(tape.kernel(shop_kernel()))
-    assert (played.final_answer, played.iterations) == (recorded.final_answer, recorded.iterations)
+    assert (played.final_answer, played.iterations) == (
+        recorded.final_answer,
+        recorded.iterations,
+    )
 
 
 async def test_a_run_that_pauses_is_recorded_and_replayed(tmp_path: Path) -> None:
     """Pause and resume are on one cassette; a changed decision is a difference in what the model reads."""
-    path, script = tmp_path / "c.json", [call("shop-refund", {"order": "A-7"}), say("Refunded.")]
+    path, script = (
+        tmp_path / "c.json",
+        [call("shop-refund", {"order": "A-7"}), say("Refunded.")],
+    )
 
     async def run(kernel: Kernel, decision: Any) -> Any:
         paused = await planner().invoke(kernel, "Refund A-7.")
@@ -391,10 +508,15 @@ async def test_a_run_that_pauses_is_recorded_and_replayed(tmp_path: Path) -> Non
 
     async with model(script) as service:
         with record(path) as tape:
-            recorded = await run(tape.kernel(shop_kernel(service=service)), Approve(by="ann"))
+            recorded = await run(
+                tape.kernel(shop_kernel(service=service)), Approve(by="ann")
+            )
     with replay(path) as tape:
         played = await run(tape.kernel(shop_kernel()), Approve(by="ann"))
-    journals = [[{**one, "seconds": 0} for one in dump_facts(run.facts)] for run in (played, recorded)]
+    journals = [
+        [{**one, "seconds": 0} for one in dump_facts(run.facts)]
+        for run in (played, recorded)
+    ]
     assert journals[0] == journals[1]
     problem = "result of shop-refund: expected 'refunded A-7', got "
     with pytest.raises(ReplayDifferenceError, match=problem), replay(path) as tape:
@@ -411,7 +533,9 @@ async def test_a_request_that_failed_fails_again(tmp_path: Path) -> None:
                 await planner().invoke(kernel, "What do they cost?")
     with pytest.raises(ServiceCallError) as played:
         await replayed(path)
-    said = re.sub(r" Its endpoint is \S+/\.", "", str(recorded.value))  # a cassette has none
+    said = re.sub(
+        r" Its endpoint is \S+/\.", "", str(recorded.value)
+    )  # a cassette has none
     assert str(played.value) == said
     assert "RateLimitError" in str(played.value)
 
@@ -426,14 +550,19 @@ class Ärger(Exception):
 async def test_any_exception_of_a_service_is_recorded(tmp_path: Path) -> None:
     """For every class of it, the run gets the service's own exception, and a replay one of that text."""
     path = tmp_path / "c.json"
-    for tape, service in ((record(path), ScriptedChatCompletion([Ärger("nicht da")])), (replay(path), None)):
+    for tape, service in (
+        (record(path), ScriptedChatCompletion([Ärger("nicht da")])),
+        (replay(path), None),
+    ):
         with tape as made, pytest.raises(ServiceCallError) as raised:
             await planner().invoke(made.kernel(shop_kernel(service=service)), "Go.")
         assert str(raised.value.__cause__) == "nicht da"
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-async def test_a_request_that_was_abandoned_is_abandoned_again(tmp_path: Path, *, streaming: bool) -> None:
+async def test_a_request_that_was_abandoned_is_abandoned_again(
+    tmp_path: Path, *, streaming: bool
+) -> None:
     """A request that a limit of time cut off takes as long in the replay, which ends as the recorded run did."""
     path, limited = tmp_path / "c.json", planner(budget=Budget(max_active_seconds=0.3))
 
@@ -445,16 +574,25 @@ async def test_a_request_that_was_abandoned_is_abandoned_again(tmp_path: Path, *
         if not streaming:
             return await limited.invoke(kernel, "Go.")
         async with aclosing(limited.invoke_stream(kernel, "Go.")) as events:
-            (result,) = [event.result async for event in events if isinstance(event, ResultReady)]
+            (result,) = [
+                event.result async for event in events if isinstance(event, ResultReady)
+            ]
             return result
 
     script = [call("shop-price", {"article": "lamp"}), say("Too late.")]
     with record(path) as tape:
-        recorded = await run(tape.kernel(shop_kernel(service=ScriptedChatCompletion(script, before_reply=hang))))
+        recorded = await run(
+            tape.kernel(
+                shop_kernel(service=ScriptedChatCompletion(script, before_reply=hang))
+            )
+        )
     assert (recorded.status, recorded.limit) == ("limit_reached", "max_active_seconds")
     with replay(path) as tape:
         played = await run(tape.kernel(shop_kernel()))
-    journals = [[{**one, "seconds": 0} for one in dump_facts(run.facts)] for run in (played, recorded)]
+    journals = [
+        [{**one, "seconds": 0} for one in dump_facts(run.facts)]
+        for run in (played, recorded)
+    ]
     assert journals[0] == journals[1]
 
 
@@ -472,12 +610,19 @@ async def test_a_stream_that_was_left_is_left_again(tmp_path: Path) -> None:
         return text
 
     with record(path) as tape:
-        await read(tape.kernel(shop_kernel(service=ScriptedChatCompletion([say("word " * 100)]))), 8)
+        await read(
+            tape.kernel(
+                shop_kernel(service=ScriptedChatCompletion([say("word " * 100)]))
+            ),
+            8,
+        )
     with replay(path) as tape:
         assert (await read(tape.kernel(shop_kernel()), 8)).startswith("word wor")
 
 
-async def test_an_object_in_the_settings_is_compared_without_its_address(tmp_path: Path) -> None:
+async def test_an_object_in_the_settings_is_compared_without_its_address(
+    tmp_path: Path,
+) -> None:
     """Settings may hold values beyond JSON: a replay in another process has other objects, which count as equal."""
     path = tmp_path / "c.json"
 
@@ -489,7 +634,10 @@ async def test_an_object_in_the_settings_is_compared_without_its_address(tmp_pat
         return await chat.get_chat_message_content(history, settings, kernel=kernel)
 
     kept = [Shop()]  # so that no address is used twice
-    for tape, service in ((record(path), ScriptedChatCompletion([say("Yes.")])), (replay(path), None)):
+    for tape, service in (
+        (record(path), ScriptedChatCompletion([say("Yes.")])),
+        (replay(path), None),
+    ):
         with tape as made:
             assert str(await run(made.kernel(shop_kernel(kept[0], service)))) == "Yes."
 
@@ -509,7 +657,9 @@ async def test_an_object_in_the_settings_is_compared_without_its_address(tmp_pat
         ([1], [1, 2], False),
     ],
 )
-def test_what_was_scrubbed_equals_any_text(recorded: Any, value: Any, equal: bool) -> None:
+def test_what_was_scrubbed_equals_any_text(
+    recorded: Any, value: Any, equal: bool
+) -> None:
     """A scrubbed part stands for any text, and for nothing but text; what is around it must be there, in order."""
     assert same(recorded, value) is equal
 
@@ -532,7 +682,11 @@ def test_a_failed_test_leaves_the_cassette_as_it_was(cassette: Path) -> None:
         (["requests", 0, "replies"], [{"role": "nobody"}], r"requests\.0 "),
         (["requests", 0, "settings"], "x", r"requests\.0\.settings"),
         (["requests", 0, "messages"], [{"tool_calls": [5]}], r"requests\.0 "),
-        (["requests", 0, "error"], [{"type": "os.system", "text": "x"}], r"requests\.0\.error\.0\.type"),
+        (
+            ["requests", 0, "error"],
+            [{"type": "os.system", "text": "x"}],
+            r"requests\.0\.error\.0\.type",
+        ),
         (["runs", 0, 1, "iteration"], "x", r"runs\.0.*iteration"),
         (["runs", 0, 0, "type"], "Ended", r"runs\.0"),
         (["services"], {"chat": 5}, r"services\.chat"),
@@ -556,9 +710,18 @@ async def test_a_damaged_cassette_is_refused_with_the_place(
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"\xff\xfe", b"[]", b"[" * 100_000, b'{"schema": 1, "schema": 1}', b'{"schema": 1}'],
+    [
+        b"",
+        b"\xff\xfe",
+        b"[]",
+        b"[" * 100_000,
+        b'{"schema": 1, "schema": 1}',
+        b'{"schema": 1}',
+    ],
 )
-def test_a_file_other_than_a_cassette_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_file_other_than_a_cassette_is_refused(
+    tmp_path: Path, content: bytes
+) -> None:
     """Neither size nor depth nor encoding of a file does more than raise an error that names the file."""
     path = tmp_path / "c.json"
     path.write_bytes(content)
@@ -567,13 +730,20 @@ def test_a_file_other_than_a_cassette_is_refused(tmp_path: Path, content: bytes)
 
 
 @pytest.mark.parametrize(
-    ("metadata", "problem"), [({"note": 10**5000}, "cannot be written: .*digits"), ({"note": "ü" * 99}, "at most 400")]
+    ("metadata", "problem"),
+    [
+        ({"note": 10**5000}, "cannot be written: .*digits"),
+        ({"note": "ü" * 99}, "at most 400"),
+    ],
 )
 async def test_what_could_not_be_read_is_not_written(
     tmp_path: Path, metadata: Any, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error comes when the cassette is recorded, not when a test replays it; the earlier file stays."""
-    path, service = tmp_path / "c.json", ScriptedChatCompletion([say("Yes.")], metadata=metadata)
+    path, service = (
+        tmp_path / "c.json",
+        ScriptedChatCompletion([say("Yes.")], metadata=metadata),
+    )
     path.write_text("the earlier one")
     monkeypatch.setattr("planner_ext.testing.cassette.MOST_BYTES", 400)
     with pytest.raises(CassetteError, match=problem), record(path) as tape:
@@ -581,27 +751,47 @@ async def test_what_could_not_be_read_is_not_written(
     assert path.read_text() == "the earlier one"
 
 
-def test_a_file_that_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_too_large_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A file is read up to a size, before it is parsed."""
     path = tmp_path / "c.json"
     path.write_bytes(b"x" * 401)
     monkeypatch.setattr("planner_ext.engine.document.MOST_BYTES", 400)
-    with pytest.raises(CassetteError, match=r"c\.json is too large for a cassette"), replay(path):
+    with (
+        pytest.raises(CassetteError, match=r"c\.json is too large for a cassette"),
+        replay(path),
+    ):
         pass
 
 
 def test_a_small_file_does_not_become_a_large_one(tmp_path: Path) -> None:
     """Requests that each continue the one before are bounded by what they hold together, not by the file's size."""
-    requests: list[Any] = [{"service": "s", "continues": n - 1 if n else None, "messages": [{}]} for n in range(20_000)]
-    data = {"schema": 1, "kind": "cassette", "services": {}, "requests": requests, "runs": []}
+    requests: list[Any] = [
+        {"service": "s", "continues": n - 1 if n else None, "messages": [{}]}
+        for n in range(20_000)
+    ]
+    data = {
+        "schema": 1,
+        "kind": "cassette",
+        "services": {},
+        "requests": requests,
+        "runs": [],
+    }
     write(tmp_path / "c.json", data)
-    with pytest.raises(CassetteError, match=r"requests\.\d+ .* messages"), replay(tmp_path / "c.json"):
+    with (
+        pytest.raises(CassetteError, match=r"requests\.\d+ .* messages"),
+        replay(tmp_path / "c.json"),
+    ):
         pass
 
 
 def test_a_missing_cassette_is_named(tmp_path: Path) -> None:
     """The error names the file that is not there."""
-    with pytest.raises(CassetteError, match=r"gone\.json cannot be read"), replay(tmp_path / "gone.json"):
+    with (
+        pytest.raises(CassetteError, match=r"gone\.json cannot be read"),
+        replay(tmp_path / "gone.json"),
+    ):
         pass
 
 
@@ -609,14 +799,21 @@ async def test_a_connector_without_a_network_is_recorded_too(tmp_path: Path) -> 
     """Any connector can be recorded, and is replayed by its own settings where the kernel has it."""
     path = tmp_path / "c.json"
     with record(path) as tape:
-        await planner().invoke(tape.kernel(shop_kernel(service=ScriptedChatCompletion(LAMPS))), "What do they cost?")
+        await planner().invoke(
+            tape.kernel(shop_kernel(service=ScriptedChatCompletion(LAMPS))),
+            "What do they cost?",
+        )
     idle = ScriptedChatCompletion([])
-    assert (await replayed(path, shop_kernel(service=idle))).final_answer == "A lamp costs 12 EUR."
+    assert (
+        await replayed(path, shop_kernel(service=idle))
+    ).final_answer == "A lamp costs 12 EUR."
     assert idle.requests == []
 
 
 @pytest.mark.parametrize("odd", ODD)
-def test_an_odd_value_at_any_place_of_a_cassette_is_read_or_refused_by_name(cassette: Path, odd: str) -> None:
+def test_an_odd_value_at_any_place_of_a_cassette_is_read_or_refused_by_name(
+    cassette: Path, odd: str
+) -> None:
     """Every defect of a file is a CassetteError: no overflow, no recursion, no bad digits."""
     text = cassette.read_text("utf-8")
     for path in [*every_place(json.loads(text))]:

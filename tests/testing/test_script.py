@@ -26,18 +26,28 @@ from support.values import each_of
 def answers(script: Script, number: int) -> list[object]:
     """What the first requests get."""
     reader = ScriptReader(script)
-    return [reader.answer(ScriptedRequest(index=index, messages=[])) for index in range(number)]
+    return [
+        reader.answer(ScriptedRequest(index=index, messages=[]))
+        for index in range(number)
+    ]
 
 
 def ids(replies: list[object]) -> list[str | None]:
-    return [item.id for reply in replies if isinstance(reply, ScriptedReply) for item in reply.calls]
+    return [
+        item.id
+        for reply in replies
+        if isinstance(reply, ScriptedReply)
+        for item in reply.calls
+    ]
 
 
 def test_the_constructors_make_plain_values() -> None:
     """``say``, ``call`` and ``calls`` are short for the values that they return."""
     assert say("hi") == ScriptedReply(text="hi")
     assert call("a-f") == ScriptedReply(calls=(ScriptedCall(name="a-f", arguments={}),))
-    assert call("a-f", "", id="x") == ScriptedReply(calls=(ScriptedCall(name="a-f", arguments="", id="x"),))
+    assert call("a-f", "", id="x") == ScriptedReply(
+        calls=(ScriptedCall(name="a-f", arguments="", id="x"),)
+    )
     assert calls(call("a-f"), call("a-g"), text="both") == ScriptedReply(
         text="both", calls=(ScriptedCall(name="a-f"), ScriptedCall(name="a-g"))
     )
@@ -45,8 +55,14 @@ def test_the_constructors_make_plain_values() -> None:
 
 def test_arguments_are_compact_json_in_the_letters_of_their_language() -> None:
     """A mapping is encoded without spaces and without escaping letters; text is left as it is."""
-    assert ScriptedCall(name="a-f", arguments={"to": "Zoë", "cc": []}).arguments_text == '{"to":"Zoë","cc":[]}'
-    assert ScriptedCall(name="a-f", arguments='{"a": 1, "b"').arguments_text == '{"a": 1, "b"'
+    assert (
+        ScriptedCall(name="a-f", arguments={"to": "Zoë", "cc": []}).arguments_text
+        == '{"to":"Zoë","cc":[]}'
+    )
+    assert (
+        ScriptedCall(name="a-f", arguments='{"a": 1, "b"').arguments_text
+        == '{"a": 1, "b"'
+    )
 
 
 def test_the_finish_reason_follows_from_the_reply() -> None:
@@ -57,7 +73,11 @@ def test_the_finish_reason_follows_from_the_reply() -> None:
 
 def test_ids_count_the_calls_of_the_whole_script() -> None:
     """The n-th call of a script is ``call_n`` in every run; explicit ids are kept, the empty one included."""
-    script = [calls(call("a-f"), call("a-f", id="mine")), say("between"), calls(call("a-f"), call("a-f", id=""))]
+    script = [
+        calls(call("a-f"), call("a-f", id="mine")),
+        say("between"),
+        calls(call("a-f"), call("a-f", id="")),
+    ]
 
     assert ids(answers(script, 3)) == ["call_1", "mine", "call_3", ""]
     assert ids(answers(lambda _: call("a-f"), 3)) == ["call_1", "call_2", "call_3"]
@@ -65,7 +85,9 @@ def test_ids_count_the_calls_of_the_whole_script() -> None:
 
 def test_an_exhausted_script_says_how_long_it_was() -> None:
     """One request more than replies raises an error of this package that names both numbers and the way out."""
-    with pytest.raises(ScriptExhaustedError, match=r"has 2 replies and request 2 asked .* Add a reply") as raised:
+    with pytest.raises(
+        ScriptExhaustedError, match=r"has 2 replies and request 2 asked .* Add a reply"
+    ) as raised:
         answers([say("one"), say("two")], 3)
 
     assert isinstance(raised.value, PlannerExtError)
@@ -87,20 +109,34 @@ def test_an_item_may_decide_when_it_is_asked() -> None:
 
 def test_a_script_may_be_endless() -> None:
     """A script is read one item at a time."""
-    assert answers((say(str(number)) for number in itertools.count()), 3) == [say("0"), say("1"), say("2")]
+    assert answers((say(str(number)) for number in itertools.count()), 3) == [
+        say("0"),
+        say("1"),
+        say("2"),
+    ]
 
 
 def test_faults_and_exceptions_are_answers() -> None:
     """Each one replaces one reply."""
     fault, gone = ScriptedFault(status=429), ConnectionError("gone")
 
-    assert answers([fault, gone, lambda _: gone, say("back")], 4) == [fault, gone, gone, say("back")]
+    assert answers([fault, gone, lambda _: gone, say("back")], 4) == [
+        fault,
+        gone,
+        gone,
+        say("back"),
+    ]
 
 
-@each_of("script", [["hello"], "hello", lambda _: None], ids=["item", "text", "function"])
+@each_of(
+    "script", [["hello"], "hello", lambda _: None], ids=["item", "text", "function"]
+)
 def test_an_invalid_answer_is_refused_with_the_way_out(script: Script) -> None:
     """Anything in place of a reply names itself and the constructors of replies."""
-    with pytest.raises(TypeError, match=r"request 0 met .*say\(\.\.\.\) and call\(\.\.\.\) make replies"):
+    with pytest.raises(
+        TypeError,
+        match=r"request 0 met .*say\(\.\.\.\) and call\(\.\.\.\) make replies",
+    ):
         answers(script, 1)
 
 
@@ -114,12 +150,26 @@ def test_tokens_are_given_or_a_quarter_of_the_characters() -> None:
     """Without given counts a reply costs a quarter of its characters, at least one; messages and tools both count."""
     messages = [{"role": "user", "content": "x" * 400}]
 
-    assert count_tokens(ScriptedReply(), messages=[], tools=None) == Usage(prompt_tokens=1, completion_tokens=1)
-    assert count_tokens(say("x" * 40), messages=messages, tools=None) == Usage(prompt_tokens=107, completion_tokens=10)
-    assert count_tokens(call("a-f", "x" * 37), messages=messages, tools=["y" * 397]).prompt_tokens == 207
-    assert count_tokens(call("a-f", "x" * 37), messages=[], tools=None).completion_tokens == 10
+    assert count_tokens(ScriptedReply(), messages=[], tools=None) == Usage(
+        prompt_tokens=1, completion_tokens=1
+    )
+    assert count_tokens(say("x" * 40), messages=messages, tools=None) == Usage(
+        prompt_tokens=107, completion_tokens=10
+    )
+    assert (
+        count_tokens(
+            call("a-f", "x" * 37), messages=messages, tools=["y" * 397]
+        ).prompt_tokens
+        == 207
+    )
+    assert (
+        count_tokens(call("a-f", "x" * 37), messages=[], tools=None).completion_tokens
+        == 10
+    )
     given = ScriptedReply(prompt_tokens=0, completion_tokens=7)
-    assert count_tokens(given, messages=messages, tools=None) == Usage(prompt_tokens=0, completion_tokens=7)
+    assert count_tokens(given, messages=messages, tools=None) == Usage(
+        prompt_tokens=0, completion_tokens=7
+    )
 
 
 json_values = st.recursive(
@@ -144,10 +194,14 @@ def test_the_pieces_of_a_stream_are_the_reply(
     texts = [piece.get("content") or "" for piece in pieces]
     parts = [part for piece in pieces for part in piece.get("tool_calls", ())]
     found = [(part["index"], part["function"].get("arguments", "")) for part in parts]
-    sent = ["".join(piece for call, piece in found if call == index) for index in range(len(arguments))]
+    sent = [
+        "".join(piece for call, piece in found if call == index)
+        for index in range(len(arguments))
+    ]
 
     assert "".join(texts) == (text or "")
     assert all(len(piece) <= chunk_size for piece in texts)
     assert [
-        each if isinstance(original, str) else json.loads(each) for original, each in zip(arguments, sent, strict=True)
+        each if isinstance(original, str) else json.loads(each)
+        for original, each in zip(arguments, sent, strict=True)
     ] == arguments

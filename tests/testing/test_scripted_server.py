@@ -11,7 +11,11 @@ from urllib.parse import urlsplit
 import openai
 import pytest
 from openai import AsyncOpenAI
-from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessageFunctionToolCall
+from openai.types.chat import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatCompletionMessageFunctionToolCall,
+)
 
 from planner_ext.testing import (
     Script,
@@ -26,21 +30,37 @@ from support.narrow import as_type
 from support.values import each_of
 
 QUESTION: Any = {"role": "user", "content": "What is 1 + 2?"}
-TOOLS = [{"type": "function", "function": {"name": "math-add", "parameters": {"type": "object", "properties": {}}}}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "math-add",
+            "parameters": {"type": "object", "properties": {}},
+        },
+    }
+]
 
 LOST = r"Connection error|peer closed"  # OpenAI's client wraps the transport's error, an older one does not
 
-both_ways = pytest.mark.parametrize("streamed", [False, True], ids=["plain", "streamed"])
+both_ways = pytest.mark.parametrize(
+    "streamed", [False, True], ids=["plain", "streamed"]
+)
 
 
 @asynccontextmanager
-async def client_of(server: ScriptedOpenAIServer, max_retries: int = 0) -> AsyncIterator[AsyncOpenAI]:
-    async with AsyncOpenAI(base_url=server.url, api_key="any", max_retries=max_retries) as client:
+async def client_of(
+    server: ScriptedOpenAIServer, max_retries: int = 0
+) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(
+        base_url=server.url, api_key="any", max_retries=max_retries
+    ) as client:
         yield client
 
 
 async def ask(client: AsyncOpenAI, **others: object) -> ChatCompletion:
-    return await client.chat.completions.create(**{"model": "m", "messages": [QUESTION], **others})
+    return await client.chat.completions.create(
+        **{"model": "m", "messages": [QUESTION], **others}
+    )
 
 
 async def stream(client: AsyncOpenAI, **others: object) -> list[ChatCompletionChunk]:
@@ -52,7 +72,9 @@ async def ask_either_way(client: AsyncOpenAI, *, streamed: bool) -> object:
     return await (stream(client) if streamed else ask(client))
 
 
-def raw(server: ScriptedOpenAIServer, method: str, path: str, body: bytes) -> tuple[int, dict[str, dict[str, object]]]:
+def raw(
+    server: ScriptedOpenAIServer, method: str, path: str, body: bytes
+) -> tuple[int, dict[str, dict[str, object]]]:
     """Status and JSON of a request that no client of OpenAI would make."""
     connection = http.client.HTTPConnection(str(urlsplit(server.url).netloc))
     try:
@@ -68,28 +90,44 @@ def raw(server: ScriptedOpenAIServer, method: str, path: str, body: bytes) -> tu
 
 async def test_a_plain_answer_has_the_shape_of_openais() -> None:
     """Text, finish reason, the model that was asked for, and usage that adds up."""
-    with ScriptedOpenAIServer([ScriptedReply(text="3", prompt_tokens=70, completion_tokens=2)]) as server:
+    with ScriptedOpenAIServer(
+        [ScriptedReply(text="3", prompt_tokens=70, completion_tokens=2)]
+    ) as server:
         async with client_of(server) as client:
             completion = await ask(client, model="gpt-4o")
 
     assert ChatCompletion.model_validate(completion.model_dump()) == completion
     assert (completion.model, completion.object) == ("gpt-4o", "chat.completion")
     (choice,) = completion.choices
-    assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == ("3", None, "stop")
+    assert (
+        choice.message.content,
+        choice.message.tool_calls,
+        choice.finish_reason,
+    ) == ("3", None, "stop")
     assert completion.usage is not None
-    assert (completion.usage.prompt_tokens, completion.usage.completion_tokens) == (70, 2)
+    assert (completion.usage.prompt_tokens, completion.usage.completion_tokens) == (
+        70,
+        2,
+    )
     assert completion.usage.total_tokens == 72
 
 
 async def test_calls_stand_beside_text() -> None:
     """Each call has its id, name and arguments, malformed ones as they are scripted."""
-    reply = calls(call("math-add", {"a": 1, "b": 2}), call("math-add", "{half", id=""), text="Both.")
+    reply = calls(
+        call("math-add", {"a": 1, "b": 2}),
+        call("math-add", "{half", id=""),
+        text="Both.",
+    )
     with ScriptedOpenAIServer([reply]) as server:
         async with client_of(server) as client:
             (choice,) = (await ask(client)).choices
 
     assert (choice.message.content, choice.finish_reason) == ("Both.", "tool_calls")
-    items = [as_type(ChatCompletionMessageFunctionToolCall, item) for item in choice.message.tool_calls or ()]
+    items = [
+        as_type(ChatCompletionMessageFunctionToolCall, item)
+        for item in choice.message.tool_calls or ()
+    ]
     made = [(item.id, item.function.name, item.function.arguments) for item in items]
     assert made == [("call_1", "math-add", '{"a":1,"b":2}'), ("", "math-add", "{half")]
 
@@ -109,7 +147,11 @@ async def test_a_stream_comes_in_the_order_of_openais() -> None:
         (None, "g."),
     ]
     pieces = [piece for choice in choices for piece in choice.delta.tool_calls or ()]
-    seen = [(each.index, each.id, each.function.name, each.function.arguments) for each in pieces if each.function]
+    seen = [
+        (each.index, each.id, each.function.name, each.function.arguments)
+        for each in pieces
+        if each.function
+    ]
     assert seen == [
         (0, "call_1", "math-add", ""),
         (0, None, None, '{"a":'),
@@ -117,7 +159,9 @@ async def test_a_stream_comes_in_the_order_of_openais() -> None:
         (1, "call_2", "math-add", ""),
         (1, None, None, "{}"),
     ]
-    assert [choice.finish_reason for choice in choices] == [None] * (len(choices) - 1) + ["tool_calls"]
+    assert [choice.finish_reason for choice in choices] == [None] * (
+        len(choices) - 1
+    ) + ["tool_calls"]
     assert [chunk.usage for chunk in with_choice] == [None] * len(with_choice)
     assert last.choices == []
     assert last.usage is not None
@@ -136,20 +180,28 @@ async def test_a_stream_has_usage_only_if_asked() -> None:
 
 async def test_a_refusal_is_sent_as_one() -> None:
     """A refusal stands in its own field, plain and streamed."""
-    with ScriptedOpenAIServer(lambda _: ScriptedReply(refusal="I will not add."), chunk_size=6) as server:
+    with ScriptedOpenAIServer(
+        lambda _: ScriptedReply(refusal="I will not add."), chunk_size=6
+    ) as server:
         async with client_of(server) as client:
             plain = (await ask(client)).choices[0].message
             chunks = await stream(client)
 
     assert (plain.content, plain.refusal) == (None, "I will not add.")
-    assert "".join(chunk.choices[0].delta.refusal or "" for chunk in chunks) == "I will not add."
+    assert (
+        "".join(chunk.choices[0].delta.refusal or "" for chunk in chunks)
+        == "I will not add."
+    )
 
 
 async def test_models_are_listed() -> None:
     """``GET /v1/models`` names the models that the server was given."""
     with ScriptedOpenAIServer([], models=["small", "large"]) as server:
         async with client_of(server) as client:
-            assert [model.id async for model in client.models.list()] == ["small", "large"]
+            assert [model.id async for model in client.models.list()] == [
+                "small",
+                "large",
+            ]
 
 
 # --- what it remembers ---
@@ -160,11 +212,21 @@ async def test_requests_show_what_was_asked(streamed: bool) -> None:
     """A request shows messages, functions offered, choice, whether it is a stream, and the whole body."""
     with ScriptedOpenAIServer([say("3")]) as server:
         async with client_of(server) as client:
-            await (stream if streamed else ask)(client, tools=TOOLS, tool_choice="auto", temperature=0.5)
+            await (stream if streamed else ask)(
+                client, tools=TOOLS, tool_choice="auto", temperature=0.5
+            )
         (request,) = server.requests
 
-    assert (request.index, request.messages, request.tools) == (0, [QUESTION], ("math-add",))
-    assert (request.tool_choice, request.stream, request.history) == ("auto", streamed, [])
+    assert (request.index, request.messages, request.tools) == (
+        0,
+        [QUESTION],
+        ("math-add",),
+    )
+    assert (request.tool_choice, request.stream, request.history) == (
+        "auto",
+        streamed,
+        [],
+    )
     assert request.body["temperature"] == 0.5
 
 
@@ -184,10 +246,14 @@ async def test_a_named_choice_and_withdrawn_tools_are_seen() -> None:
 
 async def test_totals_are_the_tokens_of_all_replies() -> None:
     """What the answers reported, plain and streamed, added up; still there after the server stopped."""
-    with ScriptedOpenAIServer(lambda request: say("x" * 40 * (request.index + 1))) as server:
+    with ScriptedOpenAIServer(
+        lambda request: say("x" * 40 * (request.index + 1))
+    ) as server:
         async with client_of(server) as client:
             plain = (await ask(client)).usage
-            streamed = (await stream(client, stream_options={"include_usage": True}))[-1].usage
+            streamed = (await stream(client, stream_options={"include_usage": True}))[
+                -1
+            ].usage
 
     assert plain is not None
     assert streamed is not None
@@ -199,7 +265,9 @@ async def test_totals_are_the_tokens_of_all_replies() -> None:
 
 async def test_a_script_may_look_at_its_server() -> None:
     """A function of the request sees what the server has counted so far, and waits for nothing."""
-    with ScriptedOpenAIServer(lambda _: say(f"{len(server.requests)} asked, {server.total_tokens} used")) as server:
+    with ScriptedOpenAIServer(
+        lambda _: say(f"{len(server.requests)} asked, {server.total_tokens} used")
+    ) as server:
         async with client_of(server) as client:
             assert (await ask(client)).choices[0].message.content == "1 asked, 0 used"
 
@@ -208,9 +276,13 @@ async def test_many_clients_share_one_script() -> None:
     """Requests at the same time are taken one by one: every reply is given once and every index stands once."""
     with ScriptedOpenAIServer([say(str(number)) for number in range(40)]) as server:
         async with client_of(server) as one, client_of(server) as other:
-            completions = await asyncio.gather(*(ask(client) for client in [one, other] * 20))
+            completions = await asyncio.gather(
+                *(ask(client) for client in [one, other] * 20)
+            )
 
-    assert sorted(int(each.choices[0].message.content or "") for each in completions) == list(range(40))
+    assert sorted(
+        int(each.choices[0].message.content or "") for each in completions
+    ) == list(range(40))
     assert [request.index for request in server.requests] == list(range(40))
 
 
@@ -219,9 +291,13 @@ async def test_many_clients_share_one_script() -> None:
 
 async def test_a_status_becomes_the_clients_error() -> None:
     """A fault without a body is an OpenAI error of its status."""
-    with ScriptedOpenAIServer([ScriptedFault(), ScriptedFault(status=429), ScriptedFault(status=401)]) as server:
+    with ScriptedOpenAIServer(
+        [ScriptedFault(), ScriptedFault(status=429), ScriptedFault(status=401)]
+    ) as server:
         async with client_of(server) as client:
-            with pytest.raises(openai.InternalServerError, match="Scripted fault with status 500"):
+            with pytest.raises(
+                openai.InternalServerError, match="Scripted fault with status 500"
+            ):
                 await ask(client)
             with pytest.raises(openai.RateLimitError):
                 await stream(client)
@@ -243,8 +319,12 @@ async def test_a_repeated_request_takes_the_next_item() -> None:
     assert len(server.requests) == 3
 
 
-@pytest.mark.parametrize(("body", "choices"), [({"choices": []}, []), ({"choices": None}, None)])
-async def test_a_body_is_sent_as_it_is(body: dict[str, object], choices: object) -> None:
+@pytest.mark.parametrize(
+    ("body", "choices"), [({"choices": []}, []), ({"choices": None}, None)]
+)
+async def test_a_body_is_sent_as_it_is(
+    body: dict[str, object], choices: object
+) -> None:
     """An answer without choices reaches the client."""
     with ScriptedOpenAIServer([ScriptedFault(status=200, body=body)]) as server:
         async with client_of(server) as client:
@@ -253,7 +333,9 @@ async def test_a_body_is_sent_as_it_is(body: dict[str, object], choices: object)
 
 async def test_an_answer_may_be_no_json() -> None:
     """HTML in place of JSON reaches the client as text, and cut JSON fails in it."""
-    html = ScriptedFault(status=200, body="<html>Sign in</html>", content_type="text/html")
+    html = ScriptedFault(
+        status=200, body="<html>Sign in</html>", content_type="text/html"
+    )
     cut = ScriptedFault(status=200, body='{"id": "x", "cho')
     with ScriptedOpenAIServer([html, cut]) as server:
         async with client_of(server) as client:
@@ -270,7 +352,9 @@ async def test_a_connection_may_break_in_the_middle_of_an_answer() -> None:
                 await ask(client)
             text: list[str | None] = []
             with pytest.raises(Exception, match=LOST):
-                async for chunk in await client.chat.completions.create(model="m", messages=[QUESTION], stream=True):
+                async for chunk in await client.chat.completions.create(
+                    model="m", messages=[QUESTION], stream=True
+                ):
                     text.append(chunk.choices[0].delta.content)
 
     assert text == ["", "Once"]
@@ -278,11 +362,15 @@ async def test_a_connection_may_break_in_the_middle_of_an_answer() -> None:
 
 async def test_a_dropped_body_arrives_before_the_drop() -> None:
     """With a body, exactly that body is sent before the connection breaks."""
-    event = 'data: {"id": "x", "choices": [{"index": 0, "delta": {"content": "Hel"}}]}\n\n'
+    event = (
+        'data: {"id": "x", "choices": [{"index": 0, "delta": {"content": "Hel"}}]}\n\n'
+    )
     fault = ScriptedFault(body=event, content_type="text/event-stream", drop=True)
     with ScriptedOpenAIServer([fault]) as server:
         async with client_of(server) as client:
-            chunks = await client.chat.completions.create(model="m", messages=[QUESTION], stream=True)
+            chunks = await client.chat.completions.create(
+                model="m", messages=[QUESTION], stream=True
+            )
             assert (await anext(chunks)).choices[0].delta.content == "Hel"
             with pytest.raises(Exception, match=LOST):
                 await anext(chunks)
@@ -297,7 +385,9 @@ async def test_an_exhausted_script_is_refused_once(streamed: bool) -> None:
     with ScriptedOpenAIServer([say("one")]) as server:
         async with client_of(server, max_retries=2) as client:
             await ask_either_way(client, streamed=streamed)
-            with pytest.raises(openai.BadRequestError, match="1 replies and request 1 asked") as raised:
+            with pytest.raises(
+                openai.BadRequestError, match="1 replies and request 1 asked"
+            ) as raised:
                 await ask_either_way(client, streamed=streamed)
 
     assert raised.value.code == "script_exhausted"
@@ -308,11 +398,18 @@ async def test_an_exhausted_script_is_refused_once(streamed: bool) -> None:
 @both_ways
 async def test_a_request_that_breaks_a_rule_is_refused(streamed: bool) -> None:
     """OpenAI's rules hold here: a 400 names the message and the ids, and the model is not asked."""
-    called = {"id": "a", "type": "function", "function": {"name": "math-add", "arguments": "{}"}}
+    called = {
+        "id": "a",
+        "type": "function",
+        "function": {"name": "math-add", "arguments": "{}"},
+    }
     messages = [QUESTION, {"role": "assistant", "tool_calls": [called]}, QUESTION]
     with ScriptedOpenAIServer([say("never")]) as server:
         async with client_of(server) as client:
-            with pytest.raises(openai.BadRequestError, match=r"messages\[1\].* before messages\[2\].*: a\.") as raised:
+            with pytest.raises(
+                openai.BadRequestError,
+                match=r"messages\[1\].* before messages\[2\].*: a\.",
+            ) as raised:
                 await (stream if streamed else ask)(client, messages=messages)
 
     assert raised.value.param == "messages[1].tool_calls"
@@ -323,7 +420,10 @@ async def test_a_request_that_breaks_a_rule_is_refused(streamed: bool) -> None:
 @each_of(
     ("script", "reason"),
     [
-        ([ValueError("no such weather")], "only ScriptedChatCompletion can raise; put a ScriptedFault"),
+        (
+            [ValueError("no such weather")],
+            "only ScriptedChatCompletion can raise; put a ScriptedFault",
+        ),
         (lambda request: {}[request.index], "failed at request 0: KeyError"),
         ([None], "request 0 met None"),
     ],
@@ -353,7 +453,12 @@ def test_a_body_is_a_json_object(body: bytes) -> None:
 
 @each_of(
     ("method", "path"),
-    [("GET", "/"), ("GET", "/v1/chat/completions"), ("POST", "/v1/models"), ("POST", "/v1/embeddings?x=1")],
+    [
+        ("GET", "/"),
+        ("GET", "/v1/chat/completions"),
+        ("POST", "/v1/models"),
+        ("POST", "/v1/embeddings?x=1"),
+    ],
 )
 def test_an_unknown_path_is_not_found(method: str, path: str) -> None:
     """A path that is not served gets a 404 with an OpenAI error body."""
@@ -361,4 +466,6 @@ def test_an_unknown_path_is_not_found(method: str, path: str) -> None:
         status, answer = raw(server, method, path, b"{}")
 
     assert status == 404
-    assert answer["error"]["message"] == f"Invalid URL ({method} {path.partition('?')[0]})"
+    assert (
+        answer["error"]["message"] == f"Invalid URL ({method} {path.partition('?')[0]})"
+    )

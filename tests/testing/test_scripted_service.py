@@ -6,8 +6,12 @@ from functools import reduce
 import pytest
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.completion_usage import CompletionUsage
-from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.connectors.ai.function_choice_behavior import (
+    FunctionChoiceBehavior,
+)
+from semantic_kernel.connectors.ai.prompt_execution_settings import (
+    PromptExecutionSettings,
+)
 from semantic_kernel.contents import (
     ChatHistory,
     ChatMessageContent,
@@ -31,7 +35,9 @@ from planner_ext.testing import (
     say,
 )
 
-both_ways = pytest.mark.parametrize("streamed", [False, True], ids=["plain", "streamed"])
+both_ways = pytest.mark.parametrize(
+    "streamed", [False, True], ids=["plain", "streamed"]
+)
 
 MANUAL = FunctionChoiceBehavior.Auto(auto_invoke=False)
 
@@ -66,7 +72,9 @@ async def chunks(
 ) -> list[StreamingChatMessageContent]:
     """One streamed answer."""
     settings = PromptExecutionSettings(function_choice_behavior=behavior)
-    stream = service.get_streaming_chat_message_contents(chat_history or asked(), settings, kernel=kernel)
+    stream = service.get_streaming_chat_message_contents(
+        chat_history or asked(), settings, kernel=kernel
+    )
     return [message async for messages in stream for message in messages]
 
 
@@ -83,7 +91,9 @@ async def ask(
         found = await chunks(service, chat_history, kernel=kernel, behavior=behavior)
         return reduce(lambda left, right: left + right, found)
     settings = PromptExecutionSettings(function_choice_behavior=behavior)
-    (message,) = await service.get_chat_message_contents(chat_history or asked(), settings, kernel=kernel)
+    (message,) = await service.get_chat_message_contents(
+        chat_history or asked(), settings, kernel=kernel
+    )
     return message
 
 
@@ -98,33 +108,55 @@ async def test_a_reply_is_an_assistant_message_with_its_text(streamed: bool) -> 
     message = await ask(service, streamed=streamed)
 
     assert (message.role, message.content) == ("assistant", "The sum of both is 3.")
-    assert (message.finish_reason, message.ai_model_id) == (FinishReason.STOP, "scripted")
-    assert set(message.metadata) == {"logprobs", "id", "created", "system_fingerprint", "usage"}
+    assert (message.finish_reason, message.ai_model_id) == (
+        FinishReason.STOP,
+        "scripted",
+    )
+    assert set(message.metadata) == {
+        "logprobs",
+        "id",
+        "created",
+        "system_fingerprint",
+        "usage",
+    }
     assert isinstance(message.metadata["usage"], CompletionUsage)
 
 
 @both_ways
 async def test_calls_arrive_in_order_with_their_arguments(streamed: bool) -> None:
     """Several calls of one reply keep their order, ids, names and arguments, malformed ones as they are."""
-    reply = calls(call("math-add", {"a": 1, "b": 2}), call("math-add", '{"a": 1, "b"', id="half"))
+    reply = calls(
+        call("math-add", {"a": 1, "b": 2}), call("math-add", '{"a": 1, "b"', id="half")
+    )
 
-    message = await ask(ScriptedChatCompletion([reply], chunk_size=3), streamed=streamed)
+    message = await ask(
+        ScriptedChatCompletion([reply], chunk_size=3), streamed=streamed
+    )
 
     found = [item for item in message.items if isinstance(item, FunctionCallContent)]
-    assert [(item.id, item.plugin_name, item.function_name, item.arguments) for item in found] == [
+    assert [
+        (item.id, item.plugin_name, item.function_name, item.arguments)
+        for item in found
+    ] == [
         ("call_1", "math", "add", '{"a":1,"b":2}'),
         ("half", "math", "add", '{"a": 1, "b"'),
     ]
     assert message.finish_reason == FinishReason.TOOL_CALLS
 
 
-async def test_the_first_delta_of_a_call_names_it_and_the_others_carry_its_arguments() -> None:
+async def test_the_first_delta_of_a_call_names_it_and_the_others_carry_its_arguments() -> (
+    None
+):
     """Each streamed call opens with index, id and name and no arguments; every piece after it has only its index."""
     service = ScriptedChatCompletion([call("math-add", {"a": 1, "b": 2})], chunk_size=6)
 
     items = [item for chunk in await chunks(service) for item in chunk.items]
 
-    found = [(item.index, item.id, item.name, item.arguments) for item in items if type(item) is FunctionCallContent]
+    found = [
+        (item.index, item.id, item.name, item.arguments)
+        for item in items
+        if type(item) is FunctionCallContent
+    ]
     assert found == [
         (0, "call_1", "math-add", ""),
         (0, None, None, '{"a":1'),
@@ -135,14 +167,18 @@ async def test_the_first_delta_of_a_call_names_it_and_the_others_carry_its_argum
 
 async def test_usage_comes_in_a_last_chunk_of_its_own() -> None:
     """As with OpenAI, only the last chunk has usage, and it has neither text nor a finish reason."""
-    service = ScriptedChatCompletion([ScriptedReply(text="3", prompt_tokens=70, completion_tokens=2)])
+    service = ScriptedChatCompletion(
+        [ScriptedReply(text="3", prompt_tokens=70, completion_tokens=2)]
+    )
 
     *before, last = await chunks(service)
 
     assert [chunk.metadata["usage"] for chunk in before] == [None] * len(before)
     assert before[-1].finish_reason == FinishReason.STOP
     assert (last.content, last.finish_reason) == ("", None)
-    assert last.metadata["usage"] == CompletionUsage(prompt_tokens=70, completion_tokens=2)
+    assert last.metadata["usage"] == CompletionUsage(
+        prompt_tokens=70, completion_tokens=2
+    )
 
 
 @both_ways
@@ -150,7 +186,11 @@ async def test_an_empty_reply_has_no_content(streamed: bool) -> None:
     """A reply without text and calls is an empty message that ended with ``stop``, and costs one token."""
     message = await ask(ScriptedChatCompletion([ScriptedReply()]), streamed=streamed)
 
-    assert (message.content, message.items, message.finish_reason) == ("", [], FinishReason.STOP)
+    assert (message.content, message.items, message.finish_reason) == (
+        "",
+        [],
+        FinishReason.STOP,
+    )
     assert message.metadata["usage"].completion_tokens == 1
 
 
@@ -158,7 +198,10 @@ async def test_an_empty_reply_has_no_content(streamed: bool) -> None:
 async def test_a_scripted_finish_reason_is_sent(streamed: bool) -> None:
     """A reply cut by a limit can be scripted; one that Semantic Kernel does not know raises as in its connector."""
     service = ScriptedChatCompletion(
-        [ScriptedReply(text="half a", finish_reason="length"), ScriptedReply(text="", finish_reason="tired")]
+        [
+            ScriptedReply(text="half a", finish_reason="length"),
+            ScriptedReply(text="", finish_reason="tired"),
+        ]
     )
 
     assert (await ask(service, streamed=streamed)).finish_reason == FinishReason.LENGTH
@@ -181,8 +224,12 @@ async def test_an_exhausted_script_is_an_error(streamed: bool) -> None:
 
 
 @both_ways
-@pytest.mark.parametrize("script", [[ConnectionError("gone")], lambda request: ConnectionError("gone")])
-async def test_an_exception_in_the_script_is_raised(script: Script, streamed: bool) -> None:
+@pytest.mark.parametrize(
+    "script", [[ConnectionError("gone")], lambda request: ConnectionError("gone")]
+)
+async def test_an_exception_in_the_script_is_raised(
+    script: Script, streamed: bool
+) -> None:
     """A service that fails is scripted by the exception it raises."""
     with pytest.raises(ConnectionError, match="gone"):
         await ask(ScriptedChatCompletion(script), streamed=streamed)
@@ -199,7 +246,9 @@ async def test_the_script_continues_after_an_exception() -> None:
 
 async def test_a_fault_of_http_is_refused_by_name() -> None:
     """A service has no status to answer with, and says what to script instead."""
-    with pytest.raises(TypeError, match="only ScriptedOpenAIServer can send; put the exception"):
+    with pytest.raises(
+        TypeError, match="only ScriptedOpenAIServer can send; put the exception"
+    ):
         await ask(ScriptedChatCompletion([ScriptedFault(status=500)]))
 
 
@@ -219,11 +268,18 @@ async def test_requests_show_what_was_asked(streamed: bool, kernel: Kernel) -> N
     chat_history = asked()
     required = FunctionChoiceBehavior.Required(auto_invoke=False)
 
-    await ask(service, chat_history, streamed=streamed, kernel=kernel, behavior=required)
+    await ask(
+        service, chat_history, streamed=streamed, kernel=kernel, behavior=required
+    )
     await ask(service, chat_history, streamed=streamed)
 
     first, second = service.requests
-    assert (first.index, first.tools, first.tool_choice, first.stream) == (0, ("math-add",), "required", streamed)
+    assert (first.index, first.tools, first.tool_choice, first.stream) == (
+        0,
+        ("math-add",),
+        "required",
+        streamed,
+    )
     assert first.messages == [{"role": "user", "content": "What is 1 + 2?"}]
     assert first.history == chat_history.messages
     assert first.body == {}
@@ -248,17 +304,24 @@ async def test_the_tools_offered_count_as_prompt_tokens(kernel: Kernel) -> None:
     without = await ask(service)
     offered = await ask(service, kernel=kernel, behavior=MANUAL)
 
-    assert offered.metadata["usage"].prompt_tokens > without.metadata["usage"].prompt_tokens
+    assert (
+        offered.metadata["usage"].prompt_tokens
+        > without.metadata["usage"].prompt_tokens
+    )
 
 
 @both_ways
 async def test_metadata_is_merged_over_every_reply(streamed: bool) -> None:
     """A service that reports its iterations is scripted by its metadata, fixed or by request."""
     fixed = ScriptedChatCompletion([say("a")], metadata={"iterations": 4, "id": "mine"})
-    counted = ScriptedChatCompletion(lambda _: say("a"), metadata=lambda request: {"iterations": request.index + 1})
+    counted = ScriptedChatCompletion(
+        lambda _: say("a"), metadata=lambda request: {"iterations": request.index + 1}
+    )
 
     message = await ask(fixed, streamed=streamed)
-    reported = [(await ask(counted, streamed=streamed)).metadata["iterations"] for _ in range(2)]
+    reported = [
+        (await ask(counted, streamed=streamed)).metadata["iterations"] for _ in range(2)
+    ]
 
     assert (message.metadata["iterations"], message.metadata["id"]) == (4, "mine")
     assert message.metadata["usage"] is not None
@@ -271,7 +334,9 @@ async def test_a_stream_carries_extra_metadata_once() -> None:
 
     found = await chunks(service)
 
-    assert [chunk.metadata.get("iterations") for chunk in found] == [None] * (len(found) - 1) + [4]
+    assert [chunk.metadata.get("iterations") for chunk in found] == [None] * (
+        len(found) - 1
+    ) + [4]
 
 
 @both_ways
@@ -299,14 +364,24 @@ async def test_a_request_can_be_held_and_cancelled(streamed: bool) -> None:
 
 
 @both_ways
-async def test_several_responses_with_functions_are_refused(streamed: bool, kernel: Kernel) -> None:
+async def test_several_responses_with_functions_are_refused(
+    streamed: bool, kernel: Kernel
+) -> None:
     """As with the OpenAI connector, functions need a single response; nothing is asked."""
     service = ScriptedChatCompletion([say("never")])
-    several = ScriptedPromptExecutionSettings(function_choice_behavior=MANUAL, number_of_responses=2)
+    several = ScriptedPromptExecutionSettings(
+        function_choice_behavior=MANUAL, number_of_responses=2
+    )
 
-    with pytest.raises(ServiceInvalidExecutionSettingsError, match="number_of_responses"):
+    with pytest.raises(
+        ServiceInvalidExecutionSettingsError, match="number_of_responses"
+    ):
         if streamed:
-            await anext(service.get_streaming_chat_message_contents(asked(), several, kernel=kernel))
+            await anext(
+                service.get_streaming_chat_message_contents(
+                    asked(), several, kernel=kernel
+                )
+            )
         else:
             await service.get_chat_message_contents(asked(), several, kernel=kernel)
 
@@ -316,19 +391,28 @@ async def test_several_responses_with_functions_are_refused(streamed: bool, kern
 async def test_the_callers_settings_are_left_alone(kernel: Kernel) -> None:
     """Functions are offered through a copy of the settings, general ones or the service's own."""
     service = ScriptedChatCompletion([say("3"), say("3")])
-    own = ScriptedPromptExecutionSettings(function_choice_behavior=MANUAL, temperature=0.5)
-    general = PromptExecutionSettings(function_choice_behavior=MANUAL, extension_data={"temperature": 0.5})
+    own = ScriptedPromptExecutionSettings(
+        function_choice_behavior=MANUAL, temperature=0.5
+    )
+    general = PromptExecutionSettings(
+        function_choice_behavior=MANUAL, extension_data={"temperature": 0.5}
+    )
 
     await service.get_chat_message_contents(asked(), own, kernel=kernel)
     await service.get_chat_message_contents(asked(), general, kernel=kernel)
 
     assert (own.tools, own.tool_choice, own.temperature) == (None, None, 0.5)
-    assert [request.tools for request in service.requests] == [("math-add",), ("math-add",)]
+    assert [request.tools for request in service.requests] == [
+        ("math-add",),
+        ("math-add",),
+    ]
 
 
 async def test_a_kernel_finds_the_service_by_its_id(kernel: Kernel) -> None:
     """The service is registered like any other, and its model's name stands in what it says."""
-    kernel.add_service(ScriptedChatCompletion([say("hello")], ai_model_id="tiny", service_id="chat"))
+    kernel.add_service(
+        ScriptedChatCompletion([say("hello")], ai_model_id="tiny", service_id="chat")
+    )
 
     service = kernel.get_service("chat", type=ScriptedChatCompletion)
 

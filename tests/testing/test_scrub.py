@@ -14,11 +14,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from semantic_kernel import Kernel
-from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion, OpenAIChatPromptExecutionSettings
+from semantic_kernel.connectors.ai.open_ai import (
+    OpenAIChatCompletion,
+    OpenAIChatPromptExecutionSettings,
+)
 from semantic_kernel.contents import ChatHistory
 from semantic_kernel.functions import kernel_function
 
-from planner_ext import FunctionCallingStepwisePlanner, FunctionCallingStepwisePlannerOptions
+from planner_ext import (
+    FunctionCallingStepwisePlanner,
+    FunctionCallingStepwisePlannerOptions,
+)
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.events import CallDecided
 from planner_ext.testing import (
@@ -60,16 +66,27 @@ async def ask(kernel: Kernel, goal: str = "What does it cost?") -> Any:
     return await FunctionCallingStepwisePlanner(options=options).invoke(kernel, goal)
 
 
-async def test_secrets_do_not_enter_a_cassette(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_secrets_do_not_enter_a_cassette(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Neither known forms of keys, the environment's secrets nor what the user names is written; a replay works."""
     monkeypatch.setenv("SHOP_TOKEN", "correct-horse-battery")
     path = tmp_path / "c.json"
     goal = f"Use {KEY}, AKIAABCDEFGHIJKLMNOP, correct-horse-battery for customer 4711-0815."
-    script = [call("shop-price", {"article": f"lamp of {KEY}"}), say("Done, 4711-0815.")]
+    script = [
+        call("shop-price", {"article": f"lamp of {KEY}"}),
+        say("Done, 4711-0815."),
+    ]
     with record(path, scrub=[r"\d{4}-\d{4}"]) as tape:
         recorded = await ask(tape.kernel(shop_kernel(script)), goal)
     text = path.read_text("utf-8")
-    for secret in (KEY, "AKIAABCDEFGHIJKLMNOP", "correct-horse-battery", "4711-0815", "authorization"):
+    for secret in (
+        KEY,
+        "AKIAABCDEFGHIJKLMNOP",
+        "correct-horse-battery",
+        "4711-0815",
+        "authorization",
+    ):
         assert secret not in text
     monkeypatch.delenv("SHOP_TOKEN")
     for functions in ("live", "recorded"):
@@ -79,25 +96,43 @@ async def test_secrets_do_not_enter_a_cassette(tmp_path: Path, monkeypatch: pyte
         assert [*tape.runs] == [recorded.facts[0].run_id]
 
 
-async def test_a_scrubbed_argument_cannot_be_guessed_from_its_digest(tmp_path: Path) -> None:
+async def test_a_scrubbed_argument_cannot_be_guessed_from_its_digest(
+    tmp_path: Path,
+) -> None:
     """The journal of a run with a scrubbed argument holds other digests, equal where the arguments are equal."""
     path, wanted = tmp_path / "c.json", call("shop-price", {"article": "4711-0815"})
     with record(path, scrub=[r"\d{4}-\d{4}"]) as tape:
         result = await ask(tape.kernel(shop_kernel([wanted, wanted, say("Done.")])))
-    kept = [fact for fact in Cassette.read(path).runs[0] if isinstance(fact, CallDecided)]
+    kept = [
+        fact for fact in Cassette.read(path).runs[0] if isinstance(fact, CallDecided)
+    ]
     live = [fact for fact in result.facts if isinstance(fact, CallDecided)]
     assert kept[0].digest == kept[1].digest != live[0].digest == live[1].digest
-    assert {fact.fingerprint for fact in kept}.isdisjoint(fact.fingerprint for fact in live)
+    assert {fact.fingerprint for fact in kept}.isdisjoint(
+        fact.fingerprint for fact in live
+    )
 
 
-async def test_a_difference_shows_its_place_and_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_difference_shows_its_place_and_no_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A secret of the replaying process is neither shown in the error, nor taken for what differs."""
     monkeypatch.setenv("SHOP_TOKEN", "correct-horse-battery")
     path = tmp_path / "c.json"
     with record(path) as tape:
-        await ask(tape.kernel(shop_kernel([say("Done.")])), "Use correct-horse-battery for one lamp.")
-    with pytest.raises(ReplayDifferenceError, match=r"for one lamp.*for two lamps") as caught, replay(path) as tape:
-        await ask(tape.kernel(shop_kernel()), "Use correct-horse-battery for two lamps.")
+        await ask(
+            tape.kernel(shop_kernel([say("Done.")])),
+            "Use correct-horse-battery for one lamp.",
+        )
+    with (
+        pytest.raises(
+            ReplayDifferenceError, match=r"for one lamp.*for two lamps"
+        ) as caught,
+        replay(path) as tape,
+    ):
+        await ask(
+            tape.kernel(shop_kernel()), "Use correct-horse-battery for two lamps."
+        )
     assert "horse" not in str(caught.value)
 
 
@@ -137,7 +172,9 @@ async def test_settings_and_errors_are_scrubbed(tmp_path: Path) -> None:
         settings = OpenAIChatPromptExecutionSettings(**given)
         return await chat.get_chat_message_content(history, settings, kernel=kernel)
 
-    problem = ConnectionError("GET https://shop.example/a?client_secret=zyx-987 failed, {'password': 'hunter2!'}")
+    problem = ConnectionError(
+        "GET https://shop.example/a?client_secret=zyx-987 failed, {'password': 'hunter2!'}"
+    )
     with record(path) as tape, pytest.raises(ConnectionError):
         await run(tape.kernel(shop_kernel([problem])))
     text = path.read_text()
@@ -151,30 +188,68 @@ async def test_settings_and_errors_are_scrubbed(tmp_path: Path) -> None:
     ("text", "clean"),
     [
         (json.dumps({"with": 'pä"ss\\word'}), '{"with": "[scrubbed]"}'),
-        (json.dumps({"with": 'pä"ss\\word'}, ensure_ascii=False), '{"with": "[scrubbed]"}'),
-        (json.dumps({"with": json.dumps({"in": 'pä"ss\\word'})}), r'{"with": "{\"in\": \"[scrubbed]\"}"}'),
+        (
+            json.dumps({"with": 'pä"ss\\word'}, ensure_ascii=False),
+            '{"with": "[scrubbed]"}',
+        ),
+        (
+            json.dumps({"with": json.dumps({"in": 'pä"ss\\word'})}),
+            r'{"with": "{\"in\": \"[scrubbed]\"}"}',
+        ),
         ("?q=p%C3%A4%22ss%5Cword", "?q=[scrubbed]"),
         ("longer-secret-of-two", "[scrubbed]"),
         ("a file with a newline at its end", "[scrubbed]"),
-        ("the horse-battery of the shop's database", "the [scrubbed] of the shop's database"),
+        (
+            "the horse-battery of the shop's database",
+            "the [scrubbed] of the shop's database",
+        ),
         ("postgresql://ann:hunter2@db/shop", "postgresql://[scrubbed]@db/shop"),
-        ("https://shop.example/a?api_key=123&x=1", "https://shop.example/a?api_key=[scrubbed]&x=1"),
-        ("https://s3.example/a?X-Amz-Signature=12ab&x=1", "https://s3.example/a?X-Amz-Signature=[scrubbed]&x=1"),
-        ("Server=db;Password=hunter2;Pooling=1", "Server=db;Password=[scrubbed];Pooling=1"),
-        ('{"authorization": "bearer abcdefghijklmnopqrst"}', '{"authorization": "[scrubbed]"}'),
-        ("Authorization: bearer abcdefghijklmnopqrst", "Authorization: bearer [scrubbed]"),
+        (
+            "https://shop.example/a?api_key=123&x=1",
+            "https://shop.example/a?api_key=[scrubbed]&x=1",
+        ),
+        (
+            "https://s3.example/a?X-Amz-Signature=12ab&x=1",
+            "https://s3.example/a?X-Amz-Signature=[scrubbed]&x=1",
+        ),
+        (
+            "Server=db;Password=hunter2;Pooling=1",
+            "Server=db;Password=[scrubbed];Pooling=1",
+        ),
+        (
+            '{"authorization": "bearer abcdefghijklmnopqrst"}',
+            '{"authorization": "[scrubbed]"}',
+        ),
+        (
+            "Authorization: bearer abcdefghijklmnopqrst",
+            "Authorization: bearer [scrubbed]",
+        ),
         ("Authorization: Basic YW5uOmh1bnRlcjI=", "Authorization: Basic [scrubbed]"),
         ("x-api-key: 12345678", "x-api-key: [scrubbed]"),
-        (r'{"a":"{\"db_password\":\"hun\\\"ter2\",\"b\":1}"}', r'{"a":"{\"db_password\":\"[scrubbed]\",\"b\":1}"}'),
-        ('{"password": "", "apiKey": "a\\"b"}', '{"password": "", "apiKey": "[scrubbed]"}'),
+        (
+            r'{"a":"{\"db_password\":\"hun\\\"ter2\",\"b\":1}"}',
+            r'{"a":"{\"db_password\":\"[scrubbed]\",\"b\":1}"}',
+        ),
+        (
+            '{"password": "", "apiKey": "a\\"b"}',
+            '{"password": "", "apiKey": "[scrubbed]"}',
+        ),
         ("""{'client_secret': "it's"}""", """{'client_secret': "[scrubbed]"}"""),
-        ("https://shop.example:80/a?key=lamp@home", "https://shop.example:80/a?key=lamp@home"),
-        ('{"next_page_token": "abc", "max_tokens": "5"}', '{"next_page_token": "abc", "max_tokens": "5"}'),
+        (
+            "https://shop.example:80/a?key=lamp@home",
+            "https://shop.example:80/a?key=lamp@home",
+        ),
+        (
+            '{"next_page_token": "abc", "max_tokens": "5"}',
+            '{"next_page_token": "abc", "max_tokens": "5"}',
+        ),
         ("task-list_all_open_orders", "task-list_all_open_orders"),
         ("Basic information", "Basic information"),
     ],
 )
-def test_secrets_are_scrubbed_however_they_are_written(monkeypatch: pytest.MonkeyPatch, text: str, clean: str) -> None:
+def test_secrets_are_scrubbed_however_they_are_written(
+    monkeypatch: pytest.MonkeyPatch, text: str, clean: str
+) -> None:
     """A secret is found inside JSON and addresses, and whole; a value whose name says that it is secret, too."""
     for name, value in {
         "A_PASSWORD": 'pä"ss\\word',
@@ -196,9 +271,14 @@ def test_secrets_are_scrubbed_however_they_are_written(monkeypatch: pytest.Monke
         (7, "7"),
     ],
 )
-def test_a_wrong_pattern_is_refused_before_anything_is_recorded(tmp_path: Path, scrub: Any, problem: str) -> None:
+def test_a_wrong_pattern_is_refused_before_anything_is_recorded(
+    tmp_path: Path, scrub: Any, problem: str
+) -> None:
     """The error names what is not a pattern, and a pattern that would match everywhere."""
-    with pytest.raises(PlannerInvalidConfigurationError, match=problem), record(tmp_path / "c.json", scrub=scrub):
+    with (
+        pytest.raises(PlannerInvalidConfigurationError, match=problem),
+        record(tmp_path / "c.json", scrub=scrub),
+    ):
         pass
 
 
@@ -206,7 +286,10 @@ async def test_patterns_and_functions_scrub_together(tmp_path: Path) -> None:
     """Each element of a list is applied, in its order; a single pattern is one, not a list of its letters."""
     path = tmp_path / "c.json"
     for scrub, written in (
-        (["lamp", lambda text: text.replace("desk", "[scrubbed]")], "A [scrubbed] and a [scrubbed]."),
+        (
+            ["lamp", lambda text: text.replace("desk", "[scrubbed]")],
+            "A [scrubbed] and a [scrubbed].",
+        ),
         ("lamp", "A [scrubbed] and a desk."),
     ):
         with record(path, scrub=scrub) as tape:
@@ -214,11 +297,16 @@ async def test_patterns_and_functions_scrub_together(tmp_path: Path) -> None:
         assert written in path.read_text()
 
 
-async def test_a_pattern_that_spoils_the_file_is_reported_when_it_is_written(tmp_path: Path) -> None:
+async def test_a_pattern_that_spoils_the_file_is_reported_when_it_is_written(
+    tmp_path: Path,
+) -> None:
     """A pattern that hits the names in the file itself leaves the earlier cassette, and the error says why."""
     path = tmp_path / "c.json"
     path.write_text("the earlier one")
-    with pytest.raises(CassetteError, match="scrub"), record(path, scrub=["assistant"]) as tape:
+    with (
+        pytest.raises(CassetteError, match="scrub"),
+        record(path, scrub=["assistant"]) as tape,
+    ):
         await ask(tape.kernel(shop_kernel([say("Yes.")])))
     assert path.read_text() == "the earlier one"
 
@@ -241,12 +329,17 @@ def lower_percents(text: str) -> str:
 
 def code_units(text: str) -> str:
     """Escape every character as JSON and JavaScript do."""
-    return "".join(f"\\u{one:04x}" for one in memoryview(text.encode("utf-16-le")).cast("H"))
+    return "".join(
+        f"\\u{one:04x}" for one in memoryview(text.encode("utf-16-le")).cast("H")
+    )
 
 
 def named(text: str) -> str:
     """Write characters as HTML entities with names, where they have one."""
-    return "".join(f"&{codepoint2name[ord(one)]};" if ord(one) in codepoint2name else one for one in text)
+    return "".join(
+        f"&{codepoint2name[ord(one)]};" if ord(one) in codepoint2name else one
+        for one in text
+    )
 
 
 def wrapped(text: str) -> str:
@@ -271,23 +364,31 @@ ENCODINGS: dict[str, Callable[[str], str]] = {
     "hexadecimal": lambda text: text.encode().hex(),
     "hexadecimal in upper case": lambda text: text.encode().hex().upper(),
     "base64": lambda text: b64encode(text.encode()).decode(),
-    "base64 for addresses": lambda text: urlsafe_b64encode(text.encode()).decode().rstrip("="),
+    "base64 for addresses": lambda text: (
+        urlsafe_b64encode(text.encode()).decode().rstrip("=")
+    ),
     "base64, wrapped": wrapped,
     "base32": lambda text: b32encode(text.encode()).decode(),
     "base64 of UTF-16": lambda text: b64encode(text.encode("utf-16")).decode(),
-    "base64 of UTF-16, big end first": lambda text: b64encode(text.encode("utf-16-be")).decode(),
+    "base64 of UTF-16, big end first": lambda text: b64encode(
+        text.encode("utf-16-be")
+    ).decode(),
     "hexadecimal of UTF-16": lambda text: text.encode("utf-16-le").hex(),
 }
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-@pytest.mark.parametrize("around", [("", ""), ("a", "b"), ("ann:", "&x=1"), ("two words ", "\n")])
+@pytest.mark.parametrize(
+    "around", [("", ""), ("a", "b"), ("ann:", "&x=1"), ("two words ", "\n")]
+)
 def test_a_secret_is_found_in_each_encoding(
     monkeypatch: pytest.MonkeyPatch, encoding: str, around: tuple[str, str]
 ) -> None:
     """A secret of the environment is found wherever it begins in what was encoded, and what is around it stays."""
     monkeypatch.setenv("A_TOKEN", secret := "p/ä \"ss+w'o\\rd<&>?~")
-    clean = Scrubber().text(f"See {ENCODINGS[encoding](around[0] + secret + around[1])}. Done.")
+    clean = Scrubber().text(
+        f"See {ENCODINGS[encoding](around[0] + secret + around[1])}. Done."
+    )
     assert clean.startswith("See ") and clean.endswith(". Done.")
     assert clean.count(SCRUBBED) == 1
     assert len(clean) < 2 * len(ENCODINGS[encoding](around[0] + around[1])) + 40
@@ -296,22 +397,30 @@ def test_a_secret_is_found_in_each_encoding(
 @pytest.mark.parametrize(
     ("text", "clean"),
     [
-        ("https://a.example/?k=top/se%22cret%26%3d1", "https://a.example/?k=[scrubbed]%3d1"),
-        (json.dumps(json.dumps(json.dumps(['top/se"cret&']))), json.dumps(json.dumps(json.dumps([SCRUBBED])))),
+        (
+            "https://a.example/?k=top/se%22cret%26%3d1",
+            "https://a.example/?k=[scrubbed]%3d1",
+        ),
+        (
+            json.dumps(json.dumps(json.dumps(['top/se"cret&']))),
+            json.dumps(json.dumps(json.dumps([SCRUBBED]))),
+        ),
         (r'{"a": "top\/se\"cret&="}', '{"a": "[scrubbed]="}'),
         ("<p>top&#47;se&quot;cret&#x26;</p>", "<p>[scrubbed]</p>"),
         ("to be 746f702F7365226372657426ff", "to be [scrubbed]ff"),
     ],
 )
-def test_only_what_encodes_the_secret_is_replaced(monkeypatch: pytest.MonkeyPatch, text: str, clean: str) -> None:
+def test_only_what_encodes_the_secret_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, text: str, clean: str
+) -> None:
     """A cassette stays readable, and a replay compares the rest."""
     monkeypatch.setenv("A_TOKEN", 'top/se"cret&')
     assert Scrubber().text(text) == clean
 
 
-SECRETS = st.text(st.sampled_from("aZ9/+= -_\"'\\<>&%#;ä漢👍\n"), min_size=8, max_size=24).map(
-    lambda text: "Qz7" + text + "j"
-)
+SECRETS = st.text(
+    st.sampled_from("aZ9/+= -_\"'\\<>&%#;ä漢👍\n"), min_size=8, max_size=24
+).map(lambda text: "Qz7" + text + "j")
 PLAIN = st.lists(
     st.sampled_from(
         [
@@ -340,11 +449,21 @@ PLAIN = st.lists(
 @settings(max_examples=150, deadline=None)
 @given(
     secret=SECRETS,
-    levels=st.lists(st.tuples(st.sampled_from(sorted(ENCODINGS)), PLAIN, PLAIN), max_size=3),
+    levels=st.lists(
+        st.tuples(st.sampled_from(sorted(ENCODINGS)), PLAIN, PLAIN), max_size=3
+    ),
     around=st.tuples(PLAIN, PLAIN),
 )
-@example(secret="Qz7 a+b/ c", levels=[("JSON", "", ""), ("JSON", "", ""), ("JSON", "", "")], around=("", ""))
-@example(secret="Qz7%41%2541", levels=[("address", "%", "%"), ("JSON", "", "")], around=("", ""))
+@example(
+    secret="Qz7 a+b/ c",
+    levels=[("JSON", "", ""), ("JSON", "", ""), ("JSON", "", "")],
+    around=("", ""),
+)
+@example(
+    secret="Qz7%41%2541",
+    levels=[("address", "%", "%"), ("JSON", "", "")],
+    around=("", ""),
+)
 def test_a_secret_does_not_survive_any_composition_of_encodings(
     secret: str, levels: Sequence[tuple[str, str, str]], around: tuple[str, str]
 ) -> None:
@@ -364,7 +483,9 @@ def test_a_secret_does_not_survive_any_composition_of_encodings(
     levels=st.lists(st.tuples(st.sampled_from(sorted(ENCODINGS)), PLAIN), max_size=3),
     text=PLAIN | st.text(),
 )
-def test_a_text_without_the_secret_stays_as_it_is(secret: str, levels: Sequence[tuple[str, str]], text: str) -> None:
+def test_a_text_without_the_secret_stays_as_it_is(
+    secret: str, levels: Sequence[tuple[str, str]], text: str
+) -> None:
     """Character by character, lone surrogates and what looks encoded included."""
     for encoding, before in levels:
         try:

@@ -8,11 +8,18 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from planner_ext.testing import ScriptedOpenAIServer, ScriptedReply, ScriptedRequest, say
+from planner_ext.testing import (
+    ScriptedOpenAIServer,
+    ScriptedReply,
+    ScriptedRequest,
+    say,
+)
 from planner_ext.testing.server import HttpRequest, HttpResponse, LoopbackServer
 
 COMPLETIONS = "/v1/chat/completions"
-BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "What is 1 + 2?"}]})
+BODY = json.dumps(
+    {"model": "m", "messages": [{"role": "user", "content": "What is 1 + 2?"}]}
+)
 STREAMED_BODY = json.dumps(json.loads(BODY) | {"stream": True})
 
 
@@ -23,7 +30,9 @@ def connect(server: ScriptedOpenAIServer) -> HTTPConnection:
 def ask(connection: HTTPConnection) -> str:
     """The text of one answer; the connection stays open."""
     connection.request("POST", COMPLETIONS, BODY)
-    return json.loads(connection.getresponse().read())["choices"][0]["message"]["content"]
+    return json.loads(connection.getresponse().read())["choices"][0]["message"][
+        "content"
+    ]
 
 
 def test_starting_and_stopping_again_changes_nothing() -> None:
@@ -90,7 +99,12 @@ def test_one_connection_carries_many_requests() -> None:
         connection.connect()
         first = connection.sock
         statuses: list[int] = []
-        for path, body in [(COMPLETIONS, BODY), ("/nowhere", BODY), (COMPLETIONS, "{}"), (COMPLETIONS, STREAMED_BODY)]:
+        for path, body in [
+            (COMPLETIONS, BODY),
+            ("/nowhere", BODY),
+            (COMPLETIONS, "{}"),
+            (COMPLETIONS, STREAMED_BODY),
+        ]:
             connection.request("POST", path, body)
             response = connection.getresponse()
             response.read()
@@ -103,7 +117,9 @@ def test_one_connection_carries_many_requests() -> None:
 
 
 @pytest.mark.parametrize("body", [BODY, STREAMED_BODY], ids=["plain", "streamed"])
-def test_a_client_may_leave_in_the_middle(body: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_client_may_leave_in_the_middle(
+    body: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     """A client that is gone when its answer comes disturbs neither the next one nor the terminal."""
     asked, left = threading.Event(), threading.Event()
 
@@ -132,15 +148,21 @@ def test_half_a_request_is_not_counted() -> None:
     """A client that leaves before its body is sent has asked nothing."""
     with ScriptedOpenAIServer([say("never")]) as server:
         address = urlsplit(server.url)
-        with socket.create_connection((str(address.hostname), address.port or 0)) as connection:
-            connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: 100\r\n\r\n{")
+        with socket.create_connection(
+            (str(address.hostname), address.port or 0)
+        ) as connection:
+            connection.sendall(
+                b"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: 100\r\n\r\n{"
+            )
             connection.shutdown(socket.SHUT_WR)
             assert connection.recv(1) == b""
 
     assert (server.requests, server.refused) == ([], [])
 
 
-def test_a_defect_of_the_server_is_not_silent(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_defect_of_the_server_is_not_silent(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     """Only a client that leaves is ignored: any other failure in a connection's thread is printed."""
 
     def broken(request: HttpRequest) -> HttpResponse:

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 
 from planner_ext.core.errors import IllegalTransitionError
-from planner_ext.core.facts import Ended, Fact, ModelAsked, ModelReplied, NestedCallStarted, RunStarted
+from planner_ext.core.facts import (
+    Ended,
+    Fact,
+    ModelAsked,
+    ModelReplied,
+    NestedCallStarted,
+    RunStarted,
+)
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Budget
 from planner_ext.core.machine import IN_DOUBT
@@ -62,9 +69,15 @@ def test_every_journal_has_a_timeline_up_to_each_of_its_facts(plan: Plan) -> Non
         timeline, state = timeline_of(facts[:place]), fold(facts[:place])
         assert timeline.spent == state.usage
         assert (timeline.ended is None) == (state.ended is None)
-        assert all(call.ended is None for call in timeline.calls if call.outcome in ("requested", "ready", "running"))
+        assert all(
+            call.ended is None
+            for call in timeline.calls
+            if call.outcome in ("requested", "ready", "running")
+        )
     whole = timeline_of(facts)
-    assert len(whole.calls) == sum(len(fact.calls) for fact in facts if isinstance(fact, ModelReplied))
+    assert len(whole.calls) == sum(
+        len(fact.calls) for fact in facts if isinstance(fact, ModelReplied)
+    )
     assert sum(len(call.attempts) for call in whole.calls) == whole.spent.tool_calls
     assert whole == timeline_of(load_facts(dump_facts(facts)))
 
@@ -93,11 +106,23 @@ def test_iterations_have_their_request_their_reply_and_their_calls() -> None:
     assert batch.replaced
     assert (batch.request.ended, batch.request.usage.total_tokens) == (2.0, 9)
     f, g = batch.calls
-    assert (f.outcome, f.attempts, f.error) == ("failed", (CallAttempt(started=5.0, ended=8.0),), "ValueError: no")
-    assert (g.outcome, g.attempts, g.result) == ("ok", (CallAttempt(started=6.0, ended=7.0),), "result of g")
+    assert (f.outcome, f.attempts, f.error) == (
+        "failed",
+        (CallAttempt(started=5.0, ended=8.0),),
+        "ValueError: no",
+    )
+    assert (g.outcome, g.attempts, g.result) == (
+        "ok",
+        (CallAttempt(started=6.0, ended=7.0),),
+        "result of g",
+    )
     assert (g.requested, g.arguments) == ("{}", '{"a": 1}')
     assert answer.reply is not None
-    assert (answer.reply.text, timeline.answer, timeline.status) == ("done", "done", "answered")
+    assert (answer.reply.text, timeline.answer, timeline.status) == (
+        "done",
+        "done",
+        "answered",
+    )
     assert (timeline.started, timeline.ended, timeline.lives) == (0.0, 11.0, 1)
 
 
@@ -114,9 +139,18 @@ def test_a_decision_says_who_and_when_and_how_long_it_took() -> None:
         finished(0),
     )
     (call,) = timeline.calls
-    assert (call.asked, call.prompt, call.roles, call.outcome) == (2.0, "Really?", ("boss",), "ok")
+    assert (call.asked, call.prompt, call.roles, call.outcome) == (
+        2.0,
+        "Really?",
+        ("boss",),
+        "ok",
+    )
     (record,) = call.decisions
-    assert (record.kind, record.by, record.at) == ("approve", "ann", datetime.fromtimestamp(5, UTC))
+    assert (record.kind, record.by, record.at) == (
+        "approve",
+        "ann",
+        datetime.fromtimestamp(5, UTC),
+    )
     assert (call.requested, call.arguments) == ("{}", '{"a": 2}')
     assert timeline.iterations[0].gaps == (Gap(started=3.0, ended=4.0, kind="paused"),)
     assert [event.kind for event in timeline.events] == ["paused", "resumed"]
@@ -125,7 +159,12 @@ def test_a_decision_says_who_and_when_and_how_long_it_took() -> None:
 
 def test_a_paused_run_shows_what_waits() -> None:
     """A run that waits is paused, its call is waiting, and the gap has no end."""
-    timeline = drawn(run_started(), replied(calls("f")), decided(0, verdict="defer", expires_at=99.0), PAUSED)
+    timeline = drawn(
+        run_started(),
+        replied(calls("f")),
+        decided(0, verdict="defer", expires_at=99.0),
+        PAUSED,
+    )
     assert timeline.status == "paused"
     assert (timeline.calls[0].outcome, timeline.calls[0].expires) == ("waiting", 99.0)
     assert timeline.iterations[0].gaps == (Gap(started=3.0, ended=None, kind="paused"),)
@@ -149,17 +188,38 @@ def test_calls_that_did_not_run_say_why() -> None:
         decided(0, "final", iteration=1),
     )
     outcomes = [call.outcome for call in timeline.calls]
-    assert outcomes == ["denied", "unknown", "invalid", "answered", "answered", "withheld", "final_answer"]
-    assert (timeline.calls[0].decisions[0].by, timeline.calls[0].decisions[0].reason) == ("policy", "too much")
+    assert outcomes == [
+        "denied",
+        "unknown",
+        "invalid",
+        "answered",
+        "answered",
+        "withheld",
+        "final_answer",
+    ]
+    assert (
+        timeline.calls[0].decisions[0].by,
+        timeline.calls[0].decisions[0].reason,
+    ) == ("policy", "too much")
     assert timeline.calls[5].error == "max_tool_calls"
     (question,) = timeline.events
-    assert (question.kind, question.text, question.answer, question.by) == ("question", "where?", "Oslo", "bob")
+    assert (question.kind, question.text, question.answer, question.by) == (
+        "question",
+        "where?",
+        "Oslo",
+        "bob",
+    )
 
 
 def test_a_failed_request_is_an_attempt_of_its_iteration() -> None:
     """Requests without a reply are listed before the one that was answered, with what they cost."""
     timeline = drawn(
-        run_started(), request_failed(), model_asked(), request_failed(0), model_asked(), replied(says("hello"))
+        run_started(),
+        request_failed(),
+        model_asked(),
+        request_failed(0),
+        model_asked(),
+        replied(says("hello")),
     )
     (iteration,) = timeline.iterations
     failed = iteration.request.failed
@@ -172,10 +232,16 @@ def test_a_failed_request_is_an_attempt_of_its_iteration() -> None:
 
 
 @pytest.mark.parametrize("request_of_the_clarifier", [model_asked(), request_failed()])
-def test_a_request_of_a_clarifier_does_not_count_as_an_iteration(request_of_the_clarifier: Fact) -> None:
+def test_a_request_of_a_clarifier_does_not_count_as_an_iteration(
+    request_of_the_clarifier: Fact,
+) -> None:
     """What a clarifier asks its model while a question is open leaves the calls where they are."""
     timeline = drawn(
-        run_started(), replied(calls("ask")), decided(0, "ask"), request_of_the_clarifier, clarified(index=0)
+        run_started(),
+        replied(calls("ask")),
+        decided(0, "ask"),
+        request_of_the_clarifier,
+        clarified(index=0),
     )
     answered, under_way = timeline.iterations
     assert [call.outcome for call in answered.calls] == ["answered"]
@@ -184,13 +250,21 @@ def test_a_request_of_a_clarifier_does_not_count_as_an_iteration(request_of_the_
 
 def test_a_plan_request_under_way_has_its_number() -> None:
     """The plan request is -1 before its reply, too."""
-    assert [iteration.number for iteration in drawn(run_started(plan=True)).iterations] == [-1]
+    assert [
+        iteration.number for iteration in drawn(run_started(plan=True)).iterations
+    ] == [-1]
 
 
 def test_calls_in_flight_are_in_doubt_once_a_crash_is_seen() -> None:
     """A batch of which one call has been taken up again shows that its other calls may have taken effect."""
     timeline = drawn(
-        run_started(), replied(calls("f", "g")), decided(0), decided(1, "g"), began(0), began(1, "g"), decided(0)
+        run_started(),
+        replied(calls("f", "g")),
+        decided(0),
+        decided(1, "g"),
+        began(0),
+        began(1, "g"),
+        decided(0),
     )
     assert [call.outcome for call in timeline.calls] == ["ready", "in_doubt"]
 
@@ -198,8 +272,17 @@ def test_calls_in_flight_are_in_doubt_once_a_crash_is_seen() -> None:
 def test_a_reader_says_which_calls_a_fact_changed() -> None:
     """Fed fact by fact, a reader returns the calls of a reply, then each call as it changes."""
     reader = TimelineReader()
-    journal = timed(run_started(), replied(calls("f", "g")), decided(0), decided(1, "g", "deny"), began(0), finished(0))
-    changed = [[(call.id, call.outcome) for call in reader.read(fact)] for fact in journal]
+    journal = timed(
+        run_started(),
+        replied(calls("f", "g")),
+        decided(0),
+        decided(1, "g", "deny"),
+        began(0),
+        finished(0),
+    )
+    changed = [
+        [(call.id, call.outcome) for call in reader.read(fact)] for fact in journal
+    ]
     assert changed == [
         [],
         [("c0", "requested"), ("c1", "requested")],
@@ -214,7 +297,15 @@ def test_a_reader_says_which_calls_a_fact_changed() -> None:
 def test_a_process_that_ended_during_a_request_is_a_crash() -> None:
     """The next process records the request as lost; the time between is a gap, and the run has two lives."""
     lost = replace(request_failed(), reason=REQUEST_LOST)
-    timeline = drawn(run_started(), replied(calls("f")), decided(0), began(0), finished(0), completed(), lost)
+    timeline = drawn(
+        run_started(),
+        replied(calls("f")),
+        decided(0),
+        began(0),
+        finished(0),
+        completed(),
+        lost,
+    )
     crashed = timeline.iterations[1]
     assert [event.kind for event in crashed.events] == ["crashed"]
     assert crashed.request.failed[0].lost
@@ -238,12 +329,20 @@ def recovered(how: str) -> Sequence[Fact]:
     ("how", "lives", "attempts", "outcome"),
     [("again", 2, 2, "ok"), ("asked", 3, 2, "ok"), ("model", 2, 1, "cancelled")],
 )
-def test_a_process_that_ended_during_a_call_is_a_crash(how: str, lives: int, attempts: int, outcome: str) -> None:
+def test_a_process_that_ended_during_a_call_is_a_crash(
+    how: str, lives: int, attempts: int, outcome: str
+) -> None:
     """A call that is started again, asked about, or left in doubt tells of a crash; its first attempt has no end."""
-    timeline = drawn(run_started(), replied(calls("f")), decided(0), began(0), *recovered(how))
+    timeline = drawn(
+        run_started(), replied(calls("f")), decided(0), began(0), *recovered(how)
+    )
     (call,) = timeline.calls
     assert timeline.events[0].kind == "crashed"
-    assert (timeline.lives, len(call.attempts), call.outcome) == (lives, attempts, outcome)
+    assert (timeline.lives, len(call.attempts), call.outcome) == (
+        lives,
+        attempts,
+        outcome,
+    )
     assert call.attempts[0].ended is None
 
 
@@ -286,9 +385,16 @@ def test_spending_is_shown_against_each_limit_that_is_set() -> None:
 def test_a_call_shows_what_it_spent_in_all_its_lives() -> None:
     """What it had recorded when its process ended was charged, and its end reports what it took in the last life."""
     asked = ModelAsked(iteration=0, index=0, at=0.0)
-    life = [decided(0), began(0), asked, NestedCallStarted(iteration=0, index=0, function="g", at=0.0)]
+    life = [
+        decided(0),
+        began(0),
+        asked,
+        NestedCallStarted(iteration=0, index=0, function="g", at=0.0),
+    ]
     spent = Usage(iterations=1, tool_calls=1, calls_by_function={"g": 1})
-    (call,) = drawn(run_started(), replied(calls("f")), *life, *life, finished(0, spent=spent)).calls
+    (call,) = drawn(
+        run_started(), replied(calls("f")), *life, *life, finished(0, spent=spent)
+    ).calls
     assert call.spent == Usage(iterations=2, tool_calls=2, calls_by_function={"g": 2})
 
 
@@ -298,7 +404,10 @@ def test_a_run_under_way_is_shown_up_to_now() -> None:
     assert (asking.status, asking.until) == ("running", 9.0)
     assert [(one.number, one.request.ended) for one in asking.iterations] == [(0, None)]
     calling = drawn(run_started(), replied(calls("f")), decided(0), began(0))
-    assert (calling.calls[0].outcome, calling.calls[0].attempts[0].ended) == ("running", None)
+    assert (calling.calls[0].outcome, calling.calls[0].attempts[0].ended) == (
+        "running",
+        None,
+    )
 
 
 def test_a_queued_run_has_a_timeline() -> None:
@@ -328,9 +437,21 @@ def test_changes_from_outside_are_events() -> None:
 
 def test_a_run_that_was_not_under_way_when_it_was_stopped_has_a_gap() -> None:
     """A fork, or a run cancelled days later, did not work in the time before; one stopped while it works did."""
-    left = timeline_of([run_started(), replace(stop(), at=99.0), replace(ended(), at=99.0, seconds=0.0)])
+    left = timeline_of(
+        [
+            run_started(),
+            replace(stop(), at=99.0),
+            replace(ended(), at=99.0, seconds=0.0),
+        ]
+    )
     assert left.iterations[0].gaps == (Gap(started=0.0, ended=99.0, kind="left"),)
-    working = timeline_of([run_started(), replace(stop(), at=99.0), replace(ended(), at=99.0, seconds=99.0)])
+    working = timeline_of(
+        [
+            run_started(),
+            replace(stop(), at=99.0),
+            replace(ended(), at=99.0, seconds=99.0),
+        ]
+    )
     assert working.iterations[0].gaps == ()
 
 
@@ -347,9 +468,16 @@ def test_messages_are_those_that_the_transcript_got() -> None:
         completed(1, messages=({"role": "system", "content": "short"},)),
         replied(says("done"), iteration=2),
     )
-    texts = [[message.text for message in iteration.messages] for iteration in timeline.iterations]
+    texts = [
+        [message.text for message in iteration.messages]
+        for iteration in timeline.iterations
+    ]
     assert texts == [["goal"], ["step"], ["short"]]
-    assert [iteration.replaced for iteration in timeline.iterations] == [False, False, True]
+    assert [iteration.replaced for iteration in timeline.iterations] == [
+        False,
+        False,
+        True,
+    ]
 
 
 def test_the_parts_of_a_message_are_described() -> None:
@@ -365,7 +493,10 @@ def test_the_parts_of_a_message_are_described() -> None:
     timeline = timeline_of([replace(started, messages=(message,))])
     (shown,) = timeline.iterations[0].messages
     assert (shown.role, shown.text) == ("user", "look")
-    assert shown.others == ("image, mime_type: image/png, data: 4,000 characters", "returns f-g: 42")
+    assert shown.others == (
+        "image, mime_type: image/png, data: 4,000 characters",
+        "returns f-g: 42",
+    )
 
 
 def test_a_journal_that_contradicts_itself_is_refused() -> None:

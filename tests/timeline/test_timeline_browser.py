@@ -23,25 +23,40 @@ async def browser() -> AsyncGenerator[Browser]:
 
 def written(file: Path, *journals: str) -> str:
     """Write a page into a file, and return its address."""
-    facts = {"eventful": eventful(), "forked": forked(), "paused": eventful(paused=True), "long": long()}
+    facts = {
+        "eventful": eventful(),
+        "forked": forked(),
+        "paused": eventful(paused=True),
+        "long": long(),
+    }
     file.write_text(page_of([timeline_of(facts[name]) for name in journals]), "utf-8")
     return file.as_uri()
 
 
 @pytest.mark.parametrize("colours", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
-@pytest.mark.parametrize("journals", [("eventful",), ("paused",), ("eventful", "forked")], ids="-".join)
+@pytest.mark.parametrize(
+    "journals", [("eventful",), ("paused",), ("eventful", "forked")], ids="-".join
+)
 async def test_a_page_can_be_read_and_operated(
-    browser: Browser, tmp_path: Path, journals: tuple[str, ...], width: int, colours: str
+    browser: Browser,
+    tmp_path: Path,
+    journals: tuple[str, ...],
+    width: int,
+    colours: str,
 ) -> None:
     """Nothing lacks a name, contrast or room, with all details closed and with all of them open."""
     address = written(tmp_path / "run.html", *journals)
     size = {"width": width, "height": 900}
     async with window(browser, address, viewport=size, color_scheme=colours) as page:
         await page.goto(address)
-        await page.add_style_tag(content=".step { content-visibility: visible !important; }")
+        await page.add_style_tag(
+            content=".step { content-visibility: visible !important; }"
+        )
         assert await problems_of(page) == []
-        await page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true })")
+        await page.evaluate(
+            "document.querySelectorAll('details').forEach(one => { one.open = true })"
+        )
         assert await problems_of(page) == []
 
 

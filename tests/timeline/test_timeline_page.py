@@ -51,7 +51,9 @@ class Page(HTMLParser):
 
     def all(self, name: str) -> list[str]:
         """Every value of an attribute."""
-        return [attributes[name] or "" for _, attributes in self.tags if name in attributes]
+        return [
+            attributes[name] or "" for _, attributes in self.tags if name in attributes
+        ]
 
 
 def drawn(facts: list[Fact], now: float | None = None) -> Page:
@@ -83,7 +85,15 @@ def test_the_page_tells_what_happened() -> None:
 def test_the_page_needs_nothing_and_runs_nothing() -> None:
     """No script, no style attribute, no event handler, and no address but its own places."""
     page = drawn(eventful())
-    assert {tag for tag, _ in page.tags} & {"script", "link", "img", "iframe", "object", "form", "base"} == set()
+    assert {tag for tag, _ in page.tags} & {
+        "script",
+        "link",
+        "img",
+        "iframe",
+        "object",
+        "form",
+        "base",
+    } == set()
     names = {name for _, attributes in page.tags for name in attributes}
     assert "style" not in names
     assert not [name for name in names if name.startswith("on")]
@@ -102,14 +112,19 @@ def test_each_link_leads_to_its_place(forks: bool) -> None:
 
 
 HOSTILE = (
-    '</pre></details><script>alert(1)</script><img src=x onerror="alert(2)">{{ 7 * 7 }}\u202e\u200b\x1b[31m\x00\ud800'
+    '</pre></details><script>alert(1)</script><img src=x onerror="alert(2)">'
+    "{{ 7 * 7 }}\u202e\u200b\x1b[31m\x00\ud800"
 )
 
 
 def hostile() -> list[Fact]:
     """A run in which every text is hostile."""
     run = Journal()
-    run.start(HOSTILE, run_id=HOSTILE, limits=Budget(max_calls_per_function={HOSTILE: 1}, max_calls_per_reply=None))
+    run.start(
+        HOSTILE,
+        run_id=HOSTILE,
+        limits=Budget(max_calls_per_function={HOSTILE: 1}, max_calls_per_reply=None),
+    )
     run.reply(1, 0, HOSTILE, (HOSTILE, {HOSTILE: HOSTILE}), ("b", HOSTILE))
     run.decide(0, 0, HOSTILE, "defer", prompt=HOSTILE, roles=(HOSTILE,))
     run.decide(0, 0, HOSTILE, by=HOSTILE, person=True, approved=True)
@@ -125,7 +140,9 @@ def test_hostile_text_is_shown_and_does_nothing() -> None:
     page = Page(source)
     assert {tag for tag, _ in page.tags} & {"script", "img"} == set()
     assert "49" not in page.text
-    unseen = {one for one in source if unicodedata.category(one) in ("Cc", "Cf", "Cs", "Co")}
+    unseen = {
+        one for one in source if unicodedata.category(one) in ("Cc", "Cf", "Cs", "Co")
+    }
     assert unseen <= {"\n"}
     assert page.text.count("\\u202e") > 8
     assert "<script>alert(1)</script>" in page.text
@@ -157,7 +174,12 @@ def test_messages_are_shown_on_demand() -> None:
 
 def test_two_runs_stand_beside_each_other() -> None:
     """The iterations that a fork shares with its run are drawn once; the others in pairs."""
-    page = Page(page_of([timeline_of(eventful()), timeline_of(forked())], title="Order 7, with half the round trips"))
+    page = Page(
+        page_of(
+            [timeline_of(eventful()), timeline_of(forked())],
+            title="Order 7, with half the round trips",
+        )
+    )
     assert "The first 3 iterations are the same in both" in page.text
     assert page.text.count("I look up the order, the parcel") == 1
     assert "resumed: max_iterations 12 → 6" in page.text
@@ -168,7 +190,10 @@ def test_two_runs_stand_beside_each_other() -> None:
 def test_a_run_beside_itself_has_everything_in_common() -> None:
     """Two equal runs have no pair left."""
     timeline = timeline_of(eventful())
-    assert "The first 5 iterations are the same in both" in Page(page_of([timeline, timeline])).text
+    assert (
+        "The first 5 iterations are the same in both"
+        in Page(page_of([timeline, timeline])).text
+    )
 
 
 @pytest.mark.parametrize("number", [0, 3])
@@ -182,14 +207,22 @@ def test_the_fragment_is_embedded() -> None:
     """A fragment is one article, without a frame or a sheet of its own."""
     fragment = Page(fragment_of(timeline_of(eventful())))
     assert fragment.tags[0][0] == "article"
-    assert {tag for tag, _ in fragment.tags} & {"html", "head", "body", "style", "title"} == set()
+    assert {tag for tag, _ in fragment.tags} & {
+        "html",
+        "head",
+        "body",
+        "style",
+        "title",
+    } == set()
 
 
 def test_every_head_of_a_run_is_drawn() -> None:
     """A run can be looked at after each of its facts; a queued one, too."""
     facts = eventful()
     for place in range(len(facts) + 1):
-        assert "<article" in fragment_of(timeline_of(facts[:place], now=facts[-1].at + 60))
+        assert "<article" in fragment_of(
+            timeline_of(facts[:place], now=facts[-1].at + 60)
+        )
 
 
 def test_a_waiting_call_is_marked_and_its_track_ends_now() -> None:
@@ -197,9 +230,15 @@ def test_a_waiting_call_is_marked_and_its_track_ends_now() -> None:
     facts = eventful(paused=True)
     page = drawn(facts, now=facts[-1].at + 1e6)
     assert "shop-refund: waits (More than 100 francs: may it?)" in page.text
-    widths = [float(width.rstrip("%")) for width in page.all("width") if width.endswith("%")]
+    widths = [
+        float(width.rstrip("%")) for width in page.all("width") if width.endswith("%")
+    ]
     assert max(widths) <= 100
-    asked = [one["width"] or "" for tag, one in page.tags if tag == "rect" and one.get("class") == "asked"]
+    asked = [
+        one["width"] or ""
+        for tag, one in page.tags
+        if tag == "rect" and one.get("class") == "asked"
+    ]
     assert min(float(width.rstrip("%")) for width in asked) > 1
 
 
@@ -237,9 +276,15 @@ page_of([Timeline()])
 
 def test_without_jinja2_the_error_names_the_extra() -> None:
     """The values need no jinja2; a page says what to install."""
-    done = subprocess.run([sys.executable, "-c", WITHOUT_JINJA], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_JINJA],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (
-        'PlannerExtError: A timeline page needs jinja2. Install it with: pip install "planner-ext[cli]"' in done.stderr
+        'PlannerExtError: A timeline page needs jinja2. Install it with: pip install "planner-ext[cli]"'
+        in done.stderr
     )
 
 
@@ -258,7 +303,9 @@ def test_the_goal_is_the_title() -> None:
     run.start("Do this.\nThen that.")
     started = run.facts[0]
     assert isinstance(started, RunStarted)
-    assert "<title>Do this. Then that.</title>" in page_of([timeline_of([replace(started, run_id="r")])])
+    assert "<title>Do this. Then that.</title>" in page_of(
+        [timeline_of([replace(started, run_id="r")])]
+    )
 
 
 def test_a_single_timeline_is_refused_with_the_way_out() -> None:

@@ -1,9 +1,11 @@
 """Kept runs under an engine that a team runs already: `DbosHost` (extra ``dbos``), `TemporalHost` (extra ``temporal``).
 
-The engine says when and where a run is driven, with its own queue, priorities, limits and dashboard; the journal alone
-says what happened. A host asks `Runs.due` which runs are due, hands their names to the engine, and calls
-`Runs.activate` where the engine says so. So what the engine does twice, late or not at all repeats no call, and a run
-outlives the engine's own database. Every worker has a host, and each host hands over what is due.
+The engine says when and where a run is driven, with its own queue, priorities, limits
+and dashboard; the journal alone says what happened. A host asks `Runs.due` which runs
+are due, hands their names to the engine, and calls `Runs.activate` where the engine
+says so. So what the engine does twice, late or not at all repeats no call, and a run
+outlives the engine's own database. Every worker has a host, and each host hands over
+what is due.
 
     dispatch    hands the names of due runs to an engine
     dbos        `DbosHost`
@@ -31,7 +33,9 @@ def __getattr__(name: str) -> object:
     try:
         module = import_module(f"planner_ext.durable.hosts.{extra}")
     except ImportError as error:
-        raise ImportError(f"{name} needs more ({error}). Install planner-ext[{extra}].") from error
+        raise ImportError(
+            f"{name} needs more ({error}). Install planner-ext[{extra}]."
+        ) from error
     value = globals()[name] = getattr(module, name)
     return value
 

@@ -1,7 +1,7 @@
 """Kept runs on DBOS's queues: a row of a queue is one look at a run; a run that waits has no row.
 
-DBOS decides when and where a look happens; it may happen twice, or not at all. A row carries the run's name and, at the
-end, its status. Only public names of DBOS are used.
+DBOS decides when and where a look happens; it may happen twice, or not at all. A row
+carries the run's name and, at the end, its status. Only public names of DBOS are used.
 """
 
 import asyncio
@@ -28,20 +28,23 @@ _QUEUED = ("ENQUEUED", "DELAYED")
 class DbosHost:
     """Drives runs where and when a queue of DBOS says so; used as ``async with DbosHost(runs, queue="agents")``.
 
-    Call `Runs.drive_with` before. Import this class before ``DBOS.launch()``, which looks for the workflow of the rows
-    that a process left; open it afterwards. Leaving the block lets what is in flight end, and closes ``runs``.
+    Call `Runs.drive_with` before. Import this class before ``DBOS.launch()``, which
+    looks for the workflow of the rows that a process left; open it afterwards. Leaving
+    the block lets what is in flight end, and closes ``runs``.
 
     Attributes:
         runs: The runs.
 
     Args:
         runs: The runs; one host in a process at a time.
-        queue: A queue of DBOS that the application registered: `DBOS.register_queue`. A decision waits for its
-            ``polling_interval_sec`` at most.
-        options: Returns, for a run's name, more options of `DBOS.enqueue_workflow_with_options_async`, such as its
-            ``priority``. With a ``queue_partition_key`` a run may be queued several times: let ``again_after`` exceed
-            the time that a row waits in the queue.
-        again_after: After how many seconds a run is queued again that no worker has claimed.
+        queue: A queue of DBOS that the application registered: `DBOS.register_queue`. A
+            decision waits for its ``polling_interval_sec`` at most.
+        options: Returns, for a run's name, more options of
+            `DBOS.enqueue_workflow_with_options_async`, such as its ``priority``. With a
+            ``queue_partition_key`` a run may be queued several times: let
+            ``again_after`` exceed the time that a row waits in the queue.
+        again_after: After how many seconds a run is queued again that no worker has
+            claimed.
     """
 
     def __init__(
@@ -63,21 +66,30 @@ class DbosHost:
         """Begin to queue due runs.
 
         Raises:
-            StoreError: If DBOS has no such queue, or another host is open in this process.
+            StoreError: If DBOS has no such queue, or another host is open in this
+                process.
         """
         if await DBOS.retrieve_queue_async(self._queue) is None:
             way_out = f"Register it first: DBOS.register_queue({self._queue!r})."
             raise StoreError(f"DBOS has no queue {self._queue!r}. {way_out}")
         if _opened[0].done():
-            raise StoreError("This process has a DbosHost open already. Leave its block first.")
+            raise StoreError(
+                "This process has a DbosHost open already. Leave its block first."
+            )
         self._loop = asyncio.get_running_loop()
         dispatching = dispatch(self.runs, self.wake, again_after=self._again_after)
-        self._tasks = [asyncio.create_task(dispatching), asyncio.create_task(self._clear_away())]
+        self._tasks = [
+            asyncio.create_task(dispatching),
+            asyncio.create_task(self._clear_away()),
+        ]
         _opened[0].set_result(self)
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         _opened[:] = [Future()]
         await end_tasks(*self._tasks)
@@ -86,21 +98,36 @@ class DbosHost:
     async def wake(self, run_id: str) -> None:
         """Queue a look at a run, unless one is queued.
 
-        A row that is said to run does not count: while DBOS's database takes no writes, looks end without a trace.
+        A row that is said to run does not count: while DBOS's database takes no writes,
+        looks end without a trace.
         """
         key = f"{run_id}/{uuid.uuid4().hex}"
         more: Mapping[str, Any] = {} if self._options is None else self._options(run_id)
-        look = {"workflow_name": _WORKFLOW, "queue_name": self._queue, "workflow_id": key, **more}
+        look = {
+            "workflow_name": _WORKFLOW,
+            "queue_name": self._queue,
+            "workflow_id": key,
+            **more,
+        }
         if "queue_partition_key" not in more:  # DBOS refuses both at once
-            once = {**look, "deduplication_id": run_id, "duplication_policy": "return-existing"}
+            once = {
+                **look,
+                "deduplication_id": run_id,
+                "duplication_policy": "return-existing",
+            }
             queued = await _enqueue(once, run_id)
-            if queued.workflow_id == key or (await queued.get_status()).status in _QUEUED:
+            if (
+                queued.workflow_id == key
+                or (await queued.get_status()).status in _QUEUED
+            ):
                 return
         await _enqueue(look, run_id)
 
     async def activate(self, run_id: str) -> str:
         """@private Look at a run, in the loop of the runs, outside of any workflow; return its status."""
-        looking = contextvars.Context().run(asyncio.run_coroutine_threadsafe, self.runs.activate(run_id), self._loop)
+        looking = contextvars.Context().run(
+            asyncio.run_coroutine_threadsafe, self.runs.activate(run_id), self._loop
+        )
         then = await asyncio.wrap_future(looking)
         return then.status
 
@@ -118,14 +145,25 @@ class DbosHost:
                     load_input=False,
                     load_output=False,
                 )
-                driven = {run_id for worker in await self.runs.workers() if worker.alive for run_id in worker.runs}
-                lost = [row.workflow_id for row in rows if row.workflow_id.rpartition("/")[0] not in driven]
+                driven = {
+                    run_id
+                    for worker in await self.runs.workers()
+                    if worker.alive
+                    for run_id in worker.runs
+                }
+                lost = [
+                    row.workflow_id
+                    for row in rows
+                    if row.workflow_id.rpartition("/")[0] not in driven
+                ]
                 if lost:
                     await DBOS.cancel_workflows_async(lost)
 
 
 async def _enqueue(options: Mapping[str, Any], run_id: str) -> Any:
-    return await DBOS.enqueue_workflow_with_options_async(cast("EnqueueOptions", options), run_id)
+    return await DBOS.enqueue_workflow_with_options_async(
+        cast("EnqueueOptions", options), run_id
+    )
 
 
 _opened: list[Future[DbosHost]] = [Future()]

@@ -15,7 +15,9 @@ _PAUSE_SECONDS = 1.0
 """How long to wait while the store or the engine cannot be used."""
 
 
-async def dispatch(runs: Runs, wake: Callable[[str], Awaitable[None]], *, again_after: float) -> NoReturn:
+async def dispatch(
+    runs: Runs, wake: Callable[[str], Awaitable[None]], *, again_after: float
+) -> NoReturn:
     """Hand over what is due until cancelled; a run that did not reach the engine is due again later.
 
     Args:
@@ -32,6 +34,9 @@ async def dispatch(runs: Runs, wake: Callable[[str], Awaitable[None]], *, again_
             failing = False
         except Exception as error:  # of the engine's client
             if not failing:
-                logger.warning("Due runs wait, they cannot be handed to the engine: %s", one_line(error))
+                logger.warning(
+                    "Due runs wait, they cannot be handed to the engine: %s",
+                    one_line(error),
+                )
             failing = True
             await asyncio.sleep(_PAUSE_SECONDS)

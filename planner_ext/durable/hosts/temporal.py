@@ -1,7 +1,7 @@
 """Kept runs on Temporal: a workflow a run, with the run's name as its id, woken by a signal or a timer.
 
-The workflow has one activity at a time, which looks at the run. Temporal learns names and statuses of runs, nothing
-else: the errors of activities carry no text of the store.
+The workflow has one activity at a time, which looks at the run. Temporal learns names
+and statuses of runs, nothing else: the errors of activities carry no text of the store.
 """
 
 import asyncio
@@ -14,8 +14,16 @@ from typing import Any, NoReturn, Self
 
 from temporalio import activity, workflow
 from temporalio.client import Client
-from temporalio.common import RetryPolicy, WorkflowIDConflictPolicy, WorkflowIDReusePolicy
-from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
+from temporalio.common import (
+    RetryPolicy,
+    WorkflowIDConflictPolicy,
+    WorkflowIDReusePolicy,
+)
+from temporalio.exceptions import (
+    ActivityError,
+    ApplicationError,
+    is_cancelled_exception,
+)
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import Worker
 
@@ -35,7 +43,8 @@ _ACTIVATE = "planner_ext.activate"
 _CANCEL = "planner_ext.cancel"
 
 _LONGEST_SECONDS = 86400.0
-"""How long a workflow waits at most: the signal that its run was cancelled may be lost."""
+"""How long a workflow waits at most: the signal that its run was cancelled may be
+lost."""
 _BEAT_SECONDS = 1.0
 _HEARTBEAT = timedelta(seconds=5)
 _YEAR = timedelta(days=365)
@@ -44,7 +53,9 @@ _GRACE = timedelta(hours=1)
 _RETRY = RetryPolicy(maximum_interval=timedelta(seconds=10))
 
 
-@workflow.defn(name=_WORKFLOW, sandboxed=False)  # the sandbox would import the package anew for each run
+@workflow.defn(
+    name=_WORKFLOW, sandboxed=False
+)  # the sandbox would import the package anew for each run
 class RunWorkflow:
     """Looks at a run when it is due, until it has ended; returns its status."""
 
@@ -72,7 +83,11 @@ class RunWorkflow:
             then = await self._in_activity(_ACTIVATE)
             if then.ended:
                 return then.status
-            seconds = _LONGEST_SECONDS if then.seconds is None else min(then.seconds, _LONGEST_SECONDS)
+            seconds = (
+                _LONGEST_SECONDS
+                if then.seconds is None
+                else min(then.seconds, _LONGEST_SECONDS)
+            )
             with suppress(TimeoutError):
                 await workflow.wait_condition(lambda: self._woken, timeout=seconds)
             if workflow.info().is_continue_as_new_suggested():
@@ -93,17 +108,22 @@ class RunWorkflow:
 class TemporalHost:
     """Drives runs where and when Temporal says so; used as ``async with TemporalHost(runs, client, task_queue=...)``.
 
-    Call `Runs.drive_with` before. Leaving the block lets what is in flight end, and closes ``runs``. Cancelling a run
-    ends its workflow; cancelling a workflow ends its run.
+    Call `Runs.drive_with` before. Leaving the block lets what is in flight end, and
+    closes ``runs``. Cancelling a run ends its workflow; cancelling a workflow ends its
+    run.
 
     Args:
         runs: The runs.
-        client: Of the namespace in which each run has a workflow with its name as the id.
+        client: Of the namespace in which each run has a workflow with its name as the
+            id.
         task_queue: Where the workers of these runs poll.
-        options: Returns, for a run's name, more options of `Client.start_workflow`, such as its ``priority``.
-        again_after: After how many seconds a run is signalled again that no worker has claimed.
-        **worker: More options of `temporalio.worker.Worker`, such as ``max_concurrent_activities``, or a
-            ``deployment_config`` that pins runs to a version.
+        options: Returns, for a run's name, more options of `Client.start_workflow`,
+            such as its ``priority``.
+        again_after: After how many seconds a run is signalled again that no worker has
+            claimed.
+        **worker: More options of `temporalio.worker.Worker`, such as
+            ``max_concurrent_activities``, or a ``deployment_config`` that pins runs to
+            a version.
     """
 
     def __init__(
@@ -128,7 +148,8 @@ class TemporalHost:
     async def __aenter__(self) -> Self:
         """Begin to poll Temporal, and to signal what is due.
 
-        A later fatal error of the worker cancels the block, as of ``async with Worker(...)``.
+        A later fatal error of the worker cancels the block, as of ``async with
+        Worker(...)``.
         """
         settings: dict[str, Any] = {
             "graceful_shutdown_timeout": _GRACE,
@@ -137,15 +158,24 @@ class TemporalHost:
         }
         activities = [self._activate, self._cancel]
         self._worker = Worker(
-            self._client, task_queue=self._task_queue, workflows=[RunWorkflow], activities=activities, **settings
+            self._client,
+            task_queue=self._task_queue,
+            workflows=[RunWorkflow],
+            activities=activities,
+            **settings,
         )
         await self._runs.listen("ended", "temporal", self._ended)
         await self._worker.__aenter__()
-        self._dispatching = asyncio.create_task(dispatch(self._runs, self.wake, again_after=self._again_after))
+        self._dispatching = asyncio.create_task(
+            dispatch(self._runs, self.wake, again_after=self._again_after)
+        )
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await end_tasks(self._dispatching)
         leaving = asyncio.create_task(self._worker.__aexit__(kind, error, trace))
@@ -192,7 +222,9 @@ class TemporalHost:
     @activity.defn(name=_CANCEL)
     async def _cancel(self, run_id: str) -> None:
         with _without_text():
-            await self._runs.cancel(run_id, by="temporal", reason="Its workflow was cancelled.")
+            await self._runs.cancel(
+                run_id, by="temporal", reason="Its workflow was cancelled."
+            )
 
 
 @contextmanager

@@ -4,9 +4,11 @@ Promises
     - Each use of a kernel that a function gets is charged to the run, and asked about, before it happens.
     - The application's own kernel, plugins and agents are not changed: a function gets a view of them.
 
-Takes the call of a run, found through a context variable. Returns views of kernels, services and agents.
+Takes the call of a run, found through a context variable. Returns views of kernels,
+services and agents.
 
-Never decides a call itself and never makes a request: it stands between a function and what that function uses.
+Never decides a call itself and never makes a request: it stands between a function and
+what that function uses.
 
     nested          views of the kernel, charged services, and the gate of calls made inside a function
     filters         a kernel's approval filters, as a run asks them

@@ -1,6 +1,7 @@
 """The functions after whose calls a call comes: what `planner_ext.approval.policy.ApprovalRule.after` compares.
 
-Those of runs are counted in their states. What came with a history is read from messages, and only on demand.
+Those of runs are counted in their states. What came with a history is read from
+messages, and only on demand.
 """
 
 from collections.abc import Iterable, Iterator, Sequence, Set
@@ -59,13 +60,18 @@ class _EarlierCalls(Set[str]):
         return frozenset(it)
 
 
-def before_batch(state: State, tab: Tab | None, known: dict[int, GivenMessages]) -> Set[str]:
+def before_batch(
+    state: State, tab: Tab | None, known: dict[int, GivenMessages]
+) -> Set[str]:
     """Name the functions that come before the open batch of a run, which may be made in the call of a ``tab``.
 
     ``known`` remembers messages that were read for an earlier batch, by identity.
     """
     around = [] if tab is None else tab.runs_around()
-    given = [known.setdefault(id(one.given), GivenMessages(one.given)) for one in (state, *around)]
+    given = [
+        known.setdefault(id(one.given), GivenMessages(one.given))
+        for one in (state, *around)
+    ]
     started = state.inside.union(state.earlier, () if tab is None else tab.earlier())
     return _EarlierCalls(started, given)
 
@@ -75,22 +81,44 @@ def before_call(context: object, tab: Tab | None, *, in_run: bool) -> Set[str] |
 
     A run of this package, for a call ``in_run``, knows more than the filter's history.
     """
-    given = [] if tab is None else [GivenMessages(one.given) for one in tab.runs_around()]
+    given = (
+        [] if tab is None else [GivenMessages(one.given) for one in tab.runs_around()]
+    )
     started = set[str]() if tab is None else tab.earlier()
-    if isinstance(context, AutoFunctionInvocationContext) and context.chat_history is not None and not in_run:
-        given.append(GivenMessages(_before(context.chat_history.messages, context.function_call_content)))
+    if (
+        isinstance(context, AutoFunctionInvocationContext)
+        and context.chat_history is not None
+        and not in_run
+    ):
+        given.append(
+            GivenMessages(
+                _before(context.chat_history.messages, context.function_call_content)
+            )
+        )
     return _EarlierCalls(started, given) if tab is not None or given else None
 
 
-def before_message_of(call: FunctionCallContent, messages: Sequence[ChatMessageContent]) -> Set[str]:
+def before_message_of(
+    call: FunctionCallContent, messages: Sequence[ChatMessageContent]
+) -> Set[str]:
     """Name the functions that come before a call of a history."""
     return _EarlierCalls(set(), [GivenMessages(_before(messages, call))])
 
 
-def _before(messages: Sequence[ChatMessageContent], call: FunctionCallContent | None) -> Sequence[ChatMessageContent]:
+def _before(
+    messages: Sequence[ChatMessageContent], call: FunctionCallContent | None
+) -> Sequence[ChatMessageContent]:
     """Return the messages before the one with the call: those after it are results of its siblings."""
     places = range(len(messages) - 1, -1, -1)
-    own = [place for place in places if any(one is call for one in calls_of(messages[place]))]
+    own = [
+        place
+        for place in places
+        if any(one is call for one in calls_of(messages[place]))
+    ]
     if call is not None and not own:  # a filter may have replaced it
-        own = [place for place in places if any(one.id == call.id for one in calls_of(messages[place]))]
+        own = [
+            place
+            for place in places
+            if any(one.id == call.id for one in calls_of(messages[place]))
+        ]
     return messages[: own[0]] if own else list(messages)

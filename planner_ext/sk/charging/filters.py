@@ -24,7 +24,12 @@ from planner_ext.approval.decisions import (
 from planner_ext.approval.guards import Policy
 from planner_ext.engine.gate import Approver, InterceptorChain
 from planner_ext.sk.functions.conversion import InvalidArguments, parse_object
-from planner_ext.sk.functions.toolset import Tool, convert_arguments, parse_edited, tool_of
+from planner_ext.sk.functions.toolset import (
+    Tool,
+    convert_arguments,
+    parse_edited,
+    tool_of,
+)
 
 _logger = logging.getLogger(__name__)
 
@@ -32,7 +37,9 @@ _logger = logging.getLogger(__name__)
 class CallFilter:
     """What a run asks of a `planner_ext.ApprovalFilter` of its kernel; ``policy`` decides calls."""
 
-    def __init__(self, policy: Interceptor, approver: Approver | None, settings: ApprovalSettings) -> None:
+    def __init__(
+        self, policy: Interceptor, approver: Approver | None, settings: ApprovalSettings
+    ) -> None:
         """Take a policy, who is asked, and how long that may take; without an approver, calls wait."""
         self.policy = policy
         self._approver = approver
@@ -57,9 +64,13 @@ class CallFilter:
         """@private Log once which rules of the policy match no function of the kernel."""
         if not self._reported:
             self._reported = True
-            report_unused_rules(self.policy, kernel.get_full_list_of_function_metadata(), "kernel")
+            report_unused_rules(
+                self.policy, kernel.get_full_list_of_function_metadata(), "kernel"
+            )
 
-    def chain(self, marked: Callable[[str], Defer | None], expires_in: float | None = None) -> InterceptorChain:
+    def chain(
+        self, marked: Callable[[str], Defer | None], expires_in: float | None = None
+    ) -> InterceptorChain:
         """@private Make the filter a part of a review: its policy, the functions' marks, and its approver."""
         return InterceptorChain(
             options=replace(self._settings, expires_in=expires_in),
@@ -71,31 +82,47 @@ class CallFilter:
 
 
 def _is_same(one: object, other: object) -> bool:
-    return one is other or (inspect.ismethod(one) and one == other)  # each lookup makes another method object
+    return one is other or (
+        inspect.ismethod(one) and one == other
+    )  # each lookup makes another method object
 
 
-def approval_filters(kernel: Kernel, *, once_invoked: bool = True) -> tuple[CallFilter, ...]:
+def approval_filters(
+    kernel: Kernel, *, once_invoked: bool = True
+) -> tuple[CallFilter, ...]:
     """List the approval filters of a kernel, without those that decide as another one.
 
-    Those of function invocation come after those of a model's calls, and are left out unless ``once_invoked``.
+    Those of function invocation come after those of a model's calls, and are left out
+    unless ``once_invoked``.
     """
     listed: Any = kernel  # its lists of filters are typed in part only
     found: list[CallFilter] = []
     once_called = [*reversed(listed.auto_function_invocation_filters)]
-    for _, one in [*once_called, *(reversed(listed.function_invocation_filters) if once_invoked else ())]:
-        if isinstance(one, CallFilter) and not any(one.decides_as(other) for other in found):
+    for _, one in [
+        *once_called,
+        *(reversed(listed.function_invocation_filters) if once_invoked else ()),
+    ]:
+        if isinstance(one, CallFilter) and not any(
+            one.decides_as(other) for other in found
+        ):
             found.append(one)
     return tuple(found)
 
 
 def report_unused_rules(
-    policy: Interceptor, functions: Iterable[KernelFunctionMetadata | KernelFunction], place: str
+    policy: Interceptor,
+    functions: Iterable[KernelFunctionMetadata | KernelFunction],
+    place: str,
 ) -> None:
     """Log the rules of a policy that match none of the functions: a misspelt name guards nothing."""
     if isinstance(policy, Policy):
         known = [(one.plugin_name or "", one.name) for one in functions]
         for number in policy.unused_rules(known):
-            _logger.warning("Rule %d of the approval policy is for no function of this %s.", number, place)
+            _logger.warning(
+                "Rule %d of the approval policy is for no function of this %s.",
+                number,
+                place,
+            )
         for number, name in policy.unknown_after(known):
             _logger.warning(
                 "Rule %d of the approval policy is for calls after %s, which is no function of this %s: only a "
@@ -107,13 +134,23 @@ def report_unused_rules(
 
 
 def tool_call(
-    function: KernelFunction, arguments: Mapping[str, Any], *, run_id: str, call_id: str, iteration: int, **more: Any
+    function: KernelFunction,
+    arguments: Mapping[str, Any],
+    *,
+    run_id: str,
+    call_id: str,
+    iteration: int,
+    **more: Any,
 ) -> ToolCall:
     """Describe a call that no reply of a run of this package holds; its arguments may be an application's objects."""
     name = function.fully_qualified_name
     try:
         digest = digest_of(name, json.loads(json.dumps(arguments, default=str)))
-    except (TypeError, ValueError, RecursionError):  # it contains itself, or has keys that are not text
+    except (
+        TypeError,
+        ValueError,
+        RecursionError,
+    ):  # it contains itself, or has keys that are not text
         digest = digest_of(name, {"": repr(arguments)})
     return ToolCall(
         id=call_id,
@@ -129,29 +166,41 @@ def tool_call(
 
 
 def edited_call(
-    functions: Mapping[str, KernelFunction], run_id: str, call: ToolCall, arguments: Mapping[str, Any]
+    functions: Mapping[str, KernelFunction],
+    run_id: str,
+    call: ToolCall,
+    arguments: Mapping[str, Any],
 ) -> ToolCall | str:
     """Check and convert the arguments that replace those of a call; return it with them, or what is wrong."""
     name = call.fully_qualified_name
     edited = parse_edited(arguments, tool_of(functions[name]))
     if isinstance(edited, InvalidArguments):
         return edited.message
-    fingerprint = fingerprint_of(run_id, call.iteration, call.id, digest_of(name, edited), call.signature)
+    fingerprint = fingerprint_of(
+        run_id, call.iteration, call.id, digest_of(name, edited), call.signature
+    )
     return replace(call, arguments=edited, fingerprint=fingerprint)
 
 
-def converted_values(values: dict[str, Any], tool: Tool) -> dict[str, Any] | InvalidArguments:
+def converted_values(
+    values: dict[str, Any], tool: Tool
+) -> dict[str, Any] | InvalidArguments:
     """Convert what a model may have given to the types of the function; an application's own object stays as it is."""
     shown = dict(values)
     for name, value in values.items():
-        if name not in tool.parameters or not isinstance(value, str | int | float | list | dict | None):
+        if name not in tool.parameters or not isinstance(
+            value, str | int | float | list | dict | None
+        ):
             continue
         try:
             given = parse_object(json.dumps({name: value}))
         except (TypeError, ValueError, RecursionError):
             continue
         converted = convert_arguments(
-            given, replace(tool, parameters={name: tool.parameters[name]}, required=frozenset())
+            given,
+            replace(
+                tool, parameters={name: tool.parameters[name]}, required=frozenset()
+            ),
         )
         if isinstance(converted, InvalidArguments):
             return converted

@@ -1,18 +1,23 @@
 """What a function of a run gets of that run: a view of the kernel, charged to the run and decided by its gate.
 
-A context variable names the call, for everything that the call awaits or starts. A prompt function, and a function that
-takes ``kernel`` or ``service``, gets a view of the kernel: the same functions and filters, and services that are
-charged. An agent that is a function of the kernel (``kernel.add_plugin(agent)``) runs with a view of its own kernel.
+A context variable names the call, for everything that the call awaits or starts. A
+prompt function, and a function that takes ``kernel`` or ``service``, gets a view of the
+kernel: the same functions and filters, and services that are charged. An agent that is
+a function of the kernel (``kernel.add_plugin(agent)``) runs with a view of its own
+kernel.
 
-- Each request to a chat or text completion service is charged before it is sent, tokens and cost after it. When nothing
-  is left, less the request that is kept for the run's answer, it raises `LimitReachedError`.
-- Each function that it calls (``kernel.invoke``, ``{{plugin.function}}`` in a template) passes the run's gate, and
-  counts in ``max_tool_calls``. One that is denied, or would wait for a person, raises `NestedRunRefusedError`.
+- Each request to a chat or text completion service is charged before it is sent, tokens
+  and cost after it. When nothing is left, less the request that is kept for the run's
+  answer, it raises `LimitReachedError`.
+- Each function that it calls (``kernel.invoke``, ``{{plugin.function}}`` in a template)
+  passes the run's gate, and counts in ``max_tool_calls``. One that is denied, or would
+  wait for a person, raises `NestedRunRefusedError`.
 - Once the call has ended, both are refused.
 
-Embeddings, images and audio are not counted. A run that a function keeps in a store (`planner_ext.durable.Runs`) has
-its own budget and policies. Requests of an SDK, and of a kernel that the function holds itself, are not seen: take
-``kernel: Kernel`` as a parameter, or put a `FunctionInvokingChatCompletion` into the kernel that is held.
+Embeddings, images and audio are not counted. A run that a function keeps in a store
+(`planner_ext.durable.Runs`) has its own budget and policies. Requests of an SDK, and of
+a kernel that the function holds itself, are not seen: take ``kernel: Kernel`` as a
+parameter, or put a `FunctionInvokingChatCompletion` into the kernel that is held.
 """
 
 import inspect
@@ -27,14 +32,32 @@ from typing import Any, Final, cast
 
 from pydantic import PrivateAttr
 from semantic_kernel import Kernel
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
-from semantic_kernel.connectors.ai.text_completion_client_base import TextCompletionClientBase
-from semantic_kernel.contents import AuthorRole, ChatMessageContent, StreamingTextContent, TextContent
-from semantic_kernel.filters.functions.function_invocation_context import FunctionInvocationContext
+from semantic_kernel.connectors.ai.prompt_execution_settings import (
+    PromptExecutionSettings,
+)
+from semantic_kernel.connectors.ai.text_completion_client_base import (
+    TextCompletionClientBase,
+)
+from semantic_kernel.contents import (
+    AuthorRole,
+    ChatMessageContent,
+    StreamingTextContent,
+    TextContent,
+)
+from semantic_kernel.filters.functions.function_invocation_context import (
+    FunctionInvocationContext,
+)
 from semantic_kernel.functions import FunctionResult, KernelFunction
 from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
-from planner_ext.approval.decisions import Approve, Defer, Deny, Supply, ToolCall, approval_required
+from planner_ext.approval.decisions import (
+    Approve,
+    Defer,
+    Deny,
+    Supply,
+    ToolCall,
+    approval_required,
+)
 from planner_ext.core.accounts import SharedBudgets, Tab, current_tab
 from planner_ext.core.facts import CallDecided
 from planner_ext.core.limits import Budget, Left, Price
@@ -44,7 +67,13 @@ from planner_ext.engine.concurrency import StopHandle, contained
 from planner_ext.engine.gate import InterceptorChain, Review
 from planner_ext.engine.ports import Reviewed
 from planner_ext.sk.charging.earlier_calls import GivenMessages, before_batch
-from planner_ext.sk.charging.filters import CallFilter, approval_filters, converted_values, edited_call, tool_call
+from planner_ext.sk.charging.filters import (
+    CallFilter,
+    approval_filters,
+    converted_values,
+    edited_call,
+    tool_call,
+)
 from planner_ext.sk.chat.prices import RequestMeter
 from planner_ext.sk.errors import LimitReachedError, NestedRunRefusedError
 from planner_ext.sk.functions.conversion import InvalidArguments
@@ -87,7 +116,9 @@ class ParentRun:
                 "done in its name. Await what the function starts, or start it with a context and a kernel of its own."
             )
         if self.stop is not None and self.stop.reason is not None:
-            raise NestedRunRefusedError(f"The run was asked to stop: {self.stop.reason}")
+            raise NestedRunRefusedError(
+                f"The run was asked to stop: {self.stop.reason}"
+            )
 
 
 def current_parent_run(tab: Tab | None = None) -> ParentRun | None:
@@ -141,8 +172,9 @@ async def charged(
 ) -> AsyncGenerator[Charge]:
     """Charge one request to the call that makes it, and to shared budgets; yields what is called with the reply.
 
-    Unreported tokens, and those of an abandoned request, are estimated from the messages that were ``sent``. Without a
-    ``price`` that of the run around applies; ``shared_by`` adds the service's own shared budgets.
+    Unreported tokens, and those of an abandoned request, are estimated from the
+    messages that were ``sent``. Without a ``price`` that of the run around applies;
+    ``shared_by`` adds the service's own shared budgets.
 
     Raises:
         LimitReachedError: If nothing is left for the request.
@@ -159,7 +191,9 @@ async def charged(
         parent.check()
         parent.tab.bring(sent)
         price = price or parent.price
-    meter = request_meter(service, settings, price=price, around=payer.tab, shared=shared)
+    meter = request_meter(
+        service, settings, price=price, around=payer.tab, shared=shared
+    )
     await payer.take_request(expected=meter.used(Usage(), sent, None, None))
 
     def charge(reply: ChatMessageContent | None) -> None:
@@ -225,8 +259,8 @@ def request_meter(
 ) -> RequestMeter:
     """Make what counts and prices requests, as the budgets that pay for them need it.
 
-    These are the ``limits`` of the run that makes the requests, what is left to the call ``around`` it, and ``shared``
-    budgets.
+    These are the ``limits`` of the run that makes the requests, what is left to the
+    call ``around`` it, and ``shared`` budgets.
     """
     left = Left() if around is None else around.left()
     costs = [left.amounts.get("max_cost")]
@@ -239,11 +273,18 @@ def request_meter(
         estimates = estimates or shared.counts_tokens
     max_cost = next(filter(None, costs), None)
     return RequestMeter(
-        service, settings, price=price, max_cost=max_cost, max_prompt_tokens=max_prompt_tokens, estimates=estimates
+        service,
+        settings,
+        price=price,
+        max_cost=max_cost,
+        max_prompt_tokens=max_prompt_tokens,
+        estimates=estimates,
     )
 
 
-async def _take_shared(shared: SharedBudgets | None, taken: Usage, tab: Tab | None = None) -> None:
+async def _take_shared(
+    shared: SharedBudgets | None, taken: Usage, tab: Tab | None = None
+) -> None:
     """Reserve one request or start in the shared budgets; what they refuse goes back to the call's tab."""
     if shared is None:
         return
@@ -252,7 +293,9 @@ async def _take_shared(shared: SharedBudgets | None, taken: Usage, tab: Tab | No
         if tab is not None:
             tab.charge(Usage() - taken)
             raise nothing_left(str(refused.limit))
-        raise _limit_reached(str(refused.limit), f"{refused.reason} The request was not sent.")
+        raise _limit_reached(
+            str(refused.limit), f"{refused.reason} The request was not sent."
+        )
 
 
 class ChargedTextCompletion(TextCompletionClientBase):
@@ -274,16 +317,24 @@ class ChargedTextCompletion(TextCompletionClientBase):
         """Return the inner service's URL."""
         return self._inner.service_url()
 
-    async def get_text_contents(self, prompt: str, settings: PromptExecutionSettings) -> list[TextContent]:
+    async def get_text_contents(
+        self, prompt: str, settings: PromptExecutionSettings
+    ) -> list[TextContent]:
         """Ask the inner service.
 
         Raises:
             LimitReachedError: If nothing is left of the run's budget for the request.
             NestedRunRefusedError: If the call has ended, or its run is to stop.
         """
-        async with charged(self._tab, self._inner, settings, [_message(prompt)]) as charge:
+        async with charged(
+            self._tab, self._inner, settings, [_message(prompt)]
+        ) as charge:
             texts = await self._inner.get_text_contents(prompt, settings)
-            charge(_message("".join(text.text for text in texts), texts[0]) if texts else None)
+            charge(
+                _message("".join(text.text for text in texts), texts[0])
+                if texts
+                else None
+            )
             return texts
 
     async def get_streaming_text_contents(
@@ -293,9 +344,13 @@ class ChargedTextCompletion(TextCompletionClientBase):
         last: StreamingTextContent | None = None
         usage: Any = None
         text = ""
-        async with charged(self._tab, self._inner, settings, [_message(prompt)]) as charge:
+        async with charged(
+            self._tab, self._inner, settings, [_message(prompt)]
+        ) as charge:
             try:
-                async with aclosing(self._inner.get_streaming_text_contents(prompt, settings)) as stream:
+                async with aclosing(
+                    self._inner.get_streaming_text_contents(prompt, settings)
+                ) as stream:
                     async for chunks in stream:
                         for chunk in chunks:
                             last = chunk
@@ -304,7 +359,14 @@ class ChargedTextCompletion(TextCompletionClientBase):
                         yield chunks
             finally:  # of a stream that is left early, the chunks that came
                 if last is not None:
-                    charge(_message(text, last.model_copy(update={"metadata": {**last.metadata, "usage": usage}})))
+                    charge(
+                        _message(
+                            text,
+                            last.model_copy(
+                                update={"metadata": {**last.metadata, "usage": usage}}
+                            ),
+                        )
+                    )
 
 
 def _message(text: str, content: TextContent | None = None) -> ChatMessageContent:
@@ -312,11 +374,14 @@ def _message(text: str, content: TextContent | None = None) -> ChatMessageConten
     message = ChatMessageContent(role=AuthorRole.ASSISTANT, content=text)
     if content is None:
         return message
-    return message.model_copy(update={"metadata": content.metadata, "inner_content": content.inner_content})
+    return message.model_copy(
+        update={"metadata": content.metadata, "inner_content": content.inner_content}
+    )
 
 
 Wrap = Callable[[AIServiceClientBase, Tab], AIServiceClientBase]
-"""Wraps a service so that its requests are charged to a call; others are returned as they are."""
+"""Wraps a service so that its requests are charged to a call; others are returned as
+they are."""
 
 
 def whole(kernel: Kernel) -> Kernel:
@@ -340,8 +405,12 @@ def with_own_view(function: KernelFunction, tab: Tab, wrap: Wrap) -> KernelFunct
     agent = None if method is None else agent_of(method)
     if agent is None:
         return function
-    copied = agent.model_copy(update={"kernel": view_of(agent.kernel, tab, wrap, invokes=False)})
-    object.__setattr__(copied, "__pydantic_private__", agent.__pydantic_private__)  # what it remembers stays its own
+    copied = agent.model_copy(
+        update={"kernel": view_of(agent.kernel, tab, wrap, invokes=False)}
+    )
+    object.__setattr__(
+        copied, "__pydantic_private__", agent.__pydantic_private__
+    )  # what it remembers stays its own
     return function.model_copy(update={"method": _held_by(method, agent, copied)})
 
 
@@ -349,9 +418,16 @@ def _held_by(method: Any, agent: object, other: object) -> Any:
     """Copy a function that an agent holds, or a method of it, so that another agent holds it."""
     if inspect.ismethod(method):
         return MethodType(method.__func__, other)
-    cells = [CellType(other) if contents_of(cell) is agent else cell for cell in method.__closure__]
+    cells = [
+        CellType(other) if contents_of(cell) is agent else cell
+        for cell in method.__closure__
+    ]
     copied = FunctionType(
-        method.__code__, method.__globals__, method.__name__, method.__defaults__, closure=tuple(cells)
+        method.__code__,
+        method.__globals__,
+        method.__name__,
+        method.__defaults__,
+        closure=tuple(cells),
     )
     copied.__kwdefaults__ = method.__kwdefaults__
     return update_wrapper(copied, method)
@@ -360,7 +436,8 @@ def _held_by(method: Any, agent: object, other: object) -> Any:
 def view_of(kernel: Kernel, tab: Tab, wrap: Wrap, *, invokes: bool = True) -> Kernel:
     """Make the view of a kernel for one call of a function, which itself ``invokes`` with it, unless it is an agent.
 
-    What the function adds to its plugins, the kernel itself has, too; services that it adds stay in the view.
+    What the function adds to its plugins, the kernel itself has, too; services that it
+    adds stay in the view.
     """
     own: FunctionInvocationContext | None = None
 
@@ -368,7 +445,9 @@ def view_of(kernel: Kernel, tab: Tab, wrap: Wrap, *, invokes: bool = True) -> Ke
         """Remember the run's own invocation of the function, which its gate has decided."""
         nonlocal own
         own = context if own is None else own
-        await contained(next(context))  # so that the function that called this one reads an error
+        await contained(
+            next(context)
+        )  # so that the function that called this one reads an error
 
     async def gate(context: FunctionInvocationContext, next: Next) -> None:
         parent = current_parent_run(tab)
@@ -384,7 +463,11 @@ def view_of(kernel: Kernel, tab: Tab, wrap: Wrap, *, invokes: bool = True) -> Ke
         services=_Services(kernel, tab, wrap),
         ai_service_selector=kernel.ai_service_selector,
         # The last one is the outermost.
-        function_invocation_filters=[(id(gate), gate), *listed.function_invocation_filters, *marks],
+        function_invocation_filters=[
+            (id(gate), gate),
+            *listed.function_invocation_filters,
+            *marks,
+        ],
         prompt_rendering_filters=listed.prompt_rendering_filters,
         auto_function_invocation_filters=listed.auto_function_invocation_filters,
     )
@@ -394,7 +477,9 @@ class _Services(dict[str, AIServiceClientBase]):
     """The services of a view, each wrapped; they know the whole kernel, and the call."""
 
     def __init__(self, kernel: Kernel, tab: Tab, wrap: Wrap) -> None:
-        super().__init__({name: wrap(service, tab) for name, service in kernel.services.items()})
+        super().__init__(
+            {name: wrap(service, tab) for name, service in kernel.services.items()}
+        )
         self.kernel = kernel
         self.tab = tab
         self._wrap = wrap
@@ -415,19 +500,24 @@ def _is_inline(context: FunctionInvocationContext) -> bool:
 class RunGate:
     """Decides the calls of a run; implements `planner_ext.engine.ports.Gate`.
 
-    1. The chains, the outermost run's first, each about what those before it approved. ``@requires_approval`` counts
-       once, in the outermost. What a chain refuses or supplies stands; what it asks about waits.
-    2. Each filter, about what the chains let run: its policy, the function's mark, its approver. It also adds a
-       question to what waits, unless the same approver or persons of the same roles were asked before.
-    3. The approver of the run, or of the nearest run around it that has one, about each call that would wait.
+    1. The chains, the outermost run's first, each about what those before it approved.
+       ``@requires_approval`` counts once, in the outermost. What a chain refuses or
+       supplies stands; what it asks about waits.
+    2. Each filter, about what the chains let run: its policy, the function's mark, its
+       approver. It also adds a question to what waits, unless the same approver or
+       persons of the same roles were asked before.
+    3. The approver of the run, or of the nearest run around it that has one, about each
+       call that would wait.
 
-    An edit is reviewed from the first rule on. What was approved "for the rest of the run" is that of the run that
-    makes the call.
+    An edit is reviewed from the first rule on. What was approved "for the rest of the
+    run" is that of the run that makes the call.
 
     Attributes:
         expires_in: Seconds after which a filter's question expires; None: never.
-        marked: Whether ``@requires_approval`` counts here; where the kernel has approval filters, it counts there.
-        can_wait: Whether calls may wait for a person; if not, as inside a function, they are denied by name.
+        marked: Whether ``@requires_approval`` counts here; where the kernel has
+            approval filters, it counts there.
+        can_wait: Whether calls may wait for a person; if not, as inside a function,
+            they are denied by name.
         tab: The call of another run in which the calls are made, or None.
     """
 
@@ -439,48 +529,75 @@ class RunGate:
     marked: bool
     can_wait: bool
     tab: Tab | None = None
-    _reviewed: set[tuple[int, str]] = field(default_factory=set[tuple[int, str]], init=False)
-    _given: dict[int, GivenMessages] = field(default_factory=dict[int, GivenMessages], init=False)
+    _reviewed: set[tuple[int, str]] = field(
+        default_factory=set[tuple[int, str]], init=False
+    )
+    _given: dict[int, GivenMessages] = field(
+        default_factory=dict[int, GivenMessages], init=False
+    )
 
     def __post_init__(self) -> None:
-        self._decides_all = bool(self.filters) or any(chain.watches("") for chain in self.chains)
+        self._decides_all = bool(self.filters) or any(
+            chain.watches("") for chain in self.chains
+        )
         mark = partial(_mark_in, self.functions)
         if self.marked:
             outermost, *others = self.chains
             self.chains = [replace(outermost, marked=mark), *others]
         self._filters = [one.chain(mark, self.expires_in) for one in self.filters]
-        self._approves = next((chain for chain in reversed(self.chains) if chain.approver is not None), None)
+        self._approves = next(
+            (chain for chain in reversed(self.chains) if chain.approver is not None),
+            None,
+        )
 
     def watches(self, function: str) -> bool:
         """Whether a filter or a chain decides the calls of a function."""
-        return self._decides_all or approval_required(self.functions().get(function)) is not None
+        return (
+            self._decides_all
+            or approval_required(self.functions().get(function)) is not None
+        )
 
-    async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Reviewed]:
+    async def review(
+        self, calls: Sequence[ToolCall], state: State
+    ) -> Sequence[Reviewed]:
         """Decide each call, in order, before any of them runs."""
         earlier = before_batch(state, self.tab, self._given)
         calls = [replace(call, after=earlier) for call in calls]
         reviewed = await self._review(state).of(calls, state)
         new = {(call.iteration, call.id) for call in calls if self.filters}
-        self._reviewed = new | {one for one in self._reviewed if one[0] == state.iteration - 1}  # of the open batch
+        self._reviewed = new | {
+            one for one in self._reviewed if one[0] == state.iteration - 1
+        }  # of the open batch
         return reviewed if self.can_wait else list(map(_not_waiting, calls, reviewed))
 
-    async def review_edit(self, call: ToolCall, approval: Approve, question: Defer, state: State) -> Reviewed:
+    async def review_edit(
+        self, call: ToolCall, approval: Approve, question: Defer, state: State
+    ) -> Reviewed:
         """Review the edit in a person's answer to a question; see `Review.of_edit`."""
         call = replace(call, after=before_batch(state, self.tab, self._given))
         return await self._review(state).of_edit(call, approval, question, state)
 
     def decided_by(self, fact: CallDecided | None) -> Sequence[CallFilter]:
         """List the filters that do not decide a call when it runs: this gate asked them, or a person decided."""
-        if fact is not None and (fact.person or (fact.iteration, fact.call_id) in self._reviewed):
+        if fact is not None and (
+            fact.person or (fact.iteration, fact.call_id) in self._reviewed
+        ):
             return self.filters
         return ()
 
     def _review(self, state: State) -> Review:
         edit = partial(edited_call, self.functions(), state.run_id)
-        return Review(chains=self.chains, filters=self._filters, approves=self._approves, edit=edit)
+        return Review(
+            chains=self.chains,
+            filters=self._filters,
+            approves=self._approves,
+            edit=edit,
+        )
 
 
-def _mark_in(functions: Callable[[], Mapping[str, KernelFunction]], name: str) -> Defer | None:
+def _mark_in(
+    functions: Callable[[], Mapping[str, KernelFunction]], name: str
+) -> Defer | None:
     return approval_required(functions().get(name))
 
 
@@ -489,12 +606,16 @@ def _not_waiting(call: ToolCall, reviewed: Reviewed) -> Reviewed:
     if not isinstance(reviewed.decision, Defer):
         return reviewed
     name = call.fully_qualified_name
-    logging.getLogger(__name__).warning("%s is denied: no approver, and its run cannot pause in a function.", name)
+    logging.getLogger(__name__).warning(
+        "%s is denied: no approver, and its run cannot pause in a function.", name
+    )
     reason = f"{name} needs a person's decision, and a run inside a function cannot wait for one. Go on without it."
     return Reviewed(decision=Deny(reason), question=reviewed.question)
 
 
-async def _decide_and_run(context: FunctionInvocationContext, next: Next, parent: ParentRun, wrap: Wrap) -> None:
+async def _decide_and_run(
+    context: FunctionInvocationContext, next: Next, parent: ParentRun, wrap: Wrap
+) -> None:
     """Decide on a function that a function of the run calls itself, count it, and run it."""
     parent.check()
     if not await _is_to_run(context, parent):
@@ -505,7 +626,9 @@ async def _decide_and_run(context: FunctionInvocationContext, next: Next, parent
     tab = parent.tab
     if (limit := tab.take_call(tool.name)) is not None:
         raise nothing_left(limit)
-    await _take_shared(tab.account.shared, Usage(tool_calls=1, calls_by_function={tool.name: 1}), tab)
+    await _take_shared(
+        tab.account.shared, Usage(tool_calls=1, calls_by_function={tool.name: 1}), tab
+    )
     await tab.record_call(tool.name)
     target = with_own_view(function, tab, wrap)
     if tool.unasked or tool.loose:
@@ -535,11 +658,15 @@ async def _is_to_run(context: FunctionInvocationContext, parent: ParentRun) -> b
     if not gate.watches(tool.name):
         return True
     call = _described(context, parent.tab)
-    state = updated(parent.tab.account.state, sticky=frozenset())  # which is for calls of the run itself
+    state = updated(
+        parent.tab.account.state, sticky=frozenset()
+    )  # which is for calls of the run itself
     (reviewed,) = await gate.review([call], state)
     match reviewed.decision:
         case Deny(reason=reason):
-            raise NestedRunRefusedError(f"{tool.name} was refused and did not run: {reason}")
+            raise NestedRunRefusedError(
+                f"{tool.name} was refused and did not run: {reason}"
+            )
         case Supply(result=result):
             context.result = FunctionResult(function=function.metadata, value=result)
             return False
@@ -561,7 +688,11 @@ def _described(context: FunctionInvocationContext, tab: Tab) -> ToolCall:
     batch = state.batch
     assert batch is not None, "a function runs while its batch is open"
     values = cast("dict[str, Any]", context.arguments)
-    names = [str(one.name) for one in function.parameters if one.name not in tool.hidden and one.name in values]
+    names = [
+        str(one.name)
+        for one in function.parameters
+        if one.name not in tool.hidden and one.name in values
+    ]
     shown = {name: values[name] for name in names if name in tool.parameters}
     converted = converted_values(shown, tool)
     if not isinstance(converted, InvalidArguments):

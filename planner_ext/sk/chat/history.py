@@ -1,7 +1,8 @@
 """The history that a request sends: a transcript as messages, and a caller's history, checked or repaired.
 
-A caller's history is checked by the rules by which replies are normalised; see `planner_ext.sk.chat.reply`. The history
-of a resumed run is brought up to date, or refused and not changed.
+A caller's history is checked by the rules by which replies are normalised; see
+`planner_ext.sk.chat.reply`. The history of a resumed run is brought up to date, or
+refused and not changed.
 """
 
 import json
@@ -24,7 +25,14 @@ from semantic_kernel.contents import (
 
 from planner_ext.core.facts import Fact, ModelReplied
 from planner_ext.core.state import State
-from planner_ext.core.values import CallResult, EditedReply, Message, RequestedCall, TextMessage, TranscriptItem
+from planner_ext.core.values import (
+    CallResult,
+    EditedReply,
+    Message,
+    RequestedCall,
+    TextMessage,
+    TranscriptItem,
+)
 from planner_ext.sk.chat.reply import accepted_items, accepted_name
 from planner_ext.sk.errors import InvalidHistoryError
 from planner_ext.sk.functions.conversion import quoted
@@ -55,9 +63,13 @@ def render(entries: Iterable[TranscriptItem]) -> list[ChatMessageContent]:
             case CallResult():
                 message = _result_message(entry)
             case EditedReply():
-                message = _edited(_load(entry.message), set(entry.kept), dict(entry.edited))
+                message = _edited(
+                    _load(entry.message), set(entry.kept), dict(entry.edited)
+                )
             case TextMessage():
-                message = ChatMessageContent(role=AuthorRole(entry.role), content=entry.text)
+                message = ChatMessageContent(
+                    role=AuthorRole(entry.role), content=entry.text
+                )
             case _:
                 message = _load(entry)
         messages.append(message)
@@ -68,7 +80,10 @@ def _result_message(entry: CallResult) -> ChatMessageContent:
     """Make the message of a result: a copy of the first one of its function, which pydantic validated."""
     first = _first_result(entry.name)
     metadata = {INSIDE: list(entry.inside)} if entry.inside else {}
-    content = _copied(first.items[0], {"id": entry.call_id, "result": entry.text, "metadata": metadata})
+    content = _copied(
+        first.items[0],
+        {"id": entry.call_id, "result": entry.text, "metadata": metadata},
+    )
     return _copied(first, {"items": [content], "metadata": {}})
 
 
@@ -92,7 +107,9 @@ def _first_result(name: str) -> ChatMessageContent:
     return ChatMessageContent(role=AuthorRole.TOOL, items=[content])
 
 
-def _edited(message: ChatMessageContent, kept: set[str], edited: Mapping[str, str]) -> ChatMessageContent:
+def _edited(
+    message: ChatMessageContent, kept: set[str], edited: Mapping[str, str]
+) -> ChatMessageContent:
     """Remove calls from a message, and replace the model's arguments by a person's."""
     items: list[Any] = [
         item.model_copy(update={"arguments": edited[item.id or ""]})
@@ -109,7 +126,11 @@ def _load(message: Message) -> ChatMessageContent:
     loaded = load_message(message)
     if not loaded.items:
         return loaded.model_copy(update={"items": [TextContent(text="")]})
-    if loaded.role != AuthorRole.ASSISTANT or isinstance(loaded, AssistantMessage) or not calls_of(loaded):
+    if (
+        loaded.role != AuthorRole.ASSISTANT
+        or isinstance(loaded, AssistantMessage)
+        or not calls_of(loaded)
+    ):
         return loaded
     return with_items(loaded, list(loaded.items), loaded.metadata)
 
@@ -117,15 +138,20 @@ def _load(message: Message) -> ChatMessageContent:
 # Validating a history: servers accept its calls, and each is answered once, right after its message.
 
 
-def find_problems(messages: Sequence[ChatMessageContent], offered: Container[str] | None = None) -> list[str]:
+def find_problems(
+    messages: Sequence[ChatMessageContent], offered: Container[str] | None = None
+) -> list[str]:
     """List the problems for which servers would refuse a history, in order, with the message's index and the ids.
 
     Args:
         messages: The history.
-        offered: Function names that may be longer than most servers accept; see `accepted_name`.
+        offered: Function names that may be longer than most servers accept; see
+            `accepted_name`.
     """
     problems: list[str] = []
-    owed: dict[str, int] = {}  # calls without a result, each with the index of its message
+    owed: dict[
+        str, int
+    ] = {}  # calls without a result, each with the index of its message
     answered: set[str] = set()
     for place, message in enumerate(messages):
         if message.role != AuthorRole.TOOL:
@@ -141,7 +167,11 @@ def find_problems(messages: Sequence[ChatMessageContent], offered: Container[str
             problems.append(f"message {place}: a tool message without a result")
         for call in (result.id or "" for result in results):
             if owed.pop(call, None) is None:
-                kind = "a second result for the call" if call in answered else "a result for no call before it:"
+                kind = (
+                    "a second result for the call"
+                    if call in answered
+                    else "a result for no call before it:"
+                )
                 problems.append(f"message {place}: {kind} {call!r}")
             else:
                 answered.add(call)
@@ -149,10 +179,15 @@ def find_problems(messages: Sequence[ChatMessageContent], offered: Container[str
 
 
 def _unanswered(owed: Mapping[str, int]) -> list[str]:
-    return [f"message {place}: the call {call!r} has no result" for call, place in owed.items()]
+    return [
+        f"message {place}: the call {call!r} has no result"
+        for call, place in owed.items()
+    ]
 
 
-def _call_problems(calls: Sequence[FunctionCallContent], place: int, offered: Container[str] | None) -> Iterable[str]:
+def _call_problems(
+    calls: Sequence[FunctionCallContent], place: int, offered: Container[str] | None
+) -> Iterable[str]:
     ids = [call.id or "" for call in calls]
     if "" in ids:
         yield f"message {place}: a call without an id"
@@ -163,7 +198,9 @@ def _call_problems(calls: Sequence[FunctionCallContent], place: int, offered: Co
             yield f"message {place}: the function name {quoted(name)}, which servers refuse"
 
 
-def check_history(messages: Sequence[ChatMessageContent], offered: Container[str] | None = None) -> None:
+def check_history(
+    messages: Sequence[ChatMessageContent], offered: Container[str] | None = None
+) -> None:
     """Refuse an invalid history; for ``offered`` see `accepted_name`.
 
     Raises:
@@ -182,8 +219,8 @@ def repair_history(
 ) -> list[ChatMessageContent]:
     """Repair a history: answer unanswered calls, and remove orphan and second results.
 
-    Calls are normalised as those of a reply; see `accepted_items`. Results keep their order. Idempotent. A message that
-    needs no change is returned itself.
+    Calls are normalised as those of a reply; see `accepted_items`. Results keep their
+    order. Idempotent. A message that needs no change is returned itself.
     """
     repaired: list[ChatMessageContent] = []
     owed: list[_OwedCall] = []
@@ -198,23 +235,34 @@ def repair_history(
 
 
 _OwedCall = tuple[FunctionCallContent, FunctionCallContent]
-"""A call without a result: as the history has it, whose id its result names, and as it is repaired."""
+"""A call without a result: as the history has it, whose id its result names, and as it
+is repaired."""
 
 
-def _accepted(message: ChatMessageContent, offered: Container[str] | None) -> ChatMessageContent:
+def _accepted(
+    message: ChatMessageContent, offered: Container[str] | None
+) -> ChatMessageContent:
     """Normalise an assistant message for servers; one that needs no change is returned itself."""
     if message.role != AuthorRole.ASSISTANT:
         return message
     items, _ = accepted_items(message.items, offered)
-    return message if all(map(is_, items, message.items)) else with_items(message, items, message.metadata)
+    return (
+        message
+        if all(map(is_, items, message.items))
+        else with_items(message, items, message.metadata)
+    )
 
 
-def _answering(message: ChatMessageContent, owed: list[_OwedCall]) -> list[ChatMessageContent]:
+def _answering(
+    message: ChatMessageContent, owed: list[_OwedCall]
+) -> list[ChatMessageContent]:
     """Keep the results of a tool message that answer calls in ``owed``, and remove these calls from it."""
     results = _results(message)
     items = list[FunctionResultContent]()
     for result in results:
-        answered = next((pair for pair in owed if (pair[0].id or "") == (result.id or "")), None)
+        answered = next(
+            (pair for pair in owed if (pair[0].id or "") == (result.id or "")), None
+        )
         if answered is not None:
             owed.remove(answered)
             items.append(_result_of(*answered, result))
@@ -229,7 +277,11 @@ def _result_of(
     """Copy a result with the id and the name of its call, if repair changed these."""
     update: dict[str, Any] = {} if call.id == result.id else {"id": call.id}
     if name_of(call) != name_of(sent):
-        update |= {"name": call.name, "plugin_name": call.plugin_name, "function_name": call.function_name}
+        update |= {
+            "name": call.name,
+            "plugin_name": call.plugin_name,
+            "function_name": call.function_name,
+        }
     return result.model_copy(update=update) if update else result
 
 
@@ -242,7 +294,8 @@ def _missing_result(owed: _OwedCall) -> ChatMessageContent:
 def one_result_each(messages: Sequence[ChatMessageContent]) -> list[ChatMessageContent]:
     """Split tool messages with several results, as stock loops write them: connectors send only the first result.
 
-    The message that a service returned for a run that a filter ended is left out: it repeats results.
+    The message that a service returned for a run that a filter ended is left out: it
+    repeats results.
     """
     split: list[ChatMessageContent] = []
     answered: set[str] = set()
@@ -254,7 +307,9 @@ def one_result_each(messages: Sequence[ChatMessageContent]) -> list[ChatMessageC
         else:
             answered.update(result.id or "" for result in _results(message))
         results = _results(message) if len(message.items) > 1 else []
-        split += [message.model_copy(update={"items": [result]}) for result in results] or [message]
+        split += [
+            message.model_copy(update={"items": [result]}) for result in results
+        ] or [message]
     return split
 
 
@@ -265,7 +320,9 @@ def _is_of_service(message: ChatMessageContent, answered: Container[str]) -> boo
         message: A tool message.
         answered: The calls that have a result directly before it.
     """
-    return "checkpoint" in message.metadata and all((result.id or "") in answered for result in _results(message))
+    return "checkpoint" in message.metadata and all(
+        (result.id or "") in answered for result in _results(message)
+    )
 
 
 def _calls(message: ChatMessageContent) -> list[FunctionCallContent]:
@@ -274,7 +331,11 @@ def _calls(message: ChatMessageContent) -> list[FunctionCallContent]:
 
 def _results(message: ChatMessageContent) -> list[FunctionResultContent]:
     tool = message.role == AuthorRole.TOOL
-    return [item for item in message.items if isinstance(item, FunctionResultContent)] if tool else []
+    return (
+        [item for item in message.items if isinstance(item, FunctionResultContent)]
+        if tool
+        else []
+    )
 
 
 # The caller's history of a resumed run.
@@ -305,7 +366,10 @@ class ResumedHistory:
     def later_turn(self) -> str | None:
         """The first message that continues the conversation: a user's, or one with calls or results; or None."""
         for message in self.later:
-            called = any(isinstance(item, FunctionCallContent | FunctionResultContent) for item in message.items)
+            called = any(
+                isinstance(item, FunctionCallContent | FunctionResultContent)
+                for item in message.items
+            )
             if called or message.role == AuthorRole.USER:
                 return _summary(message)
         return None
@@ -328,10 +392,13 @@ def resumed_history(
         returned: The message that the run had returned.
 
     Raises:
-        InvalidHistoryError: If it is the history of another run, or holds calls or results of the batch that waits.
+        InvalidHistoryError: If it is the history of another run, or holds calls or
+            results of the batch that waits.
     """
     messages = one_result_each(history.messages)
-    known = sum(1 for _ in takewhile(_are_same, zip(messages, transcript, strict=False)))
+    known = sum(
+        1 for _ in takewhile(_are_same, zip(messages, transcript, strict=False))
+    )
     later = messages[known:]
     if later and _is_returned(later[0], facts, returned):
         later = later[1:]
@@ -345,7 +412,9 @@ def resumed_history(
             f"The history holds {', '.join(present)} already: this checkpoint was resumed before, or its calls were "
             f"answered elsewhere. {_WAY_OUT}"
         )
-    return ResumedHistory(kept=messages[:known], missing=transcript[known:], later=later)
+    return ResumedHistory(
+        kept=messages[:known], missing=transcript[known:], later=later
+    )
 
 
 def _are_same(pair: tuple[ChatMessageContent, ChatMessageContent]) -> bool:
@@ -355,16 +424,24 @@ def _are_same(pair: tuple[ChatMessageContent, ChatMessageContent]) -> bool:
 
 
 def _content(message: ChatMessageContent) -> tuple[Any, ...]:
-    results = [(item.id, str(item.result)) for item in message.items if isinstance(item, FunctionResultContent)]
+    results = [
+        (item.id, str(item.result))
+        for item in message.items
+        if isinstance(item, FunctionResultContent)
+    ]
     others = [
         item.to_dict()
         for item in message.items
-        if not isinstance(item, TextContent | FunctionCallContent | FunctionResultContent)
+        if not isinstance(
+            item, TextContent | FunctionCallContent | FunctionResultContent
+        )
     ]
     return message.role, *_text_and_calls(message), results, others
 
 
-def _text_and_calls(message: ChatMessageContent) -> tuple[str, list[tuple[str, str, str]]]:
+def _text_and_calls(
+    message: ChatMessageContent,
+) -> tuple[str, list[tuple[str, str, str]]]:
     """Return a message's text, and its calls with canonical arguments: a store may reformat JSON text."""
     return text_of(message), _canonical_calls(requested_calls(message))
 
@@ -380,7 +457,9 @@ def _canonical_json(arguments: str) -> str:
         return arguments
 
 
-def _is_returned(message: ChatMessageContent, facts: Sequence[Fact], returned: ChatMessageContent) -> bool:
+def _is_returned(
+    message: ChatMessageContent, facts: Sequence[Fact], returned: ChatMessageContent
+) -> bool:
     """Whether a message is the one that the run had returned, or the concatenated chunks of its last iterations."""
     if message.role != AuthorRole.ASSISTANT:
         return False
@@ -393,7 +472,9 @@ def _is_returned(message: ChatMessageContent, facts: Sequence[Fact], returned: C
     own = text_of(load_message(last.message))
     if said[1] == _canonical_calls(last.calls) and said[0] in (own, own + text):
         return True
-    end = "" if own == text and not last.calls else text  # a reply without calls was returned as it is
+    end = (
+        "" if own == text and not last.calls else text
+    )  # a reply without calls was returned as it is
     whole = ""
     for reply in (fact for fact in reversed(facts) if isinstance(fact, ModelReplied)):
         whole = text_of(load_message(reply.message)) + whole
@@ -406,21 +487,32 @@ def _is_returned(message: ChatMessageContent, facts: Sequence[Fact], returned: C
 
 def last_reply(facts: Sequence[Fact]) -> ModelReplied | None:
     """Return the newest reply of the model in a journal, or None."""
-    return next((fact for fact in reversed(facts) if isinstance(fact, ModelReplied)), None)
+    return next(
+        (fact for fact in reversed(facts) if isinstance(fact, ModelReplied)), None
+    )
 
 
-def _answered_elsewhere(messages: Sequence[ChatMessageContent], state: State) -> list[str]:
+def _answered_elsewhere(
+    messages: Sequence[ChatMessageContent], state: State
+) -> list[str]:
     """List the open batch's calls and results that are already in messages."""
-    waiting = {call.request.id for call in state.batch.calls} if state.batch is not None else set[str]()
+    waiting = (
+        {call.request.id for call in state.batch.calls}
+        if state.batch is not None
+        else set[str]()
+    )
     found = [
         f"the {'result of the ' if isinstance(item, FunctionResultContent) else ''}call {item.id!r}"
         for message in messages
         for item in message.items
-        if isinstance(item, FunctionCallContent | FunctionResultContent) and item.id in waiting
+        if isinstance(item, FunctionCallContent | FunctionResultContent)
+        and item.id in waiting
     ]
     return list(dict.fromkeys(found))
 
 
 def _summary(message: ChatMessageContent) -> str:
-    calls = "".join(f", calling {call.name} as {call.id!r}" for call in requested_calls(message))
+    calls = "".join(
+        f", calling {call.name} as {call.id!r}" for call in requested_calls(message)
+    )
     return f"of the {message.role.value}: {text_of(message)[:60]!r}{calls}"

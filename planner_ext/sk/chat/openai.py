@@ -1,12 +1,15 @@
 """Incremental request encoding for OpenAI and Azure OpenAI: only new messages of a conversation are converted.
 
-Settings, structured outputs, retries, headers, responses, usage and errors stay with the connector and the client.
+Settings, structured outputs, retries, headers, responses, usage and errors stay with
+the connector and the client.
 
-This module replaces some methods of Semantic Kernel's OpenAI connectors and calls others, most of them private. If the
-source of one was changed, patched or wrapped, the request uses the connector's public methods: slower, always correct.
+This module replaces some methods of Semantic Kernel's OpenAI connectors and calls
+others, most of them private. If the source of one was changed, patched or wrapped, the
+request uses the connector's public methods: slower, always correct.
 
-The client builds the types of a response field by field. If a response matches its type, pydantic reads it into an
-equal object, five to ten times faster; any other response is left to the client.
+The client builds the types of a response field by field. If a response matches its
+type, pydantic reads it into an equal object, five to ten times faster; any other
+response is left to the client.
 """
 
 import inspect
@@ -23,12 +26,28 @@ from openai import AsyncAzureOpenAI, AsyncOpenAI, AsyncStream, BadRequestError
 from openai.resources.chat.completions import AsyncCompletions
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic_core import to_json
-from semantic_kernel.connectors.ai.open_ai import AzureChatCompletion, OpenAIChatCompletion
-from semantic_kernel.connectors.ai.open_ai.exceptions.content_filter_ai_exception import ContentFilterAIException
-from semantic_kernel.connectors.ai.open_ai.services.open_ai_model_types import OpenAIModelTypes
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
-from semantic_kernel.contents import AuthorRole, ChatMessageContent, StreamingChatMessageContent
-from semantic_kernel.exceptions import ServiceInvalidResponseError, ServiceResponseException
+from semantic_kernel.connectors.ai.open_ai import (
+    AzureChatCompletion,
+    OpenAIChatCompletion,
+)
+from semantic_kernel.connectors.ai.open_ai.exceptions.content_filter_ai_exception import (
+    ContentFilterAIException,
+)
+from semantic_kernel.connectors.ai.open_ai.services.open_ai_model_types import (
+    OpenAIModelTypes,
+)
+from semantic_kernel.connectors.ai.prompt_execution_settings import (
+    PromptExecutionSettings,
+)
+from semantic_kernel.contents import (
+    AuthorRole,
+    ChatMessageContent,
+    StreamingChatMessageContent,
+)
+from semantic_kernel.exceptions import (
+    ServiceInvalidResponseError,
+    ServiceResponseException,
+)
 from semantic_kernel.utils.telemetry.model_diagnostics import decorators as diagnostics
 
 from planner_ext.sk.chat.prepared import post
@@ -49,20 +68,30 @@ REPLACED: Mapping[str, str] = {
     "_send_completion_request": "8bcc8ad59490e0b4",
     "_update_function_choice_settings_callback": "437d3d94f17070c5",
 }
-"""Methods of the connector that this module replaces, with the digests of their sources."""
+"""Methods of the connector that this module replaces, with the digests of their
+sources."""
 
 CALLED: Mapping[str, tuple[str, ...]] = {
     "_handle_structured_output": ("request_settings", "settings"),
     "_get_metadata_from_chat_response": ("response",),
     "_get_metadata_from_streaming_chat_response": ("response",),
     "_create_chat_message_content": ("response", "choice", "response_metadata"),
-    "_create_streaming_chat_message_content": ("chunk", "choice", "chunk_metadata", "function_invoke_attempt"),
+    "_create_streaming_chat_message_content": (
+        "chunk",
+        "choice",
+        "chunk_metadata",
+        "function_invoke_attempt",
+    ),
     "store_usage": ("response",),
 }
-"""Methods of the connector that this module calls, with the positional parameters that it passes."""
+"""Methods of the connector that this module calls, with the positional parameters that
+it passes."""
 
-BODY_FIELDS = frozenset(inspect.signature(AsyncCompletions.create).parameters) - {"self"}
-"""The fields of a request that the client accepts; it raises TypeError for any other."""
+BODY_FIELDS = frozenset(inspect.signature(AsyncCompletions.create).parameters) - {
+    "self"
+}
+"""The fields of a request that the client accepts; it raises TypeError for any
+other."""
 
 _POSTED = {"cast_to", "content", "options", "stream", "stream_cls"}
 """The keyword arguments of the client's ``post`` that are used here."""
@@ -70,7 +99,9 @@ _POSTED = {"cast_to", "content", "options", "stream", "stream_cls"}
 _OPTIONS = {"extra_headers": "headers", "extra_query": "params", "timeout": "timeout"}
 """Settings that are sent beside the body, by the names that the client has for them."""
 
-_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+_encode = json.JSONEncoder(
+    ensure_ascii=False, allow_nan=False, separators=(",", ":")
+).encode
 """Writes JSON as the openai client does; a value that JSON cannot hold is an error."""
 
 
@@ -81,9 +112,15 @@ def is_supported(service: Any) -> bool:
     return (
         kind in (OpenAIChatCompletion, AzureChatCompletion)
         and service.ai_model_type == OpenAIModelTypes.CHAT
-        and service.__dict__.keys() <= kind.model_fields.keys()  # no method was set on the instance
-        and all(is_own(getattr(kind, name, None), digest) for name, digest in REPLACED.items())
-        and all(_takes(getattr(kind, name, None), taken) for name, taken in CALLED.items())
+        and service.__dict__.keys()
+        <= kind.model_fields.keys()  # no method was set on the instance
+        and all(
+            is_own(getattr(kind, name, None), digest)
+            for name, digest in REPLACED.items()
+        )
+        and all(
+            _takes(getattr(kind, name, None), taken) for name, taken in CALLED.items()
+        )
         and client_kind in (AsyncOpenAI, AsyncAzureOpenAI)
         and _is_openais(getattr(client.chat.completions.create, "__func__", None))
         and _takes_posted(getattr(client_kind, "post", None))
@@ -98,13 +135,17 @@ def _takes(method: Any, taken: tuple[str, ...]) -> bool:
     parameters = [*inspect.signature(method).parameters.values()][1:]
     given = parameters[: len(taken)]
     others = parameters[len(taken) :]
-    return tuple(p.name for p in given) == taken and all(p.default is not p.empty for p in others)
+    return tuple(p.name for p in given) == taken and all(
+        p.default is not p.empty for p in others
+    )
 
 
 @lru_cache(maxsize=8)
 def _is_openais(create: Any) -> bool:
     """Whether the client's method is OpenAI's original; a tracing library's wrapper must be called instead."""
-    return isinstance(create, FunctionType) and create.__globals__["__name__"].startswith("openai.")
+    return isinstance(create, FunctionType) and create.__globals__[
+        "__name__"
+    ].startswith("openai.")
 
 
 @lru_cache(maxsize=8)
@@ -132,12 +173,18 @@ class OpenAITransport:
             return await self._generic.ask(request)
         response = await self._post(encoded)
         if not isinstance(response, ChatCompletion):
-            raise TypeError(f"a {type(response).__name__} where a ChatCompletion was expected")
+            raise TypeError(
+                f"a {type(response).__name__} where a ChatCompletion was expected"
+            )
         metadata = self._service._get_metadata_from_chat_response(response)
         made = self._service._create_chat_message_content
-        return [with_refusal(made(response, each, metadata)) for each in response.choices]
+        return [
+            with_refusal(made(response, each, metadata)) for each in response.choices
+        ]
 
-    async def stream(self, request: ChatRequest) -> AsyncGenerator[StreamingChatMessageContent, Any]:
+    async def stream(
+        self, request: ChatRequest
+    ) -> AsyncGenerator[StreamingChatMessageContent, Any]:
         """Send a request; yield the chunks of the response's first choice."""
         encoded = self._encoded(request, streaming=True)
         if encoded is None:
@@ -147,21 +194,27 @@ class OpenAITransport:
             return
         response = await self._post(encoded)
         if not isinstance(response, AsyncStream):
-            raise ServiceInvalidResponseError(f"Expected a stream of chunks; got a {type(response).__name__}.")
+            raise ServiceInvalidResponseError(
+                f"Expected a stream of chunks; got a {type(response).__name__}."
+            )
         model = self._model(request)
         async with cast("AsyncStream[ChatCompletionChunk]", response) as pieces:
             async for piece in pieces:
                 if (chunk := self._chunk(piece, model)) is not None:
                     yield chunk
 
-    def _chunk(self, piece: ChatCompletionChunk, model: str) -> StreamingChatMessageContent | None:
+    def _chunk(
+        self, piece: ChatCompletionChunk, model: str
+    ) -> StreamingChatMessageContent | None:
         """Convert a server's chunk to the connector's; None if it holds nothing of the first choice."""
         first = next((choice for choice in piece.choices if choice.index == 0), None)
         if first is None and (piece.choices or piece.usage is None):
             return None
         metadata = self._service._get_metadata_from_streaming_chat_response(piece)
         if first is not None:
-            chunk = self._service._create_streaming_chat_message_content(piece, first, metadata, 0)
+            chunk = self._service._create_streaming_chat_message_content(
+                piece, first, metadata, 0
+            )
             return with_refusal(chunk) if first.delta and first.delta.refusal else chunk
         return StreamingChatMessageContent(
             role=AuthorRole.ASSISTANT,
@@ -182,15 +235,23 @@ class OpenAITransport:
         except BadRequestError as error:
             filtered = error.code == "content_filter"
             kind = ContentFilterAIException if filtered else ServiceResponseException
-            raise kind(f"{type(service).__name__}: the request was refused", error) from error
+            raise kind(
+                f"{type(service).__name__}: the request was refused", error
+            ) from error
         except Exception as error:
-            raise ServiceResponseException(f"{type(service).__name__}: the request failed", error) from error
+            raise ServiceResponseException(
+                f"{type(service).__name__}: the request failed", error
+            ) from error
         return response
 
-    def _encoded(self, request: ChatRequest, *, streaming: bool) -> dict[str, Any] | None:
+    def _encoded(
+        self, request: ChatRequest, *, streaming: bool
+    ) -> dict[str, Any] | None:
         """Encode a request for the client's ``post``; None if the connector's public methods must send it."""
         try:
-            if diagnostics.are_model_diagnostics_enabled() or not is_supported(self._service):
+            if diagnostics.are_model_diagnostics_enabled() or not is_supported(
+                self._service
+            ):
                 return None
             fields, options = self._fields(request, streaming=streaming)
             tools = b""
@@ -202,9 +263,16 @@ class OpenAITransport:
             self._source = []
             return None
         content = b'{"messages":[%b],%b%b}' % (messages, rest, tools)
-        return {"path": self._path(request), "content": content, "options": options, "stream": streaming}
+        return {
+            "path": self._path(request),
+            "content": content,
+            "options": options,
+            "stream": streaming,
+        }
 
-    def _fields(self, request: ChatRequest, *, streaming: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _fields(
+        self, request: ChatRequest, *, streaming: bool
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the connector's fields of a request, without messages and functions, and the options of sending.
 
         Raises:
@@ -249,7 +317,11 @@ class OpenAITransport:
             self._known = lasting
         if last is None:
             return self._messages
-        return b"%b%b%b" % (self._messages, b"," if lasting else b"", self._written([last]))
+        return b"%b%b%b" % (
+            self._messages,
+            b"," if lasting else b"",
+            self._written([last]),
+        )
 
     def _written(self, messages: list[ChatMessageContent]) -> bytes:
         """Convert messages as the connector does, with its name for the role of instructions."""
@@ -262,7 +334,10 @@ class OpenAITransport:
     def _encoded_tools(self, offered: ToolSet) -> bytes:
         """Encode the schemas of the offered functions; cached while the functions are the same."""
         if self._offered != (offered.tools, offered.schemas):
-            written = [*(tool.offer for tool in offered.tools.values()), *map(_encode, offered.schemas)]
+            written = [
+                *(tool.offer for tool in offered.tools.values()),
+                *map(_encode, offered.schemas),
+            ]
             if not all(written):
                 raise ValueError("a schema is not JSON")
             self._tools = f"[{','.join(written)}]".encode()
@@ -277,6 +352,8 @@ class OpenAITransport:
         """Return a request's path; Azure's client reads the deployment from a body, and cannot read an encoded one."""
         path = "/chat/completions"
         client = self._service.client
-        if isinstance(client, AsyncAzureOpenAI) and "/deployments" not in str(client.base_url.path):
+        if isinstance(client, AsyncAzureOpenAI) and "/deployments" not in str(
+            client.base_url.path
+        ):
             return f"/deployments/{quote(self._model(request), safe='')}{path}"
         return path

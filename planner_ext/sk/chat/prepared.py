@@ -1,16 +1,17 @@
 """A prepared request to OpenAI: what the client builds for each request is built once for each client.
 
-The client builds the first request. Later ones differ from it in their body and cookies alone, as long as everything
-that its address and headers come from is the same. A prepared request goes through the client's own HTTP client, with
-its hooks, limits and time-outs.
+The client builds the first request. Later ones differ from it in their body and cookies
+alone, as long as everything that its address and headers come from is the same. A
+prepared request goes through the client's own HTTP client, with its hooks, limits and
+time-outs.
 
-Only a good response is read here. If the request fails, or is answered with anything but a chat completion, the client
-makes its request as usual, and finds this outcome as that of its first attempt: retries, waits, headers and errors are
-the client's own.
+Only a good response is read here. If the request fails, or is answered with anything
+but a chat completion, the client makes its request as usual, and finds this outcome as
+that of its first attempt: retries, waits, headers and errors are the client's own.
 
-`USED` has the members of openai that this stands for. Before each request they are compared with their digests. Where
-one was changed, patched or wrapped, and where a key or header has another origin than the client's fields, the client
-makes the request.
+`USED` has the members of openai that this stands for. Before each request they are
+compared with their digests. Where one was changed, patched or wrapped, and where a key
+or header has another origin than the client's fields, the client makes the request.
 """
 
 import asyncio
@@ -71,16 +72,31 @@ USED: Mapping[str, str] = {
     "lib._client_auth.async_send_request": "3c67bd15e620d104",
     "lib._client_auth.async_send_with_auth_retry": "6e81092a6c179c16",
 }
-"""Members of the package `openai`, with the digests of their sources (of a property, that of its function)."""
+"""Members of the package `openai`, with the digests of their sources (of a property,
+that of its function)."""
 
-_OF_CLIENT: Final = [name.removeprefix("AsyncOpenAI.") for name in USED if name.startswith("AsyncOpenAI.")]
+_OF_CLIENT: Final = [
+    name.removeprefix("AsyncOpenAI.")
+    for name in USED
+    if name.startswith("AsyncOpenAI.")
+]
 _members = attrgetter(*_OF_CLIENT)
 _NAMES: Final = frozenset(_OF_CLIENT)
 
-_OTHER_ORIGINS: Final = ("_api_key_provider", "workload_identity", "_provider_runtime", "_idempotency_header")
+_OTHER_ORIGINS: Final = (
+    "_api_key_provider",
+    "workload_identity",
+    "_provider_runtime",
+    "_idempotency_header",
+)
 """Fields of a client that, if set, give each request headers of its own."""
 
-_OF_ONE_REQUEST: Final = ("content-length", "transfer-encoding", "cookie", "x-stainless-raw-response")
+_OF_ONE_REQUEST: Final = (
+    "content-length",
+    "transfer-encoding",
+    "cookie",
+    "x-stainless-raw-response",
+)
 """Headers that, if an application sets them, leave no request like another."""
 
 _ORDINARY: Final = {"security": {"bearer_auth": True}}
@@ -123,8 +139,8 @@ _DRAIN_SECONDS: Final = 0.1  # the client's own limit
 class Chunks(AsyncStream[ReadChunk]):
     """The chunks of a streamed response.
 
-    A plain chunk is read from its line, and so is the usual end. Anything else is left to the client's own reader, from
-    that line on.
+    A plain chunk is read from its line, and so is the usual end. Anything else is left
+    to the client's own reader, from that line on.
     """
 
     async def __stream__(self) -> AsyncIterator[Any]:
@@ -144,7 +160,9 @@ class Chunks(AsyncStream[ReadChunk]):
                 else:
                     continue
                 break
-            async for chunk in _ClientsChunks(cast_to=ReadChunk, response=cast("Any", rest), client=self._client):
+            async for chunk in _ClientsChunks(
+                cast_to=ReadChunk, response=cast("Any", rest), client=self._client
+            ):
                 yield chunk
         finally:
             await self.response.aclose()
@@ -220,7 +238,8 @@ class _Prepared(NamedTuple):
         body: The class of a request's body.
         method: ``POST``.
         url: The address.
-        headers: The headers as the client built them, without the cookies of the HTTP client.
+        headers: The headers as the client built them, without the cookies of the HTTP
+            client.
         timeout: The limits of time in seconds, by their names.
     """
 
@@ -294,7 +313,9 @@ def _view(client: AsyncOpenAI, kind: type[_Kind]) -> _Kind:
     return view
 
 
-async def post(client: AsyncOpenAI, *, path: str, content: bytes, options: Any, stream: bool) -> Any:
+async def post(
+    client: AsyncOpenAI, *, path: str, content: bytes, options: Any, stream: bool
+) -> Any:
     """Send a body as the client's ``post`` does, by a prepared request where the client would send the same.
 
     Args:
@@ -308,8 +329,16 @@ async def post(client: AsyncOpenAI, *, path: str, content: bytes, options: Any, 
         A `ChatCompletion`, or an `AsyncStream` of chunks.
     """
     known = _is_known(client)
-    given: Any = {"path": path, "content": content, "options": options, "stream": stream}
-    given |= {"cast_to": ReadCompletion, "stream_cls": Chunks if known else _ClientsChunks}
+    given: Any = {
+        "path": path,
+        "content": content,
+        "options": options,
+        "stream": stream,
+    }
+    given |= {
+        "cast_to": ReadCompletion,
+        "stream_cls": Chunks if known else _ClientsChunks,
+    }
     if not known or options != _ORDINARY or not _is_ordinary(client):
         return await client.post(**given)
     prepared = _PREPARED.get(client)
@@ -322,7 +351,9 @@ async def post(client: AsyncOpenAI, *, path: str, content: bytes, options: Any, 
         return response
     http = client.__dict__["_client"]
     try:
-        outcome = await http.send(prepared.request(content, http.cookies), stream=stream)
+        outcome = await http.send(
+            prepared.request(content, http.cookies), stream=stream
+        )
     except Exception as error:  # the client decides what it is
         outcome = error
     else:
@@ -341,7 +372,9 @@ def _completion(response: Any) -> ChatCompletion | None:
     if not response.is_success or not kind.endswith("json"):
         return None
     try:
-        completion: Any = ChatCompletion.model_validate_json(response.content, strict=True)
+        completion: Any = ChatCompletion.model_validate_json(
+            response.content, strict=True
+        )
     except ValidationError:
         return None
     completion._request_id = response.headers.get("x-request-id")
@@ -395,14 +428,18 @@ def _is_ordinary(client: Any) -> bool:
 def _builds_itself(build_request: Any) -> bool:
     """Whether an HTTP client's method is the library's own, unwrapped."""
     own = isinstance(build_request, FunctionType)
-    return own and build_request.__globals__["__name__"].partition(".")[0] in ("httpx", "httpx2")
+    return own and build_request.__globals__["__name__"].partition(".")[0] in (
+        "httpx",
+        "httpx2",
+    )
 
 
 def _origin(client: Any, path: str) -> tuple[Any, ...]:
     """List everything that address and headers of a request come from, in the form in which they are sent.
 
-    Numbers and what can be changed in place are listed by their text: 60 is sent otherwise than 60.0. The HTTP client
-    is not held, since its hooks may hold the client.
+    Numbers and what can be changed in place are listed by their text: 60 is sent
+    otherwise than 60.0. The HTTP client is not held, since its hooks may hold the
+    client.
     """
     http = client._client
     return (

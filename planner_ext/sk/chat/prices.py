@@ -15,9 +15,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
-from semantic_kernel.connectors.ai.function_calling_utils import kernel_function_metadata_to_function_call_format
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
-from semantic_kernel.contents import ChatMessageContent, FunctionCallContent, FunctionResultContent, TextContent
+from semantic_kernel.connectors.ai.function_calling_utils import (
+    kernel_function_metadata_to_function_call_format,
+)
+from semantic_kernel.connectors.ai.prompt_execution_settings import (
+    PromptExecutionSettings,
+)
+from semantic_kernel.contents import (
+    ChatMessageContent,
+    FunctionCallContent,
+    FunctionResultContent,
+    TextContent,
+)
 from semantic_kernel.functions import KernelFunction
 from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
@@ -25,7 +34,11 @@ from planner_ext.core.errors import described
 from planner_ext.core.limits import Price
 from planner_ext.core.values import Usage
 from planner_ext.sk.chat.transport import connector_of
-from planner_ext.sk.errors import InvalidOptionError, InvalidPriceError, PromptTooLargeError
+from planner_ext.sk.errors import (
+    InvalidOptionError,
+    InvalidPriceError,
+    PromptTooLargeError,
+)
 from planner_ext.sk.functions.toolset import ToolSet
 
 
@@ -37,20 +50,27 @@ def price_of(
 ) -> Price | None:
     """Select the price function for a run's requests; None if no cost is counted.
 
-    A run with ``max_cost`` and without a price function loads the list of ``genai-prices``: 0.2 s, once per process.
+    A run with ``max_cost`` and without a price function loads the list of
+    ``genai-prices``: 0.2 s, once per process.
 
     Args:
         service: The connector; its URL identifies the provider.
-        settings: The settings of every request; a model named in them overrides the connector's.
+        settings: The settings of every request; a model named in them overrides the
+            connector's.
         price: The application's price function.
         max_cost: The limit that needs a price.
 
     Raises:
-        PlannerInvalidConfigurationError: If a price is needed and unknown; raised before anything is spent.
+        PlannerInvalidConfigurationError: If a price is needed and unknown; raised
+            before anything is spent.
     """
     chosen: str | None = getattr(settings, "ai_model_id", None)
     if price is None:
-        return None if max_cost is None else _listed(service, chosen or service.ai_model_id, max_cost)
+        return (
+            None
+            if max_cost is None
+            else _listed(service, chosen or service.ai_model_id, max_cost)
+        )
     return price if chosen is None else lambda _, usage: price(chosen, usage)
 
 
@@ -60,7 +80,8 @@ def _checked(price: Price, model: str) -> Price:
     It is called for 0 tokens; if that raises, for one token sent and one received.
 
     Raises:
-        PlannerInvalidConfigurationError: If it cannot price these tokens. Nothing was sent.
+        PlannerInvalidConfigurationError: If it cannot price these tokens. Nothing was
+            sent.
     """
     nothing = Usage()
     least = Usage(prompt_tokens=1, completion_tokens=1)
@@ -90,7 +111,11 @@ def _amount(price: Price, model: str, usage: Usage) -> float:
         with suppress(OverflowError):
             if math.isfinite(number := float(amount)) and number >= 0:
                 return number
-    returned = f"{amount}" if isinstance(amount, float | Decimal) else f"a value of type {type(amount).__name__}"
+    returned = (
+        f"{amount}"
+        if isinstance(amount, float | Decimal)
+        else f"a value of type {type(amount).__name__}"
+    )
     raise _refused(model, usage, f"returned {returned}")
 
 
@@ -105,7 +130,8 @@ def _listed(service: AIServiceClientBase, model: str, max_cost: float) -> Price:
     """Look a model's price up in the list: by the provider at the service's URL, by the connector's, or by any.
 
     Raises:
-        PlannerInvalidConfigurationError: If the list lacks the model, or is not installed.
+        PlannerInvalidConfigurationError: If the list lacks the model, or is not
+            installed.
     """
     why = "genai-prices knows no such model"
     way = "Use the name of a known model, or pass"
@@ -124,8 +150,15 @@ def _listed(service: AIServiceClientBase, model: str, max_cost: float) -> Price:
         )
         return float(prices.calc_price(tokens, model, **place).total_price)
 
-    places = {"provider_api_url": service.service_url(), "provider_id": connector_of(service).provider}
-    for place in [*({name: value} for name, value in places.items() if value), {}] if prices else []:
+    places = {
+        "provider_api_url": service.service_url(),
+        "provider_id": connector_of(service).provider,
+    }
+    for place in (
+        [*({name: value} for name, value in places.items() if value), {}]
+        if prices
+        else []
+    ):
         with suppress(LookupError):
             cost(model, Usage(), **place)
             return partial(cost, **place)
@@ -150,8 +183,9 @@ _PIECES = re.compile(r"[^\W\d_]+|\d+|\n+|[^\w\s]+|_")
 def estimated_tokens(text: str) -> int:
     """Estimate the tokens of a text without its model's encoding.
 
-    A word counts one token per nine letters begun, a number one per three digits, punctuation one per three signs, a
-    run of line ends one in all; other alphabets count one per four bytes of UTF-8.
+    A word counts one token per nine letters begun, a number one per three digits,
+    punctuation one per three signs, a run of line ends one in all; other alphabets
+    count one per four bytes of UTF-8.
     """
     return sum(_piece_tokens(piece) for piece in _PIECES.findall(text))
 
@@ -168,11 +202,13 @@ def _piece_tokens(piece: str) -> int:
 class RequestMeter:
     """Counts and prices the requests to one model, and refuses those that are too large.
 
-    With ``tiktoken`` (extra ``tokens``) texts are counted with the encoding of the model, if it is loaded or in
-    tiktoken's cache folder; nothing is downloaded. Otherwise they are estimated; see `estimated_tokens`. The provider's
-    overhead around the texts is always estimated: it was fitted to nine short requests of 42 to 129 tokens to OpenAI's
-    gpt-4o, gpt-4o-mini and gpt-4.1-mini, with an error of -3 % to +7 %; long prompts and other languages were not
-    measured. Images, audio, files and the response format are not counted. A message or function is counted once.
+    With ``tiktoken`` (extra ``tokens``) texts are counted with the encoding of the
+    model, if it is loaded or in tiktoken's cache folder; nothing is downloaded.
+    Otherwise they are estimated; see `estimated_tokens`. The provider's overhead around
+    the texts is always estimated: it was fitted to nine short requests of 42 to 129
+    tokens to OpenAI's gpt-4o, gpt-4o-mini and gpt-4.1-mini, with an error of -3 % to +7
+    %; long prompts and other languages were not measured. Images, audio, files and the
+    response format are not counted. A message or function is counted once.
 
     Attributes:
         service: The connector; its model is used if the settings name no model.
@@ -180,10 +216,12 @@ class RequestMeter:
         price: The application's price function, see `price_of`.
         max_cost: The limit that needs a price.
         max_prompt_tokens: Maximum tokens of a request, for `check`; 0 means no limit.
-        estimates: Whether tokens that a reply does not report are estimated; with a price they always are.
+        estimates: Whether tokens that a reply does not report are estimated; with a
+            price they always are.
 
     Raises:
-        PlannerInvalidConfigurationError: If a price is needed and unknown, or is invalid.
+        PlannerInvalidConfigurationError: If a price is needed and unknown, or is
+            invalid.
     """
 
     service: AIServiceClientBase
@@ -193,16 +231,22 @@ class RequestMeter:
     max_cost: float | None = None
     max_prompt_tokens: int = 0
     estimates: bool = False
-    _known: dict[int, tuple[object, int]] = field(default_factory=dict[int, tuple[object, int]], init=False)
+    _known: dict[int, tuple[object, int]] = field(
+        default_factory=dict[int, tuple[object, int]], init=False
+    )
 
     def __post_init__(self) -> None:
-        self._model: str = getattr(self.settings, "ai_model_id", None) or self.service.ai_model_id
+        self._model: str = (
+            getattr(self.settings, "ai_model_id", None) or self.service.ai_model_id
+        )
         price = price_of(self.service, self.settings, self.price, self.max_cost)
         if price is not None:
             self.price = _checked(price, self._model)
             self.estimates = True
 
-    def check(self, messages: Sequence[ChatMessageContent], tools: ToolSet | None) -> None:
+    def check(
+        self, messages: Sequence[ChatMessageContent], tools: ToolSet | None
+    ) -> None:
         """Count a request.
 
         Args:
@@ -210,7 +254,8 @@ class RequestMeter:
             tools: The functions whose schemas are sent with them, if any.
 
         Raises:
-            PromptTooLargeError: If the request exceeds the limit; names count and limit. Nothing was sent.
+            PromptTooLargeError: If the request exceeds the limit; names count and
+                limit. Nothing was sent.
         """
         if (tokens := self._prompt_tokens(messages, tools)) > self.max_prompt_tokens:
             name = None if self._encoding is None else self._encoding.name
@@ -236,31 +281,50 @@ class RequestMeter:
             reported: The tokens that the reply reports; 0 counts as not reported.
             messages: All messages that were sent.
             tools: The functions whose schemas were sent with them, if any.
-            reply: The reply; a model's hidden reasoning is not counted. None if no reply came.
+            reply: The reply; a model's hidden reasoning is not counted. None if no
+                reply came.
         """
         usage = reported
         if self.estimates:
             sent = usage.prompt_tokens or self._prompt_tokens(messages, tools)
-            received = usage.completion_tokens or (0 if reply is None else self._of_message(reply) - _MESSAGE)
+            received = usage.completion_tokens or (
+                0 if reply is None else self._of_message(reply) - _MESSAGE
+            )
             if estimated := sent + received - usage.total_tokens:
-                usage = replace(usage, prompt_tokens=sent, completion_tokens=received, estimated_tokens=estimated)
+                usage = replace(
+                    usage,
+                    prompt_tokens=sent,
+                    completion_tokens=received,
+                    estimated_tokens=estimated,
+                )
         if self.price is None:
             return usage
         model = reply.ai_model_id if reply is not None else None
         return replace(usage, cost=self.price(model or self._model, usage))
 
-    def _prompt_tokens(self, messages: Sequence[ChatMessageContent], tools: ToolSet | None) -> int:
+    def _prompt_tokens(
+        self, messages: Sequence[ChatMessageContent], tools: ToolSet | None
+    ) -> int:
         functions = [] if tools is None else [*tools.functions.values()]
         known = self._known
-        self._known = {id(one): known.get(id(one)) or (one, self._of_part(one)) for one in (*messages, *functions)}
+        self._known = {
+            id(one): known.get(id(one)) or (one, self._of_part(one))
+            for one in (*messages, *functions)
+        }
         schemas = sum(self._known[id(function)][1] for function in functions)
         schemas += sum(map(self._of_schema, () if tools is None else tools.schemas))
-        return _REQUEST + sum(self._known[id(one)][1] for one in messages) + (schemas and schemas + _TOOLS)
+        return (
+            _REQUEST
+            + sum(self._known[id(one)][1] for one in messages)
+            + (schemas and schemas + _TOOLS)
+        )
 
     def _of_part(self, part: ChatMessageContent | KernelFunction) -> int:
         if isinstance(part, ChatMessageContent):
             return self._of_message(part)
-        return self._of_schema(kernel_function_metadata_to_function_call_format(part.metadata))
+        return self._of_schema(
+            kernel_function_metadata_to_function_call_format(part.metadata)
+        )
 
     def _of_message(self, message: ChatMessageContent) -> int:
         tokens = _MESSAGE
@@ -268,25 +332,38 @@ class RequestMeter:
             if isinstance(item, TextContent):
                 tokens += self.tokens_of(item.text)
             elif isinstance(item, FunctionCallContent):
-                tokens += _CALL + self.tokens_of(item.name or "") + self.tokens_of(_text(item.arguments))
+                tokens += (
+                    _CALL
+                    + self.tokens_of(item.name or "")
+                    + self.tokens_of(_text(item.arguments))
+                )
             elif isinstance(item, FunctionResultContent):
                 tokens += self.tokens_of(_text(item.result))
         return tokens
 
     def _of_schema(self, tool: Mapping[str, Any]) -> int:
         function: Mapping[str, Any] = tool.get("function") or {}
-        tokens = _TOOL + self.tokens_of(f"{function.get('name', '')}:{function.get('description') or ''}")
+        tokens = _TOOL + self.tokens_of(
+            f"{function.get('name', '')}:{function.get('description') or ''}"
+        )
         for name, schema in _properties(function.get("parameters")):
             tokens += _PROPERTY + self.tokens_of(f"{name} {_text(schema.get('type'))}")
             if description := _text(schema.get("description")):
                 tokens += _DESCRIBED + self.tokens_of(description)
-            tokens += sum(_PROPERTY + self.tokens_of(_text(value)) for value in schema.get("enum") or ())
+            tokens += sum(
+                _PROPERTY + self.tokens_of(_text(value))
+                for value in schema.get("enum") or ()
+            )
         return tokens
 
     def tokens_of(self, text: str) -> int:
         """Count the tokens of a text, or estimate them."""
         encoding = self._encoding
-        return estimated_tokens(text) if encoding is None else len(encoding.encode_ordinary(text))
+        return (
+            estimated_tokens(text)
+            if encoding is None
+            else len(encoding.encode_ordinary(text))
+        )
 
     @cached_property
     def _encoding(self) -> Any:
@@ -297,7 +374,11 @@ class RequestMeter:
             name: str = tiktoken.encoding_name_for_model(self._model)
         except (ImportError, KeyError):
             return None
-        return tiktoken.get_encoding(name) if name in registry.ENCODINGS or _is_cached(name) else None
+        return (
+            tiktoken.get_encoding(name)
+            if name in registry.ENCODINGS or _is_cached(name)
+            else None
+        )
 
 
 def _text(value: object) -> str:
@@ -321,7 +402,8 @@ _FILES = {
     "cl100k_base": "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
     "o200k_base": "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
 }
-"""The encodings of chat models, and the SHA-256 of their files: tiktoken downloads one that is missing or damaged."""
+"""The encodings of chat models, and the SHA-256 of their files: tiktoken downloads one
+that is missing or damaged."""
 
 _URL = "https://openaipublic.blob.core.windows.net/encodings/{}.tiktoken"
 """The address of a file, of which the SHA-1 is its name in tiktoken's cache folder."""

@@ -1,8 +1,9 @@
 """A reply: from what a connector returned, whole or in chunks, to the message that servers accept, and its calls.
 
-A model may call a function by a name that servers refuse (``functions.t-a``, ``t-a<|channel|>commentary``, ""). If such
-a call stayed in the history, servers would refuse every later request of the conversation. So each reply is normalised
-before it enters a history; an acceptable item stays as it is, byte by byte.
+A model may call a function by a name that servers refuse (``functions.t-a``,
+``t-a<|channel|>commentary``, ""). If such a call stayed in the history, servers would
+refuse every later request of the conversation. So each reply is normalised before it
+enters a history; an acceptable item stays as it is, byte by byte.
 """
 
 import json
@@ -56,7 +57,8 @@ def accepted_reply(
     """Make one message of a reply, normalised for the history, and list its calls as the model made them.
 
     Args:
-        messages: The reply: a message for each choice. Their calls become one batch, their texts one.
+        messages: The reply: a message for each choice. Their calls become one batch,
+            their texts one.
         offered: The names of the functions that the request offered.
     """
     first = messages[0]
@@ -66,9 +68,16 @@ def accepted_reply(
     name = first.name if first.name is None or _SPEAKER.fullmatch(first.name) else None
     if first.role is not AuthorRole.ASSISTANT or name != first.name:
         first = first.model_copy(update={"role": AuthorRole.ASSISTANT, "name": name})
-    if len(messages) == 1 and not calls and len(items) == len(received) and all(map(is_, items, received)):
+    if (
+        len(messages) == 1
+        and not calls
+        and len(items) == len(received)
+        and all(map(is_, items, received))
+    ):
         return first, ()
-    metadata = {key: value for message in messages for key, value in message.metadata.items()}
+    metadata = {
+        key: value for message in messages for key, value in message.metadata.items()
+    }
     return with_items(first, items, metadata), tuple(calls)
 
 
@@ -80,12 +89,16 @@ def accepted_name(name: str, offered: Container[str] | None = ()) -> str:
 
     Args:
         name: The name that the model used.
-        offered: Names that the server has accepted in the request, of any length; None accepts every length.
+        offered: Names that the server has accepted in the request, of any length; None
+            accepts every length.
 
     Returns:
-        The name itself if it is acceptable; else a similar one with the prefix ``unknown_``, which no function has.
+        The name itself if it is acceptable; else a similar one with the prefix
+        ``unknown_``, which no function has.
     """
-    if _NAME.fullmatch(name) and (len(name) <= _LONGEST_NAME or offered is None or name in offered):
+    if _NAME.fullmatch(name) and (
+        len(name) <= _LONGEST_NAME or offered is None or name in offered
+    ):
         return name
     resembling = _NOT_IN_A_NAME.sub("_", name[:_LONGEST_NAME])
     return f"unknown_{resembling or 'function'}"[:_LONGEST_NAME]
@@ -105,14 +118,25 @@ def given_arguments(written: str) -> str:
     if not written.startswith(f'{{"{INVALID_JSON}": '):
         return written
     parsed = parse_object(written)
-    given = parsed.get(INVALID_JSON) if isinstance(parsed, dict) and len(parsed) == 1 else None
-    return given if isinstance(given, str) and isinstance(parse_object(given), InvalidArguments) else written
+    given = (
+        parsed.get(INVALID_JSON)
+        if isinstance(parsed, dict) and len(parsed) == 1
+        else None
+    )
+    return (
+        given
+        if isinstance(given, str) and isinstance(parse_object(given), InvalidArguments)
+        else written
+    )
 
 
-def accepted_items(received: Iterable[Any], offered: Container[str] | None) -> tuple[list[Any], list[RequestedCall]]:
+def accepted_items(
+    received: Iterable[Any], offered: Container[str] | None
+) -> tuple[list[Any], list[RequestedCall]]:
     """Normalise the items of an assistant message for servers, and list its calls as the model made them.
 
-    An item that needs no change is returned itself; for ``offered`` see `accepted_name`.
+    An item that needs no change is returned itself; for ``offered`` see
+    `accepted_name`.
     """
     items: list[Any] = []
     calls: list[RequestedCall] = []
@@ -122,7 +146,9 @@ def accepted_items(received: Iterable[Any], offered: Container[str] | None) -> t
         if isinstance(item, FunctionCallContent):
             own, call = _accepted_call(item, requested_call(item, used), offered)
             calls.append(call)
-        elif isinstance(item, TextContent) and (text := sendable(item.text)) != item.text:
+        elif (
+            isinstance(item, TextContent) and (text := sendable(item.text)) != item.text
+        ):
             own = item.model_copy(update={"text": text})
         items.append(own)
     return items, calls
@@ -172,10 +198,12 @@ _REASONS = {
     "prohibited_content": FinishReason.CONTENT_FILTER,
     "spii": FinishReason.CONTENT_FILTER,
 }
-"""Finish reasons of Ollama, Bedrock and Google that Semantic Kernel does not read; all but "stop" mean a cut reply."""
+"""Finish reasons of Ollama, Bedrock and Google that Semantic Kernel does not read; all
+but "stop" mean a cut reply."""
 
 _REFUSED = "refusal"
-"""The key in the metadata of a refusal of the model, and the finish reason of such a reply."""
+"""The key in the metadata of a refusal of the model, and the finish reason of such a
+reply."""
 
 
 def has_form(settings: object) -> bool:
@@ -188,8 +216,8 @@ def reply_ended_by(message: ChatMessageContent, *, in_form: bool) -> str | None:
 
     Args:
         message: The reply.
-        in_form: Whether the answer must have a form. Then a refusal of the model ends by ``refusal``; otherwise its
-            text is the answer.
+        in_form: Whether the answer must have a form. Then a refusal of the model ends
+            by ``refusal``; otherwise its text is the answer.
     """
     if in_form and message.metadata.get(_REFUSED):
         return _REFUSED
@@ -199,19 +227,31 @@ def reply_ended_by(message: ChatMessageContent, *, in_form: bool) -> str | None:
 def corrected(message: M) -> M:
     """Correct a reply, or a chunk of one, by its SDK's response: usage, finish reason, refusal, and Google's thoughts.
 
-    Connectors omit the first two, and write thoughts as text. A correct message is returned itself.
+    Connectors omit the first two, and write thoughts as text. A correct message is
+    returned itself.
     """
     response = message.inner_content
     if response is None:
         return message
     message = with_refusal(message)
-    candidate = next(iter(_sequence(part_of(response, "candidates"))), None)  # of Google's
-    if message.finish_reason is None and (reason := _finish_reason(response, candidate)) is not None:
+    candidate = next(
+        iter(_sequence(part_of(response, "candidates"))), None
+    )  # of Google's
+    if (
+        message.finish_reason is None
+        and (reason := _finish_reason(response, candidate)) is not None
+    ):
         message = message.model_copy(update={"finish_reason": reason})
     parts = _sequence(part_of(part_of(candidate, "content"), "parts"))
     if any(part_of(part, "thought") for part in parts):
-        thoughts = iter([bool(part_of(part, "thought")) for part in parts if part_of(part, "text")])
-        items = [item for item in message.items if not (isinstance(item, TextContent) and next(thoughts, False))]
+        thoughts = iter(
+            [bool(part_of(part, "thought")) for part in parts if part_of(part, "text")]
+        )
+        items = [
+            item
+            for item in message.items
+            if not (isinstance(item, TextContent) and next(thoughts, False))
+        ]
         message = message.model_copy(update={"items": items})
     return with_usage(message, usage_in(message))
 
@@ -219,19 +259,24 @@ def corrected(message: M) -> M:
 def with_refusal(message: M) -> M:
     """Mark a refusal of the model, as OpenAI's response has it, in the metadata of a reply or of a chunk.
 
-    Semantic Kernel's connector writes the refusal of a plain reply as its text, and drops that of a streamed one, which
-    is added here.
+    Semantic Kernel's connector writes the refusal of a plain reply as its text, and
+    drops that of a streamed one, which is added here.
     """
     place = getattr(message, "choice_index", None)
     for choice in _sequence(part_of(message.inner_content, "choices")):
-        refusal = part_of(part_of(choice, "message"), _REFUSED) or part_of(part_of(choice, "delta"), _REFUSED)
+        refusal = part_of(part_of(choice, "message"), _REFUSED) or part_of(
+            part_of(choice, "delta"), _REFUSED
+        )
         if not isinstance(refusal, str) or not refusal:
             continue
         marked = {**message.metadata, _REFUSED: True}
         if place is None and text_of(message) == refusal:
             return message.model_copy(update={"metadata": marked})
         if place is not None and part_of(choice, "index") == place:
-            items = [*message.items, StreamingTextContent(choice_index=place, text=refusal)]
+            items = [
+                *message.items,
+                StreamingTextContent(choice_index=place, text=refusal),
+            ]
             return message.model_copy(update={"metadata": marked, "items": items})
     return message
 
@@ -240,7 +285,11 @@ def whole(message: ChatMessageContent) -> ChatMessageContent:
     """Correct a reply, with all its text in one item: Semantic Kernel's callers read the first one only."""
     message = corrected(message)
     items = with_one_text(message.items)
-    return message if items is message.items else message.model_copy(update={"items": items})
+    return (
+        message
+        if items is message.items
+        else message.model_copy(update={"items": items})
+    )
 
 
 def _sequence(value: object) -> Sequence[object]:
@@ -250,15 +299,22 @@ def _sequence(value: object) -> Sequence[object]:
 def _finish_reason(response: object, candidate: object) -> FinishReason | None:
     """Read the finish reason from a response of Ollama, Bedrock (plain or an event of a stream) or Google."""
     stop = part_of(response, "messageStop") or response
-    reasons = (part_of(stop, "done_reason"), part_of(stop, "stopReason"), part_of(candidate, "finish_reason"))
-    texts = (str(getattr(reason, "value", reason)).lower() for reason in reasons)  # some are of an SDK's enumeration
+    reasons = (
+        part_of(stop, "done_reason"),
+        part_of(stop, "stopReason"),
+        part_of(candidate, "finish_reason"),
+    )
+    texts = (
+        str(getattr(reason, "value", reason)).lower() for reason in reasons
+    )  # some are of an SDK's enumeration
     return next((_REASONS[text] for text in texts if text in _REASONS), None)
 
 
 # A streamed reply.
 
 _OPEN_CALLS = 256
-"""How far back a piece looks for its call: keeps a reply of very many calls linear. Providers send calls in order."""
+"""How far back a piece looks for its call: keeps a reply of very many calls linear.
+Providers send calls in order."""
 
 
 async def corrected_chunks(
@@ -266,7 +322,8 @@ async def corrected_chunks(
 ) -> AsyncGenerator[list[StreamingChatMessageContent], Any]:
     """Correct the chunks of a connector's stream; see `corrected`.
 
-    Google's connector raises TypeError on a last chunk that has the usage alone. The reply before it is whole.
+    Google's connector raises TypeError on a last chunk that has the usage alone. The
+    reply before it is whole.
     """
     ended = False
     try:
@@ -293,7 +350,9 @@ class _StreamedCall:
         self.call_id = self.call_id or piece.call_id
         self.metadata |= piece.metadata
         if name and not self.arguments:
-            repeated = bool(piece.id or piece.arguments) and "".join(self.names) == name  # as some servers do
+            repeated = (
+                bool(piece.id or piece.arguments) and "".join(self.names) == name
+            )  # as some servers do
             self.names += [] if repeated else [name]
         if piece.arguments is not None and piece.arguments != "":
             self.arguments.append(piece.arguments)
@@ -305,7 +364,9 @@ class _StreamedCall:
             call_id=self.call_id,
             index=self.index,
             name="".join(self.names),
-            arguments="".join(texts) if texts or not self.arguments else self.arguments[0],
+            arguments="".join(texts)
+            if texts or not self.arguments
+            else self.arguments[0],
             metadata=self.metadata,
         )
 
@@ -313,8 +374,9 @@ class _StreamedCall:
 class ReplyAssembly:
     """Puts the chunks of one streamed reply together: in linear time, keeping no chunk and losing no delta.
 
-    Semantic Kernel's own addition of chunks drops an argument delta equal to ``{}``, mixes the fragments of calls that
-    share an index, and loses a function name that comes in pieces.
+    Semantic Kernel's own addition of chunks drops an argument delta equal to ``{}``,
+    mixes the fragments of calls that share an index, and loses a function name that
+    comes in pieces.
     """
 
     def __init__(self) -> None:
@@ -327,7 +389,9 @@ class ReplyAssembly:
 
     def add(self, chunk: StreamingChatMessageContent) -> str:
         """Take one chunk; return the text in it."""
-        if chunk.role == AuthorRole.TOOL:  # the service ran the calls so far itself, and begins another reply
+        if (
+            chunk.role == AuthorRole.TOOL
+        ):  # the service ran the calls so far itself, and begins another reply
             self._text = []
             self._calls = []
             self._others = []
@@ -350,7 +414,9 @@ class ReplyAssembly:
     @property
     def is_reply(self) -> bool:
         """Whether the chunks make a reply: they hold content, or a finish reason."""
-        return bool(self._text or self._calls or self._others or self._finish_reason is not None)
+        return bool(
+            self._text or self._calls or self._others or self._finish_reason is not None
+        )
 
     def message(self) -> ChatMessageContent:
         """Return the whole message: its calls in the order of their indexes, then other items, then its text."""
@@ -389,14 +455,18 @@ class ReplyAssembly:
     def _continued(self, piece: FunctionCallContent, name: str) -> _StreamedCall | None:
         """Find the call that a piece continues; None if it opens a new one.
 
-        A new call is opened by arguments that are whole, by another id, and, where no ids are sent, by a name after
-        arguments have begun.
+        A new call is opened by arguments that are whole, by another id, and, where no
+        ids are sent, by a name after arguments have begun.
         """
-        same = [call for call in self._calls[-_OPEN_CALLS:] if call.index == piece.index]
+        same = [
+            call for call in self._calls[-_OPEN_CALLS:] if call.index == piece.index
+        ]
         if not same or isinstance(piece.arguments, Mapping):
             return None
         call = same[-1]
         if piece.id and call.id:
-            return next((known for known in reversed(same) if known.id == piece.id), None)
+            return next(
+                (known for known in reversed(same) if known.id == piece.id), None
+            )
         opens = call.names if piece.id else name and call.arguments and not call.id
         return None if opens else call

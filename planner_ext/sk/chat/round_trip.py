@@ -1,6 +1,7 @@
 """One round trip through a connector of Semantic Kernel, plain or streamed.
 
-This is the seam between a transcript and a request: the history is rendered here, incrementally, and nowhere else.
+This is the seam between a transcript and a request: the history is rendered here,
+incrementally, and nowhere else.
 """
 
 import logging
@@ -11,9 +12,18 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from semantic_kernel import Kernel
-from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
-from semantic_kernel.contents import AuthorRole, ChatMessageContent, FunctionResultContent, TextContent
+from semantic_kernel.connectors.ai.chat_completion_client_base import (
+    ChatCompletionClientBase,
+)
+from semantic_kernel.connectors.ai.prompt_execution_settings import (
+    PromptExecutionSettings,
+)
+from semantic_kernel.contents import (
+    AuthorRole,
+    ChatMessageContent,
+    FunctionResultContent,
+    TextContent,
+)
 from semantic_kernel.exceptions import KernelException, ServiceResponseException
 from semantic_kernel.functions import KernelArguments
 
@@ -24,7 +34,12 @@ from planner_ext.core.values import Reply, TranscriptItem, Usage
 from planner_ext.engine.ports import Clarification, Emit, TextDelta
 from planner_ext.sk.chat.history import render
 from planner_ext.sk.chat.prices import RequestMeter
-from planner_ext.sk.chat.reply import ReplyAssembly, accepted_reply, has_form, reply_ended_by
+from planner_ext.sk.chat.reply import (
+    ReplyAssembly,
+    accepted_reply,
+    has_form,
+    reply_ended_by,
+)
 from planner_ext.sk.chat.transport import (
     ChatRequest,
     GenericTransport,
@@ -64,7 +79,8 @@ class KernelChat:
         tools: The functions that requests offer.
         meter: Counts and prices the requests.
         streaming: Whether requests are streamed.
-        strict_finish_reason: Whether a finish reason that contradicts the reply's content is an error.
+        strict_finish_reason: Whether a finish reason that contradicts the reply's
+            content is an error.
         plan_settings: The settings of the plan request that differ.
         answer_settings: The settings of the answer request that differ.
     """
@@ -80,16 +96,22 @@ class KernelChat:
     strict_finish_reason: bool = False
     plan_settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
     answer_settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    _rendered: list[ChatMessageContent] = field(default_factory=list[ChatMessageContent], init=False)
+    _rendered: list[ChatMessageContent] = field(
+        default_factory=list[ChatMessageContent], init=False
+    )
     _entries: Sequence[TranscriptItem] = field(default=(), init=False)
     _transport: "GenericTransport | OpenAITransport" = field(init=False)
 
     def __post_init__(self) -> None:
         self._connector = connector_of(self.service)
         self._in_form = bool(self.answer_settings) or has_form(self.settings)
-        generic = GenericTransport(self.service, kernel=self.kernel, arguments=self.arguments)
+        generic = GenericTransport(
+            self.service, kernel=self.kernel, arguments=self.arguments
+        )
         self._transport = generic
-        if type(self.service).__module__.startswith("semantic_kernel.connectors.ai.open_ai."):
+        if type(self.service).__module__.startswith(
+            "semantic_kernel.connectors.ai.open_ai."
+        ):
             try:
                 from planner_ext.sk.chat.openai import OpenAITransport  # noqa: PLC0415  (loaded for these connectors only)
             except ImportError as error:
@@ -97,11 +119,15 @@ class KernelChat:
             else:
                 self._transport = OpenAITransport(self.service, generic)
 
-    def messages(self, transcript: Sequence[TranscriptItem]) -> list[ChatMessageContent]:
+    def messages(
+        self, transcript: Sequence[TranscriptItem]
+    ) -> list[ChatMessageContent]:
         """Write a transcript as messages; those of an earlier, shorter transcript are reused."""
         return list(self._written(transcript))
 
-    def _written(self, transcript: Sequence[TranscriptItem]) -> list[ChatMessageContent]:
+    def _written(
+        self, transcript: Sequence[TranscriptItem]
+    ) -> list[ChatMessageContent]:
         """Return the messages of a transcript: the same list while transcripts only grow, else another one."""
         if transcript is not self._entries:
             known = len(self._entries)
@@ -112,12 +138,15 @@ class KernelChat:
             self._entries = transcript
         return self._rendered
 
-    async def ask(self, transcript: Sequence[TranscriptItem], request: AskModel, emit: Emit | None) -> Reply:
+    async def ask(
+        self, transcript: Sequence[TranscriptItem], request: AskModel, emit: Emit | None
+    ) -> Reply:
         """Send the transcript and return the reply.
 
         Raises:
             InvalidReplyError: If the response is not a reply.
-            ServiceCallError: If the connector raised an error that is not Semantic Kernel's.
+            ServiceCallError: If the connector raised an error that is not Semantic
+                Kernel's.
             KernelException: Any such error of the connector.
         """
         self.tools.reads = request.reads
@@ -135,7 +164,11 @@ class KernelChat:
             usage = meter.used(usage, sent.sent, tools, message)
         message = with_usage(message, usage)
         reason = reply_ended_by(message, in_form=self._in_form)
-        if self.strict_finish_reason and self._connector.says_calls and (reason == "tool_calls") != bool(calls):
+        if (
+            self.strict_finish_reason
+            and self._connector.says_calls
+            and (reason == "tool_calls") != bool(calls)
+        ):
             raise InvalidReplyError(
                 f"Expected finish_reason tool_calls exactly where there are calls; got {reason!r} with {len(calls)} "
                 "calls. Set strict_finish_reason=False to judge replies by their content."
@@ -151,23 +184,40 @@ class KernelChat:
 
     def was_sent(self, error: BaseException) -> bool:
         """Return whether the request that ended in an error may have reached the server; see `Chat`."""
-        return not (_is_apart(error) or any(isinstance(cause, _NOT_SENT) for cause in _causes(error)))
+        return not (
+            _is_apart(error)
+            or any(isinstance(cause, _NOT_SENT) for cause in _causes(error))
+        )
 
-    def estimated(self, transcript: Sequence[TranscriptItem], request: AskModel) -> Usage:
+    def estimated(
+        self, transcript: Sequence[TranscriptItem], request: AskModel
+    ) -> Usage:
         """Estimate what a request without a reply has used; see `Chat`."""
         if not self.meter.estimates:
             return Usage()
         self.tools.refresh()
         sent = self._request(transcript, request).sent
-        return self.meter.used(Usage(), sent, self.tools if request.tool_choice else None, None)
+        return self.meter.used(
+            Usage(), sent, self.tools if request.tool_choice else None, None
+        )
 
-    def _request(self, transcript: Sequence[TranscriptItem], request: AskModel) -> ChatRequest:
+    def _request(
+        self, transcript: Sequence[TranscriptItem], request: AskModel
+    ) -> ChatRequest:
         """Write a request; its settings are a copy where they differ from the run's."""
         update: dict[str, Any] = {}
         if request.iteration < 0:
-            update |= {k: v for k, v in self.plan_settings.items() if k in type(self.settings).model_fields}
+            update |= {
+                k: v
+                for k, v in self.plan_settings.items()
+                if k in type(self.settings).model_fields
+            }
         messages = self._written(transcript)
-        if request.structured and not (request.offer and self.tools.available) and self._may_ask_for_form(messages):
+        if (
+            request.structured
+            and not (request.offer and self.tools.available)
+            and self._may_ask_for_form(messages)
+        ):
             update |= self.answer_settings
         choice = request.tool_choice
         tools = self.tools
@@ -177,11 +227,17 @@ class KernelChat:
         if choice == "none" and not offered and tools.schemas:
             update["tool_choice"] = choice
         elif choice is None:
-            update |= {key: None for key in _TOOL_SETTINGS if vars(self.settings).get(key) is not None}
+            update |= {
+                key: None
+                for key in _TOOL_SETTINGS
+                if vars(self.settings).get(key) is not None
+            }
         return ChatRequest(
             messages=messages,
             last=with_budget_note(messages, request.left) if request.left else None,
-            settings=self.settings.model_copy(update=update) if update else self.settings,
+            settings=self.settings.model_copy(update=update)
+            if update
+            else self.settings,
             choice=choice if offered else None,
             offered=tools if offered else None,
         )
@@ -192,7 +248,9 @@ class KernelChat:
             return True
         return any("json" in text_of(message).lower() for message in messages)
 
-    async def _send(self, request: ChatRequest, iteration: int, emit: Emit | None) -> list[ChatMessageContent]:
+    async def _send(
+        self, request: ChatRequest, iteration: int, emit: Emit | None
+    ) -> list[ChatMessageContent]:
         if not self.streaming:
             messages = await self._transport.ask(request)
             if not messages:
@@ -228,9 +286,17 @@ _NOT_CONNECTED = frozenset(
         "gaierror",
     }
 )
-"""Errors of the clients below the connectors, by class name, that mean that no connection was made."""
+"""Errors of the clients below the connectors, by class name, that mean that no
+connection was made."""
 
-_NO_REPLY = (TypeError, ValueError, IndexError, AttributeError, KeyError, AssertionError)
+_NO_REPLY = (
+    TypeError,
+    ValueError,
+    IndexError,
+    AttributeError,
+    KeyError,
+    AssertionError,
+)
 """The errors that connectors raise on an unexpected response."""
 
 
@@ -259,7 +325,9 @@ def named_errors(service: ChatCompletionClientBase) -> Generator[None]:
                 raise
             cause = error.__cause__ or error
         name = f"{type(service).__name__} {service.ai_model_id!r}"
-        seen = _without_key(described(cause), service).removesuffix(".")  # the sentence around it has a full stop
+        seen = _without_key(described(cause), service).removesuffix(
+            "."
+        )  # the sentence around it has a full stop
         if isinstance(cause, _NO_REPLY):
             raise InvalidReplyError(
                 f"Expected a chat completion from {name}; its response could not be read as one ({seen}). Semantic "
@@ -285,7 +353,11 @@ def _at(service: ChatCompletionClientBase) -> str:
         port = f":{parts.port}" if parts.port else ""
     except (ValueError, AttributeError, TypeError):
         return ""
-    return f" Its endpoint is {parts.scheme}://{parts.hostname}{port}{parts.path}." if parts.hostname else ""
+    return (
+        f" Its endpoint is {parts.scheme}://{parts.hostname}{port}{parts.path}."
+        if parts.hostname
+        else ""
+    )
 
 
 _CHECKS = {
@@ -300,24 +372,36 @@ def _check(cause: BaseException) -> str:
     status = getattr(cause, "status_code", None)
     if isinstance(status, int):
         return _CHECKS.get(status, "")
-    if any(isinstance(each, RuntimeError) and "event loop" in str(each).lower() for each in _causes(cause)):
+    if any(
+        isinstance(each, RuntimeError) and "event loop" in str(each).lower()
+        for each in _causes(cause)
+    ):
         return (
             " The service's client made requests on another event loop before. Stay on one: call invoke_sync alone, or "
             "await every run within one asyncio.run; or give each loop a service of its own."
         )
-    return " No connection was made: check base_url, its host and port, and that the endpoint runs." * _is_apart(cause)
+    return (
+        " No connection was made: check base_url, its host and port, and that the endpoint runs."
+        * _is_apart(cause)
+    )
 
 
 def _is_apart(error: BaseException) -> bool:
     """Whether no connection was made."""
-    return any(kind.__name__ in _NOT_CONNECTED for each in _causes(error) for kind in type(each).__mro__)
+    return any(
+        kind.__name__ in _NOT_CONNECTED
+        for each in _causes(error)
+        for kind in type(each).__mro__
+    )
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
     """List an error and those behind it."""
     while error is not None:
         yield error
-        hidden = error.__context__ if error.__suppress_context__ else None  # raised "from None", as Ollama does
+        hidden = (
+            error.__context__ if error.__suppress_context__ else None
+        )  # raised "from None", as Ollama does
         error = error.__cause__ or hidden
 
 
@@ -337,8 +421,9 @@ def with_budget_note(
 ) -> ChatMessageContent | None:
     """Copy the newest message with what is left of each limit at its end; None if there is nothing to add.
 
-    After a tool message some providers accept an assistant's turn only, so it is not a message of its own. Those before
-    it stay the same, for prompt caches. An assistant's message, which the model continues, gets no note.
+    After a tool message some providers accept an assistant's turn only, so it is not a
+    message of its own. Those before it stay the same, for prompt caches. An assistant's
+    message, which the model continues, gets no note.
     """
     if not left or not messages or messages[-1].role == AuthorRole.ASSISTANT:
         return None
@@ -347,9 +432,13 @@ def with_budget_note(
     *items, last = newest.items or [None]
     match last:
         case TextContent():
-            items.append(last.model_copy(update={"text": f"{last.text}\n\n{note}".lstrip()}))
+            items.append(
+                last.model_copy(update={"text": f"{last.text}\n\n{note}".lstrip()})
+            )
         case FunctionResultContent():
-            items.append(last.model_copy(update={"result": f"{last.result}\n\n{note}".lstrip()}))
+            items.append(
+                last.model_copy(update={"result": f"{last.result}\n\n{note}".lstrip()})
+            )
         case _:
             items = [*newest.items, TextContent(text=note)]
     return newest.model_copy(update={"items": items})
@@ -358,7 +447,10 @@ def with_budget_note(
 def _described(item: RemainingLimit) -> str:
     if item.name == "deadline":
         return f"{item.left:.0f} seconds to the deadline"
-    left, limit = (str(value) if isinstance(value, int) else f"{value:.4g}" for value in (item.left, item.limit))
+    left, limit = (
+        str(value) if isinstance(value, int) else f"{value:.4g}"
+        for value in (item.left, item.limit)
+    )
     return f"{left} of {limit} {_UNITS[item.name]}"
 
 
@@ -372,15 +464,18 @@ default_clarifier_instructions = (
     "settles, answer in one short sentence, as the user would. If it asks for nothing, or only the user can know, "
     f"reply with the single word {_NOTHING}."
 )
-"""The system message of the answering model. Replace it to say what the user wants and knows; it may reply PASS."""
+"""The system message of the answering model. Replace it to say what the user wants and
+knows; it may reply PASS."""
 
 
 class ModelClarifier:
     """Answers questions with a model. A `planner_ext.hitl_manager.Clarifier`.
 
-    Each question is one request without functions, charged to the run as a round trip with its time and its tokens,
-    which are estimated where the service reports none. It counts towards ``max_iterations``: where no trip is left
-    beside the one that uses the answer, nothing is sent. Then, and after the reply PASS, the question stays open.
+    Each question is one request without functions, charged to the run as a round trip
+    with its time and its tokens, which are estimated where the service reports none. It
+    counts towards ``max_iterations``: where no trip is left beside the one that uses
+    the answer, nothing is sent. Then, and after the reply PASS, the question stays
+    open.
     """
 
     is_model = True
@@ -401,16 +496,22 @@ class ModelClarifier:
             service_id: The chat completion service; None uses the kernel's selector.
             instructions: The system message of each request.
             settings: Of each request; None is the service's defaults.
-            price: The price of a request in US dollars, from the model's name and the `Usage`; None leaves its cost
-                unknown, so that ``max_cost`` does not limit it.
+            price: The price of a request in US dollars, from the model's name and the
+                `Usage`; None leaves its cost unknown, so that ``max_cost`` does not
+                limit it.
 
         Raises:
-            PlannerInvalidConfigurationError: If the service does not exist, or an option is invalid.
+            PlannerInvalidConfigurationError: If the service does not exist, or an
+                option is invalid.
         """
         if not isinstance(instructions, str) or not instructions.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidOptionError(f"instructions must be a text; got {shown(instructions)}.")
+            raise InvalidOptionError(
+                f"instructions must be a text; got {shown(instructions)}."
+            )
         self._instructions = instructions
-        self._service, selected = select_service(kernel, service_id, KernelArguments(), settings)
+        self._service, selected = select_service(
+            kernel, service_id, KernelArguments(), settings
+        )
         own = connector_settings(self._service, selected)
         self._chat = KernelChat(
             self._service,
@@ -431,7 +532,9 @@ class ModelClarifier:
         """
         if question.trips_left is not None and question.trips_left < 1:
             return None
-        request = AskModel(iteration=question.iteration, offer=False, tool_choice=None, withheld=None)
+        request = AskModel(
+            iteration=question.iteration, offer=False, tool_choice=None, withheld=None
+        )
         reply = await self._chat.ask(self._messages(question), request, None)
         text = reply.text.strip()
         return Clarification(
@@ -444,8 +547,16 @@ class ModelClarifier:
     def _messages(self, question: Question) -> list[ChatMessageContent]:
         """Write the conversation as one text: its roles are not the roles of this request."""
         parts = [f"Goal: {question.goal}"] if question.goal else []
-        said = [f"{message.role.value}: {text_of(message)}" for message in question.chat_history if text_of(message)]
-        parts += ["Conversation so far:", *said, f"The assistant says now:\n{question.text}"]
+        said = [
+            f"{message.role.value}: {text_of(message)}"
+            for message in question.chat_history
+            if text_of(message)
+        ]
+        parts += [
+            "Conversation so far:",
+            *said,
+            f"The assistant says now:\n{question.text}",
+        ]
         return [
             ChatMessageContent(role=AuthorRole.SYSTEM, content=self._instructions),
             ChatMessageContent(role=AuthorRole.USER, content="\n\n".join(parts)),

@@ -1,7 +1,8 @@
 """Chat completion services: how one is selected, what its connector takes, and how a request is sent to it.
 
-A transport does not know about transcripts, budgets or replies: it takes messages, and returns the connector's
-response. `GenericTransport` works with every connector; a faster one falls back on it.
+A transport does not know about transcripts, budgets or replies: it takes messages, and
+returns the connector's response. `GenericTransport` works with every connector; a
+faster one falls back on it.
 """
 
 import hashlib
@@ -15,10 +16,16 @@ from typing import Any, Final, Literal, cast
 
 from pydantic import ValidationError
 from semantic_kernel import Kernel
-from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
-from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
+from semantic_kernel.connectors.ai.chat_completion_client_base import (
+    ChatCompletionClientBase,
+)
+from semantic_kernel.connectors.ai.function_choice_behavior import (
+    FunctionChoiceBehavior,
+)
 from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.connectors.ai.prompt_execution_settings import (
+    PromptExecutionSettings,
+)
 from semantic_kernel.const import DEFAULT_SERVICE_NAME
 from semantic_kernel.contents import (
     AuthorRole,
@@ -54,28 +61,40 @@ def select_service(
 
     Args:
         kernel: Holds the services.
-        service_id: The service to use; None uses the kernel's selector and the arguments' execution settings.
-        arguments: The application's arguments; not changed, although Semantic Kernel's conversion would.
+        service_id: The service to use; None uses the kernel's selector and the
+            arguments' execution settings.
+        arguments: The application's arguments; not changed, although Semantic Kernel's
+            conversion would.
         settings: Used instead of the arguments' execution settings.
 
     Raises:
-        PlannerInvalidConfigurationError: If there is no such service, it is not a chat completion service, it does not
-            take the settings, or kernel, arguments or settings are of another class.
+        PlannerInvalidConfigurationError: If there is no such service, it is not a chat
+            completion service, it does not take the settings, or kernel, arguments or
+            settings are of another class.
     """
     instance_of("kernel", kernel, Kernel)
     asked = copy(instance_of("arguments", arguments, KernelArguments))
     if service_id is not None and not instance_of("service_id", service_id, str):
         raise _not_found(kernel, service_id)
-    given = {key: value.model_copy(deep=True) for key, value in (arguments.execution_settings or {}).items()}
+    given = {
+        key: value.model_copy(deep=True)
+        for key, value in (arguments.execution_settings or {}).items()
+    }
     if settings is not None:
         instance_of("settings", settings, PromptExecutionSettings)
-        given = {service_id or settings.service_id or DEFAULT_SERVICE_NAME: settings.model_copy(deep=True)}
+        given = {
+            service_id
+            or settings.service_id
+            or DEFAULT_SERVICE_NAME: settings.model_copy(deep=True)
+        }
     elif service_id is not None:
         own = given.get(service_id) or given.get(DEFAULT_SERVICE_NAME)
         given = {service_id: own or PromptExecutionSettings(service_id=service_id)}
     asked.execution_settings = given or None
     try:
-        service, selected = kernel.select_ai_service(arguments=asked, type=ChatCompletionClientBase)
+        service, selected = kernel.select_ai_service(
+            arguments=asked, type=ChatCompletionClientBase
+        )
     except KernelServiceNotFoundError as error:
         raise _not_found(kernel, service_id) from error
     except ValidationError as error:
@@ -87,31 +106,55 @@ def select_service(
 
 def kernel_with_service(kernel: Kernel, service: ChatCompletionClientBase) -> Kernel:
     """Copy a kernel with this service first, replacing one with its id."""
-    others = {key: one for key, one in cast("dict[str, Any]", kernel.services).items() if key != service.service_id}
+    others = {
+        key: one
+        for key, one in cast("dict[str, Any]", kernel.services).items()
+        if key != service.service_id
+    }
     return kernel_with_services(kernel, {service.service_id: service, **others})
 
 
-def kernel_with_services(kernel: Kernel, services: dict[str, AIServiceClientBase]) -> Kernel:
+def kernel_with_services(
+    kernel: Kernel, services: dict[str, AIServiceClientBase]
+) -> Kernel:
     """Copy a kernel with other services; changes to the copy do not affect the kernel.
 
     ``Kernel.clone`` would copy filters deeply, ``copy`` would share the dictionaries.
     """
-    filters = ("function_invocation_filters", "prompt_rendering_filters", "auto_function_invocation_filters")
+    filters = (
+        "function_invocation_filters",
+        "prompt_rendering_filters",
+        "auto_function_invocation_filters",
+    )
     parts: dict[str, Any] = {name: list(getattr(kernel, name)) for name in filters}
     selector = kernel.ai_service_selector
-    return Kernel(plugins=dict(kernel.plugins), services=services, ai_service_selector=selector, **parts)
+    return Kernel(
+        plugins=dict(kernel.plugins),
+        services=services,
+        ai_service_selector=selector,
+        **parts,
+    )
 
 
 def _not_found(kernel: Kernel, service_id: str | None) -> ServiceNotFoundError:
-    wanted = "a chat completion service" if service_id is None else f"a chat completion service {service_id!r}"
-    there = ", ".join(f"{key!r} ({type(service).__name__})" for key, service in kernel.services.items())
+    wanted = (
+        "a chat completion service"
+        if service_id is None
+        else f"a chat completion service {service_id!r}"
+    )
+    there = ", ".join(
+        f"{key!r} ({type(service).__name__})"
+        for key, service in kernel.services.items()
+    )
     return ServiceNotFoundError(
         f"This run needs {wanted}; the kernel has {there or 'no service'}. Add one with kernel.add_service(...)."
     )
 
 
 def connector_settings(
-    service: ChatCompletionClientBase, settings: PromptExecutionSettings | None, **update: Any
+    service: ChatCompletionClientBase,
+    settings: PromptExecutionSettings | None,
+    **update: Any,
 ) -> PromptExecutionSettings:
     """Copy settings into the connector's own class, and update them; Semantic Kernel's own conversion changes them.
 
@@ -123,9 +166,14 @@ def connector_settings(
         return wanted()
     if isinstance(settings, wanted):
         return settings.model_copy(update=update)
-    own = {"function_choice_behavior": None, "extension_data": dict(settings.extension_data)}
+    own = {
+        "function_choice_behavior": None,
+        "extension_data": dict(settings.extension_data),
+    }
     try:
-        converted = wanted.from_prompt_execution_settings(settings.model_copy(update=own))
+        converted = wanted.from_prompt_execution_settings(
+            settings.model_copy(update=own)
+        )
     except ValidationError as error:
         raise _unfit(error) from error
     update.setdefault("function_choice_behavior", settings.function_choice_behavior)
@@ -149,10 +197,12 @@ NO_FUNCTION = KernelFunctionMetadata(
     description="Not a function: none can be called any more. Answer in text.",
     is_prompt=False,
 )
-"""Offered in place of the functions that are withdrawn, to a provider that insists on one."""
+"""Offered in place of the functions that are withdrawn, to a provider that insists on
+one."""
 
 EMPTY: Final = "(empty)"
-"""Sent for a blank result, or a user's blank message, to a provider that refuses blank text."""
+"""Sent for a blank result, or a user's blank message, to a provider that refuses blank
+text."""
 
 _SYSTEM = AuthorRole.SYSTEM
 _USER = AuthorRole.USER
@@ -160,7 +210,8 @@ _ASSISTANT = AuthorRole.ASSISTANT
 _TOOL = AuthorRole.TOOL
 
 _Turn = tuple[AuthorRole | None, AuthorRole | None]
-"""The roles of two neighbouring messages; None is the start or the end of the conversation."""
+"""The roles of two neighbouring messages; None is the start or the end of the
+conversation."""
 
 _CONTINUE = (ChatMessageContent(role=_USER, content="Please continue."),)
 _NOTED = (ChatMessageContent(role=_ASSISTANT, content="OK."),)
@@ -175,14 +226,18 @@ class Connector:
     Attributes:
         provider: Its provider in ``genai-prices``; "" if the list does not have it.
         takes_none: Whether its requests can send the tool choice "none".
-        needs_tools: Whether its provider refuses calls and results in a request that offers no function.
+        needs_tools: Whether its provider refuses calls and results in a request that
+            offers no function.
         needs_description: Whether its SDK refuses a function without a description.
-        instructions: How it sends messages of the roles system and developer: as they ``differ``, all as the
-            ``system``'s, or as ``one`` message of the system, before all others.
+        instructions: How it sends messages of the roles system and developer: as they
+            ``differ``, all as the ``system``'s, or as ``one`` message of the system,
+            before all others.
         takes_blank: Whether its provider accepts blank text.
-        ids: The ids of calls that its provider accepts, if each occurs once; None accepts all.
-        separator: Between plugin and function in the names of calls, which it would write otherwise than those of the
-            functions and results; None leaves names to the connector.
+        ids: The ids of calls that its provider accepts, if each occurs once; None
+            accepts all.
+        separator: Between plugin and function in the names of calls, which it would
+            write otherwise than those of the functions and results; None leaves names
+            to the connector.
         first_text: When it sends only the first text of a message; None never.
         joins: Which neighbouring messages it must join into one.
         between: What it must put between two messages.
@@ -252,7 +307,13 @@ _KNOWN = {
         ids=re.compile("[a-zA-Z0-9]{9}"),
         between={(_TOOL, _USER): _NOTED, (_ASSISTANT, None): _CONTINUE},
     ),
-    "ollama": Connector(takes_none=False, instructions="system", separator="-", first_text="always", says_calls=False),
+    "ollama": Connector(
+        takes_none=False,
+        instructions="system",
+        separator="-",
+        first_text="always",
+        says_calls=False,
+    ),
     "open_ai": _OPENAI,
 }
 
@@ -271,26 +332,37 @@ def has_calls(messages: Iterable[ChatMessageContent]) -> bool:
     return any(message.role == _TOOL or calls_of(message) for message in messages)
 
 
-def sent(messages: list[ChatMessageContent], connector: Connector) -> list[ChatMessageContent]:
+def sent(
+    messages: list[ChatMessageContent], connector: Connector
+) -> list[ChatMessageContent]:
     """Write messages as a connector and its provider take them; see `Connector`.
 
-    What needs no change is not copied. A message is written alike in every request, so that prompt caches keep it.
+    What needs no change is not copied. A message is written alike in every request, so
+    that prompt caches keep it.
     """
     if connector is _OPENAI or connector is _UNKNOWN:
         return messages
     written = messages
     if connector.instructions != "differ":
-        written = [_as_system(message) if message.role == AuthorRole.DEVELOPER else message for message in written]
+        written = [
+            _as_system(message) if message.role == AuthorRole.DEVELOPER else message
+            for message in written
+        ]
     if connector.instructions == "one":
         written = _one_system_first(written)
-    return [_one_text(message, connector) for message in _ordered(_written(written, connector), connector)]
+    return [
+        _one_text(message, connector)
+        for message in _ordered(_written(written, connector), connector)
+    ]
 
 
 def _as_system(message: ChatMessageContent) -> ChatMessageContent:
     return message.model_copy(update={"role": _SYSTEM})
 
 
-def _one_system_first(messages: Sequence[ChatMessageContent]) -> list[ChatMessageContent]:
+def _one_system_first(
+    messages: Sequence[ChatMessageContent],
+) -> list[ChatMessageContent]:
     """Move the system messages to the start, as one text."""
     system = [message for message in messages if message.role == _SYSTEM]
     if len(system) > 1:
@@ -299,7 +371,9 @@ def _one_system_first(messages: Sequence[ChatMessageContent]) -> list[ChatMessag
     return [*system, *(message for message in messages if message.role != _SYSTEM)]
 
 
-def _written(messages: Iterable[ChatMessageContent], connector: Connector) -> Iterator[ChatMessageContent]:
+def _written(
+    messages: Iterable[ChatMessageContent], connector: Connector
+) -> Iterator[ChatMessageContent]:
     """Write the items of messages; a message of the system or the model of which nothing is left is left out."""
     used: set[str] = set()
     ids: dict[str | None, str] = {}  # of the newest batch, by those in the history
@@ -311,10 +385,14 @@ def _written(messages: Iterable[ChatMessageContent], connector: Connector) -> It
         if (items or connector.takes_blank) and all(map(is_, items, message.items)):
             yield message
         elif kept or message.role == _USER:
-            yield message.model_copy(update={"items": kept or [TextContent(text=EMPTY)]})
+            yield message.model_copy(
+                update={"items": kept or [TextContent(text=EMPTY)]}
+            )
 
 
-def _sent_ids(calls: Iterable[FunctionCallContent], used: set[str], accepted: re.Pattern[str]) -> dict[str | None, str]:
+def _sent_ids(
+    calls: Iterable[FunctionCallContent], used: set[str], accepted: re.Pattern[str]
+) -> dict[str | None, str]:
     """Choose the ids of a batch: those that the provider refuses, and those of earlier batches, are replaced."""
     ids: dict[str | None, str] = {}
     for call in calls:
@@ -335,23 +413,32 @@ def _item(item: Any, ids: Mapping[str | None, str], connector: Connector) -> Any
         case FunctionCallContent() if connector.separator is not None:
             name = item.custom_fully_qualified_name(connector.separator)
             update = {"name": name, "plugin_name": None, "function_name": name}
-        case FunctionResultContent() if not connector.takes_blank and not str(item.result).strip():
+        case FunctionResultContent() if (
+            not connector.takes_blank and not str(item.result).strip()
+        ):
             update = {"result": EMPTY}
         case _:
             pass
-    if isinstance(item, FunctionCallContent | FunctionResultContent) and ids.get(item.id, item.id) != item.id:
+    if (
+        isinstance(item, FunctionCallContent | FunctionResultContent)
+        and ids.get(item.id, item.id) != item.id
+    ):
         update["id"] = ids[item.id]
     return item.model_copy(update=update) if update else item
 
 
-def _ordered(messages: Iterable[ChatMessageContent], connector: Connector) -> list[ChatMessageContent]:
+def _ordered(
+    messages: Iterable[ChatMessageContent], connector: Connector
+) -> list[ChatMessageContent]:
     """Join messages, and put others between them; see `Connector`."""
     ordered: list[ChatMessageContent] = []
     last: AuthorRole | None = None
     for message in messages:
         turn = (last, message.role)
         if turn in connector.joins:
-            ordered[-1] = ordered[-1].model_copy(update={"items": [*ordered[-1].items, *message.items]})
+            ordered[-1] = ordered[-1].model_copy(
+                update={"items": [*ordered[-1].items, *message.items]}
+            )
         else:
             ordered += [*connector.between.get(turn, ()), message]
         last = None if ordered[-1].role == _SYSTEM else ordered[-1].role
@@ -362,10 +449,16 @@ def _one_text(message: ChatMessageContent, connector: Connector) -> ChatMessageC
     """Join the texts of a message, of which the connector would send the first only."""
     if not connector.first_text:
         return message
-    if connector.first_text == "without_images" and any(isinstance(item, ImageContent) for item in message.items):
+    if connector.first_text == "without_images" and any(
+        isinstance(item, ImageContent) for item in message.items
+    ):
         return message
     items = with_one_text(message.items, "" if message.role == _ASSISTANT else "\n")
-    return message if items is message.items else message.model_copy(update={"items": items})
+    return (
+        message
+        if items is message.items
+        else message.model_copy(update={"items": items})
+    )
 
 
 # How a request is sent to a connector.
@@ -376,12 +469,14 @@ class ChatRequest:
     """One request, independent of connectors.
 
     Attributes:
-        messages: The messages to send. It is the same list while messages are only appended, and a new list if earlier
-            messages are changed.
-        last: Sent instead of the newest message, in this request only; None sends the newest message.
+        messages: The messages to send. It is the same list while messages are only
+            appended, and a new list if earlier messages are changed.
+        last: Sent instead of the newest message, in this request only; None sends the
+            newest message.
         settings: Not to be changed; their behaviour is for the run.
         choice: The tool choice if functions are offered, else None.
-        offered: The functions offered, with the caller's own schemas; None if there are none.
+        offered: The functions offered, with the caller's own schemas; None if there are
+            none.
     """
 
     messages: list[ChatMessageContent]
@@ -393,7 +488,11 @@ class ChatRequest:
     @property
     def sent(self) -> list[ChatMessageContent]:
         """The messages as they are sent, in a new list."""
-        return list(self.messages) if self.last is None else [*self.messages[:-1], self.last]
+        return (
+            list(self.messages)
+            if self.last is None
+            else [*self.messages[:-1], self.last]
+        )
 
 
 @dataclass(slots=True)
@@ -413,9 +512,13 @@ class GenericTransport:
         messages = await self.service.get_chat_message_contents(**self._given(request))
         return [corrected(message) for message in messages]
 
-    async def stream(self, request: ChatRequest) -> AsyncGenerator[StreamingChatMessageContent, Any]:
+    async def stream(
+        self, request: ChatRequest
+    ) -> AsyncGenerator[StreamingChatMessageContent, Any]:
         """Send a request; yield the chunks of the response's first choice."""
-        stream = self.service.get_streaming_chat_message_contents(**self._given(request))
+        stream = self.service.get_streaming_chat_message_contents(
+            **self._given(request)
+        )
         async with aclosing(corrected_chunks(stream)) as groups:
             async for group in groups:
                 for chunk in group:
@@ -426,9 +529,13 @@ class GenericTransport:
         """Convert a request to the arguments of the connector's methods."""
         behavior = None
         if request.choice is not None and (tools := request.offered) is not None:
-            behavior = RequestBehavior.of(tools.metadata, request.choice, schemas=tools.schemas)
+            behavior = RequestBehavior.of(
+                tools.metadata, request.choice, schemas=tools.schemas
+            )
         history = ChatHistory.model_construct(messages=request.sent)
-        given = request_arguments(self.service, history, request.settings, behavior, self.kernel)
+        given = request_arguments(
+            self.service, history, request.settings, behavior, self.kernel
+        )
         return {**given, "arguments": self.arguments}
 
 
@@ -441,16 +548,26 @@ def request_arguments(
 ) -> dict[str, Any]:
     """Return the arguments of a connector's methods for one request, as it and its provider take them.
 
-    A history that needs no change is passed on itself; see `sent`. The settings are copied, with this behaviour.
+    A history that needs no change is passed on itself; see `sent`. The settings are
+    copied, with this behaviour.
 
     Raises:
         InvalidOptionError: If the connector does not take the settings.
     """
     connector = connector_of(service)
     messages = sent(history.messages, connector)
-    if behavior is not None and behavior.type_ is FunctionChoiceType.NONE and not connector.takes_none:
+    if (
+        behavior is not None
+        and behavior.type_ is FunctionChoiceType.NONE
+        and not connector.takes_none
+    ):
         behavior = None
-    if behavior is None and connector.needs_tools and has_calls(messages) and not getattr(settings, "tools", None):
+    if (
+        behavior is None
+        and connector.needs_tools
+        and has_calls(messages)
+        and not getattr(settings, "tools", None)
+    ):
         behavior = RequestBehavior.of([NO_FUNCTION], "auto")
         kernel = kernel or Kernel()
     if behavior is not None and connector.needs_description and kernel is not None:
@@ -461,10 +578,14 @@ def request_arguments(
     return {"chat_history": history, "settings": settings, "kernel": kernel}
 
 
-def _described(behavior: FunctionChoiceBehavior, kernel: Kernel) -> FunctionChoiceBehavior:
+def _described(
+    behavior: FunctionChoiceBehavior, kernel: Kernel
+) -> FunctionChoiceBehavior:
     """Describe the functions that a behaviour offers by their names where they have no description."""
     offered = [
-        function if function.description else function.model_copy(update={"description": function.fully_qualified_name})
+        function
+        if function.description
+        else function.model_copy(update={"description": function.fully_qualified_name})
         for function in behavior.get_config(kernel).available_functions or ()
     ]
     choice = behavior.type_.value if behavior.type_ is not None else "auto"

@@ -5,7 +5,8 @@ Promises
     - Without an approver the loop ends; what waits is in the history, and `ApprovalFilter.resume` decides it.
     - In a run of this package the run's own gate asks the filter, and one approval is one start.
 
-Takes Semantic Kernel's filter context, and a history. Never loops, and never makes a request.
+Takes Semantic Kernel's filter context, and a history. Never loops, and never makes a
+request.
 
     approval_filter   the filter
     waiting_results   placeholder results of calls that wait, bound to their conversation

@@ -1,7 +1,7 @@
 """``ApprovalFilter``: an approval policy and a person's decisions, as a filter of a kernel.
 
-On a stock kernel the filter decides a call when it runs. In a run of this package the run's gate asks it, see
-`planner_ext.sk.charging.nested.RunGate`.
+On a stock kernel the filter decides a call when it runs. In a run of this package the
+run's gate asks it, see `planner_ext.sk.charging.nested.RunGate`.
 """
 
 import logging
@@ -13,12 +13,18 @@ from functools import partial
 from typing import Any, Final, Self, cast
 
 from semantic_kernel import Kernel
-from semantic_kernel.contents import ChatHistory, FunctionCallContent, FunctionResultContent
+from semantic_kernel.contents import (
+    ChatHistory,
+    FunctionCallContent,
+    FunctionResultContent,
+)
 from semantic_kernel.exceptions import FunctionCallInvalidArgumentsException
 from semantic_kernel.filters.auto_function_invocation.auto_function_invocation_context import (
     AutoFunctionInvocationContext,
 )
-from semantic_kernel.filters.functions.function_invocation_context import FunctionInvocationContext
+from semantic_kernel.filters.functions.function_invocation_context import (
+    FunctionInvocationContext,
+)
 from semantic_kernel.functions import FunctionResult, KernelArguments, KernelFunction
 
 from planner_ext.approval.decisions import (
@@ -41,7 +47,13 @@ from planner_ext.engine.concurrency import Raised, caught
 from planner_ext.engine.gate import Approver, Review, is_same
 from planner_ext.engine.ports import Reviewed
 from planner_ext.sk.charging.earlier_calls import before_call, before_message_of
-from planner_ext.sk.charging.filters import CallFilter, approval_filters, converted_values, edited_call, tool_call
+from planner_ext.sk.charging.filters import (
+    CallFilter,
+    approval_filters,
+    converted_values,
+    edited_call,
+    tool_call,
+)
 from planner_ext.sk.checks import check_returns
 from planner_ext.sk.errors import DecisionRefusedError, InvalidOptionError
 from planner_ext.sk.filter.waiting_results import (
@@ -72,7 +84,8 @@ _logger = logging.getLogger(__name__)
 
 _REFUSED: Final = "The call was refused and did not run"
 _STARTED: Final = (
-    "This call was approved and has started; its result is not known, and whether it took effect is in doubt."
+    "This call was approved and has started; its result is not known, "
+    "and whether it took effect is in doubt."
 )
 """The result in the history from the start of an approved function to its end."""
 _INJECTS: Final = (
@@ -88,33 +101,42 @@ _STOCK_RUN: Final = "approval-filter"
 class ApprovalFilter(CallFilter):
     """Decides calls of a stock kernel before they run.
 
-    Register it under either type, or both; it asks once per call. Filters with different policies each decide:
+    Register it under either type, or both; it asks once per call. Filters with
+    different policies each decide:
 
         kernel.add_filter("auto_function_invocation", ApprovalFilter(policy, approver=ask))
         kernel.add_filter("function_invocation", ApprovalFilter(policy, approver=ask))
 
-    With an approver the request is held open while the person decides; after ``timeout`` the call is refused. Without
-    one the call is answered "waits for approval" and the loop ends (under ``auto_function_invocation``; elsewhere the
-    call is refused). `pending` lists such calls of the history, `resume` runs or refuses them and puts their results in
-    place, and asks the filters behind this one, too.
+    With an approver the request is held open while the person decides; after
+    ``timeout`` the call is refused. Without one the call is answered "waits for
+    approval" and the loop ends (under ``auto_function_invocation``; elsewhere the call
+    is refused). `pending` lists such calls of the history, `resume` runs or refuses
+    them and puts their results in place, and asks the filters behind this one, too.
 
-    What it approves is bound: if a later filter changes the function or an argument, the function does not run, and the
-    model reads so. One approval is one start: a further ``next`` of an inner filter gives the outcome again, unless the
-    function is declared ``@effect("idempotent")`` or ``"keyed"``. Where a policy is silent nothing is bound.
+    What it approves is bound: if a later filter changes the function or an argument,
+    the function does not run, and the model reads so. One approval is one start: a
+    further ``next`` of an inner filter gives the outcome again, unless the function is
+    declared ``@effect("idempotent")`` or ``"keyed"``. Where a policy is silent nothing
+    is bound.
 
-    On a kernel that a planner, service or handler of this package works on, it decides with the interceptors of the
-    run, before any call of a batch runs; without an approver the call waits as the run's own (`ToolCall`, decided by
-    the run's ``resume``). What a person decided there it does not ask about again.
+    On a kernel that a planner, service or handler of this package works on, it decides
+    with the interceptors of the run, before any call of a batch runs; without an
+    approver the call waits as the run's own (`ToolCall`, decided by the run's
+    ``resume``). What a person decided there it does not ask about again.
 
-    For rules with ``after`` a call of the stock loop comes after the calls in its chat history, without those of its
-    own reply, and after those that a run of this package made inside them. Calls of a compacted history, and calls
-    inside functions of the stock loop, are not known. A call without a history, invoked directly or seen under
-    ``function_invocation`` alone, matches every such rule, except inside a run of this package.
+    For rules with ``after`` a call of the stock loop comes after the calls in its chat
+    history, without those of its own reply, and after those that a run of this package
+    made inside them. Calls of a compacted history, and calls inside functions of the
+    stock loop, are not known. A call without a history, invoked directly or seen under
+    ``function_invocation`` alone, matches every such rule, except inside a run of this
+    package.
 
-    Semantic Kernel starts the calls of a batch together, so a safe sibling may run before a risky call is decided. It
-    handles hidden parameters, bare names and exception texts itself, and passes the kernel, the service and the
-    application's arguments by the names of parameters: a function whose schema, as of an MCP tool or an OpenAPI
-    operation, has such a name is refused by name. Where that matters, use `FunctionInvokingChatCompletion`.
+    Semantic Kernel starts the calls of a batch together, so a safe sibling may run
+    before a risky call is decided. It handles hidden parameters, bare names and
+    exception texts itself, and passes the kernel, the service and the application's
+    arguments by the names of parameters: a function whose schema, as of an MCP tool or
+    an OpenAPI operation, has such a name is refused by name. Where that matters, use
+    `FunctionInvokingChatCompletion`.
 
     Attributes:
         policy: The interceptor that decides calls.
@@ -131,11 +153,13 @@ class ApprovalFilter(CallFilter):
         """Make a filter.
 
         Args:
-            policy: An `ApprovalPolicy`, or any interceptor: what it defers is asked of a person.
+            policy: An `ApprovalPolicy`, or any interceptor: what it defers is asked of
+                a person.
             approver: Asks the person; None terminates the loop instead.
-            timeout: Seconds in which the person has to decide; after that the call is refused. None waits for ever.
-            authorize: Says who may decide, by `resume`, by the approver and in a run of this package; see
-                `ApprovalSettings`.
+            timeout: Seconds in which the person has to decide; after that the call is
+                refused. None waits for ever.
+            authorize: Says who may decide, by `resume`, by the approver and in a run of
+                this package; see `ApprovalSettings`.
 
         Raises:
             InvalidOptionError: If one of them cannot be used.
@@ -149,7 +173,9 @@ class ApprovalFilter(CallFilter):
             check_returns(name, value)
         ApprovalSettings(authorize=authorize)  # which refuses what is no hook, by name
         try:
-            settings = ApprovalSettings(interceptor_timeout=timeout, authorize=authorize)
+            settings = ApprovalSettings(
+                interceptor_timeout=timeout, authorize=authorize
+            )
         except InvalidLimitError:
             raise InvalidOptionError(
                 f"timeout must be a number of seconds above 0, or None for no limit; got {shown(timeout)}."
@@ -163,9 +189,15 @@ class ApprovalFilter(CallFilter):
 
     async def __call__(self, context: Any, next: Next) -> None:
         """Decide a call, then run it or answer it. The signature is Semantic Kernel's for filters."""
-        guard = guard_of(context.function if isinstance(context, FunctionInvocationContext) else context)
+        guard = guard_of(
+            context.function
+            if isinstance(context, FunctionInvocationContext)
+            else context
+        )
         if guard is not None and guard.decided_by(self.decides_as, context.arguments):
-            await next(context)  # a filter of this policy and person decided this very run of the call
+            await next(
+                context
+            )  # a filter of this policy and person decided this very run of the call
             return
         self.report_unused_rules(context.kernel)
         call = _described(context, in_run=guard is not None)
@@ -173,7 +205,9 @@ class ApprovalFilter(CallFilter):
             _answer(context, _refusal(call.message))
             return
         tab = current_tab()
-        state = State() if guard is None or tab is None else tab.account.state  # of which it is a call, after a pause
+        state = (
+            State() if guard is None or tab is None else tab.account.state
+        )  # of which it is a call, after a pause
         (reviewed,) = await _review([self], context.function).of([call], state)
         match reviewed.decision:
             case Approve() | None:
@@ -183,24 +217,36 @@ class ApprovalFilter(CallFilter):
             case Supply(result=result):
                 _answer(context, result_text(result))
             case Defer() as question:
-                edited = call if reviewed.arguments is None else replace(call, arguments=reviewed.arguments)
+                edited = (
+                    call
+                    if reviewed.arguments is None
+                    else replace(call, arguments=reviewed.arguments)
+                )
                 self._wait(context, edited, question)
 
-    async def _run(self, context: Any, next: Next, call: ToolCall, reviewed: Reviewed) -> None:
+    async def _run(
+        self, context: Any, next: Next, call: ToolCall, reviewed: Reviewed
+    ) -> None:
         """Run a call with the arguments that were decided on; an approval binds it, silence does not."""
         tool = tool_of(context.function)
         binds = reviewed.decision is not None
         given = call.arguments if reviewed.arguments is None else reviewed.arguments
         values = cast("dict[str, Any]", context.arguments)
-        arguments = {name: value for name, value in values.items() if name not in call.arguments}
+        arguments = {
+            name: value for name, value in values.items() if name not in call.arguments
+        }
         tool.put(given, arguments)
-        if arguments.keys() != values.keys() or any(values[name] is not arguments[name] for name in arguments):
+        if arguments.keys() != values.keys() or any(
+            values[name] is not arguments[name] for name in arguments
+        ):
             context.arguments = copy(context.arguments)  # these may be the caller's own
             values = cast("dict[str, Any]", context.arguments)
             values.clear()
             values.update(arguments)
         guard = self._guard(context.function, context.arguments, given, binds=binds)
-        if (running := guard_of(context)) is not None:  # a run of this package guards its calls itself
+        if (
+            running := guard_of(context)
+        ) is not None:  # a run of this package guards its calls itself
             running.join(guard)
             await next(context)
             return
@@ -212,7 +258,12 @@ class ApprovalFilter(CallFilter):
             guard.end()
 
     def _guard(
-        self, function: KernelFunction, values: Mapping[str, Any], shown: Iterable[str], *, binds: bool
+        self,
+        function: KernelFunction,
+        values: Mapping[str, Any],
+        shown: Iterable[str],
+        *,
+        binds: bool,
     ) -> CallGuard:
         tool = tool_of(function)
         return CallGuard(
@@ -225,9 +276,15 @@ class ApprovalFilter(CallFilter):
         )
 
     def _wait(self, context: Any, call: ToolCall, question: Defer) -> None:
-        can_wait = isinstance(context, AutoFunctionInvocationContext) and guard_of(context) is None
+        can_wait = (
+            isinstance(context, AutoFunctionInvocationContext)
+            and guard_of(context) is None
+        )
         if not can_wait or (waits := waiting_result(context, call, question)) is None:
-            _answer(context, _refusal("it needs a person's approval, and nobody can be asked."))
+            _answer(
+                context,
+                _refusal("it needs a person's approval, and nobody can be asked."),
+            )
             return
         _answer(context, *waits)
         context.terminate = True
@@ -246,30 +303,44 @@ class ApprovalFilter(CallFilter):
     ) -> tuple[ToolCall, ...]:
         """Carry out decisions on calls that wait, and put their results in place in the history.
 
-        From the start of a function until its end, its result in the history says that it is in doubt: so neither a
-        second `resume` nor one after a cancellation runs it again. Calls that were not started then wait again.
+        From the start of a function until its end, its result in the history says that
+        it is in doubt: so neither a second `resume` nor one after a cancellation runs
+        it again. Calls that were not started then wait again.
 
         Args:
             kernel: Whose functions run, through its function-invocation filters.
-            history: Is changed; when no call waits any more it can be sent again. It must hold what user and assistant
-                said before the call, as it stood when the call was asked about.
-            decisions: By the call's id, or by its fingerprint; all are taken, or none. Where an id waits twice, the
-                fingerprint is needed, as the key or in the `Approve`. A key that is one call's fingerprint and another
-                one's id means the fingerprint.
+            history: Is changed; when no call waits any more it can be sent again. It
+                must hold what user and assistant said before the call, as it stood when
+                the call was asked about.
+            decisions: By the call's id, or by its fingerprint; all are taken, or none.
+                Where an id waits twice, the fingerprint is needed, as the key or in the
+                `Approve`. A key that is one call's fingerprint and another one's id
+                means the fingerprint.
             arguments: The application's arguments for the functions.
 
         Returns:
             The calls that still wait.
 
         Raises:
-            DecisionRefusedError: If a decision cannot be taken, or ``authorize`` does not allow it, naming the call;
-                nothing ran. A call with ``roles`` is decided only under such a hook.
+            DecisionRefusedError: If a decision cannot be taken, or ``authorize`` does
+                not allow it, naming the call; nothing ran. A call with ``roles`` is
+                decided only under such a hook.
         """
         self.report_unused_rules(kernel)
         decisions = as_given(decisions)
         asked = decided_calls(kernel, history, decisions, self._taken)
-        await let_in("", [(one.waiting.pending, one.waiting.pending.id, one.decision) for one in asked], self.authorize)
-        reviews = {one.waiting.pending.fingerprint: await self._reviewed(kernel, history, one) for one in asked}
+        await let_in(
+            "",
+            [
+                (one.waiting.pending, one.waiting.pending.id, one.decision)
+                for one in asked
+            ],
+            self.authorize,
+        )
+        reviews = {
+            one.waiting.pending.fingerprint: await self._reviewed(kernel, history, one)
+            for one in asked
+        }
         to_run: deque[tuple[DecidedCall, FunctionResultContent]] = deque()
         for one in decided_calls(kernel, history, decisions, self._taken):
             item = one.waiting.item
@@ -280,26 +351,38 @@ class ApprovalFilter(CallFilter):
                 case Supply(result=result):
                     replace_result(history, item, result_text(result))
                 case Defer() if reviewed is not None and one.function is not None:
-                    replace_result(history, item, asked_again(one.waiting, one.function, reviewed))
+                    replace_result(
+                        history, item, asked_again(one.waiting, one.function, reviewed)
+                    )
                 case _:
                     to_run.append((one, replace_result(history, item, _STARTED)))
             self._taken.add(one.waiting.pending.fingerprint)
         try:
             while to_run:
                 one, item = to_run.popleft()
-                replace_result(history, item, await self._carry_out(kernel, one, arguments))
+                replace_result(
+                    history, item, await self._carry_out(kernel, one, arguments)
+                )
         finally:
             for one, item in to_run:
                 replace_result(history, item, one.waiting.item)
                 self._taken.discard(one.waiting.pending.fingerprint)
         return self.pending(history)
 
-    async def _reviewed(self, kernel: Kernel, history: ChatHistory, one: DecidedCall) -> Reviewed | None:
+    async def _reviewed(
+        self, kernel: Kernel, history: ChatHistory, one: DecidedCall
+    ) -> Reviewed | None:
         """Review an approved call by the filters that have not seen what will run; None if all have."""
         pending = one.waiting.pending
         approval = one.decision
-        others = [other for other in approval_filters(kernel) if not other.decides_as(self)]
-        if not isinstance(approval, Approve) or one.function is None or (approval.arguments is None and not others):
+        others = [
+            other for other in approval_filters(kernel) if not other.decides_as(self)
+        ]
+        if (
+            not isinstance(approval, Approve)
+            or one.function is None
+            or (approval.arguments is None and not others)
+        ):
             return None
         call = tool_call(
             one.function,
@@ -313,19 +396,29 @@ class ApprovalFilter(CallFilter):
             after=before_message_of(one.waiting.call, history.messages),
         )
         if approval.arguments is None:
-            filters = approval_filters(kernel, once_invoked=False)  # the others decide when the function is invoked
-            reviewed = await _after_question(filters, call, one.function, one.waiting.question)
+            filters = approval_filters(
+                kernel, once_invoked=False
+            )  # the others decide when the function is invoked
+            reviewed = await _after_question(
+                filters, call, one.function, one.waiting.question
+            )
         else:
             review = _review([self, *others], one.function)
-            reviewed = await review.of_edit(call, approval, one.waiting.question, State())
+            reviewed = await review.of_edit(
+                call, approval, one.waiting.question, State()
+            )
         if reviewed is not None and isinstance(reviewed.decision, Deny):
+            reason = reviewed.decision.reason
             problem = (
-                f"The approval of {pending.id!r} cannot be taken: {reviewed.decision.reason} The call still waits."
+                f"The approval of {pending.id!r} cannot be taken: {reason} "
+                "The call still waits."
             )
             raise DecisionRefusedError(problem, call_id=pending.id)
         return reviewed
 
-    async def _carry_out(self, kernel: Kernel, decided: DecidedCall, arguments: KernelArguments | None) -> str:
+    async def _carry_out(
+        self, kernel: Kernel, decided: DecidedCall, arguments: KernelArguments | None
+    ) -> str:
         """Run an approved call, and return its result as the model reads it."""
         pending = decided.waiting.pending
         function = decided.function
@@ -336,15 +429,23 @@ class ApprovalFilter(CallFilter):
         tool_of(function).put(decided.arguments, values)
         guard = self._guard(function, given, decided.arguments, binds=True)
         try:
-            target = guard.guarding(runnable(function, tool_of(function), threads=False))
-            ended = await caught(target.invoke(kernel, given, metadata={"id": pending.id}))
+            target = guard.guarding(
+                runnable(function, tool_of(function), threads=False)
+            )
+            ended = await caught(
+                target.invoke(kernel, given, metadata={"id": pending.id})
+            )
         finally:
             guard.end()
         if not isinstance(ended, Raised):
             return result_text(ended)
         if isinstance(ended.error, ApprovedArgumentsChangedError | NotRunAgainError):
             return str(ended.error)
-        _logger.error("The approved function %s failed.", pending.fully_qualified_name, exc_info=ended.error)
+        _logger.error(
+            "The approved function %s failed.",
+            pending.fully_qualified_name,
+            exc_info=ended.error,
+        )
         return f"The function {pending.fully_qualified_name} failed."
 
 
@@ -352,17 +453,26 @@ def _review(filters: Sequence[CallFilter], function: KernelFunction) -> Review:
     """Review the calls of a function of a stock kernel by these filters."""
     mark = approval_required(function)
     edit = partial(edited_call, {function.fully_qualified_name: function}, _STOCK_RUN)
-    return Review(chains=(), filters=[one.chain(lambda _: mark) for one in filters], edit=edit)
+    return Review(
+        chains=(), filters=[one.chain(lambda _: mark) for one in filters], edit=edit
+    )
 
 
 async def _after_question(
-    filters: Sequence[CallFilter], call: ToolCall, function: KernelFunction, question: Defer
+    filters: Sequence[CallFilter],
+    call: ToolCall,
+    function: KernelFunction,
+    question: Defer,
 ) -> Reviewed | None:
     """Return what the filters behind the one that asked decide or ask about an approved call first; or None."""
     mark = approval_required(function)
     chains = [one.chain(lambda _: mark) for one in filters]
     decisions = [await chain.decide(call, State()) for chain in chains]
-    places = [place for place, one in enumerate(decisions) if isinstance(one, Defer) and is_same(one, question)]
+    places = [
+        place
+        for place, one in enumerate(decisions)
+        if isinstance(one, Defer) and is_same(one, question)
+    ]
     for decision in decisions[places[0] + 1 if places else 0 :]:
         match decision:
             case Deny() | Supply():
@@ -410,16 +520,24 @@ def _described(
     context: AutoFunctionInvocationContext | FunctionInvocationContext, *, in_run: bool
 ) -> ToolCall | InvalidArguments:
     """Describe a call of a stock kernel: the function that will run, and what the model gave it, converted."""
-    content = context.function_call_content if isinstance(context, AutoFunctionInvocationContext) else None
+    content = (
+        context.function_call_content
+        if isinstance(context, AutoFunctionInvocationContext)
+        else None
+    )
     tool = tool_of(context.function)
     values = cast("dict[str, Any]", context.arguments)
     if tool.refusal:
         return InvalidArguments(message=tool.refusal)
     if tool.unasked and not in_run and not _is_view(context.kernel):
-        return InvalidArguments(message=_INJECTS.format(tool.name, ", ".join(sorted(tool.unasked))))
+        return InvalidArguments(
+            message=_INJECTS.format(tool.name, ", ".join(sorted(tool.unasked)))
+        )
     given = None if content is None else _given(content)
     names = tool.parameters if given is None else given
-    shown = converted_values({name: values[name] for name in names if name in values}, tool)
+    shown = converted_values(
+        {name: values[name] for name in names if name in values}, tool
+    )
     if isinstance(shown, InvalidArguments):
         return shown
     return tool_call(
@@ -447,7 +565,9 @@ def _given(content: FunctionCallContent) -> dict[str, Any] | None:
         given: Any = content.parse_arguments() or {}
     except (FunctionCallInvalidArgumentsException, RecursionError):
         return None
-    return dict(cast("Mapping[str, Any]", given)) if isinstance(given, Mapping) else None
+    return (
+        dict(cast("Mapping[str, Any]", given)) if isinstance(given, Mapping) else None
+    )
 
 
 def _refusal(reason: str) -> str:
@@ -456,7 +576,9 @@ def _refusal(reason: str) -> str:
 
 def _answer(context: Any, text: str, metadata: Mapping[str, Any] | None = None) -> None:
     """Put a text in place of the function's result; the two kinds of context call it differently."""
-    result = FunctionResult(function=context.function.metadata, value=text, metadata=dict(metadata or {}))
+    result = FunctionResult(
+        function=context.function.metadata, value=text, metadata=dict(metadata or {})
+    )
     if isinstance(context, AutoFunctionInvocationContext):
         context.function_result = result
     else:

@@ -1,7 +1,8 @@
 """Calls of a stock kernel that wait for a person: their results in the history, and the decisions on them.
 
-A call that waits has a placeholder result, marked in its metadata. The mark's fingerprint binds it to its conversation,
-the place of its call in it, the function and the arguments.
+A call that waits has a placeholder result, marked in its metadata. The mark's
+fingerprint binds it to its conversation, the place of its call in it, the function and
+the arguments.
 """
 
 import hashlib
@@ -45,10 +46,12 @@ from planner_ext.sk.functions.toolset import parse_edited, tool_of
 from planner_ext.sk.messages import calls_of, text_of
 
 _WAITING: Final = "This call waits for a person's approval and has not run: "
-"""The model reads this of a call that waits; its function, fingerprint and question follow."""
+"""The model reads this of a call that waits; its function, fingerprint and question
+follow."""
 
 _MARK: Final = "planner_ext.waiting"
-"""The key of the metadata of a result whose call waits; no function's text gets there."""
+"""The key of the metadata of a result whose call waits; no function's text gets
+there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,24 +83,38 @@ class DecidedCall:
 
 
 def decided_calls(
-    kernel: Kernel, history: ChatHistory, decisions: Mapping[str, Decision], taken: Container[str]
+    kernel: Kernel,
+    history: ChatHistory,
+    decisions: Mapping[str, Decision],
+    taken: Container[str],
 ) -> list[DecidedCall]:
     """Find the waiting call of each decision, by its id or fingerprint, and check that all can be taken.
 
     Raises:
-        DecisionRefusedError: If a decision cannot be taken, or was taken before, naming the call.
+        DecisionRefusedError: If a decision cannot be taken, or was taken before, naming
+            the call.
     """
     decided: list[DecidedCall] = []
     waiting = waiting_results(history)
     for name, decision in decisions.items():
         found = _named(waiting, name)
-        if len(found) > 1 and isinstance(decision, Approve) and decision.fingerprint is not None:
-            found = [one for one in found if one.pending.fingerprint == decision.fingerprint]
+        if (
+            len(found) > 1
+            and isinstance(decision, Approve)
+            and decision.fingerprint is not None
+        ):
+            found = [
+                one for one in found if one.pending.fingerprint == decision.fingerprint
+            ]
         one = _checked(kernel, name, decision, found)
         if one.waiting.pending.fingerprint in taken:
-            raise DecisionRefusedError(f"The call {name!r} was decided before, in another copy of this history.")
+            raise DecisionRefusedError(
+                f"The call {name!r} was decided before, in another copy of this history."
+            )
         if any(one.waiting is other.waiting for other in decided):
-            raise DecisionRefusedError(f"Two decisions were given for the call {name!r}; give one.")
+            raise DecisionRefusedError(
+                f"Two decisions were given for the call {name!r}; give one."
+            )
         decided.append(one)
     return decided
 
@@ -108,9 +125,13 @@ def _named(waiting: Sequence[WaitingResult], name: str) -> list[WaitingResult]:
     return by_fingerprint or [one for one in waiting if one.pending.id == name]
 
 
-def _checked(kernel: Kernel, name: str, decision: Decision, found: Sequence[WaitingResult]) -> DecidedCall:
+def _checked(
+    kernel: Kernel, name: str, decision: Decision, found: Sequence[WaitingResult]
+) -> DecidedCall:
     if not found:
-        raise DecisionRefusedError(f"A decision was given for the call {name!r}, which does not wait for one.")
+        raise DecisionRefusedError(
+            f"A decision was given for the call {name!r}, which does not wait for one."
+        )
     if len(found) > 1:
         fingerprints = ", ".join(one.pending.fingerprint for one in found)
         raise DecisionRefusedError(
@@ -122,17 +143,23 @@ def _checked(kernel: Kernel, name: str, decision: Decision, found: Sequence[Wait
             f"{way_out('decision', decision)}"
         )
     if (problem := problem_of(decision)) is not None:
-        raise DecisionRefusedError(f"The decision on {name!r} cannot be taken: {problem}. The call still waits.")
+        raise DecisionRefusedError(
+            f"The decision on {name!r} cannot be taken: {problem}. The call still waits."
+        )
     if isinstance(decision, Approve):
         return _approved(kernel, name, decision, found[0])
     return DecidedCall(found[0], decision)
 
 
-def _approved(kernel: Kernel, name: str, decision: Approve, waiting: WaitingResult) -> DecidedCall:
+def _approved(
+    kernel: Kernel, name: str, decision: Approve, waiting: WaitingResult
+) -> DecidedCall:
     pending = waiting.pending
     called = waiting.pending.fully_qualified_name
     if decision.fingerprint not in (None, pending.fingerprint):
-        raise DecisionRefusedError(f"The approval of {name!r} was given for another call or other arguments.")
+        raise DecisionRefusedError(
+            f"The approval of {name!r} was given for another call or other arguments."
+        )
     try:
         function = kernel.get_function_from_fully_qualified_function_name(called)
     except KernelException as error:
@@ -148,7 +175,9 @@ def _approved(kernel: Kernel, name: str, decision: Approve, waiting: WaitingResu
         return DecidedCall(waiting, decision, function, pending.arguments)
     edited = parse_edited(decision.arguments, tool_of(function))
     if isinstance(edited, InvalidArguments):
-        raise DecisionRefusedError(f"The arguments of {name!r} cannot be used: {edited.message}")
+        raise DecisionRefusedError(
+            f"The arguments of {name!r} cannot be used: {edited.message}"
+        )
     return DecidedCall(waiting, decision, function, edited)
 
 
@@ -167,18 +196,28 @@ def waiting_result(
     return _marked(context.function, call.id, call.arguments, question, place)
 
 
-def asked_again(waiting: WaitingResult, function: KernelFunction, reviewed: Reviewed) -> FunctionResultContent:
+def asked_again(
+    waiting: WaitingResult, function: KernelFunction, reviewed: Reviewed
+) -> FunctionResultContent:
     """Write the result of a call that waits again, for another question, with the arguments that a person gave it."""
     question = reviewed.question
     edited = reviewed.arguments
     assert question is not None, "something else is asked"
     arguments = waiting.pending.arguments if edited is None else edited
-    text, metadata = _marked(function, waiting.pending.id, arguments, question, waiting.place)
-    return FunctionResultContent(id=waiting.item.id, name=waiting.item.name, result=text, metadata=metadata)
+    text, metadata = _marked(
+        function, waiting.pending.id, arguments, question, waiting.place
+    )
+    return FunctionResultContent(
+        id=waiting.item.id, name=waiting.item.name, result=text, metadata=metadata
+    )
 
 
 def _marked(
-    function: KernelFunction, call_id: str, arguments: Mapping[str, Any], question: Defer, place: str
+    function: KernelFunction,
+    call_id: str,
+    arguments: Mapping[str, Any],
+    question: Defer,
+    place: str,
 ) -> tuple[str, dict[str, Any]]:
     mark: dict[str, Any] = {
         "function": function.fully_qualified_name,
@@ -199,13 +238,21 @@ def waiting_results(history: ChatHistory) -> list[WaitingResult]:
     placed = list(_placed_calls(history))
     found: list[WaitingResult] = []
     for item in (item for message in history.messages for item in message.items):
-        if isinstance(item, FunctionResultContent) and str(item.result).startswith(_WAITING):
-            waits = [_waiting_result(item, content, place) for content, place in placed if content.id == item.id]
+        if isinstance(item, FunctionResultContent) and str(item.result).startswith(
+            _WAITING
+        ):
+            waits = [
+                _waiting_result(item, content, place)
+                for content, place in placed
+                if content.id == item.id
+            ]
             found += [one for one in waits if one is not None][-1:]
     return found
 
 
-def _waiting_result(item: FunctionResultContent, content: FunctionCallContent, place: str) -> WaitingResult | None:
+def _waiting_result(
+    item: FunctionResultContent, content: FunctionCallContent, place: str
+) -> WaitingResult | None:
     match item.metadata.get(_MARK):
         case {
             "function": str(function),
@@ -215,10 +262,15 @@ def _waiting_result(item: FunctionResultContent, content: FunctionCallContent, p
             "signature": str(signature),
             "nonce": str(),
         } as mark:
-            own = cast("dict[str, Any]", {key: value for key, value in mark.items() if key != "fingerprint"})
+            own = cast(
+                "dict[str, Any]",
+                {key: value for key, value in mark.items() if key != "fingerprint"},
+            )
             arguments = parse_object(text)
             call_id = content.id or ""
-            fits = _names(content, function) and fingerprint == _fingerprint(own, call_id, place)
+            fits = _names(content, function) and fingerprint == _fingerprint(
+                own, call_id, place
+            )
             if not fits or isinstance(arguments, InvalidArguments):
                 return None
             pending = ToolCall(
@@ -229,7 +281,9 @@ def _waiting_result(item: FunctionResultContent, content: FunctionCallContent, p
                 prompt=prompt,
                 roles=tuple(cast("list[str]", mark.get("roles", ()))),
             )
-            question = Defer(prompt, roles=pending.roles, source=str(mark.get("source", "")))
+            question = Defer(
+                prompt, roles=pending.roles, source=str(mark.get("source", ""))
+            )
             return WaitingResult(item, pending, signature, content, place, question)
         case _:
             return None
@@ -244,22 +298,30 @@ def _names(call: FunctionCallContent, function: str) -> bool:
 def _placed_calls(history: ChatHistory) -> Iterator[tuple[FunctionCallContent, str]]:
     """List the calls of a history, each with its place: what user and assistant said before, and the call's number.
 
-    System messages are not in it, since an agent adds its own to each request; nor are results, which are replaced.
+    System messages are not in it, since an agent adds its own to each request; nor are
+    results, which are replaced.
     """
     conversation = hashlib.sha256()
     for message in history.messages:
         if message.role not in (AuthorRole.USER, AuthorRole.ASSISTANT):
             continue
         calls = calls_of(message)
-        listed = [[one.id, one.plugin_name, one.function_name, arguments_text(one.arguments)] for one in calls]
-        conversation.update(json.dumps([str(message.role), text_of(message), listed]).encode())
+        listed = [
+            [one.id, one.plugin_name, one.function_name, arguments_text(one.arguments)]
+            for one in calls
+        ]
+        conversation.update(
+            json.dumps([str(message.role), text_of(message), listed]).encode()
+        )
         for number, one in enumerate(calls):
             yield one, f"{conversation.hexdigest()}/{number}"
 
 
 def arguments_text(arguments: str | Mapping[str, Any] | None) -> str:
     """Write the arguments of a call as JSON text; a text is JSON already."""
-    return arguments if isinstance(arguments, str) else result_text(dict(arguments or {}))
+    return (
+        arguments if isinstance(arguments, str) else result_text(dict(arguments or {}))
+    )
 
 
 def _fingerprint(mark: Mapping[str, Any], call_id: str, place: str) -> str:
@@ -267,7 +329,9 @@ def _fingerprint(mark: Mapping[str, Any], call_id: str, place: str) -> str:
 
 
 def replace_result(
-    history: ChatHistory, before: FunctionResultContent, after: FunctionResultContent | str
+    history: ChatHistory,
+    before: FunctionResultContent,
+    after: FunctionResultContent | str,
 ) -> FunctionResultContent:
     """Put another result, or a text as one, in the place of a result that is found by identity.
 
@@ -278,7 +342,11 @@ def replace_result(
         after = FunctionResultContent(id=before.id, name=before.name, result=after)
     for place, message in enumerate(history.messages):
         if any(item is before for item in message.items):
-            items: list[Any] = [after if item is before else item for item in message.items]
-            history.messages[place] = ChatMessageContent(role=AuthorRole.TOOL, items=items, name=message.name)
+            items: list[Any] = [
+                after if item is before else item for item in message.items
+            ]
+            history.messages[place] = ChatMessageContent(
+                role=AuthorRole.TOOL, items=items, name=message.name
+            )
             return after
     raise KeyError(before.id)

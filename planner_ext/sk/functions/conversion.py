@@ -1,9 +1,10 @@
 """One value for every reader: arguments are parsed, and converted to their parameters' types, before any decision.
 
-The result is JSON; Semantic Kernel's conversion of it (``_parse_parameter``) does not change its meaning, another
-conversion changes nothing, and the spellings of one value have one digest. A number that its type takes stays as
-written: 7.0 and 7 are equal to a condition and to a digest. Of the application, only pydantic models and dataclasses
-run. Must not know the call or the function.
+The result is JSON; Semantic Kernel's conversion of it (``_parse_parameter``) does not
+change its meaning, another conversion changes nothing, and the spellings of one value
+have one digest. A number that its type takes stays as written: 7.0 and 7 are equal to a
+condition and to a digest. Of the application, only pydantic models and dataclasses run.
+Must not know the call or the function.
 """
 
 import inspect
@@ -31,7 +32,8 @@ MAX_DEPTH: Final = 100
 """Levels of nesting accepted: far fewer than exhaust the stack."""
 
 MAX_EXPONENT: Final = 4_300
-"""Of an exact number: as many digits as Python accepts for an integer. A fraction writes them all out."""
+"""Of an exact number: as many digits as Python accepts for an integer. A fraction
+writes them all out."""
 
 _PROBLEMS_SHOWN: Final = 10
 _VALUES_SHOWN: Final = 50
@@ -47,7 +49,8 @@ class UnfitError(Exception):
 
     Attributes:
         problem: What is wrong with it, to be read after its name.
-        place: Where in the argument it stands, as ``[1]["name"]``; "" for the argument itself.
+        place: Where in the argument it stands, as ``[1]["name"]``; "" for the argument
+            itself.
     """
 
     def __init__(self, problem: str, place: str = "") -> None:
@@ -58,9 +61,14 @@ class UnfitError(Exception):
 
 def quoted(value: Any) -> str:
     """Write a value that the model sent as JSON, shortened and fit to be sent back."""
-    text = json.dumps(value[:_CHARACTERS_SHOWN] if isinstance(value, str) else value, ensure_ascii=False)
+    text = json.dumps(
+        value[:_CHARACTERS_SHOWN] if isinstance(value, str) else value,
+        ensure_ascii=False,
+    )
     text = text.encode(errors="replace").decode()
-    return text if len(text) <= _CHARACTERS_SHOWN + 2 else f"{text[:_CHARACTERS_SHOWN]}..."
+    return (
+        text if len(text) <= _CHARACTERS_SHOWN + 2 else f"{text[:_CHARACTERS_SHOWN]}..."
+    )
 
 
 def unfit(expected: str, value: Any) -> UnfitError:
@@ -100,7 +108,9 @@ def _to_number(value: Any) -> Any:
             if math.isfinite(number) and isinstance(value, str):
                 return with_plain_numbers(number)
             if math.isfinite(number):
-                return value if value == number else number  # an integer that no float stands for is rounded once, here
+                return (
+                    value if value == number else number
+                )  # an integer that no float stands for is rounded once, here
     raise unfit("number", value)
 
 
@@ -137,55 +147,79 @@ def _at(place: int | str, convert: Convert, value: Any) -> Any:
 
 def _to_list(convert: Convert, value: Any) -> Any:
     if isinstance(value, list):
-        return [_at(index, convert, one) for index, one in enumerate(cast("list[Any]", value))]
+        return [
+            _at(index, convert, one)
+            for index, one in enumerate(cast("list[Any]", value))
+        ]
     raise unfit("array", value)
 
 
 def _to_set(convert: Convert, value: Any) -> Any:
     """List each item once, in an order that does not depend on the model's."""
-    items = {json_text(with_plain_numbers(item)): item for item in _to_list(convert, value)}
+    items = {
+        json_text(with_plain_numbers(item)): item for item in _to_list(convert, value)
+    }
     return [items[text] for text in sorted(items)]
 
 
 def _to_tuple(converts: tuple[Convert, ...], value: Any) -> Any:
-    if isinstance(value, list) and len(items := cast("list[Any]", value)) == len(converts):
-        return [_at(index, convert, one) for index, (convert, one) in enumerate(zip(converts, items, strict=True))]
+    if isinstance(value, list) and len(items := cast("list[Any]", value)) == len(
+        converts
+    ):
+        return [
+            _at(index, convert, one)
+            for index, (convert, one) in enumerate(zip(converts, items, strict=True))
+        ]
     raise unfit(f"array of {len(converts)}", value)
 
 
 def _to_dict(convert: Convert, value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _at(name, convert, one) for name, one in cast("dict[str, Any]", value).items()}
+        return {
+            name: _at(name, convert, one)
+            for name, one in cast("dict[str, Any]", value).items()
+        }
     raise unfit("object", value)
 
 
 def _to_model(model: type[BaseModel], value: Any) -> Any:
     """Convert to what a pydantic model reads: near types converted, extra keys dropped, its defaults filled in.
 
-    A default that differs each time is not part of the value. A value that the model does not read back from its own
-    output, as with a custom serializer, stays as it was sent.
+    A default that differs each time is not part of the value. A value that the model
+    does not read back from its own output, as with a custom serializer, stays as it was
+    sent.
     """
 
     def reading(data: Any) -> BaseModel:
-        return model.model_validate(deepcopy(data))  # a validator of the application's may change what it is given
+        return model.model_validate(
+            deepcopy(data)
+        )  # a validator of the application's may change what it is given
 
     check_exponents(model, value)
     try:
         read = reading(value)
         again = reading(value)
     except ValidationError as error:
-        raise UnfitError(f"cannot be converted to {model.__name__}{validation_details(error)}") from None
+        raise UnfitError(
+            f"cannot be converted to {model.__name__}{validation_details(error)}"
+        ) from None
     except (Exception, SystemExit) as error:
         raise UnfitError(f"cannot be converted to {model.__name__}") from error
     drawn = read != again
     for by_alias in (False, True):
-        write = partial(model.model_dump, round_trip=True, by_alias=by_alias, warnings=False)
+        write = partial(
+            model.model_dump, round_trip=True, by_alias=by_alias, warnings=False
+        )
         try:
             written = _written(write(read, exclude_unset=drawn))
             reread = reading(written)
         except (Exception, SystemExit):  # noqa: S112  (of the application's serializers and validators: it does not read it again)
             continue
-        if (write(reread, exclude_unset=True) == write(read, exclude_unset=True)) if drawn else reread == read:
+        if (
+            (write(reread, exclude_unset=True) == write(read, exclude_unset=True))
+            if drawn
+            else reread == read
+        ):
             return _finite(value, written)
     return value
 
@@ -194,7 +228,9 @@ def _to_value(kind: type[Any], adapter: TypeAdapter[Any], value: Any) -> Any:
     """Convert to the parts of an object of the standard library, a dataclass or a typed dict; see `_to_model`."""
 
     def made(data: Any) -> Any:
-        return kind(**data) if isinstance(data, dict) else kind(data)  # as Semantic Kernel does
+        return (
+            kind(**data) if isinstance(data, dict) else kind(data)
+        )  # as Semantic Kernel does
 
     check_exponents(kind, value)
     try:
@@ -213,7 +249,9 @@ def _to_value(kind: type[Any], adapter: TypeAdapter[Any], value: Any) -> Any:
             raise TypeError  # it would be that many zeros
         made(value)
     except (Exception, SystemExit):
-        raise UnfitError(f"cannot be converted to {kind.__name__}: {quoted(value)}") from None
+        raise UnfitError(
+            f"cannot be converted to {kind.__name__}: {quoted(value)}"
+        ) from None
     return value
 
 
@@ -221,11 +259,13 @@ def check_exponents(kind: type[Any], value: Any) -> None:
     """Refuse a text that an exact number would need too many digits for.
 
     Args:
-        kind: What the value is to become: a number, or a model or dataclass that may have fractions.
+        kind: What the value is to become: a number, or a model or dataclass that may
+            have fractions.
         value: The JSON value.
 
     Raises:
-        UnfitError: If it, or a text in it that a fraction may be read from, has an exponent over `MAX_EXPONENT`.
+        UnfitError: If it, or a text in it that a fraction may be read from, has an
+            exponent over `MAX_EXPONENT`.
     """
     if not (issubclass(kind, Number) or _holds_fractions(kind)):
         return
@@ -257,7 +297,9 @@ def _finite(value: Any, written: Any) -> Any:
     try:
         return value if json_text(value) == json_text(written) else written
     except ValueError:
-        raise UnfitError(f"holds a number that is not finite: {quoted(value)}") from None
+        raise UnfitError(
+            f"holds a number that is not finite: {quoted(value)}"
+        ) from None
 
 
 def _written(value: Any) -> Any:
@@ -267,13 +309,17 @@ def _written(value: Any) -> Any:
             return _written(value.value)
         case dict():
             return {
-                name if isinstance(name, str) else str(to_jsonable_python(name)): _written(one)
+                name
+                if isinstance(name, str)
+                else str(to_jsonable_python(name)): _written(one)
                 for name, one in cast("dict[Any, Any]", value).items()
             }
         case list() | tuple():
             return [_written(one) for one in cast("list[Any]", value)]
         case set() | frozenset():
-            return sorted((_written(one) for one in cast("set[Any]", value)), key=json_text)
+            return sorted(
+                (_written(one) for one in cast("set[Any]", value)), key=json_text
+            )
         case Decimal():
             return _decimal(value)
         case float():
@@ -288,13 +334,17 @@ def _decimal(value: Decimal) -> str:
         return str(value)
     exact = Context(prec=len(value.as_tuple().digits), Emin=MIN_EMIN, Emax=MAX_EMAX)
     value = value.normalize(exact) if value else Decimal(0)
-    return str(value) if abs(value.adjusted()) > _CHARACTERS_SHOWN else format(value, "f")
+    return (
+        str(value) if abs(value.adjusted()) > _CHARACTERS_SHOWN else format(value, "f")
+    )
 
 
 def validation_details(error: ValidationError) -> str:
     """Write what pydantic found, without the words of the application's own validators."""
     try:
-        found = error.errors(include_url=False, include_context=False, include_input=False)[:_PROBLEMS_SHOWN]
+        found = error.errors(
+            include_url=False, include_context=False, include_input=False
+        )[:_PROBLEMS_SHOWN]
     except Exception:  # an exception of a validator whose text cannot be read
         return ""
     lines = (
@@ -315,11 +365,19 @@ def conversion_to(kind: Any) -> Convert:
         return conversion_to(inner[0])
     if origin in (Union, UnionType):
         types = [one for one in inner if one is not type(None)]
-        return partial(_to_optional, conversion_to(types[0])) if len(types) == 1 else _as_sent
+        return (
+            partial(_to_optional, conversion_to(types[0]))
+            if len(types) == 1
+            else _as_sent
+        )
     if inner:
         return _generic(origin, inner)
     kind = origin or kind
-    return _of_class(kind) if isinstance(kind, type) and kind not in (Any, object) else _as_sent
+    return (
+        _of_class(kind)
+        if isinstance(kind, type) and kind not in (Any, object)
+        else _as_sent
+    )
 
 
 def _generic(origin: Any, inner: tuple[Any, ...]) -> Convert:
@@ -328,7 +386,9 @@ def _generic(origin: Any, inner: tuple[Any, ...]) -> Convert:
     if origin in (dict, Mapping, MutableMapping):
         return partial(_to_dict, conversion_to(inner[1]))
     if origin in (list, tuple, set, frozenset):
-        return partial(_to_list if origin in (list, tuple) else _to_set, conversion_to(inner[0]))
+        return partial(
+            _to_list if origin in (list, tuple) else _to_set, conversion_to(inner[0])
+        )
     return _as_sent
 
 
@@ -351,7 +411,9 @@ def _adapter(kind: type[Any]) -> TypeAdapter[Any] | None:
     """Adapt a class that pydantic knows; None for others, whose constructor is not called before the decision."""
     try:
         return TypeAdapter(kind)
-    except Exception:  # pydantic's own errors, and those of annotations that cannot be read
+    except (
+        Exception
+    ):  # pydantic's own errors, and those of annotations that cannot be read
         return None
 
 
@@ -376,10 +438,12 @@ class Parameter:
         types: JSON schema types, without "null"; () accepts every value as it is.
         values: The values that an enumeration allows, or None.
         nullable: Whether null is accepted.
-        drops_null: Whether null must be passed by omitting the argument, as Semantic Kernel makes ``"None"`` of it.
-        kind: The type that the function's signature names; None if only a schema is known, to whose types near misses
-            are not converted.
-        exact: A value of exactly this Python type needs no conversion; None if each has to be checked.
+        drops_null: Whether null must be passed by omitting the argument, as Semantic
+            Kernel makes ``"None"`` of it.
+        kind: The type that the function's signature names; None if only a schema is
+            known, to whose types near misses are not converted.
+        exact: A value of exactly this Python type needs no conversion; None if each has
+            to be checked.
         to: Converts a value that passed the check.
     """
 
@@ -400,7 +464,9 @@ class Parameter:
         try:
             if self.values is not None:
                 value = to_one_of(self.values, value)
-            elif self.types and not (any(_TYPES[name](value) for name in self.types) or self._is_near(value)):
+            elif self.types and not (
+                any(_TYPES[name](value) for name in self.types) or self._is_near(value)
+            ):
                 raise UnfitError("")
         except UnfitError:
             raise unfit(self.expected(), value) from None
@@ -409,7 +475,11 @@ class Parameter:
     def _is_near(self, value: Any) -> bool:
         if "string" in self.types and self.kind is str:
             return isinstance(value, bool | int | float)
-        return isinstance(value, str) and self.kind in (int, float) and bool({"integer", "number"} & set(self.types))
+        return (
+            isinstance(value, str)
+            and self.kind in (int, float)
+            and bool({"integer", "number"} & set(self.types))
+        )
 
     def expected(self) -> str:
         """Say what it takes."""
@@ -422,7 +492,9 @@ class Parameter:
         return " or ".join([*names, "null"] if self.nullable else names)
 
 
-def parameter_of(declared: KernelParameterMetadata, *, of_method: bool, of_prompt: bool) -> Parameter:
+def parameter_of(
+    declared: KernelParameterMetadata, *, of_method: bool, of_prompt: bool
+) -> Parameter:
     """Work out what a model may give for a declared parameter of a method, a prompt or another kind of function."""
     schema = declared.schema_data or {}
     listed: Any = schema.get("type") or ()
@@ -430,17 +502,32 @@ def parameter_of(declared: KernelParameterMetadata, *, of_method: bool, of_promp
     values: Any = schema.get("enum")
     kind: Any = convertible_type(declared.type_object)
     known = bool(kind) and kind not in (Any, object, inspect.Parameter.empty)
-    converted = of_method and known and bool(declared.type_) and "," not in (declared.type_ or "")  # by Semantic Kernel
+    converted = (
+        of_method
+        and known
+        and bool(declared.type_)
+        and "," not in (declared.type_ or "")
+    )  # by Semantic Kernel
     optional = not declared.is_required and declared.default_value is None
     # Semantic Kernel's schema of `X | None` is that of X: only the parameter's metadata still knows.
-    nullable = "null" in names or schema.get("nullable") is True or (optional and declared.type_object is not None)
+    nullable = (
+        "null" in names
+        or schema.get("nullable") is True
+        or (optional and declared.type_object is not None)
+    )
     # A null that Semantic Kernel would convert can only be omitted; where there is a default, that is not null.
     nullable = nullable and (optional or not converted)
-    opaque = not _TYPES.keys() >= set(names) or ("object" in names and not _means_object(declared, kind))
+    opaque = not _TYPES.keys() >= set(names) or (
+        "object" in names and not _means_object(declared, kind)
+    )
     types = () if opaque else tuple(one for one in names if one != "null")
     if of_prompt and types == ("string",):
         kind = str  # a prompt takes everything as text
-    exact = _EXACT.get(types[0]) if len(types) == 1 and not isinstance(values, list) else None
+    exact = (
+        _EXACT.get(types[0])
+        if len(types) == 1 and not isinstance(values, list)
+        else None
+    )
     return Parameter(
         name=declared.name or "",
         required=bool(declared.is_required),
@@ -450,14 +537,17 @@ def parameter_of(declared: KernelParameterMetadata, *, of_method: bool, of_promp
         drops_null=converted and nullable,
         kind=kind,
         exact=exact if kind in (exact, None) else None,
-        to=to_integer if kind is None and types == ("integer",) else conversion_to(kind),
+        to=to_integer
+        if kind is None and types == ("integer",)
+        else conversion_to(kind),
     )
 
 
 def convertible_type(declared: Any) -> Any:
     """Return the type that Semantic Kernel can convert an argument to, where it kept one that it cannot.
 
-    It keeps ``Optional[X]`` of ``Annotated[Optional[X], ...]``, and literals, and calls them like a class.
+    It keeps ``Optional[X]`` of ``Annotated[Optional[X], ...]``, and literals, and calls
+    them like a class.
     """
     origin = get_origin(declared)
     if origin in (Union, UnionType):
@@ -477,17 +567,27 @@ def _means_object(declared: KernelParameterMetadata, kind: Any) -> bool:
     return (get_origin(kind) or kind) is dict
 
 
-_EXACT: Final[Mapping[str, type[Any]]] = {"string": str, "integer": int, "boolean": bool}
+_EXACT: Final[Mapping[str, type[Any]]] = {
+    "string": str,
+    "integer": int,
+    "boolean": bool,
+}
 
 
 def _is_number(value: Any) -> bool:
     with suppress(OverflowError):
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        return (
+            isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and math.isfinite(value)
+        )
     return False
 
 
 def _is_integer(value: Any) -> bool:
-    return (isinstance(value, int) and not isinstance(value, bool)) or (isinstance(value, float) and value.is_integer())
+    return (isinstance(value, int) and not isinstance(value, bool)) or (
+        isinstance(value, float) and value.is_integer()
+    )
 
 
 _TYPES: Final[Mapping[str, Callable[[Any], bool]]] = {
@@ -499,7 +599,8 @@ _TYPES: Final[Mapping[str, Callable[[Any], bool]]] = {
     "array": lambda value: isinstance(value, list),
     "object": lambda value: isinstance(value, dict),
 }
-"""The values that JSON schema's types accept. Never "false" as a boolean: Semantic Kernel would make True of it."""
+"""The values that JSON schema's types accept. Never "false" as a boolean: Semantic
+Kernel would make True of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -520,7 +621,9 @@ def parse_object(text: str) -> dict[str, Any] | InvalidArguments:
 def _parsed(text: str) -> dict[str, Any] | InvalidArguments:
     if not text or text.isspace():
         return {}
-    too_deep = InvalidArguments(message=f"are nested deeper than {MAX_DEPTH} levels. Send a flatter JSON object.")
+    too_deep = InvalidArguments(
+        message=f"are nested deeper than {MAX_DEPTH} levels. Send a flatter JSON object."
+    )
     try:
         value = _DECODER.decode(text)
         if text.count("{") + text.count("[") > MAX_DEPTH and _is_deep(value):
@@ -530,18 +633,27 @@ def _parsed(text: str) -> dict[str, Any] | InvalidArguments:
     except RecursionError:
         return too_deep
     except json.JSONDecodeError as error:
-        return InvalidArguments(message=f"are not valid JSON, see character {error.pos + 1}. Send one JSON object.")
+        return InvalidArguments(
+            message=f"are not valid JSON, see character {error.pos + 1}. Send one JSON object."
+        )
     except UnicodeEncodeError:
-        return InvalidArguments(message="hold text that is not valid Unicode: a lone surrogate. Send valid text.")
+        return InvalidArguments(
+            message="hold text that is not valid Unicode: a lone surrogate. Send valid text."
+        )
     except ValueError:
-        return InvalidArguments(message="hold a number that is not finite, or too long. Send one that can be written.")
+        return InvalidArguments(
+            message="hold a number that is not finite, or too long. Send one that can be written."
+        )
     if not isinstance(value, dict):
-        return InvalidArguments(message=f"must be one JSON object; got {quoted(value)}.")
+        return InvalidArguments(
+            message=f"must be one JSON object; got {quoted(value)}."
+        )
     return cast("dict[str, Any]", value)
 
 
 _parsed_flat = lru_cache(maxsize=64)(_parsed)
-"""A call is parsed when its reply is accepted, and again when it is resolved; values in a flat object can be shared."""
+"""A call is parsed when its reply is accepted, and again when it is resolved; values in
+a flat object can be shared."""
 
 
 def _no_constant(name: str) -> float:
@@ -559,7 +671,12 @@ _DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite_num
 def _is_deep(value: Any) -> bool:
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
-        level = [child for parent in level for child in _children(parent) if isinstance(child, dict | list)]
+        level = [
+            child
+            for parent in level
+            for child in _children(parent)
+            if isinstance(child, dict | list)
+        ]
     return bool(level)
 
 

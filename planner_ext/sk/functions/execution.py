@@ -1,8 +1,10 @@
 """How one function runs: the options, a copy that Semantic Kernel can run, a guard behind the filters, and its result.
 
-A function that nothing watches is called past Semantic Kernel's ``invoke``, which then only costs time: see `invoked`.
+A function that nothing watches is called past Semantic Kernel's ``invoke``, which then
+only costs time: see `invoked`.
 
-The kernel's own function objects are not changed. Must not know the run, nor who decided.
+The kernel's own function objects are not changed. Must not know the run, nor who
+decided.
 """
 
 import asyncio
@@ -10,7 +12,16 @@ import inspect
 import json
 import logging
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Set
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Mapping,
+    Set,
+)
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
@@ -21,11 +32,19 @@ from opentelemetry.trace import INVALID_SPAN
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 from semantic_kernel import Kernel
-from semantic_kernel.contents import ChatMessageContent, FunctionResultContent, TextContent
+from semantic_kernel.contents import (
+    ChatMessageContent,
+    FunctionResultContent,
+    TextContent,
+)
 from semantic_kernel.contents.kernel_content import KernelContent
-from semantic_kernel.filters.functions.function_invocation_context import FunctionInvocationContext
+from semantic_kernel.filters.functions.function_invocation_context import (
+    FunctionInvocationContext,
+)
 from semantic_kernel.functions import FunctionResult, KernelArguments, KernelFunction
-from semantic_kernel.functions.kernel_function_from_method import KernelFunctionFromMethod
+from semantic_kernel.functions.kernel_function_from_method import (
+    KernelFunctionFromMethod,
+)
 from semantic_kernel.utils.telemetry.model_diagnostics import function_tracer
 
 from planner_ext.core.errors import shown, suggests_names
@@ -36,13 +55,15 @@ from planner_ext.sk.errors import InvalidOptionError, PlannerException
 from planner_ext.sk.functions.toolset import Tool, unconverted_parameter
 
 NOT_WRITABLE = "The function returned a result that could not be written as JSON."
-"""The model reads this for a result that has no text, such as one that contains itself."""
+"""The model reads this for a result that has no text, such as one that contains
+itself."""
 
 _ABSENT: Final = object()
 _ATTACHED: Final = "_planner_ext_guard"
 
 _WRITTEN: Final = (str, int, float, dict, list, tuple, BaseModel)
-"""Types that are compared by value; writing another object, such as a generator, may use it up."""
+"""Types that are compared by value; writing another object, such as a generator, may
+use it up."""
 
 _T = TypeVar("_T")
 
@@ -61,28 +82,34 @@ class ToolExecution:
     """How the functions of a run are executed. Each option is checked when it is given.
 
     Attributes:
-        max_concurrency: Counts the functions of one batch that run at the same time. Checked before each start; over
-            it, a function waits for another one to end. 1 runs them in call order, None all at once.
-        timeout: Counts seconds of one call, for every function or by fully qualified name (others have none; an unknown
-            name is refused when a run begins): the function, and the function-invocation filters around it, but not the
-            auto-function-invocation filters, which may wait for a person. Checked while the function runs; then it is
-            cancelled, the model reads that it did not answer in time and that its effect is not known, and the run
-            continues. One that does not end within a second of its cancellation is left behind. None leaves only the
-            run's own (``deadline``, ``max_active_seconds``).
-        on_error: What follows when a function raises: ``"report"`` tells the model and the run continues, ``"raise"``
-            ends the run with ``ToolExecutionError`` when all calls of the batch have ended. ``SystemExit`` and any
-            exception in a thread count. An interrupt (``KeyboardInterrupt``) or a close on the event loop itself
-            passes, and leaves the call in doubt.
-        include_error_detail: Whether the model also reads type and message of a function's exception, which may hold
-            paths, hosts or keys.
-        stop_on_unknown_function: Whether a call of a function that was not offered ends the run, once its batch is
-            answered. Otherwise the model reads which functions there are.
-        threads: Whether synchronous functions run in threads, so that they do not block the event loop. On cancellation
-            or timeout the thread is abandoned, not stopped, and its effect is not known. Without threads, a timeout or
+        max_concurrency: Counts the functions of one batch that run at the same time.
+            Checked before each start; over it, a function waits for another one to end.
+            1 runs them in call order, None all at once.
+        timeout: Counts seconds of one call, for every function or by fully qualified
+            name (others have none; an unknown name is refused when a run begins): the
+            function, and the function-invocation filters around it, but not the
+            auto-function-invocation filters, which may wait for a person. Checked while
+            the function runs; then it is cancelled, the model reads that it did not
+            answer in time and that its effect is not known, and the run continues. One
+            that does not end within a second of its cancellation is left behind. None
+            leaves only the run's own (``deadline``, ``max_active_seconds``).
+        on_error: What follows when a function raises: ``"report"`` tells the model and
+            the run continues, ``"raise"`` ends the run with ``ToolExecutionError`` when
+            all calls of the batch have ended. ``SystemExit`` and any exception in a
+            thread count. An interrupt (``KeyboardInterrupt``) or a close on the event
+            loop itself passes, and leaves the call in doubt.
+        include_error_detail: Whether the model also reads type and message of a
+            function's exception, which may hold paths, hosts or keys.
+        stop_on_unknown_function: Whether a call of a function that was not offered ends
+            the run, once its batch is answered. Otherwise the model reads which
+            functions there are.
+        threads: Whether synchronous functions run in threads, so that they do not block
+            the event loop. On cancellation or timeout the thread is abandoned, not
+            stopped, and its effect is not known. Without threads, a timeout or
             cancellation cannot interrupt them.
-        max_threads: Counts the synchronous functions of one run that run in threads at the same time. Checked before
-            each start; over it, a function waits for another one to end. Abandoned threads do not count. None means no
-            limit.
+        max_threads: Counts the synchronous functions of one run that run in threads at
+            the same time. Checked before each start; over it, a function waits for
+            another one to end. Abandoned threads do not count. None means no limit.
 
     Raises:
         InvalidOptionError: On an invalid value.
@@ -100,10 +127,22 @@ class ToolExecution:
         for name in ("max_concurrency", "max_threads"):
             count = getattr(self, name)
             fits = count is None or is_count(count, least=1)
-            _require(name, fits, "a whole number, 1 or more, or None for all at once", count)
-        _require("on_error", self.on_error in ("report", "raise"), '"report" or "raise"', self.on_error)
+            _require(
+                name, fits, "a whole number, 1 or more, or None for all at once", count
+            )
+        _require(
+            "on_error",
+            self.on_error in ("report", "raise"),
+            '"report" or "raise"',
+            self.on_error,
+        )
         for name in ("include_error_detail", "stop_on_unknown_function", "threads"):
-            _require(name, isinstance(getattr(self, name), bool), "True or False", getattr(self, name))
+            _require(
+                name,
+                isinstance(getattr(self, name), bool),
+                "True or False",
+                getattr(self, name),
+            )
         if not isinstance(self.timeout, Mapping):
             fits = self.timeout is None or is_positive_number(self.timeout)
             expected = "a number of seconds above 0, a mapping of function names to such, or None for none"
@@ -112,17 +151,27 @@ class ToolExecution:
         for key, seconds in cast("Mapping[object, object]", self.timeout).items():
             keys = "fully qualified function names as keys, such as 'plugin-function'"
             _require("timeout", isinstance(key, str), keys, key)
-            expected = "a number of seconds above 0 (leave the function out for no timeout)"
-            _require(f"timeout[{key!r}]", is_positive_number(seconds), expected, seconds)
+            expected = (
+                "a number of seconds above 0 (leave the function out for no timeout)"
+            )
+            _require(
+                f"timeout[{key!r}]", is_positive_number(seconds), expected, seconds
+            )
 
     def timeout_of(self, function: str) -> float | None:
         """@private Return the timeout of a function, in seconds, by its fully qualified name; or None."""
-        return self.timeout.get(function) if isinstance(self.timeout, Mapping) else self.timeout
+        return (
+            self.timeout.get(function)
+            if isinstance(self.timeout, Mapping)
+            else self.timeout
+        )
 
 
 def _require(field: str, fits: bool, expected: str, seen: object) -> None:
     if not fits:
-        raise InvalidOptionError(f"ToolExecution.{field} must be {expected}; got {shown(seen)}.")
+        raise InvalidOptionError(
+            f"ToolExecution.{field} must be {expected}; got {shown(seen)}."
+        )
 
 
 def runnable(function: KernelFunction, tool: Tool, *, threads: bool) -> KernelFunction:
@@ -131,10 +180,13 @@ def runnable(function: KernelFunction, tool: Tool, *, threads: bool) -> KernelFu
     The copy is needed where Semantic Kernel would
 
     - run a synchronous method on the event loop,
-    - fail to convert an argument annotated ``Annotated[Optional[X], ...]`` or ``Literal["x"]``,
+    - fail to convert an argument annotated ``Annotated[Optional[X], ...]`` or
+      ``Literal["x"]``,
     - omit an argument ``p: X | None`` that the model omitted and Python requires,
-    - fill in the kernel, the service or the application's arguments for a parameter that only a schema names so,
-    - or fail to pass a keyword that has the name of a bound parameter, as for an MCP tool's.
+    - fill in the kernel, the service or the application's arguments for a parameter
+      that only a schema names so,
+    - or fail to pass a keyword that has the name of a bound parameter, as for an MCP
+      tool's.
 
     Args:
         function: One of the kernel's functions.
@@ -145,15 +197,21 @@ def runnable(function: KernelFunction, tool: Tool, *, threads: bool) -> KernelFu
         return function
     threaded = threads and tool.blocks
     update = dict[str, Any]()
-    method: Callable[..., Any] = _taking_keywords(function.method, tool.loose) if tool.loose else function.method
+    method: Callable[..., Any] = (
+        _taking_keywords(function.method, tool.loose) if tool.loose else function.method
+    )
     if threaded or tool.absent:
         method = partial(_run_in_thread if threaded else _run, method, tool.absent)
     if method is not function.method:
         update["method"] = method
     declared = list(zip(function.parameters, tool.kinds, strict=True))
     if any(own.type_object is not kind for own, kind in declared):
-        parameters = [own.model_copy(update={"type_object": kind}) for own, kind in declared]
-        update["metadata"] = function.metadata.model_copy(update={"parameters": parameters})
+        parameters = [
+            own.model_copy(update={"type_object": kind}) for own, kind in declared
+        ]
+        update["metadata"] = function.metadata.model_copy(
+            update={"parameters": parameters}
+        )
     copied = function.model_copy(update=update) if update else function
     return _passing(copied, tool) if tool.unasked else copied
 
@@ -162,11 +220,15 @@ def _passing(function: KernelFunctionFromMethod, tool: Tool) -> KernelFunction:
     """Copy a function that takes `Tool.unasked` from its arguments; Semantic Kernel gathers only the others."""
     names = tool.unasked & tool.parameters.keys()
     others = [one for one in function.parameters if one.name not in tool.unasked]
-    gathering = function.model_copy(update={"metadata": function.metadata.model_copy(update={"parameters": others})})
+    gathering = function.model_copy(
+        update={"metadata": function.metadata.model_copy(update={"parameters": others})}
+    )
 
     def given(arguments: Mapping[str, Any]) -> KernelFunctionFromMethod:
         values = {name: arguments[name] for name in names if name in arguments}
-        return gathering.model_copy(update={"method": partial(gathering.method, **values)})
+        return gathering.model_copy(
+            update={"method": partial(gathering.method, **values)}
+        )
 
     async def invoke_internal(context: FunctionInvocationContext) -> None:
         await given(context.arguments)._invoke_internal(context)  # pyright: ignore[reportPrivateUsage]
@@ -175,7 +237,9 @@ def _passing(function: KernelFunctionFromMethod, tool: Tool) -> KernelFunction:
         await given(context.arguments)._invoke_internal_stream(context)  # pyright: ignore[reportPrivateUsage]
 
     copied = function.model_copy()
-    vars(copied).update(_invoke_internal=invoke_internal, _invoke_internal_stream=invoke_internal_stream)
+    vars(copied).update(
+        _invoke_internal=invoke_internal, _invoke_internal_stream=invoke_internal_stream
+    )
     return copied
 
 
@@ -194,21 +258,35 @@ def _taking_keywords(method: Callable[..., Any], names: Set[str]) -> Callable[..
     if names.isdisjoint(code.co_varnames[:taken]):
         return method
     code = code.replace(co_posonlyargcount=taken)
-    copied = FunctionType(code, target.__globals__, target.__name__, target.__defaults__, target.__closure__)
+    copied = FunctionType(
+        code,
+        target.__globals__,
+        target.__name__,
+        target.__defaults__,
+        target.__closure__,
+    )
     copied.__kwdefaults__ = target.__kwdefaults__
     return partial(copied, *given, **keywords)
 
 
-def _run(method: Callable[..., Any], absent: Mapping[str, None], /, **arguments: Any) -> Any:
+def _run(
+    method: Callable[..., Any], absent: Mapping[str, None], /, **arguments: Any
+) -> Any:
     return method(**{**absent, **arguments})
 
 
-async def _run_in_thread(method: Callable[..., Any], absent: Mapping[str, None], /, **arguments: Any) -> Any:
+async def _run_in_thread(
+    method: Callable[..., Any], absent: Mapping[str, None], /, **arguments: Any
+) -> Any:
     """Await what a synchronous method returns: Semantic Kernel does not look behind the result of a coroutine."""
 
     def called() -> Any:
         result = method(**{**absent, **arguments})
-        return list(cast("Generator[Any, None, None]", result)) if inspect.isgenerator(result) else result
+        return (
+            list(cast("Generator[Any, None, None]", result))
+            if inspect.isgenerator(result)
+            else result
+        )
 
     result = await in_thread(called)
     if inspect.isasyncgen(result):
@@ -222,13 +300,15 @@ INVOKING: Mapping[str, str] = {
     "_invoke_internal": "2b83f8df5b4eb857",
     "gather_function_parameters": "7cefdcde887e46e0",
 }
-"""Methods of a function that `invoked` replaces or calls, with the digests of their sources."""
+"""Methods of a function that `invoked` replaces or calls, with the digests of their
+sources."""
 
 STACKING: Mapping[str, str] = {"construct_call_stack": "7fd44785b4cfd866"}
 """The method of a kernel that `invoked` replaces, likewise."""
 
 _INVOKING_MODULE: Final[Any] = sys.modules[KernelFunction.__module__]
-"""Where ``invoke`` has its logger and its tracer; the package has the decorator under the module's name."""
+"""Where ``invoke`` has its logger and its tracer; the package has the decorator under
+the module's name."""
 
 
 @dataclass(slots=True)
@@ -253,11 +333,17 @@ def is_observed(kernel: Kernel) -> bool:
 
 
 def invoked(
-    function: KernelFunction, kernel: Kernel, arguments: KernelArguments, call_id: str, *, observed: bool
+    function: KernelFunction,
+    kernel: Kernel,
+    arguments: KernelArguments,
+    call_id: str,
+    *,
+    observed: bool,
 ) -> Coroutine[Any, Any, FunctionResult | None]:
     """Invoke a function: directly where nobody could tell the difference, else by its ``invoke``.
 
-    ``invoke`` surrounds ``_invoke_internal`` with a context, the filters, a span, a metric and lines of a log.
+    ``invoke`` surrounds ``_invoke_internal`` with a context, the filters, a span, a
+    metric and lines of a log.
 
     Args:
         function: The function.
@@ -287,10 +373,14 @@ def _is_stock(kind: type, members: Mapping[str, str]) -> bool:
     """Whether methods of a class are Semantic Kernel's own, with the sources on record."""
     from planner_ext.sk.members import is_own  # noqa: PLC0415  (loaded by the first call of a function)
 
-    return all(is_own(getattr(kind, name, None), digest) for name, digest in members.items())
+    return all(
+        is_own(getattr(kind, name, None), digest) for name, digest in members.items()
+    )
 
 
-async def _invoked_directly(function: Any, context: _Unwatched) -> FunctionResult | None:
+async def _invoked_directly(
+    function: Any, context: _Unwatched
+) -> FunctionResult | None:
     try:
         await function._invoke_internal(context)
     except Exception as error:
@@ -302,14 +392,20 @@ async def _invoked_directly(function: Any, context: _Unwatched) -> FunctionResul
 def result_text(value: Any) -> str:
     """Write a function's result for the model, as text that UTF-8 can encode, or `NOT_WRITABLE`.
 
-    A string is itself and None is "". Messages and contents are their text, a list of them one below the other.
-    Everything else is compact JSON as pydantic writes it: not-a-number and the infinities are null, bytes are text or
-    base64, and an object unknown to pydantic is its ``str``.
+    A string is itself and None is "". Messages and contents are their text, a list of
+    them one below the other. Everything else is compact JSON as pydantic writes it:
+    not-a-number and the infinities are null, bytes are text or base64, and an object
+    unknown to pydantic is its ``str``.
     """
     try:
         return sendable(_text(value))
-    except (Exception, SystemExit):  # a result may be any object, and its methods may raise anything
-        _logger.warning("A result of type %s could not be written as JSON.", type(value).__name__)
+    except (
+        Exception,
+        SystemExit,
+    ):  # a result may be any object, and its methods may raise anything
+        _logger.warning(
+            "A result of type %s could not be written as JSON.", type(value).__name__
+        )
         return NOT_WRITABLE
 
 
@@ -333,12 +429,16 @@ def _text(value: Any) -> str:
         case FunctionResult():
             return _text(value.value)
         case ChatMessageContent():
-            return "".join(item.text for item in value.items if isinstance(item, TextContent))
+            return "".join(
+                item.text for item in value.items if isinstance(item, TextContent)
+            )
         case FunctionResultContent():
             return _text(value.result)
         case KernelContent():
             return str(value)
-        case [KernelContent(), *rest] if all(isinstance(item, KernelContent) for item in rest):
+        case [KernelContent(), *rest] if all(
+            isinstance(item, KernelContent) for item in rest
+        ):
             return "\n".join(map(_text, cast("list[KernelContent]", value)))
         case _:
             return _json(value)
@@ -350,15 +450,22 @@ def _json(value: Any) -> str:
     except PydanticSerializationError:
         # Bytes or surrogates that are not UTF-8; the slower way accepts both.
         keyed = _with_sendable_keys(value)
-        plain = to_jsonable_python(keyed, inf_nan_mode="null", bytes_mode="base64", fallback=str)
-        return json.dumps(plain, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        plain = to_jsonable_python(
+            keyed, inf_nan_mode="null", bytes_mode="base64", fallback=str
+        )
+        return json.dumps(
+            plain, ensure_ascii=False, allow_nan=False, separators=(",", ":")
+        )
 
 
 def _with_sendable_keys(value: Any) -> Any:
     match value:
         case dict():
             items = cast("dict[Any, Any]", value).items()
-            return {sendable(k) if isinstance(k, str) else k: _with_sendable_keys(v) for k, v in items}
+            return {
+                sendable(k) if isinstance(k, str) else k: _with_sendable_keys(v)
+                for k, v in items
+            }
         case list():
             return [_with_sendable_keys(item) for item in cast("list[Any]", value)]
         case _:
@@ -382,15 +489,18 @@ class NotRunAgainError(PlannerException):
 class CallGuard:
     """Lets the function of one call run: once, and again only where ``restart`` allows it.
 
-    A filter of Semantic Kernel may change its context, and call ``next`` several times, even after the call has ended.
-    So the guard stands behind the last filter. A further ``next`` that may not run the function gets the outcome of the
-    last run, a result or an exception. After `end` nothing runs.
+    A filter of Semantic Kernel may change its context, and call ``next`` several times,
+    even after the call has ended. So the guard stands behind the last filter. A further
+    ``next`` that may not run the function gets the outcome of the last run, a result or
+    an exception. After `end` nothing runs.
 
     Attributes:
         name: The function, for messages.
-        unchanged: Whether arguments are still those that were decided on; None if they may change.
+        unchanged: Whether arguments are still those that were decided on; None if they
+            may change.
         binds: Whether nothing runs with other arguments.
-        restart: Records another start before it happens, and returns whether it may happen; None allows one start.
+        restart: Records another start before it happens, and returns whether it may
+            happen; None allows one start.
         decided: The approval filters that do not decide the call again.
         each_once: Whether such a filter decides again where its call passes again.
     """
@@ -402,11 +512,15 @@ class CallGuard:
     restart: Callable[[], Awaitable[bool]] | None
     decided: Iterable[object] = ()
     each_once: bool = False
-    _outcome: "asyncio.Future[FunctionResult | BaseException | None] | None" = field(default=None, init=False)
+    _outcome: "asyncio.Future[FunctionResult | BaseException | None] | None" = field(
+        default=None, init=False
+    )
     _ended: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        self._bound = [self.unchanged] if self.binds and self.unchanged is not None else []
+        self._bound = (
+            [self.unchanged] if self.binds and self.unchanged is not None else []
+        )
         self._decided = list(self.decided)
 
     def end(self) -> None:
@@ -433,20 +547,28 @@ class CallGuard:
         """Attach this guard to a function, or to the context of a filter, for `guard_of`."""
         vars(to)[_ATTACHED] = self
 
-    def decided_by(self, decides: Callable[[object], bool], arguments: Mapping[str, Any]) -> bool:
+    def decided_by(
+        self, decides: Callable[[object], bool], arguments: Mapping[str, Any]
+    ) -> bool:
         """Whether such a filter has decided the call with these arguments."""
         found = next((one for one in self._decided if decides(one)), None)
         if found is not None and self.each_once:
             self._decided.remove(found)
-        return found is not None and (self.unchanged is None or self.unchanged(arguments))
+        return found is not None and (
+            self.unchanged is None or self.unchanged(arguments)
+        )
 
     async def run_for(
-        self, function: KernelFunction, context: FunctionInvocationContext, work: Callable[[Any], Awaitable[None]]
+        self,
+        function: KernelFunction,
+        context: FunctionInvocationContext,
+        work: Callable[[Any], Awaitable[None]],
     ) -> None:
         """Run the work, which invokes this function, on a context, or put the last outcome in it.
 
         Raises:
-            ApprovedArgumentsChangedError: If the context is another function's, or the approved arguments changed.
+            ApprovedArgumentsChangedError: If the context is another function's, or the
+                approved arguments changed.
             NotRunAgainError: If the call has ended, or was cancelled while it ran.
             BaseException: What the work raises.
         """
@@ -470,7 +592,9 @@ class CallGuard:
             text = f"The function {self.name} was cancelled while it ran, and not run again; its effect is not known."
             outcome.set_result(NotRunAgainError(text))
             raise
-        outcome.set_result(None if context.result is None else context.result.model_copy())
+        outcome.set_result(
+            None if context.result is None else context.result.model_copy()
+        )
 
     def _check(self, context: Any) -> None:
         if not all(unchanged(context.arguments) for unchanged in self._bound):
@@ -492,9 +616,15 @@ class CallGuard:
     async def _may_run_again(self) -> bool:
         return self.restart is not None and await self.restart() and not self._ended
 
-    async def _repeat(self, last: "asyncio.Future[FunctionResult | BaseException | None] | None", context: Any) -> None:
+    async def _repeat(
+        self,
+        last: "asyncio.Future[FunctionResult | BaseException | None] | None",
+        context: Any,
+    ) -> None:
         if self._ended or last is None:
-            raise NotRunAgainError(f"The function {self.name} was not run: its call has ended.")
+            raise NotRunAgainError(
+                f"The function {self.name} was not run: its call has ended."
+            )
         _logger.warning(self._once, self.name)
         outcome = await asyncio.shield(last)
         if isinstance(outcome, BaseException):
@@ -507,10 +637,14 @@ def guard_of(value: object) -> CallGuard | None:
     return vars(value).get(_ATTACHED)
 
 
-def in_place(next: Next, function: KernelFunction, target: KernelFunction, *, streaming: bool) -> Next:
+def in_place(
+    next: Next, function: KernelFunction, target: KernelFunction, *, streaming: bool
+) -> Next:
     """Replace what runs behind the last filter of a stack by another copy of the function; its guard stays."""
     private: Any = target
-    run: Next = private._invoke_internal_stream if streaming else private._invoke_internal
+    run: Next = (
+        private._invoke_internal_stream if streaming else private._invoke_internal
+    )
     if (guard := guard_of(function)) is not None:
         run = partial(guard.run_for, function, work=run)
     return behind_filters(next, lambda _: run)
@@ -531,7 +665,10 @@ def watch(arguments: Mapping[str, Any], names: Iterable[str]) -> _Unchanged:
     before = {name: _snapshot(arguments.get(name, _ABSENT)) for name in names}
 
     def unchanged(now: Mapping[str, Any]) -> bool:
-        return all(_is_same(snapshot, _snapshot(now.get(name, _ABSENT))) for name, snapshot in before.items())
+        return all(
+            _is_same(snapshot, _snapshot(now.get(name, _ABSENT)))
+            for name, snapshot in before.items()
+        )
 
     return unchanged
 
@@ -541,11 +678,15 @@ def _snapshot(value: object) -> tuple[object, object]:
     kind: object = type(value)
     written: object = value
     if isinstance(value, _WRITTEN):
-        with suppress(PydanticSerializationError, ValueError, TypeError, RecursionError):
+        with suppress(
+            PydanticSerializationError, ValueError, TypeError, RecursionError
+        ):
             written = to_json(value, inf_nan_mode="constants")
     return kind, written
 
 
 def _is_same(one: tuple[object, object], other: tuple[object, object]) -> bool:
-    written = isinstance(one[1], bytes) and isinstance(other[1], bytes) and one[1] == other[1]
+    written = (
+        isinstance(one[1], bytes) and isinstance(other[1], bytes) and one[1] == other[1]
+    )
     return one[0] is other[0] and (written or one[1] is other[1])

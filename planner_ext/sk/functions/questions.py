@@ -25,11 +25,14 @@ class Question:
     Attributes:
         text: The question; for a plain reply, its whole text.
         goal: The run's goal; "" for a service, which only has a history.
-        chat_history: A copy of the run's messages so far. It ends with the plain reply; a call that asks is omitted.
-        by_function: True if the model called ``UserInteraction-AskUser``, False for a plain reply.
+        chat_history: A copy of the run's messages so far. It ends with the plain reply;
+            a call that asks is omitted.
+        by_function: True if the model called ``UserInteraction-AskUser``, False for a
+            plain reply.
         iteration: The 0-based iteration of the question.
         clarifications: How many questions of the run were answered before.
-        trips_left: How many requests the clarifier may spend; one is kept to use the answer. None if unlimited.
+        trips_left: How many requests the clarifier may spend; one is kept to use the
+            answer. None if unlimited.
     """
 
     text: str
@@ -47,14 +50,18 @@ class Question:
 class Clarifier(Protocol):
     """Answers the model's questions for the user. A plain function, sync or async, satisfies the protocol.
 
-    A text, or a `Clarification` with its cost, answers the question. After None or a blank text a call of
-    ``UserInteraction-AskUser`` waits for a person, and a plain reply counts as it would without a clarifier.
+    A text, or a `Clarification` with its cost, answers the question. After None or a
+    blank text a call of ``UserInteraction-AskUser`` waits for a person, and a plain
+    reply counts as it would without a clarifier.
 
-    A sync function runs in a thread. Only the run's ``deadline`` limits its time. A stop takes effect after the answer,
-    a cancellation at once. An exception ends the run as a fault.
+    A sync function runs in a thread. Only the run's ``deadline`` limits its time. A
+    stop takes effect after the answer, a cancellation at once. An exception ends the
+    run as a fault.
     """
 
-    def __call__(self, question: Question, /) -> str | Clarification | Awaitable[str | Clarification | None] | None:
+    def __call__(
+        self, question: Question, /
+    ) -> str | Clarification | Awaitable[str | Clarification | None] | None:
         """Answer, or return None to leave the question open."""
         ...
 
@@ -100,8 +107,14 @@ class AskedClarifier:
 
 def _is_sound(given: Clarification) -> bool:
     """Whether the fields have the types that they declare."""
-    values: list[tuple[object, Any]] = [(given.text, str | None), (given.by, str), (given.usage, Usage)]
-    return all(isinstance(value, kind) for value, kind in values) and is_count(given.iterations, least=0)
+    values: list[tuple[object, Any]] = [
+        (given.text, str | None),
+        (given.by, str),
+        (given.usage, Usage),
+    ]
+    return all(isinstance(value, kind) for value, kind in values) and is_count(
+        given.iterations, least=0
+    )
 
 
 OWN_PLUGIN: Final = "UserInteraction"
@@ -111,8 +124,14 @@ OWN_FUNCTIONS: Final = ("SendFinalAnswer", "AskUser")
 class UserInteraction:
     """The planner's own functions, as the model sees them."""
 
-    @kernel_function(name="SendFinalAnswer", description="Hand the final answer over to the user; this ends the work.")
-    def send_final_answer(self, answer: Annotated[str, "The whole answer, as the user shall read it"]) -> str:  # noqa: ARG002  (the model reads its name)
+    @kernel_function(
+        name="SendFinalAnswer",
+        description="Hand the final answer over to the user; this ends the work.",
+    )
+    def send_final_answer(
+        self,
+        answer: Annotated[str, "The whole answer, as the user shall read it"],  # noqa: ARG002  (the model reads its name)
+    ) -> str:
         """Take the final answer; returns what the removed planner's function did."""
         return "Thanks"
 
@@ -121,7 +140,9 @@ class UserInteraction:
         description="Ask the user one question, where something that is needed is missing or ambiguous and no other "
         "function tells it. The result is the user's answer.",
     )
-    def ask_user(self, question: Annotated[str, "The question, as the user shall read it"]) -> str:
+    def ask_user(
+        self, question: Annotated[str, "The question, as the user shall read it"]
+    ) -> str:
         """Take a question."""
         return question
 

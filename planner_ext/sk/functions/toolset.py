@@ -1,7 +1,8 @@
 """The kernel functions that a request offers, the description of each, and the arguments that a model may pass to it.
 
-Accepted arguments are JSON values of the function's visible parameters; others are answered by a message that a model
-can act on. Must not know the application's arguments.
+Accepted arguments are JSON values of the function's visible parameters; others are
+answered by a message that a model can act on. Must not know the application's
+arguments.
 """
 
 import inspect
@@ -9,7 +10,15 @@ import json
 import marshal
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence, Set
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+    Set,
+)
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -22,11 +31,19 @@ from weakref import ref
 from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 from semantic_kernel import Kernel
-from semantic_kernel.connectors.ai.function_call_choice_configuration import FunctionCallChoiceConfiguration
-from semantic_kernel.connectors.ai.function_calling_utils import kernel_function_metadata_to_function_call_format
-from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
+from semantic_kernel.connectors.ai.function_call_choice_configuration import (
+    FunctionCallChoiceConfiguration,
+)
+from semantic_kernel.connectors.ai.function_calling_utils import (
+    kernel_function_metadata_to_function_call_format,
+)
+from semantic_kernel.connectors.ai.function_choice_behavior import (
+    FunctionChoiceBehavior,
+)
 from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.connectors.ai.prompt_execution_settings import (
+    PromptExecutionSettings,
+)
 from semantic_kernel.exceptions import FunctionExecutionException
 from semantic_kernel.functions import (
     KernelFunction,
@@ -35,7 +52,9 @@ from semantic_kernel.functions import (
     KernelPlugin,
     kernel_function,
 )
-from semantic_kernel.functions.kernel_function_from_method import KernelFunctionFromMethod
+from semantic_kernel.functions.kernel_function_from_method import (
+    KernelFunctionFromMethod,
+)
 
 from planner_ext.approval.decisions import edited_text, with_plain_numbers
 from planner_ext.core.marks import mark_name
@@ -55,11 +74,16 @@ from planner_ext.sk.functions.conversion import (
 )
 
 INJECTED = frozenset({"kernel", "service", "execution_settings", "arguments"})
-"""Parameters of a method that Semantic Kernel fills in by name (``gather_function_parameters``)."""
+"""Parameters of a method that Semantic Kernel fills in by name
+(``gather_function_parameters``)."""
 
 _NAMES_SHOWN: Final = 10
 
-_TYPES = {"auto": FunctionChoiceType.AUTO, "required": FunctionChoiceType.REQUIRED, "none": FunctionChoiceType.NONE}
+_TYPES = {
+    "auto": FunctionChoiceType.AUTO,
+    "required": FunctionChoiceType.REQUIRED,
+    "none": FunctionChoiceType.NONE,
+}
 
 
 Select = Callable[[Sequence[KernelFunction]], Sequence[KernelFunction]]
@@ -91,7 +115,10 @@ class RequestBehavior(FunctionChoiceBehavior):
         )
 
     def configure(
-        self, kernel: Kernel, update_settings_callback: Callable[..., None], settings: PromptExecutionSettings
+        self,
+        kernel: Kernel,
+        update_settings_callback: Callable[..., None],
+        settings: PromptExecutionSettings,
     ) -> None:
         """Let the connector write the functions into its settings, then add the caller's own schemas to them."""
         super().configure(kernel, update_settings_callback, settings)
@@ -113,7 +140,8 @@ class ToolSet:
 
     Attributes:
         functions: By fully qualified name, as of the last `refresh`.
-        schema_only: Names in the settings' own tool schemas for which the kernel has no function.
+        schema_only: Names in the settings' own tool schemas for which the kernel has no
+            function.
         schemas: Those schemas.
         available: Whether there is anything to call.
         reads: Whether the function that reads on in a result is offered.
@@ -142,11 +170,14 @@ class ToolSet:
         self._own = tuple(own)
         self.reads = False
         self._select = select
-        self._schemas: dict[str, Any] = {}  # the caller's own, by the names of their functions
+        # The caller's own, by the names of their functions.
+        self._schemas: dict[str, Any] = {}
         tools: Any = getattr(settings, "tools", None) or ()
         for tool in tools:
             function: Any = tool.get("function") if isinstance(tool, Mapping) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-            if isinstance(function, Mapping) and isinstance(name := function.get("name"), str):  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+            is_function = isinstance(function, Mapping)
+            name: Any = function.get("name") if is_function else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+            if isinstance(name, str):
                 self._schemas[name] = tool
         self._tools: Mapping[str, Tool] = {}
         self._declared: object = None
@@ -167,7 +198,9 @@ class ToolSet:
         self.functions: Mapping[str, KernelFunction] = functions
         self._is_read = False
         self.schema_only = frozenset(self._schemas.keys() - functions.keys())
-        self.schemas = tuple(schema for name, schema in self._schemas.items() if name in self.schema_only)
+        self.schemas = tuple(
+            schema for name, schema in self._schemas.items() if name in self.schema_only
+        )
         self.available = bool(functions or self.schema_only)
 
     @property
@@ -180,13 +213,18 @@ class ToolSet:
             declared = (methods, _declaration(functions))
             if declared != self._declared or declared[1] is None:
                 self._declared = declared
-                self._tools = {name: tool_of(function) for name, function in self.functions.items()}
+                self._tools = {
+                    name: tool_of(function) for name, function in self.functions.items()
+                }
         return self._tools
 
     @property
     def metadata(self) -> list[KernelFunctionMetadata]:
         """The functions as a connector takes them: without the parameters that the model does not fill."""
-        return [_without(self.tools[name].hidden, function.metadata) for name, function in self.functions.items()]
+        return [
+            _without(self.tools[name].hidden, function.metadata)
+            for name, function in self.functions.items()
+        ]
 
     def reserve_reading(self) -> None:
         """Refuse a kernel that has a function with the name of the one that reads on in a result.
@@ -210,9 +248,14 @@ class ToolSet:
         try:
             config = behavior.get_config(self._kernel)
         except ValueError as error:
-            raise InvalidOptionError(f"The behaviour's filters cannot be used: {error}") from error
+            raise InvalidOptionError(
+                f"The behaviour's filters cannot be used: {error}"
+            ) from error
         get = self._kernel.get_function
-        offered = [get(metadata.plugin_name, metadata.name) for metadata in config.available_functions or ()]
+        offered = [
+            get(metadata.plugin_name, metadata.name)
+            for metadata in config.available_functions or ()
+        ]
         return offered if self._select is None else self._select(offered)
 
 
@@ -225,9 +268,13 @@ class _Results:
     def read(
         self,
         call: Annotated[str, "The call whose result it is, as the line names it"],
-        offset: Annotated[int, "Where to read on, in characters from the beginning of the result"],
+        offset: Annotated[
+            int, "Where to read on, in characters from the beginning of the result"
+        ],
     ) -> str:
-        raise RuntimeError(f"The run itself answers a call that reads {call} from {offset}.")
+        raise RuntimeError(
+            f"The run itself answers a call that reads {call} from {offset}."
+        )
 
 
 @cache
@@ -237,10 +284,18 @@ def read_result() -> KernelFunction:
     return KernelPlugin.from_object(plugin, _Results()).functions[name]
 
 
-def _without(hidden: Set[str], metadata: KernelFunctionMetadata) -> KernelFunctionMetadata:
+def _without(
+    hidden: Set[str], metadata: KernelFunctionMetadata
+) -> KernelFunctionMetadata:
     """Remove the parameters that the model does not fill, such as ``kernel: Kernel``, whose schema is not JSON."""
-    shown = [parameter for parameter in metadata.parameters if parameter.name not in hidden]
-    return metadata if len(shown) == len(metadata.parameters) else metadata.model_copy(update={"parameters": shown})
+    shown = [
+        parameter for parameter in metadata.parameters if parameter.name not in hidden
+    ]
+    return (
+        metadata
+        if len(shown) == len(metadata.parameters)
+        else metadata.model_copy(update={"parameters": shown})
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,23 +307,28 @@ class Tool:
         parameters: Those that the model may give, by name.
         required: Those that it must give.
         injected: Those that the run fills, of a function marked with `effect`.
-        hidden: Those that the model does not fill: injected ones, and what Semantic Kernel fills in by name where the
-            signature asks for it (`INJECTED`).
-        unasked: Those with a name in `INJECTED` that only a schema or ``**kwargs`` names. Semantic Kernel would fill
-            them in, too; see ``execution.runnable``.
-        loose: Those of ``parameters`` that a schema names and the signature does not; the application's arguments of
-            such a name are not meant for them.
+        hidden: Those that the model does not fill: injected ones, and what Semantic
+            Kernel fills in by name where the signature asks for it (`INJECTED`).
+        unasked: Those with a name in `INJECTED` that only a schema or ``**kwargs``
+            names. Semantic Kernel would fill them in, too; see ``execution.runnable``.
+        loose: Those of ``parameters`` that a schema names and the signature does not;
+            the application's arguments of such a name are not meant for them.
         refusal: Why the function cannot be called, for the model; "" for one that can.
         absent: None for each parameter that the model may omit and Python requires.
         kinds: The type of each declared parameter that Semantic Kernel can convert to.
-        signature: ``name=digest`` of each declared parameter, joined by commas: of type, schema and default, not of
-            descriptions.
-        schema: JSON text of the schema of its parameters, as the model has it; "" if that is not JSON.
-        offer: JSON text of the function as a request to OpenAI has it; "" if that is not JSON.
+        signature: ``name=digest`` of each declared parameter, joined by commas: of
+            type, schema and default, not of descriptions.
+        schema: JSON text of the schema of its parameters, as the model has it; "" if
+            that is not JSON.
+        offer: JSON text of the function as a request to OpenAI has it; "" if that is
+            not JSON.
         blocks: Whether it is synchronous, so that it would block the event loop.
-        restarts: Whether it is declared ``@effect("idempotent")`` or ``"keyed"``, so that its call may start again.
-        asks_model: Whether it may ask a model: a prompt, an agent, or a function that takes the kernel or a service.
-        defaults: JSON text of the default of each parameter that has one which can be written.
+        restarts: Whether it is declared ``@effect("idempotent")`` or ``"keyed"``, so
+            that its call may start again.
+        asks_model: Whether it may ask a model: a prompt, an agent, or a function that
+            takes the kernel or a service.
+        defaults: JSON text of the default of each parameter that has one which can be
+            written.
     """
 
     name: str
@@ -293,15 +353,25 @@ class Tool:
         """Return the converted values that differ from the parameters' defaults; None if all do."""
         if self.defaults.keys().isdisjoint(values):
             return None
-        rest = {name: value for name, value in values.items() if self.defaults.get(name) != _plain_text(value)}
+        rest = {
+            name: value
+            for name, value in values.items()
+            if self.defaults.get(name) != _plain_text(value)
+        }
         return None if len(rest) == len(values) else rest
 
-    def put(self, given: Mapping[str, Any], arguments: MutableMapping[str, Any]) -> None:
+    def put(
+        self, given: Mapping[str, Any], arguments: MutableMapping[str, Any]
+    ) -> None:
         """Put converted values among a function's arguments; omit nulls that are passed by omission; see ``loose``."""
         for name in self.loose.difference(given):
             arguments.pop(name, None)
         for name, value in given.items():
-            if value is None and name in self.parameters and self.parameters[name].drops_null:
+            if (
+                value is None
+                and name in self.parameters
+                and self.parameters[name].drops_null
+            ):
                 arguments.pop(name, None)
             else:
                 arguments[name] = value
@@ -318,14 +388,20 @@ class _KnownTool:
 
 _OF_FUNCTION = itemgetter("name", "plugin_name", "description", "is_prompt")
 _OF_PARAMETER = itemgetter(
-    "name", "type_", "is_required", "default_value", "include_in_function_choices", "schema_data"
+    "name",
+    "type_",
+    "is_required",
+    "default_value",
+    "include_in_function_choices",
+    "schema_data",
 )
 """What a description is made of; types are compared by identity."""
 
 _EFFECT: Final = mark_name(Effect)
 
 _KNOWN: dict[tuple[Any, ...], _KnownTool] = {}
-"""By the id of the target and its names. An entry goes with its target, so that dropped kernels are freed."""
+"""By the id of the target and its names. An entry goes with its target, so that dropped
+kernels are freed."""
 
 
 def tool_of(function: KernelFunction) -> Tool:
@@ -337,11 +413,17 @@ def tool_of(function: KernelFunction) -> Tool:
     target = function if method is None else method
     key = (id(target), function.metadata.plugin_name, function.metadata.name)
     known = _KNOWN.get(key)
-    if known is not None and known.target() is target and known.declaration == declaration:
+    if (
+        known is not None
+        and known.target() is target
+        and known.declaration == declaration
+    ):
         return known.tool
     tool = _described(function, method)
     with suppress(TypeError):  # of a target that has no weak references
-        _KNOWN[key] = _KnownTool(ref(target, lambda _: _KNOWN.pop(key, None)), declaration, tool)
+        _KNOWN[key] = _KnownTool(
+            ref(target, lambda _: _KNOWN.pop(key, None)), declaration, tool
+        )
     return tool
 
 
@@ -352,11 +434,24 @@ def _declaration(functions: Iterable[KernelFunction]) -> tuple[Any, ...] | None:
     """
     own: list[dict[str, Any]] = [vars(function) for function in functions]
     metadata: list[dict[str, Any]] = [vars(one["metadata"]) for one in own]
-    parameters: list[dict[str, Any]] = [vars(parameter) for one in metadata for parameter in one["parameters"]]
+    parameters: list[dict[str, Any]] = [
+        vars(parameter) for one in metadata for parameter in one["parameters"]
+    ]
     counts = [len(one["parameters"]) for one in metadata]
-    effects = [mark for one in own for mark in (one.get(_EFFECT), getattr(one.get("method"), _EFFECT, None))]
-    kinds = [getattr(mark, "kind", None) for mark in effects]  # a probe may belong to the plugin
-    plain = (kinds, counts, [*map(_OF_FUNCTION, metadata)], [*map(_OF_PARAMETER, parameters)])
+    effects = [
+        mark
+        for one in own
+        for mark in (one.get(_EFFECT), getattr(one.get("method"), _EFFECT, None))
+    ]
+    kinds = [
+        getattr(mark, "kind", None) for mark in effects
+    ]  # a probe may belong to the plugin
+    plain = (
+        kinds,
+        counts,
+        [*map(_OF_FUNCTION, metadata)],
+        [*map(_OF_PARAMETER, parameters)],
+    )
     try:
         # Bytes tell 1 from True, and do not change with their source; version 2 writes equal values equally.
         written = marshal.dumps(plain, 2)
@@ -376,9 +471,13 @@ def _described(function: KernelFunction, method: Any) -> Tool:
     parameters = {
         one.name: parameter_of(one, of_method=of_method, of_prompt=function.is_prompt)
         for one in function.parameters
-        if one.name is not None and one.include_in_function_choices and one.name not in hidden
+        if one.name is not None
+        and one.include_in_function_choices
+        and one.name not in hidden
     }
-    offer = kernel_function_metadata_to_function_call_format(_without(hidden, function.metadata))
+    offer = kernel_function_metadata_to_function_call_format(
+        _without(hidden, function.metadata)
+    )
     return Tool(
         name=function.fully_qualified_name,
         parameters=parameters,
@@ -386,21 +485,27 @@ def _described(function: KernelFunction, method: Any) -> Tool:
         defaults={
             str(one.name): text
             for one in function.parameters
-            if one.name in parameters and not one.is_required and (text := _plain_text(one.default_value))
+            if one.name in parameters
+            and not one.is_required
+            and (text := _plain_text(one.default_value))
         },
         injected=filled,
         hidden=hidden,
         unasked=reserved.difference(own),
         loose=frozenset(parameters).difference(own),
         refusal=_refusal(function),
-        absent=_optional_without_default(function.parameters, method) if of_method else {},
+        absent=_optional_without_default(function.parameters, method)
+        if of_method
+        else {},
         kinds=tuple(convertible_type(one.type_object) for one in function.parameters),
         signature=",".join(f"{one.name}={_digest(one)}" for one in function.parameters),
         schema=_json(offer["function"]["parameters"], ensure_ascii=True),
         offer=_json(offer, ensure_ascii=False),
         blocks=of_method and not _is_lazy(method),
         restarts=effect is not None and effect.kind != "once",
-        asks_model=not of_method or not hidden.isdisjoint(("kernel", "service")) or agent_of(method) is not None,
+        asks_model=not of_method
+        or not hidden.isdisjoint(("kernel", "service"))
+        or agent_of(method) is not None,
     )
 
 
@@ -434,8 +539,9 @@ def _signature_of(method: Any) -> tuple[frozenset[str], frozenset[str]]:
 def _refusal(function: KernelFunction) -> str:
     """Say which parameters of a function share a name; "" if none do.
 
-    Semantic Kernel may make one name of two in an OpenAPI document, and would send one value in both places. Parameters
-    to which the document itself gives one name, such as an ``id`` in path and body, are one.
+    Semantic Kernel may make one name of two in an OpenAPI document, and would send one
+    value in both places. Parameters to which the document itself gives one name, such
+    as an ``id`` in path and body, are one.
     """
     counted = Counter(one.name for one in function.parameters)
     twice = sorted(str(name) for name, times in counted.items() if times > 1)
@@ -448,7 +554,10 @@ def _refusal(function: KernelFunction) -> str:
     unclear = [name for name in twice if len(document.get(name, ())) != 1]
     if not unclear:
         return ""
-    texts = (f"{quoted(name)} ({' and '.join(map(quoted, sorted(document.get(name, ()))))})" for name in unclear)
+    texts = (
+        f"{quoted(name)} ({' and '.join(map(quoted, sorted(document.get(name, ()))))})"
+        for name in unclear
+    )
     return (
         f"{function.fully_qualified_name} cannot be called: several of its parameters meet under one name, "
         f"{', '.join(texts).replace(' ()', '')}. It did not run. Go on without it."
@@ -459,7 +568,10 @@ def _document_names(operation: Any) -> Iterator[str]:
     """List the names of an OpenAPI operation's parameters and payload."""
     yield from (str(one.name) for one in getattr(operation, "parameters", None) or ())
     if (body := getattr(operation, "request_body", None)) is not None:
-        yield from (operation.PAYLOAD_ARGUMENT_NAME, operation.CONTENT_TYPE_ARGUMENT_NAME)
+        yield from (
+            operation.PAYLOAD_ARGUMENT_NAME,
+            operation.CONTENT_TYPE_ARGUMENT_NAME,
+        )
         yield from _payload_names(body.properties or (), "")
 
 
@@ -474,7 +586,9 @@ def _payload_names(properties: Iterable[Any], prefix: str) -> Iterator[str]:
 
 def _json(value: Any, *, ensure_ascii: bool) -> str:
     try:
-        return json.dumps(value, separators=(",", ":"), allow_nan=False, ensure_ascii=ensure_ascii)
+        return json.dumps(
+            value, separators=(",", ":"), allow_nan=False, ensure_ascii=ensure_ascii
+        )
     except (TypeError, ValueError, RecursionError):
         return ""
 
@@ -495,12 +609,16 @@ def _is_lazy(method: Any) -> bool:
     return any(is_lazy(target) or is_lazy(called) for is_lazy in lazy)
 
 
-def _optional_without_default(declared: Iterable[KernelParameterMetadata], method: Any) -> dict[str, None]:
+def _optional_without_default(
+    declared: Iterable[KernelParameterMetadata], method: Any
+) -> dict[str, None]:
     """Collect the parameters that Semantic Kernel declares optional to the model, and Python requires."""
     optional = {
         one.name
         for one in declared
-        if not one.is_required and one.default_value is None and one.include_in_function_choices
+        if not one.is_required
+        and one.default_value is None
+        and one.include_in_function_choices
     }
     if not optional:
         return {}
@@ -508,7 +626,9 @@ def _optional_without_default(declared: Iterable[KernelParameterMetadata], metho
     return {
         name: None
         for name, own in inspect.signature(method).parameters.items()
-        if name in optional and own.kind in keyword and own.default is inspect.Parameter.empty
+        if name in optional
+        and own.kind in keyword
+        and own.default is inspect.Parameter.empty
     }
 
 
@@ -516,20 +636,31 @@ def _digest(declared: KernelParameterMetadata) -> str:
     value = [declared.type_, declared.is_required, declared.include_in_function_choices]
     value += [_undescribed(declared.schema_data), declared.default_value]
     # A default that is not JSON is written by its type: its repr may hold an address, which differs by process.
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=lambda one: type(one).__qualname__)
+    text = json.dumps(
+        value,
+        sort_keys=True,
+        separators=(",", ":"),
+        default=lambda one: type(one).__qualname__,
+    )
     return sha256(text.encode()).hexdigest()[:16]
 
 
 def _undescribed(schema: Any) -> Any:
     if isinstance(schema, Mapping):
         items = cast("Mapping[str, Any]", schema).items()
-        return {key: _undescribed(value) for key, value in items if key != "description" or not isinstance(value, str)}
+        return {
+            key: _undescribed(value)
+            for key, value in items
+            if key != "description" or not isinstance(value, str)
+        }
     if isinstance(schema, list):
         return [_undescribed(one) for one in cast("list[Any]", schema)]
     return schema
 
 
-def parse_edited(arguments: Mapping[str, Any], tool: Tool) -> dict[str, Any] | InvalidArguments:
+def parse_edited(
+    arguments: Mapping[str, Any], tool: Tool
+) -> dict[str, Any] | InvalidArguments:
     """Check and convert the arguments of an `Approve` as those of a call; or return what is wrong with them."""
     try:
         return convert_arguments(parse_object(edited_text(arguments)), tool)
@@ -537,16 +668,20 @@ def parse_edited(arguments: Mapping[str, Any], tool: Tool) -> dict[str, Any] | I
         return InvalidArguments(message=str(error))
 
 
-def convert_arguments(given: dict[str, Any] | InvalidArguments, tool: Tool) -> dict[str, Any] | InvalidArguments:
+def convert_arguments(
+    given: dict[str, Any] | InvalidArguments, tool: Tool
+) -> dict[str, Any] | InvalidArguments:
     """Check the arguments of one call, and convert each to its parameter's type.
 
     Args:
-        given: JSON values by name, or what `parse_object` found wrong; they are not changed.
+        given: JSON values by name, or what `parse_object` found wrong; they are not
+            changed.
         tool: The function.
 
     Returns:
-        The arguments in the order given: the same dict where nothing had to be converted. Or what is wrong with them. A
-        null stays a null, also where `Parameter.drops_null` says how to pass it.
+        The arguments in the order given: the same dict where nothing had to be
+        converted. Or what is wrong with them. A null stays a null, also where
+        `Parameter.drops_null` says how to pass it.
     """
     if tool.refusal:
         return InvalidArguments(message=tool.refusal)
@@ -570,30 +705,46 @@ def convert_arguments(given: dict[str, Any] | InvalidArguments, tool: Tool) -> d
     return {**given, **changed} if changed else given
 
 
-def _invalid(given: Mapping[str, Any], tool: Tool, unfit: Sequence[str]) -> InvalidArguments:
+def _invalid(
+    given: Mapping[str, Any], tool: Tool, unfit: Sequence[str]
+) -> InvalidArguments:
     """Describe to the model what is wrong with its arguments, and which ones the function takes."""
     by_name = tool.parameters
     unknown = [name for name in given if name not in by_name]
-    problems = [f"{quoted(name)} is missing" for name in by_name if name in tool.required and name not in given]
-    problems += [f"{quoted(name)} is not a parameter" for name in unknown[:_NAMES_SHOWN]]
+    problems = [
+        f"{quoted(name)} is missing"
+        for name in by_name
+        if name in tool.required and name not in given
+    ]
+    problems += [
+        f"{quoted(name)} is not a parameter" for name in unknown[:_NAMES_SHOWN]
+    ]
     if len(unknown) > _NAMES_SHOWN:
         problems.append(f"{len(unknown) - _NAMES_SHOWN} more are not parameters")
     problems += unfit
-    items = (f"{one.name} ({one.expected()}{', required' if one.required else ''})" for one in by_name.values())
-    taken = f"Its parameters: {', '.join(items)}." if by_name else "It takes no parameters."
+    items = (
+        f"{one.name} ({one.expected()}{', required' if one.required else ''})"
+        for one in by_name.values()
+    )
+    taken = (
+        f"Its parameters: {', '.join(items)}." if by_name else "It takes no parameters."
+    )
     return InvalidArguments(
         message=f"The arguments of {tool.name} cannot be used: {'; '.join(problems)}. "
         f"{taken} Call it again with corrected arguments."
     )
 
 
-def conversion_problem(error: BaseException, tool: Tool, given: Mapping[str, Any]) -> str | None:
+def conversion_problem(
+    error: BaseException, tool: Tool, given: Mapping[str, Any]
+) -> str | None:
     """Describe to the model which of its arguments Semantic Kernel could not convert; None for another error.
 
     Args:
         error: What the call raised.
         tool: The function.
-        given: The arguments that the model gave; an error about another argument is not shown.
+        given: The arguments that the model gave; an error about another argument is not
+            shown.
     """
     declared = unconverted_parameter(error)
     if declared is None or declared.name not in given:
@@ -608,10 +759,14 @@ def conversion_problem(error: BaseException, tool: Tool, given: Mapping[str, Any
 
 def unconverted_parameter(error: BaseException) -> KernelParameterMetadata | None:
     """Find the parameter that Semantic Kernel could not convert, by where the error was raised; None for others."""
-    place = error.__traceback__ if isinstance(error, FunctionExecutionException) else None
+    place = (
+        error.__traceback__ if isinstance(error, FunctionExecutionException) else None
+    )
     while place is not None and place.tb_next is not None:
         place = place.tb_next
-    gather = getattr(KernelFunctionFromMethod.gather_function_parameters, "__code__", None)
+    gather = getattr(
+        KernelFunctionFromMethod.gather_function_parameters, "__code__", None
+    )
     if place is None or place.tb_frame.f_code is not gather:
         return None
     parameter = place.tb_frame.f_locals.get("param")

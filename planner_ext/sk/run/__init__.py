@@ -5,7 +5,8 @@ Promises
     - A decision is taken once, by a person who may decide, on the call that was shown; all of a resume, or none.
     - Every expected end is a value, whichever door it leaves by.
 
-Takes a kernel, options and a history or checkpoint. Returns an engine to drive, and its outcome.
+Takes a kernel, options and a history or checkpoint. Returns an engine to drive, and its
+outcome.
 
 Never loops: the only loop is `planner_ext.engine.engine`.
 

@@ -1,8 +1,8 @@
 """``BoundedFunctionChoiceBehavior``: a limit of tool rounds, in Semantic Kernel's loop and in ours.
 
-``maximum_use_attempts`` is the only bound. Semantic Kernel's loop reads the inherited ``maximum_auto_invoke_attempts``,
-which is always either 0 (manual) or the same bound. Counting is the loop's: Semantic Kernel copies a behaviour for
-each request.
+``maximum_use_attempts`` is the only bound. Semantic Kernel's loop reads the inherited
+``maximum_auto_invoke_attempts``, which is always either 0 (manual) or the same bound.
+Counting is the loop's: Semantic Kernel copies a behaviour for each request.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -22,12 +22,22 @@ from planner_ext.core.limits import is_count
 from planner_ext.sk.errors import InvalidBehaviorError
 
 UNLIMITED_ATTEMPTS = 2**31 - 1
-"""The value of ``maximum_auto_invoke_attempts`` without a bound: ``int.MaxValue``, as in the .NET Semantic Kernel."""
+"""The value of ``maximum_auto_invoke_attempts`` without a bound: ``int.MaxValue``, as
+in the .NET Semantic Kernel."""
 
 PreInvokeCallback = Callable[[int, str, Mapping[str, Any]], bool | Awaitable[bool]]
-"""Called before a call runs, with the 1-based iteration, the function's name and its arguments; False refuses it."""
+"""Called before a call runs, with the 1-based iteration, the function's name and its
+arguments; False refuses it."""
 
-_Filters = dict[Literal["excluded_plugins", "included_plugins", "excluded_functions", "included_functions"], list[str]]
+_Filters = dict[
+    Literal[
+        "excluded_plugins",
+        "included_plugins",
+        "excluded_functions",
+        "included_functions",
+    ],
+    list[str],
+]
 
 _FIELD_KEYS = ("filters", "maximum_auto_invoke_attempts", "maximum_use_attempts")
 _DICT_KEYS = ("type", "auto_invoke", "functions", *_FIELD_KEYS)
@@ -36,7 +46,10 @@ _EXPECTED = {
         "a whole number, 1 or more, or None",
         "Pass None for unlimited; to handle the calls yourself, pass auto_invoke=False and no attempts.",
     ),
-    "maximum_auto_invoke_attempts": ("a whole number", "Pass 0 to handle the calls yourself."),
+    "maximum_auto_invoke_attempts": (
+        "a whole number",
+        "Pass 0 to handle the calls yourself.",
+    ),
     "pre_invoke_callback": (
         "a function of iteration, name and arguments that returns a bool, or None",
         "Pass None for no such gate.",
@@ -47,33 +60,43 @@ _EXPECTED = {
 class BoundedFunctionChoiceBehavior(FunctionChoiceBehavior):
     """A function choice behaviour whose bound means the same in Semantic Kernel's loop and in ours.
 
-    ``maximum_use_attempts`` counts the tool rounds of one chat request. A round is one reply with calls, any number of
-    them, and their results; k attempts allow at most k rounds and k + 1 requests. It is checked before each request
-    after a tool round. Then functions are withdrawn: the next request offers none, and its reply is the answer. In
-    Semantic Kernel's loop a streamed request stops after the k-th round without an answer.
+    ``maximum_use_attempts`` counts the tool rounds of one chat request. A round is one
+    reply with calls, any number of them, and their results; k attempts allow at most k
+    rounds and k + 1 requests. It is checked before each request after a tool round.
+    Then functions are withdrawn: the next request offers none, and its reply is the
+    answer. In Semantic Kernel's loop a streamed request stops after the k-th round
+    without an answer.
 
-    Without a bound it is that of Semantic Kernel's ``Auto()``, 5. If both bounds are given, the smaller one holds for
-    both; 0 or less for ``maximum_auto_invoke_attempts`` is manual. Assigning ``maximum_use_attempts`` replaces the
-    bound and switches automatic invocation on; assigning ``maximum_auto_invoke_attempts`` can only tighten it.
+    Without a bound it is that of Semantic Kernel's ``Auto()``, 5. If both bounds are
+    given, the smaller one holds for both; 0 or less for
+    ``maximum_auto_invoke_attempts`` is manual. Assigning ``maximum_use_attempts``
+    replaces the bound and switches automatic invocation on; assigning
+    ``maximum_auto_invoke_attempts`` can only tighten it.
     ``auto_invoke_kernel_functions`` switches and keeps the bound.
 
-    Copies share the callback; it is excluded from ``model_dump``, ``model_dump_json`` and the JSON schema.
+    Copies share the callback; it is excluded from ``model_dump``, ``model_dump_json``
+    and the JSON schema.
 
     Attributes:
-        maximum_use_attempts: Tool rounds of one chat request, 1 or more; None is unlimited, and must be given as such.
-        pre_invoke_callback: Called before each call, see ``PreInvokeCallback``; sync or async. False refuses the call,
-            True leaves it to the other controls. Semantic Kernel's own loop ignores it.
-        maximum_auto_invoke_attempts: The same bound for Semantic Kernel's loop: 0 is manual, ``UNLIMITED_ATTEMPTS`` is
-            no bound.
+        maximum_use_attempts: Tool rounds of one chat request, 1 or more; None is
+            unlimited, and must be given as such.
+        pre_invoke_callback: Called before each call, see ``PreInvokeCallback``; sync or
+            async. False refuses the call, True leaves it to the other controls.
+            Semantic Kernel's own loop ignores it.
+        maximum_auto_invoke_attempts: The same bound for Semantic Kernel's loop: 0 is
+            manual, ``UNLIMITED_ATTEMPTS`` is no bound.
 
     Raises:
-        PlannerInvalidConfigurationError: If a bound is not a whole number or ``maximum_use_attempts`` is below 1, the
-            callback is not callable, or a field is unknown.
+        PlannerInvalidConfigurationError: If a bound is not a whole number or
+            ``maximum_use_attempts`` is below 1, the callback is not callable, or a
+            field is unknown.
     """
 
     maximum_auto_invoke_attempts: int = UNLIMITED_ATTEMPTS
     maximum_use_attempts: int | None = None
-    pre_invoke_callback: SkipJsonSchema[PreInvokeCallback | None] = Field(default=None, exclude=True)
+    pre_invoke_callback: SkipJsonSchema[PreInvokeCallback | None] = Field(
+        default=None, exclude=True
+    )
 
     @property
     def use_attempts(self) -> int | None:
@@ -103,9 +126,10 @@ class BoundedFunctionChoiceBehavior(FunctionChoiceBehavior):
 
         Args:
             auto_invoke: Whether a loop runs the functions; giving attempts implies it.
-            maximum_use_attempts: Tool rounds of one chat request, 1 or more. The default is
-                ``maximum_auto_invoke_attempts`` if given, otherwise 5, as for Semantic Kernel's ``Auto()``. None is
-                unlimited: only another limit, such as a budget, ends the rounds.
+            maximum_use_attempts: Tool rounds of one chat request, 1 or more. The
+                default is ``maximum_auto_invoke_attempts`` if given, otherwise 5, as
+                for Semantic Kernel's ``Auto()``. None is unlimited: only another limit,
+                such as a budget, ends the rounds.
             pre_invoke_callback: Called before each call, by our loop only.
             filters: The functions to offer, as in Semantic Kernel; None offers all.
             **kwargs: Other fields of the behaviour, as in Semantic Kernel.
@@ -137,7 +161,8 @@ class BoundedFunctionChoiceBehavior(FunctionChoiceBehavior):
 
         Args:
             auto_invoke: Whether a loop runs the functions; giving attempts implies it.
-            maximum_use_attempts: Tool rounds, each of them forced, as of `Auto`; the default is 1.
+            maximum_use_attempts: Tool rounds, each of them forced, as of `Auto`; the
+                default is 1.
             pre_invoke_callback: Called before each call, by our loop only.
             filters: The functions to offer, as in Semantic Kernel; None offers all.
             **kwargs: Other fields of the behaviour, as in Semantic Kernel.
@@ -169,7 +194,8 @@ class BoundedFunctionChoiceBehavior(FunctionChoiceBehavior):
         """Show the model the functions but let it call none; it may describe what it would call.
 
         Args:
-            maximum_use_attempts: Tool rounds if the model calls functions anyway; None runs none of them.
+            maximum_use_attempts: Tool rounds if the model calls functions anyway; None
+                runs none of them.
             pre_invoke_callback: Called before each call, by our loop only.
             filters: The functions to show, as in Semantic Kernel; None shows all.
             **kwargs: Other fields of the behaviour, as in Semantic Kernel.
@@ -191,23 +217,33 @@ class BoundedFunctionChoiceBehavior(FunctionChoiceBehavior):
         """Make a behaviour from data, such as a prompt template's; ``data`` is not changed.
 
         Args:
-            data: May hold ``type`` ("auto" by default, "none", "required"), ``auto_invoke`` (false by default, as in
-                Semantic Kernel; attempts imply it; "none" ignores it), ``functions`` (names to offer, added to
-                the filters), ``filters``, ``maximum_use_attempts`` and ``maximum_auto_invoke_attempts``.
+            data: May hold ``type`` ("auto" by default, "none", "required"),
+                ``auto_invoke`` (false by default, as in Semantic Kernel; attempts imply
+                it; "none" ignores it), ``functions`` (names to offer, added to the
+                filters), ``filters``, ``maximum_use_attempts`` and
+                ``maximum_auto_invoke_attempts``.
 
         Raises:
-            PlannerInvalidConfigurationError: If a key or a type is unknown, or a value is invalid.
+            PlannerInvalidConfigurationError: If a key or a type is unknown, or a value
+                is invalid.
         """
         _refuse_unknown("from_dict", data, _DICT_KEYS)
         auto_invoke = data.get("auto_invoke", False)
         if not isinstance(auto_invoke, bool):
-            _refuse("auto_invoke", "true or false", "Leave it out to handle the calls yourself.", auto_invoke)
+            _refuse(
+                "auto_invoke",
+                "true or false",
+                "Leave it out to handle the calls yourself.",
+                auto_invoke,
+            )
         options = {key: data[key] for key in _FIELD_KEYS if key in data}
         kind = _type_named(data.get("type", "auto"))
         if kind is FunctionChoiceType.NONE:
             behavior = cls.NoneInvoke(**options)
         else:
-            behavior = (cls.Auto if kind is FunctionChoiceType.AUTO else cls.Required)(auto_invoke, **options)
+            behavior = (cls.Auto if kind is FunctionChoiceType.AUTO else cls.Required)(
+                auto_invoke, **options
+            )
         if data.get("functions") is not None:
             behavior.filters = _filters_with(data["functions"], behavior.filters)
         return behavior
@@ -222,7 +258,9 @@ class BoundedFunctionChoiceBehavior(FunctionChoiceBehavior):
         return cls.from_dict({"type": data, "auto_invoke": True})
 
     @classmethod
-    def _of_type(cls, type_: FunctionChoiceType, *, manual: bool, **options: Any) -> Self:
+    def _of_type(
+        cls, type_: FunctionChoiceType, *, manual: bool, **options: Any
+    ) -> Self:
         if manual:
             options.setdefault("maximum_auto_invoke_attempts", 0)
         return cls(type_=type_, **options)
@@ -234,13 +272,19 @@ class BoundedFunctionChoiceBehavior(FunctionChoiceBehavior):
         _refuse_unknown(cls.__name__, data, cls.model_fields)
         return data
 
-    @field_validator("maximum_use_attempts", "maximum_auto_invoke_attempts", "pre_invoke_callback", mode="before")
+    @field_validator(
+        "maximum_use_attempts",
+        "maximum_auto_invoke_attempts",
+        "pre_invoke_callback",
+        mode="before",
+    )
     @classmethod
     def _check_value(cls, value: object, info: ValidationInfo) -> object:
         field = str(info.field_name)
         valid = {
             "maximum_use_attempts": value is None or is_count(value, least=1),
-            "maximum_auto_invoke_attempts": isinstance(value, int) and not isinstance(value, bool),
+            "maximum_auto_invoke_attempts": isinstance(value, int)
+            and not isinstance(value, bool),
             "pre_invoke_callback": value is None or callable(value),
         }
         if not valid[field]:
@@ -274,12 +318,16 @@ class BoundedFunctionChoiceBehavior(FunctionChoiceBehavior):
         # __setattr__ would call this method again.
         vars(self).update(
             maximum_use_attempts=bound,
-            maximum_auto_invoke_attempts=(bound or UNLIMITED_ATTEMPTS) if stock_attempts > 0 else 0,
+            maximum_auto_invoke_attempts=(bound or UNLIMITED_ATTEMPTS)
+            if stock_attempts > 0
+            else 0,
         )
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         memo = {} if memo is None else memo
-        memo[id(self.pre_invoke_callback)] = self.pre_invoke_callback  # marks it as copied, so that it is shared
+        memo[id(self.pre_invoke_callback)] = (
+            self.pre_invoke_callback
+        )  # marks it as copied, so that it is shared
         return super().__deepcopy__(memo)
 
 
@@ -293,13 +341,27 @@ def _type_named(name: object) -> FunctionChoiceType:
 
 def _filters_with(functions: object, filters: _Filters | None) -> _Filters:
     """Add the listed functions to the filters; an empty list is refused, because Semantic Kernel reads it as all."""
-    listed = cast("Sequence[object]", functions) if isinstance(functions, list | tuple) else ()
+    listed = (
+        cast("Sequence[object]", functions)
+        if isinstance(functions, list | tuple)
+        else ()
+    )
     names = [name.replace(".", "-") for name in listed if isinstance(name, str)]
     if not names or len(names) != len(listed):
         way_out = "Leave it out to offer every function; to offer none, use no behaviour at all."
-        _refuse("functions", "a list of one or more function names", way_out, cast("object", functions))
+        _refuse(
+            "functions",
+            "a list of one or more function names",
+            way_out,
+            cast("object", functions),
+        )
     given = filters or {}
-    return {**given, "included_functions": list(dict.fromkeys([*given.get("included_functions", ()), *names]))}
+    return {
+        **given,
+        "included_functions": list(
+            dict.fromkeys([*given.get("included_functions", ()), *names])
+        ),
+    }
 
 
 def _refuse_unknown(where: str, data: object, allowed: Iterable[str]) -> None:
@@ -312,4 +374,6 @@ def _refuse_unknown(where: str, data: object, allowed: Iterable[str]) -> None:
 
 
 def _refuse(field: str, expected: str, way_out: str, seen: object) -> NoReturn:
-    raise InvalidBehaviorError(f"{field} must be {expected}; got {shown(seen)}. {way_out}")
+    raise InvalidBehaviorError(
+        f"{field} must be {expected}; got {shown(seen)}. {way_out}"
+    )

@@ -11,13 +11,21 @@ from uuid import uuid4
 from weakref import WeakSet
 
 from semantic_kernel import Kernel
-from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
-from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
+from semantic_kernel.connectors.ai.chat_completion_client_base import (
+    ChatCompletionClientBase,
+)
+from semantic_kernel.connectors.ai.function_choice_behavior import (
+    FunctionChoiceBehavior,
+)
 from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.connectors.ai.prompt_execution_settings import (
+    PromptExecutionSettings,
+)
 from semantic_kernel.contents import ChatHistory, ChatMessageContent
 from semantic_kernel.functions import KernelArguments, KernelFunction
-from semantic_kernel.utils.telemetry.model_diagnostics.decorators import are_sensitive_events_enabled
+from semantic_kernel.utils.telemetry.model_diagnostics.decorators import (
+    are_sensitive_events_enabled,
+)
 
 from planner_ext.approval.decisions import approval_required
 from planner_ext.approval.guards import guard_name, hook_names
@@ -33,9 +41,25 @@ from planner_ext.engine.engine import Engine
 from planner_ext.engine.gate import InterceptorChain
 from planner_ext.engine.log import is_listening
 from planner_ext.engine.ports import Clock, Emit, Ports, Prompts, RunStore
-from planner_ext.sk.charging.filters import CallFilter, approval_filters, report_unused_rules
-from planner_ext.sk.charging.nested import ParentRun, RunGate, Wrap, nothing_left, request_meter, whole
-from planner_ext.sk.chat.history import check_history, one_result_each, render, repair_history
+from planner_ext.sk.charging.filters import (
+    CallFilter,
+    approval_filters,
+    report_unused_rules,
+)
+from planner_ext.sk.charging.nested import (
+    ParentRun,
+    RunGate,
+    Wrap,
+    nothing_left,
+    request_meter,
+    whole,
+)
+from planner_ext.sk.chat.history import (
+    check_history,
+    one_result_each,
+    render,
+    repair_history,
+)
 from planner_ext.sk.chat.prices import RequestMeter
 from planner_ext.sk.chat.round_trip import KernelChat
 from planner_ext.sk.chat.transport import connector_settings
@@ -84,13 +108,16 @@ class RunContext:
     It is not part of a reference cycle, so it is freed at once when the run has ended.
 
     Attributes:
-        settings: The settings of every request; converted to the connector's own class, and copied.
+        settings: The settings of every request; converted to the connector's own class,
+            and copied.
         options: The door's options, merged with those of the services inside it.
         parent: The run inside whose function this run started, or None.
         wrap: Wraps services so that their requests are charged to a call of this run.
         select: Narrows the functions that the settings' behaviour offers.
-        final_answer, ask_user: The planner's own functions; None if they are not offered.
-        max_completion_tokens: Limits each reply; None and 0 leave the settings as they are.
+        final_answer, ask_user: The planner's own functions; None if they are not
+            offered.
+        max_completion_tokens: Limits each reply; None and 0 leave the settings as they
+            are.
         plan_settings: The settings in which the plan request differs.
         chat, functions: The engine's ports to the connector and to the functions.
         gate: Decides the run's calls, and reviews the edits of persons.
@@ -132,9 +159,17 @@ class RunContext:
         self.tape = vars(self.service).get("tape")
         filters = approval_filters(self.kernel)
         options = self.options = self._own_options(filters)
-        own = [function for function in (self.final_answer, self.ask_user) if function is not None]
-        tools = self.tools = ToolSet(self.kernel, self.behavior, settings, own=own, select=self.select)
-        if options.budget.max_calls_per_function or isinstance(options.execution.timeout, Mapping):
+        own = [
+            function
+            for function in (self.final_answer, self.ask_user)
+            if function is not None
+        ]
+        tools = self.tools = ToolSet(
+            self.kernel, self.behavior, settings, own=own, select=self.select
+        )
+        if options.budget.max_calls_per_function or isinstance(
+            options.execution.timeout, Mapping
+        ):
             self._check_names()
         if options.budget.max_result_tokens is not None:
             tools.reserve_reading()
@@ -142,7 +177,9 @@ class RunContext:
         if self.form is not None:
             self.form = self.form.within(settings)
         outer = None if self.parent is None else self.parent.tab.account.shared
-        if options.shared_budgets:  # of those that the run around takes from, nothing again
+        if (
+            options.shared_budgets
+        ):  # of those that the run around takes from, nothing again
             arguments = KernelArguments() if self.arguments is None else self.arguments
             self._shared = options.charges(arguments, outer)
         else:
@@ -194,7 +231,9 @@ class RunContext:
             decided_by=self.gate.decided_by,
             parent=partial(
                 ParentRun,
-                planners=planners if self.planner is None else (*planners, self.planner),
+                planners=planners
+                if self.planner is None
+                else (*planners, self.planner),
                 gates=gates,
                 price=options.price,
             ),
@@ -203,10 +242,15 @@ class RunContext:
 
     def _own_options(self, filters: Sequence[CallFilter]) -> CheckedOptions:
         """Add to the door's options what the run around, the behaviour, the tape and the kernel's filters set."""
-        options = self.options if self.parent is None else self.options.inside(self.parent)
+        options = (
+            self.options if self.parent is None else self.options.inside(self.parent)
+        )
         behavior = self.behavior
         changes: dict[str, Any] = {}
-        if isinstance(behavior, BoundedFunctionChoiceBehavior) and behavior.pre_invoke_callback is not None:
+        if (
+            isinstance(behavior, BoundedFunctionChoiceBehavior)
+            and behavior.pre_invoke_callback is not None
+        ):
             changes["pre_invoke"] = (*options.pre_invoke, behavior.pre_invoke_callback)
         if self.tape is not None:
             changes["clock"] = self.tape.clock(options.clock)
@@ -235,14 +279,22 @@ class RunContext:
         behavior = self.behavior
         required = behavior.type_ is FunctionChoiceType.REQUIRED
         bounded = isinstance(behavior, BoundedFunctionChoiceBehavior)
-        attempts = behavior.maximum_use_attempts if bounded else behavior.maximum_auto_invoke_attempts
+        attempts = (
+            behavior.maximum_use_attempts
+            if bounded
+            else behavior.maximum_auto_invoke_attempts
+        )
         if self.planner is not None and not bounded:
             # A stock behavior's attempts limit Semantic Kernel's own loop; only forced attempts limit a planner's.
             attempts = (attempts or 1) if required else None
         rules = Rules(
             limits=options.budget,
             use_attempts=attempts,
-            attempts_limit="" if required else "maximum_use_attempts" if bounded else "maximum_auto_invoke_attempts",
+            attempts_limit=""
+            if required
+            else "maximum_use_attempts"
+            if bounded
+            else "maximum_auto_invoke_attempts",
             tool_choice="required" if required else "auto",
             on_denial=options.approval.on_denial,
             on_deferred=options.approval.on_deferred,
@@ -259,16 +311,31 @@ class RunContext:
         options = self.options
         functions = self.tools.functions
         listed = cast("Any", self.kernel)
-        registered = (*listed.auto_function_invocation_filters, *listed.function_invocation_filters)
+        registered = (
+            *listed.auto_function_invocation_filters,
+            *listed.function_invocation_filters,
+        )
         return Guards(
             interceptors=tuple(map(guard_name, options.interceptors)),
             pre_invoke=tuple(map(guard_name, options.pre_invoke)),
             checks=tuple(map(guard_name, options.check_for_intervention)),
-            filters=tuple(guard_name(one.policy) for _, one in registered if isinstance(one, CallFilter)),
+            filters=tuple(
+                guard_name(one.policy)
+                for _, one in registered
+                if isinstance(one, CallFilter)
+            ),
             unmatched=options.approval.unmatched,
             expires_in=options.approval.expires_in,
-            marked=tuple(sorted(name for name in functions if approval_required(functions.get(name)) is not None)),
-            shared_budgets=tuple(sorted(budget.name for budget in options.shared_budgets)),
+            marked=tuple(
+                sorted(
+                    name
+                    for name in functions
+                    if approval_required(functions.get(name)) is not None
+                )
+            ),
+            shared_budgets=tuple(
+                sorted(budget.name for budget in options.shared_budgets)
+            ),
             authorize=hook_names(options.approval.authorize),
         )
 
@@ -286,7 +353,9 @@ class RunContext:
         chat = self.chat
         parent = self.parent
         stop = stop or (parent and parent.stop)
-        if self.functions.parent is not None:  # what stops this run stops the runs inside its functions, too
+        if (
+            self.functions.parent is not None
+        ):  # what stops this run stops the runs inside its functions, too
             self.functions.parent = partial(self.functions.parent, stop=stop)
         completed = options.iteration_completed
         clarifier = options.clarifier
@@ -296,17 +365,23 @@ class RunContext:
         ports = Ports(
             chat=chat,
             functions=self.functions,
-            step_message=partial(step_message, hands_over=self.final_answer is not None),
+            step_message=partial(
+                step_message, hands_over=self.final_answer is not None
+            ),
             clock=options.clock,
             prompts=self.prompts,
             gate=self.gate,
             hook=None
             if completed is None
-            else IterationCompletedHook(callback=completed, messages=chat.messages, streaming=self.streaming),
+            else IterationCompletedHook(
+                callback=completed, messages=chat.messages, streaming=self.streaming
+            ),
             answer_form=self.form,
             respondent=None
             if clarifier is None
-            else AskedClarifier(clarifier=clarifier, history=partial(_transcript, chat)),
+            else AskedClarifier(
+                clarifier=clarifier, history=partial(_transcript, chat)
+            ),
             store=self.store,
             observers=options.observers,
             follow=follow,
@@ -317,7 +392,9 @@ class RunContext:
             min_iteration_seconds=options.min_iteration_time_ms / 1000,
             within=None if parent is None else parent.tab,
             new_budget=None if budget is None else partial(self._new_budget, budget),
-            shared=None if parent is not None and self._shared is parent.tab.account.shared else self._shared,
+            shared=None
+            if parent is not None and self._shared is parent.tab.account.shared
+            else self._shared,
             tracing=self._invocation,
             count_tokens=self._tokens_of,
         )
@@ -335,7 +412,9 @@ class RunContext:
     def _new_invocation(self) -> "Invocation":
         from planner_ext.engine.telemetry import Invocation  # noqa: PLC0415  (only where somebody listens)
 
-        provider = getattr(self.service, "MODEL_PROVIDER_NAME", type(self.service).__name__)
+        provider = getattr(
+            self.service, "MODEL_PROVIDER_NAME", type(self.service).__name__
+        )
         return Invocation(
             _SERVICE_NAME if self.planner is None else type(self.planner).__name__,
             provider=_PROVIDERS.get(provider, provider),
@@ -350,7 +429,10 @@ class RunContext:
             return None
         given, by = new
         limits = options.bounded(given)
-        limits = replace(limits, max_iterations=limits.max_iterations or options.budget.max_iterations)
+        limits = replace(
+            limits,
+            max_iterations=limits.max_iterations or options.budget.max_iterations,
+        )
         if limits.max_result_tokens is not None:
             self.tools.reserve_reading()
         self.chat.meter = self._meter(limits)
@@ -361,7 +443,9 @@ class RunContext:
         options = self.options
         at = options.clock.now()
         authorize = options.approval.authorize
-        return await request.facts(self.functions, at, authorize=authorize, review_edit=self.gate.review_edit)
+        return await request.facts(
+            self.functions, at, authorize=authorize, review_edit=self.gate.review_edit
+        )
 
     async def drive(self, engine: Engine, first: Sequence[Fact]) -> None:
         """Record the first new facts, and run an engine to its next pause or end.
@@ -369,24 +453,33 @@ class RunContext:
         Raises:
             ToolExecutionError: If a function failed and the execution is set to raise.
             LimitReachedError: If the budget of the run around is used up.
-            BaseException: On a fault or a cancellation, with the history and a checkpoint as attributes.
+            BaseException: On a fault or a cancellation, with the history and a
+                checkpoint as attributes.
         """
         key = self.options.checkpoint_key
         known = tuple(engine.facts)
         invocation = self._invocation if first or engine.is_running else None
         with nullcontext() if invocation is None else invocation.of(engine):
             try:
-                await engine.begin(first if invocation is None else invocation.stamped(first))
-            except BaseException as error:  # nothing has started: a resumed run is as it was
+                await engine.begin(
+                    first if invocation is None else invocation.stamped(first)
+                )
+            except (
+                BaseException
+            ) as error:  # nothing has started: a resumed run is as it was
                 if facts := known or tuple(engine.facts):
                     carry_run(error, fold(facts), facts, key)
                 raise
-            if (limit := engine.account.open()) is not None:  # other runs in the call have taken the rest meanwhile
+            if (
+                limit := engine.account.open()
+            ) is not None:  # other runs in the call have taken the rest meanwhile
                 raise nothing_left(limit)
             try:
                 await engine.run()
             except CallFailedError as error:
-                failed = ToolExecutionError(f"{error}. Its batch is answered and in the history.")
+                failed = ToolExecutionError(
+                    f"{error}. Its batch is answered and in the history."
+                )
                 carry_run(failed, engine.state, engine.facts, key)
                 raise failed from error.__cause__
             except BaseException as error:
@@ -398,13 +491,17 @@ class RunContext:
     def _check_names(self) -> None:
         offered = self.tools.functions.keys()
         timeout = self.options.execution.timeout
-        if unknown := sorted(self.options.budget.max_calls_per_function.keys() - offered):
+        if unknown := sorted(
+            self.options.budget.max_calls_per_function.keys() - offered
+        ):
             raise InvalidOptionError(
                 f"max_calls_per_function names {', '.join(unknown)}, which this run does not offer; it offers "
                 f"{', '.join(sorted(offered)) or 'no function'}. Name functions in full: plugin-function."
             )
         if isinstance(timeout, Mapping):
-            refuse_unknown("ToolExecution.timeout", timeout, function_names(self.kernel) | offered)
+            refuse_unknown(
+                "ToolExecution.timeout", timeout, function_names(self.kernel) | offered
+            )
 
 
 def unasked_functions(kernel: Kernel, own: CheckedOptions) -> list[str]:
@@ -412,7 +509,9 @@ def unasked_functions(kernel: Kernel, own: CheckedOptions) -> list[str]:
 
     A service of the kernel that makes runs itself has its own say.
     """
-    inner: list[Any] = [getattr(service, "options", None) for service in kernel.services.values()]
+    inner: list[Any] = [
+        getattr(service, "options", None) for service in kernel.services.values()
+    ]
     for options in (own, *inner):
         if isinstance(options, CheckedOptions) and (
             options.interceptors
@@ -421,8 +520,14 @@ def unasked_functions(kernel: Kernel, own: CheckedOptions) -> list[str]:
             or options.approval.unmatched != "approve"
         ):
             return []
-    functions = [function for plugin in kernel.plugins.values() for function in plugin.functions.values()]
-    if approval_filters(kernel) or any(approval_required(function) is not None for function in functions):
+    functions = [
+        function
+        for plugin in kernel.plugins.values()
+        for function in plugin.functions.values()
+    ]
+    if approval_filters(kernel) or any(
+        approval_required(function) is not None for function in functions
+    ):
         return []
     return sorted(function.fully_qualified_name for function in functions)
 
@@ -431,7 +536,13 @@ def _report_unreachable(rules: Rules, told: DecisionsTaken) -> None:
     """Log once for an object whose budget another limit keeps from being reached."""
     most = rules.limits.max_iterations
     attempts = rules.use_attempts
-    if most is None or attempts is None or not rules.attempts_limit or attempts + 1 >= most or told in _TOLD:
+    if (
+        most is None
+        or attempts is None
+        or not rules.attempts_limit
+        or attempts + 1 >= most
+        or told in _TOLD
+    ):
         return
     _TOLD.add(told)
     logger.warning(
@@ -461,7 +572,8 @@ _PROVIDERS = {
     "mistralai": "mistral_ai",
     "vertexai": "gcp.vertex_ai",
 }
-"""The names that the OpenTelemetry conventions have for providers, where Semantic Kernel's differ."""
+"""The names that the OpenTelemetry conventions have for providers, where Semantic
+Kernel's differ."""
 
 
 def _with_batch(chat: KernelChat, state: State) -> ChatHistory:
@@ -487,14 +599,23 @@ def unwrapped(
     return outer, options
 
 
-_COMPLETION_LIMITS = ("max_tokens", "max_output_tokens", "max_completion_tokens", "max_new_tokens")
+_COMPLETION_LIMITS = (
+    "max_tokens",
+    "max_output_tokens",
+    "max_completion_tokens",
+    "max_new_tokens",
+)
 """What the settings of Semantic Kernel's connectors call the most tokens of a reply."""
 
 
-def _with_completion_limit(settings: PromptExecutionSettings, limit: int) -> PromptExecutionSettings:
+def _with_completion_limit(
+    settings: PromptExecutionSettings, limit: int
+) -> PromptExecutionSettings:
     """Limit a reply's tokens, in the field that the connector's settings have for it."""
     kind = type(settings)
-    name = next((name for name in _COMPLETION_LIMITS if name in kind.model_fields), None)
+    name = next(
+        (name for name in _COMPLETION_LIMITS if name in kind.model_fields), None
+    )
     if name is None:
         raise InvalidOptionError(
             f"max_completion_tokens={limit} cannot be used: {kind.__name__} has none of the fields "
@@ -503,7 +624,9 @@ def _with_completion_limit(settings: PromptExecutionSettings, limit: int) -> Pro
     return settings.model_copy(update={name: limit})
 
 
-def check_service(service: ChatCompletionClientBase, settings: PromptExecutionSettings, tools: ToolSet) -> None:
+def check_service(
+    service: ChatCompletionClientBase, settings: PromptExecutionSettings, tools: ToolSet
+) -> None:
     """Refuse a connector, or a number of answers, that does not support calling the offered functions.
 
     Raises:
@@ -519,7 +642,11 @@ def check_service(service: ChatCompletionClientBase, settings: PromptExecutionSe
         )
     fields: dict[str, Any] = vars(settings)
     extra: Any = fields.get("extra_parameters") or {}
-    for option in ("number_of_responses", "candidate_count", "n"):  # OpenAI's, Google's, Mistral's and Azure AI's
+    for option in (
+        "number_of_responses",
+        "candidate_count",
+        "n",
+    ):  # OpenAI's, Google's, Mistral's and Azure AI's
         answers = fields.get(option) or extra.get(option)
         if isinstance(answers, int) and answers > 1:
             raise InvalidSettingsError(
@@ -537,7 +664,9 @@ def check_service(service: ChatCompletionClientBase, settings: PromptExecutionSe
 
 
 def checked_messages(
-    messages: Sequence[ChatMessageContent], on_invalid_history: Literal["refuse", "repair"], kernel: Kernel
+    messages: Sequence[ChatMessageContent],
+    on_invalid_history: Literal["refuse", "repair"],
+    kernel: Kernel,
 ) -> list[ChatMessageContent]:
     """Return a history that may be sent, repaired on request; each result becomes a separate message.
 
@@ -555,11 +684,16 @@ def checked_messages(
 
 def function_names(kernel: Kernel) -> set[str]:
     """List the fully qualified names of a kernel's functions, and of this package's own functions."""
-    names = {function.fully_qualified_name for function in kernel.get_full_list_of_function_metadata()}
+    names = {
+        function.fully_qualified_name
+        for function in kernel.get_full_list_of_function_metadata()
+    }
     return names | {f"{OWN_PLUGIN}-{name}" for name in OWN_FUNCTIONS}
 
 
-def refuse_unknown(option: str, given: Iterable[str], there: Set[str], *, also: Set[str] = frozenset()) -> None:
+def refuse_unknown(
+    option: str, given: Iterable[str], there: Set[str], *, also: Set[str] = frozenset()
+) -> None:
     """Refuse the names in an option that are neither ``there`` nor, unlisted in the error, accepted ``also``.
 
     Raises:
@@ -568,7 +702,9 @@ def refuse_unknown(option: str, given: Iterable[str], there: Set[str], *, also: 
     if unknown := sorted(set(given) - there - also):
         known = sorted(there)
         more = len(there) - _MOST_NAMES
-        listed = ", ".join(known[:_MOST_NAMES]) + (f", and {more} more" if more > 0 else "")
+        listed = ", ".join(known[:_MOST_NAMES]) + (
+            f", and {more} more" if more > 0 else ""
+        )
         raise InvalidOptionError(
             f"{option} names {', '.join(map(shown, unknown[:_MOST_NAMES]))}, which this kernel does not have; it has "
             f"{listed or 'none'}. Correct the name, or leave it out."
@@ -586,5 +722,6 @@ class FunctionNames:
 
     def __contains__(self, name: object) -> bool:
         return any(
-            name == function.fully_qualified_name for function in self.kernel.get_full_list_of_function_metadata()
+            name == function.fully_qualified_name
+            for function in self.kernel.get_full_list_of_function_metadata()
         )

@@ -26,11 +26,13 @@ class FunctionInvocationIterationContext:
     Attributes:
         iteration: The 0-based iteration whose calls now have their results.
         total_usage: Tokens, cost and active time of the run so far.
-        messages: Copies of all messages of the run. Change or replace the list to compact the history; a message with
-            calls and its results must stay, or go, together.
+        messages: Copies of all messages of the run. Change or replace the list to
+            compact the history; a message with calls and its results must stay, or go,
+            together.
         response: The reply whose calls ran.
         is_streaming: Whether replies are streamed.
-        terminate: Set to True to end the run: the results are kept, no further request is made.
+        terminate: Set to True to end the run: the results are kept, no further request
+            is made.
         reason: Why the run ends, for the record.
     """
 
@@ -43,8 +45,11 @@ class FunctionInvocationIterationContext:
     reason: str = ""
 
 
-IterationCallback = Callable[[FunctionInvocationIterationContext], Awaitable[None] | None]
-"""A function, async or not, that is called after each iteration with function calls, plain and streamed."""
+IterationCallback = Callable[
+    [FunctionInvocationIterationContext], Awaitable[None] | None
+]
+"""A function, async or not, that is called after each iteration with function calls,
+plain and streamed."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,7 +59,9 @@ class IterationCompletedHook:
     callback: IterationCallback
     messages: Callable[[Sequence[Any]], list[ChatMessageContent]]
     streaming: bool
-    _shown: Sequence[tuple[ChatMessageContent, ChatMessageContent]] = field(default=(), init=False)
+    _shown: Sequence[tuple[ChatMessageContent, ChatMessageContent]] = field(
+        default=(), init=False
+    )
 
     async def completed(self, state: State) -> Mapping[str, Any]:
         """Call the callback and return what it asked for: a termination, changed messages, or neither.
@@ -68,43 +75,69 @@ class IterationCompletedHook:
             iteration=state.iteration - 1,
             total_usage=state.usage,
             messages=list(shown),
-            response=next((m for m in reversed(shown) if m.role == AuthorRole.ASSISTANT), None),
+            response=next(
+                (m for m in reversed(shown) if m.role == AuthorRole.ASSISTANT), None
+            ),
             is_streaming=self.streaming,
         )
         await of_application(self._called(context))
         asked: dict[str, Any] = {}
         if context.terminate:
-            _logger.info("The iteration-completed callback ended the run after iteration %d.", context.iteration)
+            _logger.info(
+                "The iteration-completed callback ended the run after iteration %d.",
+                context.iteration,
+            )
             asked |= {"terminate": True, "reason": str(context.reason)}
         after = _unchanged_as_they_were(_messages_in(context), shown, before)
-        if len(after) != len(before) or any(new is not old for new, old in zip(after, before, strict=True)):
+        if len(after) != len(before) or any(
+            new is not old for new, old in zip(after, before, strict=True)
+        ):
             check_history(after)
             asked["messages"] = with_names_of(after, before)
         return asked
 
     async def _called(self, context: FunctionInvocationIterationContext) -> None:
-        if (waiting := self.callback(context)) is not None and inspect.isawaitable(waiting):
+        if (waiting := self.callback(context)) is not None and inspect.isawaitable(
+            waiting
+        ):
             await waiting
 
-    def _copies(self, messages: Sequence[ChatMessageContent]) -> list[ChatMessageContent]:
+    def _copies(
+        self, messages: Sequence[ChatMessageContent]
+    ) -> list[ChatMessageContent]:
         """Copy messages for the callback, which may change them; unchanged copies of the last iteration are reused."""
         known = next(
-            (at for at, (old, new) in enumerate(zip(self._shown, messages, strict=False)) if old[0] is not new),
+            (
+                at
+                for at, (old, new) in enumerate(
+                    zip(self._shown, messages, strict=False)
+                )
+                if old[0] is not new
+            ),
             min(len(self._shown), len(messages)),
         )
-        self._shown = [*self._shown[:known], *((message, _copy(message)) for message in messages[known:])]
+        self._shown = [
+            *self._shown[:known],
+            *((message, _copy(message)) for message in messages[known:]),
+        ]
         return [copy for _, copy in self._shown]
 
 
 def _copy(message: ChatMessageContent) -> ChatMessageContent:
     items: list[Any] = [item.model_copy() for item in message.items]
-    return message.model_copy(update={"items": items, "metadata": dict(message.metadata)})
+    return message.model_copy(
+        update={"items": items, "metadata": dict(message.metadata)}
+    )
 
 
-def _messages_in(context: FunctionInvocationIterationContext) -> Sequence[ChatMessageContent]:
+def _messages_in(
+    context: FunctionInvocationIterationContext,
+) -> Sequence[ChatMessageContent]:
     """Return the messages that a callback left; raise InvalidHistoryError if they are not messages."""
     left: Any = context.messages
-    if isinstance(left, list | tuple) and all(isinstance(each, ChatMessageContent) for each in cast("list[Any]", left)):
+    if isinstance(left, list | tuple) and all(
+        isinstance(each, ChatMessageContent) for each in cast("list[Any]", left)
+    ):
         return context.messages
     raise InvalidHistoryError(
         f"The iteration-completed callback must leave a list of ChatMessageContent in context.messages; it left "
@@ -113,8 +146,13 @@ def _messages_in(context: FunctionInvocationIterationContext) -> Sequence[ChatMe
 
 
 def _unchanged_as_they_were(
-    after: Sequence[ChatMessageContent], shown: Sequence[ChatMessageContent], before: Sequence[ChatMessageContent]
+    after: Sequence[ChatMessageContent],
+    shown: Sequence[ChatMessageContent],
+    before: Sequence[ChatMessageContent],
 ) -> tuple[ChatMessageContent, ...]:
     """Replace each unchanged copy by its original."""
     originals = {id(copy): message for copy, message in zip(shown, before, strict=True)}
-    return tuple(originals[id(m)] if id(m) in originals and m == originals[id(m)] else m for m in after)
+    return tuple(
+        originals[id(m)] if id(m) in originals and m == originals[id(m)] else m
+        for m in after
+    )

@@ -2,11 +2,15 @@
 
 To add an option:
 
-1. Declare it in `RunOptions`: its type, how it is validated and merged, its default, and its documentation.
-2. Add the field of `CheckedOptions` that runs read. Service, handler and session then take the option by keyword.
-3. Add the field of the planner's options, in ``planner/options.py``: pydantic needs one of its own.
+1. Declare it in `RunOptions`: its type, how it is validated and merged, its default,
+   and its documentation.
+2. Add the field of `CheckedOptions` that runs read. Service, handler and session then
+   take the option by keyword.
+3. Add the field of the planner's options, in ``planner/options.py``: pydantic needs one
+   of its own.
 
-``tests/test_options.py`` needs a value of it in ``GIVEN``, and fails for each door that lacks it.
+``tests/test_options.py`` needs a value of it in ``GIVEN``, and fails for each door that
+lacks it.
 """
 
 import inspect
@@ -15,7 +19,17 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, TypeVar, Unpack, cast, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    cast,
+    get_type_hints,
+)
 
 from planner_ext.approval.decisions import ApprovalSettings, Interceptor
 from planner_ext.core.accounts import SharedBudgets
@@ -27,7 +41,14 @@ from planner_ext.engine.journal import takes_run
 from planner_ext.engine.ports import Clock, Observer
 from planner_ext.sk.charging.nested import ParentRun, nothing_left
 from planner_ext.sk.checkpoint import DecisionsTaken, SigningKey
-from planner_ext.sk.checks import callable_with, check_returns, instance_of, least, non_negative, one_of
+from planner_ext.sk.checks import (
+    callable_with,
+    check_returns,
+    instance_of,
+    least,
+    non_negative,
+    one_of,
+)
 from planner_ext.sk.errors import InvalidOptionError
 from planner_ext.sk.functions.execution import ToolExecution
 from planner_ext.sk.functions.questions import Clarifier
@@ -42,7 +63,8 @@ else:
 class CheckedClock:
     """An application's clock, its times validated. Implements `planner_ext.engine.ports.Clock`.
 
-    If the clock's ``monotonic`` goes back, this one stands still, so that a run never regains time that it has spent.
+    If the clock's ``monotonic`` goes back, this one stands still, so that a run never
+    regains time that it has spent.
     """
 
     def __init__(self, clock: Any) -> None:
@@ -75,7 +97,11 @@ class CheckedClock:
 
 
 def _seconds(name: str, given: object) -> float:
-    if isinstance(given, int | float) and not isinstance(given, bool) and math.isfinite(given):
+    if (
+        isinstance(given, int | float)
+        and not isinstance(given, bool)
+        and math.isfinite(given)
+    ):
         return given
     raise InvalidOptionError(
         f"clock.{name}() must give a finite number of seconds; got {shown(given)}. Give it as time.time() and "
@@ -90,8 +116,12 @@ _F = TypeVar("_F", bound=Callable[..., None])
 def _clock(name: str, value: Any) -> Clock:
     if value is None or isinstance(value, SystemClock | CheckedClock):
         return value or SystemClock()
-    if not all(callable(getattr(value, name, None)) for name in ("now", "monotonic", "sleep")):
-        raise InvalidOptionError(f"{name} must have now, monotonic and sleep, or be None; got {shown(value)}.")
+    if not all(
+        callable(getattr(value, name, None)) for name in ("now", "monotonic", "sleep")
+    ):
+        raise InvalidOptionError(
+            f"{name} must have now, monotonic and sleep, or be None; got {shown(value)}."
+        )
     return CheckedClock(value)
 
 
@@ -99,26 +129,40 @@ def _callables(name: str, values: object) -> tuple[Any, ...]:
     """Return a sequence of functions as a tuple."""
     if not isinstance(values, list | tuple):
         got = shown(values)
-        way = f" Put it into a list: {name}=[...]." if callable(values) else way_out(name, values)
-        raise InvalidOptionError(f"{name} must be a sequence of functions; got {got}.{way}")
+        way = (
+            f" Put it into a list: {name}=[...]."
+            if callable(values)
+            else way_out(name, values)
+        )
+        raise InvalidOptionError(
+            f"{name} must be a sequence of functions; got {got}.{way}"
+        )
     for value in cast("Sequence[object]", values):
         if not callable(value):
             got = shown(cast("object", values))
-            raise InvalidOptionError(f"{name} must be a sequence of functions; got {got}.{way_out(name, value)}")
+            raise InvalidOptionError(
+                f"{name} must be a sequence of functions; got {got}.{way_out(name, value)}"
+            )
         check_returns(name, value)
     return tuple(cast("Sequence[Any]", values))
 
 
 def _observers(name: str, values: object) -> tuple[Any, ...]:
     return tuple(
-        callable_with(name, one, ("the fact", "the run") if takes_run(one) else ("the fact",))
+        callable_with(
+            name, one, ("the fact", "the run") if takes_run(one) else ("the fact",)
+        )
         for one in _callables(name, values)
     )
 
 
 def _shared_budgets(name: str, values: object) -> tuple[SharedBudget, ...]:
     """Return shared budgets as a tuple."""
-    given = cast("Sequence[object]", values) if isinstance(values, list | tuple) else [values]
+    given = (
+        cast("Sequence[object]", values)
+        if isinstance(values, list | tuple)
+        else [values]
+    )
     if not given:
         return ()
     from planner_ext.budgets.budget import SharedBudget as Shared  # noqa: PLC0415  (only where budgets are shared)
@@ -126,13 +170,19 @@ def _shared_budgets(name: str, values: object) -> tuple[SharedBudget, ...]:
     budgets = tuple(instance_of(name, value, Shared) for value in given)
     if len({(budget.store, budget.name) for budget in budgets}) < len(budgets):
         names = [budget.name for budget in budgets]
-        raise InvalidOptionError(f"{name} must have different names in one store; got {shown(names)}.")
+        raise InvalidOptionError(
+            f"{name} must have different names in one store; got {shown(names)}."
+        )
     return budgets
 
 
-def _all_budgets(own: tuple[SharedBudget, ...], inner: tuple[SharedBudget, ...]) -> tuple[SharedBudget, ...]:
+def _all_budgets(
+    own: tuple[SharedBudget, ...], inner: tuple[SharedBudget, ...]
+) -> tuple[SharedBudget, ...]:
     """Merge two lists of shared budgets; of two with one name in one store the door's counts."""
-    return tuple({(budget.store, budget.name): budget for budget in (*inner, *own)}.values())
+    return tuple(
+        {(budget.store, budget.name): budget for budget in (*inner, *own)}.values()
+    )
 
 
 def _own(own: _T, _: _T) -> _T:
@@ -144,7 +194,9 @@ def _either(first: _T, second: _T) -> _T:
 
 
 def _instance_of(kind: type[Any]) -> Callable[[str, Any], Any]:
-    return lambda name, value: kind() if value is None else instance_of(name, value, kind)
+    return lambda name, value: (
+        kind() if value is None else instance_of(name, value, kind)
+    )
 
 
 def _function_of(*given: str) -> Callable[[str, Any], Any]:
@@ -179,77 +231,118 @@ class RunOptions(TypedDict, total=False):
     """The options that planner, service, handler and session take by keyword.
 
     Attributes:
-        budget: What one run may spend, and what happens at a limit. None leaves the limits to the function choice
-            behaviour.
-        shared_budgets: Budgets shared with other runs, in all processes; see `planner_ext.budgets.SharedBudget`. Runs
-            inside functions are charged to them, too.
-        price: Returns the US dollars of one request, a finite number of 0 or more, given the model's name and its
-            `Usage`; synchronous. It is tried before the first request, for 0 tokens or, if that raises, one sent and
-            one received. A later invalid price raises `InvalidPriceError`. None uses the list of ``genai-prices``
-            (extra ``prices``) if there is a ``max_cost``, and else counts no cost. Runs inside functions use their own
-            price, or the nearest one around them. It is never stored: resuming needs it again.
+        budget: What one run may spend, and what happens at a limit. None leaves the
+            limits to the function choice behaviour.
+        shared_budgets: Budgets shared with other runs, in all processes; see
+            `planner_ext.budgets.SharedBudget`. Runs inside functions are charged to
+            them, too.
+        price: Returns the US dollars of one request, a finite number of 0 or more,
+            given the model's name and its `Usage`; synchronous. It is tried before the
+            first request, for 0 tokens or, if that raises, one sent and one received. A
+            later invalid price raises `InvalidPriceError`. None uses the list of
+            ``genai-prices`` (extra ``prices``) if there is a ``max_cost``, and else
+            counts no cost. Runs inside functions use their own price, or the nearest
+            one around them. It is never stored: resuming needs it again.
         execution: How functions are run.
-        approval: What happens to calls that no interceptor decided, that were denied, and that wait.
-        interceptors: Asked in order about every call of a batch before any of it runs; the first decision wins. An
-            `ApprovalPolicy` is one of them.
-        pre_invoke: Asked about each call with the 1-based round trip, the function's name and its arguments; False
-            refuses the call, True does not.
-        check_for_intervention: Asked about each call; True defers it to a person, False does not.
-        approver: Asks a person at once about a deferred call: a function, async or not, of the `ToolCall` with the
-            question as its ``prompt``. After the question's ``expires_in``, and if it raises, the call is denied; with
-            `Defer` or None the run pauses. Runs inside functions cannot pause: they use their own approver, or the
-            nearest one around them, and the person's time counts as the function's.
-        iteration_completed: Called after the results of a batch are stored and before the next request.
-        clarifier: Answers what the model asks with ``UserInteraction-AskUser``, which is then offered, and may answer a
-            question in a plain reply; see `Clarifier`. With None a question ends the run ``asked``.
-        max_clarifications: Maximum number of answered questions per run; then the model is asked to continue without an
-            answer, and a plain reply is final. None means no limit; 0 offers no questions, a number offers them.
-        observers: Called with each fact after it is recorded; one with two parameters also gets the run's
-            `planner_ext.events.RunInfo`. Exceptions are logged and change nothing.
-        clock: The time source, with ``now``, ``monotonic`` and ``sleep``; None uses the machine's clock.
-        min_iteration_time_ms: Minimum milliseconds from the start of one round trip to the start of the next.
-        max_prompt_tokens: Maximum tokens of a request, functions included; counted, or estimated. A larger one is not
-            sent, and raises `PromptTooLargeError`. None and 0 mean no limit.
-        on_invalid_history: Whether to ``refuse`` or ``repair`` a history with an unanswered call, an orphan or a second
-            result. Planner and session repair their own copy, service and handler the caller's history.
-        strict_finish_reason: Whether a finish reason that contradicts the reply's content is an error.
-        checkpoint_key: Signs every checkpoint in results, metadata and errors (HMAC-SHA256); others are then refused.
-            None uses the key of a wrapped `FunctionInvokingChatCompletion`. No ``repr``, dump, error, checkpoint or
-            pickle holds it. A run in a store is not signed: anyone with write access to the database can change it.
+        approval: What happens to calls that no interceptor decided, that were denied,
+            and that wait.
+        interceptors: Asked in order about every call of a batch before any of it runs;
+            the first decision wins. An `ApprovalPolicy` is one of them.
+        pre_invoke: Asked about each call with the 1-based round trip, the function's
+            name and its arguments; False refuses the call, True does not.
+        check_for_intervention: Asked about each call; True defers it to a person, False
+            does not.
+        approver: Asks a person at once about a deferred call: a function, async or not,
+            of the `ToolCall` with the question as its ``prompt``. After the question's
+            ``expires_in``, and if it raises, the call is denied; with `Defer` or None
+            the run pauses. Runs inside functions cannot pause: they use their own
+            approver, or the nearest one around them, and the person's time counts as
+            the function's.
+        iteration_completed: Called after the results of a batch are stored and before
+            the next request.
+        clarifier: Answers what the model asks with ``UserInteraction-AskUser``, which
+            is then offered, and may answer a question in a plain reply; see
+            `Clarifier`. With None a question ends the run ``asked``.
+        max_clarifications: Maximum number of answered questions per run; then the model
+            is asked to continue without an answer, and a plain reply is final. None
+            means no limit; 0 offers no questions, a number offers them.
+        observers: Called with each fact after it is recorded; one with two parameters
+            also gets the run's `planner_ext.events.RunInfo`. Exceptions are logged and
+            change nothing.
+        clock: The time source, with ``now``, ``monotonic`` and ``sleep``; None uses the
+            machine's clock.
+        min_iteration_time_ms: Minimum milliseconds from the start of one round trip to
+            the start of the next.
+        max_prompt_tokens: Maximum tokens of a request, functions included; counted, or
+            estimated. A larger one is not sent, and raises `PromptTooLargeError`. None
+            and 0 mean no limit.
+        on_invalid_history: Whether to ``refuse`` or ``repair`` a history with an
+            unanswered call, an orphan or a second result. Planner and session repair
+            their own copy, service and handler the caller's history.
+        strict_finish_reason: Whether a finish reason that contradicts the reply's
+            content is an error.
+        checkpoint_key: Signs every checkpoint in results, metadata and errors
+            (HMAC-SHA256); others are then refused. None uses the key of a wrapped
+            `FunctionInvokingChatCompletion`. No ``repr``, dump, error, checkpoint or
+            pickle holds it. A run in a store is not signed: anyone with write access to
+            the database can change it.
     """
 
     budget: Annotated[Budget | None, _Option(_instance_of(Budget), tightest)]
-    shared_budgets: Annotated[Sequence[SharedBudget], _Option(_shared_budgets, _all_budgets, ())]
-    price: Annotated[Price | None, _Option(_function_of("the model's name", "the tokens used"), _either)]
+    shared_budgets: Annotated[
+        Sequence[SharedBudget], _Option(_shared_budgets, _all_budgets, ())
+    ]
+    price: Annotated[
+        Price | None,
+        _Option(_function_of("the model's name", "the tokens used"), _either),
+    ]
     execution: Annotated[ToolExecution | None, _Option(_instance_of(ToolExecution))]
-    approval: Annotated[ApprovalSettings | None, _Option(_instance_of(ApprovalSettings), ApprovalSettings.within)]
-    interceptors: Annotated[Sequence[Interceptor], _Option(_callables, operator.add, ())]
+    approval: Annotated[
+        ApprovalSettings | None,
+        _Option(_instance_of(ApprovalSettings), ApprovalSettings.within),
+    ]
+    interceptors: Annotated[
+        Sequence[Interceptor], _Option(_callables, operator.add, ())
+    ]
     pre_invoke: Annotated[PreInvoke | None, _Option(_one_callable, operator.add)]
-    check_for_intervention: Annotated[CheckForIntervention | None, _Option(_one_callable, operator.add)]
+    check_for_intervention: Annotated[
+        CheckForIntervention | None, _Option(_one_callable, operator.add)
+    ]
     approver: Annotated[Approver | None, _Option(_function_of("the call"), _either)]
     iteration_completed: Annotated[
-        IterationCallback | None, _Option(_function_of("the context of the iteration"), _either)
+        IterationCallback | None,
+        _Option(_function_of("the context of the iteration"), _either),
     ]
-    clarifier: Annotated[Clarifier | None, _Option(_function_of("the question"), _either)]
+    clarifier: Annotated[
+        Clarifier | None, _Option(_function_of("the question"), _either)
+    ]
     max_clarifications: Annotated[int | None, _Option(_optional_count, least)]
     observers: Annotated[Sequence[Observer], _Option(_observers, operator.add, ())]
     clock: Annotated[Clock | None, _Option(_clock)]
     min_iteration_time_ms: Annotated[int | None, _Option(non_negative, default=0)]
     max_prompt_tokens: Annotated[int | None, _Option(_limit, least)]
     on_invalid_history: Annotated[
-        Literal["refuse", "repair"], _Option(partial(one_of, allowed=("refuse", "repair")), default="refuse")
+        Literal["refuse", "repair"],
+        _Option(partial(one_of, allowed=("refuse", "repair")), default="refuse"),
     ]
-    strict_finish_reason: Annotated[bool, _Option(lambda _, value: value, default=False)]
-    checkpoint_key: Annotated[bytes | None, _Option(lambda name, key: SigningKey.of(key, name), _either)]
+    strict_finish_reason: Annotated[
+        bool, _Option(lambda _, value: value, default=False)
+    ]
+    checkpoint_key: Annotated[
+        bytes | None, _Option(lambda name, key: SigningKey.of(key, name), _either)
+    ]
 
 
 _OPTIONS: Mapping[str, _Option] = {
-    name: kind.__metadata__[0] for name, kind in get_type_hints(RunOptions, include_extras=True).items()
+    name: kind.__metadata__[0]
+    for name, kind in get_type_hints(RunOptions, include_extras=True).items()
 }
 
 _KINDS = get_type_hints(RunOptions)
 
-DEFAULTS: Mapping[str, object] = {name: option.default for name, option in _OPTIONS.items()}
+DEFAULTS: Mapping[str, object] = {
+    name: option.default for name, option in _OPTIONS.items()
+}
 """The options by name, in the order of `RunOptions`, with their defaults."""
 
 
@@ -258,7 +351,12 @@ def takes_run_options(function: _F) -> _F:
     signature = inspect.signature(function)
     *own, _ = signature.parameters.values()
     shared = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=DEFAULTS[name], annotation=kind)
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=DEFAULTS[name],
+            annotation=kind,
+        )
         for name, kind in _KINDS.items()
         if name not in signature.parameters
     ]
@@ -270,12 +368,14 @@ def takes_run_options(function: _F) -> _F:
 class CheckedOptions:
     """`RunOptions`, validated and with defaults, as a run uses them.
 
-    A door that is given a `FunctionInvokingChatCompletion` sends its requests through the connector in it; `within`
-    merges the options of both.
+    A door that is given a `FunctionInvokingChatCompletion` sends its requests through
+    the connector in it; `within` merges the options of both.
 
     Attributes:
-        outer_budget: The budget of the wrapped services, or None; it bounds a new budget of a resumed run, too.
-        taken: The memories of taken decisions: the door's, and those of the wrapped services.
+        outer_budget: The budget of the wrapped services, or None; it bounds a new
+            budget of a resumed run, too.
+        taken: The memories of taken decisions: the door's, and those of the wrapped
+            services.
     """
 
     budget: Budget
@@ -301,7 +401,9 @@ class CheckedOptions:
     taken: tuple[DecisionsTaken, ...]
 
     @classmethod
-    def of(cls, taken: DecisionsTaken, **options: Unpack[RunOptions]) -> "CheckedOptions":
+    def of(
+        cls, taken: DecisionsTaken, **options: Unpack[RunOptions]
+    ) -> "CheckedOptions":
         """Check options, and fill in the defaults.
 
         Args:
@@ -321,17 +423,24 @@ class CheckedOptions:
                 f"{hint}"
             )
         given: Mapping[str, Any] = {**DEFAULTS, **options}
-        return cls(taken=(taken,), **{name: option.read(name, given[name]) for name, option in _OPTIONS.items()})
+        return cls(
+            taken=(taken,),
+            **{
+                name: option.read(name, given[name])
+                for name, option in _OPTIONS.items()
+            },
+        )
 
     def within(self, inner: "CheckedOptions") -> "CheckedOptions":
         """Merge with the settings of a wrapped service; each option has its rule in `RunOptions`.
 
-        Of each limit the tighter applies, the service's interceptors come last, and its callbacks and key fill in for
-        missing ones. Execution, clock, pacing and the treatment of invalid histories and finish reasons are this door's
-        alone.
+        Of each limit the tighter applies, the service's interceptors come last, and its
+        callbacks and key fill in for missing ones. Execution, clock, pacing and the
+        treatment of invalid histories and finish reasons are this door's alone.
         """
         merged: dict[str, Any] = {
-            name: option.merge(getattr(self, name), getattr(inner, name)) for name, option in _OPTIONS.items()
+            name: option.merge(getattr(self, name), getattr(inner, name))
+            for name, option in _OPTIONS.items()
         }
         outer_budget = tightest(inner.budget, self.outer_budget)
         taken = (*self.taken, *inner.taken)
@@ -341,25 +450,32 @@ class CheckedOptions:
         """Add what the run around a nested run sets. The nested run's account takes what that run has left.
 
         Raises:
-            NestedRunRefusedError: If the call of the run around has ended, or that run is to stop.
+            NestedRunRefusedError: If the call of the run around has ended, or that run
+                is to stop.
             LimitReachedError: If nothing is left for a request.
         """
         parent.check()
         if (limit := parent.tab.left().used_up()) is not None:
             raise nothing_left(limit)
         around = parent.tab.account.state.rules.limits
-        limits = Budget(max_calls_per_reply=None, max_result_tokens=around.max_result_tokens)
+        limits = Budget(
+            max_calls_per_reply=None, max_result_tokens=around.max_result_tokens
+        )
         approval = self.approval
         for chain in parent.gates:  # who has a say around has it inside, too
             approval = approval.asking(chain.options.authorize)
         price = self.price or parent.price
-        return replace(self, budget=tightest(self.budget, limits), price=price, approval=approval)
+        return replace(
+            self, budget=tightest(self.budget, limits), price=price, approval=approval
+        )
 
     def bounded(self, budget: Budget) -> Budget:
         """Bound a new budget of a run by that of the wrapped services."""
         return tightest(instance_of("budget", budget, Budget), self.outer_budget)
 
-    def charges(self, arguments: Mapping[str, Any], outer: SharedBudgets | None = None) -> SharedBudgets | None:
+    def charges(
+        self, arguments: Mapping[str, Any], outer: SharedBudgets | None = None
+    ) -> SharedBudgets | None:
         """Make what a run takes of its shared budgets, besides what the run around takes from."""
         from planner_ext.budgets.charges import charges_of  # noqa: PLC0415  (SQL, only where budgets are shared)
 
@@ -368,4 +484,6 @@ class CheckedOptions:
     @property
     def takes_questions(self) -> bool:
         """Whether the model is offered the function that asks the user."""
-        return self.max_clarifications != 0 and (self.clarifier is not None or self.max_clarifications is not None)
+        return self.max_clarifications != 0 and (
+            self.clarifier is not None or self.max_clarifications is not None
+        )

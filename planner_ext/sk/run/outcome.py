@@ -23,22 +23,33 @@ from planner_ext.core.values import CallResult, Message, Status, Usage
 from planner_ext.sk.chat.history import last_reply, render
 from planner_ext.sk.checkpoint import Checkpoint, SigningKey
 from planner_ext.sk.errors import InvalidHistoryError
-from planner_ext.sk.messages import add_reported, as_reported, assistant_text, load_message, loaded, text_of
+from planner_ext.sk.messages import (
+    add_reported,
+    as_reported,
+    assistant_text,
+    load_message,
+    loaded,
+    text_of,
+)
 
 PAUSED_TEXT = "This run waits for a decision."
-"""The text of the message that a service returns for a paused run; one that only asks returns its questions."""
+"""The text of the message that a service returns for a paused run; one that only asks
+returns its questions."""
 
 
 def waits(message: ChatMessageContent) -> bool:
     """Whether it is what an agent added to its thread for a turn that waits for a decision.
 
-    An agent puts its name on what it adds, and keeps only the text of a stream. A message without a name is that of a
-    caller who keeps the history, and who may continue without the call.
+    An agent puts its name on what it adds, and keeps only the text of a stream. A
+    message without a name is that of a caller who keeps the history, and who may
+    continue without the call.
     """
     if message.role != AuthorRole.ASSISTANT or message.name is None:
         return False
     status = message.metadata.get("status")
-    return status == "paused" or (status is None and text_of(message).endswith(PAUSED_TEXT))
+    return status == "paused" or (
+        status is None and text_of(message).endswith(PAUSED_TEXT)
+    )
 
 
 def refuse_waiting(messages: Sequence[ChatMessageContent]) -> None:
@@ -47,7 +58,14 @@ def refuse_waiting(messages: Sequence[ChatMessageContent]) -> None:
     Raises:
         InvalidHistoryError: With the way out.
     """
-    last = next((message for message in reversed(messages) if message.role == AuthorRole.ASSISTANT), None)
+    last = next(
+        (
+            message
+            for message in reversed(messages)
+            if message.role == AuthorRole.ASSISTANT
+        ),
+        None,
+    )
     if last is not None and waits(last):
         raise InvalidHistoryError(
             f"Expected a conversation in which nothing waits; the last turn of the agent {last.name!r} waits for a "
@@ -63,7 +81,9 @@ def status_of(state: State) -> Status:
     return "asked" if only_asks(state) else "paused"
 
 
-def chat_history(state: State, written: Sequence[ChatMessageContent] | None = None) -> ChatHistory:
+def chat_history(
+    state: State, written: Sequence[ChatMessageContent] | None = None
+) -> ChatHistory:
     """Convert a run's transcript to a chat history; a batch that was returned to the caller comes last."""
     messages = render(state.transcript) if written is None else list(written)
     if state.batch is not None and state.ended is not None and state.ended.returned:
@@ -71,12 +91,14 @@ def chat_history(state: State, written: Sequence[ChatMessageContent] | None = No
     return ChatHistory(messages=messages)
 
 
-def final_message(state: State, facts: Sequence[Fact], key: SigningKey | None) -> ChatMessageContent:
+def final_message(
+    state: State, facts: Sequence[Fact], key: SigningKey | None
+) -> ChatMessageContent:
     """Build the message that a chat completion service returns: an assistant message, safe to add to the history.
 
-    It carries calls only if they are returned to the caller. Where a filter ended the run it is, as in Semantic
-    Kernel's loop, the tool message with the results of the last batch. Its metadata is the last reply's, with the run's
-    outcome.
+    It carries calls only if they are returned to the caller. Where a filter ended the
+    run it is, as in Semantic Kernel's loop, the tool message with the results of the
+    last batch. Its metadata is the last reply's, with the run's outcome.
     """
     reply = last_reply(facts)
     status = status_of(state)
@@ -91,7 +113,9 @@ def final_message(state: State, facts: Sequence[Fact], key: SigningKey | None) -
     if status in ("paused", "asked"):
         metadata["pending"] = [call.as_dict() for call in pending_calls(state)]
     if status != "answered":
-        metadata["reason"] = waiting_text(status) if state.ended is None else state.ended.reason
+        metadata["reason"] = (
+            waiting_text(status) if state.ended is None else state.ended.reason
+        )
         metadata["checkpoint"] = Checkpoint.of_run(facts, key).to_json()
     return returned_message(state, facts).model_copy(update={"metadata": metadata})
 
@@ -99,17 +123,27 @@ def final_message(state: State, facts: Sequence[Fact], key: SigningKey | None) -
 def returned_message(state: State, facts: Sequence[Fact]) -> ChatMessageContent:
     """Build the message that a service returns, without the metadata about the run."""
     if state.phase is Phase.PAUSED:
-        questions = [call.prompt for call in pending_calls(state)] if status_of(state) == "asked" else []
+        questions = (
+            [call.prompt for call in pending_calls(state)]
+            if status_of(state) == "asked"
+            else []
+        )
         return assistant_text("\n".join(questions) or PAUSED_TEXT)
     if results := _results_of_terminated(state, facts):
         return ChatMessageContent(role=AuthorRole.TOOL, items=[*results])
     reply = last_reply(facts)
     returned = state.ended is not None and state.ended.returned
-    if reply is None or not (returned or (state.reply is not None and state.reply.text)):  # its calls were handled
+    if reply is None or not (
+        returned or (state.reply is not None and state.reply.text)
+    ):  # its calls were handled
         return assistant_text(state.ended.answer if state.ended is not None else "")
     message = render((reply.message,))[0]
     if reply.calls and not returned:
-        return assistant_text(text_of(message), finish_reason=message.finish_reason, ai_model_id=message.ai_model_id)
+        return assistant_text(
+            text_of(message),
+            finish_reason=message.finish_reason,
+            ai_model_id=message.ai_model_id,
+        )
     return message
 
 
@@ -118,18 +152,30 @@ def _results_of_terminated(state: State, facts: Sequence[Fact]) -> list[Any]:
     if state.ended is None or state.ended.status != "stopped":
         return []
     ends = range(len(facts) - 1, -1, -1)
-    completed = next((place for place in ends if isinstance(facts[place], IterationCompleted)), 0)
-    batch = takewhile(lambda fact: not isinstance(fact, ModelReplied), reversed(facts[:completed]))
+    completed = next(
+        (place for place in ends if isinstance(facts[place], IterationCompleted)), 0
+    )
+    batch = takewhile(
+        lambda fact: not isinstance(fact, ModelReplied), reversed(facts[:completed])
+    )
     if not any(isinstance(fact, CallFinished) and fact.terminate for fact in batch):
         return []
-    transcript = fold(facts[:completed]).transcript  # a callback may have compacted that of the state
-    results = [*takewhile(lambda entry: isinstance(entry, CallResult), reversed(transcript))]
+    transcript = fold(
+        facts[:completed]
+    ).transcript  # a callback may have compacted that of the state
+    results = [
+        *takewhile(lambda entry: isinstance(entry, CallResult), reversed(transcript))
+    ]
     return [item for message in render(reversed(results)) for item in message.items]
 
 
-def carry_run(error: BaseException, state: State, facts: Sequence[Fact], key: SigningKey | None) -> None:
+def carry_run(
+    error: BaseException, state: State, facts: Sequence[Fact], key: SigningKey | None
+) -> None:
     """Attach the run so far to the exception that ended it, as attributes; a cancellation included."""
-    vars(error).update(chat_history=chat_history(state), checkpoint=Checkpoint.of_run(facts, key))
+    vars(error).update(
+        chat_history=chat_history(state), checkpoint=Checkpoint.of_run(facts, key)
+    )
 
 
 def _reported_usage(facts: Sequence[Fact]) -> Any:
@@ -168,11 +214,17 @@ def raise_at_limit(state: State, facts: Sequence[Fact], key: SigningKey | None) 
         LimitReachedError: With the history and the usage.
     """
     ended = state.ended
-    if state.rules.limits.on_limit == "raise" and ended is not None and ended.status == "limit_reached":
+    if (
+        state.rules.limits.on_limit == "raise"
+        and ended is not None
+        and ended.status == "limit_reached"
+    ):
         raise run_not_answered(state, Checkpoint.of_run(facts, key), ended.reason)
 
 
-def run_not_answered(state: State, checkpoint: Checkpoint, reason: str) -> UnansweredRunError:
+def run_not_answered(
+    state: State, checkpoint: Checkpoint, reason: str
+) -> UnansweredRunError:
     """Make the error for a run that has no answer, with its history and its usage."""
     return not_answered(
         status=status_of(state),

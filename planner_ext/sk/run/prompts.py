@@ -1,7 +1,7 @@
 """What a planner writes to the model: the plan request, the opening, the next step, and the form of the final answer.
 
-The form is a pydantic model or a JSON schema, checked before the first request. `planner_ext.core.machine` decides when
-an answer is asked for in it.
+The form is a pydantic model or a JSON schema, checked before the first request.
+`planner_ext.core.machine` decides when an answer is asked for in it.
 """
 
 import json
@@ -16,9 +16,18 @@ from pydantic import BaseModel, ValidationError
 from pydantic.errors import PydanticUserError
 from pydantic_core import from_json
 from semantic_kernel import Kernel
-from semantic_kernel.connectors.ai.function_calling_utils import kernel_function_metadata_to_function_call_format
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
-from semantic_kernel.contents import AuthorRole, ChatHistory, ChatMessageContent, TextContent
+from semantic_kernel.connectors.ai.function_calling_utils import (
+    kernel_function_metadata_to_function_call_format,
+)
+from semantic_kernel.connectors.ai.prompt_execution_settings import (
+    PromptExecutionSettings,
+)
+from semantic_kernel.contents import (
+    AuthorRole,
+    ChatHistory,
+    ChatMessageContent,
+    TextContent,
+)
 from semantic_kernel.exceptions import KernelException
 from semantic_kernel.functions import KernelArguments
 from semantic_kernel.prompt_template import KernelPromptTemplate, PromptTemplateConfig
@@ -53,7 +62,8 @@ input_variables:
     - name: last_step
       description: What the last step does with the answer
 """
-"""The plan request. Replace it with ``get_initial_plan``: YAML of a prompt template with the same variables."""
+"""The plan request. Replace it with ``get_initial_plan``: YAML of a prompt template
+with the same variables."""
 
 default_step_prompt = """\
 <message role="system">Work towards the user's goal with the functions that you are given.
@@ -64,7 +74,8 @@ A plan was made for it. Follow it as far as it helps, and leave it where the res
 When the goal is reached, {{$last_step}}.</message>
 <message role="user">{{$goal}}</message>
 """
-"""The opening of the steps. Replace it with ``get_step_prompt``: a template with the same variables."""
+"""The opening of the steps. Replace it with ``get_step_prompt``: a template with the
+same variables."""
 
 _HAND_OVER = "UserInteraction-SendFinalAnswer"
 
@@ -100,15 +111,28 @@ class Templates:
         Raises:
             PlannerInvalidConfigurationError: If one is not a valid prompt template.
         """
-        with _template_errors("get_initial_plan must return the YAML of a prompt template", plan_yaml):
+        with _template_errors(
+            "get_initial_plan must return the YAML of a prompt template", plan_yaml
+        ):
             config = PromptTemplateConfig(**yaml.safe_load(plan_yaml))
             if not config.template:
                 raise ValueError("it has no template")
             plan = KernelPromptTemplate(prompt_template_config=config)
-        with _template_errors("get_step_prompt must return the text of a prompt template", step_prompt):
-            step = KernelPromptTemplate(prompt_template_config=PromptTemplateConfig(template=step_prompt))
-        asked = [settings.extension_data for settings in config.execution_settings.values()]
-        settings = {key: value for each in asked for key, value in each.items() if value is not None}
+        with _template_errors(
+            "get_step_prompt must return the text of a prompt template", step_prompt
+        ):
+            step = KernelPromptTemplate(
+                prompt_template_config=PromptTemplateConfig(template=step_prompt)
+            )
+        asked = [
+            settings.extension_data for settings in config.execution_settings.values()
+        ]
+        settings = {
+            key: value
+            for each in asked
+            for key, value in each.items()
+            if value is not None
+        }
         return cls(plan_yaml, step_prompt, plan, settings, step)
 
 
@@ -125,18 +149,27 @@ class PlannerPrompts:
 
     async def plan_request(self) -> tuple[Message, ...]:
         """Render the plan prompt."""
-        schemas = [kernel_function_metadata_to_function_call_format(function) for function in self.tools.metadata]
+        schemas = [
+            kernel_function_metadata_to_function_call_format(function)
+            for function in self.tools.metadata
+        ]
         variables = {
             "goal": self.goal,
             "available_functions": json.dumps(schemas, ensure_ascii=False, default=str),
             "name_delimiter": "-",
-            "last_step": "hands over the answer with " + _HAND_OVER if self.hands_over else "writes the answer",
+            "last_step": "hands over the answer with " + _HAND_OVER
+            if self.hands_over
+            else "writes the answer",
         }
         return await self._render("get_initial_plan", self.templates.plan, variables)
 
     async def opening(self, plan: str) -> tuple[Message, ...]:
         """Render the step prompt with the plan in it."""
-        last_step = "hand over the answer with " + _HAND_OVER if self.hands_over else "write the answer"
+        last_step = (
+            "hand over the answer with " + _HAND_OVER
+            if self.hands_over
+            else "write the answer"
+        )
         variables = {"goal": self.goal, "initial_plan": plan, "last_step": last_step}
         messages = await self._render("get_step_prompt", self.templates.step, variables)
         if any(message.role == AuthorRole.USER for message in messages):
@@ -152,8 +185,13 @@ class PlannerPrompts:
         """
         given = cast("dict[str, object]", self.arguments)
         arguments = KernelArguments()
-        for name, value in {**given, **{name: _escaped(text) for name, text in variables.items()}}.items():
-            if isinstance(value, str | int | float | bool):  # templates take text only; the rest is for the functions
+        for name, value in {
+            **given,
+            **{name: _escaped(text) for name, text in variables.items()},
+        }.items():
+            if isinstance(
+                value, str | int | float | bool
+            ):  # templates take text only; the rest is for the functions
                 arguments[name] = value
         try:
             rendered = await template.render(self.kernel, arguments)
@@ -162,7 +200,12 @@ class PlannerPrompts:
                 f"The template of {option} could not be rendered: {error}. Correct it, or what it calls, and resume."
             ) from error
         messages = ChatHistory.from_rendered_prompt(rendered).messages
-        for item in (item for message in messages for item in message.items if isinstance(item, TextContent)):
+        for item in (
+            item
+            for message in messages
+            for item in message.items
+            if isinstance(item, TextContent)
+        ):
             item.text = _unescaped(item.text)
         return tuple(messages)
 
@@ -174,7 +217,8 @@ _ESCAPED = re.compile("\ue000([0-9a-f]+);")
 def _escaped(text: str) -> str:
     """Escape characters that XML cannot hold or reads as markup: a private-use character and the code point.
 
-    Semantic Kernel escapes a variable once and unescapes it twice, and parses no prompt with a control character.
+    Semantic Kernel escapes a variable once and unescapes it twice, and parses no prompt
+    with a control character.
     """
     return _MARKUP.sub(lambda found: f"\ue000{ord(found[0]):x};", text)
 
@@ -190,13 +234,16 @@ def _template_errors(expected: str, text: object) -> Generator[None]:
             raise TypeError(f"got {shown(text)}")
         yield
     except (yaml.YAMLError, TypeError, ValueError, KernelException) as error:
-        raise InvalidOptionError(f"{expected}; it cannot be read as one: {error}") from error
+        raise InvalidOptionError(
+            f"{expected}; it cannot be read as one: {error}"
+        ) from error
 
 
 # The form of a final answer.
 
 ResponseFormat = type[BaseModel] | Mapping[str, Any]
-"""A pydantic model, a JSON schema, or ``response_format`` as OpenAI takes it (``json_schema`` or ``json_object``)."""
+"""A pydantic model, a JSON schema, or ``response_format`` as OpenAI takes it
+(``json_schema`` or ``json_object``)."""
 
 _PROBLEMS = 5
 """The number of problems of one answer that the model reads."""
@@ -214,7 +261,8 @@ class ResponseForm:
     Attributes:
         model: The pydantic model that an answer is read as, or None.
         wanted: Values for the settings' ``response_format``, the best first.
-        settings: The connector's settings that ask for the form; if empty, messages spell it out.
+        settings: The connector's settings that ask for the form; if empty, messages
+            spell it out.
     """
 
     model: type[BaseModel] | None = None
@@ -225,7 +273,10 @@ class ResponseForm:
     def within(self, settings: PromptExecutionSettings) -> "ResponseForm":
         """Fit the form to a connector's settings."""
         updates = (_accepted(type(settings), wanted) for wanted in self.wanted)
-        return replace(self, settings=next((update for update in updates if update), dict[str, Any]()))
+        return replace(
+            self,
+            settings=next((update for update in updates if update), dict[str, Any]()),
+        )
 
     def problem(self, answer: str) -> str:
         """Describe what is wrong with an answer; "" if it is in the form."""
@@ -233,7 +284,10 @@ class ResponseForm:
             self.parse(answer)
         except ValidationError as error:
             found = error.errors(include_url=False)[:_PROBLEMS]
-            return "; ".join(f"{'.'.join(map(str, each['loc'])) or 'The answer'}: {each['msg']}" for each in found)
+            return "; ".join(
+                f"{'.'.join(map(str, each['loc'])) or 'The answer'}: {each['msg']}"
+                for each in found
+            )
         except ValueError as error:
             return str(error)
         return ""
@@ -242,7 +296,8 @@ class ResponseForm:
         """Read an answer: an instance of the model, or JSON values.
 
         Raises:
-            ValueError: If it is not in the form (pydantic's ``ValidationError`` is one).
+            ValueError: If it is not in the form (pydantic's ``ValidationError`` is
+                one).
         """
         if self.model is not None:
             return _parsed_as(self.model, answer)
@@ -258,9 +313,15 @@ class ResponseForm:
 
     def request(self, problem: str) -> Message:
         """Ask for the answer in its form, naming the problem of the last one."""
-        schema = f"\nThe JSON schema: {json.dumps(self.schema, ensure_ascii=False)}" if not self.settings else ""
+        schema = (
+            f"\nThe JSON schema: {json.dumps(self.schema, ensure_ascii=False)}"
+            if not self.settings
+            else ""
+        )
         text = f"Give the final answer again, as JSON in the form that is asked for, and nothing else.{schema}"
-        return ChatMessageContent(role=AuthorRole.USER, content=f"{text}\nWhat was wrong: {problem}")
+        return ChatMessageContent(
+            role=AuthorRole.USER, content=f"{text}\nWhat was wrong: {problem}"
+        )
 
 
 def _parsed_as(model: type[BaseModel], answer: str) -> BaseModel:
@@ -274,8 +335,12 @@ def _parsed_as(model: type[BaseModel], answer: str) -> BaseModel:
         return model.model_validate_json(answer)
     except UnfitError as unfit:
         raise ValueError(f"A number in the answer {unfit.problem}.") from None
-    except ArithmeticError as error:  # pydantic makes a fraction of infinity, and of 1/0
-        raise ValueError(f"The answer holds a number that cannot be used: {error}.") from None
+    except (
+        ArithmeticError
+    ) as error:  # pydantic makes a fraction of infinity, and of 1/0
+        raise ValueError(
+            f"The answer holds a number that cannot be used: {error}."
+        ) from None
 
 
 def response_form(given: object) -> ResponseForm | None:
@@ -290,7 +355,9 @@ def response_form(given: object) -> ResponseForm | None:
         try:
             schema = given.model_json_schema()
         except PydanticUserError as error:
-            raise _refused(f"{given.__name__} has no JSON schema: {error.message}.") from error
+            raise _refused(
+                f"{given.__name__} has no JSON schema: {error.message}."
+            ) from error
         return ResponseForm(model=given, schema=schema, wanted=(given, _named(schema)))
     if not isinstance(given, Mapping) or not given:
         raise _refused(f"got {shown(cast('object', given))}.")
@@ -306,9 +373,13 @@ def _form(data: Any) -> ResponseForm:
         case {"type": "json_object"}:
             return ResponseForm(schema={"type": "object"}, wanted=(data,))
         case {"type": "json_schema", "json_schema": {"name": str(), "schema": dict()}}:
-            return ResponseForm(schema=_valid_schema(data["json_schema"]["schema"]), wanted=(data,))
+            return ResponseForm(
+                schema=_valid_schema(data["json_schema"]["schema"]), wanted=(data,)
+            )
         case {"type": "json_schema"}:
-            raise _refused(f"got {shown(data)}. The type json_schema needs json_schema.name and json_schema.schema.")
+            raise _refused(
+                f"got {shown(data)}. The type json_schema needs json_schema.name and json_schema.schema."
+            )
         case _:
             return ResponseForm(schema=_valid_schema(data), wanted=(_named(data),))
 
@@ -332,7 +403,9 @@ def _named(schema: dict[str, Any]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": name, "schema": schema}}
 
 
-def _accepted(settings: type[PromptExecutionSettings], wanted: Any) -> dict[str, Any] | None:
+def _accepted(
+    settings: type[PromptExecutionSettings], wanted: Any
+) -> dict[str, Any] | None:
     """Return the fields that a settings class sets for a form, flags included; None if it refuses the form."""
     if "response_format" not in settings.model_fields:
         return None
@@ -340,5 +413,8 @@ def _accepted(settings: type[PromptExecutionSettings], wanted: Any) -> dict[str,
         taken = settings(response_format=wanted)  # pyright: ignore[reportCallIssue]
     except (ValidationError, KernelException):
         return None
-    names = {"response_format", "structured_json_response"} & settings.model_fields.keys()
+    names = {
+        "response_format",
+        "structured_json_response",
+    } & settings.model_fields.keys()
     return {name: getattr(taken, name) for name in names}

@@ -46,13 +46,23 @@ from planner_ext.core.values import RequestedCall
 from planner_ext.engine.authorization import refusal_of
 from planner_ext.engine.batch import apply_decision, is_as_decided, tool_call_of
 from planner_ext.engine.concurrency import of_application
-from planner_ext.engine.effects import Effect, NoEffect, Probe, TookEffect, idempotency_key
+from planner_ext.engine.effects import (
+    Effect,
+    NoEffect,
+    Probe,
+    TookEffect,
+    idempotency_key,
+)
 from planner_ext.engine.journal import cancellation_reason, lost_request, stopping_facts
 from planner_ext.engine.log import log_facts
 from planner_ext.engine.ports import Functions, Reviewed
 from planner_ext.sk.chat.reply import is_written_as
 from planner_ext.sk.checkpoint import Checkpoint, DecisionsTaken, Taking
-from planner_ext.sk.errors import DecisionRefusedError, InvalidCheckpointError, RunEndedError
+from planner_ext.sk.errors import (
+    DecisionRefusedError,
+    InvalidCheckpointError,
+    RunEndedError,
+)
 from planner_ext.sk.functions.conversion import InvalidArguments, parse_object, quoted
 from planner_ext.sk.messages import load_message
 
@@ -72,7 +82,9 @@ def check_record(state: State) -> None:
         )
     check_calls(state)
     if state.phase is Phase.PAUSED and not waiting_calls(state):
-        raise InvalidCheckpointError("Expected a paused run with a call that waits; none does. It was altered.")
+        raise InvalidCheckpointError(
+            "Expected a paused run with a call that waits; none does. It was altered."
+        )
 
 
 def check_calls(state: State) -> None:
@@ -83,12 +95,20 @@ def check_calls(state: State) -> None:
     """
     if state.batch is None:
         return
-    if not is_written_as(load_message(state.batch.message), [call.request for call in state.batch.calls]):
+    if not is_written_as(
+        load_message(state.batch.message), [call.request for call in state.batch.calls]
+    ):
         names = ", ".join(call.request.id for call in state.batch.calls)
-        raise InvalidCheckpointError(f"The open calls ({names}) are not those of their message. One was altered.")
+        raise InvalidCheckpointError(
+            f"The open calls ({names}) are not those of their message. One was altered."
+        )
     for call in state.batch.calls:
         fact = call.decided
-        if fact is not None and fact.verdict in ("run", "defer") and not _agrees(state, call, fact):
+        if (
+            fact is not None
+            and fact.verdict in ("run", "defer")
+            and not _agrees(state, call, fact)
+        ):
             raise InvalidCheckpointError(
                 f"The record of the call {call.request.id!r} contradicts itself: its function, arguments and "
                 "fingerprint do not belong together. It was altered."
@@ -97,19 +117,31 @@ def check_calls(state: State) -> None:
 
 def _agrees(state: State, call: Call, fact: CallDecided) -> bool:
     request = call.request
-    arguments = parse_object(request.arguments if fact.arguments is None else fact.arguments)
+    arguments = parse_object(
+        request.arguments if fact.arguments is None else fact.arguments
+    )
     if (
         fact.kind not in ("function", "question")
         or isinstance(arguments, InvalidArguments)
         or fact.function != request.name
-        or (fact.verdict == "run" and not fact.person and (fact.prompt or fact.expires_at is not None))  # asked about
+        or (
+            fact.verdict == "run"
+            and not fact.person
+            and (fact.prompt or fact.expires_at is not None)
+        )  # asked about
     ):
         return False
     given = arguments if fact.edited is None else parse_object(fact.edited)
-    if isinstance(given, InvalidArguments) or fact.digest != digest_of(fact.function, given):
+    if isinstance(given, InvalidArguments) or fact.digest != digest_of(
+        fact.function, given
+    ):
         return False
-    own = fingerprint_of(state.run_id, fact.iteration, request.id, fact.digest, fact.signature)
-    return fact.fingerprint == own or (fact.approved and fact.fingerprint == _further_fingerprint(state.run_id, fact))
+    own = fingerprint_of(
+        state.run_id, fact.iteration, request.id, fact.digest, fact.signature
+    )
+    return fact.fingerprint == own or (
+        fact.approved and fact.fingerprint == _further_fingerprint(state.run_id, fact)
+    )
 
 
 def _further_fingerprint(run_id: str, fact: CallDecided) -> str:
@@ -126,8 +158,8 @@ async def let_in(
 ) -> None:
     """Ask the application's hook about each decision, before any of them counts.
 
-    Without a hook a question with roles cannot be decided. ``verified`` are the calls whose author the application
-    vouches for.
+    Without a hook a question with roles cannot be decided. ``verified`` are the calls
+    whose author the application vouches for.
 
     Raises:
         DecisionRefusedError: If one is refused, naming the call, who decided, and why.
@@ -137,10 +169,17 @@ async def let_in(
             continue  # no decision, which is refused as that
         by = decision.by if isinstance(decision.by, str) else ""
         request = DecisionRequest(
-            action="decide", by=by, run_id=run_id, call=call, decision=decision, verified=call_id in verified
+            action="decide",
+            by=by,
+            run_id=run_id,
+            call=call,
+            decision=decision,
+            verified=call_id in verified,
         )
         if (refusal := await refusal_of(authorize, request)) is not None:
-            raise DecisionRefusedError(f"{refusal} The call still waits.", call_id=call_id)
+            raise DecisionRefusedError(
+                f"{refusal} The call still waits.", call_id=call_id
+            )
 
 
 def as_given(decisions: Mapping[str, Decision]) -> dict[str, Decision]:
@@ -151,19 +190,28 @@ def as_given(decisions: Mapping[str, Decision]) -> dict[str, Decision]:
     """
     if not isinstance(decisions, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         hint = way_out("decisions", decisions)
-        raise DecisionRefusedError(f"decisions must map call ids to decisions; got {shown(decisions)}.{hint}")
+        raise DecisionRefusedError(
+            f"decisions must map call ids to decisions; got {shown(decisions)}.{hint}"
+        )
     return {name: _copied(decision) for name, decision in decisions.items()}
 
 
 def _copied(decision: Decision) -> Decision:
-    if isinstance(decision, Approve) and problem_of(decision) is None and decision.arguments is not None:
+    if (
+        isinstance(decision, Approve)
+        and problem_of(decision) is None
+        and decision.arguments is not None
+    ):
         with suppress(ValueError):  # they are no JSON, and refused as that
-            return replace(decision, arguments=json.loads(edited_text(decision.arguments)))
+            return replace(
+                decision, arguments=json.loads(edited_text(decision.arguments))
+            )
     return decision
 
 
 ReviewEdit: TypeAlias = Callable[[ToolCall, Approve, Defer, State], Awaitable[Reviewed]]
-"""Reviews the edit in an answer to a question; see `planner_ext.engine.gate.Review.of_edit`."""
+"""Reviews the edit in an answer to a question; see
+`planner_ext.engine.gate.Review.of_edit`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,10 +228,14 @@ class _DecisionFacts:
         if not _is_late(call.decided_fact, at):
             return self._refreshed(call, at)
         answer = "The call did not run: it needed a person's approval, and nobody decided in time."
-        nobody = replace(call.decided_fact, by="", person=False, approved=False, further=())
+        nobody = replace(
+            call.decided_fact, by="", person=False, approved=False, further=()
+        )
         return replace(nobody, verdict="answer", answer=answer, reason="expired", at=at)
 
-    async def take(self, call: Call, decision: Decision, at: float) -> CallDecided | Clarified:
+    async def take(
+        self, call: Call, decision: Decision, at: float
+    ) -> CallDecided | Clarified:
         """Take a decision on a call, or the answer to a question."""
         if call.decided_fact.kind == "question":
             return self._answered(call, decision, at)
@@ -197,12 +249,19 @@ class _DecisionFacts:
         reviewed = await self._reviewed_decision(call, decision)
         if isinstance(reviewed.decision, Defer):
             fact = replace(fact, at=self.now)  # the new question is open from now on
-        decided = apply_decision(fact, reviewed, self.functions, call.request, self.state.run_id)
+        decided = apply_decision(
+            fact, reviewed, self.functions, call.request, self.state.run_id
+        )
         if isinstance(decision, Approve) and decided.verdict == "deny":
             problem = f"The approval of {name} cannot be taken: {decided.reason} The call still waits."
             raise DecisionRefusedError(problem, call_id=call_id)
         if isinstance(reviewed.decision, Defer):
-            decided = _asked_anew(self.state.run_id, decided, decision, is_edit=reviewed.arguments is not None)
+            decided = _asked_anew(
+                self.state.run_id,
+                decided,
+                decision,
+                is_edit=reviewed.arguments is not None,
+            )
         if isinstance(decision, Deny) and call.started:
             answer = f"{IN_DOUBT} It was not run again. {decision.reason}".rstrip()
             decided = replace(decided, verdict="answer", answer=answer)
@@ -214,9 +273,16 @@ class _DecisionFacts:
         further = call.decided_fact.further
         if isinstance(decision, Approve) and decision.arguments is not None:
             reviewed = await self._reviewed(call, decision)
-        if not further or not isinstance(reviewed.decision, Approve) or reviewed.arguments is not None:
+        if (
+            not further
+            or not isinstance(reviewed.decision, Approve)
+            or reviewed.arguments is not None
+        ):
             return reviewed
-        question, *others = (Defer(one.prompt or None, one.expires_in, one.roles, source=one.source) for one in further)
+        question, *others = (
+            Defer(one.prompt or None, one.expires_in, one.roles, source=one.source)
+            for one in further
+        )
         return Reviewed(decision=question, question=question, further=others)
 
     async def _reviewed(self, call: Call, approval: Approve) -> Reviewed:
@@ -225,9 +291,17 @@ class _DecisionFacts:
         fact = call.decided_fact
         assert batch is not None, "a call waits in a batch"
         resolved = self.functions.check(call.request, fact.edited)
-        plain = fingerprint_of(self.state.run_id, fact.iteration, call.request.id, fact.digest, fact.signature)
+        plain = fingerprint_of(
+            self.state.run_id,
+            fact.iteration,
+            call.request.id,
+            fact.digest,
+            fact.signature,
+        )
         asked = replace(tool_call_of(batch, fact, resolved), fingerprint=plain)
-        question = Defer(prompt=fact.prompt or None, roles=fact.roles, source=fact.source)
+        question = Defer(
+            prompt=fact.prompt or None, roles=fact.roles, source=fact.source
+        )
         reviewed = await self.review_edit(asked, approval, question, self.state)
         if call.started and isinstance(reviewed.decision, Defer):
             raise DecisionRefusedError(
@@ -250,7 +324,12 @@ class _DecisionFacts:
         else:
             denied = decision.reason if isinstance(decision, Deny) else None
             if isinstance(decision, Deny):
-                answer = " ".join(filter(None, ("Nobody answers this.", denied, "Go on with what you know.")))
+                answer = " ".join(
+                    filter(
+                        None,
+                        ("Nobody answers this.", denied, "Go on with what you know."),
+                    )
+                )
             else:
                 answer = self.functions.encode(decision.result)
             if answer.strip():
@@ -267,7 +346,9 @@ class _DecisionFacts:
             problem = f"The answer to the question {question} is blank. Supply a text, or Deny where nobody answers."
         raise DecisionRefusedError(problem, call_id=call.request.id)
 
-    def _problem(self, call: Call, fact: CallDecided, decision: Decision, name: str) -> str | None:
+    def _problem(
+        self, call: Call, fact: CallDecided, decision: Decision, name: str
+    ) -> str | None:
         """Say why a decision cannot be taken, or None."""
         if not isinstance(decision, Approve | Deny | Supply):
             hint = way_out("decision", decision)
@@ -277,7 +358,11 @@ class _DecisionFacts:
             return f"The decision on {name} {late}"
         if (problem := problem_of(decision)) is not None:
             return f"The decision on {name} cannot be taken: {problem}. The call still waits."
-        return self._unbound(call, decision, name) if isinstance(decision, Approve) else None
+        return (
+            self._unbound(call, decision, name)
+            if isinstance(decision, Approve)
+            else None
+        )
 
     def _unbound(self, call: Call, decision: Approve, name: str) -> str | None:
         """Say why an approval was not given for the call that would run, or None."""
@@ -303,28 +388,46 @@ class _DecisionFacts:
         """Ask about a call as it would run now; None if it would run as asked before, or cannot run."""
         fact = call.decided_fact
         checked = self.functions.check(call.request, call.decided_fact.edited)
-        if call.started or fact.kind != "function" or checked.kind != "function" or is_as_decided(checked, fact):
+        if (
+            call.started
+            or fact.kind != "function"
+            or checked.kind != "function"
+            or is_as_decided(checked, fact)
+        ):
             return None
         digest = digest_of(checked.function, checked.arguments)
         signature = checked.signature
         converted = {"arguments": checked.converted}
         if fact.edited is not None:
             converted = {"edited": checked.converted or fact.edited}
-        anew = replace(fact, digest=digest, signature=signature, parameters=checked.parameters, at=at, **converted)
-        fingerprint = fingerprint_of(self.state.run_id, fact.iteration, call.request.id, digest, signature)
+        anew = replace(
+            fact,
+            digest=digest,
+            signature=signature,
+            parameters=checked.parameters,
+            at=at,
+            **converted,
+        )
+        fingerprint = fingerprint_of(
+            self.state.run_id, fact.iteration, call.request.id, digest, signature
+        )
         if fact.approved:
             fingerprint = _further_fingerprint(self.state.run_id, anew)
         return replace(anew, fingerprint=fingerprint)
 
 
-def _asked_anew(run_id: str, fact: CallDecided, decision: Decision, *, is_edit: bool) -> CallDecided:
+def _asked_anew(
+    run_id: str, fact: CallDecided, decision: Decision, *, is_edit: bool
+) -> CallDecided:
     """Record why a call waits again: with the arguments that a person gave it, or, approved as it is, for others."""
     by = getattr(decision, "by", None) or ""
     who = f" of {', '.join(fact.roles)}" if fact.roles else ""
     if is_edit:
         edited = f"{by or 'A person'} edited the arguments; with these, the call needs another decision{who}."
         return replace(fact, reason=edited)
-    approved = f"{by or 'A person'} approved the call, which needs another decision{who}, too."
+    approved = (
+        f"{by or 'A person'} approved the call, which needs another decision{who}, too."
+    )
     fact = replace(fact, approved=True, by=by, reason=approved)
     return replace(fact, fingerprint=_further_fingerprint(run_id, fact))
 
@@ -337,7 +440,8 @@ Late: TypeAlias = Literal["refuse", "allow"]
 
 
 _LEFT_BEHIND: "OrderedDict[str, None]" = OrderedDict()
-"""The runs whose session went on, by id: a session that has another prompt keeps nothing of one that waits."""
+"""The runs whose session went on, by id: a session that has another prompt keeps
+nothing of one that waits."""
 
 
 def leave_behind(run_id: str) -> None:
@@ -351,7 +455,8 @@ def refuse_late(state: State, later: str | None) -> None:
     """Refuse to resume calls or questions of a conversation that continued, with a ``later`` message or another prompt.
 
     Raises:
-        DecisionRefusedError: If something of the run is open, and a later turn followed.
+        DecisionRefusedError: If something of the run is open, and a later turn
+            followed.
     """
     if later is not None:
         later = f"a message {later}"
@@ -372,25 +477,44 @@ def _is_late(fact: CallDecided, at: float) -> bool:
 def calls_taken(facts: Sequence[Fact], more: Sequence[Fact]) -> dict[bytes, str]:
     """Name the calls that further facts decide, start or have reviewed again; with their ids.
 
-    A name is that of a place in the journal: a call that was started since and is in doubt has another one, and so has
-    one of an ended run, whose decisions were forgotten.
+    A name is that of a place in the journal: a call that was started since and is in
+    doubt has another one, and so has one of an ended run, whose decisions were
+    forgotten.
     """
     state = fold(facts)
     waiting = waiting_calls(state)
-    decided = [call.request for index, call in waiting.items() if _is_decided(index, call, more)]
+    decided = [
+        call.request
+        for index, call in waiting.items()
+        if _is_decided(index, call, more)
+    ]
     iteration = state.batch.iteration if state.batch is not None else state.iteration
     after = reduce(apply, more, state)
     action = next_action(after)
     next_calls: list[RequestedCall] = []
     if isinstance(action, RunCalls | ReviewCalls) and after.batch is not None:
         next_calls = [after.batch.calls[index].request for index in action.indexes]
-    again = {call.request.id: _asked_again(call.decided_fact) for call in waiting.values()}
-    starts = Counter(fact.call_id for fact in facts if isinstance(fact, CallStarted) and fact.iteration == iteration)
+    again = {
+        call.request.id: _asked_again(call.decided_fact) for call in waiting.values()
+    }
+    starts = Counter(
+        fact.call_id
+        for fact in facts
+        if isinstance(fact, CallStarted) and fact.iteration == iteration
+    )
     ends = sum(isinstance(fact, Ended) for fact in facts)
 
     def name(kind: str, request: RequestedCall) -> bytes:
-        call = (request.id, request.name, request.arguments, starts[request.id], *again.get(request.id, ()))
-        return hashlib.sha256(json.dumps((kind, state.run_id, iteration, ends, call)).encode()).digest()
+        call = (
+            request.id,
+            request.name,
+            request.arguments,
+            starts[request.id],
+            *again.get(request.id, ()),
+        )
+        return hashlib.sha256(
+            json.dumps((kind, state.run_id, iteration, ends, call)).encode()
+        ).digest()
 
     return {
         **{name("decided", request): request.id for request in decided},
@@ -401,19 +525,29 @@ def calls_taken(facts: Sequence[Fact], more: Sequence[Fact]) -> dict[bytes, str]
 def _asked_again(fact: CallDecided) -> tuple[object, ...]:
     """Tell a call that waits again, edited or for others, from the one that was decided before."""
     edited = (fact.edited,) if fact.edited else ()
-    return (*edited, fact.source, sorted({*fact.roles})) if fact.verdict == "defer" and fact.approved else edited
+    return (
+        (*edited, fact.source, sorted({*fact.roles}))
+        if fact.verdict == "defer" and fact.approved
+        else edited
+    )
 
 
 def _is_decided(index: int | None, call: Call, facts: Sequence[Fact]) -> bool:
     return any(
         isinstance(fact, Ended)  # a cancelled run: whatever waits is decided
-        or (isinstance(fact, CallDecided) and fact.call_id == call.request.id and _is_taken(call.decided_fact, fact))
+        or (
+            isinstance(fact, CallDecided)
+            and fact.call_id == call.request.id
+            and _is_taken(call.decided_fact, fact)
+        )
         or (isinstance(fact, Clarified) and fact.index == index)
         for fact in facts
     )
 
 
-def cancelling_facts(checkpoint: Checkpoint, *, by: str, reason: str, at: float) -> tuple[Fact, ...]:
+def cancelling_facts(
+    checkpoint: Checkpoint, *, by: str, reason: str, at: float
+) -> tuple[Fact, ...]:
     """List the facts that end a paused run for good: every pending call is answered "not executed".
 
     Raises:
@@ -427,10 +561,17 @@ def cancelling_facts(checkpoint: Checkpoint, *, by: str, reason: str, at: float)
             f"The run of this checkpoint has ended ({state.ended.status}); only one that waits can be cancelled."
         )
     lost = lost_request(state, at=at)
-    return (*lost, *stopping_facts(reduce(apply, lost, state), reason=cancellation_reason(by, reason), at=at))
+    return (
+        *lost,
+        *stopping_facts(
+            reduce(apply, lost, state), reason=cancellation_reason(by, reason), at=at
+        ),
+    )
 
 
-def end_cancelled(checkpoint: Checkpoint, facts: Sequence[Fact], taken: Sequence[DecisionsTaken]) -> State:
+def end_cancelled(
+    checkpoint: Checkpoint, facts: Sequence[Fact], taken: Sequence[DecisionsTaken]
+) -> State:
     """Take the decisions of a cancellation, log its facts, and return the ended run.
 
     Raises:
@@ -444,7 +585,9 @@ def end_cancelled(checkpoint: Checkpoint, facts: Sequence[Fact], taken: Sequence
 
 def _is_taken(before: CallDecided, fact: CallDecided) -> bool:
     """Return whether a decision was taken, if only to ask others about an edited call."""
-    return fact.verdict != "defer" or (fact.person and fact.fingerprint != before.fingerprint)
+    return fact.verdict != "defer" or (
+        fact.person and fact.fingerprint != before.fingerprint
+    )
 
 
 def _as_it_is(call: ToolCall) -> ToolCall:
@@ -456,7 +599,8 @@ class ResumeRequest:
     """A checkpoint, the decisions on its pending calls, and the budget that replaces its own, if any.
 
     Attributes:
-        decided_at: When each decision was made, by call id; decisions without an entry are made now.
+        decided_at: When each decision was made, by call id; decisions without an entry
+            are made now.
         verified: The ids of the calls whose author the application vouches for.
         described: Shows a call to the ``authorize`` hook.
     """
@@ -481,9 +625,11 @@ class ResumeRequest:
     ) -> tuple[Fact, ...]:
         """Convert the request to facts: all decisions, or none.
 
-        A decided call whose edit raises another question waits again, with the edited arguments; so does an approved
-        call about which others are asked, too, whose ``always`` is not kept. An undecided call whose question has
-        expired is answered as expired. One that would now get another value waits again, with a new fingerprint.
+        A decided call whose edit raises another question waits again, with the edited
+        arguments; so does an approved call about which others are asked, too, whose
+        ``always`` is not kept. An undecided call whose question has expired is answered
+        as expired. One that would now get another value waits again, with a new
+        fingerprint.
 
         Raises:
             InvalidCheckpointError: If the record cannot be resumed.
@@ -508,9 +654,14 @@ class ResumeRequest:
         await let_in(state.run_id, asked, authorize, verified=self.verified)
         made = _DecisionFacts(state, functions, review_edit, at)
         facts: list[Fact | None] = [
-            await made.take(call, decisions[name], self.decided_at.get(name, at)) for name, call in decided.items()
+            await made.take(call, decisions[name], self.decided_at.get(name, at))
+            for name, call in decided.items()
         ]
-        facts += [made.leave(call, at) for name, call in waiting.items() if name not in decided]
+        facts += [
+            made.leave(call, at)
+            for name, call in waiting.items()
+            if name not in decided
+        ]
         return (Resumed(limits=self.budget, at=at), *filter(None, facts))
 
 
@@ -518,7 +669,12 @@ class ResumeRequest:
 
 
 async def recovery_facts(
-    state: State, *, effect_of: Callable[[str], Effect], functions: Functions, in_doubt: InDoubt, at: float
+    state: State,
+    *,
+    effect_of: Callable[[str], Effect],
+    functions: Functions,
+    in_doubt: InDoubt,
+    at: float,
 ) -> tuple[Fact, ...]:
     """List the facts with which an interrupted run is resumed; a call in doubt that a person must decide gets none.
 
@@ -536,7 +692,11 @@ async def recovery_facts(
         if effect.kind == "once":
             answer = await _probed(effect.probe, state, call, decided)
         else:  # a call that would get another value is not repeated: the first one may have taken effect
-            answer = NoEffect() if is_as_decided(functions.check(call.request, decided.edited), decided) else None
+            answer = (
+                NoEffect()
+                if is_as_decided(functions.check(call.request, decided.edited), decided)
+                else None
+            )
         if isinstance(answer, NoEffect):
             facts.append(replace(decided, at=at))
         elif isinstance(answer, TookEffect):
@@ -546,12 +706,16 @@ async def recovery_facts(
     return tuple(facts)
 
 
-async def _probed(probe: Probe | None, state: State, call: Call, decided: CallDecided) -> TookEffect | NoEffect | None:
+async def _probed(
+    probe: Probe | None, state: State, call: Call, decided: CallDecided
+) -> TookEffect | NoEffect | None:
     """Ask a function's probe; one that raises, or returns an invalid answer, cannot tell."""
     if probe is None:
         return None
     arguments = parse_object(decided.arguments_of(call.request))
-    assert not isinstance(arguments, InvalidArguments), "a call that started had arguments"
+    assert not isinstance(arguments, InvalidArguments), (
+        "a call that started had arguments"
+    )
     key = idempotency_key(state.run_id, decided.iteration, decided.call_id)
 
     async def asked() -> TookEffect | NoEffect | None:
@@ -561,15 +725,24 @@ async def _probed(probe: Probe | None, state: State, call: Call, decided: CallDe
     try:
         answer = await of_application(asked())
     except Exception:
-        logger.exception("The probe of %s failed; the call %s stays in doubt.", decided.function, key)
+        logger.exception(
+            "The probe of %s failed; the call %s stays in doubt.", decided.function, key
+        )
         return None
     if answer is None or isinstance(answer, TookEffect | NoEffect):  # pyright: ignore[reportUnnecessaryIsInstance]
         return answer
-    logger.error("The probe of %s answered %r; the call %s stays in doubt.", decided.function, answer, key)
+    logger.error(
+        "The probe of %s answered %r; the call %s stays in doubt.",
+        decided.function,
+        answer,
+        key,
+    )
     return None
 
 
-def _finished(decided: CallDecided, outcome: FunctionOutcome, result: str, at: float) -> CallFinished:
+def _finished(
+    decided: CallDecided, outcome: FunctionOutcome, result: str, at: float
+) -> CallFinished:
     return CallFinished(
         iteration=decided.iteration,
         index=decided.index,

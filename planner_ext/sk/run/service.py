@@ -7,9 +7,13 @@ from functools import partial
 from typing import Any
 
 from semantic_kernel import Kernel
-from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
+from semantic_kernel.connectors.ai.chat_completion_client_base import (
+    ChatCompletionClientBase,
+)
 from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.connectors.ai.prompt_execution_settings import (
+    PromptExecutionSettings,
+)
 from semantic_kernel.contents import (
     AuthorRole,
     ChatHistory,
@@ -38,7 +42,14 @@ from planner_ext.engine.engine import Engine, watch
 from planner_ext.engine.ports import Emit, Event, TextDelta
 from planner_ext.sk.charging.nested import Charge
 from planner_ext.sk.chat.history import ResumedHistory, resumed_history
-from planner_ext.sk.chat.reply import ReplyAssembly, accepted_reply, corrected_chunks, has_form, reply_ended_by, whole
+from planner_ext.sk.chat.reply import (
+    ReplyAssembly,
+    accepted_reply,
+    corrected_chunks,
+    has_form,
+    reply_ended_by,
+    whole,
+)
 from planner_ext.sk.chat.round_trip import named_errors, no_reply
 from planner_ext.sk.chat.transport import connector_settings, request_arguments
 from planner_ext.sk.checkpoint import Taking
@@ -46,14 +57,20 @@ from planner_ext.sk.checks import instance_of, one_of
 from planner_ext.sk.functions.toolset import ToolSet
 from planner_ext.sk.messages import calls_of, read_iterations, text_of, without_usage
 from planner_ext.sk.run.context import FunctionNames, RunContext, check_service
-from planner_ext.sk.run.outcome import PAUSED_TEXT, final_message, raise_at_limit, returned_message
+from planner_ext.sk.run.outcome import (
+    PAUSED_TEXT,
+    final_message,
+    raise_at_limit,
+    returned_message,
+)
 from planner_ext.sk.run.resume import Late, refuse_late
 
 _SETTLING = (CallDecided, CallsWithheld, CallFinished, Clarified)
 """Facts with which the last call of a batch may have got its result."""
 
 _SHOWN = (TextDelta, ModelReplied, IterationCompleted)
-"""Events that make chunks, and the one after which a caller may leave before the calls of a reply begin."""
+"""Events that make chunks, and the one after which a caller may leave before the calls
+of a reply begin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,10 +103,12 @@ class ServiceRun:
     Attributes:
         history: The caller's history.
         new: The first new facts of the started or resumed run.
-        known: The number of messages of the run's transcript that are already in the history.
+        known: The number of messages of the run's transcript that are already in the
+            history.
         facts: The journal that is resumed.
         taking: The decisions in ``new``, if there are some.
-        transcript: The messages so far of a resumed run, with which the history is brought up to date.
+        transcript: The messages so far of a resumed run, with which the history is
+            brought up to date.
         resumed: The history of a resumed run, as it was brought up to date.
         added: The messages of batches and answers that were added to it since.
         final: The message for the caller, once the run has ended or waits.
@@ -104,7 +123,9 @@ class ServiceRun:
     taking: Taking | None = None
     transcript: Sequence[ChatMessageContent] | None = None
     resumed: ResumedHistory | None = field(default=None, init=False)
-    added: list[ChatMessageContent] = field(default_factory=list[ChatMessageContent], init=False)
+    added: list[ChatMessageContent] = field(
+        default_factory=list[ChatMessageContent], init=False
+    )
     final: ChatMessageContent | None = field(default=None, init=False)
     _ends_with_results: bool = field(default=False, init=False)
 
@@ -112,14 +133,18 @@ class ServiceRun:
         """Run, and return the message for the caller."""
         return self._returned(await self._drive())
 
-    async def chunks(self, ai_model_id: str) -> AsyncGenerator[StreamingChatMessageContent, Any]:
+    async def chunks(
+        self, ai_model_id: str
+    ) -> AsyncGenerator[StreamingChatMessageContent, Any]:
         """Run, and yield the chunks for the caller."""
         stream = _Stream(ai_model_id)
         engines: list[Engine] = []
 
         async def run(emit: Emit) -> None:
             async def show(event: Event) -> None:
-                if isinstance(event, _SHOWN) and not (isinstance(event, TextDelta) and _has_calls_alone(event.chunk)):
+                if isinstance(event, _SHOWN) and not (
+                    isinstance(event, TextDelta) and _has_calls_alone(event.chunk)
+                ):
                     await emit(event)
 
             engines.append(await self._drive(show, stream))
@@ -131,13 +156,19 @@ class ServiceRun:
         for chunk in stream.last(self._returned(engines[0])):
             yield chunk
 
-    async def _drive(self, emit: Emit | None = None, stream: "_Stream | None" = None) -> Engine:
+    async def _drive(
+        self, emit: Emit | None = None, stream: "_Stream | None" = None
+    ) -> Engine:
         follow = partial(self._follow, stream)
-        engine = self.context.engine(self.facts, emit=emit, stop=self.request.stop, follow=follow)
+        engine = self.context.engine(
+            self.facts, emit=emit, stop=self.request.stop, follow=follow
+        )
         with nullcontext() if self.taking is None else self.taking.reserve(engine):
             if self.transcript is not None:
                 returned = returned_message(engine.state, self.facts)
-                resumed = resumed_history(self.history, self.transcript, engine.state, self.facts, returned)
+                resumed = resumed_history(
+                    self.history, self.transcript, engine.state, self.facts, returned
+                )
                 if self.request.late == "refuse":
                     refuse_late(engine.state, resumed.later_turn)
                 self.history.messages[:] = resumed.messages
@@ -156,13 +187,19 @@ class ServiceRun:
 
     def _follow(self, stream: "_Stream | None", state: State, fact: Fact) -> None:
         """Update the history after a fact, and pass the messages of a settled batch to a stream."""
-        if state.ending is not None or (isinstance(fact, CallFinished) and fact.terminate):
+        if state.ending is not None or (
+            isinstance(fact, CallFinished) and fact.terminate
+        ):
             self._ends_with_results = True
         if state.phase is Phase.COMPLETING and isinstance(fact, _SETTLING):
             added = self._add(state)
             if stream is not None:
-                calls = [message for message in added if message.role != AuthorRole.TOOL]
-                stream.settled[fact.iteration] = calls if self._ends_with_results else added
+                calls = [
+                    message for message in added if message.role != AuthorRole.TOOL
+                ]
+                stream.settled[fact.iteration] = (
+                    calls if self._ends_with_results else added
+                )
         elif state.phase is Phase.ASKING and isinstance(fact, Clarified):
             self._add(state)
         elif isinstance(fact, IterationCompleted) and fact.messages is not None:
@@ -192,8 +229,9 @@ def _store(history: ChatHistory, message: ChatMessageContent) -> None:
 class _Stream:
     """Builds chunks with their round trip and one model id, so that the chunks of a round trip can be added up.
 
-    Text is passed on as it arrives. Calls are sent whole, once their batch has its results or they are returned to the
-    caller, with the ids and arguments of the history.
+    Text is passed on as it arrives. Calls are sent whole, once their batch has its
+    results or they are returned to the caller, with the ids and arguments of the
+    history.
 
     Attributes:
         settled: The messages of each batch that has its results, by iteration.
@@ -209,7 +247,9 @@ class _Stream:
     def chunks(self, event: Event) -> Iterator[StreamingChatMessageContent]:
         """Convert an event to chunks."""
         assert isinstance(event, _SHOWN), "no other event is passed on"
-        if event.iteration != self._trip:  # an answered question is not part of the answer
+        if (
+            event.iteration != self._trip
+        ):  # an answered question is not part of the answer
             self._trip = event.iteration
             self._text = []
         if isinstance(event, TextDelta):
@@ -217,11 +257,19 @@ class _Stream:
         elif event.iteration in self.settled:
             messages = self.settled.pop(event.iteration)
             self._text = []
-            calls = [call for message in messages for call in _numbered(calls_of(message))]
-            results = [
-                each for message in messages for each in message.items if isinstance(each, FunctionResultContent)
+            calls = [
+                call for message in messages for call in _numbered(calls_of(message))
             ]
-            for role, items in ((AuthorRole.ASSISTANT, calls), (AuthorRole.TOOL, results)):
+            results = [
+                each
+                for message in messages
+                for each in message.items
+                if isinstance(each, FunctionResultContent)
+            ]
+            for role, items in (
+                (AuthorRole.ASSISTANT, calls),
+                (AuthorRole.TOOL, results),
+            ):
                 if items:
                     yield self._message(role, items)
 
@@ -230,30 +278,51 @@ class _Stream:
         chunk: StreamingChatMessageContent = delta.chunk
         self._text.append(delta.text)
         self._said = (self._said + delta.text)[-len(PAUSED_TEXT) :]
-        items = [item for item in chunk.items if not isinstance(item, FunctionCallContent)]
-        own = {"items": items, "function_invoke_attempt": delta.iteration, "ai_model_id": self._model}
+        items = [
+            item for item in chunk.items if not isinstance(item, FunctionCallContent)
+        ]
+        own = {
+            "items": items,
+            "function_invoke_attempt": delta.iteration,
+            "ai_model_id": self._model,
+        }
         return without_usage(chunk.model_copy(update=own))
 
-    def last(self, message: ChatMessageContent) -> Iterator[StreamingChatMessageContent]:
+    def last(
+        self, message: ChatMessageContent
+    ) -> Iterator[StreamingChatMessageContent]:
         """Build the last chunk: the final message's metadata, and the parts of it that were not sent yet.
 
-        Results come last, as in Semantic Kernel's loop. An agent passes no chunk with results on, so one before it has
-        the metadata, and alone the usage.
+        Results come last, as in Semantic Kernel's loop. An agent passes no chunk with
+        results on, so one before it has the metadata, and alone the usage.
         """
         ends_with_results = message.role == AuthorRole.TOOL
         text = text_of(message)
         items: list[Any] = _numbered(calls_of(message))
         if not items or text != "".join(self._text):
             unsent = "" if ends_with_results or text == "".join(self._text) else text
-            if message.metadata["status"] != "paused" and (self._said + unsent).endswith(PAUSED_TEXT):
+            if message.metadata["status"] != "paused" and (
+                self._said + unsent
+            ).endswith(PAUSED_TEXT):
                 unsent += "\n"  # an agent keeps the text of a stream alone, and a model must not make its thread wait
             items.append(StreamingTextContent(choice_index=0, text=unsent))
-        yield self._message(AuthorRole.ASSISTANT, items, metadata=message.metadata, finish_reason=message.finish_reason)
+        yield self._message(
+            AuthorRole.ASSISTANT,
+            items,
+            metadata=message.metadata,
+            finish_reason=message.finish_reason,
+        )
         if ends_with_results:
-            rest = {name: value for name, value in message.metadata.items() if name != "usage"}
+            rest = {
+                name: value
+                for name, value in message.metadata.items()
+                if name != "usage"
+            }
             yield self._message(AuthorRole.TOOL, message.items, metadata=rest)
 
-    def _message(self, role: AuthorRole, items: Sequence[Any], **fields: Any) -> StreamingChatMessageContent:
+    def _message(
+        self, role: AuthorRole, items: Sequence[Any], **fields: Any
+    ) -> StreamingChatMessageContent:
         return StreamingChatMessageContent(
             role=role,
             items=[*items],
@@ -268,13 +337,17 @@ def _has_calls_alone(chunk: StreamingChatMessageContent) -> bool:
     """Whether nothing of a connector's chunk is passed on: it holds pieces of calls, or results, and no more."""
     if chunk.role == AuthorRole.TOOL:
         return True
-    calls = bool(chunk.items) and all(isinstance(item, FunctionCallContent) for item in chunk.items)
+    calls = bool(chunk.items) and all(
+        isinstance(item, FunctionCallContent) for item in chunk.items
+    )
     return calls and chunk.finish_reason is None
 
 
 def _numbered(calls: Sequence[FunctionCallContent]) -> list[Any]:
     """Give calls the indexes of streamed calls, so that adding chunks up does not merge two of them."""
-    return [call.model_copy(update={"index": place}) for place, call in enumerate(calls)]
+    return [
+        call.model_copy(update={"index": place}) for place, call in enumerate(calls)
+    ]
 
 
 async def pass_through(
@@ -290,7 +363,9 @@ async def pass_through(
     async with request as charge:
         with named_errors(inner):
             behavior = settings.function_choice_behavior
-            given = request_arguments(inner, chat_history, settings, behavior, kwargs.get("kernel"))
+            given = request_arguments(
+                inner, chat_history, settings, behavior, kwargs.get("kernel")
+            )
             messages = await inner.get_chat_message_contents(**{**kwargs, **given})
         charge(messages[0] if messages else None)
     if not messages:
@@ -300,8 +375,14 @@ async def pass_through(
         messages = [_accepted(message, kwargs.get("kernel")) for message in messages]
         for message in messages:
             _store(chat_history, message)
-    own = [_one_request(message.metadata) | _ended(message, in_form=has_form(settings)) for message in messages]
-    return [m.model_copy(update={"metadata": metadata}) for m, metadata in zip(messages, own, strict=True)]
+    own = [
+        _one_request(message.metadata) | _ended(message, in_form=has_form(settings))
+        for message in messages
+    ]
+    return [
+        m.model_copy(update={"metadata": metadata})
+        for m, metadata in zip(messages, own, strict=True)
+    ]
 
 
 @dataclass(eq=False)
@@ -313,7 +394,9 @@ class _Passing:
     _ended: dict[str, Any] = field(default_factory=dict[str, Any])
     _last: StreamingChatMessageContent | None = None
 
-    def passed_on(self, chunk: StreamingChatMessageContent | None) -> StreamingChatMessageContent | None:
+    def passed_on(
+        self, chunk: StreamingChatMessageContent | None
+    ) -> StreamingChatMessageContent | None:
         """Take a chunk, or the None that some connectors yield; return it without usage, None if it is empty."""
         if chunk is None:
             return None
@@ -322,15 +405,25 @@ class _Passing:
             self._ended = _ended(self.reply.message(), in_form=self.in_form)
         chunk.metadata = _one_request(chunk.metadata) | self._ended
         self._last = chunk
-        return without_usage(chunk) if chunk.items or chunk.finish_reason is not None else None
+        return (
+            without_usage(chunk)
+            if chunk.items or chunk.finish_reason is not None
+            else None
+        )
 
     def closing(self) -> StreamingChatMessageContent:
         """Build the last chunk, with the usage of the request."""
         if self._last is None or not self.reply.is_reply:
             raise no_reply("a stream without any choice")
         whole = self.reply.message()
-        metadata = {**self._last.metadata, **_ended(whole, in_form=self.in_form), "usage": whole.metadata.get("usage")}
-        return self._last.model_copy(update={"items": [], "finish_reason": None, "metadata": metadata})
+        metadata = {
+            **self._last.metadata,
+            **_ended(whole, in_form=self.in_form),
+            "usage": whole.metadata.get("usage"),
+        }
+        return self._last.model_copy(
+            update={"items": [], "finish_reason": None, "metadata": metadata}
+        )
 
 
 async def pass_through_streaming(
@@ -349,11 +442,19 @@ async def pass_through_streaming(
         with named_errors(inner):
             try:
                 behavior = settings.function_choice_behavior
-                given = request_arguments(inner, chat_history, settings, behavior, kwargs.get("kernel"))
-                stream = inner.get_streaming_chat_message_contents(**{**kwargs, **given})
+                given = request_arguments(
+                    inner, chat_history, settings, behavior, kwargs.get("kernel")
+                )
+                stream = inner.get_streaming_chat_message_contents(
+                    **{**kwargs, **given}
+                )
                 async with aclosing(corrected_chunks(stream)) as groups:
                     async for chunks in groups:
-                        if passed := [each for chunk in chunks if (each := passing.passed_on(chunk)) is not None]:
+                        if passed := [
+                            each
+                            for chunk in chunks
+                            if (each := passing.passed_on(chunk)) is not None
+                        ]:
                             yield passed
             finally:  # if the stream is closed early, the chunks so far
                 charge(reply.message() if reply.is_reply else None)
@@ -368,7 +469,9 @@ def _accepted(message: ChatMessageContent, kernel: Kernel | None) -> ChatMessage
 
 
 def _request_settings(
-    inner: ChatCompletionClientBase, settings: PromptExecutionSettings, kernel: Kernel | None
+    inner: ChatCompletionClientBase,
+    settings: PromptExecutionSettings,
+    kernel: Kernel | None,
 ) -> PromptExecutionSettings:
     """Refuse functions that the connector would ignore, and disable its automatic invocation."""
     behavior = settings.function_choice_behavior
@@ -376,7 +479,11 @@ def _request_settings(
         return settings
     own = connector_settings(inner, settings)
     check_service(inner, own, ToolSet(kernel, behavior, own))
-    return own.model_copy(update={"function_choice_behavior": None}) if behavior.auto_invoke_kernel_functions else own
+    return (
+        own.model_copy(update={"function_choice_behavior": None})
+        if behavior.auto_invoke_kernel_functions
+        else own
+    )
 
 
 def _ended(message: ChatMessageContent, *, in_form: bool) -> dict[str, Any]:
@@ -385,8 +492,14 @@ def _ended(message: ChatMessageContent, *, in_form: bool) -> dict[str, Any]:
     if ended_by in CUT_SHORT:
         return _end("incomplete", cut_short_text(ended_by, text_of(message)))
     if calls_of(message):
-        return _end("stopped", "The calls are returned to the caller, who has to run them.")
-    return _end("answered") if text_of(message) else _end("incomplete", "The reply has neither text nor calls.")
+        return _end(
+            "stopped", "The calls are returned to the caller, who has to run them."
+        )
+    return (
+        _end("answered")
+        if text_of(message)
+        else _end("incomplete", "The reply has neither text nor calls.")
+    )
 
 
 def _end(status: Status, reason: str = "") -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Calling the kernel's functions: one call resolved and checked, one call run through the application's filters.
 
-Only an offered function runs, with arguments that it declares to the model. The application's kernel, functions and
-arguments are not changed. Every outcome but cancellation is a value. Must not know the loop, nor decide whether a call
-may run.
+Only an offered function runs, with arguments that it declares to the model. The
+application's kernel, functions and arguments are not changed. Every outcome but
+cancellation is a value. Must not know the loop, nor decide whether a call may run.
 """
 
 import json
@@ -14,7 +14,9 @@ from functools import cache, partial
 from typing import Any, Final, cast
 
 from semantic_kernel import Kernel
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.connectors.ai.prompt_execution_settings import (
+    PromptExecutionSettings,
+)
 from semantic_kernel.contents import ChatHistory, FunctionCallContent
 from semantic_kernel.filters.auto_function_invocation.auto_function_invocation_context import (
     AutoFunctionInvocationContext,
@@ -28,10 +30,24 @@ from planner_ext.core.facts import CallDecided
 from planner_ext.core.results import READ_RESULT
 from planner_ext.core.state import State
 from planner_ext.core.values import RequestedCall, ResolvedCall
-from planner_ext.engine.concurrency import OutOfTime, Raised, caught, in_time, seconds_from_now, time_left
+from planner_ext.engine.concurrency import (
+    OutOfTime,
+    Raised,
+    caught,
+    in_time,
+    seconds_from_now,
+    time_left,
+)
 from planner_ext.engine.effects import KEY_PARAMETER, TIME_PARAMETER, idempotency_key
 from planner_ext.engine.ports import Finished
-from planner_ext.sk.charging.nested import ParentRun, Wrap, planner_of, refusal_in, view_of, with_own_view
+from planner_ext.sk.charging.nested import (
+    ParentRun,
+    Wrap,
+    planner_of,
+    refusal_in,
+    view_of,
+    with_own_view,
+)
 from planner_ext.sk.functions.conversion import InvalidArguments, parse_object, quoted
 from planner_ext.sk.functions.execution import (
     ApprovedArgumentsChangedError,
@@ -45,10 +61,18 @@ from planner_ext.sk.functions.execution import (
     sendable,
     watch,
 )
-from planner_ext.sk.functions.toolset import Tool, ToolSet, conversion_problem, convert_arguments, read_result
+from planner_ext.sk.functions.toolset import (
+    Tool,
+    ToolSet,
+    conversion_problem,
+    convert_arguments,
+    read_result,
+)
 from planner_ext.sk.messages import names_in
 
-NOT_RUN_BY_FILTER: Final = "Not executed: a filter of the application did not run this function."
+NOT_RUN_BY_FILTER: Final = (
+    "Not executed: a filter of the application did not run this function."
+)
 """The model reads this where a filter neither ran the function nor set a result."""
 
 _NOTHING_CUT: Final = (
@@ -58,7 +82,9 @@ _NOTHING_CUT: Final = (
 _NAMES_SHOWN: Final = 50
 _DETAIL_CHARACTERS: Final = 2000
 
-_JSON: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+_JSON: Final = json.JSONEncoder(
+    ensure_ascii=False, allow_nan=False, separators=(",", ":")
+)
 
 _logger = logging.getLogger(__name__)
 
@@ -89,14 +115,17 @@ class KernelFunctions:
         tools: The functions of the last request.
         arguments: The application's; each call gets a shallow copy, with the model's.
         execution: How functions are run.
-        final_answer: The planner's own final-answer function, recognised by identity; never run.
+        final_answer: The planner's own final-answer function, recognised by identity;
+            never run.
         ask_user: The function that asks the user, recognised by identity; never run.
         settings: The request's settings, for filters.
         history: Returns the messages up to this batch, for filters.
         streaming: Whether requests are streamed, for filters.
         decided_by: Lists the approval filters that decided a call before it ran.
-        parent: Makes what runs inside a function know of this run, from the tab of its call and ``stop``.
-        wrap: Wraps the services that functions find, so that their requests are charged to the run.
+        parent: Makes what runs inside a function know of this run, from the tab of its
+            call and ``stop``.
+        wrap: Wraps the services that functions find, so that their requests are charged
+            to the run.
     """
 
     kernel: Kernel
@@ -117,7 +146,8 @@ class KernelFunctions:
     )
     _observed: bool = field(default=True, init=False)
     _looked_in: int | None = field(default=None, init=False)
-    """The iteration in which `is_observed` was asked last: once a batch, as asking takes half as long as a call."""
+    """The iteration in which `is_observed` was asked last: once a batch, as asking
+    takes half as long as a call."""
 
     def check(self, call: RequestedCall, edited: str | None = None) -> ResolvedCall:
         """Resolve a call by the exact name of a function that was offered, and validate its arguments.
@@ -127,16 +157,24 @@ class KernelFunctions:
             edited: JSON text of arguments that replace the model's.
 
         Returns:
-            The call; for ``unknown`` and ``invalid`` with an answer that the model can act on.
+            The call; for ``unknown`` and ``invalid`` with an answer that the model can
+            act on.
         """
         name = call.name
         if name in self.tools.schema_only:
             return ResolvedCall(kind="external", function=name, arguments={})
         function = self.tools.functions.get(name)
         if function is None:
-            reads = name == READ_RESULT  # as a note in the history of an earlier run says
+            reads = (
+                name == READ_RESULT
+            )  # as a note in the history of an earlier run says
             answer = _NOTHING_CUT if reads else self._unknown(name)
-            return ResolvedCall(kind="invalid" if reads else "unknown", function=name, arguments={}, answer=answer)
+            return ResolvedCall(
+                kind="invalid" if reads else "unknown",
+                function=name,
+                arguments={},
+                answer=answer,
+            )
         tool = self.tools.tools[name]
         given = parse_object(call.arguments if edited is None else edited)
         parsed = convert_arguments(given, tool)
@@ -144,7 +182,11 @@ class KernelFunctions:
             return _own_call(function, "invalid", parsed.message)
         if function is self.final_answer:
             answer = result_text(cast("dict[str, Any]", given).get("answer"))
-            return _own_call(function, "final_answer", answer) if answer.strip() else _missing(function, "answer")
+            return (
+                _own_call(function, "final_answer", answer)
+                if answer.strip()
+                else _missing(function, "answer")
+            )
         converted = None if parsed is given else _JSON.encode(parsed)
         if self.tools.reads and function is read_result():
             return replace(_own_call(function, "read", ""), arguments=parsed)
@@ -152,7 +194,11 @@ class KernelFunctions:
             question = result_text(parsed.get("question"))
             if not question.strip():
                 return _missing(function, "question")
-            return replace(_own_call(function, "question", question), arguments=parsed, converted=converted)
+            return replace(
+                _own_call(function, "question", question),
+                arguments=parsed,
+                converted=converted,
+            )
         return ResolvedCall(
             kind="function",
             function=name,
@@ -167,7 +213,9 @@ class KernelFunctions:
             said=tool.said(parsed),
         )
 
-    async def run(self, call: RequestedCall, checked: ResolvedCall, *, index: int, state: State) -> Finished:
+    async def run(
+        self, call: RequestedCall, checked: ResolvedCall, *, index: int, state: State
+    ) -> Finished:
         """Run a function through the application's filters; see `planner_ext.engine.ports.Functions`.
 
         Args:
@@ -182,14 +230,21 @@ class KernelFunctions:
         function = self.tools.functions.get(checked.function)
         if function is None:
             text = self._unknown(checked.function)
-            return Finished(outcome="failed", text=text, error=f"{checked.function} is no longer offered.")
+            return Finished(
+                outcome="failed",
+                text=text,
+                error=f"{checked.function} is no longer offered.",
+            )
         run = self._start(call, checked, function, state, index)
         if tab is not None and self.wrap is not None and run.tool.asks_model:
             agents = with_own_view(function, tab, self.wrap)
             if agents is not function:
                 run.target = runnable(agents, run.tool, threads=self.execution.threads)
         kernel: Any = self.kernel  # its lists of filters are typed in part only
-        if not (kernel.auto_function_invocation_filters or kernel.function_invocation_filters):
+        if not (
+            kernel.auto_function_invocation_filters
+            or kernel.function_invocation_filters
+        ):
             return _unfiltered(await self._invoke(run, function, run.arguments))
         guard = self._guard(run)
         run.target = guard.guarding(run.target)
@@ -205,17 +260,28 @@ class KernelFunctions:
         return result_text(result)
 
     def _unknown(self, name: str) -> str:
-        names = list(dict.fromkeys([*self.tools.functions, *sorted(self.tools.schema_only)]))
+        names = list(
+            dict.fromkeys([*self.tools.functions, *sorted(self.tools.schema_only)])
+        )
         if not names:
             return f"There is no function {quoted(name)}, and no other may be called now. Answer without functions."
-        more = f", and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+        more = (
+            f", and {len(names) - _NAMES_SHOWN} more"
+            if len(names) > _NAMES_SHOWN
+            else ""
+        )
         return (
             f"There is no function {quoted(name)}. Call one of these by its exact name: "
             f"{', '.join(names[:_NAMES_SHOWN])}{more}."
         )
 
     def _start(
-        self, call: RequestedCall, checked: ResolvedCall, function: KernelFunction, state: State, index: int
+        self,
+        call: RequestedCall,
+        checked: ResolvedCall,
+        function: KernelFunction,
+        state: State,
+        index: int,
     ) -> _Run:
         tool = self.tools.tools[checked.function]
         known, target = self._runnable.get(checked.function, (None, function))
@@ -224,18 +290,24 @@ class KernelFunctions:
             self._runnable[checked.function] = (function, target)
         batch = state.batch
         assert batch is not None, "a call is run while its batch is open"
-        arguments = KernelArguments() if self.arguments is None else copy(self.arguments)
+        arguments = (
+            KernelArguments() if self.arguments is None else copy(self.arguments)
+        )
         values = cast("dict[str, Any]", arguments)
         tool.put(checked.arguments, values)
         if KEY_PARAMETER in tool.injected:
-            values[KEY_PARAMETER] = idempotency_key(state.run_id, batch.iteration, call.id)
+            values[KEY_PARAMETER] = idempotency_key(
+                state.run_id, batch.iteration, call.id
+            )
         decided = batch.calls[index].decided
         if decided is not None and decided.edited is not None:
             call = replace(call, arguments=decided.edited)
         if batch.iteration != self._looked_in:
             self._looked_in = batch.iteration
             self._observed = is_observed(self.kernel)
-        return _Run(call, checked, function, tool, decided, arguments, target, self._observed)
+        return _Run(
+            call, checked, function, tool, decided, arguments, target, self._observed
+        )
 
     def _guard(self, run: _Run) -> CallGuard:
         """Bind filters to what was decided: nothing else of an approved call, and no second run unless it is safe."""
@@ -251,7 +323,9 @@ class KernelFunctions:
             decided=filters,
         )
 
-    async def _run_filtered(self, run: _Run, guard: CallGuard, state: State, index: int) -> Finished:
+    async def _run_filtered(
+        self, run: _Run, guard: CallGuard, state: State, index: int
+    ) -> Finished:
         function = run.function
         batch = state.batch
         assert batch is not None, "a call is run while its batch is open"
@@ -281,17 +355,25 @@ class KernelFunctions:
             ended = await self._invoke(run, context.function, context.arguments)
             outcomes.append(ended)
             if isinstance(ended, Finished):
-                ended = FunctionResult(function=context.function.metadata, value=ended.text)
+                ended = FunctionResult(
+                    function=context.function.metadata, value=ended.text
+                )
             if ended is not None:
                 context.function_result = ended
 
         async def through_filters() -> None:
             """Run the filters; one that does not take ``(context, next)``, Semantic Kernel's names, fails here."""
-            await self.kernel.construct_call_stack(FilterTypes.AUTO_FUNCTION_INVOCATION, inner)(context)
+            await self.kernel.construct_call_stack(
+                FilterTypes.AUTO_FUNCTION_INVOCATION, inner
+            )(context)
 
         outcome = await caught(through_filters())
         if isinstance(outcome, Raised):
-            _logger.warning("A filter around %s failed.", run.checked.function, exc_info=outcome.error)
+            _logger.warning(
+                "A filter around %s failed.",
+                run.checked.function,
+                exc_info=outcome.error,
+            )
             ended = self._failed(run, outcome.error)
         else:
             ended = _after_filters(context.function_result, outcomes)
@@ -310,19 +392,27 @@ class KernelFunctions:
             values = cast("dict[str, Any]", arguments)
             values.pop(TIME_PARAMETER, None)
             if left := [limit for limit in (seconds, time_left()) if limit is not None]:
-                values[TIME_PARAMETER] = min(left)  # without a limit the function gets its default, or None
+                values[TIME_PARAMETER] = min(
+                    left
+                )  # without a limit the function gets its default, or None
         tab = current_tab()
         kernel = self.kernel
         if tab is not None and self.wrap is not None and tool.asks_model:
             kernel = view_of(kernel, tab, self.wrap)
-        invocation = invoked(run.target, kernel, arguments, run.call.id, observed=run.observed)
+        invocation = invoked(
+            run.target, kernel, arguments, run.call.id, observed=run.observed
+        )
         if seconds is None:
             outcome = await caught(invocation)
         else:
             outcome = await caught(in_time(invocation, seconds_from_now(seconds)))
         if isinstance(outcome, OutOfTime):
-            return self._failed(run, _TimedOutError(f"no result within {seconds:g} seconds"))
-        return self._failed(run, outcome.error) if isinstance(outcome, Raised) else outcome
+            return self._failed(
+                run, _TimedOutError(f"no result within {seconds:g} seconds")
+            )
+        return (
+            self._failed(run, outcome.error) if isinstance(outcome, Raised) else outcome
+        )
 
     def _failed(self, run: _Run, error: BaseException) -> Finished:
         name = run.checked.function
@@ -330,15 +420,24 @@ class KernelFunctions:
         failed = partial(Finished, outcome="failed", error=recorded, exception=error)
         if isinstance(error, _TimedOutError):
             after = f"{self.execution.timeout_of(name):g} seconds; whether it took effect is not known."
-            return failed(outcome="timed_out", text=f"The function {name} did not answer within {after}")
+            return failed(
+                outcome="timed_out",
+                text=f"The function {name} did not answer within {after}",
+            )
         if isinstance(error, ApprovedArgumentsChangedError | NotRunAgainError):
             return failed(text=str(error))
-        if (problem := conversion_problem(error, run.tool, run.checked.arguments)) is not None:
+        if (
+            problem := conversion_problem(error, run.tool, run.checked.arguments)
+        ) is not None:
             return failed(text=problem)
         if (refusal := refusal_in(error)) is not None:
-            return failed(text=f"The function {name} could not do all of its work: {refusal}")
+            return failed(
+                text=f"The function {name} could not do all of its work: {refusal}"
+            )
         if self.execution.include_error_detail:
-            return failed(text=f"The function {name} failed: {recorded[:_DETAIL_CHARACTERS]}")
+            return failed(
+                text=f"The function {name} failed: {recorded[:_DETAIL_CHARACTERS]}"
+            )
         return failed(text=f"The function {name} failed.")
 
 
@@ -354,24 +453,38 @@ def _own_call(function: KernelFunction, kind: Any, answer: str) -> ResolvedCall:
 
 
 def _missing(function: KernelFunction, what: str) -> ResolvedCall:
-    return _own_call(function, "invalid", f"{function.fully_qualified_name} was given no {what}. Call it with one.")
+    return _own_call(
+        function,
+        "invalid",
+        f"{function.fully_qualified_name} was given no {what}. Call it with one.",
+    )
 
 
 def _unfiltered(ended: FunctionResult | Finished | None) -> Finished:
     """Say what the model reads where no auto-function-invocation filter is around the function."""
     if isinstance(ended, Finished):
         return ended
-    return Finished(outcome="ok", text=NOT_RUN_BY_FILTER if ended is None else result_text(ended))
+    return Finished(
+        outcome="ok", text=NOT_RUN_BY_FILTER if ended is None else result_text(ended)
+    )
 
 
-def _after_filters(result: FunctionResult | None, outcomes: Sequence[FunctionResult | Finished | None]) -> Finished:
+def _after_filters(
+    result: FunctionResult | None, outcomes: Sequence[FunctionResult | Finished | None]
+) -> Finished:
     """Say what the model reads after the filters: the function's result, or what a filter replaced it by."""
     last = outcomes[-1] if outcomes else None
     failure = last if isinstance(last, Finished) else None
     if failure is not None and result is not None and result.value is failure.text:
         return failure
-    if any(one is not None for one in outcomes) or (result is not None and result.value is not None):
-        return Finished(outcome="ok", text=result_text(result), error="" if failure is None else failure.error)
+    if any(one is not None for one in outcomes) or (
+        result is not None and result.value is not None
+    ):
+        return Finished(
+            outcome="ok",
+            text=result_text(result),
+            error="" if failure is None else failure.error,
+        )
     return Finished(outcome="ok", text=NOT_RUN_BY_FILTER)
 
 
