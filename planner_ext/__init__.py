@@ -12,8 +12,7 @@ Doors: each runs the same loop within a `Budget`.
 
 Limits: Budget, Usage, ToolExecution, StopHandle.
 
-Approval: an interceptor gets a ToolCall and returns Approve, Deny, Supply, Defer or
-None.
+Approval: an interceptor gets a call and returns Approve, Deny, Supply, Defer or None.
 
     ApprovalPolicy, requires_approval  interceptors as data, and a mark on a function
     ApprovalFilter                     both in a stock kernel, as a filter
@@ -24,13 +23,11 @@ Durability: Runs keeps runs in SQLite or PostgreSQL; they survive ``kill -9``.
 
 Modules: `planner_ext.errors`, `planner_ext.events` (facts and stream events),
 `planner_ext.iteration` (between iterations), `planner_ext.hitl_manager` (interception),
-`planner_ext.durable` (stores, workers, approvals), `planner_ext.inbox` (web pages to
-decide on), `planner_ext.timeline` (what happened in a run, as values and as a page),
-`planner_ext.budgets` (shared by runs), `planner_ext.agent` (an agent's paused turn),
-`planner_ext.ag_ui` (front ends), `planner_ext.testing` (scripted models, recordings),
-`planner_ext.compare`; the doors are also in `planner_ext.service`,
-`planner_ext.handler`, `planner_ext.session` and `planner_ext.plugin`. Command line:
-``planner-ext --help``.
+`planner_ext.durable` (stores, workers, approvals), `planner_ext.inbox` (web pages),
+`planner_ext.timeline` (a run as values and as a page), `planner_ext.budgets` (shared by
+runs), `planner_ext.agent` (an agent's paused turn), `planner_ext.ag_ui` (front ends),
+`planner_ext.testing` (scripted models, recordings), `planner_ext.compare`, and one of
+each door. Command line: ``planner-ext --help``.
 
 A minimal run:
 
@@ -38,8 +35,7 @@ A minimal run:
     result = await planner.invoke(kernel, "How much warmer is it in Lisbon than in Oslo?")
     print(result.status, result.final_answer, result.iterations)
 
-Names are imported on first use (PEP 562), because Semantic Kernel takes seconds to
-import.
+Names are imported on first use (PEP 562): Semantic Kernel takes seconds to import.
 """
 
 from importlib import import_module
