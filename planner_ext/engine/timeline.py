@@ -192,15 +192,16 @@ EventKind: TypeAlias = Literal[
     "crashed",
     "stopped",
     "budget",
+    "refused",
     "question",
     "check",
     "callback",
     "violation",
     "ended",
 ]
-"""``check``: the form of an answer was checked; ``callback``: the iteration-completed
-callback ended the run; ``violation``: servers would refuse the history, in a
-comparison."""
+"""``refused``: a shared budget allowed nothing more; ``check``: the form of an answer
+was checked; ``callback``: the iteration-completed callback ended the run;
+``violation``: servers would refuse the history, in a comparison."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -685,7 +686,7 @@ class TimelineReader:
 
     def _shared_budgets_checked(self, fact: facts.SharedBudgetsChecked) -> None:
         if fact.limit is not None:
-            self._add_event(fact.at, "budget", text=fact.reason)
+            self._add_event(fact.at, "refused", text=fact.reason)
 
     def _paused(self, fact: facts.Paused) -> None:
         for index, call in enumerate(self.calls):

@@ -16,6 +16,7 @@ from planner_ext.core.facts import (
     ModelReplied,
     NestedCallStarted,
     RunStarted,
+    SharedBudgetsChecked,
 )
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Budget
@@ -24,7 +25,14 @@ from planner_ext.core.values import Usage
 from planner_ext.engine.document import dump_facts, load_facts
 from planner_ext.engine.journal import REQUEST_LOST
 from planner_ext.engine.timeline import TimelineReader
-from planner_ext.timeline import CallAttempt, Gap, Spending, Timeline, timeline_of
+from planner_ext.timeline import (
+    CallAttempt,
+    Gap,
+    Spending,
+    Timeline,
+    page_of,
+    timeline_of,
+)
 from support.core import (
     PAUSED,
     RESUMED,
@@ -413,6 +421,18 @@ def test_a_run_under_way_is_shown_up_to_now() -> None:
 def test_a_queued_run_has_a_timeline() -> None:
     """Without any fact there is nothing in it."""
     assert timeline_of(()) == Timeline()
+
+
+def test_a_refusal_by_a_shared_budget_is_no_change_of_the_budget() -> None:
+    """What a shared budget refused is an event with its reason; that an earlier refusal ended is none."""
+    refused = SharedBudgetsChecked(
+        limit="per user: max_iterations", reason="Nothing is left today.", at=1.0
+    )
+    timeline = drawn(run_started(), refused, SharedBudgetsChecked(at=2.0))
+    assert [(one.kind, one.text) for one in timeline.events] == [
+        ("refused", "Nothing is left today.")
+    ]
+    assert "a shared budget allowed nothing more" in page_of([timeline])
 
 
 def test_changes_from_outside_are_events() -> None:
