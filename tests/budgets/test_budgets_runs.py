@@ -711,7 +711,7 @@ async def test_a_refusal_is_in_the_timeline_and_in_json(memory: BudgetStore) -> 
     assert [fact for fact in facts if isinstance(fact, SharedBudgetsChecked)] == [
         fact for fact in result.facts if isinstance(fact, SharedBudgetsChecked)
     ]
-    events = [event for event in timeline_of(facts).events if event.kind == "budget"]
+    events = [event for event in timeline_of(facts).events if event.kind == "refused"]
     assert [event.text for event in events] == [
         "The limit max_iterations=2 per day of the shared budget 'app' was reached."
     ]
