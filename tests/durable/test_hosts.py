@@ -99,7 +99,7 @@ class Held:
         return kernel
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def dbos_template(postgres: PostgresServer) -> str:
     """Name a database with DBOS's tables: a copy is there much sooner."""
     DBOS.migrate(postgres.create("dbos_template"))

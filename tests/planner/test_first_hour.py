@@ -7,8 +7,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from semantic_kernel import Kernel
 from semantic_kernel.agents import (
     AgentResponseItem,
@@ -253,7 +254,10 @@ def test_one_client_on_two_event_loops_gets_an_error_with_the_way_out() -> None:
         options=FunctionCallingStepwisePlannerOptions(plan=False)
     )
     with ScriptedOpenAIServer(lambda _: say("4.5")) as server:
-        client = AsyncOpenAI(api_key="none", base_url=server.url, max_retries=0)
+        keeps = DefaultAsyncHttpxClient(limits=httpx.Limits(keepalive_expiry=300))
+        client = AsyncOpenAI(
+            api_key="none", base_url=server.url, max_retries=0, http_client=keeps
+        )
         kernel = Kernel(
             services=[OpenAIChatCompletion(ai_model_id="scripted", async_client=client)]
         )
