@@ -1,4 +1,1 @@
-"""The command line: ``planner-ext run``, ``resume``, ``runs``, ``approvals``, ``worker``, ``demo`` and ``compare``.
-
-Needs the extra ``planner-ext[cli]``.
-"""
+"""The command line ``planner-ext``, of the extra ``planner-ext[cli]``."""

@@ -1,4 +1,4 @@
-"""The entry point of ``planner-ext``, of ``python -m planner_ext`` and of ``python -m planner_ext.cli``."""
+"""The entry point of ``planner-ext`` and of ``python -m planner_ext``."""
 
 import logging
 import sys
@@ -8,7 +8,7 @@ _LONGEST_NAME = 80
 
 
 def main() -> None:
-    """Run the command line; without its extra, say how to install it and exit with 2."""
+    """Run the command line; without its extra, say how to install it."""
     try:
         from planner_ext.cli.app import app  # noqa: PLC0415  (so that a missing extra is a message)
         from planner_ext.cli.streams import standard_streams  # noqa: PLC0415  (as above)

@@ -1,7 +1,7 @@
-"""The commands, and the groups of commands; each imports its implementation when it is called.
+"""The commands, and the groups of commands.
 
-Importing Semantic Kernel takes seconds, and importing the stores as long as all that
-this module does.
+Each imports its implementation when called: Semantic Kernel and the stores take
+seconds.
 """
 
 from typing import Annotated
@@ -50,7 +50,7 @@ def demo() -> Exit:
       0    every number agrees
       1    a number does not
     """
-    from planner_ext.cli.demo import run_demo  # noqa: PLC0415  (see above)
+    from planner_ext.cli.demo import run_demo
 
     return run_demo(Terminal())
 
@@ -69,7 +69,7 @@ def run(goal: cli.GoalArgs, options: cli.RunOptions, by: cli.By) -> Exit:
       planner-ext run "Refund order 7." --kernel shop:make_kernel --ask-all --store runs.db
     """
     if goal.store is not None:
-        from planner_ext.cli.drive import start_run  # noqa: PLC0415  (see above)
+        from planner_ext.cli.drive import start_run
 
         return start_run(goal, goal.store, options, by=by)
     if goal.run_id is not None:
@@ -77,7 +77,7 @@ def run(goal: cli.GoalArgs, options: cli.RunOptions, by: cli.By) -> Exit:
             f"it names a run in a store; give --store, too, or {cli.STORE_VARIABLE}."
         )
         raise typer.BadParameter(problem, param_hint="--run-id")
-    from planner_ext.cli.run import run_goal  # noqa: PLC0415  (see above)
+    from planner_ext.cli.run import run_goal
 
     return run_goal(goal, options, by=by)
 
@@ -100,7 +100,7 @@ def compare(args: cli.CompareArgs) -> Exit:
       2    something on the command line or in the kernel cannot be used
       130  interrupted with Ctrl-C
     """
-    from planner_ext.cli.compare import run_compare  # noqa: PLC0415  (see above)
+    from planner_ext.cli.compare import run_compare
 
     return run_compare(args)
 
@@ -123,7 +123,7 @@ def replay(args: cli.ReplayArgs) -> Exit:
       2    the cassette or the kernel cannot be used
       130  interrupted with Ctrl-C
     """
-    from planner_ext.cli.replay import replay_cassette  # noqa: PLC0415  (see above)
+    from planner_ext.cli.replay import replay_cassette
 
     return replay_cassette(args)
 
@@ -147,7 +147,7 @@ def worker(args: cli.WorkerArgs) -> Exit:
            policy, --ask-all or interceptors that this worker lacks, and is left as it is
       3    with --once: a fault interrupted a run, which is kept; a later worker tries it again
     """
-    from planner_ext.cli.drive import work  # noqa: PLC0415  (see above)
+    from planner_ext.cli.drive import work
 
     return work(args)
 
@@ -167,7 +167,7 @@ def serve(args: cli.ServeArgs) -> Exit:
       0    stopped by SIGTERM or Ctrl-C
       2    the store, the address or an option cannot be used
     """
-    from planner_ext.cli.serve import serve_inbox  # noqa: PLC0415  (see above)
+    from planner_ext.cli.serve import serve_inbox
 
     return serve_inbox(args)
 
@@ -182,7 +182,7 @@ def workers(store: cli.Store, as_json: cli.Json = False) -> Exit:
     Examples:
       planner-ext workers --store runs.db
     """
-    from planner_ext.cli.runs import list_workers  # noqa: PLC0415  (see above)
+    from planner_ext.cli.runs import list_workers
 
     return list_workers(store, as_json=as_json)
 
@@ -195,7 +195,7 @@ def budgets(args: cli.BudgetArgs) -> Exit:
       planner-ext budgets --store runs.db --budget 'per user'
       planner-ext budgets --store runs.db --budget 'per user' --key alice --reset
     """
-    from planner_ext.cli.runs import show_budgets  # noqa: PLC0415  (see above)
+    from planner_ext.cli.runs import show_budgets
 
     return show_budgets(args)
 

@@ -1,4 +1,4 @@
-"""``planner-ext approvals``: the calls and questions that wait in a store are listed, shown and decided.
+"""``planner-ext approvals``: what waits in a store is listed, shown and decided.
 
 Imports no Semantic Kernel.
 """
@@ -166,13 +166,7 @@ async def supply(
 async def _decide(
     args: cli.DecisionArgs, decision_on: Callable[[PendingApproval], Decision]
 ) -> int:
-    """Store the decision that a function makes for the call as it is stored, and print what follows from it.
-
-    Raises:
-        ApprovalRefusedError: If the decision does not fit the call, or the call is
-            unknown.
-        NotAuthorizedError: If the application's hook refuses, or is missing.
-    """
+    """Store a decision on the call as it is stored, and print what follows from it."""
     async with opened_client(args.store, args.hooks) as client:
         store = client.approvals()
         call = await store.show(args.id)
@@ -193,11 +187,7 @@ async def _decide(
 def _edited(arguments: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
     """Apply ``NAME=VALUE`` to arguments, or replace them all by one JSON object.
 
-    An argument that is text stays text, so that an order named 7 does not become a
-    number; other values are read as JSON, or else as text.
-
-    Raises:
-        ApprovalRefusedError: If a change is neither ``NAME=VALUE`` nor a JSON object.
+    Text stays text, so that an order named 7 does not become a number.
     """
     if len(changes) == 1 and changes[0].lstrip().startswith("{"):
         try:
@@ -241,7 +231,7 @@ def _effect(call: PendingApproval, decision: Decision) -> str:
 
 
 def decision_text(record: DecisionRecord) -> str:
-    """Describe a decision: author, time, arguments, and the reason if it was refused."""
+    """Describe a decision."""
     said = f"{record.kind} by {exact(record.by) or 'an unnamed person'}, {moment_text(record.at)}"
     if record.arguments is not None and record.arguments != record.requested:
         before = (

@@ -1,4 +1,4 @@
-"""Asks a person at the terminal about a pending call: shows exactly what will run, and the possible answers."""
+"""Asks a person at the terminal to decide a call, and shows exactly what will run."""
 
 import sys
 
@@ -21,28 +21,27 @@ _CHOICES = {
 _STICKY = {"f": "function", "a": "arguments", "": "back"}
 
 _FRAME_LINES = 14
-"""Lines of the screen beside the arguments: the frame, the other rows, and the
-question."""
+"""Lines of the screen beside the arguments."""
 _LONGEST_NAME = 48
-"""Characters of a name that is repeated next to the question."""
+"""Characters of a name in a question."""
 
 
 class ApprovalPrompt:
     """Asks the person at the terminal; Ctrl-C, Ctrl-D and ``quit`` leave a call undecided.
 
-    The text fits the screen, so that function, id and question are visible together.
-    Input typed before a question was shown is discarded.
+    Function, id and question fit the screen together. Input typed before a question was
+    shown is discarded.
     """
 
     def __init__(self, console: Terminal, *, by: str | None) -> None:
-        """Ask on this console; decisions carry the name of the person."""
+        """Ask on this console; decisions carry the person's name."""
         self._console = console
         self._by = by
         self._refused: tuple[str, Decision] | None = None
         self._cut = False
 
     def decide(self, call: ToolCall, *, more: int) -> Decision | None:
-        """Show a call and ask until there is a decision, or None if the person quits.
+        """Show a call, and ask until there is a decision, or None if the person quits.
 
         Args:
             call: The call.
@@ -74,7 +73,7 @@ class ApprovalPrompt:
             return None
 
     def refuse(self, call: ToolCall, decision: Decision, reason: str) -> None:
-        """Print why a decision was refused; the person is asked again about the same call."""
+        """Print why a decision was refused; the call is asked about again."""
         self._complain(reason)
         self._refused = call.id, decision
 
@@ -135,7 +134,6 @@ class ApprovalPrompt:
                 return None
 
     def _choice(self, question: str, choices: dict[str, str]) -> str:
-        """Ask until the answer is one of the choices, by its letter or in full."""
         while True:
             answer = self._answer(question).lower()
             chosen = choices.get(answer, answer)
@@ -163,7 +161,6 @@ def is_terminal() -> bool:
 
 
 def _short_name(console: Terminal, call: ToolCall) -> str:
-    """Return a call's name, cut to half a line."""
     half = _LONGEST_NAME // 2
     mark = console.signs.more
     names = (exact(call.fully_qualified_name), exact(call.id))
@@ -174,7 +171,7 @@ def _short_name(console: Terminal, call: ToolCall) -> str:
 
 
 def discard_typed_ahead() -> None:
-    """Discard unread terminal input; a pipe's input is kept."""
+    """Discard unread terminal input; a pipe's is kept."""
     if not sys.stdin.isatty():
         return
     if sys.platform == "win32":

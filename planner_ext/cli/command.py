@@ -29,7 +29,7 @@ app = typer.Typer(
 
 
 def add_group(name: str, module: str, help: str) -> None:
-    """Add a group of commands: those of a module's ``group``, which is imported when one of them is asked for."""
+    """Add the commands of a module's ``group``, which is imported when one is asked for."""
 
     @cache
     def loaded() -> Any:
@@ -47,7 +47,7 @@ def add_group(name: str, module: str, help: str) -> None:
 
 
 class ExitCode(IntEnum):
-    """How a command ended; the help of each command says what it means there."""
+    """How a command ended; each command's help says what that means."""
 
     ANSWERED = 0
     NO_ANSWER = 1
@@ -65,17 +65,16 @@ RUN = """\
   4    paused: calls wait for a decision, or questions for an answer
   130  interrupted with Ctrl-C
 """
-"""The exit codes of a command that drives a run."""
+"""Exit codes of a command that drives a run."""
 
 DONE = """\
   0    done
   2    the store, the run or an option cannot be used
 """
-"""The exit codes of a command that reads or changes a store."""
+"""Exit codes of a command that reads or changes a store."""
 
 Exit = int | Coroutine[None, None, int | None] | None
-"""What a command's function returns: its exit code, None for 0, or a coroutine that
-returns one of these."""
+"""A command's exit code, None for 0, or a coroutine that returns one of these."""
 
 F = TypeVar("F", bound=Callable[..., Exit])
 
@@ -85,16 +84,15 @@ def command(
 ) -> Callable[[F], F]:
     """Register a function as a command, with its docstring as help.
 
-    A parameter whose type is a dataclass becomes one option, or argument, for each of
-    its fields. A plain ``bool`` is a flag. A parameter's help may be in the docstring's
-    ``Options:``, a field's in the dataclass's ``Attributes:``. The docstring may end
-    with ``Exit codes:``. An error of this package is printed on stderr, with exit code
-    2.
+    A parameter that is a dataclass becomes an option for each of its fields, whose help
+    is in its ``Attributes:``. A plain ``bool`` is a flag. The docstring's ``Options:``
+    has the help of other parameters; ``Exit codes:`` may end it. An error of this
+    package is printed on stderr, with exit code 2.
 
     Args:
         group: The group of the command.
-        exit_codes: Exit codes that several commands share.
-        name: The command's name; None takes the function's.
+        exit_codes: Those that several commands share.
+        name: Default: the function's.
     """
 
     def register(function: F) -> F:
@@ -144,7 +142,7 @@ _TEXT = re.compile(r"^    (\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)
 
 
 def _with_help(options: Iterable[Parameter], section: str) -> Iterable[Parameter]:
-    """Read the options' help from a section of a docstring, unless their annotation has it."""
+    """Add the help in a docstring's section to the options that have none."""
     texts: dict[str, str] = dict(_TEXT.findall(section))
     for option in options:
         flag = Annotated[bool, typer.Option(f"--{option.name.replace('_', '-')}")]

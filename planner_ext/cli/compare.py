@@ -1,7 +1,4 @@
-"""``planner-ext compare``: measures, writes the documents, and prints the tables.
-
-The comparison itself is `planner_ext.compare`.
-"""
+"""``planner-ext compare``: measures with `planner_ext.compare`, and prints the tables."""
 
 import asyncio
 import json
@@ -44,12 +41,7 @@ from planner_ext.errors import PlannerInvalidConfigurationError
 
 
 def run_compare(args: CompareArgs) -> int:
-    """Compare, write and print the results, and return the exit code.
-
-    Raises:
-        PlannerInvalidConfigurationError: If options are invalid, or a file cannot be
-            read or written.
-    """
+    """Compare, write and print the results; return the exit code."""
     errors = Terminal(sys.stderr)
     try:
         _check(args)
@@ -76,13 +68,7 @@ def run_compare(args: CompareArgs) -> int:
 
 
 def _check(args: CompareArgs) -> None:
-    """Check before the measurement what would fail only after it.
-
-    Raises:
-        PlannerInvalidConfigurationError: If options are invalid, or a document lacks
-            the markers.
-        OSError: If a file cannot be read.
-    """
+    """Check before the measurement what would fail after it."""
     if (args.kernel is None) != (args.goal is None):
         given, missing = (
             ("--kernel", "--goal") if args.goal is None else ("--goal", "--kernel")
@@ -110,7 +96,6 @@ def _check(args: CompareArgs) -> None:
 
 
 def _measure(args: CompareArgs, console: Console) -> Comparison:
-    """Run the comparison; a terminal shows its progress."""
     made = None if args.kernel is None else start_factory(args.kernel)
     options = [
         option_of(imported_object(path, option="--option"), path)
@@ -160,7 +145,6 @@ def _own_script(path: str) -> Scenario:
 
 
 async def _live(args: CompareArgs, made: object, stack: AsyncExitStack) -> Live | None:
-    """Set up the real model that the options name, if any."""
     service = None
     if args.base_url is not None or args.model is not None:
         service = openai_service(args.base_url, args.model)
@@ -174,10 +158,9 @@ async def _live(args: CompareArgs, made: object, stack: AsyncExitStack) -> Live 
 
 
 _NEWS = 25
-"""Runs between two lines of progress, where no terminal shows it."""
+"""Runs between two lines of progress, without a terminal."""
 _WIDE = 88
-"""Columns of a terminal in which the options' whole names fit; narrower ones get short
-names, and nothing is cut."""
+"""Columns in which the options' whole names fit; narrower terminals get short names."""
 
 _BAD = "bold red"
 _POOR = "yellow"
@@ -226,7 +209,7 @@ def _print_costs(console: Console, comparison: Comparison) -> None:
 
 
 def _print_script(console: Console, comparison: Comparison, script: ScriptInfo) -> None:
-    """Print the results of all options for one script, and below them the faults of their histories."""
+    """Print a script's results, and below them the faults of the histories."""
     console.print(Text.assemble((script.name, "bold"), (f"  {script.about}", _QUIET)))
     if script.entitled:
         console.print(Text(f"{script.entitled} ({script.source})", _QUIET))
@@ -281,7 +264,6 @@ def _figures(run: Run) -> list[Text]:
 
 
 def _with_excess(number: int, excess: int) -> Text:
-    """Format a number, with its excess in a separate column."""
     return Text.assemble(
         (str(number), _BAD if excess else ""),
         (f"{f'+{excess}' if excess else '':>4}", _BAD),
@@ -353,7 +335,6 @@ def _print_summary(console: Console, comparison: Comparison) -> None:
 
 
 def _print_verdict(console: Console, comparison: Comparison) -> None:
-    """Print whether the corrected options keep their promises."""
     style = (
         ("bold green" if comparison.holds else _BAD)
         if comparison.corrected_runs

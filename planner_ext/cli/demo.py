@@ -1,8 +1,7 @@
 """``planner-ext demo``: shows the package's promises on this machine, without a key.
 
-The model is a script behind a real HTTP server; OpenAI's own client asks it through
-Semantic Kernel's own connector. Every printed number was counted during the run, by the
-server, too.
+A scripted model behind a real HTTP server is asked through Semantic Kernel's connector.
+Every printed number was counted during the run, by the server, too.
 """
 
 import asyncio
@@ -54,10 +53,10 @@ from planner_ext.durable.store import opened_store
 from planner_ext.testing import Script, ScriptedOpenAIServer
 
 _ALLOWED = 5
-"""Round trips that the first part allows."""
+"""Round trips in the first part."""
 
 _GOAL_BUDGET = 10
-"""Round trips that the second part allows."""
+"""Round trips in the second part."""
 
 _RUN = "order-7"
 _STORE = "runs.db"
@@ -65,7 +64,7 @@ _STORE = "runs.db"
 
 
 async def run_demo(console: Terminal) -> int:
-    """Show all parts; return 0 if all charges of this package equal the independent counts, else 1."""
+    """Show all parts; return 0 if every charge equals the independent count, else 1."""
     _print(
         console,
         "Nothing here needs a key or leaves this machine: a scripted model behind a real HTTP server, asked by "
@@ -87,7 +86,6 @@ class _Loop(NamedTuple):
     Attributes:
         requests: Round trips, as the server counted them.
         reported: Round trips, as the loop reports them; None if it reports nothing.
-        limit: The limit that the loop names, if any.
     """
 
     name: str
@@ -138,7 +136,7 @@ async def _limits(console: Terminal) -> bool:
 
 
 async def _loop(*, ours: bool, streamed: bool) -> _Loop:
-    """Ask the model through Semantic Kernel's loop or ours; the loop's report is in the last message."""
+    """Ask the model through Semantic Kernel's loop or ours."""
     kernel = Kernel()
     history = ChatHistory()
     kernel.add_plugin(shop.Export(), "export")
@@ -208,7 +206,6 @@ def _print_loops(console: Terminal, loops: list[_Loop]) -> None:
 
 
 async def _goal(console: Terminal) -> bool:
-    """Let the planner reach a goal with functions that really run."""
     _print_title(console, "2", "A goal, a plan, and functions that really run")
     _print(console, f"Goal: {shop.ORDER_GOAL}")
     calls: list[object] = []
@@ -243,7 +240,7 @@ async def _goal(console: Terminal) -> bool:
 
 
 async def _survival(console: Terminal) -> bool:
-    """Pause, edit, approve, kill and finish a run; return whether there was one refund, and the charges agree."""
+    """Pause, edit, approve, kill and finish a run; return whether there was one refund."""
     _print_title(
         console, "3", "A refund that waits for a person, and a process that is killed"
     )
@@ -268,11 +265,7 @@ async def _survival(console: Terminal) -> bool:
 
 
 async def _refund(shell: "_Shell") -> None:
-    """Run the commands as real processes, one of which is killed with SIGKILL.
-
-    Raises:
-        _UnexpectedExitError: If one of them ends with an unexpected exit code.
-    """
+    """Run the commands as real processes, one of which is killed."""
     app = "from planner_ext.cli.demo_shop import refund_app as app, refund_kernel as kernel\n"
     shell.folder.joinpath("shop.py").write_text(app, encoding="utf-8")
     start = (
@@ -302,7 +295,7 @@ async def _refund(shell: "_Shell") -> None:
 async def _print_refund(
     console: Terminal, folder: Path, server: ScriptedOpenAIServer
 ) -> bool:
-    """Print the run's charges beside the independent counts; return whether they are equal."""
+    """Print the charges beside the independent counts; return whether they are equal."""
     async with opened_store(str(folder / _STORE), create=False) as store:
         stored = await store.load(_RUN)
     state = fold_journal(_RUN, stored.facts)
@@ -345,20 +338,14 @@ class _Shell:
     async def run(
         self, *words: str, code: int, note: str = "", lines: int = 0, crash_at: str = ""
     ) -> list[str]:
-        """Run a command.
+        """Run a command; return the lines of its output.
 
         Args:
             *words: The words after ``planner-ext``, and before the store.
-            code: The expected exit code.
+            code: The expected exit code; any other raises `_UnexpectedExitError`.
             note: A remark on the outcome.
             lines: The number of output lines to show.
             crash_at: The crash point at which the process kills itself.
-
-        Returns:
-            The lines of its output.
-
-        Raises:
-            _UnexpectedExitError: If it ends with another exit code.
         """
         arguments = (*words, "--store", _STORE)
         crash = {"PLANNER_EXT_CRASH_AT": crash_at} if crash_at else {}
@@ -401,7 +388,7 @@ class _Shell:
 async def _scripted(
     script: Script,
 ) -> AsyncGenerator[tuple[ScriptedOpenAIServer, OpenAIChatCompletion], None]:
-    """Serve a script on this machine, with OpenAI's client and Semantic Kernel's connector in front of it."""
+    """Serve a script, with Semantic Kernel's connector in front of it."""
     with ScriptedOpenAIServer(script) as server:
         async with AsyncOpenAI(
             base_url=server.url, api_key="none", max_retries=0
@@ -424,7 +411,6 @@ def _print(
     indent: int = 2,
     after: bool = True,
 ) -> None:
-    """Print a text, wrapped, with an empty line after it by default."""
     flow = TextFlow(console, width=min(console.width, 100), indent=indent, style=style)
     flow.write(text)
     flow.close()
@@ -439,14 +425,11 @@ def _print_table(console: Terminal, rows: Table) -> None:
 
 
 def _print_ledger(console: Terminal, *rows: tuple[str, int, str, int]) -> bool:
-    """Print a run's charges beside the independent counts.
+    """Print charges beside the independent counts; return whether all agree.
 
     Args:
         console: Where to print.
-        *rows: The name of a number, the charge, who else counted, and that count.
-
-    Returns:
-        Whether all numbers agree.
+        *rows: What was counted, the charge, who else counted, and that count.
     """
     signs = console.signs
     grid = Table.grid(padding=(0, 1))

@@ -1,7 +1,7 @@
-"""The applications of the demo: a lamp shop in memory, a shop that refunds money once, and the scripts of their models.
+"""The applications of the demo, and the scripts of their models.
 
-The data are made up, but the functions really compute with them, and every number in an
-answer comes from the result of a function.
+The data are made up, but the functions compute with them, and every number in an answer
+is a function's result.
 """
 
 import asyncio
@@ -32,9 +32,9 @@ class Export:
 
     files: int = 0
 
-    @kernel_function(description="How far the export is.")
+    @kernel_function
     async def status(self) -> str:
-        """Report how many files are exported; each call exports a few more."""
+        """How far the export is."""
         self.files += 12
         return f"{self.files} of 500 files"
 
@@ -49,7 +49,7 @@ def export_script(request: ScriptedRequest) -> ScriptedReply:
 ORDER_GOAL = "Reserve order A-1007 in Hamburg. Tell Ann what it costs in euros, and when it arrives."
 
 _THINKS_FOR = 0.25
-"""Seconds that the model takes for a reply, so that a person can follow."""
+"""Seconds that a reply takes, so that a person can follow."""
 
 _ORDERS = {
     "A-1007": {
@@ -68,11 +68,11 @@ Sku = Annotated[str, "The article's stock number"]
 class Orders:
     """Orders by number."""
 
-    @kernel_function(description="Find an order by its number.")
+    @kernel_function
     async def find(
         self, order_id: Annotated[str, "The order's number, such as A-1007"]
     ) -> dict[str, object]:
-        """Return an order."""
+        """Find an order by its number."""
         await asyncio.sleep(0.2)
         if order_id not in _ORDERS:
             raise LookupError(f"There is no order {order_id}.")
@@ -80,12 +80,12 @@ class Orders:
 
 
 class OutOfStockError(Exception):
-    """A warehouse has too little of an article to reserve."""
+    """A warehouse has too little to reserve."""
 
 
 @dataclass
 class Warehouse:
-    """The stock of each site; reserving takes from it."""
+    """The stock of each site."""
 
     stock_by_site: dict[str, dict[str, int]] = field(
         default_factory=lambda: {
@@ -94,30 +94,28 @@ class Warehouse:
         }
     )
 
-    @kernel_function(
-        description="List the warehouses, with the working days that a parcel from each is on its way."
-    )
+    @kernel_function
     async def sites(self) -> dict[str, int]:
-        """List the sites."""
+        """List the warehouses, with the working days that a parcel from each is on its way."""
         await asyncio.sleep(0.15)
         return {"Hamburg": 1, "Lyon": 2}
 
-    @kernel_function(description="Count an article in every warehouse.")
+    @kernel_function
     async def stock(self, sku: Sku) -> dict[str, int]:
-        """Count an article."""
+        """Count an article in every warehouse."""
         await asyncio.sleep(0.15)
         return {
             site: articles.get(sku, 0) for site, articles in self.stock_by_site.items()
         }
 
-    @kernel_function(description="Reserve some pieces of an article in one warehouse.")
+    @kernel_function
     async def reserve(
         self,
         sku: Sku,
         quantity: Annotated[int, "How many pieces"],
         site: Annotated[str, "Name of the warehouse"],
     ) -> dict[str, object]:
-        """Reserve, or fail and reserve nothing."""
+        """Reserve some pieces of an article in one warehouse."""
         await asyncio.sleep(0.25)
         there = self.stock_by_site[site].get(sku, 0)
         if there < quantity:
@@ -129,14 +127,14 @@ class Warehouse:
 class Currency:
     """Fixed exchange rates."""
 
-    @kernel_function(description="Convert an amount of money.")
+    @kernel_function
     async def convert(
         self,
         amount: float,
         source: Annotated[str, "ISO code of the amount's currency"],
         target: Annotated[str, "ISO code of the wanted currency"],
     ) -> float:
-        """Convert through dollars, to the cent."""
+        """Convert an amount of money."""
         await asyncio.sleep(0.1)
         return round(amount / _PER_DOLLAR[source] * _PER_DOLLAR[target], 2)
 
@@ -144,17 +142,17 @@ class Currency:
 class Calendar:
     """Dates, counted from a fixed Thursday, so that every demo is the same."""
 
-    @kernel_function(description="Today's date.")
+    @kernel_function
     async def today(self) -> str:
-        """Return the date, as ISO 8601."""
+        """Today's date."""
         await asyncio.sleep(0.05)
         return "2026-03-05"
 
-    @kernel_function(description="The date some working days after a date.")
+    @kernel_function
     async def add_working_days(
         self, start: Annotated[str, "ISO date"], days: int
     ) -> str:
-        """Add days, without Saturdays and Sundays."""
+        """The date some working days after a date."""
         await asyncio.sleep(0.05)
         day = date.fromisoformat(start)
         while days > 0:
@@ -164,7 +162,7 @@ class Calendar:
 
 
 def order_kernel() -> Kernel:
-    """Make the kernel of the lamp shop, without a service."""
+    """Make the lamp shop's kernel, without a service."""
     kernel = Kernel()
     for plugin in (Orders(), Warehouse(), Currency(), Calendar()):
         kernel.add_plugin(plugin, type(plugin).__name__.lower())
@@ -227,23 +225,22 @@ def _order_answer(request: ScriptedRequest) -> ScriptedReply:
 REFUND_GOAL = "Refund the broken lamp of order A-1007."
 
 REFUND_LEDGER = "refunds.jsonl"
-"""The shop's ledger, a file in the current directory: one line for each refund that was
-made."""
+"""The shop's ledger, in the current directory: a line for each refund that was made."""
 
 
 class RefundShop:
-    """Orders that were paid, and refunds."""
+    """Paid orders, and refunds."""
 
-    @kernel_function(description="What was ordered and paid.")
+    @kernel_function
     def find(self, order: Annotated[str, "Such as A-1007"]) -> dict[str, object]:
-        """Return an order."""
+        """What was ordered and paid."""
         return {"order": order, "lamps": 4, "paid": 98.0}
 
     @effect("keyed")
     @requires_approval(prompt="May this money go back?")
-    @kernel_function(description="Refund an amount, in US dollars.")
+    @kernel_function
     def refund(self, order: str, amount: float, idempotency_key: str) -> str:
-        """Refund once for each key, as a payment service would; a repeated request only reports that it was done."""
+        """Refund an amount, in US dollars."""
         if not 0 < amount <= 98.0:
             raise ValueError(
                 f"Between 0 and 98.00 dollars can be refunded for {order}."
@@ -264,7 +261,7 @@ class RefundShop:
 
 
 def refund_kernel() -> Kernel:
-    """Make the kernel of the refunds; the environment names the endpoint, as Semantic Kernel reads it."""
+    """Make the refunds' kernel; the environment names the endpoint."""
     kernel = Kernel()
     kernel.add_service(OpenAIChatCompletion())
     kernel.add_plugin(RefundShop(), "shop")
@@ -272,7 +269,7 @@ def refund_kernel() -> Kernel:
 
 
 def refund_app() -> tuple[FunctionCallingStepwisePlanner, Kernel]:
-    """Make the planner and the kernel with which a worker continues runs."""
+    """Make the application with which a worker continues runs."""
     return FunctionCallingStepwisePlanner(
         options=FunctionCallingStepwisePlannerOptions(plan=False)
     ), refund_kernel()

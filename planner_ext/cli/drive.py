@@ -1,4 +1,4 @@
-"""Runs of a store that this process drives: started, resumed and shown by name, or taken by a worker."""
+"""Runs of a store that this process drives: started, resumed, shown, or taken by a worker."""
 
 import asyncio
 import json
@@ -69,18 +69,13 @@ from planner_ext.planner.run import result_of
 from planner_ext.timeline import page_of
 
 _POLL_SECONDS = 0.25
-"""How often a run that is followed is looked at."""
+"""How often a followed run is read."""
 _SIGNALS = 2
-"""How many signals a worker takes: the first drains it, the second cancels what is in
-flight."""
+"""The signals that a worker takes: one drains it, the second cancels what is in flight."""
 
 
 class StoreRun(CliRun):
-    """A run that is kept in a store, and driven here to its next pause, or its end.
-
-    Attributes:
-        store: The store's path or address.
-    """
+    """A run in a store, driven here to its next pause, or its end."""
 
     def __init__(
         self,
@@ -91,7 +86,7 @@ class StoreRun(CliRun):
         facts: Sequence[Fact] = (),
         hooks: Hooks = no_hooks,
     ) -> None:
-        """Prepare a new run, or one with the facts of its journal, under the hooks of an application."""
+        """Prepare a new run, or one with the facts of its journal."""
         super().__init__(options, by=by, facts=facts)
         self.store = store
         self._hooks = hooks
@@ -103,7 +98,7 @@ class StoreRun(CliRun):
         return self.drive(self._driven(begin))
 
     def resume(self, result: Result, decisions: Mapping[str, Decision]) -> Result:  # noqa: ARG002  (it is in the store)
-        """Resume the run with decisions, besides those that others have made; see `CliRun.resume`."""
+        """Resume the run with decisions, besides those that others have made."""
         return self.resume_in_store(self.run_id, decisions=decisions or None)
 
     def resume_in_store(self, run_id: str, **more: Any) -> Result:
@@ -124,7 +119,7 @@ class StoreRun(CliRun):
         self.explain_fault()
 
     def explain_fault(self) -> None:
-        """Print the command that resumes the run, if it is already in the store."""
+        """Print the command that resumes the run, once it is in the store."""
         if self.run_id:
             status = asyncio.run(_stored(self.run_id, self.store)).record.status
             who = (
@@ -140,7 +135,7 @@ class StoreRun(CliRun):
             )
 
     def explain_pause(self, result: Result) -> None:
-        """Print the pending calls, unless a person has just seen them, and the commands that continue the run."""
+        """Print the pending calls, unless just seen, and the commands that continue the run."""
         asyncio.run(
             _print_waiting(
                 self.run_id, result, self.store, is_seen=self.prompt is not None
@@ -215,7 +210,7 @@ def resume_run(
 
 
 def fork_run(run_id: str, args: ForkArgs, options: RunOptions) -> int:
-    """Fork a run of a store, and resume the fork if there is something to resume it with; return the exit code."""
+    """Fork a run, and resume the fork if a kernel or model is given; return the exit code."""
     store = args.store
     console = Terminal(sys.stderr)
     name = asyncio.run(_forked(run_id, args))
@@ -257,8 +252,6 @@ async def _forked(run_id: str, args: ForkArgs) -> str:
 
 
 def _resumed(run: StoreRun, run_id: str, budget: Budget | None) -> int:
-    """Resume a run in this process, with other limits if they are given; return the exit code."""
-
     def first() -> Result:
         if run.facts:
             run.reopen(fold_journal(run_id, run.facts))
@@ -272,11 +265,7 @@ def _resumed(run: StoreRun, run_id: str, budget: Budget | None) -> int:
 async def show_run(
     run_id: str, store: str, *, follow: bool, html: Path | None, as_json: bool
 ) -> int:
-    """Print a run from its journal, without resuming it; if it is followed, return the exit code for its status.
-
-    Raises:
-        PlannerInvalidConfigurationError: If the page cannot be written.
-    """
+    """Print a run from its journal, without resuming it; return the exit code."""
     console = Terminal(sys.stderr)
     stored = await _stored(run_id, store)
     record = stored.record
@@ -317,7 +306,7 @@ def _write_page(file: Path, page: str) -> None:
 async def _followed(
     stored: StoredRun, store: str, progress: Progress
 ) -> tuple[RunRecord, tuple[Fact, ...]]:
-    """Show the new facts of a run until it ends, or waits for a decision; return the run with its whole journal."""
+    """Show new facts until the run ends, or waits for a decision; return it with its journal."""
     record = stored.record
     facts = stored.facts
     continues = True
@@ -341,7 +330,6 @@ async def _followed(
 
 
 def _fault_text(record: RunRecord) -> str:
-    """Describe the fault that a run is retried after."""
     at = (
         ""
         if record.wake_at is None
@@ -353,7 +341,7 @@ def _fault_text(record: RunRecord) -> str:
 async def _print_run(
     record: RunRecord, facts: tuple[Fact, ...], store: str, *, as_json: bool
 ) -> None:
-    """Print what is to be said of a run beside its progress: decisions, problems, what waits, and the result."""
+    """Print what a run's progress does not show: decisions, problems, what waits, the result."""
     run_id = record.run_id
     console = Terminal(sys.stderr)
     result = result_of(fold_journal(run_id, facts), facts)
@@ -391,7 +379,7 @@ async def _stored(run_id: str, store: str) -> StoredRun:
 async def _print_waiting(
     run_id: str, result: Result, store: str, *, is_seen: bool = False
 ) -> None:
-    """Print the pending calls and questions, unless a person has seen them, and the command that decides each."""
+    """Print the pending calls, unless just seen, and the command that decides each."""
     console = Terminal(sys.stderr)
     for call in () if is_seen else result.pending:
         print_pending(console, call)
@@ -413,13 +401,7 @@ async def _print_waiting(
 
 
 def work(args: WorkerArgs) -> int:
-    """Work until a signal ends the process, or with ``--once`` until no run is due; return the exit code.
-
-    Raises:
-        PlannerInvalidConfigurationError: If the application, ``--policy`` or
-            ``--ask-all`` cannot be used.
-        InvalidPolicyError: If the file holds no policy.
-    """
+    """Work until a signal, or with ``--once`` until no run is due; return the exit code."""
     with (
         redirect_stdout(sys.stderr),
         worker_lines_shown(Terminal(sys.stderr)),
@@ -461,13 +443,7 @@ async def _worked(args: WorkerArgs, made: Callable[[], Awaitable[Application]]) 
 def _with_options(
     planner: FunctionCallingStepwisePlanner, args: WorkerArgs
 ) -> FunctionCallingStepwisePlanner:
-    """Add ``--policy`` and ``--ask-all`` to a copy of a planner, whose own interceptors are asked first.
-
-    Raises:
-        PlannerInvalidConfigurationError: If ``--ask-all`` contradicts a policy, or the
-            file cannot be read.
-        InvalidPolicyError: If the file holds no policy.
-    """
+    """Add ``--policy`` and ``--ask-all`` to a copy of a planner; its interceptors come first."""
     if not (given := args.planner_options()):
         return planner
     options = planner.options

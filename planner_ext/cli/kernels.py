@@ -1,7 +1,7 @@
-"""What a user's own code gives: the kernel of a run, and the application that ``--app`` names.
+"""What a user's own code gives: the kernel of a run, and the application of ``--app``.
 
-Invalid options raise a `PlannerInvalidConfigurationError` that names the option and the
-way out. The user's kernel is never changed.
+Invalid options raise `PlannerInvalidConfigurationError`. The user's kernel is never
+changed.
 """
 
 import difflib
@@ -38,20 +38,13 @@ from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.sk.chat.transport import kernel_with_service, select_service
 
 SERVICE_ID = "planner-ext"
-"""The id of the service of ``--base-url`` and ``--model`` in the copy of the kernel."""
+"""The service of ``--base-url`` and ``--model`` in the copy of the kernel."""
 
 
 def start_factory(path: str, *, option: str = "--kernel") -> object:
-    """Import the object that an option names, and call it if it is a function; see `imported_object`.
+    """Import what an option names, and call it if it is a function; the result may be awaitable.
 
     Call this before an event loop runs, so that module and factory may run their own.
-
-    Returns:
-        The factory's result, which may be awaitable; see `kernel_of` and `awaited`.
-
-    Raises:
-        PlannerInvalidConfigurationError: If the module or name is unknown, or either
-            fails.
     """
     found = imported_object(path, option=option)
     if isinstance(found, Kernel) or not callable(found):
@@ -66,10 +59,6 @@ def imported_object(path: str, *, option: str) -> object:
     Args:
         path: ``module:name``, dots allowed in both.
         option: The option's name, for errors.
-
-    Raises:
-        PlannerInvalidConfigurationError: If the module or name is unknown, or the
-            module fails.
     """
     module_name, _, name = path.partition(":")
     if not module_name or not name or module_name.startswith(".") or "/" in module_name:
@@ -102,7 +91,7 @@ def imported_object(path: str, *, option: str) -> object:
 
 
 def _imported(name: str) -> ModuleType | None:
-    """Import a module; None if it, or one of its parent packages, does not exist."""
+    """Import a module; None if it, or a parent package, does not exist."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -112,22 +101,13 @@ def _imported(name: str) -> ModuleType | None:
 
 
 async def awaited(made: object, path: str, *, option: str = "--kernel") -> object:
-    """Await the result of `start_factory`, if it is awaitable.
-
-    Raises:
-        PlannerInvalidConfigurationError: If the factory fails.
-    """
+    """Await the result of `start_factory`, if it is awaitable."""
     with _blamed(f"{option} {path}: the factory"):
         return cast("object", await made) if inspect.isawaitable(made) else made
 
 
 async def kernel_of(made: object, path: str) -> Kernel:
-    """Return the kernel in the result of `start_factory`, awaited if necessary.
-
-    Raises:
-        PlannerInvalidConfigurationError: If the factory fails, or does not return a
-            kernel.
-    """
+    """Return the kernel in the result of `start_factory`."""
     kernel = await awaited(made, path)
     if not isinstance(kernel, Kernel):
         raise PlannerInvalidConfigurationError(
@@ -139,7 +119,7 @@ async def kernel_of(made: object, path: str) -> Kernel:
 
 @contextmanager
 def _blamed(what: str, *passed: type[Exception]) -> Generator[None]:
-    """Name the user's code that raised, and the line; some exceptions pass as they are."""
+    """Name the user's code that raised, and the line; exceptions ``passed`` stay as they are."""
     try:
         yield
     except passed:
@@ -158,15 +138,11 @@ def _blamed(what: str, *passed: type[Exception]) -> Generator[None]:
 
 
 def openai_service(base_url: str | None, model: str | None) -> OpenAIChatCompletion:
-    """Make the service that ``--base-url`` and ``--model`` describe, with the environment's values as defaults.
+    """Make the service that ``--base-url`` and ``--model`` describe.
 
     Args:
-        base_url: None uses ``OPENAI_BASE_URL``, or OpenAI.
-        model: None uses ``OPENAI_CHAT_MODEL_ID``.
-
-    Raises:
-        PlannerInvalidConfigurationError: If the URL is not valid, or model or key are
-            missing.
+        base_url: Default: ``OPENAI_BASE_URL``, or OpenAI.
+        model: Default: ``OPENAI_CHAT_MODEL_ID``.
     """
     settings = OpenAISettings()
     model = model or settings.chat_model_id
@@ -192,12 +168,7 @@ def openai_service(base_url: str | None, model: str | None) -> OpenAIChatComplet
 
 
 def with_service(kernel: Kernel, service: ChatCompletionClientBase) -> Kernel:
-    """Copy a kernel and put a service in front of the existing ones.
-
-    Raises:
-        PlannerInvalidConfigurationError: If the kernel's own selector insists on
-            another service.
-    """
+    """Copy a kernel, and put a service in front of its own."""
     copied = kernel_with_service(kernel, service)
     selected, _ = select_service(copied, SERVICE_ID, KernelArguments())
     if selected is not service:
@@ -241,7 +212,7 @@ class Application:
 
     Attributes:
         planner: None where the factory gives a kernel alone.
-        arguments_for: Returns the application's arguments for a run, by its name.
+        arguments_for: Returns a run's arguments, by its name.
         authorize: Says who may act on a run.
     """
 
@@ -252,7 +223,7 @@ class Application:
 
     @property
     def hooks(self) -> tuple[Authorize, ...]:
-        """The application's hook, and that of its planner."""
+        """The application's hook, and its planner's."""
         return hooks_of(
             (
                 *hooks_of(self.authorize),
@@ -262,12 +233,7 @@ class Application:
 
 
 def started_application(path: str) -> Callable[[], Awaitable[Application]]:
-    """Start the factory that ``--app`` names, before an event loop runs; the result awaits and reads what it gives.
-
-    Raises:
-        PlannerInvalidConfigurationError: If the factory is unknown or fails, or what it
-            gives is of another shape.
-    """
+    """Start the factory of ``--app``, before an event loop runs; the result awaits what it gives."""
     made = start_factory(path, option="--app")
 
     async def application() -> Application:
@@ -287,11 +253,7 @@ def started_hook(path: str) -> Callable[[], Awaitable[tuple[Authorize, ...]]]:
 
 
 def _application(made: object, path: str) -> Application:
-    """Read a kernel, a tuple, or an object or mapping that names the parts.
-
-    Raises:
-        PlannerInvalidConfigurationError: If it is of another shape.
-    """
+    """Read a kernel, a tuple, or an object or mapping that names the parts."""
     parts: Mapping[str, Any] = {}
     given: tuple[object, ...] = (made,)
     if isinstance(made, Kernel):

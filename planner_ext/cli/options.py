@@ -1,4 +1,7 @@
-"""The options of the commands, each declared once. Imports nothing heavy."""
+"""The options of the commands, each declared once. Imports nothing heavy.
+
+Options with a store have no ``repr``: its address may hold a password.
+"""
 
 import getpass
 import json
@@ -16,12 +19,10 @@ from planner_ext.approval.decisions import ApprovalSettings, Authorize
 from planner_ext.core.errors import InvalidLimitError
 
 STORE_VARIABLE = "PLANNER_EXT_STORE"
-"""The environment variable in place of ``--store``: other users of the machine can read
-a command line."""
+"""In place of ``--store``: other users of the machine can read a command line."""
 
 _KEY_VARIABLES = ("PLANNER_EXT_CHECKPOINT_KEY", "PLANNER_EXT_KEY")
-"""The environment variables with the key that signs exported runs: the first one that
-is set and not empty."""
+"""The key that signs exported runs: the first of these that is not empty."""
 
 
 def signing_key() -> bytes | None:
@@ -121,13 +122,7 @@ class ApprovalArgs:
     ask_all: bool = False
 
     def planner_options(self) -> dict[str, Any]:
-        """Return the planner's options for them; empty without one.
-
-        Raises:
-            PlannerInvalidConfigurationError: If the two contradict each other, or the
-                file cannot be read.
-            InvalidPolicyError: If the file's policy is invalid.
-        """
+        """Return the planner's options for them; empty without one."""
         if self.policy is None:
             return (
                 {"approval": ApprovalSettings(unmatched="defer")}
@@ -151,7 +146,7 @@ class ApprovalArgs:
 
 
 Hooks = Callable[[], Awaitable[tuple[Authorize, ...]]]
-"""Returns the ``authorize`` hooks of an application."""
+"""Returns an application's ``authorize`` hooks."""
 
 
 async def no_hooks() -> tuple[Authorize, ...]:
@@ -164,9 +159,6 @@ class AppArgs:
     """The application that may refuse an action.
 
     Its factory is called here, before an event loop runs, so that it may run its own.
-
-    Raises:
-        PlannerInvalidConfigurationError: If it cannot be used.
     """
 
     app: App = None
@@ -191,9 +183,7 @@ class ActorArgs(AppArgs):
     by: By
 
 
-@dataclass(
-    frozen=True, kw_only=True, repr=False
-)  # a store's address may hold a password
+@dataclass(frozen=True, kw_only=True, repr=False)
 class DecisionArgs(ActorArgs):
     """A call or question that waits in a store, and who decides it."""
 
@@ -223,9 +213,7 @@ class RunOptions(ApprovalArgs):
     stream: Annotated[bool, typer.Option("--stream/--no-stream")] = True
 
 
-@dataclass(
-    frozen=True, kw_only=True, repr=False
-)  # a store's address may hold a password
+@dataclass(frozen=True, kw_only=True, repr=False)
 class GoalArgs:
     """A new run: its goal, its limits, and its store.
 
@@ -275,15 +263,13 @@ class LimitArgs:
     max_cost: Annotated[float | None, typer.Option(metavar="USD")] = None
 
     def given(self) -> dict[str, Any]:
-        """Return those that are given."""
+        """Return those that are set."""
         return {
             name: value for name, value in asdict(self).items() if value is not None
         }
 
 
-@dataclass(
-    frozen=True, kw_only=True, repr=False
-)  # a store's address may hold a password
+@dataclass(frozen=True, kw_only=True, repr=False)
 class SubmitArgs(ApprovalArgs, AppArgs):
     """A run for the workers of a store, and what its worker must have; any other worker refuses it.
 
@@ -320,9 +306,7 @@ class ReplayArgs:
     as_json: Json = False
 
 
-@dataclass(
-    frozen=True, kw_only=True, repr=False
-)  # a store's address may hold a password
+@dataclass(frozen=True, kw_only=True, repr=False)
 class ForkArgs(ActorArgs):
     """The run's iteration to fork after, and the options of the fork.
 
@@ -341,9 +325,7 @@ class ForkArgs(ActorArgs):
     html: File = None
 
 
-@dataclass(
-    frozen=True, kw_only=True, repr=False
-)  # a store's address may hold a password
+@dataclass(frozen=True, kw_only=True, repr=False)
 class ListArgs:
     """A part of a list.
 
@@ -358,9 +340,7 @@ class ListArgs:
     as_json: Json = False
 
 
-@dataclass(
-    frozen=True, kw_only=True, repr=False
-)  # a store's address may hold a password
+@dataclass(frozen=True, kw_only=True, repr=False)
 class BudgetArgs:
     """Which shared budgets to list, or to reset.
 
@@ -382,9 +362,7 @@ class BudgetArgs:
     as_json: Json = False
 
 
-@dataclass(
-    frozen=True, kw_only=True, repr=False
-)  # a store's address may hold a password
+@dataclass(frozen=True, kw_only=True, repr=False)
 class RunListArgs(ListArgs):
     """Which runs to list.
 
@@ -457,9 +435,7 @@ class CompareArgs:
     goal: Words = None
 
 
-@dataclass(
-    frozen=True, kw_only=True, repr=False
-)  # a store's address may hold a password
+@dataclass(frozen=True, kw_only=True, repr=False)
 class WorkerArgs(ApprovalArgs):
     """The application and the limits of a worker.
 
@@ -499,9 +475,7 @@ class WorkerArgs(ApprovalArgs):
     grace: Annotated[float, typer.Option(metavar="SECONDS", min=0)] = 30.0
 
 
-@dataclass(
-    frozen=True, kw_only=True, repr=False
-)  # a store's address may hold a password
+@dataclass(frozen=True, kw_only=True, repr=False)
 class ServeArgs(AppArgs):
     """The store and the address of an inbox.
 

@@ -1,4 +1,4 @@
-"""``planner-ext replay``: replays a recorded run of the planner, and prints it with its differences."""
+"""``planner-ext replay``: replays a recorded run of a planner, and prints the differences."""
 
 import json
 import sys
@@ -33,13 +33,7 @@ from planner_ext.testing.cassette import Cassette
 
 
 def replay_cassette(args: ReplayArgs) -> int:
-    """Replay a cassette; return the exit code.
-
-    Raises:
-        CassetteError: If the file is not a valid cassette.
-        PlannerInvalidConfigurationError: If its run was not made by a planner whose
-            options the journal holds.
-    """
+    """Replay a cassette; return the exit code."""
     cassette = Cassette.read(args.file)
     functions = args.functions or ("recorded" if args.kernel is None else "live")
     if functions not in ("live", "recorded"):
@@ -73,7 +67,7 @@ def replay_cassette(args: ReplayArgs) -> int:
 
 
 class _ReplayedRun(CliRun):
-    """The first run of a cassette, rebuilt with the options in its journal, and decided as recorded."""
+    """A cassette's first run, with the options in its journal, decided as recorded."""
 
     def __init__(self, cassette: Cassette, args: ReplayArgs) -> None:
         super().__init__(RunOptions(kernel=args.kernel, stream=False))
@@ -101,11 +95,6 @@ class _ReplayedRun(CliRun):
         self._finished = {(fact.iteration, fact.index, fact.function) for fact in done}
 
     def open_on(self, tape: Tape) -> None:
-        """Make kernel and planner with the options of the recorded run.
-
-        Raises:
-            PlannerInvalidConfigurationError: If the kernel cannot be used.
-        """
         path = self.options.kernel
         started = self._started
         made = _stand_ins(self._cassette) if path is None else start_factory(path)
@@ -142,7 +131,7 @@ class _ReplayedRun(CliRun):
         return result
 
     async def _decision(self, call: ToolCall) -> Decision | None:
-        """Repeat the last recorded decision on a call; one that did not run is answered with its recorded result.
+        """Repeat the last recorded decision on a call.
 
         A file approves nothing: a call that a person decided, or whose function needs
         an approval, returns its recorded result, and waits without one.
@@ -181,7 +170,6 @@ class _ReplayedRun(CliRun):
         )
 
     def _answers(self, result: Result) -> Mapping[str, Decision]:
-        """Return the recorded answers to the questions that wait."""
         answered = {
             fact.question: fact
             for fact in self._recorded
@@ -196,12 +184,7 @@ class _ReplayedRun(CliRun):
 
 
 def _stand_ins(cassette: Cassette) -> Kernel:
-    """Make a kernel with the functions that the recorded requests offered; they cannot be called.
-
-    Raises:
-        PlannerInvalidConfigurationError: If the cassette does not describe them as
-            OpenAI's API does.
-    """
+    """Make a kernel of the functions that were offered; they cannot be called."""
     try:
         return _described_kernel(
             tool for asked, _ in cassette.exchanges for tool in asked.tools

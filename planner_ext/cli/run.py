@@ -1,9 +1,8 @@
-"""One run on the user's kernel, from the command line: begun, decided at the terminal, and printed.
+"""One run on the user's kernel, decided at the terminal. `drive` keeps one in a store.
 
-Nothing of it is kept; `drive` keeps one in a store. Progress goes to stderr. Stdout
-gets only the answer, or with ``--json`` one JSON document; the output of the kernel's
-own code goes to stderr, too. No event loop runs while a run is paused, so a person may
-take any time to decide, and Ctrl-C works as in any program.
+Stdout gets only the answer, or with ``--json`` one document; progress and the output of
+the kernel's own code go to stderr. No event loop runs while a run is paused, so a
+person may take any time to decide.
 """
 
 import asyncio
@@ -65,10 +64,10 @@ _EXIT_CODES = {
     "paused": ExitCode.PAUSED,
     "asked": ExitCode.PAUSED,
 }
-"""The exit code of each status; any other is `ExitCode.NO_ANSWER`."""
+"""Of each status; any other has `ExitCode.NO_ANSWER`."""
 
 _KEPT_OPTIONS = ("kernel", "base_url", "model", "policy")
-"""The options that the command which continues a run repeats, beside ``--ask-all``."""
+"""Options that the command which continues a run repeats, beside ``--ask-all``."""
 
 
 def run_goal(goal: GoalArgs, options: RunOptions, *, by: str | None) -> int:
@@ -87,12 +86,12 @@ def run_goal(goal: GoalArgs, options: RunOptions, *, by: str | None) -> int:
 
 
 class CliRun:
-    """One run on the user's kernel, with its progress; what waits in it is decided at the terminal.
+    """One run on the user's kernel, with its progress, decided at the terminal.
 
     Attributes:
         by: Who decides, for the record.
         facts: The journal so far.
-        prompt: Asks a person about the pending calls; None without a terminal.
+        prompt: None without a terminal.
         run_id: The run's name, if it is in a store.
         planner: Set by `open`, as the kernel is.
     """
@@ -128,11 +127,6 @@ class CliRun:
         Args:
             plan: None plans if the kernel has functions.
             **options: Further options of the planner.
-
-        Raises:
-            PlannerInvalidConfigurationError: If options, kernel or service cannot be
-                used.
-            InvalidPolicyError: If the policy cannot be read.
         """
         given = self.options
         service_id = None
@@ -182,9 +176,7 @@ class CliRun:
     def resume(self, result: Result, decisions: Mapping[str, Decision]) -> Result:
         """Drive a paused run to the next pause, or its end; decisions are by call id.
 
-        Raises:
-            DecisionRefusedError: If a decision is invalid; then no decision is taken,
-                and nothing runs.
+        If one is refused, none is taken, and nothing runs.
         """
         if self.options.stream:
             return self.drive(
@@ -199,7 +191,7 @@ class CliRun:
         )
 
     def close(self) -> None:
-        """Close the service that was made for the run, and the event loop, unless the run still works in it."""
+        """Close the service and the event loop, unless the run still works in it."""
         if self._working:
             return
         with self._runner:
@@ -209,14 +201,12 @@ class CliRun:
     def drive(self, part: Coroutine[Any, Any, Result]) -> Result:
         """Await a part of the run, within the rest of the timeout, and show its progress.
 
-        Raises:
-            KeyboardInterrupt: If Ctrl-C is pressed; the run is cancelled first.
-            Exception: Any fault.
+        Ctrl-C raises after the run is cancelled.
         """
         return self._runner.run(self._timed(part))
 
     def execute(self, first: Callable[[], Result]) -> int:
-        """Execute the command's part of the run, print the result, and return the exit code.
+        """Drive the run and print the result; return the exit code.
 
         Args:
             first: Opens the run and drives it to its first pause, or its end.
@@ -258,15 +248,15 @@ class CliRun:
         return code
 
     def interrupted(self) -> Result | None:
-        """Handle Ctrl-C: return the result of a run that it stops, or None if the run is kept as it is."""
+        """Handle Ctrl-C: return the result of a stopped run, or None if it is kept as it is."""
         return self.stopped("Interrupted from the keyboard.")
 
     def explain_fault(self) -> None:
-        """Print what a person needs to know after a fault: here, what the run spent."""
+        """Print what a person needs to know after a fault: here, what was spent."""
         self.console.say(spent_line(self.stopped(""), ended="failed"), "dim")
 
     def explain_pause(self, result: Result) -> None:
-        """Print the pending calls, unless a person has just seen them, and how such a run is kept."""
+        """Print the pending calls, unless just seen, and how such a run is kept."""
         if self.prompt is not None:
             self.console.say(
                 "Left undecided, and not kept. With --store FILE a run waits in a store instead."
@@ -280,7 +270,7 @@ class CliRun:
         )
 
     def resume_words(self) -> list[str]:
-        """Return the run's original options as command-line words, for the command that continues it."""
+        """Return the original options as words of the command that continues the run."""
         given = {
             f"--{name.replace('_', '-')}": getattr(self.options, name)
             for name in _KEPT_OPTIONS
@@ -294,7 +284,7 @@ class CliRun:
         return ["--ask-all", *words] if self.options.ask_all else words
 
     def stopped(self, reason: str) -> Result:
-        """Return a cancelled run's result: every call has an answer, and everything spent is counted."""
+        """Return a cancelled run's result: every call is answered, everything spent is counted."""
         if not self.facts:
             return Result(status="stopped", reason=reason)
         state = fold(self.facts)
@@ -314,8 +304,7 @@ class CliRun:
     def _next(self, result: Result) -> Result | None:
         """Resume a paused run; None if it has ended, or a call is left undecided.
 
-        A person is asked about one call at a time, and the run resumed with the
-        decision, so that each is recorded.
+        Each decision resumes the run, so that it is recorded before the next question.
         """
         if result.status not in ("paused", "asked"):
             return None
@@ -343,7 +332,7 @@ class CliRun:
             return self.resume(result, {})
 
     async def _timed(self, part: Coroutine[Any, Any, Result]) -> Result:
-        """Await a part within the rest of the timeout; the time between two parts does not count."""
+        """Await a part within the rest of the timeout; the time between parts does not count."""
         began = time.monotonic()
         scope = asyncio.timeout(self._seconds_left)
         if self._seconds_left is not None:
@@ -363,7 +352,7 @@ class CliRun:
         return self.stopped(f"The timeout of {self._timeout:g} s was reached.")
 
     def _warn(self, policies: Sequence[ApprovalPolicy]) -> None:
-        """Warn of likely mistakes: a kernel without functions, or a rule that matches none of its functions."""
+        """Warn of a kernel without functions, and of rules that match none of its functions."""
         if not self.kernel.plugins:
             self.console.say(
                 "The kernel has no functions: the model can only talk. See --kernel.",
@@ -386,13 +375,12 @@ class CliRun:
                 )
 
     def note(self, fact: Fact) -> None:
-        """Observe a run that is not kept: add a fact to the journal, and print it unless a stream does."""
+        """Observe a run that is not kept; print the fact unless a stream does."""
         self.facts.append(fact)
         if not self.options.stream:
             self.progress.show(fact)
 
     def _fault_text(self, error: Exception) -> str:
-        """Describe a fault in the run, with the endpoint that ``--base-url`` or ``--model`` gave."""
         text = str(error) if isinstance(error, KernelException) else described(error)
         return (
             text
@@ -402,7 +390,7 @@ class CliRun:
 
 
 def _is_approved_already(call: ToolCall, result: Result) -> bool:
-    """Whether an approval for the rest of the run covers this call, which waited before the approval was given."""
+    """Whether an approval for the rest of the run, given later, covers this call."""
     state = result.checkpoint.state()
     fact = next(
         one.decided_fact
@@ -416,7 +404,7 @@ def _is_approved_already(call: ToolCall, result: Result) -> bool:
 
 
 def _is_unusable(error: Exception) -> bool:
-    """Whether an error concerns the command line, a file, a store or the kernel, and not the run itself."""
+    """Whether an error concerns the command line, a file, a store or the kernel, not the run."""
     if isinstance(error, KernelException):
         return isinstance(
             error,
@@ -430,7 +418,7 @@ def _is_unusable(error: Exception) -> bool:
 def print_result(
     result: Result, out: TextIO, console: Terminal, *, as_json: bool, run_id: str = ""
 ) -> None:
-    """Print the answer on stdout, framed for a person, and the run's summary on stderr."""
+    """Print the answer on stdout, framed for a person, and the summary on stderr."""
     if as_json:
         named = {"run_id": run_id} if run_id else {}
         out.write(json.dumps({**named, **document(result)}, indent=2) + "\n")
@@ -445,7 +433,7 @@ def print_result(
 
 
 def document(result: Result) -> dict[str, object]:
-    """Convert a result to plain JSON values, with the messages in the format of OpenAI's API."""
+    """Convert a result to JSON values, with messages in the format of OpenAI's API."""
     return {
         "status": result.status,
         "final_answer": result.final_answer,
@@ -462,11 +450,7 @@ def document(result: Result) -> dict[str, object]:
 
 
 def goal_options(goal: GoalArgs) -> dict[str, Any]:
-    """Return the planner's options for a new run.
-
-    Raises:
-        PlannerInvalidConfigurationError: If a limit is not valid.
-    """
+    """Return the planner's options for a new run."""
     return {
         "plan": goal.plan,
         "max_iterations": goal.max_iterations,
@@ -476,7 +460,7 @@ def goal_options(goal: GoalArgs) -> dict[str, Any]:
 
 
 def new_limits(state: State, max_iterations: int | None) -> Budget | None:
-    """Return a run's limits with a new limit of round trips; None without one, which keeps all limits."""
+    """Return a run's limits with another number of round trips; None without one."""
     return (
         None
         if max_iterations is None

@@ -84,11 +84,7 @@ async def submit_run(args: cli.SubmitArgs, limits: cli.LimitArgs) -> None:
 
 
 def _arguments(given: Sequence[str]) -> dict[str, object]:
-    """Read ``NAME=VALUE``; a value is JSON, or else text.
-
-    Raises:
-        InvalidLimitError: If the name is missing.
-    """
+    """Read ``NAME=VALUE``; a value is JSON, or else text."""
     arguments: dict[str, object] = {}
     for item in given:
         name, sign, written = item.partition("=")
@@ -231,7 +227,7 @@ async def list_runs(args: cli.RunListArgs) -> None:
 
 
 def _with_moments(record: Any, *names: str) -> Mapping[str, object]:
-    """Return the fields of a record, with these times as dates."""
+    """Return a record's fields, with these times as dates."""
     values = asdict(record)
     return values | {
         name: None if values[name] is None else _moment(values[name]) for name in names
@@ -244,11 +240,11 @@ def _moment(at: float) -> datetime:
 
 _RUN_HEAD = ("run", "status", "iterations", "calls", "tokens", "cost", "changed")
 _NUMBERS = range(2, 6)
-"""The columns that are aligned to the right."""
+"""The right-aligned columns."""
 
 
 def _run_lines(records: Sequence[RunRecord], console: Terminal) -> Iterable[Text]:
-    """Lay out runs: for a terminal a table with what each waits for and its goal below, else a line for each."""
+    """Lay out runs: as a table for a terminal, else a line for each."""
     rows = [_run_cells(record, short=console.is_terminal) for record in records]
     head = [_RUN_HEAD] if console.is_terminal and rows else []
     widths = [max(map(cell_len, column)) for column in zip(*head, *rows, strict=True)]
@@ -563,7 +559,7 @@ async def list_workers(store: cli.Store, as_json: cli.Json = False) -> None:
 
 
 async def show_budgets(args: cli.BudgetArgs) -> None:
-    """Print what was used of shared budgets; with ``reset`` forget it first."""
+    """Print what was used of shared budgets; ``reset`` forgets it first."""
     async with BudgetStore(args.store, create=False) as store:
         if args.reset:
             if args.budget is None:
@@ -592,11 +588,11 @@ _PARTS: Mapping[str, tuple[str, str]] = {
     "max_total_tokens": ("tokens", "tokens {:,}"),
     "max_cost": ("cost", "cost ${:,.4f}"),
 }
-"""Each limit, the part of what is used that it bounds, and how that is written."""
+"""The part of what is used that each limit bounds, and its format."""
 
 
 def _budget_lines(row: BudgetUsage) -> Iterable[Text]:
-    """Format a row; names and keys come from users, so that all that is invisible in them is escaped."""
+    """Format a row; users choose names and keys, so what is invisible in them is escaped."""
     key = f"  {exact(row.key)}" if row.key else ""
     reached = "" if row.reached is None else f"  {exact(row.reached)} reached"
     yield Text.assemble(

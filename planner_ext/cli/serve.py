@@ -32,17 +32,12 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Do nothing: a signal ends the command with its own exit code."""
+        """Do nothing: the command handles signals."""
         yield
 
 
 async def serve_inbox(args: ServeArgs) -> None:
-    """Serve until SIGTERM or Ctrl-C, and print the address with its token.
-
-    Raises:
-        PlannerExtError: If the address is not this machine's own and no name is allowed
-            for it, or cannot be used.
-    """
+    """Serve until SIGTERM or Ctrl-C, and print the address with its token."""
     if args.host not in LOOPBACK and not args.allow_host:
         raise PlannerExtError(
             f"--host {args.host} lets other machines reach the inbox, where anyone with the token may decide. If that "

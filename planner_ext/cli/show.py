@@ -1,4 +1,4 @@
-"""Prints a run for a person: round trips with their text as it arrives, calls and their outcomes, what waits."""
+"""Prints a run for a person: its texts as they arrive, calls, outcomes, what waits."""
 
 import json
 import time
@@ -35,19 +35,19 @@ _RAN = ("ok", "failed", "timed_out", "cancelled")
 """The outcomes of a function that was started."""
 
 _BESIDE = 18
-"""Cells of a line of the frame that the arguments of a call do not get."""
+"""Cells of a framed line that a call's arguments do not get."""
 
 
 class Progress:
-    """Prints the events of one run; a terminal also shows what the run waits for, and the rest of its limits.
+    """Prints the events of one run; a terminal also shows what it waits for and its limits.
 
-    Takes the events of ``invoke_stream``, or, as an observer of ``invoke``, only the
-    facts; then each text is printed whole.
+    Takes the events of ``invoke_stream``, or only the facts; then each text is printed
+    whole.
 
     Attributes:
-        followed: The number of facts that it has seen.
-        until: When the command's own timeout ends the run, in seconds since the epoch;
-            None without one.
+        followed: The number of facts read.
+        until: When the command's timeout ends the run, in seconds since the epoch, or
+            None.
     """
 
     def __init__(self, console: Terminal) -> None:
@@ -74,7 +74,7 @@ class Progress:
             self._flow = None
 
     def catch_up(self, earlier: Iterable[facts.Fact]) -> None:
-        """Read earlier facts of the same run without printing them."""
+        """Read earlier facts of the run without printing them."""
         for fact in earlier:
             self._follow(fact)
 
@@ -90,7 +90,7 @@ class Progress:
         raise AssertionError("a stream ends with its result")
 
     def show(self, event: PlannerEvent) -> None:
-        """Print an event; the spinner pauses meanwhile."""
+        """Print an event."""
         self._rest()
         match event:
             case TextDelta():
@@ -106,7 +106,7 @@ class Progress:
         self._wait()
 
     def note(self, text: str) -> None:
-        """Print a line about the run that is in no fact; the spinner pauses meanwhile."""
+        """Print a line about the run that is in no fact."""
         self._rest()
         self._line(text, "dim")
         self._wait()
@@ -154,7 +154,6 @@ class Progress:
                 pass
 
     def _print(self, fact: facts.Fact) -> None:
-        """Print the lines of a fact; some have none."""
         match fact:
             case facts.Resumed():
                 self._spinner = self._new_spinner()
@@ -179,7 +178,6 @@ class Progress:
                 pass
 
     def _print_decision(self, fact: facts.CallDecided, call: TimelineCall) -> None:
-        """Print what a person decided."""
         if call.decisions:
             kind = call.decisions[-1].kind
             edited = (
@@ -190,7 +188,7 @@ class Progress:
             )
 
     def _print_call(self, call: TimelineCall) -> None:
-        """Print the line of a call that has changed; some changes have none."""
+        """Print the line of a changed call; some changes have none."""
         signs = self._console.signs
         match call.outcome:
             case "running":
@@ -212,7 +210,7 @@ class Progress:
                 self._print_result(call)
 
     def _print_result(self, call: TimelineCall) -> None:
-        """Print a call's function, how it ended or after how long, and its result in one row."""
+        """Print a call's end in one row."""
         text = call.result or call.error
         note = "not run"
         if call.outcome in _RAN:
@@ -255,7 +253,7 @@ class Progress:
             self._spinner.start()
 
     def _activity(self) -> Text:
-        """Describe what the run waits for, and what is left of its limits at this moment."""
+        """Describe what the run waits for, and what is left of its limits now."""
         running = sorted(
             call.function for call in self._reader.calls if call.outcome == "running"
         )
@@ -280,10 +278,10 @@ class Progress:
         """Describe what is left of the limits that are set.
 
         Args:
-            without: Limits to leave out.
-            at: The time that deadlines are compared with, in seconds since the epoch.
-            elapsed: Active time that no fact has counted yet.
-            until: A deadline besides that of the run, or None.
+            without: Limits to omit.
+            at: Now, in seconds since the epoch.
+            elapsed: Active seconds that no fact has counted yet.
+            until: A deadline besides the run's own.
         """
         state = self._reader.state
         amounts = Left.of(state.rules.limits, state.usage, at).amounts
@@ -316,7 +314,7 @@ _LEFT: Mapping[str, Callable[[float], str]] = {
     "max_total_tokens": lambda left: counted(int(left), "token"),
     "max_cost": lambda left: f"${left:,.4f}",
 }
-"""How what is left of a limit is written."""
+"""The format of what is left of a limit."""
 
 
 def _remark(
@@ -356,8 +354,8 @@ def print_pending(
         console: Where to print.
         call: The call.
         more: The number of other pending calls.
-        lines: Maximum lines of the prompt and the arguments together; more is cut from
-            their middle, with a note at that place. None prints them whole.
+        lines: The most lines of prompt and arguments; more is cut from their middle,
+            with a note there.
 
     Returns:
         Whether anything was cut.
@@ -417,12 +415,12 @@ def print_answer(
 
 
 def _call_text(call: TimelineCall) -> str:
-    """Format a call for a person, with the arguments that it runs with."""
+    """Format a call with the arguments that it runs with."""
     return f"{one_line(call.function)}({_arguments_text(call.arguments)})"
 
 
 def _arguments_text(written: str) -> str:
-    """Format a call's JSON arguments for a person; anything but a JSON object stays as it is."""
+    """Format JSON arguments for a person; anything but an object stays as it is."""
     try:
         parsed: object = json.loads(written or "{}")
     except ValueError:

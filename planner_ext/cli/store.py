@@ -1,4 +1,4 @@
-"""A store on the command line: how it is opened and named, and how a list of it is printed.
+"""A store on the command line: how it is opened and named, how a list of it is printed.
 
 Imports no Semantic Kernel.
 """
@@ -26,16 +26,7 @@ from planner_ext.durable.store import opened_store
 async def opened_runs(
     where: str, **options: Unpack[WorkerOptions]
 ) -> AsyncGenerator[Runs, None]:
-    """Open a store to drive runs in it; a missing SQLite file is created.
-
-    Args:
-        where: The file, or a ``postgresql://`` address.
-        **options: See `WorkerOptions`.
-
-    Raises:
-        StoreError: If it cannot be used.
-        WorkerInUseError: If a living worker has this name.
-    """
+    """Open a store to drive runs in it; a missing SQLite file is created."""
     opening = Runs.postgres if is_address(where) else Runs.sqlite
     async with opening(where, **options) as opened:
         yield opened
@@ -45,11 +36,7 @@ async def opened_runs(
 async def opened_client(
     where: str, hooks: cli.Hooks = cli.no_hooks, *, create: bool = False
 ) -> AsyncGenerator[RunsClient]:
-    """Open a store to read its runs, or to act on them under the hooks of an application.
-
-    Raises:
-        StoreError: If it does not exist, and is not to be created, or cannot be used.
-    """
+    """Open a store to read its runs, or to act on them under an application's hooks."""
     doorkeeper = Doorkeeper(
         authorize=await hooks()
     )  # a name given as --by is only typed
@@ -63,7 +50,7 @@ def store_name(where: str) -> str:
 
 
 def command_on(where: str, *words: str) -> str:
-    """Build a shell command of this program on a store, without the password in its address."""
+    """Build a shell command on a store, without the password in its address."""
     known = os.environ.get(cli.STORE_VARIABLE) == where
     option = [] if known else ["--store", store_name(where)]
     return shlex.join(["planner-ext", *words, *option])
@@ -77,7 +64,7 @@ def say(text: str) -> None:
 def print_rows(
     rows: Sequence[object], lines: Iterable[Text], *, as_json: bool, none: str
 ) -> None:
-    """Print a list as JSON or as lines; for an empty one, print a sentence on stderr."""
+    """Print a list as JSON or as lines; for an empty one, a sentence on stderr."""
     if as_json:
         print(json_document(rows))
     elif not rows:
@@ -107,7 +94,7 @@ def print_page(
 
 
 def result_code(status: str) -> ExitCode:
-    """Return the exit code for the status of a kept run."""
+    """Return the exit code for a kept run's status."""
     match status:
         case "answered":
             return ExitCode.ANSWERED

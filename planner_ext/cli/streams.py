@@ -1,4 +1,4 @@
-"""The command's streams and signals: it outlives the readers of its output, and ends in order at a signal."""
+"""The command's streams, which outlive their readers, and its signals."""
 
 import asyncio
 import io
@@ -13,22 +13,16 @@ from planner_ext.core.errors import PlannerExtError
 
 
 class _Output(io.TextIOWrapper):
-    """A standard stream that discards its output from the first error on.
-
-    Attributes:
-        error: The first error; None without one.
-    """
+    """A standard stream that discards its output from the first ``error`` on."""
 
     error: OSError | None = None
 
     def write(self, text: str, /) -> int:
-        """Write a text."""
         with self._discarding():
             return super().write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Write what is buffered."""
         with self._discarding():
             super().flush()
 
@@ -45,13 +39,13 @@ class _Output(io.TextIOWrapper):
 
 @contextmanager
 def standard_streams() -> Generator[None]:
-    """Replace stdout and stderr inside; a closed stream becomes one that discards its output.
+    """Replace stdout and stderr; a closed one discards its output.
 
-    A terminal that lacks a character shows a question mark.
+    A character that a terminal lacks becomes a question mark.
 
     Raises:
-        PlannerExtError: At the end, if stdout could not be written, for another reason
-            than that its reader left.
+        PlannerExtError: At the end, if stdout could not be written although its reader
+            stayed.
     """
     for number in range(3):
         try:
@@ -96,7 +90,7 @@ def _output(given: object, number: int) -> _Output:
 
 
 def on_signals(end: Callable[[], None]) -> None:
-    """Call a function of the running loop at SIGINT and SIGTERM; on Windows, Ctrl-C interrupts the command instead."""
+    """Call a function of the loop at SIGINT and SIGTERM; on Windows, Ctrl-C interrupts the command."""
     if sys.platform != "win32":  # its event loops have no signal handlers
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, end)

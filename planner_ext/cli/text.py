@@ -1,4 +1,4 @@
-"""Text for a terminal: consoles, paragraphs, and cutting to the space that there is."""
+"""Text for a terminal: consoles, paragraphs, and cutting to the available space."""
 
 import json
 import logging
@@ -21,7 +21,7 @@ from planner_ext.core.values import Usage
 
 
 class Signs(NamedTuple):
-    """The few symbols beside the words, and the spinner, in characters that a console's encoding has."""
+    """Symbols beside the words, and the spinner, that a console's encoding has."""
 
     call: str = "→"
     good: str = "✓"
@@ -31,16 +31,14 @@ class Signs(NamedTuple):
 
 
 _HANGING = Text("\n    ")
-"""Continues a paragraph after a line end in it: a model's text must not begin a line of
-the command's own."""
+"""Continues a paragraph: a model's text must not begin a line of the command's own."""
 
 
 class Terminal(Console):
     """A console that prints text literally, without markup, highlighting or emoji codes.
 
     Attributes:
-        text_width: The cells that a line of text may take: longer lines are hard to
-            read, however wide the screen is.
+        text_width: The cells of a readable line of text, at most 100.
         signs: The symbols beside the words.
     """
 
@@ -54,12 +52,12 @@ class Terminal(Console):
         self.signs = Signs() if unicode else Signs("->", "ok", "xx", "...", "line")
 
     def say(self, text: Text | str, style: str = "") -> None:
-        """Print a paragraph; it is wrapped only for a terminal, so that a log can be searched."""
+        """Print a paragraph, wrapped only for a terminal, so that a log can be searched."""
         paragraph = Text(text, style) if isinstance(text, str) else text
         self.print(_HANGING.join(paragraph.split("\n")), soft_wrap=not self.is_terminal)
 
     def complain(self, text: str, *, lead: str = "Error: ") -> None:
-        """Print an error as a paragraph."""
+        """Print an error."""
         self.say(Text.assemble((lead, "bold red"), printable(text)))
 
     def encodable(self, text: str) -> str:
@@ -69,12 +67,11 @@ class Terminal(Console):
     def print_line(
         self, *parts: Text | str | tuple[str, str], indent: int | None = None
     ) -> None:
-        """Print texts, each with its style if it has one, as one line; nothing in them can look like another line.
+        """Print texts, each with its style, as one line; nothing in them can look like another line.
 
         Args:
             *parts: The texts.
-            indent: The indent of what follows a line end in them, and of what a
-                terminal wraps; None indents it more than the line.
+            indent: Of continuation lines; None indents them more than the line.
         """
         text = Text.assemble(*parts)
         if indent is None:
@@ -93,11 +90,11 @@ class Terminal(Console):
         self.print(Text("\n" + " " * indent).join(lines), soft_wrap=True)
 
     def print_command(self, command: str) -> None:
-        """Print a command on a separate line, so that it can be copied."""
+        """Print a command on a line of its own, to be copied."""
         self.print(Text(f"  {printable(command)}"), soft_wrap=True)
 
     def print_framed(self, content: RenderableType, title: str, style: str) -> None:
-        """Print something in a frame with a title."""
+        """Print something in a frame."""
         heading = Text(title, "bold")
         self.print(
             Panel(
@@ -112,7 +109,7 @@ class Terminal(Console):
 
 @contextmanager
 def warnings_shown(logger_name: str) -> Generator[None]:
-    """Print a logger's warnings as errors; other logs are not touched."""
+    """Print a logger's warnings as errors."""
     with _handled(
         logger_name,
         logging.WARNING,
@@ -126,7 +123,7 @@ _STYLES = {logging.WARNING: "yellow", logging.ERROR: "red"}
 
 @contextmanager
 def worker_lines_shown(console: Terminal) -> Generator[None]:
-    """Print the log lines of kept runs, see `planner_ext.durable.log`, and the warnings of the worker itself."""
+    """Print the lines of `planner_ext.durable.log`, and the worker's own warnings."""
 
     def show(record: logging.LogRecord) -> None:
         console.print_line(
@@ -167,12 +164,7 @@ _DEEPEST = 8
 
 
 def cut_in_the_middle(text: str, *, cells: int, lines: int) -> str:
-    """Fold a text at a number of cells, and cut lines out of its middle if it has too many.
-
-    Returns:
-        The text itself if it fits; else its beginning, a line that says how much is
-        missing, and its end.
-    """
+    """Fold a text at a number of cells; too many lines are cut out of its middle, with a note."""
     head = list(islice(_folded(text, cells), lines + 1))
     if len(head) <= lines:
         return text
@@ -186,7 +178,7 @@ def cut_in_the_middle(text: str, *, cells: int, lines: int) -> str:
 
 
 def folded_lines(text: str, cells: int) -> int:
-    """Count the lines of a text that is folded at a number of cells."""
+    """Count the lines of a text folded at a number of cells."""
     return sum(1 for _ in _folded(text, cells))
 
 
@@ -197,8 +189,7 @@ def _folded(text: str, cells: int) -> Iterator[str]:
 
 
 _PIECE = 4096
-"""Characters that are folded at once, so that the beginning of a text costs the same
-however long it is."""
+"""Characters folded at once, so that a text's beginning costs the same however long it is."""
 
 
 def moment_text(moment: datetime) -> str:
@@ -209,7 +200,7 @@ def moment_text(moment: datetime) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Format a duration in whole units, the largest of which there is more than one."""
+    """Format a duration in the largest unit of which there is more than one."""
     left = int(seconds)
     spans = (
         (left // 86_400, "day"),
@@ -221,7 +212,7 @@ def duration_text(seconds: float) -> str:
 
 
 def shortened(text: str, cells: int, mark: str) -> str:
-    """Cut a line to a number of terminal cells; a mark shows that something is missing."""
+    """Cut a line to a number of cells; a mark shows that something is missing."""
     head = text[: cells * 4]  # enough of it, however long the text is
     if len(head) == len(text) and cell_len(head) <= cells:
         return text
@@ -229,7 +220,7 @@ def shortened(text: str, cells: int, mark: str) -> str:
 
 
 class TextFlow:
-    """Prints a text while it arrives, indented and wrapped at words; a word is printed once it is whole.
+    """Prints a text while it arrives, indented and wrapped at words, each once it is whole.
 
     Attributes:
         empty: Whether no text has arrived yet.
@@ -238,7 +229,7 @@ class TextFlow:
     def __init__(
         self, console: Console, *, width: int, indent: int, style: str = ""
     ) -> None:
-        """Start at the beginning of a line; the text takes ``width`` cells, including the indent."""
+        """Start at the beginning of a line; ``width`` includes the indent."""
         self._console = console
         self._indent = indent
         self._room = max(width - indent, 10)
@@ -273,7 +264,7 @@ class TextFlow:
         self._empty_lines = 0
 
     def _placed(self, piece: str) -> str:
-        """Return what is printed for a word or for a run of white space."""
+        """Return what is printed for a word or for white space."""
         if not piece.isspace():
             return self._placed_word(piece)
         self._gap = piece.rpartition("\n")[2]
@@ -346,5 +337,5 @@ def spent_line(result: _Outcome, *, ended: str = "") -> str:
 
 
 def json_document(value: object) -> str:
-    """Write values, dates included, as a JSON document for stdout."""
+    """Write values, dates included, as a JSON document."""
     return json.dumps(value, indent=2, default=datetime.isoformat)
