@@ -41,7 +41,7 @@ from planner_ext.testing import (
     say,
 )
 from support.narrow import as_type
-from support.served import Answer, Served, Tools
+from support.served import Answer, Served, Tools, question
 from support.stock import first_call, first_result
 from support.values import each_of
 
@@ -63,7 +63,7 @@ REFUSED = {
     "path": "t/add",
     "json": '{"name": "t-add"}',
 }
-EVERY_NAME = pytest.mark.parametrize("name", REFUSED.values(), ids=REFUSED)
+EVERY_NAME = each_of("name", REFUSED.values())
 ADD = call("t-add", {"a": 1, "b": 2})
 BROKEN = {
     "half": '{"a": 1, "b',
@@ -87,15 +87,19 @@ def sent_results(served: Served, request: int = -1) -> list[str]:
 
 @EVERY_NAME
 async def test_a_name_that_servers_refuse_is_answered_and_written_so_that_they_accept_it(
-    ask: Ask, serve: Serve, tools: Tools, history: ChatHistory, name: str
+    ask: Ask, serve: Serve, name: str
 ) -> None:
     """The call is answered as unknown, with its name; the one beside it runs; the conversation continues."""
+    tools = Tools()
+    history = question()
     served = serve(
         [calls(call(name, {"a": 1}), ADD), say("Three."), say("Still three.")]
     )
     service = FunctionInvokingChatCompletion(served.connector)
-    answer = await ask(service)
-    assert (answer.text, tools.seen, served.server.refused) == ("Three.", [(1, 2)], [])
+    answer = await ask(service, to=history, kernel=tools.kernel())
+    assert answer.text == "Three."
+    assert tools.seen == [(1, 2)]
+    assert served.server.refused == []
     unknown, known = sent_calls(served)
     assert unknown["function"]["name"].startswith("unknown_")
     assert known["function"] == {"name": "t-add", "arguments": '{"a":1,"b":2}'}
@@ -104,7 +108,7 @@ async def test_a_name_that_servers_refuse_is_answered_and_written_so_that_they_a
     assert three == "3"
     history.add_message(answer.message)
     history.add_user_message("Sure?")
-    assert (await ask(service)).text == "Still three."
+    assert (await ask(service, to=history)).text == "Still three."
     assert served.server.refused == []
 
 
@@ -174,13 +178,11 @@ async def test_a_name_that_resembles_a_functions_runs_nothing(
     assert tools.seen == []
 
 
-@pytest.mark.parametrize("name", [None, "t-echo"])
-@pytest.mark.parametrize("arguments", [None, "{}"])
-@pytest.mark.parametrize("identity", [None, "c1"])
+@each_of("name", [None, "t-echo"])
+@each_of("arguments", [None, "{}"])
+@each_of("identity", [None, "c1"])
 async def test_a_call_with_nulls_in_it_is_answered(
     serve: Serve,
-    history: ChatHistory,
-    kernel: Kernel,
     name: str | None,
     arguments: str | None,
     identity: str | None,
@@ -204,32 +206,34 @@ async def test_a_call_with_nulls_in_it_is_answered(
         "choices": [choice],
     }
     served = serve([ScriptedFault(status=200, body=body), say("Done.")])
+    kernel = Tools().kernel()
     kernel.add_service(served.connector)
-    async for message in ToolCallHandler(kernel).invoke(history):
+    async for message in ToolCallHandler(kernel).invoke(question()):
         assert message.content == "Done."
     assert served.server.refused == []
 
 
-@pytest.mark.parametrize(
-    "identity", ["", " ", "call\n1", "cäll", "\ud800"], ids=range(5)
-)
+@each_of("identity", ["", " ", "call\n1", "cäll", "\ud800"], ids=range(5))
 async def test_an_id_that_servers_refuse_is_reissued(
-    ask: Ask, serve: Serve, tools: Tools, identity: str
+    ask: Ask, serve: Serve, identity: str
 ) -> None:
     """Call and result get an id that is accepted; the one beside it keeps its own."""
     pair = (
         ScriptedCall(name="t-echo", arguments={"text": "a"}, id=identity),
         *ADD.calls,
     )
+    tools = Tools()
     served = serve([ScriptedReply(calls=pair), say("Done.")])
-    await ask(FunctionInvokingChatCompletion(served.connector))
+    service = FunctionInvokingChatCompletion(served.connector)
+    await ask(service, to=question(), kernel=tools.kernel())
     first, second = sent_calls(served)
     assert first["id"].startswith("call_") and 1 <= len(first["id"]) <= 40
     assert second["id"] == "call_2"
-    assert (tools.seen, served.server.refused) == (["a", (1, 2)], [])
+    assert tools.seen == ["a", (1, 2)]
+    assert served.server.refused == []
 
 
-@pytest.mark.parametrize(
+@each_of(
     "identity", ["c", "x" * 40, "functions.t-add:0", "chatcmpl-tool-0123456789abcdef"]
 )
 async def test_an_id_that_servers_accept_is_kept(
@@ -239,22 +243,25 @@ async def test_an_id_that_servers_accept_is_kept(
     served = serve(
         [ScriptedReply(calls=(ScriptedCall(name="t-echo", id=identity),)), say("Done.")]
     )
-    await ask(FunctionInvokingChatCompletion(served.connector))
+    await ask(FunctionInvokingChatCompletion(served.connector), to=question())
     assert [each["id"] for each in sent_calls(served)] == [identity]
 
 
-@pytest.mark.parametrize("text", BROKEN.values(), ids=BROKEN)
+@each_of("text", BROKEN.values(), ids=BROKEN)
 async def test_arguments_in_a_history_are_always_one_json_object(
-    ask: Ask, serve: Serve, tools: Tools, history: ChatHistory, text: str
+    ask: Ask, serve: Serve, text: str
 ) -> None:
     """A server that parses what it is sent can, and the model reads what it had sent; nothing ran."""
+    tools = Tools()
     served = serve([call("t-add", text), say("Done.")])
-    await ask(FunctionInvokingChatCompletion(served.connector))
+    service = FunctionInvokingChatCompletion(served.connector)
+    await ask(service, to=question(), kernel=tools.kernel())
     (sent,) = sent_calls(served)
     assert json.loads(sent["function"]["arguments"]) == (
         {} if text.isspace() else {"invalid_json": text}
     )
-    assert (tools.seen, served.server.refused) == ([], [])
+    assert tools.seen == []
+    assert served.server.refused == []
 
 
 async def test_a_reply_is_always_the_assistants(kernel: Kernel) -> None:

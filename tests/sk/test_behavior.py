@@ -26,10 +26,11 @@ from support.behavior import (
     allow,
     in_step,
 )
+from support.values import each_of
 
 
 class TestDefaults:
-    @pytest.mark.parametrize(
+    @each_of(
         "behavior",
         [
             BoundedFunctionChoiceBehavior.Auto(),
@@ -54,7 +55,7 @@ class TestDefaults:
             )
             assert each.maximum_use_attempts == each.use_attempts == 5
 
-    @pytest.mark.parametrize(
+    @each_of(
         "behavior",
         [
             BoundedFunctionChoiceBehavior.Auto(maximum_use_attempts=None),
@@ -116,7 +117,7 @@ class TestDefaults:
             is None
         )
 
-    @pytest.mark.parametrize("make", MAKERS)
+    @each_of("make", MAKERS)
     def test_fields_are_taken(self, make: Make) -> None:
         """Each class method takes attempts, callback, filters and Semantic Kernel's own fields."""
         filters = {"included_plugins": ["math"]}
@@ -140,7 +141,7 @@ class TestDefaults:
         assert behavior.filters == filters
         assert behavior.enable_kernel_functions is False
 
-    @pytest.mark.parametrize("make", MAKERS)
+    @each_of("make", MAKERS)
     def test_subclass_is_kept(self, make: Make) -> None:
         """A subclass' class methods return the subclass."""
 
@@ -151,15 +152,15 @@ class TestDefaults:
 
 
 class TestAutoInvoke:
-    @pytest.mark.parametrize("make", MAKERS[:2])
+    @each_of("make", MAKERS[:2])
     def test_switched_off_is_manual(self, make: Make) -> None:
         """``auto_invoke=False`` without attempts is manual."""
         behavior = make(auto_invoke=False)
         assert behavior.maximum_auto_invoke_attempts == behavior.use_attempts == 0
         assert not behavior.auto_invoke_kernel_functions
 
-    @pytest.mark.parametrize("make", MAKERS[:2])
-    @pytest.mark.parametrize("attempts", [1, 3])
+    @each_of("make", MAKERS[:2])
+    @each_of("attempts", [1, 3])
     def test_attempts_imply_it(self, make: Make, attempts: int) -> None:
         """Giving attempts, the default number too, invokes even with ``auto_invoke=False``."""
         behavior = make(auto_invoke=False, maximum_use_attempts=attempts)
@@ -181,7 +182,7 @@ class TestAutoInvoke:
         behavior.auto_invoke_kernel_functions = True
         assert behavior.use_attempts == 1
 
-    @pytest.mark.parametrize("bound", [None, 2, 8])
+    @each_of("bound", [None, 2, 8])
     def test_switch_keeps_the_bound(self, bound: int | None) -> None:
         """Switching off and on again restores the bound, not Semantic Kernel's 5."""
         behavior = BoundedFunctionChoiceBehavior.Auto(maximum_use_attempts=bound)
@@ -276,8 +277,8 @@ class TestTighterWins:
 
 
 class TestRefusals:
-    @pytest.mark.parametrize("attempts", MEANINGLESS_ATTEMPTS)
-    @pytest.mark.parametrize("make", [*MAKERS, BoundedFunctionChoiceBehavior])
+    @each_of("attempts", MEANINGLESS_ATTEMPTS)
+    @each_of("make", [*MAKERS, BoundedFunctionChoiceBehavior])
     def test_meaningless_attempts(self, make: Make, attempts: Any) -> None:
         """Zero, negative, boolean and non-integer attempts are refused: field, expectation, value, way out."""
         with pytest.raises(PlannerInvalidConfigurationError) as refusal:
@@ -290,7 +291,7 @@ class TestRefusals:
         assert "None for unlimited" in message
         assert "auto_invoke=False" in message
 
-    @pytest.mark.parametrize("attempts", MEANINGLESS_ATTEMPTS)
+    @each_of("attempts", MEANINGLESS_ATTEMPTS)
     def test_meaningless_assignment(self, attempts: Any) -> None:
         """A refused assignment leaves the behaviour as it was."""
         behavior = BoundedFunctionChoiceBehavior.Auto(maximum_use_attempts=3)
@@ -300,7 +301,7 @@ class TestRefusals:
             behavior.maximum_use_attempts = attempts
         assert behavior == BoundedFunctionChoiceBehavior.Auto(maximum_use_attempts=3)
 
-    @pytest.mark.parametrize("attempts", [True, "3", 2.0, None])
+    @each_of("attempts", [True, "3", 2.0, None])
     def test_meaningless_stock_attempts(self, attempts: Any) -> None:
         """Semantic Kernel's field takes whole numbers only."""
         with pytest.raises(
@@ -309,8 +310,8 @@ class TestRefusals:
         ):
             BoundedFunctionChoiceBehavior.Auto(maximum_auto_invoke_attempts=attempts)
 
-    @pytest.mark.parametrize("make", [*MAKERS, BoundedFunctionChoiceBehavior])
-    @pytest.mark.parametrize("callback", ["allow", 1, True])
+    @each_of("make", [*MAKERS, BoundedFunctionChoiceBehavior])
+    @each_of("callback", ["allow", 1, True])
     def test_callback_that_cannot_be_called(self, make: Make, callback: Any) -> None:
         """A callback that cannot be called is refused by name."""
         with pytest.raises(
@@ -319,7 +320,7 @@ class TestRefusals:
         ):
             make(pre_invoke_callback=callback)
 
-    @pytest.mark.parametrize("make", [*MAKERS, BoundedFunctionChoiceBehavior])
+    @each_of("make", [*MAKERS, BoundedFunctionChoiceBehavior])
     def test_misspelt_field(self, make: Make) -> None:
         """A misspelt option is refused, not dropped: otherwise the bound would silently not be there."""
         with pytest.raises(

@@ -24,6 +24,7 @@ from support.behavior import (
     allow_async,
     in_step,
 )
+from support.values import each_of
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ class TestFromDict:
         assert behavior.type_ is FunctionChoiceType.AUTO
         assert behavior.use_attempts == 0
 
-    @pytest.mark.parametrize(
+    @each_of(
         ("data", "type_", "attempts"),
         [
             ({"type": "auto", "auto_invoke": True}, FunctionChoiceType.AUTO, 5),
@@ -99,7 +100,7 @@ class TestFromDict:
             "excluded_plugins": ["web"],
         }
 
-    @pytest.mark.parametrize(
+    @each_of(
         ("data", "filters"),
         [
             ({}, None),
@@ -132,7 +133,7 @@ class TestFromDict:
         data["filters"]["included_functions"].append("math-div")
         assert behavior.filters == {"included_functions": ["math-sub", "math-add"]}
 
-    @pytest.mark.parametrize(
+    @each_of(
         ("data", "message"),
         [
             (
@@ -187,7 +188,7 @@ class TestFromDict:
 
 
 class TestFromString:
-    @pytest.mark.parametrize(
+    @each_of(
         ("name", "expected"),
         [
             ("auto", BoundedFunctionChoiceBehavior.Auto()),
@@ -211,9 +212,7 @@ class TestFromString:
 
 
 class TestCopies:
-    @pytest.mark.parametrize(
-        "duplicate", [copy.copy, copy.deepcopy, lambda b: b.model_copy(deep=True)]
-    )
+    @each_of("duplicate", [copy.copy, copy.deepcopy, lambda b: b.model_copy(deep=True)])
     def test_copies_share_the_callback(
         self,
         duplicate: Callable[
@@ -275,7 +274,7 @@ class TestCopies:
         )
         assert "function_choice_behavior" not in settings.prepare_settings_dict()
 
-    @pytest.mark.parametrize("callback", [allow, allow_async, None])
+    @each_of("callback", [allow, allow_async, None])
     def test_callbacks_are_plain_or_async(self, callback: Any) -> None:
         """Plain and async functions are taken as they are, also by assignment."""
         behavior = BoundedFunctionChoiceBehavior.Auto()

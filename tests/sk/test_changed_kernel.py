@@ -29,7 +29,8 @@ from planner_ext import (
 from planner_ext.durable import effect
 from planner_ext.testing import ScriptedChatCompletion, call, calls, say
 from support.narrow import as_type, present
-from support.served import Answer, Served
+from support.served import Answer, Served, question
+from support.values import each_of
 
 Ask = Callable[..., Awaitable[Answer]]
 Serve = Callable[..., Served]
@@ -204,8 +205,8 @@ def connected(served: Served, connector: str) -> FunctionInvokingChatCompletion:
     )
 
 
-@pytest.mark.parametrize("connector", ["openai", "other"])
-@pytest.mark.parametrize("change", CHANGES)
+@each_of("connector", ["openai", "other"])
+@each_of("change", CHANGES)
 async def test_a_change_between_two_requests_is_in_the_second(
     ask: Ask, serve: Serve, change: Change, connector: str
 ) -> None:
@@ -213,13 +214,13 @@ async def test_a_change_between_two_requests_is_in_the_second(
     kernel = shop(change)
     before = stock_schemas(shop())
     served = serve([call("shop-rebuild"), say("Done.")])
-    await ask(connected(served, connector), kernel=kernel)
+    await ask(connected(served, connector), to=question(), kernel=kernel)
     assert stock_schemas(kernel) != before
     assert sent_schemas(served) == [before, stock_schemas(kernel)]
 
 
-@pytest.mark.parametrize("connector", ["openai", "other"])
-@pytest.mark.parametrize("change", CHANGES)
+@each_of("connector", ["openai", "other"])
+@each_of("change", CHANGES)
 async def test_a_change_between_two_runs_is_in_the_second(
     ask: Ask, serve: Serve, change: Change, connector: str
 ) -> None:
@@ -229,14 +230,14 @@ async def test_a_change_between_two_runs_is_in_the_second(
     served = serve([say("Hi.")] * 4)
     service = connected(served, connector)
     for again in (kernel, kernel.clone()):
-        await ask(service, kernel=again)
+        await ask(service, to=question(), kernel=again)
     change(kernel)
-    await ask(service, kernel=kernel)
-    await ask(service, kernel=shop())
+    await ask(service, to=question(), kernel=kernel)
+    await ask(service, to=question(), kernel=shop())
     assert sent_schemas(served) == [before, before, stock_schemas(kernel), before]
 
 
-@pytest.mark.parametrize("at", ["function", "method"])
+@each_of("at", ["function", "method"])
 async def test_another_effect_is_seen_at_the_next_request(
     ask: Ask, serve: Serve, at: str
 ) -> None:
@@ -249,7 +250,8 @@ async def test_another_effect_is_seen_at_the_next_request(
         marked.append(kernel)
 
     served = serve([call("shop-rebuild"), say("Done.")])
-    await ask(FunctionInvokingChatCompletion(served.connector), kernel=shop(mark))
+    service = FunctionInvokingChatCompletion(served.connector)
+    await ask(service, to=question(), kernel=shop(mark))
     names = [
         [*tools[2]["function"]["parameters"]["properties"]]
         for tools in sent_schemas(served)
@@ -269,7 +271,8 @@ async def test_another_mark_is_seen_at_the_next_call(ask: Ask) -> None:
         ScriptedChatCompletion([calls(sold, call("shop-rebuild")), sold, say("Sold.")])
     )
     answer = await ask(service, kernel=kernel)
-    assert (answer.metadata["status"], answer.metadata["tool_calls"]) == ("paused", 2)
+    assert answer.metadata["status"] == "paused"
+    assert answer.metadata["tool_calls"] == 2
 
 
 async def test_another_method_runs_at_the_next_call(ask: Ask) -> None:

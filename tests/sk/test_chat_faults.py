@@ -30,12 +30,12 @@ from planner_ext.testing import (
     calls,
     say,
 )
-from support.served import Answer, Served, Tools, asked
+from support.served import Answer, Served, Tools, asked, question
 from support.stock import first_call, first_result
+from support.values import each_of
 
 Ask = Callable[..., Awaitable[Answer]]
 Serve = Callable[..., Served]
-Resend = Callable[[ChatHistory], Awaitable[None]]
 
 ADD = call("t-add", {"a": 1, "b": 2})
 AUTO = PromptExecutionSettings(function_choice_behavior=FunctionChoiceBehavior.Auto())
@@ -117,33 +117,30 @@ def fault(bodies: tuple[str, str, str], *, streamed: bool) -> ScriptedFault:
     return ScriptedFault(status=200, body=bodies[streamed], content_type=kind)
 
 
-@pytest.mark.parametrize(
-    "before", [[], [calls(ADD, text="So.")]], ids=["first", "second"]
-)
-@pytest.mark.parametrize("name", UNREADABLE)
+@each_of("before", [[], [calls(ADD, text="So.")]], ids=["first", "second"])
+@each_of("name", UNREADABLE)
 async def test_an_invalid_response_is_named(
     ask: Ask,
     serve: Serve,
     streamed: bool,
-    resend: Resend,
-    history: ChatHistory,
     name: str,
     before: list[Any],
 ) -> None:
     """The error says what was expected, what was seen and what to do; the history is in order, and the retry works."""
+    history = question()
     served = serve([*before, fault(UNREADABLE[name], streamed=streamed), say("Three.")])
     service = FunctionInvokingChatCompletion(served.connector)
     with pytest.raises(
         InvalidReplyError,
         match=r"^Expected .*The history is as it was: the request can be made again",
     ):
-        await ask(service)
+        await ask(service, to=history)
     assert len(history.messages) == 1 + 2 * len(before)
-    assert (await ask(service)).text == "Three."
+    assert (await ask(service, to=history)).text == "Three."
     assert served.server.refused == []
 
 
-@pytest.mark.parametrize("name", ["empty-choices", "null-choices", "html"])
+@each_of("name", ["empty-choices", "null-choices", "html"])
 async def test_a_response_to_a_request_that_passes_through_is_named_too(
     ask: Ask, serve: Serve, streamed: bool, history: ChatHistory, name: str
 ) -> None:
@@ -165,27 +162,26 @@ FAILING: dict[str, ScriptedFault] = {
 }
 
 
-@pytest.mark.parametrize(
-    "before", [[], [calls(ADD, text="So.")]], ids=["first", "second"]
-)
-@pytest.mark.parametrize("name", FAILING)
+@each_of("before", [[], [calls(ADD, text="So.")]], ids=["first", "second"])
+@each_of("name", FAILING)
 async def test_a_request_that_fails_is_named(
-    ask: Ask, serve: Serve, history: ChatHistory, name: str, before: list[Any]
+    ask: Ask, serve: Serve, name: str, before: list[Any]
 ) -> None:
     """The error names service, model and cause; it is caught as ours and as Semantic Kernel's; the retry works."""
+    history = question()
     served = serve([*before, FAILING[name], say("Three.")])
     service = FunctionInvokingChatCompletion(served.connector)
     with pytest.raises(
         ServiceCallError,
         match=r"OpenAIChatCompletion 'scripted' failed.*can be made again",
     ) as raised:
-        await ask(service)
+        await ask(service, to=history)
     assert isinstance(raised.value, PlannerExtError)
     assert isinstance(raised.value, KernelException)
     assert isinstance(raised.value, ServiceResponseException)
     assert raised.value.__cause__ is not None
     assert len(history.messages) == 1 + 2 * len(before)
-    assert (await ask(service)).text == "Three."
+    assert (await ask(service, to=history)).text == "Three."
     assert served.server.refused == []
 
 
@@ -211,7 +207,8 @@ async def test_retries_of_the_sdk_are_not_counted(ask: Ask, serve: Serve) -> Non
         [ScriptedFault(headers={"retry-after-ms": "1"}), say("Three.")], max_retries=1
     )
     answer = await ask(FunctionInvokingChatCompletion(served.connector))
-    assert (answer.metadata["iterations"], len(served.server.requests)) == (1, 2)
+    assert answer.metadata["iterations"] == 1
+    assert len(served.server.requests) == 2
 
 
 async def test_a_reply_without_usage_is_a_reply(
@@ -228,11 +225,9 @@ async def test_a_reply_without_usage_is_a_reply(
             serve([fault(bodies, streamed=streamed)]).connector
         )
     )
-    assert (answer.text, answer.metadata["usage"], answer.metadata["status"]) == (
-        "Hel",
-        None,
-        "answered",
-    )
+    assert answer.text == "Hel"
+    assert answer.metadata["status"] == "answered"
+    assert answer.metadata["usage"] is None
 
 
 async def test_an_error_event_in_a_stream_is_named(
@@ -286,38 +281,40 @@ CUT = [
 ]
 
 
-@pytest.mark.parametrize("reason", ["length", "content_filter"])
-@pytest.mark.parametrize("reply", CUT, ids=["text", "calls"])
-@pytest.mark.parametrize("before", [[], [ADD]], ids=["first", "second"])
+@each_of("reason", ["length", "content_filter"])
+@each_of("reply", CUT, ids=["text", "calls"])
+@each_of("before", [[], [ADD]], ids=["first", "second"])
 async def test_a_cut_reply_is_incomplete(
     ask: Ask,
     serve: Serve,
-    tools: Tools,
-    history: ChatHistory,
     reply: ScriptedReply,
     reason: str,
     before: list[Any],
 ) -> None:
     """A reply cut short does not answer the run, and no call in it runs, not even one that looks whole."""
+    tools = Tools()
+    history = question()
     cut = ScriptedReply(text=reply.text, calls=reply.calls, finish_reason=reason)
     served = serve([*before, cut])
-    answer = await ask(FunctionInvokingChatCompletion(served.connector))
-    told = (answer.metadata["status"], answer.metadata["limit"], answer.text)
-    assert told == ("incomplete", None, "It is")
+    service = FunctionInvokingChatCompletion(served.connector)
+    answer = await ask(service, to=history, kernel=tools.kernel())
+    assert answer.text == "It is"
+    assert answer.metadata["status"] == "incomplete"
+    assert answer.metadata["limit"] is None
     assert answer.metadata["iterations"] == len(before) + 1
-    assert (len(tools.seen), len(history.messages)) == (
-        len(before),
-        1 + 2 * len(before),
-    )
+    assert len(tools.seen) == len(before)
+    assert len(history.messages) == 1 + 2 * len(before)
 
 
-@pytest.mark.parametrize("reply", [ScriptedReply(), say("")], ids=["null", "empty"])
+@each_of("reply", [ScriptedReply(), say("")], ids=["null", "empty"])
 async def test_an_empty_reply_is_incomplete(
     ask: Ask, serve: Serve, reply: ScriptedReply
 ) -> None:
     """Neither text nor calls: incomplete, with an empty text, not an answer."""
-    answer = await ask(FunctionInvokingChatCompletion(serve([ADD, reply]).connector))
-    assert (answer.metadata["status"], answer.text) == ("incomplete", "")
+    service = FunctionInvokingChatCompletion(serve([ADD, reply]).connector)
+    answer = await ask(service, to=question())
+    assert answer.metadata["status"] == "incomplete"
+    assert answer.text == ""
 
 
 MALFORMED = {
@@ -336,18 +333,18 @@ MALFORMED = {
 }
 
 
-@pytest.mark.parametrize("arguments", MALFORMED.values(), ids=MALFORMED)
+@each_of("arguments", MALFORMED.values(), ids=MALFORMED)
 async def test_malformed_arguments_are_answered(
-    ask: Ask, serve: Serve, tools: Tools, history: ChatHistory, arguments: str
+    ask: Ask, serve: Serve, arguments: str
 ) -> None:
     """The function does not run; the model reads what is wrong, and the run continues."""
+    tools = Tools()
     served = serve([call("t-add", arguments), ADD, say("Three.")])
-    answer = await ask(FunctionInvokingChatCompletion(served.connector))
-    assert (answer.text, tools.seen, answer.metadata["tool_calls"]) == (
-        "Three.",
-        [(1, 2)],
-        1,
-    )
+    service = FunctionInvokingChatCompletion(served.connector)
+    answer = await ask(service, to=question(), kernel=tools.kernel())
+    assert answer.text == "Three."
+    assert tools.seen == [(1, 2)]
+    assert answer.metadata["tool_calls"] == 1
     read = str(served.server.requests[1].messages[-1]["content"])
     assert "t-add" in read and len(read) < 1000
     assert str(served.server.requests[1].messages[1]["tool_calls"]).count("t-add") == 1
@@ -362,9 +359,9 @@ IDS = {
 }
 
 
-@pytest.mark.parametrize("ids", IDS.values(), ids=IDS)
+@each_of("ids", IDS.values(), ids=IDS)
 async def test_calls_without_ids_of_their_own_get_some(
-    ask: Ask, serve: Serve, tools: Tools, ids: tuple[str, str]
+    ask: Ask, serve: Serve, ids: tuple[str, str]
 ) -> None:
     """Calls whose ids are missing or the same run each once, and go back to the model under ids of their own."""
     batch = ScriptedReply(
@@ -373,13 +370,13 @@ async def test_calls_without_ids_of_their_own_get_some(
             for text, id in zip("xy", ids, strict=True)
         )
     )
+    tools = Tools()
     served = serve([batch, say("Done.")])
-    answer = await ask(FunctionInvokingChatCompletion(served.connector))
-    assert (answer.text, sorted(tools.seen), served.server.refused) == (
-        "Done.",
-        ["x", "y"],
-        [],
-    )
+    service = FunctionInvokingChatCompletion(served.connector)
+    answer = await ask(service, to=question(), kernel=tools.kernel())
+    assert answer.text == "Done."
+    assert sorted(tools.seen) == ["x", "y"]
+    assert served.server.refused == []
     assert [
         message["content"] for message in served.server.requests[1].messages[2:]
     ] == ["x", "y"]
@@ -410,7 +407,7 @@ async def test_an_error_of_the_connector_itself_passes_as_it_is(ask: Ask) -> Non
     assert raised.value is error
 
 
-@pytest.mark.parametrize(
+@each_of(
     "kind",
     [TypeError, ValueError, IndexError, KeyError, AttributeError, AssertionError],
 )

@@ -29,6 +29,7 @@ from planner_ext.testing import ScriptedChatCompletion, call, calls, say
 from planner_ext.testing.rules import find_violation
 from support.served import Answer, Served, Tools
 from support.stock import sent_calls
+from support.values import each_of
 
 Ask = Callable[..., Awaitable[Answer]]
 Serve = Callable[..., Served]
@@ -87,7 +88,7 @@ INVALID = {
 }
 
 
-@pytest.mark.parametrize("name", INVALID)
+@each_of("name", INVALID)
 async def test_a_history_that_may_not_be_sent_is_refused(
     ask: Ask, serve: Serve, name: str
 ) -> None:
@@ -100,11 +101,12 @@ async def test_a_history_that_may_not_be_sent_is_refused(
         match=f"{problem}.*Answer or remove .*on_invalid_history='repair'",
     ):
         await ask(FunctionInvokingChatCompletion(served.connector), to=history)
-    assert (served.server.requests, served.server.refused) == ([], [])
+    assert served.server.requests == []
+    assert served.server.refused == []
     assert history.messages == messages
 
 
-@pytest.mark.parametrize("name", INVALID)
+@each_of("name", INVALID)
 async def test_a_history_is_repaired_on_request(
     ask: Ask, serve: Serve, name: str
 ) -> None:
@@ -144,7 +146,7 @@ async def test_text_beside_a_callers_call_is_sent(ask: Ask) -> None:
     assert history.messages[1] is both
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("unusual", "sent"),
     [
         ([calling("a", "b"), answering("a", "b")], ["3", "3"]),
@@ -267,8 +269,8 @@ def test_checking_raises_every_problem_at_once() -> None:
         check_history([answering("z"), calling("a"), calling("b")])
 
 
-@pytest.mark.parametrize("name", ["lights-switch", "bare", "a-b-c", "-f", "p-", ""])
-@pytest.mark.parametrize("inside", [(), ("lights-look",)])
+@each_of("name", ["lights-switch", "bare", "a-b-c", "-f", "p-", ""])
+@each_of("inside", [(), ("lights-look",)])
 def test_the_message_of_a_result_is_what_semantic_kernel_makes(
     name: str, inside: tuple[str, ...]
 ) -> None:

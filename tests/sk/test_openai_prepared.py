@@ -28,6 +28,7 @@ from planner_ext.sk.chat.prepared import USED, Chunks, ReadChunk, post
 from planner_ext.sk.members import is_own, source_digest
 from planner_ext.testing import call, calls, say
 from planner_ext.testing.script import completion_body, completion_chunks, error_body
+from support.values import each_of
 from support.wire import Answer, Wire, answer, head, streamed
 
 CONTEXT = ssl.create_default_context()
@@ -237,8 +238,8 @@ REFUSALS: dict[str, tuple[Answer, ...]] = {
 }
 
 
-@pytest.mark.parametrize("kind", REFUSALS)
-@pytest.mark.parametrize("retried", [True, False], ids=["fails", "retried"])
+@each_of("kind", REFUSALS)
+@each_of("retried", [True, False], ids=["fails", "retried"])
 async def test_a_request_that_fails_is_made_again_as_the_client_makes_it(
     kind: str, retried: bool, wire: Wire, waits: list[float], streamed: bool
 ) -> None:
@@ -287,7 +288,7 @@ BODIES: dict[str, Answer] = {
 }
 
 
-@pytest.mark.parametrize("kind", BODIES)
+@each_of("kind", BODIES)
 async def test_a_response_is_read_as_the_client_reads_it(
     kind: str, wire: Wire, waits: list[float], streamed: bool
 ) -> None:
@@ -356,7 +357,7 @@ STREAMS: dict[str, Answer] = {
 }
 
 
-@pytest.mark.parametrize("kind", STREAMS)
+@each_of("kind", STREAMS)
 async def test_a_stream_is_read_as_the_client_reads_it(
     kind: str, wire: Wire, waits: list[float]
 ) -> None:
@@ -374,7 +375,7 @@ FRAMINGS = {
 }
 
 
-@pytest.mark.parametrize("framing", FRAMINGS)
+@each_of("framing", FRAMINGS)
 async def test_a_chunk_is_read_when_it_arrives(framing: str, wire: Wire) -> None:
     """Whatever ends the lines of a server: no chunk waits for the next."""
     client = client_of(wire)
@@ -387,21 +388,22 @@ async def test_a_chunk_is_read_when_it_arrives(framing: str, wire: Wire) -> None
     await client.close()
 
 
-@pytest.mark.parametrize("end", ["keep", "hang"])
+@each_of("end", ["keep", "hang"])
 async def test_a_connection_is_used_again_after_a_stream(end: str, wire: Wire) -> None:
     """As with the client's own reader, the end of the body is read where there is one."""
     client = client_of(wire)
+    before = wire.connections
     places: list[int] = []
     for _ in range(3):
         wire.will([streamed(*EVENTS, DONE, then="end" if end == "keep" else end)])
         async with await ours(client, stream=True) as chunks:
             places.append(len([chunk async for chunk in chunks]))
     assert places == [len(EVENTS)] * 3
-    assert wire.connections == (1 if end == "keep" else 3)
+    assert wire.connections - before == (1 if end == "keep" else 3)
     await client.close()
 
 
-@pytest.mark.parametrize("way", ["left", "closed", "thrown"])
+@each_of("way", ["left", "closed", "thrown"])
 async def test_a_stream_that_is_left_gives_its_connection_back(
     way: str, wire: Wire
 ) -> None:
@@ -687,7 +689,7 @@ CHANGES: dict[str, tuple[Callable[[AsyncOpenAI], Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", CHANGES)
+@each_of("kind", CHANGES)
 async def test_what_a_request_comes_from_may_change(
     kind: str, wire: Wire, waits: list[float], streamed: bool
 ) -> None:
@@ -757,8 +759,8 @@ OWN_HEADERS = [
 ]
 
 
-@pytest.mark.parametrize("place", ["client", "http client"])
-@pytest.mark.parametrize("headers", OWN_HEADERS, ids=str)
+@each_of("place", ["client", "http client"])
+@each_of("headers", OWN_HEADERS, ids=str)
 async def test_headers_that_belong_to_one_request_are_not_kept(
     headers: dict[str, str], place: str, wire: Wire, waits: list[float]
 ) -> None:
@@ -1018,7 +1020,7 @@ CLIENTS: dict[str, Callable[[str], AsyncOpenAI]] = {
 }
 
 
-@pytest.mark.parametrize("kind", CLIENTS)
+@each_of("kind", CLIENTS)
 async def test_a_client_of_another_kind_makes_its_requests(
     kind: str, wire: Wire, streamed: bool
 ) -> None:
@@ -1027,7 +1029,7 @@ async def test_a_client_of_another_kind_makes_its_requests(
     await makes_its_requests(client, wire, streamed)
 
 
-@pytest.mark.parametrize("name", module._OTHER_ORIGINS)
+@each_of("name", module._OTHER_ORIGINS)
 async def test_a_key_or_header_of_another_origin_is_the_clients(
     name: str, wire: Wire
 ) -> None:
@@ -1063,9 +1065,7 @@ async def test_a_method_of_the_http_client_that_is_wrapped_is_called(
     await makes_its_requests(client_of(wire), wire, streamed)
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in USED if name.startswith("AsyncOpenAI.")]
-)
+@each_of("name", [name for name in USED if name.startswith("AsyncOpenAI.")])
 async def test_a_method_of_the_client_that_is_wrapped_is_called(
     name: str, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1087,9 +1087,10 @@ async def test_a_method_of_the_client_that_is_wrapped_is_called(
         if isinstance(member, property)
         else wrapped(member)
     )
-    monkeypatch.setattr(AsyncOpenAI, last, replaced)
-    await ours(client, False)
-    assert client not in module._PREPARED
+    with monkeypatch.context() as patched:
+        patched.setattr(AsyncOpenAI, last, replaced)
+        await ours(client, False)
+        assert client not in module._PREPARED
     await client.close()
 
 
@@ -1106,7 +1107,7 @@ async def test_a_log_of_requests_is_the_clients(
     await client.close()
 
 
-@pytest.mark.parametrize(
+@each_of(
     "more",
     [{"headers": {"x-mine": "1"}}, {"params": {"a": 1}}, {"timeout": 9}],
     ids=str,
@@ -1141,7 +1142,7 @@ async def test_retries_that_are_no_number_are_refused(
 # Members of openai
 
 
-@pytest.mark.parametrize("name", USED)
+@each_of("name", USED)
 def test_what_a_prepared_request_stands_for_is_what_it_was(name: str) -> None:
     """The client's members that a prepared request stands for have the sources that it was written for.
 
@@ -1154,11 +1155,12 @@ def test_what_a_prepared_request_stands_for_is_what_it_was(name: str) -> None:
     assert is_own(member, USED[name], "openai"), source_digest(member)
 
 
-@pytest.mark.parametrize("name", USED)
+@each_of("name", USED)
 async def test_a_member_that_changed_is_noticed(
     name: str, wire: Wire, monkeypatch: pytest.MonkeyPatch, fresh: None
 ) -> None:
     """A member with another source, or that is gone, leaves the request to the client, and streams to its reader."""
+    module._are_own.cache_clear()
     monkeypatch.setattr(module, "USED", {**USED, name: "0" * 16})
     client = client_of(wire)
     for stream in (False, True):
@@ -1170,7 +1172,6 @@ async def test_a_member_that_changed_is_noticed(
 
 @pytest.fixture
 def fresh() -> Iterator[None]:
-    """Members are looked at anew, and again afterwards."""
-    module._are_own.cache_clear()
+    """Members are looked at anew afterwards."""
     yield
     module._are_own.cache_clear()

@@ -3,7 +3,6 @@
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import pytest
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.function_choice_behavior import (
     FunctionChoiceBehavior,
@@ -16,7 +15,8 @@ from semantic_kernel.contents import ChatHistory
 
 from planner_ext import BoundedFunctionChoiceBehavior, FunctionInvokingChatCompletion
 from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, call, say
-from support.served import Answer, Served
+from support.served import Answer, Served, question
+from support.values import each_of
 
 Ask = Callable[..., Awaitable[Answer]]
 Serve = Callable[..., Served]
@@ -37,8 +37,8 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize("behavior", BEHAVIORS)
+@each_of("end", ENDS)
+@each_of("behavior", BEHAVIORS)
 async def test_status_and_limit_are_in_the_metadata(
     ask: Ask, serve: Serve, behavior: str, end: str
 ) -> None:
@@ -48,15 +48,16 @@ async def test_status_and_limit_are_in_the_metadata(
     settings = OpenAIChatPromptExecutionSettings(
         function_choice_behavior=BEHAVIORS[behavior]
     )
-    metadata = (
-        await ask(FunctionInvokingChatCompletion(served.connector), settings=settings)
-    ).metadata
-    assert (metadata["status"], metadata["limit"]) == (status, None)
-    assert (metadata["iterations"], metadata["tool_calls"]) == (1, 0)
+    service = FunctionInvokingChatCompletion(served.connector)
+    metadata = (await ask(service, to=question(), settings=settings)).metadata
+    assert metadata["status"] == status
+    assert metadata["limit"] is None
+    assert metadata["iterations"] == 1
+    assert metadata["tool_calls"] == 0
     assert metadata["usage"].prompt_tokens > 0
 
 
-@pytest.mark.parametrize("behavior", ["returns", "required"])
+@each_of("behavior", ["returns", "required"])
 async def test_calls_that_are_returned_do_not_answer(
     ask: Ask, serve: Serve, behavior: str
 ) -> None:
@@ -65,14 +66,14 @@ async def test_calls_that_are_returned_do_not_answer(
     settings = OpenAIChatPromptExecutionSettings(
         function_choice_behavior=BEHAVIORS[behavior]
     )
-    answer = await ask(
-        FunctionInvokingChatCompletion(served.connector), settings=settings
-    )
+    service = FunctionInvokingChatCompletion(served.connector)
+    answer = await ask(service, to=question(), settings=settings)
     assert [name for name, _ in answer.calls] == ["t-add"]
-    assert (answer.metadata["status"], answer.metadata["limit"]) == ("stopped", None)
+    assert answer.metadata["status"] == "stopped"
+    assert answer.metadata["limit"] is None
 
 
-@pytest.mark.parametrize("kernel", [None, Kernel()], ids=["no-kernel", "empty-kernel"])
+@each_of("kernel", [None, Kernel()], ids=["no-kernel", "empty-kernel"])
 async def test_several_answers_have_it_too(
     serve: Serve, history: ChatHistory, kernel: Any, streamed: bool
 ) -> None:

@@ -34,8 +34,9 @@ from planner_ext.testing import (
     calls,
     say,
 )
-from support.served import Answer, Served, Tools
+from support.served import Answer, Served, Tools, question
 from support.stock import first_result, scripted_by
+from support.values import each_of
 
 Ask = Callable[..., Awaitable[Answer]]
 Serve = Callable[..., Served]
@@ -82,20 +83,19 @@ async def test_the_stock_behaviour_takes_five_rounds_and_answers(
     assert (answer.text, served.server.refused) == ("Enough.", [])
 
 
-@pytest.mark.parametrize("attempts", [1, 2, 7])
+@each_of("attempts", [1, 2, 7])
 async def test_attempts_are_tool_rounds(ask: Ask, serve: Serve, attempts: int) -> None:
     """With k attempts there are k tool rounds and at most k + 1 round trips; the last has no functions."""
     served = serve(eager)
     answer = await ask(
         FunctionInvokingChatCompletion(served.connector),
         BOUNDED.Auto(maximum_use_attempts=attempts),
+        to=question(),
     )
     offered = [bool(request.tools) for request in served.server.requests]
     assert offered == [True] * attempts + [False]
-    assert (answer.text, answer.metadata["limit"]) == (
-        "Enough.",
-        "maximum_use_attempts",
-    )
+    assert answer.text == "Enough."
+    assert answer.metadata["limit"] == "maximum_use_attempts"
 
 
 async def test_attempts_that_were_not_needed_reach_no_limit(ask: Ask) -> None:
@@ -104,7 +104,8 @@ async def test_attempts_that_were_not_needed_reach_no_limit(ask: Ask) -> None:
         ScriptedChatCompletion([ADD, say("Three.")])
     )
     answer = await ask(service, BOUNDED.Auto(maximum_use_attempts=2))
-    assert (answer.metadata["status"], answer.metadata["limit"]) == ("answered", None)
+    assert answer.metadata["status"] == "answered"
+    assert answer.metadata["limit"] is None
 
 
 async def test_an_unbounded_behaviour_is_bounded_by_the_model_alone(ask: Ask) -> None:
@@ -113,14 +114,12 @@ async def test_an_unbounded_behaviour_is_bounded_by_the_model_alone(ask: Ask) ->
         ScriptedChatCompletion([*[ADD] * 9, say("Three.")])
     )
     answer = await ask(service, BOUNDED.Auto(maximum_use_attempts=None))
-    assert (answer.text, answer.metadata["iterations"], answer.metadata["status"]) == (
-        "Three.",
-        10,
-        "answered",
-    )
+    assert answer.text == "Three."
+    assert answer.metadata["iterations"] == 10
+    assert answer.metadata["status"] == "answered"
 
 
-@pytest.mark.parametrize(
+@each_of(
     "required",
     [
         BOUNDED.Required(maximum_use_attempts=3),
@@ -133,34 +132,32 @@ async def test_required_forces_each_of_its_attempts(
 ) -> None:
     """``Required`` with k attempts forces a call in each of k rounds, then asks for the answer; that is not a limit."""
     served = serve(eager)
-    answer = await ask(FunctionInvokingChatCompletion(served.connector), required)
+    service = FunctionInvokingChatCompletion(served.connector)
+    answer = await ask(service, required, to=question())
     assert [request.tool_choice for request in served.server.requests] == [
         "required"
     ] * 3 + [None]
-    told = (answer.text, answer.metadata["status"], answer.metadata["limit"])
-    assert told == ("Enough.", "answered", None)
+    assert answer.text == "Enough."
+    assert answer.metadata["status"] == "answered"
+    assert answer.metadata["limit"] is None
 
 
-@pytest.mark.parametrize("trips", [1, 2, 3])
-async def test_the_last_trip_answers(
-    ask: Ask, serve: Serve, tools: Tools, trips: int
-) -> None:
+@each_of("trips", [1, 2, 3])
+async def test_the_last_trip_answers(ask: Ask, serve: Serve, trips: int) -> None:
     """N iterations are exactly N requests, of which the last offers no functions and gives the answer; N = 1 too."""
+    tools = Tools()
     served = serve(eager)
     service = FunctionInvokingChatCompletion(
         served.connector, budget=Budget(max_iterations=trips)
     )
-    answer = await ask(service, BOUNDED.Auto())
+    answer = await ask(service, BOUNDED.Auto(), to=question(), kernel=tools.kernel())
     assert [bool(request.tools) for request in served.server.requests] == [True] * (
         trips - 1
     ) + [False]
-    told = (
-        answer.text,
-        answer.metadata["status"],
-        answer.metadata["limit"],
-        answer.metadata["iterations"],
-    )
-    assert told == ("Enough.", "limit_reached", "max_iterations", trips)
+    assert answer.text == "Enough."
+    assert answer.metadata["status"] == "limit_reached"
+    assert answer.metadata["limit"] == "max_iterations"
+    assert answer.metadata["iterations"] == trips
     assert len(tools.seen) == trips - 1
 
 
@@ -172,22 +169,22 @@ async def test_a_kernel_without_functions_reaches_no_limit(ask: Ask) -> None:
     assert (await ask(service, kernel=Kernel())).metadata["status"] == "answered"
 
 
-@pytest.mark.parametrize("trips", [1, 2])
+@each_of("trips", [1, 2])
 async def test_under_stop_every_trip_offers_functions(
-    ask: Ask, tools: Tools, resend: Any, history: ChatHistory, trips: int
+    ask: Ask, resend: Any, trips: int
 ) -> None:
     """``on_limit="stop"`` reserves no trip: N requests with functions, the last calls answered "not executed"."""
+    tools = Tools()
+    history = question()
     inner = ScriptedChatCompletion(stubborn)
     service = FunctionInvokingChatCompletion(
         inner, budget=Budget(max_iterations=trips, on_limit="stop")
     )
-    answer = await ask(service, BOUNDED.Auto())
+    answer = await ask(service, BOUNDED.Auto(), to=history, kernel=tools.kernel())
     assert [bool(request.tools) for request in inner.requests] == [True] * trips
-    assert (answer.text, answer.calls, answer.metadata["status"]) == (
-        "",
-        [],
-        "limit_reached",
-    )
+    assert answer.text == ""
+    assert answer.calls == []
+    assert answer.metadata["status"] == "limit_reached"
     assert answer.metadata["limit"] == "max_iterations"
     assert len(tools.seen) == trips - 1
     assert "Not executed" in str(first_result(history.messages[-1]).result)
@@ -235,7 +232,7 @@ async def test_too_many_calls_raise_the_words_of_the_proposal(ask: Ask) -> None:
         await ask(service)
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("budget", "limit"),
     [
         ({"max_iterations": 1}, "max_iterations"),
@@ -244,25 +241,24 @@ async def test_too_many_calls_raise_the_words_of_the_proposal(ask: Ask) -> None:
 )
 async def test_calls_can_be_returned_at_a_limit(
     ask: Ask,
-    tools: Tools,
     resend: Any,
-    history: ChatHistory,
     budget: dict[str, Any],
     limit: str,
 ) -> None:
     """``on_limit="return_calls"``: the returned message has text and calls once each, and waits for their results."""
+    tools = Tools()
+    history = question()
     reply = calls(call("t-echo", {"text": "a"}), ADD, text="Two things.")
     service = FunctionInvokingChatCompletion(
         ScriptedChatCompletion([reply]),
         budget=Budget(**budget, on_limit="return_calls"),
     )
-    answer = await ask(service)
-    assert (answer.metadata["status"], answer.metadata["limit"]) == (
-        "limit_reached",
-        limit,
-    )
+    answer = await ask(service, to=history, kernel=tools.kernel())
+    assert answer.metadata["status"] == "limit_reached"
+    assert answer.metadata["limit"] == limit
     assert answer.calls == [("t-echo", '{"text":"a"}'), ("t-add", '{"a":1,"b":2}')]
-    assert (tools.seen, len(history.messages)) == ([], 1)
+    assert tools.seen == []
+    assert len(history.messages) == 1
     history.add_message(answer.message)
     for item in answer.message.items:
         if isinstance(item, FunctionCallContent):
@@ -274,7 +270,7 @@ async def test_calls_can_be_returned_at_a_limit(
     assert answer.text == "Two things."
 
 
-@pytest.mark.parametrize("choice", ["withdraw", "none"])
+@each_of("choice", ["withdraw", "none"])
 async def test_the_last_trip_may_keep_the_schema(
     ask: Ask, serve: Serve, choice: Any
 ) -> None:
@@ -283,19 +279,16 @@ async def test_the_last_trip_may_keep_the_schema(
     service = FunctionInvokingChatCompletion(
         served.connector, budget=Budget(max_iterations=2, last_trip=choice)
     )
-    answer = await ask(service)
+    answer = await ask(service, to=question())
     last = served.server.requests[-1]
-    assert (bool(last.tools), last.tool_choice) == (
-        (True, "none") if choice == "none" else (False, None)
-    )
-    assert (answer.text, answer.metadata["limit"], served.server.refused) == (
-        "Enough.",
-        "max_iterations",
-        [],
-    )
+    assert bool(last.tools) == (choice == "none")
+    assert last.tool_choice == ("none" if choice == "none" else None)
+    assert answer.text == "Enough."
+    assert answer.metadata["limit"] == "max_iterations"
+    assert served.server.refused == []
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("budget", "ran", "limit"),
     [
         (Budget(max_tool_calls=3), 3, None),
@@ -317,23 +310,22 @@ async def test_the_last_trip_may_keep_the_schema(
 )
 async def test_a_batch_counts_as_it_is(
     ask: Ask,
-    tools: Tools,
-    history: ChatHistory,
     budget: Budget,
     ran: int,
     limit: str | None,
 ) -> None:
     """A batch of 3 is 3 calls: never one over runs, and the others are answered "Not executed" in their places."""
+    tools = Tools()
+    history = question()
     three = calls(*(call("t-echo", {"text": text}) for text in "abc"))
     service = FunctionInvokingChatCompletion(
         ScriptedChatCompletion([three, say("Done.")]), budget=budget
     )
-    answer = await ask(service)
-    assert (sorted(tools.seen), answer.metadata["tool_calls"]) == (
-        list("abc")[:ran],
-        ran,
-    )
-    assert (answer.text, answer.metadata["limit"]) == ("Done.", limit)
+    answer = await ask(service, to=history, kernel=tools.kernel())
+    assert sorted(tools.seen) == list("abc")[:ran]
+    assert answer.metadata["tool_calls"] == ran
+    assert answer.text == "Done."
+    assert answer.metadata["limit"] == limit
     results = [str(first_result(message).result) for message in history.messages[2:]]
     assert results[:ran] == list("abc")[:ran]
     assert len(results) == 3 and all(
@@ -354,7 +346,7 @@ async def test_uninvited_calls_are_dropped(
     await resend(history)
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("budget", "limit"),
     [
         ({"max_total_tokens": 1}, "max_total_tokens"),
@@ -370,12 +362,10 @@ async def test_the_first_limit_that_is_reached_names_the_end(
     service = FunctionInvokingChatCompletion(
         ScriptedChatCompletion(fails), budget=Budget(**budget)
     )
-    answer = await ask(service, BOUNDED.Auto())
-    assert (answer.text, answer.metadata["status"], answer.metadata["limit"]) == (
-        "Enough.",
-        "limit_reached",
-        limit,
-    )
+    answer = await ask(service, BOUNDED.Auto(), to=question())
+    assert answer.text == "Enough."
+    assert answer.metadata["status"] == "limit_reached"
+    assert answer.metadata["limit"] == limit
 
 
 async def test_no_request_follows_a_deadline_that_has_passed(ask: Ask) -> None:
@@ -385,11 +375,9 @@ async def test_no_request_follows_a_deadline_that_has_passed(ask: Ask) -> None:
         inner, budget=Budget(deadline=datetime(2020, 1, 1, tzinfo=UTC))
     )
     answer = await ask(service, BOUNDED.Auto())
-    assert (answer.text, answer.metadata["status"], answer.metadata["limit"]) == (
-        "",
-        "limit_reached",
-        "deadline",
-    )
+    assert answer.text == ""
+    assert answer.metadata["status"] == "limit_reached"
+    assert answer.metadata["limit"] == "deadline"
     assert inner.requests == []
 
 
@@ -419,9 +407,7 @@ REPORTED = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("metadata", "charged"), REPORTED, ids=[repr(told) for told, _ in REPORTED]
-)
+@each_of(("metadata", "charged"), REPORTED, ids=[repr(told) for told, _ in REPORTED])
 async def test_what_a_connector_reports_is_charged(
     ask: Ask, metadata: Mapping[str, object], charged: int
 ) -> None:
@@ -429,7 +415,8 @@ async def test_what_a_connector_reports_is_charged(
     service = FunctionInvokingChatCompletion(
         ScriptedChatCompletion([ADD, say("3")], metadata=metadata)
     )
-    assert (await ask(service)).metadata["iterations"] == 2 * charged
+    answer = await ask(service, to=question())
+    assert answer.metadata["iterations"] == 2 * charged
 
 
 async def test_a_connector_that_overspends_ends_the_run(ask: Ask) -> None:
@@ -439,11 +426,10 @@ async def test_a_connector_that_overspends_ends_the_run(ask: Ask) -> None:
     )
     service = FunctionInvokingChatCompletion(inner, budget=Budget(max_iterations=3))
     answer = await ask(service, BOUNDED.Auto())
-    assert (len(inner.requests), answer.metadata["iterations"]) == (1, 5)
-    assert (answer.metadata["status"], answer.metadata["limit"]) == (
-        "limit_reached",
-        "max_iterations",
-    )
+    assert len(inner.requests) == 1
+    assert answer.metadata["iterations"] == 5
+    assert answer.metadata["status"] == "limit_reached"
+    assert answer.metadata["limit"] == "max_iterations"
 
 
 async def test_calls_that_a_foreign_stream_ran_itself_do_not_run_again(
@@ -490,11 +476,9 @@ async def test_a_stop_before_the_start_sends_nothing(ask: Ask) -> None:
     stop.stop("Changed my mind.")
     inner = ScriptedChatCompletion([say("Never sent.")])
     answer = await ask(FunctionInvokingChatCompletion(inner), stop=stop)
-    assert (answer.text, answer.metadata["status"], inner.requests) == (
-        "",
-        "stopped",
-        [],
-    )
+    assert answer.text == ""
+    assert answer.metadata["status"] == "stopped"
+    assert inner.requests == []
 
 
 async def test_the_behaviours_callback_may_refuse_a_call(
@@ -512,8 +496,6 @@ async def test_the_behaviours_callback_may_refuse_a_call(
     )
     answer = await ask(service, BOUNDED.Auto(pre_invoke_callback=gate))
     assert asked == [(1, "t-add", {"a": 1, "b": 2})]
-    assert (answer.text, tools.seen, answer.metadata["tool_calls"]) == (
-        "Then not.",
-        [],
-        0,
-    )
+    assert answer.text == "Then not."
+    assert tools.seen == []
+    assert answer.metadata["tool_calls"] == 0

@@ -84,11 +84,16 @@ def kernel(tools: Tools) -> Kernel:
     return tools.kernel()
 
 
-@pytest.fixture
-def history() -> ChatHistory:
+def question() -> ChatHistory:
+    """Make a history with a question."""
     history = ChatHistory()
     history.add_user_message("What is 1 + 2?")
     return history
+
+
+@pytest.fixture
+def history() -> ChatHistory:
+    return question()
 
 
 @dataclass

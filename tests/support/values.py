@@ -6,9 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 __all__ = ["each_of"]
 
 _Test = Callable[..., Any]
+_FAILURES = (Exception, pytest.fail.Exception)
+"""What fails a value: an error, or pytest's word that an expected one did not come."""
 
 
 def each_of(
@@ -33,22 +37,22 @@ def each_of(
 
     def decorate(test: _Test) -> _Test:
         @functools.wraps(test)
-        async def run_later(**fixtures: Any) -> None:
-            errors: list[Exception] = []
+        async def run_later(*owner: Any, **fixtures: Any) -> None:
+            errors: list[BaseException] = []
             for row in rows:
                 try:
-                    await test(**fixtures, **row)
-                except Exception as error:
+                    await test(*owner, **fixtures, **row)
+                except _FAILURES as error:
                     errors.append(_noted(error, row))
             _raise_all(errors)
 
         @functools.wraps(test)
-        def run(**fixtures: Any) -> None:
-            errors: list[Exception] = []
+        def run(*owner: Any, **fixtures: Any) -> None:
+            errors: list[BaseException] = []
             for row in rows:
                 try:
-                    test(**fixtures, **row)
-                except Exception as error:
+                    test(*owner, **fixtures, **row)
+                except _FAILURES as error:
                     errors.append(_noted(error, row))
             _raise_all(errors)
 
@@ -69,14 +73,14 @@ def _row(names: Sequence[str], value: Any) -> Mapping[str, Any]:
     return dict(zip(names, value if len(names) > 1 else (value,), strict=True))
 
 
-def _noted(error: Exception, row: Mapping[str, Any]) -> Exception:
+def _noted(error: BaseException, row: Mapping[str, Any]) -> BaseException:
     error.add_note(f"with {row!r:.300}")
     return error
 
 
-def _raise_all(errors: Sequence[Exception]) -> None:
+def _raise_all(errors: Sequence[BaseException]) -> None:
     if errors:
-        raise ExceptionGroup(f"{len(errors)} values fail", errors)
+        raise BaseExceptionGroup(f"{len(errors)} values fail", errors)
 
 
 def stem(file: Path) -> str:
