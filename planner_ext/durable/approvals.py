@@ -11,9 +11,9 @@ from planner_ext.durable.errors import ApprovalRefusedError
 from planner_ext.durable.options import checked_hook
 from planner_ext.durable.records import (
     PendingApproval,
+    any_decision_text,
     read_approval,
     read_refusal,
-    refused_text,
     write_decision,
 )
 from planner_ext.durable.store import JournalStore, opened_store, opens
@@ -189,7 +189,11 @@ class Approvals:
         self, approval: PendingApproval, decision: Decision, problem: str, at: float
     ) -> None:
         await self._store.refuse(
-            approval.run_id, approval.id, refused_text(decision), problem=problem, at=at
+            approval.run_id,
+            approval.id,
+            any_decision_text(decision),
+            problem=problem,
+            at=at,
         )
 
 

@@ -26,7 +26,7 @@ from planner_ext.approval.decisions import (
 )
 from planner_ext.approval.waiting import shown_call
 from planner_ext.core.errors import InvalidJournalError, described, reading, shown
-from planner_ext.core.facts import CallDecided, Clarified, Fact
+from planner_ext.core.facts import Fact
 from planner_ext.core.fold import fold
 from planner_ext.core.state import ASK_USER, Call, State
 from planner_ext.durable.database import Row, Value
@@ -461,29 +461,8 @@ def write_decision(decision: Decision, *, verified: bool = False) -> str:
         ) from error
 
 
-def decided_text(fact: CallDecided | Clarified) -> str | None:
-    """Write a person's decision as JSON text; None if the fact records no decision of a person."""
-    if isinstance(fact, Clarified):
-        return (
-            None
-            if fact.answer is None
-            else write_decision(Supply(fact.answer, by=fact.by or None))
-        )
-    if not fact.person:
-        return None
-    by = fact.by or None
-    if fact.verdict == "run":
-        arguments = None if fact.edited is None else json.loads(fact.edited)
-        return write_decision(Approve(arguments=arguments, always=fact.sticky, by=by))
-    return write_decision(
-        Supply(fact.answer, by=by)
-        if fact.reason == "supplied"
-        else Deny(fact.reason, by=by)
-    )
-
-
-def refused_text(decision: object) -> str:
-    """Write a refused decision as JSON text; if it cannot be written, only its kind and its author."""
+def any_decision_text(decision: object) -> str:
+    """Write any decision as JSON text; of one that is not JSON, only its kind and its author."""
     try:
         return write_decision(cast("Decision", decision))
     except ApprovalRefusedError:

@@ -62,10 +62,10 @@ from planner_ext.durable.listing import PARKED
 from planner_ext.durable.options import RetryPolicy
 from planner_ext.durable.records import (
     RunRecord,
+    any_decision_text,
     fold_journal,
     read_approval,
     read_decision,
-    refused_text,
 )
 from planner_ext.durable.store import JournalStore
 from planner_ext.durable.writer import Claim, JournalWriter
@@ -148,12 +148,20 @@ class Due:
 
 
 class _Decided(NamedTuple):
-    """A decision that no worker has taken yet: its row's id, its time, and whether its author is vouched for."""
+    """A decision to take.
+
+    Attributes:
+        key: The id of its question.
+        at: When it was made.
+        verified: Whether its author is vouched for.
+        is_stored: Whether the question's row holds it.
+    """
 
     key: str
     decision: Decision
     at: float
-    verified: bool
+    verified: bool = False
+    is_stored: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +202,8 @@ class Runner:
             stored, new, rows = await self.store.load_driven(run_id)
             if not stored.facts:
                 budget = budget or stored.inputs.budget
-            decided = await self._untaken_decisions(run_id, rows)
-            keys = {one.key for one in decided.values()}
+            untaken = await self._untaken_decisions(run_id, rows)
+            keys = {one.key for one in untaken.values()}
             is_queued = stored.record.status == "queued"
             writer = JournalWriter(
                 self.store,
@@ -209,16 +217,14 @@ class Runner:
             writer.budget.leaves = kept.leaves
             if new is not None:
                 writer.budget.offer(new)
-            decisions = {
-                **{call_id: one.decision for call_id, one in decided.items()},
-                **own,
-            }
+            given = self._given(writer, own)
+            decided = {**untaken, **given}
             activation = Activation(
                 run_id=run_id,
                 goal=stored.record.goal,
                 store=_with_crash_points(kept),
                 facts=stored.facts,
-                decisions=decisions,
+                decisions={call_id: one.decision for call_id, one in decided.items()},
                 decided_at={call_id: one.at for call_id, one in decided.items()},
                 budget=budget,
                 arguments=stored.inputs.arguments,
@@ -227,15 +233,11 @@ class Runner:
                 authorize=self.authorize,
                 described=writer.approval_of,
                 guards=stored.inputs.guards,
-                verified={
-                    call_id
-                    for call_id, one in decided.items()
-                    if one.verified and call_id not in own
-                },
+                verified={call_id for call_id, one in decided.items() if one.verified},
                 emit=kept.emit if job.streaming else None,
             )
             try:
-                _refuse_second(decided, own)
+                _refuse_second(untaken, given)
                 async with (
                     kept
                 ):  # around all of it: a cancellation also ends a hook that hangs
@@ -243,7 +245,8 @@ class Runner:
                         job.kernel, activation, arguments=arguments
                     ).result()
             except InvalidDecisionError as error:
-                if not await self._reopened(error, decided, own, writer):
+                refused = decided.get(error.call_id or "")
+                if refused is None or not await self._reopened(run_id, refused, error):
                     raise
                 continue
             budget = None
@@ -273,32 +276,35 @@ class Runner:
             if isinstance(decision, Approve):
                 decision = replace(decision, fingerprint=approval.fingerprint)
             at = 0.0 if approval.decided_at is None else approval.decided_at.timestamp()
-            decided[approval.call_id] = _Decided(key, decision, at, verified)
+            decided[approval.call_id] = _Decided(
+                key, decision, at, verified, is_stored=True
+            )
         return decided
 
-    async def _reopened(
-        self,
-        error: InvalidDecisionError,
-        decided: Mapping[str, _Decided],
-        own: Mapping[str, Decision],
-        writer: JournalWriter,
-    ) -> bool:
+    def _given(
+        self, writer: JournalWriter, own: Mapping[str, Decision]
+    ) -> dict[str, _Decided]:
+        """Add a job's decisions to those to take; their rows get them with their facts."""
+        at = self.clock.now()
+        given = {
+            call_id: _Decided(writer.question_id_of(call_id), decision, at)
+            for call_id, decision in own.items()
+        }
+        writer.given = {
+            one.key: (any_decision_text(one.decision), at) for one in given.values()
+        }
+        return given
+
+    async def _reopened(self, run_id: str, refused: _Decided, error: Exception) -> bool:
         """Reopen the question of an approver's refused decision; store a refused one of the job."""
-        call_id = error.call_id or ""
-        if call_id in decided and call_id not in own:
-            await self._reopen(writer.run_id, decided[call_id].key, error)
-            return True
-        if call_id in own:
-            key = (
-                decided[call_id].key
-                if call_id in decided
-                else writer.question_id_of(call_id)
-            )
-            text = refused_text(own[call_id])
+        if refused.is_stored:
+            await self._reopen(run_id, refused.key, error)
+        else:
+            text = any_decision_text(refused.decision)
             await self.store.refuse(
-                writer.run_id, key, text, problem=str(error), at=self.clock.now()
+                run_id, refused.key, text, problem=str(error), at=refused.at
             )
-        return False
+        return refused.is_stored
 
     async def _reopen(self, run_id: str, key: str, error: Exception) -> None:
         log_run(
@@ -309,11 +315,9 @@ class Runner:
         await self.store.reopen(key, str(error))
 
 
-def _refuse_second(
-    decided: Mapping[str, _Decided], own: Mapping[str, Decision]
-) -> None:
+def _refuse_second(first: Collection[str], given: Collection[str]) -> None:
     """Refuse a job's decision on a call that an approver has already decided."""
-    if call_id := next((call_id for call_id in own if call_id in decided), None):
+    if call_id := next((call_id for call_id in given if call_id in first), None):
         problem = (
             f"The call {call_id!r} was decided before: the first decision counts, this one changed nothing. "
             "Resume the run without it."

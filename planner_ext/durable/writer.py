@@ -14,7 +14,6 @@ from planner_ext.core.facts import (
     BudgetChanged,
     CallDecided,
     CallStarted,
-    Clarified,
     Ended,
     Fact,
     IterationCompleted,
@@ -37,7 +36,6 @@ from planner_ext.durable.records import (
     approval_id,
     asked_call,
     call_values,
-    decided_text,
     fold_journal,
 )
 from planner_ext.durable.store import JournalStore, notice_step
@@ -168,6 +166,8 @@ class JournalWriter:
         state: The run's state, folded from its journal.
         budget: Gives the run other limits; the store forgets a budget when its fact is
             recorded.
+        given: Decisions that no row holds, by the id of their question: as JSON text,
+            with their time. The row gets them when their facts are recorded.
     """
 
     def __init__(
@@ -205,6 +205,7 @@ class JournalWriter:
         self.facts = list(facts)
         self._decided = decided
         self.budget = StoredBudgetHandle()
+        self.given: Mapping[str, tuple[str, float]] = {}
         self._claim = claim
         self._is_queued = is_queued
         self._started = {
@@ -247,7 +248,7 @@ class JournalWriter:
             or state.phase is Phase.COMPLETING
             or not all(_can_be_computed_again(fact) for fact in facts)
         ):
-            steps += self._close_steps(closed, facts)
+            steps += self._close_steps(closed)
             steps += [
                 step
                 for id_, index in opened.items()
@@ -319,20 +320,11 @@ class JournalWriter:
             for place, value in enumerate(dump_facts(facts), start=seq)
         ]
 
-    def _close_steps(
-        self, closed: Collection[str], facts: Sequence[Fact]
-    ) -> list[Step]:
-        """Close questions with the decisions that persons made on them; an unread decision fences this writer."""
-        made = {
-            fact.index: fact
-            for fact in facts
-            if isinstance(fact, CallDecided | Clarified)
-        }
+    def _close_steps(self, closed: Collection[str]) -> list[Step]:
+        """Close questions; a decision that the caller has not read fences this writer."""
         steps: list[Step] = []
         for id_ in closed:
-            fact = made.get(self._questions[id_])
-            text = None if fact is None else decided_text(fact)
-            at = None if fact is None or text is None else fact.at
+            text, at = self.given.get(id_, (None, None))
             values: Mapping[str, Value] = {
                 "id": id_,
                 "decision": text,
