@@ -1,7 +1,7 @@
 """A planner's run as an AG-UI event stream, for CopilotKit, assistant-ui and other front ends; extra ``ag-ui``.
 
-One function, `ag_ui_events`, is the body of an HTTP endpoint;
-``samples/step19_ag_ui.py`` is a complete one:
+`ag_ui_events` is the body of an HTTP endpoint; ``samples/step19_ag_ui.py`` is a
+complete one:
 
     waiting: dict[str, Checkpoint] = {}
 
@@ -11,10 +11,10 @@ One function, `ag_ui_events`, is the body of an HTTP endpoint;
         events = ag_ui_events(planner, kernel, run_input, waiting=waiting)
         return StreamingResponse((encoder.encode(one) async for one in events), media_type=encoder.get_content_type())
 
-**What the front end sees.** Each iteration is a step; the model's texts are messages,
-its calls are tool calls with their results. A run that waits for a person ends with the
-interrupt outcome, one interrupt for each call and question. The next input on the
-thread answers them, and the run continues from its checkpoint:
+**What the front end sees.** Each iteration is a step; texts are messages, calls are
+tool calls with their results. A run that waits for a person ends with one interrupt for
+each call and question. The next input on the thread answers them, and the run
+continues:
 
 - a call (``reason`` ``tool_call``): ``{"approved": true}``, ``{"approved": true,
   "editedArgs": {...}}`` with all arguments, or ``{"approved": false, "reason":
@@ -22,23 +22,21 @@ thread answers them, and the run continues from its checkpoint:
 - a question of the model (``input_required``): ``{"answer": "..."}``;
 - the status ``cancelled`` refuses the call, or the answer.
 
-An interrupt's ``responseSchema`` describes this, with the function's parameters, its
-``metadata`` names the function, the arguments and the roles that may decide, and its
-``id`` is the fingerprint of the call: an answer binds to the function and the arguments
-that were shown. Interrupts without an answer stay open, and the run ends with them
-again.
+An interrupt's ``responseSchema`` describes this, its ``metadata`` names the function,
+the arguments and the roles that may decide, and its ``id`` is the call's fingerprint,
+to which an answer binds. Interrupts without an answer stay open.
 
 **Trust.** The checkpoint stays on the server: a browser decides the calls that wait on
-its thread, and cannot add a call, an approval or a result to a run. Give each user a
-separate ``waiting``, or unguessable thread ids. The browser supplies the conversation
-before a new run; its system messages are dropped. To the model this conversation is
-text; the calls of the model are decided as in every run.
+its thread, and cannot add a call, an approval or a result. Give each user a separate
+``waiting``, or unguessable thread ids. The browser supplies the conversation before a
+new run; its system messages are dropped. To the model it is text; the calls of the
+model are decided as in every run.
 
-**Tools of the front end** (``RunAgentInput.tools``) are offered to the model beside the
-kernel's functions, in the plugin ``ag_ui``. A call of one ends the run as a success
-that names it as pending; the front end executes it, and the tool message in its next
-input is the result with which the run continues. If a user message follows instead, the
-run is abandoned, and a new one begins with the conversation up to then.
+**Tools of the front end** (``RunAgentInput.tools``) are offered in the plugin
+``ag_ui``. A call of one ends the run as a success that names it as pending; the tool
+message in the next input is the result with which the run continues. If a user message
+follows instead, the run is abandoned, and a new one begins with the conversation up to
+then.
 """
 
 import logging
@@ -144,11 +142,9 @@ __all__ = ["ag_ui_events"]
 logger = logging.getLogger(__name__)
 
 _PLUGIN = "ag_ui"
-"""The plugin of the front end's tools."""
 _FINAL_ANSWER = f"{OWN_PLUGIN}-SendFinalAnswer"
 _SHOWN_ERRORS = (DecisionRefusedError, InvalidHistoryError, LimitReachedError)
-"""Errors whose text is sent to the front end; the text of any other error stays on the
-server."""
+"""Errors whose text the front end reads; that of any other stays on the server."""
 
 
 async def ag_ui_events(
@@ -164,16 +160,15 @@ async def ag_ui_events(
 ) -> AsyncGenerator[BaseEvent, None]:
     """Run a planner for one input of an AG-UI front end, and yield the events; see the module.
 
-    An input begins a new run with its last user message as the goal, or continues the
-    run that waits on its thread.
+    An input continues the run that waits on its thread, or begins a new one with its
+    last user message as the goal.
 
     Args:
         planner: Drives the run.
         kernel: Its functions may be called; it is not changed.
         run_input: The body of the request.
-        waiting: The runs that wait for the user, by thread id: a dictionary in the
-            server's memory, or any mapping that keeps a `Checkpoint`. A resumed run is
-            removed from it; one that is never answered stays.
+        waiting: The runs that wait for the user, by thread id; a resumed run is
+            removed.
         by: The user's name, recorded with their decisions.
         roles: The user's roles; a call that names roles is decided only by a user who
             has one of them. Without roles the planner's ``authorize`` hook decides, see
@@ -184,9 +179,9 @@ async def ag_ui_events(
 
     Yields:
         The events, from ``RUN_STARTED`` to ``RUN_FINISHED``, or to ``RUN_ERROR`` after
-        a fault or a refused input. A run that was stopped, or that a limit ended
-        without an answer, has the cancelled outcome. Closing the stream early cancels
-        the run; a resumed run that has not yet done anything waits again.
+            a fault or a refused input. A run that was stopped, or that a limit ended
+            without an answer, has the cancelled outcome. Closing the stream early
+            cancels the run; a resumed run that has not yet done anything waits again.
 
     Raises:
         PlannerInvalidConfigurationError: If the kernel has a plugin ``ag_ui``, or
@@ -246,7 +241,7 @@ class _Run:
     """One run of the protocol: a run of the planner, or a part of one.
 
     Attributes:
-        tools: The tools of the front end, by the names under which the model sees them.
+        tools: The front end's, by the names under which the model sees them.
     """
 
     def __init__(
@@ -270,14 +265,14 @@ class _Run:
         self._used = self._reader.state.usage
 
     def close(self) -> None:
-        """Return the checkpoint of the resumed run to ``waiting``, unless the run has made progress."""
+        """Return the resumed run's checkpoint to ``waiting``, unless the run has made progress."""
         if self._kept is not None:
             self._waiting.setdefault(self._input.thread_id, self._kept)
 
     # The input.
 
     def continued(self) -> Checkpoint | None:
-        """Return the checkpoint of the run that the input continues; None for a new run.
+        """Return the checkpoint of the run that the input continues.
 
         A user message abandons a run in which only tools of the front end wait.
         """
@@ -399,7 +394,7 @@ class _Run:
                 pass
 
     def _in_step(self, iteration: int | None) -> Iterator[BaseEvent]:
-        """Open the step of an iteration, unless it is open, and close another one; None only closes."""
+        """Open the step of an iteration, and close another one; None only closes."""
         name = (
             ""
             if iteration is None
@@ -439,7 +434,7 @@ class _Run:
         yield from self._message_end()
 
     def _calls(self, calls: Iterable[TimelineCall]) -> Iterator[BaseEvent]:
-        """Send the calls of the batch that a reply has opened, if it has."""
+        """Send the calls of the batch that a reply has opened."""
         batch = self._reader.state.batch
         if not self._last_text:
             self._messages += 1  # the calls are in a message of their own
@@ -458,7 +453,7 @@ class _Run:
             yield ToolCallEndEvent(tool_call_id=id_)
 
     def _result(self, call: TimelineCall) -> Iterator[BaseEvent]:
-        """Send what the model reads as a call's result, except where it came from the front end."""
+        """Send what the model reads as a call's result, unless it came from the front end."""
         self._kept = None
         id_ = self._call_id(call.id)
         if call.function != _FINAL_ANSWER and id_ not in self._answered:
@@ -551,7 +546,7 @@ class _Run:
 
 
 def _described(call: ToolCall) -> dict[str, Any]:
-    """Describe a call that waits; ``roles`` exists only if the decision is reserved to some roles."""
+    """Describe a call that waits; ``roles`` only if it has some."""
     described = {
         "function": call.fully_qualified_name,
         "arguments": dict(call.arguments),
@@ -583,7 +578,7 @@ def _approval_schema(call: ToolCall) -> dict[str, Any]:
 
 
 def _decision(entry: ResumeEntry, call: ToolCall, by: str | None) -> Decision | None:
-    """Read one answer; None if it abandons a question that has expired, which the run records itself.
+    """Read one answer; None if it abandons an expired question, which the run records.
 
     Raises:
         DecisionRefusedError: If it does not fit the interrupt.
@@ -677,7 +672,6 @@ def _object(schema: object) -> dict[str, Any]:
 def _deferring(
     planner: FunctionCallingStepwisePlanner,
 ) -> FunctionCallingStepwisePlanner:
-    """Let the calls of the front end's tools wait."""
     interceptors = (_defer_tools, *planner.options.interceptors)
     return _with(planner, interceptors=interceptors)
 
@@ -685,7 +679,6 @@ def _deferring(
 def _letting_in(
     planner: FunctionCallingStepwisePlanner, roles: Collection[str]
 ) -> FunctionCallingStepwisePlanner:
-    """Let a user with these roles decide."""
 
     async def has_role(request: DecisionRequest) -> bool:
         return request.call is None or _has_role(request.call, roles)
@@ -719,7 +712,7 @@ def _history(
 ) -> Iterator[ChatMessageContent]:
     """Convert the conversation for the model, each result directly after its call.
 
-    Other messages, and calls without a result, are dropped. Of two results for one call
+    Calls without a result, and other messages, are dropped. Of two results for one call
     the newer one counts.
     """
     sent = {tool.name: name for name, tool in tools.items()}
@@ -761,7 +754,7 @@ def _history(
 
 
 def _text(content: str | list[ContentPart]) -> str:
-    """Return the text of a message, without its other parts."""
+    """Return the text of a message."""
     return (
         content
         if isinstance(content, str)

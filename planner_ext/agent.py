@@ -1,9 +1,8 @@
 """A paused turn of a ``ChatCompletionAgent``: resumed with decisions, or cancelled, and the agent's thread with it.
 
 An agent whose service is a `planner_ext.FunctionInvokingChatCompletion` pauses as the
-service does. Semantic Kernel's agents know no pause, so the thread ends with the
-service's message that says so, and a further turn is refused by name until it is
-resumed or cancelled:
+service does. The thread then ends with the message that says so, and a further turn is
+refused by name until this one is resumed or cancelled:
 
     response = await agent.get_response("Refund order 7.", thread=thread)
     if response.metadata["status"] == "paused":
@@ -11,10 +10,10 @@ resumed or cancelled:
         response = await resume_agent(agent, response.thread, response.metadata["checkpoint"], decisions)
 
 Afterwards the thread has the calls, their results and the answer, or the message of the
-next pause. What the user wrote meanwhile, and was refused, comes after that.
+next pause; then what the user wrote meanwhile, and was refused.
 
-A copy of a thread that still waits can be resumed once more by another process. Where
-that must not happen, use a planner with a store (`planner_ext.durable.Runs`).
+Another process can resume a copy of a waiting thread once more. Where that must not
+happen, use a planner with a store (`planner_ext.durable.Runs`).
 """
 
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
@@ -86,20 +85,20 @@ async def resume_agent(
     stop: StopHandle | None = None,
     late: Late = "refuse",
 ) -> AgentResponseItem[ChatMessageContent]:
-    """Resume a turn of an agent that is paused, or that a limit or a stop ended, and bring its thread up to date.
+    """Resume a turn of an agent that is paused, or that a limit or a stop ended.
 
-    For what is not said here see `planner_ext.FunctionInvokingChatCompletion.resume`.
+    The thread is brought up to date. For what is not said here see
+    `planner_ext.FunctionInvokingChatCompletion.resume`.
 
     Args:
         agent: The agent; it need not be the object that began the turn.
         thread: The thread of the turn: the response's ``thread``.
         checkpoint: The turn's `Checkpoint`, or the JSON text in the metadata of its
             response.
-        decisions: Decisions by call id; without decisions the turn stays paused.
+        decisions: By call id; without decisions the turn stays paused.
         kernel: Its functions run and its service is asked; None uses the agent's.
         arguments: The application's arguments again, over the agent's own.
-        budget: Replaces the turn's limits; what was spent still counts. None keeps
-            them.
+        budget: Replaces the turn's limits; what was spent still counts.
         stop: Ends the turn from outside.
         late: Whether to ``"refuse"`` or ``"allow"`` decisions after a later turn of the
             thread. A message that was refused because the turn waits does not count.
@@ -149,7 +148,7 @@ async def resume_agent_stream(
 
     Yields:
         Chunks, as of the agent's ``invoke_stream``; the last one has the metadata.
-        Closing the stream early cancels the turn.
+            Closing the stream early cancels the turn.
     """
     turn = await _Turn.of(agent, thread, checkpoint, kernel, arguments)
     request = ServiceRequest(
@@ -178,7 +177,7 @@ async def cancel_agent(
     by: str = "",
     reason: str = "",
 ) -> AgentResponseItem[ChatMessageContent]:
-    """End a paused turn of an agent for good: the model reads in the next turn that no pending call was executed.
+    """End a paused turn for good: the model reads in the next turn that no pending call was executed.
 
     Args:
         agent: The agent; its service's ``checkpoint_key`` applies.
@@ -227,7 +226,7 @@ _GOING_ON: "WeakSet[AgentThread]" = WeakSet()
 
 @contextmanager
 def _alone(thread: AgentThread) -> Generator[None]:
-    """Refuse a second resume of a thread while one is under way, by whichever agent."""
+    """Refuse a second resume of a thread while one is under way, by any agent."""
     if thread in _GOING_ON:
         raise DecisionRefusedError(
             "The turn of this thread is being resumed or cancelled already; nothing of this decision was taken. Wait "
@@ -245,9 +244,8 @@ class _Turn:
     """A turn that an agent had begun, and what its agent would ask the model with.
 
     Attributes:
-        history: What the agent had sent: its instructions, and the thread's messages;
-            without messages of the user at the end, which were refused because the turn
-            waits.
+        history: The agent's instructions and the thread's messages, without the user's
+            last ones, which were refused because the turn waits.
         sent: The messages of ``history`` before the turn was resumed.
     """
 
@@ -270,7 +268,7 @@ class _Turn:
         kernel: Kernel | None,
         arguments: KernelArguments | None,
     ) -> "_Turn":
-        """Find the service and the settings that the agent would use, and compare nothing yet."""
+        """Find the service and the settings that the agent would use."""
         if not isinstance(agent, ChatCompletionAgent):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidOptionError(
                 f"agent must be a ChatCompletionAgent, whose calls run in this process; got {shown(agent)}."
@@ -337,7 +335,7 @@ class _Turn:
         )
 
     async def went_on(self, run: ServiceRun) -> None:
-        """Bring the thread up to date with a run that was driven; one that settled nothing still waits as before."""
+        """Bring the thread up to date; one whose run settled nothing still waits."""
         if run.resumed is not None and (run.added or run.final is not None):
             await self.update(run.resumed, run.added, run.final)
 
@@ -347,7 +345,7 @@ class _Turn:
         added: Sequence[ChatMessageContent],
         final: ChatMessageContent | None,
     ) -> None:
-        """Take the message that the turn had returned out of the thread, and add the outcome."""
+        """Replace the message that the turn had returned by the outcome."""
         messages = self.thread._chat_history.messages  # pyright: ignore[reportPrivateUsage]  (nothing else removes one)
         kept, sent = (
             set(map(id, some)) for some in ((*resumed.kept, *resumed.later), self.sent)
@@ -369,14 +367,14 @@ class _Turn:
         messages += refused
 
     def named(self, message: ChatMessageContent) -> ChatMessageContent:
-        """Copy a message with the agent's name, which the agent puts on all that it adds to a thread."""
+        """Copy a message with the agent's name, as the agent adds messages to a thread."""
         return message.model_copy(update={"name": self.agent.name})
 
 
 def _merged(
     agent: ChatCompletionAgent, arguments: KernelArguments | None
 ) -> KernelArguments:
-    """Put arguments over the agent's own, as the agent does; neither is changed."""
+    """Put arguments over copies of the agent's own, as the agent does."""
     own = KernelArguments() if agent.arguments is None else agent.arguments
     merged = copy(own)
     if arguments is not None:
@@ -391,7 +389,7 @@ def _merged(
 def _refuse_older(
     given: Checkpoint, messages: Sequence[ChatMessageContent], key: SigningKey | None
 ) -> None:
-    """Refuse a checkpoint that was resumed before: the thread's own one is of the same turn, and has more facts."""
+    """Refuse a checkpoint that was resumed before: the thread's own has more facts."""
     own = next(
         (
             message.metadata.get("checkpoint")
@@ -424,7 +422,7 @@ def _refused(messages: Sequence[ChatMessageContent]) -> int:
 
 
 def _system_messages(messages: Sequence[ChatMessageContent]) -> int:
-    """Count the system messages at the beginning; an agent puts its instructions there."""
+    """Count the system messages at the beginning, where an agent puts its instructions."""
     return sum(
         1
         for _ in takewhile(lambda message: message.role == AuthorRole.SYSTEM, messages)

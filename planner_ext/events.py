@@ -1,10 +1,13 @@
 """The events of a streamed run: text as it arrives, the facts of the run, and the result at the end.
 
-Facts are named in the past tense and never change. Fields that they share:
+Facts are in the past tense and never change. Fields that they share:
 
     at            when it happened, in seconds since the epoch
     seconds       active time since the last fact that has this field
-    iteration     the 0-based round trip of the loop; a plan request is made before iteration 0
+    iteration     the 0-based round trip of the loop; -1 is the plan request
+    index         the call's index in its batch, from 0
+    call_id       the call's id, unique in its batch
+    function      fully qualified name
     type          the class's name, which tells facts apart in JSON
 """
 

@@ -50,19 +50,16 @@ __all__ = [
 ]
 
 PendingCall = ToolCall
-"""A call that waits for a person, as a result and the metadata of a service show it."""
+"""A call that waits for a person."""
 
 _logger = logging.getLogger(__name__)
 
 
 def check_for_intervention(call: ToolCall) -> bool:
-    """Return whether a call needs a person's consent; this default returns False for every call.
+    """Return whether a call needs a person's consent; this default returns False.
 
     Replace it by a function of your own, sync or async: True defers the call, so that
     the run pauses; False is no opinion, never an approval.
-
-    Args:
-        call: The resolved function and its validated arguments.
     """
     _logger.info(
         "Intercepted a call to %s.%s; it may proceed.",

@@ -1,4 +1,4 @@
-"""Between iterations: how functions run, the iteration-completed callback with ready-made ones, how to stop a run."""
+"""How functions run, what happens between iterations, and how to stop a run."""
 
 import inspect
 from collections.abc import Awaitable, Callable
@@ -41,14 +41,14 @@ def at_token_fraction(
 ) -> IterationCallback:
     """Act when the newest request and its reply fill a fraction of the model's context window.
 
-    Counts reported tokens, or estimated ones if a limit makes the run estimate; without
-    either it has no effect.
+    Without reported tokens, or a limit that makes the run estimate them, it has no
+    effect.
 
     Args:
         context_window: The size of the model's context window, in tokens.
         fraction: Above 0, up to 1.
         then: Called instead of ending the run, for instance to compact
-            ``context.messages``. None ends the run.
+            ``context.messages``.
 
     Raises:
         PlannerInvalidConfigurationError: If a number is out of range.
@@ -92,7 +92,7 @@ def at_cost(max_cost: float) -> IterationCallback:
 
 
 def after_seconds(seconds: float) -> IterationCallback:
-    """End the run once it has been active for this many seconds; paused time does not count."""
+    """End the run once it has been active for so long; paused time does not count."""
 
     async def callback(context: FunctionInvocationIterationContext) -> None:
         active = context.total_usage.active_seconds
@@ -109,8 +109,7 @@ def when_flagged(flag: Callable[[str], bool | Awaitable[bool]]) -> IterationCall
     """End the run when a moderation flags a text of the newest iteration.
 
     Args:
-        flag: Called, async or not, with the newest reply's text and with each result;
-            True ends the run.
+        flag: Called, async or not, with the newest reply's text and with each result.
     """
 
     async def callback(context: FunctionInvocationIterationContext) -> None:

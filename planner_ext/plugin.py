@@ -30,23 +30,21 @@ class PlannerPlugin:
     """A planner as one function with a required ``goal``: ``kernel.add_plugin(PlannerPlugin(planner), "name")``.
 
     Called in another run of this package, it spends that run's budget beside its own:
-    each request and each call is taken from what is left at that moment, less the
-    iteration that is reserved for the answer. Nested runs beside each other race for
-    the rest; where the first may leave nothing to the last, give each planner a budget
-    of its own. A nested run that fails, is cancelled or loses its process is charged
-    what it has spent.
+    each request and call is taken from what is left at that moment, less the iteration
+    reserved for the answer. Nested runs beside each other race for the rest; give each
+    planner a budget of its own where the first may leave nothing to the last. A nested
+    run that fails, is cancelled or loses its process is charged what it has spent.
 
     The budget around covers ``max_iterations``, ``max_tool_calls``,
     ``max_total_tokens``, ``max_cost``, ``max_active_seconds``, ``deadline`` and
-    ``max_calls_per_function``. Limits of repeats and in a row belong to each run, and
-    so do interceptors. The plan request is always charged. Where tokens or cost of the
-    run around are used up, a nested run ends without the request that would ask for an
-    answer.
+    ``max_calls_per_function``; not limits of repeats and in a row, nor interceptors.
+    The plan request is always charged. Where tokens or cost around are used up, no
+    request asks for an answer.
 
     The outer run's `StopHandle` stops nested runs too. A nested run cannot pause: a
     call that would wait for a person is denied, and a question to the user becomes the
-    function's result. A planner is not offered inside its own runs, and a call of it
-    there is refused. A nested run has its own journal.
+    function's result. A planner is not offered inside its own runs. A nested run has
+    its own journal.
 
     In a stock kernel's loop, or outside of any run, it spends the planner's own budget.
     """

@@ -61,10 +61,10 @@ __all__ = ["FunctionInvokingChatCompletion", "charged_service"]
 class FunctionInvokingChatCompletion(ChatCompletionClientBase):
     """A chat completion service that runs the function calls of another one, within a budget.
 
-    It replaces the connector it wraps: in a kernel, in ``invoke_prompt``, in
-    ``ChatCompletionAgent``. As with Semantic Kernel's own loop, the messages with calls
-    and their results are added to the history that was passed, and the final message is
-    returned for the caller to add. The final message's metadata gets these entries:
+    It replaces its connector in a kernel, in ``invoke_prompt``, in
+    ``ChatCompletionAgent``. As with Semantic Kernel's own loop, calls and results are
+    added to the history that was passed, and the final message is returned for the
+    caller to add. Its metadata gets:
 
     - ``iterations``: round trips charged, 1 for a direct answer.
     - ``usage``: the connector's own usage, summed over all requests.
@@ -72,23 +72,22 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
     - ``status``: ``answered``, ``incomplete``, ``paused``, ``asked``, ``limit_reached``
       or ``stopped``.
     - ``limit``: the limit that was reached, or None.
-    - ``reason``: why the run was not answered, in words; only of such a run.
-    - ``pending``: the calls and questions that wait for a person, as mappings; only of
-      a paused run.
+    - ``reason``: why the run was not answered.
+    - ``pending``: the calls and questions of a paused run that wait for a person, as
+      mappings.
     - ``checkpoint``: JSON text of a run that was not answered, for `resume`.
 
     A request whose function choice behaviour is missing, or does not invoke functions
-    automatically, passes through: one request, whose calls are returned to the caller
-    with the status ``stopped``. A stock ``FunctionChoiceBehavior.Auto()`` allows its 5
-    tool rounds; with a budget, the tighter limit applies.
+    automatically, passes through: one request, whose calls are returned with the status
+    ``stopped``. A stock ``FunctionChoiceBehavior.Auto()`` allows its 5 tool rounds;
+    with a budget, the tighter limit applies.
 
     Where a filter sets ``context.terminate``, the message is that of Semantic Kernel's
-    loop: a tool message with the results of the last batch, which the history has
-    already; adding it changes nothing.
+    loop: a tool message with the last batch's results, which the history has already;
+    adding it changes nothing.
 
-    If a function of a run of this package calls this service, the request spends that
-    run's budget, and that run's interceptors, policies and marks apply as well as the
-    service's own.
+    Called by a function of a run of this package, the request spends that run's budget,
+    and that run's interceptors, policies and marks apply, too.
     """
 
     SUPPORTS_FUNCTION_CALLING: ClassVar[bool] = True
@@ -108,9 +107,9 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         """Wrap a connector.
 
         Args:
-            inner: The connector that makes the requests. If it is such a wrapper
-                itself, its connector is used and its options are merged: of each limit
-                the tighter applies, and its interceptors are asked after these.
+            inner: The connector that makes the requests. Of such a wrapper, the
+                connector is used and the options are merged: of each limit the tighter
+                applies, and its interceptors are asked after these.
             service_id: The id by which the kernel finds it; None uses the inner
                 connector's.
             **options: See `planner_ext.iteration.RunOptions`; each call of this service
@@ -143,7 +142,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         settings: PromptExecutionSettings,
         kwargs: Mapping[str, Any],
     ) -> AbstractAsyncContextManager[Charge]:
-        """Charge a request that passes through to the call that makes it, and to this service's shared budgets."""
+        """Charge a request that passes through to the call that makes it, and to shared budgets."""
         options = self._options
         messages = list(chat_history.messages)
         arguments = kwargs.get("arguments") or KernelArguments()
@@ -160,7 +159,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         )
 
     def charged_to(self, tab: Tab) -> Self:
-        """@private Return a copy whose requests are charged to a call of a run, in any context."""
+        """@private Return a copy whose requests are charged to a call of a run."""
         copied = self.model_copy()
         copied._tab = tab
         return copied
@@ -180,7 +179,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
 
     @property
     def total_tokens(self) -> int:
-        """@private Return the inner connector's own count of tokens, over all its requests; 0 where it keeps none."""
+        """@private Return the inner connector's own count of tokens; 0 where it keeps none."""
         return getattr(self._inner, "total_tokens", 0)
 
     async def get_chat_message_contents(
@@ -192,16 +191,15 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         """Answer a history, and run the functions that the model calls.
 
         Args:
-            chat_history: Gets the messages with calls and their results; the final
-                message is not added.
+            chat_history: Gets the messages with calls and their results.
             settings: As for the inner connector; not changed.
             **kwargs: ``kernel``, required if the settings have a function choice
                 behaviour; ``arguments``, the application's; ``stop``, a `StopHandle`;
                 ``store_final``, True to add the final message, too.
 
         Returns:
-            The final message, alone in a list; several if the settings ask for several
-            answers without functions.
+            The final message; several if the settings ask for several answers without
+                functions.
 
         Raises:
             PlannerInvalidConfigurationError: If settings, kernel or budget cannot be
@@ -232,11 +230,11 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         """Answer a history as `get_chat_message_contents` does, as a stream.
 
         Yields:
-            The connector's chunks as they come, with the 0-based round trip as
-            ``function_invoke_attempt``. Once a batch has its results, a chunk with its
-            calls and a tool message with the results. Last, a chunk with the final
-            message's metadata, which alone has the usage, of all requests. Closing the
-            stream early cancels the run.
+            The connector's chunks, with the 0-based round trip as
+                ``function_invoke_attempt``. Once a batch has its results, a chunk with
+                its calls and a tool message with the results. Last, a chunk with the
+                final message's metadata, which alone has the usage. Closing the stream
+                early cancels the run.
         """
         if not _invokes(chat_history, settings, kwargs.get("kernel")):
             request = self._charged(chat_history, settings, kwargs)
@@ -259,7 +257,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         settings: PromptExecutionSettings,
         **kwargs: Any,
     ) -> AsyncGenerator[StreamingChatMessageContent | None, Any]:
-        """Answer as `get_streaming_chat_message_contents` does, with single chunks; closing the stream ends the run."""
+        """Answer as `get_streaming_chat_message_contents` does, with single chunks."""
         async with aclosing(
             self.get_streaming_chat_message_contents(chat_history, settings, **kwargs)
         ) as groups:
@@ -290,21 +288,20 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         store (`planner_ext.durable.Runs`).
 
         Args:
-            chat_history: The run's history so far; missing messages are added, and an
-                empty history is filled. The message that the run had returned is
-                removed, if it was added. Text, calls and results are compared, not
-                metadata.
+            chat_history: The run's history so far, compared by text, calls and results;
+                missing messages are added, and the message that the run had returned is
+                removed.
             checkpoint: The run's `Checkpoint`, or the JSON text in the metadata of its
-                last message. Anyone who can write an unsigned one can put an approval
-                in it; a ``checkpoint_key`` refuses those.
+                last message. Who can write an unsigned one can put an approval in it; a
+                ``checkpoint_key`` refuses those.
             decisions: By call id. No request is made before every call is decided.
             settings: The settings of the original request.
             kernel: Its functions run; it need not be the kernel that the run began
                 with.
             arguments: The application's arguments again; a checkpoint does not hold
                 them.
-            budget: Replaces the run's limits; what was spent still counts, and the
-                budget of a wrapped service still applies.
+            budget: Replaces the run's limits; what was spent still counts, and a
+                wrapped service's budget still applies.
             stop: Ends the run from outside.
             store_final: Whether to add the final message to the history, too.
             late: Whether to ``"refuse"`` or ``"allow"`` decisions if the history holds
@@ -427,7 +424,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         budget: Budget | None,
         streaming: bool,
     ) -> ServiceRun:
-        """Prepare a run to be resumed as `resume` says, here and for an agent; nothing is driven or changed yet."""
+        """Prepare a run to be resumed as `resume` says; nothing is driven or changed yet."""
         own = self._options
         _check_request(chat_history, settings)
         loaded = Checkpoint.given(checkpoint, own.checkpoint_key)
@@ -476,7 +473,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
 
 
 def charged_service(service: AIServiceClientBase, tab: Tab) -> AIServiceClientBase:
-    """@private Wrap a service that asks a model, to charge its requests to a call of a run; see `sk.nested.Wrap`."""
+    """@private Wrap a service that asks a model, to charge its requests to a call of a run."""
     if isinstance(service, FunctionInvokingChatCompletion):
         return service.charged_to(tab)
     if isinstance(service, ChatCompletionClientBase):
@@ -498,7 +495,7 @@ def _check_request(
 def _invokes(
     chat_history: ChatHistory, settings: PromptExecutionSettings, kernel: Kernel | None
 ) -> bool:
-    """Whether functions are invoked; otherwise the request passes through, as one for several answers does."""
+    """Whether functions are invoked; otherwise the request passes through."""
     _check_request(chat_history, settings)
     refuse_waiting(chat_history.messages)
     behavior = settings.function_choice_behavior

@@ -72,8 +72,8 @@ Messages: TypeAlias = (
     | FunctionResultContent
     | Iterable[ChatMessageContent | FunctionResultContent]
 )
-"""One message, or several in order, a ``ChatHistory`` included; a result by itself is
-its tool message."""
+"""One message, or several in order, a ``ChatHistory`` included; a bare result is its
+tool message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +81,9 @@ class OpenCall(ReadByKey):
     """A function call of the model that the session's caller answers.
 
     Attributes:
-        id: The call's id, which its result repeats.
-        fully_qualified_name: The name that the model used, ``plugin-function``,
-            unchecked.
-        raw_arguments: The JSON text as received, "{}" if the model sent no text.
+        id: Its result repeats it.
+        fully_qualified_name: As the model used it, ``plugin-function``, unchecked.
+        raw_arguments: The JSON text as received, or "{}".
     """
 
     id: str
@@ -108,7 +107,7 @@ class OpenCall(ReadByKey):
         return parsed
 
     def result(self, value: Any) -> ChatMessageContent:
-        """Make the tool message that answers the call; append it to the session.
+        """Make the tool message that answers the call, to be appended to the session.
 
         Args:
             value: What the function returned. Text stays as it is, None becomes "",
@@ -149,7 +148,7 @@ def _copied(
 
 
 def _open_calls(messages: Sequence[ChatMessageContent]) -> tuple[OpenCall, ...]:
-    """List the calls at the end of a conversation that have no result, in their order."""
+    """List the calls at the end of a conversation that have no result."""
     answered: set[str | None] = set()
     for message in reversed(messages):
         if message.role != AuthorRole.TOOL:
@@ -175,10 +174,9 @@ def _calls(message: ChatMessageContent) -> list[OpenCall]:
 def _with_added(
     messages: Sequence[ChatMessageContent], added: Sequence[ChatMessageContent]
 ) -> list[ChatMessageContent]:
-    """Add messages to a conversation; calls and results come in pairs, and only calls that were open may stay open.
+    """Add messages to a conversation; only calls that were open may stay without a result.
 
-    A pair whose call is the open one may be given whole: its call is not added a second
-    time.
+    A pair of an open call and its result may be given whole.
     """
     waiting = _open_calls(messages)
     if (
@@ -199,7 +197,7 @@ def _with_added(
 
 
 def _misplaced(messages: Sequence[ChatMessageContent], first: int) -> Generator[str]:
-    """Name the calls outside assistant messages, and the results outside tool messages, that are alone there."""
+    """Name the calls outside assistant messages, and the results outside tool messages."""
     for place, message in enumerate(messages[first:], first):
         calls = {
             item.id or ""
@@ -227,7 +225,6 @@ def _misplaced(messages: Sequence[ChatMessageContent], first: int) -> Generator[
 def _checked_prompt(
     messages: list[ChatMessageContent], *, closed: bool
 ) -> list[ChatMessageContent]:
-    """Return a conversation that may be sent."""
     if problems := find_problems(messages):
         raise InvalidHistoryError(
             "Expected a conversation in which every function call has its result before the next prompt; found "
@@ -246,10 +243,9 @@ def _checked_prompt(
 
 
 def _as_reply(messages: Sequence[ChatMessageContent]) -> list[ChatMessageContent]:
-    """Merge the reply to an open-loop request into at most one message, its ids reissued as in closed loop.
+    """Merge the reply to an open-loop request into at most one message, its ids reissued.
 
-    A reply that was cut short keeps its text and loses its calls, which may be
-    incomplete.
+    A reply that was cut short loses its calls, which may be incomplete.
     """
     if not messages:
         return []
@@ -272,8 +268,7 @@ class AutomaticToolUseConfig:
     """Choose who runs the functions that the model calls.
 
     Attributes:
-        enabled: True (closed loop): the session runs them. False (open loop): the
-            caller runs them.
+        enabled: True (closed loop): the session. False (open loop): the caller.
         max_tool_calls: How many functions one prompt may start in closed loop, failures
             included; 0 or more. A batch that would exceed it does not run, and the
             prompt raises `LimitReachedError`.
@@ -303,13 +298,13 @@ _CLOSED_LOOP = AutomaticToolUseConfig()
 
 @dataclass(slots=True)
 class _Turn:
-    """A prompt in progress; for a stream, a weak reference to its generator."""
+    """A prompt in progress, with a weak reference to its stream."""
 
     stream: "weakref.ref[AsyncGenerator[str, None]] | None" = None
 
     @property
     def abandoned(self) -> bool:
-        """Whether the stream's generator was garbage collected, so that the event loop is about to close it."""
+        """Whether the stream was garbage collected: the event loop is about to close it."""
         return self.stream is not None and self.stream() is None
 
 
@@ -317,7 +312,7 @@ class ToolUseSession:
     """A conversation with a model that may call the kernel's functions.
 
     In closed loop a prompt runs the functions and returns the text of the last reply.
-    In open loop it returns the text of one reply; its calls are in `pending` until the
+    In open loop it returns the text of one reply; its calls are `pending` until the
     caller appends their results, and ``prompt()`` continues. The messages are the same
     in both.
 
@@ -325,8 +320,8 @@ class ToolUseSession:
     cannot be undone: once calls have results, its messages stay, and ``prompt()``
     continues from there. Otherwise the session is as it was.
 
-    A session answers one prompt at a time; meanwhile `prompt` and `append` raise
-    `SessionBusyError`. It does not pause: a deferred call or an open question raises
+    While a prompt is answered, `prompt` and `append` raise `SessionBusyError`. A
+    session does not pause: a deferred call or an open question raises
     `RunNotAnsweredError` with a checkpoint for `ToolCallHandler.resume`. A decision
     after a later prompt of the session, in the same process, is refused unless
     ``late="allow"``.
@@ -352,11 +347,10 @@ class ToolUseSession:
                 system message and examples.
             tool_use_config: Who runs the functions, and how many of them one prompt may
                 start.
-            service_id: The service to use; None leaves it to the kernel's own
-                selection.
-            settings: Settings of every request; None takes those of the arguments, or
-                the service's defaults. Their function choice behaviour selects the
-                functions that are offered; without one, all are.
+            service_id: None leaves it to the kernel's own selection.
+            settings: Of every request; None takes those of the arguments, or the
+                service's defaults. Without a function choice behaviour, every function
+                of the kernel is offered.
             arguments: The application's arguments, for functions and service selection.
             **options: See `planner_ext.iteration.RunOptions`. In open loop only
                 ``on_invalid_history`` has an effect. Of two limits on tool calls the
@@ -366,7 +360,7 @@ class ToolUseSession:
 
         Raises:
             PlannerInvalidConfigurationError: If there is no such service, or an option
-                cannot be used, naming it.
+                cannot be used.
             InvalidHistoryError: If the initial prompts hold half of a pair of call and
                 result.
         """
@@ -425,10 +419,7 @@ class ToolUseSession:
         self._messages = _with_added(self._messages, added)
 
     def history(self) -> ChatHistory:
-        """Return a deep copy of all messages: initial prompts, calls and results included.
-
-        A prompt's messages are part of it once the prompt has been answered.
-        """
+        """Return a deep copy of all messages, without those of a prompt that is being answered."""
         return ChatHistory(messages=deepcopy(self._messages))
 
     async def prompt(
@@ -443,13 +434,13 @@ class ToolUseSession:
         Args:
             prompt: A text is a user message; messages may hold pairs of call and
                 result. None continues with the messages that were appended.
-            response_format: The reply's form, as the service's settings take it: a
-                pydantic model, or OpenAI's mapping. Open loop only.
+            response_format: The reply's form, as the service's settings take it. Open
+                loop only.
             stop: Ends a closed loop from outside: running functions finish, no request
                 follows, the answer is "".
 
         Returns:
-            The text of the last reply, after all functions; "" if it has no text.
+            The text of the last reply, after all functions.
 
         Raises:
             PlannerInvalidConfigurationError: If there is nothing to answer; in closed
@@ -507,7 +498,7 @@ class ToolUseSession:
 
     @asynccontextmanager
     async def _only(self, turn: _Turn) -> AsyncGenerator[None, None]:
-        """Acquire the turn, or raise. An abandoned stream is awaited, because it ends without help."""
+        """Acquire the turn, or raise; an abandoned stream is awaited."""
         if self._lock.locked() and not self._turn.abandoned:
             raise _busy()
         async with self._lock:
@@ -536,7 +527,7 @@ class ToolUseSession:
         self._leave_behind("")
 
     def _leave_behind(self, waiting: str) -> None:
-        """Leave the run of an earlier prompt that waits, since this prompt is a later turn; this one's may wait now."""
+        """Leave the waiting run of an earlier prompt: this is a later turn."""
         if self._waiting:
             leave_behind(self._waiting)
         self._waiting = waiting
@@ -554,7 +545,7 @@ class ToolUseSession:
         return [*history.messages[:asked], *_as_reply(history.messages[asked:])]
 
     def _settings_with(self, response_format: Any) -> PromptExecutionSettings:
-        """Put a response format into a copy of the settings; in closed loop, or if the service refuses it, raise."""
+        """Put a response format into a copy of the settings; refused in closed loop."""
         self._refuse_format(response_format)
         if response_format is None:
             return self._settings

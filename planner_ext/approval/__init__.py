@@ -1,1 +1,1 @@
-"""Whether a call may run: the decisions, what they bind to, and who makes them. Knows no Semantic Kernel."""
+"""Whether a call may run: the decisions, what they bind to, and who makes them."""

@@ -1,4 +1,4 @@
-"""Decisions: their types, the call that is decided, the digests that bind them, and the record of those made."""
+"""Decisions: their types, the call that is decided, the digests that bind them, and their record."""
 
 import hashlib
 import json
@@ -38,13 +38,13 @@ from planner_ext.core.values import RequestedCall
 
 
 class InvalidDecisionError(PlannerExtError):
-    """A decision cannot be taken; names the call. None of the decisions given with it was taken, nothing ran.
+    """A decision cannot be taken; names the call. No decision given with it was taken, nothing ran.
 
     Attributes:
         call_id: The call that it was given for; None if it names no call.
         changed: Whether the call would now get another value than was asked about.
-            After a resume without a decision on it, it waits with that value, and with
-            a new fingerprint.
+            After a resume without a decision on it, it waits with that value and a new
+            fingerprint.
     """
 
     def __init__(
@@ -61,31 +61,25 @@ class Approve:
     """Let the call run: this function, with these arguments, once.
 
     If a filter of the kernel changes the function, or an argument that the model could
-    give, the call does not run, and the model reads so. Parameters hidden from the
-    model are the application's: a filter may fill them. The same holds for what a
-    policy allows, by a rule or by its default. A call that no interceptor decided is
-    not bound: a filter may change its arguments, but never its function.
+    give, the call does not run, and the model reads so; parameters hidden from the
+    model may be filled. The same holds for what a policy allows. A call that no
+    interceptor decided may get other arguments, but no other function.
 
     Attributes:
-        arguments: Arguments to use in place of the model's, as JSON values; copied, and
-            validated like those. None keeps the model's. A call that gets other
-            arguments is reviewed again, from the first rule on: where a rule denies it,
-            a person's decision is refused by name, and the call still waits; where
-            something else is asked about it, or others are, it waits again with these
-            arguments; where the same is asked, this decision answers it. An
-            interceptor's edit stands if the rules let the edited call run; a second,
-            different edit in one review denies the call. An ``approver`` whose edit is
-            refused is asked once more.
+        arguments: Arguments instead of the model's, as JSON values; copied and
+            validated. The edited call is reviewed again, from the first rule on. Where
+            a rule denies it, a person's decision is refused by name, and the call still
+            waits; where something else is asked, or others are, it waits again with
+            these arguments; where the same is asked, this decision answers it. A
+            second, different edit by an interceptor denies the call. An ``approver``
+            whose edit is refused is asked once more.
         always: Give the same answer to the same question for the rest of the run: for
-            every call of this ``"function"``, or only for this function with these
-            ``"arguments"``. None approves this call alone. The same question has the
-            same source and the same roles. The source is the rule of the policy, the
-            policy's default, the function's mark, or the interceptor with its prompt.
-            What another rule asks, or what others have to decide, is asked; so is what
-            functions and nested runs call themselves.
+            every call of this ``"function"``, or only with these ``"arguments"``. The
+            same question has the same roles and source: the policy's rule or default,
+            the function's mark, or the interceptor with its prompt. Calls of functions
+            and nested runs are asked about.
         by: Who decided, for the record.
-        fingerprint: What the decision was made for; if given, it must match the pending
-            call's.
+        fingerprint: If given, it must match the pending call's.
     """
 
     arguments: Mapping[str, Any] | None = None
@@ -101,7 +95,7 @@ class Approve:
 @suggests_names
 @dataclass(frozen=True, slots=True)
 class Deny:
-    """Do not run the call; the model reads that it was refused, and why. A blank reason, or None, becomes ""."""
+    """Do not run the call; the model reads that it was refused, and why."""
 
     reason: str = ""
     by: str | None = None
@@ -115,7 +109,7 @@ class Deny:
 @suggests_names
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """Do not run the call; give the model this result instead, encoded as a function's result would be."""
+    """Do not run the call; the model reads this result, encoded as a function's would be."""
 
     result: Any
     by: str | None = None
@@ -130,9 +124,9 @@ class Defer:
         prompt: What the person is asked.
         expires_in: Seconds after which the question expires; None uses the run's
             setting.
-        roles: Who may decide, as data for the application's ``authorize`` hook; empty
-            for anyone.
-        source: Digest of who asks, and what. The gate that puts the question sets it.
+        roles: Who may decide, for the application's ``authorize`` hook; empty for
+            anyone.
+        source: Digest of who asks, and what; set by the gate.
     """
 
     prompt: str | None = None
@@ -146,7 +140,7 @@ Decision: TypeAlias = Approve | Deny | Supply | Defer
 
 
 def problem_of(decision: Decision) -> str | None:
-    """Describe what is invalid in a decision, which may come from unchecked code; None if it is valid."""
+    """Say what is invalid in a decision, which may come from unchecked code."""
     match decision:
         case Approve(arguments=arguments, always=always, by=by):
             if always not in (None, "function", "arguments"):
@@ -176,7 +170,7 @@ LONGEST_WAIT = 1e9
 
 
 def edited_text(arguments: Mapping[str, Any]) -> str:
-    """Write the arguments of an `Approve` as the JSON text that replaces the model's.
+    """Write an `Approve`'s arguments as the JSON text that replaces the model's.
 
     Raises:
         ValueError: If they are no JSON.
@@ -196,7 +190,7 @@ def _text_problem(name: str, value: object) -> str | None:
 
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-"""What no request and no journal can hold: UTF-8 cannot encode it."""
+"""What UTF-8 cannot encode, and so no request and no journal can hold."""
 
 
 def _roles_problem(value: object) -> str | None:
@@ -229,7 +223,7 @@ def is_duration(value: object) -> bool:
 
 
 class ReadByKey:
-    """Reads the fields of a dataclass by key, too: ``call["id"]`` is ``call.id``, as in the metadata of a service."""
+    """Reads the fields of a dataclass by key, too, as in the metadata of a service."""
 
     __slots__ = ()
 
@@ -268,45 +262,39 @@ _OF_THE_REVIEW = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall(ReadByKey):
-    """A call as everybody outside of the loop sees it: the function that will run, with the arguments it will get.
+    """A call as everybody outside of the loop sees it: the function, with the arguments it will get.
 
-    Interceptors see it before it runs; persons, while it waits for them. A question of
-    the model that waits is one, too: a call of ``UserInteraction-AskUser`` with
-    ``{"question": text}``. It is answered with `Supply`, or with `Deny` if there is no
-    answer. A plain reply that asks is shown as such a call, with an id of its own.
+    A question of the model that waits is one, too: a call of
+    ``UserInteraction-AskUser`` with ``{"question": text}``, answered with `Supply`, or
+    with `Deny`. A plain reply that asks is shown so, with an id of its own.
 
     Attributes:
-        id: The call's id, unique within its batch; decisions go by it.
+        id: Unique within its batch; decisions go by it.
         path: The ids of the calls that lead to it, from the outermost run in, joined by
-            ``/``; ``%``, ``/`` and ``#`` in an id are escaped as in an URL. Of a run
-            that no other one surrounds, the escaped id.
-        kind: ``function``, or ``question``.
-        arguments: The arguments from the model as JSON values, each converted to its
-            parameter's type: "7" for an int is 7. An argument that the model did not
-            give is missing, even if the function has a default or the application a
-            value. Do not change it, return ``Approve(arguments=...)`` instead.
+            ``/``; ``%``, ``/`` and ``#`` in an id are escaped as in an URL.
+        arguments: The model's arguments as JSON values, converted to the parameters'
+            types: "7" for an int is 7. One that the model did not give is missing, even
+            if the function or the application has a value. Do not change it, return
+            ``Approve(arguments=...)``.
         raw_arguments: The JSON text that the model sent.
-        iteration: The 0-based iteration of the loop.
-        index: The call's index in its batch, from 0.
-        fingerprint: Digest of run, iteration, id, function and arguments; an `Approve`
-            may name it. A further question about an approved call has another one.
-        signature: The function's parameters, ``name=digest`` of each; "" if they are
-            not known.
-        after: The functions after whose calls this one comes, by name: see
-            `ApprovalRule.after`. None if that is not known, and while the call waits.
+        iteration, index: The 0-based iteration, and the index in its batch, from 0.
+        fingerprint: Digest of run, iteration, id, function and arguments, for
+            `Approve`. A further question about the call has another one.
+        signature: The function's parameters, ``name=digest`` of each; "" if unknown.
+        after: The functions after whose calls this one comes, by name, see
+            `ApprovalRule.after`. None if unknown, and while the call waits.
         goal: The goal of the run, while the call waits.
         prompt: What the person is asked; "" asks for a plain approval.
         roles: Who may decide, by the function's mark or the rule that asks; empty for
             anyone.
-        expires_at: When the question expires, or None.
+        expires_at: When the question expires.
         in_doubt: Whether it had started when its process ended, and may have taken
-            effect: `Approve` runs it again, `Supply` tells the model its result, `Deny`
-            leaves the model with the doubt.
+            effect: `Approve` runs it again, `Supply` gives its result, `Deny` leaves
+            the model with the doubt.
         decision: The newest decision on a call that waits: who let a call in doubt run,
-            who edited its arguments, or who approved a call about which others are
-            still asked. None for another call.
-        parameters: JSON schema of the parameters of a function whose call waits, as the
-            model has it, to draw a form from; None if it is not known.
+            edited its arguments, or approved what others are still asked about.
+        parameters: JSON schema of a waiting call's parameters, as the model has it, to
+            draw a form from.
     """
 
     id: str
@@ -347,12 +335,12 @@ _ESCAPES = str.maketrans({character: f"%{ord(character):02X}" for character in "
 
 
 def path_of(call_id: str) -> str:
-    """Write a call's id as a part of a path: see `ToolCall.path`."""
+    """Write a call's id as a part of a `ToolCall.path`."""
     return call_id.translate(_ESCAPES)
 
 
 class Interceptor(Protocol):
-    """Decides a call before it runs. A plain function, sync or async, satisfies it; None abstains."""
+    """Decides a call before it runs. A plain function, sync or async, satisfies it."""
 
     def __call__(
         self, call: ToolCall, /
@@ -374,7 +362,7 @@ RunAction: TypeAlias = Literal[
     "grant",
     "revoke",
 ]
-"""What somebody does to a run; each is asked of the ``authorize`` hook."""
+"""What is done to a run; each is asked of the ``authorize`` hook."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -382,14 +370,11 @@ class DecisionRequest:
     """What a person wants to do to a run, for the ``authorize`` hook.
 
     Attributes:
-        action: What; ``retry`` resumes a run that failed or is in quarantine.
+        action: ``retry`` resumes a run that failed or is in quarantine.
         by: Who, as it will be recorded; "" without a name.
         run_id: The run; "" on a stock kernel, which has none.
-        call: The call or question that is decided, with its ``roles``; None where the
-            action is on the run.
-        decision: The decision; None where the action is on the run.
-        verified: Whether the application vouches for the name, as a sign-in does. False
-            for one that was only typed.
+        call, decision: What is decided, and how; None where the action is on the run.
+        verified: Whether the application vouches for the name, as a sign-in does.
     """
 
     action: RunAction
@@ -403,8 +388,8 @@ class DecisionRequest:
 Authorize: TypeAlias = Callable[
     [DecisionRequest], bool | str | Awaitable[bool | str | None] | None
 ]
-"""Allows an action by returning True. Anything else refuses: a text is the reason, and
-so is that of an exception."""
+"""Allows an action by returning True. Anything else refuses: a text, or an exception's
+text, is the reason."""
 
 
 def hooks_of(
@@ -421,7 +406,7 @@ def check_authorize(authorize: object) -> None:
     """Refuse a value that is not a hook.
 
     Raises:
-        InvalidLimitError: With the way out; as `ApprovalSettings`.
+        InvalidLimitError: As `ApprovalSettings`.
     """
     given = (
         cast("Sequence[object]", authorize)
@@ -445,27 +430,26 @@ _ALLOWED: dict[str, tuple[str, ...]] = {
 @suggests_names
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalSettings:
-    """The handling of calls that are undecided, that were denied, and that wait for a person.
+    """How calls are handled that are undecided, denied, or wait for a person.
 
     Attributes:
-        unmatched: A call that no interceptor decided is run (``approve``, as with any
+        unmatched: A call that no interceptor decided runs (``approve``, as with any
             filter), waits for a person (``defer``) or is refused (``deny``).
-        on_denial: What the model sees of a denied call. ``refuse``: a result that says
-            so; costs no request more. ``reask``: the call is removed and the model is
-            asked again without functions; one request. ``return_calls``: the run ends
-            and its batch is returned to the caller, unanswered; no request.
+        on_denial: ``refuse``: the model reads a result that says so; no further
+            request. ``reask``: the call is removed and the model is asked again without
+            functions; one request. ``return_calls``: the run ends and the batch is
+            returned to the caller, unanswered; no request.
         on_deferred: Whether the other calls of the batch wait with a deferred one
             (``hold_all``), or run before the pause (``run_safe_first``).
-        expires_in: Seconds after which a question expires; counted from when it was
-            asked. None: never.
-        interceptor_timeout: Seconds in which an interceptor has to decide; after that
-            the call is denied. None: no limit.
-        authorize: Says who may decide: asked about each decision on a call or question
-            that waits, with a `DecisionRequest`, before the decision counts; async or
-            not. It allows by returning True and by nothing else: a text is the reason
-            of a refusal, and an exception, None and False refuse, too. The call then
-            goes on waiting. Several in a tuple all have to allow. A question with
-            ``roles`` cannot be decided without a hook, except by the application's own
+        expires_in: Seconds, from when it was asked, after which a question expires;
+            None: never.
+        interceptor_timeout: Seconds after which an undecided interceptor denies the
+            call; None: no limit.
+        authorize: Asked, with a `DecisionRequest`, before each decision on a waiting
+            call or question counts; async or not. Only True allows it: a text is the
+            reason of a refusal, and an exception, None and False refuse, too; the call
+            then still waits. Several in a tuple all have to allow. Without a hook a
+            question with ``roles`` cannot be decided, except by the application's own
             ``approver``, which is shown the roles.
 
     Raises:
@@ -493,7 +477,7 @@ class ApprovalSettings:
                 raise InvalidLimitError(problem)
 
     def within(self, inner: "ApprovalSettings") -> "ApprovalSettings":
-        """@private Merge with the settings of a wrapped service: for undecided calls, the stricter applies."""
+        """@private Merge with a wrapped service's settings: for undecided calls, the stricter applies."""
         stricter = max(
             self.unmatched, inner.unmatched, key=("approve", "defer", "deny").index
         )
@@ -546,8 +530,7 @@ def requires_approval(
     Stands above or below ``@kernel_function``, bare or with arguments. A function of a
     prompt, of an OpenAPI document or of an MCP server is marked in its kernel:
     ``requires_approval(kernel.get_function("plugin", "name"))``. Copies of the kernel
-    and of its plugins keep the mark. A plugin that is loaded again has new functions;
-    mark those, too.
+    and of its plugins keep the mark; a plugin that is loaded again has new functions.
 
     An allow *rule* of a policy may free the function, a policy's default never does.
     Without any approver the run pauses.
@@ -558,15 +541,13 @@ def requires_approval(
         prompt: What the person is asked.
         expires_in: Seconds after which the question expires; None uses the run's
             setting.
-        roles: Who may decide: names that mean something to the application. They are
-            shown with the pending call. The ``authorize`` hook, see `ApprovalSettings`,
-            compares them with the person; without a hook such a call cannot be decided.
+        roles: Who may decide: the application's names, which its ``authorize`` hook,
+            see `ApprovalSettings`, compares with the person; without a hook such a call
+            cannot be decided.
 
     Raises:
-        InvalidLimitError: If ``prompt`` is not a text, ``expires_in`` not such a
-            number, or ``roles`` not a list of names.
-        NotAFunctionError: If something other than a function is marked, or one that
-            cannot be: it is written in C.
+        InvalidLimitError: If an argument is invalid.
+        NotAFunctionError: If something other than a function is marked, or one in C.
     """
     if (problem := _text_problem("prompt", prompt)) is not None:
         raise InvalidLimitError(f"{problem}.")
@@ -594,7 +575,7 @@ _USAGE = (
 
 
 def approval_required(function: object) -> Defer | None:
-    """Return the mark of a function, or None; see `planner_ext.core.marks`."""
+    """Return the mark of a function; see `planner_ext.core.marks`."""
     return mark_on(function, Defer)
 
 
@@ -602,11 +583,7 @@ _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_asci
 
 
 def digest_of(function: str, arguments: Mapping[str, Any]) -> str:
-    """Digest a function's name and its arguments.
-
-    Equal JSON values give equal digests: the order of keys makes no difference, and 7.0
-    is 7.
-    """
+    """Digest a function's name and its arguments; equal JSON values give equal digests."""
     return _sha256(
         [
             function,
@@ -616,7 +593,7 @@ def digest_of(function: str, arguments: Mapping[str, Any]) -> str:
 
 
 def with_plain_numbers(value: Any) -> Any:
-    """Convert whole floats of a JSON value to integers, at every level: JSON has one kind of number."""
+    """Convert whole floats of a JSON value to integers: JSON has one kind of number."""
     if type(value) is float:
         return int(value) if value.is_integer() else value
     if isinstance(value, list):
@@ -639,30 +616,29 @@ def fingerprint_of(
         iteration: The iteration in which the call was made.
         call_id: The call's id.
         digest: See `digest_of`.
-        signature: The function's parameters, see `takes_no_more`; "" if they are not
-            known.
+        signature: See `takes_no_more`.
     """
     return _sha256([run_id, iteration, call_id, digest, signature])
 
 
 def takes_no_more(before: str, now: str) -> bool:
-    """Return whether a function has no parameters but those it had before; it may have lost some.
+    """Return whether a function has no parameters but those it had before.
 
     Args:
         before: Its signature then: ``name=digest`` of each parameter, joined by commas;
-            "" if it is not known.
+            "" if unknown.
         now: Its signature now.
     """
     return not before or set(filter(None, now.split(","))) <= set(before.split(","))
 
 
 def source_of(*parts: object) -> str:
-    """Digest who asks about a call, and what: questions with equal sources and roles are the same question."""
+    """Digest who asks about a call, and what."""
     return _sha256(parts)
 
 
 def further_digest(digest: str, source: str, roles: Iterable[str]) -> str:
-    """Digest an approved call that this source asks others about: no earlier decision is for it."""
+    """Digest an approved call about which this source asks others: no earlier decision is for it."""
     return source_of(digest, source, sorted(set(roles)))
 
 
@@ -671,9 +647,8 @@ def _sha256(value: object) -> str:
 
 
 DecisionKind: TypeAlias = Literal["approve", "deny", "supply", "expire", "edit"]
-"""The kinds of decisions; ``expire`` is the end of a question that was not decided in
-time, and ``edit`` an approval with arguments that another question is about. Of a call
-about which several are asked, each answer is a decision."""
+"""``expire`` ends a question that was not decided in time; ``edit`` approves with
+arguments that another question is about."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -683,18 +658,15 @@ class DecisionRecord:
     Attributes:
         call: The call's id: within its batch, or in a store as `PendingApproval` names
             it.
-        fully_qualified_name: The function that was decided on; "" if that is not known.
-        kind: What the decision was.
-        by: Who or what decided: a person, an interceptor, a policy's rule; "" if no
-            name was given.
-        at: When, in UTC.
-        requested: The arguments that were decided on; None if they are not known.
-        arguments: Those that an approved call runs with, edited or as they were, or
-            waits with while others are asked; None if it does not run.
-        reason: Why the call was denied, "" if no reason was given.
-        result: What was supplied in the function's place, or as an answer; None if
-            nothing was.
-        always: What else an approval is for, for the rest of the run, or None.
+        fully_qualified_name: The function; "" if unknown.
+        by: A person, an interceptor or a policy's rule; "" without a name.
+        at: In UTC.
+        requested: The arguments that were decided on; None if unknown.
+        arguments: Those that an approved call runs with, or waits with while others are
+            asked; None if it does not run.
+        reason: Why the call was denied.
+        result: What was supplied instead of the function's, or as an answer.
+        always: What else an approval is for, for the rest of the run.
         refused: Why the decision was not taken; "" if it was.
     """
 
@@ -716,7 +688,7 @@ class DecisionRecord:
 
 
 def decisions_of(facts: Iterable[Fact]) -> tuple[DecisionRecord, ...]:
-    """List the decisions of a run in the order in which they were taken; silence is not a decision."""
+    """List the decisions of a run in the order in which they were taken."""
     found: list[DecisionRecord] = []
     calls: tuple[RequestedCall, ...] = ()
     before: dict[tuple[int, int], CallDecided] = {}
@@ -743,7 +715,7 @@ def decisions_of(facts: Iterable[Fact]) -> tuple[DecisionRecord, ...]:
 
 
 def record_of(fact: CallDecided, request: RequestedCall) -> DecisionRecord | None:
-    """Read who decided what from a fact; None if the call was not decided, but answered or run."""
+    """Read a decision from a fact; None if the call was answered or run without one."""
     kind: DecisionKind
     match fact.verdict, fact.reason:
         case "run", _ if fact.binds:
@@ -756,9 +728,7 @@ def record_of(fact: CallDecided, request: RequestedCall) -> DecisionRecord | Non
             kind = "expire"
         case "answer", _ if fact.person:  # a denied call that is in doubt
             kind = "deny"
-        case "defer", _ if (
-            fact.approved
-        ):  # by the one whose question was put before this one
+        case "defer", _ if fact.approved:  # by who was asked before
             kind = "approve"
         case "defer", _ if fact.edited is not None:
             kind = "edit"
@@ -781,7 +751,7 @@ def record_of(fact: CallDecided, request: RequestedCall) -> DecisionRecord | Non
 
 
 def question_id(iteration: int) -> str:
-    """Return the id under which the plain reply of an iteration is shown as a call."""
+    """Return the id under which an iteration's plain reply is shown as a call."""
     return f"question_{iteration}"
 
 
@@ -803,7 +773,7 @@ def _answer(
 
 
 def json_object(text: str) -> Mapping[str, Any] | None:
-    """Read a JSON object, such as a call's arguments; None if the text is something else."""
+    """Read a JSON object, such as a call's arguments; None if the text is none."""
     try:
         value = json.loads(text or "{}")
     except (ValueError, RecursionError):

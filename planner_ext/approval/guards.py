@@ -1,8 +1,7 @@
 """The names of a run's guards, written down when it begins; `planner_ext.engine.activation` compares them.
 
-A policy is named by its data; an interceptor or callback by module and qualified name,
-a partial by the name of what it wraps, an object by its class. The code behind a name
-is not in it: a process that runs other code under the same name is the application's
+A policy is named by its data, a callable by module and qualified name, a partial as
+what it wraps, an object by its class. What code is behind a name is the application's
 responsibility.
 """
 
@@ -27,7 +26,7 @@ class Policy(ABC):
 
     @abstractmethod
     def by_rule(self, call: ToolCall) -> Decision | None:
-        """Decide a call by the rules alone; None if no rule is for it."""
+        """Decide a call by the rules alone."""
 
     @abstractmethod
     def by_default(self) -> Decision:
@@ -35,11 +34,11 @@ class Policy(ABC):
 
     @abstractmethod
     def normal_form(self) -> dict[str, Any]:
-        """Convert what the policy decides to JSON values, so that equal policies give equal values."""
+        """Convert what the policy decides to JSON values: equal policies give equal values."""
 
     @abstractmethod
     def unused_rules(self, functions: Iterable[tuple[str, str]]) -> list[int]:
-        """List the rules, from 1, that are for none of these functions, given as plugin and function name."""
+        """List the rules, from 1, that are for none of these plugin and function names."""
 
     @abstractmethod
     def unknown_after(
@@ -49,7 +48,7 @@ class Policy(ABC):
 
 
 def guard_name(guard: object) -> str:
-    """Describe a guard: a policy by its normal form as JSON text, a callable by its name."""
+    """Name a guard: a policy by its normal form as JSON text, a callable by its name."""
     if isinstance(guard, Policy) and guard.is_plain:
         return json.dumps(guard.normal_form(), sort_keys=True, separators=(",", ":"))
     if isinstance(guard, partial):
@@ -66,12 +65,12 @@ def guard_name(guard: object) -> str:
 
 
 def hook_names(authorize: Authorize | Sequence[Authorize] | None) -> tuple[str, ...]:
-    """Name the hooks that say who may decide; sorted, since each of them is asked."""
+    """Name the hooks that say who may decide, sorted."""
     return tuple(sorted({guard_name(hook) for hook in hooks_of(authorize)}))
 
 
 def _module(name: str | None) -> str:
-    """Name a module as another process imports it, also where this process runs it as its program."""
+    """Name a module as another process imports it, also the program that this one runs."""
     if name != "__main__":
         return name or "builtins"
     main = sys.modules.get("__main__")

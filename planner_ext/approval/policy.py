@@ -1,4 +1,4 @@
-"""Policies as data: which calls are allowed, denied, or asked about. A policy is itself an interceptor."""
+"""Policies as data: which calls are allowed, denied, or asked about. A policy is an interceptor."""
 
 import json
 import operator
@@ -43,7 +43,7 @@ _Names = Annotated[
 
 
 class InvalidPolicyError(PlannerExtError):
-    """A policy has an unknown or duplicate key, or an invalid value; names the place and what was expected."""
+    """A policy has an unknown or duplicate key, or an invalid value; names place and expectation."""
 
 
 class _Data(BaseModel):
@@ -55,21 +55,17 @@ class _Data(BaseModel):
 class ArgumentPredicate(_Data):
     """Conditions on one argument; all that are set must hold.
 
-    A condition sees the value that the function gets from the model, converted to the
-    parameter's type. It cannot be evaluated on a value of another type, at any level: a
-    number compares to numbers only (7 is 7.0), a boolean to booleans, a text to texts,
-    a null to null. Whether a value is null can always be evaluated.
+    A condition sees the model's value, converted to the parameter's type. It cannot be
+    evaluated on a value of another type, at any level: a number compares to numbers
+    only (7 is 7.0), a boolean to booleans, a text to texts. Whether a value is null can
+    always be evaluated.
 
     Attributes:
         equals: It is this JSON value.
-        one_of: It is one of these; cannot be evaluated where none of them is of its
-            type.
-        gt: It is a number above this.
-        ge: It is a number, this or above.
-        lt: It is a number below this.
-        le: It is a number, this or below.
-        glob: It is a text that matches this pattern: ``*`` any text, ``?`` one
-            character, ``[ab]`` one of these.
+        one_of: It is one of these; cannot be evaluated where none has its type.
+        gt, ge, lt, le: It is a number above, at or above, below, at or below this.
+        glob: It is a text of this pattern: ``*`` any text, ``?`` one character,
+            ``[ab]`` one of these.
     """
 
     equals: Any = None
@@ -93,7 +89,7 @@ class ArgumentPredicate(_Data):
         return self
 
     def holds(self, value: object) -> bool | None:
-        """@private Return whether a value fulfils every condition; None if one cannot be evaluated on it."""
+        """@private Return whether a value fulfils every condition; None if one cannot be evaluated."""
         results = {self._condition(name, value) for name in self.model_fields_set}
         return None if None in results else all(results)
 
@@ -115,27 +111,26 @@ class ApprovalRule(_Data):
     """One rule: the calls that it is for, and what to do with them.
 
     Attributes:
-        plugin: Pattern of the plugin's name; case-sensitive. Default: any.
-        function: Pattern of the function's name; case-sensitive. Default: any.
+        plugin, function: Case-sensitive patterns of the names. Default: any.
         arguments: What the validated arguments must be, by name.
         after: Patterns of functions, one or a list; the rule is only for calls that
-            come after a call of one of them. So what came from outside can make what
-            follows ask. Only with ``ask`` and ``deny``. A pattern is for the fully
-            qualified name, such as ``web-fetch`` or ``web-*``, or for the function's
-            name in any plugin. Here case and separators do not matter: ``Web.Fetch``
-            and ``web_fetch`` are ``web-fetch``.
+            come after a call of one of them, so that what came from outside can make
+            what follows ask. Only with ``ask`` and ``deny``. A pattern is for the fully
+            qualified name, such as ``web-*``, or for the function's name in any plugin;
+            case and separators do not matter.
 
-            A call comes after the functions that were started in earlier batches of its run, whether they succeeded or
-            not; those that ran inside these functions, also in nested runs; those in the history that the run began
-            with; and, in a nested run, those that come before it in the runs around. Calls of one batch do not come
-            after each other: the model wrote all of them before any had a result. Removing messages from a transcript
-            changes nothing. A call that did not start (denied, or with a supplied result) does not count, but in a
-            history that the run began with, every call counts. Where the calls before are not known, every call
-            matches: see `planner_ext.ApprovalFilter`.
+            A call comes after the functions that were started in earlier batches of its
+            run, failed ones included; those that ran inside these, also in nested runs;
+            all that were called in the history that the run began with; and, in a
+            nested run, those before it in the runs around. Calls of one batch do not
+            come after each other: the model wrote them before any had a result.
+            Removing messages from a transcript changes nothing. Where the calls before
+            are not known, every call matches: see `planner_ext.ApprovalFilter`.
         action: ``allow`` runs the call, ``deny`` refuses it, ``ask`` asks a person.
         reason: What the model reads of a denial, and a person of a question.
         expires_in: Seconds after which a question expires; None uses the run's setting.
-        roles: Who may decide the question, as data for the application's ``authorize`` hook; only with ``ask``.
+        roles: Who may decide, for the application's ``authorize`` hook; only with
+            ``ask``.
     """
 
     plugin: str = "*"
@@ -174,10 +169,9 @@ class ApprovalRule(_Data):
     def matches(self, call: ToolCall) -> bool:
         """@private Return whether the rule is for a call.
 
-        A predicate that cannot be evaluated counts as a match of a deny or ask rule,
-        and not of an allow rule: the argument is of another type, or the model did not
-        give it. In the latter case the function gets the application's value or its own
-        default, which no rule sees.
+        A predicate that cannot be evaluated, also since the model did not give the
+        argument, matches for a deny or ask rule, and not for an allow rule: no rule
+        sees the value that the application or the function's default gives.
         """
         if not self.names(call.plugin_name, call.function_name) or (
             self.after and not self._comes_after(call)
@@ -200,7 +194,7 @@ class ApprovalRule(_Data):
         )
 
     def reason_for(self, call: ToolCall) -> str:
-        """@private Return the rule's reason, or else which calls made it match; "" for a rule without ``after``."""
+        """@private Return the rule's reason, or else which calls made it match."""
         if self.reason or not self.after:
             return self.reason
         if call.after is None:
@@ -213,10 +207,9 @@ class ApprovalPolicy(_Data, Policy):
     """Decides calls by rules; the first one that matches wins.
 
     Attributes:
-        default: What to do with calls that no rule is for. Mandatory: ``ask`` or
-            ``deny`` is recommended. An ``allow`` here does not free a function that is
-            marked with ``@requires_approval``; an allow rule does.
-        rules: In order.
+        default: For calls that no rule is for; ``ask`` or ``deny`` is recommended. An
+            ``allow`` here does not free a function marked with ``@requires_approval``;
+            an allow rule does.
     """
 
     default: Literal["ask", "deny", "allow"]
@@ -296,7 +289,7 @@ class ApprovalPolicy(_Data, Policy):
         return self.by_rule(call) or self.by_default()
 
     def by_rule(self, call: ToolCall) -> Decision | None:
-        """@private Decide a call by the rules alone; None if no rule is for it."""
+        """@private Decide a call by the rules alone."""
         for number, rule in enumerate(self.rules, start=1):
             if rule.matches(call):
                 if rule.action == "ask":
@@ -314,22 +307,21 @@ class ApprovalPolicy(_Data, Policy):
         return None
 
     def by_default(self) -> Decision:
-        """@private Decide a call that no rule is for; which calls these are depends on all rules."""
+        """@private Decide a call that no rule is for."""
         if self.default == "ask":
             return Defer(source=source_of("default", self.normal_form()))
         return _decision(self.default, "", "policy default")
 
     @property
     def is_plain(self) -> bool:
-        """@private Whether the normal form says all of it: no class of the application decides in its own way."""
+        """@private Whether `normal_form` says all: no class of the application decides in its own way."""
         return type(self) is ApprovalPolicy
 
     def normal_form(self) -> dict[str, Any]:
-        """@private Convert what the policy decides to JSON values, so that equal policies give equal values.
+        """@private Convert what the policy decides to JSON values: equal policies give equal values.
 
-        The source of the policy, the order of its keys, explicit defaults, and ``60``
-        or ``60.0`` make no difference. A rule's ``reason`` is omitted: it is text for
-        people and decides nothing.
+        Order of keys, explicit defaults, and ``60`` or ``60.0`` make no difference. A
+        ``reason`` decides nothing and is omitted.
         """
         return {
             "default": self.default,
@@ -337,7 +329,7 @@ class ApprovalPolicy(_Data, Policy):
         }
 
     def unused_rules(self, functions: Iterable[tuple[str, str]]) -> list[int]:
-        """@private List the rules, from 1, that are for none of these functions, given as plugin and function name."""
+        """@private List the rules, from 1, that are for none of these functions."""
         known = list(functions)
         return [
             n
@@ -348,7 +340,7 @@ class ApprovalPolicy(_Data, Policy):
     def unknown_after(
         self, functions: Iterable[tuple[str, str]]
     ) -> list[tuple[int, str]]:
-        """@private List the patterns of ``after`` that are for none of these functions, each with its rule's number."""
+        """@private List the patterns of ``after`` that are for none of these functions, with the rule's number."""
         known = ["-".join(filter(None, names)) for names in functions]
         patterns = (
             (n, one) for n, rule in enumerate(self.rules, start=1) for one in rule.after
@@ -364,9 +356,9 @@ _SEPARATORS: Final = re.compile("[-.:/]")
 
 
 def _is_named(name: str, patterns: Iterable[str]) -> bool:
-    """Return whether a pattern is for a function, by its whole name or by its name without the plugin's.
+    """Return whether a pattern is for a function's whole name, or its name without the plugin's.
 
-    A history may have been written elsewhere, with other separators and another case.
+    A history may have been written with other separators and another case.
     """
     _, *own = _SEPARATORS.split(
         name, maxsplit=1
@@ -403,7 +395,7 @@ def _decision(action: str, reason: str, by: str) -> Decision:
 
 
 _KINDS: Final = (bool, int | float, str, Mapping, list)
-"""The JSON types, but for null; a boolean comes first, as it is a number to Python."""
+"""The JSON types but null; a boolean is a number to Python, so it comes first."""
 
 
 def _kind(value: object) -> object:
@@ -411,7 +403,7 @@ def _kind(value: object) -> object:
 
 
 def _same(value: object, wanted: object) -> bool | None:
-    """Compare JSON values; None if some level has two types, and no level that can be compared differs."""
+    """Compare JSON values; None if a level has two types, and all others are equal."""
     if wanted is None:
         return value is None
     if _kind(value) != _kind(wanted):
@@ -430,7 +422,7 @@ def _same(value: object, wanted: object) -> bool | None:
 
 
 def _is_one_of(value: object, wanted: Sequence[object]) -> bool | None:
-    """Compare with each value of the same type; None if that decides nothing, or no value has that type."""
+    """Compare with each value of its type; None if there is none, or one cannot be compared."""
     others = [one for one in wanted if one is not None]
     if value is None and len(others) < len(wanted):
         return True
@@ -446,16 +438,15 @@ def _all(results: Iterable[bool | None]) -> bool | None:
 
 
 _MOST_VALUES = 10_000
-"""The most JSON values in the conditions on one argument; an alias of YAML counts as
-what it repeats."""
+"""The most JSON values in the conditions on one argument; YAML's aliases count in
+full."""
 _MOST_LEVELS = 50
 _MOST_BITS = 14_000
-"""Of a whole number: Python neither reads nor writes one with more than 4,300
-digits."""
+"""Of a whole number: Python reads and writes none with more than 4,300 digits."""
 
 
 def _check_json(conditions: object) -> None:
-    """Refuse what no argument equals, and what a few lines of YAML make endless: an alias may contain itself.
+    """Refuse what no argument equals, and what YAML's aliases make endless.
 
     Raises:
         ValueError: Naming the value, or the limit.
@@ -507,7 +498,7 @@ def _is_scalar(value: object) -> bool:
 
 
 def _explain(error: ValidationError) -> str:
-    """Name the rule by its number, as decisions do, and its key; a misspelt key comes before one that is missing."""
+    """Name the rule, by number, and its key; a misspelt key comes before a missing one."""
     problems = sorted(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
     first = problems[0]
     place = ".".join(str(part) for part in first["loc"]) or "the policy"

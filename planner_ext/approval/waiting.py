@@ -21,18 +21,16 @@ from planner_ext.core.state import ASK_USER, Call, Phase, State
 from planner_ext.core.values import RequestedCall, updated
 
 InDoubt: TypeAlias = Literal["person", "model"]
-"""Who is asked about a call in doubt: a person decides it, or the model reads that its
-effect is unknown."""
+"""Who is asked about a call in doubt; the model reads that its effect is unknown."""
 
 IN_DOUBT_PROMPT = (
     "This call is in doubt: it had started when its process ended, and may have taken effect. "
     "Approve runs it again, Supply tells the model its result, Deny leaves the model with the doubt."
 )
-"""The prompt for a call that started and did not finish."""
 
 
 def waiting_calls(state: State) -> Mapping[int | None, Call]:
-    """Find the calls of a run that wait for a person, by index and in call order; none if the run has ended.
+    """Find the calls of a run that wait for a person, by index and in call order.
 
     For a call in doubt, `decided` holds the question whether to run it again; it never
     expires. A plain reply that asks is shown as a call of the function that asks the
@@ -64,7 +62,7 @@ def waiting_calls(state: State) -> Mapping[int | None, Call]:
 
 
 def place_of(state: State, call: ToolCall | CallDecided) -> int | None:
-    """Return under which index `waiting_calls` has a call: None for a plain reply, whose fact has the index 0."""
+    """Return the index of `waiting_calls` for a call; a plain reply's fact has 0."""
     return None if state.batch is None else call.index
 
 
@@ -127,11 +125,7 @@ def only_asks(state: State) -> bool:
 
 
 def present_status(state: State) -> str:
-    """Return the status of a run as its journal shows it: as in a result, or ``running`` while it is neither.
-
-    A run whose process ended is ``running``, too: its journal stays open for another
-    life.
-    """
+    """Return the status of a run: as in a result, or ``running``, also if its process ended."""
     if state.ended is not None:
         return state.ended.status
     return (

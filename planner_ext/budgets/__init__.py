@@ -5,8 +5,8 @@
     store = BudgetStore.sqlite("runs.db")
     per_user = SharedBudget("per user", store=store, per="day", key=lambda arguments: arguments["user"], max_cost=2.0)
 
-Every door takes them as ``shared_budgets=[per_user, ...]``, beside the ``budget`` of
-the run. A run and everything that runs inside its functions is charged once.
+Every door takes them as ``shared_budgets=[per_user, ...]``, beside the run's
+``budget``. A run is charged once, with all that runs inside its functions.
 """
 
 from planner_ext.budgets.budget import SharedBudget

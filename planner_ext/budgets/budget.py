@@ -16,11 +16,10 @@ LIMITS = {
     "tokens": "max_total_tokens",
     "cost": "max_cost",
 }
-"""The limit on each part of what is used."""
 
 _PERIODS = {"hour": "%Y-%m-%dT%H%z", "day": "%Y-%m-%d", "month": "%Y-%m", None: "all"}
-"""The name of a period, by ``per``; an hour has its offset, since a clock that is set
-back repeats it."""
+"""The name of a period; an hour has its offset, since a clock that is set back repeats
+it."""
 
 _MOST_CHARACTERS = 200
 
@@ -28,52 +27,46 @@ _MOST_CHARACTERS = 200
 @suggests_names
 @dataclass(frozen=True, slots=True)
 class SharedBudget:
-    """Limits that runs share: those of all processes that name this budget in the same store, with the same key.
+    """Limits shared by all runs that name this budget in the same store, with the same key.
 
-    A request is reserved in the store before it is sent, and a batch of calls before it
-    starts, in all of the run's shared budgets or in none: the limits on round trips and
-    calls are never exceeded. What was reserved and not sent or started is released.
-    Tokens and cost are checked at the same moments and charged after; only the requests
-    and calls then in flight, of all processes together, and the forced answers may
-    exceed them.
+    A request is reserved before it is sent, and a batch before it starts, in all of the
+    run's shared budgets or in none: limits on round trips and calls are never exceeded.
+    What was not sent or started is released. Tokens and cost are checked at the same
+    moments and charged after; the requests and calls then in flight, of all processes,
+    and the forced answers may exceed them.
 
-    At a limit the run does what its own budget says (``Budget.on_limit``), as at a
-    limit of its own: ``answer`` makes one more request, without functions. For that the
-    run reserves one request together with its first one, and gives it back at its end,
-    or when it pauses. If the period has ended by then, and the new one is used up, it
-    is not made. If the first request of a run, or of a resumed one, finds a used up
-    budget, the run ends ``limit_reached`` without a request. ``limit`` of the result is
-    ``"{name}: {limit}"``. A batch that exceeds ``max_tool_calls`` does not run, under
-    either value of ``batch_over_limit``.
+    At a limit the run does what its own ``Budget.on_limit`` says. For the request that
+    ``answer`` makes, the run reserves one with its first, and releases it at its end or
+    pause; if the period has ended and the new one is used up, it is not made. If the
+    first request of a run or activation finds a used up budget, the run ends
+    ``limit_reached`` without a request. ``limit`` of the result is ``"{name}:
+    {limit}"``. A batch beyond ``max_tool_calls`` does not run, under either
+    ``batch_over_limit``.
 
-    A kept run is continued only by a process that has its shared budgets, by name; any
-    other gets `RunRefusedError`. A run whose process died stays charged for what it had
-    reserved. When a kept run is resumed, the request for its answer is released; a
-    request that may have been sent, and calls that may have started, stay charged. If
-    the store cannot be used, the run fails with `StoreError`; it is never unlimited. At
-    its end this is logged instead.
+    Only a process that has its shared budgets, by name, continues a kept run; any other
+    gets `RunRefusedError`. A run whose process died stays charged for what may have
+    been sent or started. If the store cannot be used, the run fails with `StoreError`;
+    at its end this is logged instead.
 
     Attributes:
         name: The budget's name in the store, of 1 to 200 characters.
-        store: Where it is kept.
-        per: The period whose end frees the budget: ``hour``, ``day`` or ``month`` of
-            the run's clock; None is without end. A request counts in the period in
-            which it is reserved, and with it its tokens.
+        per: The period, by the run's clock; None: without end. A request counts in the
+            period in which it is reserved, and with it its tokens.
         key: Returns whose budget it is, of 1 to 200 characters, given the application's
-            arguments of the run: a user, a tenant. None is one budget for all. A run
-            inside a function is charged to the key of the outermost run.
-        max_iterations: Requests, as in `Budget`, and also the plan request where
-            ``charge_plan`` is off.
-        max_tool_calls: Functions started, as in `Budget`; a call that is run again
-            after a crash counts again.
+            arguments of the run: a user, a tenant. None is one budget for all. Nested
+            runs are charged to the outermost run's key.
+        max_iterations: Requests, as in `Budget`, and the plan request also without
+            ``charge_plan``.
+        max_tool_calls: Functions started, as in `Budget`; a call that runs again after
+            a crash counts again.
         max_total_tokens: Prompt and completion tokens, as in `Budget`.
         max_cost: US dollars, by the run's ``price``, or the list of ``genai-prices``.
-        time_zone: In which hours, days and months begin.
-        on_limit_reached: Called with the `BudgetUsage` when a limit is reached: when
-            the first request or batch is refused, once for each key and period, in one
-            of the processes. Async or not. An exception is logged, and so is one that
-            takes longer than ten seconds, which is cancelled. None logs a warning. The
-            run's observers and stream get the fact `SharedBudgetsChecked` in any case.
+        time_zone: In which periods begin.
+        on_limit_reached: Called with the `BudgetUsage` when a limit first refuses a
+            request or batch, once for each key and period, in one of the processes.
+            Async or not. An exception is logged, and so is one that takes longer than
+            ten seconds, which is cancelled. None logs a warning. Observers and stream
+            get `SharedBudgetsChecked` in any case.
 
     Raises:
         InvalidLimitError: If a value is invalid, or no limit is set; names the field.
@@ -131,20 +124,20 @@ class SharedBudget:
             )
 
     def given_limits(self) -> dict[str, float]:
-        """@private Return the limits that are set, by name."""
+        """@private The limits that are set, by name."""
         given = {name: getattr(self, name) for name in LIMITS.values()}
         return {name: value for name, value in given.items() if value is not None}
 
     def period(self, at: float) -> str:
-        """@private Name the period of a moment, which is in seconds since the epoch."""
+        """@private Name the period of a moment, in seconds since the epoch."""
         return datetime.fromtimestamp(at, self.time_zone).strftime(_PERIODS[self.per])
 
     def key_of(self, arguments: Mapping[str, Any]) -> str:
         """@private Return the key of a run.
 
         Raises:
-            InvalidLimitError: If ``key`` raises, or returns something else than text of
-                1 to 200 characters.
+            InvalidLimitError: If ``key`` raises, or returns no text of 1 to 200
+                characters.
         """
         if self.key is None:
             return ""

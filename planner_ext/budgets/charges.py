@@ -1,16 +1,13 @@
 """What a run takes of shared budgets: reserved before it is used, in one transaction over all budgets of a store.
 
-``planner_budgets`` has a row for each budget, key and period, with what was used.
-``planner_budget_runs`` has a row for each budget of a run that is driven, with the
-totals that the run has taken. A reservation writes the new totals, and adds the
-difference to the budget, unless a limit forbids that. So each statement may be
-repeated, and a process that resumes a run after a crash neither loses nor repeats a
-charge. The row of a run is deleted when the run pauses or ends; what a run had spent
-before its row was written does not count.
+``planner_budgets`` has what was used, by budget, key and period.
+``planner_budget_runs`` has the totals of each run that is driven. A reservation writes
+the new totals, and adds the difference to the budget, unless a limit forbids that: it
+may be repeated, and a crash neither loses nor repeats a charge.
 
-The row belongs to one activation, named by the length of the journal with which it
-began. A later activation claims the row; from then on an earlier one, whose worker was
-frozen and is back, changes nothing.
+A run's row belongs to one activation, named by the length of the journal with which it
+began. A later one claims the row; then an earlier one, whose worker was frozen and is
+back, changes nothing. The row is deleted when the run pauses or ends.
 """
 
 # ruff: noqa: S608  (only this module's own text is put into a statement)
@@ -90,8 +87,8 @@ _KEEP_IF_CHARGED = f"""
     ON CONFLICT (run, budget, key) DO UPDATE SET period = excluded.period, iterations = excluded.iterations,
         tool_calls = excluded.tool_calls, tokens = excluded.tokens, cost = excluded.cost, kept = excluded.kept
 """
-"""Writes null, which rolls the whole transaction back, unless the statement before it
-has charged the budget."""
+"""Writes null, which rolls the transaction back, unless the budget was charged
+before."""
 _DELETE_RUN = f"DELETE FROM planner_budget_runs {_OF_ACTIVATION}"
 _REACHED = f"""
     UPDATE planner_budgets SET reached = :limit {_OF_ACCOUNT} AND reached IS NULL
@@ -108,11 +105,10 @@ def charges_of(
     """Make what a run takes of shared budgets.
 
     Args:
-        budgets: The budgets of the run's door; those that the run around takes from are
-            left to it.
+        budgets: Of the run's door; those that the run around takes from are left to it.
         arguments: The application's arguments.
         now: Returns the seconds since the epoch.
-        outer: What the run around takes from, or None.
+        outer: What the run around takes from.
     """
     around = outer
     while isinstance(around, _Charges):
@@ -140,8 +136,7 @@ class _Line:
         before: The run's totals when this activation began.
         stored: The run's totals in the store.
         kept: The requests that are kept for answers, there.
-        period: The period in which they were charged; None if the store has no row of
-            the run.
+        period: In which they were charged; None without a row.
     """
 
     budget: SharedBudget
@@ -158,7 +153,7 @@ class _Line:
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """The limit that refuses a reservation; ``usage`` is set if no process has noted yet that it is reached."""
+    """The limit that refuses a reservation; ``usage`` is set if no process has noted it yet."""
 
     budget: SharedBudget
     limit: str
@@ -176,10 +171,10 @@ class _Attempt:
 
 
 class _Charges:
-    """What a run takes of the budgets in one store; implements `planner_ext.core.accounts.SharedBudgets`.
+    """What a run takes of the budgets in one store.
 
     ``_total`` is what this activation has taken, in all periods. The store has the
-    totals of the whole run, or of the part of it since the budget was added.
+    totals of the run since the budget was added.
     """
 
     def __init__(
@@ -275,7 +270,7 @@ class _Charges:
             self.outer.charge(spent)
 
     async def settle(self, *, kept: int) -> None:
-        """Store what was charged; release requests that were kept for an answer."""
+        """Store what was charged; release requests kept for an answer."""
         self._pending.append((Usage(), kept))
         try:
             if self._used:
@@ -292,7 +287,7 @@ class _Charges:
     async def _attempted(
         self, attempt: "_Attempt", checked: set[str]
     ) -> _Refusal | None:
-        """Reserve; if the caller is cancelled meanwhile, what was granted is given back with what is stored next."""
+        """Reserve; if the caller is cancelled meanwhile, the next write gives it back."""
         self._used = True
         try:
             return await self._store.perform(self._reserve(attempt, checked))
@@ -346,7 +341,7 @@ class _Charges:
         self._opened = True
 
     def _new_lines(self) -> list[_Line]:
-        """Determine the keys; all processes lock their rows in one order."""
+        """Determine the keys, in the one order in which all processes lock rows."""
         lines = [
             _Line(budget, budget.key_of(self._arguments)) for budget in self.budgets
         ]
@@ -456,7 +451,7 @@ class _Charges:
     async def _refused(
         self, total: _Parts, kept: int, checked: set[str], at: float
     ) -> _Refusal | None:
-        """Find the limit that refuses a reservation, and whether that is new; None if none does any more."""
+        """Find the limit that refuses a reservation; None if none does any more."""
         for line in self._lines:
             period = line.budget.period(at)
             limits = line.budget.given_limits()
@@ -530,7 +525,7 @@ def _plus(one: _Parts, other: _Parts) -> dict[str, float]:
 
 
 def _columns(parts: _Parts) -> dict[str, Value]:
-    """Write totals as the values of columns: all but the cost are whole numbers."""
+    """Write totals as values of columns: all but the cost are whole numbers."""
     return {
         part: float(value) if part == "cost" else int(value)
         for part, value in parts.items()
@@ -538,7 +533,7 @@ def _columns(parts: _Parts) -> dict[str, Value]:
 
 
 def _fact(refused: _Refusal) -> SharedBudgetsChecked:
-    """Say which limit was reached, without the key, since a model and other persons may read it."""
+    """Say which limit was reached, without the key: a model and other persons may read it."""
     budget = refused.budget
     limit = refused.limit
     per = "" if budget.per is None else f" per {budget.per}"

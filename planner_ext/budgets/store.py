@@ -46,20 +46,20 @@ _DELETE_ORPHANS = """
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetUsage:
-    """What was used of a shared budget, by one key in one period.
+    """What one key has used of a shared budget in one period.
 
     Attributes:
         budget: The budget's name.
         key: Whose it is; "" for a budget without ``key``.
-        period: The hour (``2026-11-22T19+0000``), day or month; ``all`` for a budget
-            without ``per``.
-        iterations: Round trips, with those that are reserved for requests under way and
-            for the answers of open runs.
+        period: The hour (``2026-11-22T19+0000``), day or month; ``all`` without
+            ``per``.
+        iterations: Round trips, with those reserved for requests under way and for
+            answers.
         tool_calls: Functions started, or about to start.
         tokens: Prompt and completion tokens.
         cost: US dollars.
-        limits: The limits by name, as the last process declared them.
-        reached: The limit that was reached first, None until one is.
+        limits: By name, as the last process declared them.
+        reached: The limit that was reached first.
     """
 
     budget: str
@@ -76,9 +76,9 @@ class BudgetUsage:
 class BudgetStore:
     """Where shared budgets are kept: made by `sqlite`, `postgres` or `memory`.
 
-    It is opened when it is first used, works in any event loop and thread, and is
-    closed by ``async with`` or `aclose`. Runs that use it then end with `StoreError`;
-    ``async with`` opens it again. Two of one file or address are equal.
+    It opens when it is first used, works in any event loop and thread, and is closed by
+    ``async with`` or `aclose`; runs that use it then end with `StoreError`. Two of one
+    file or address are equal.
     """
 
     def __init__(self, where: str | Path | None, *, create: bool = True) -> None:
@@ -97,7 +97,7 @@ class BudgetStore:
         )
 
     def _begin(self) -> None:
-        """Begin without a thread and a database; a forked process inherits neither."""
+        """Begin without a thread and a database: a forked process inherits neither."""
         self._process = os.getpid()
         self._database: _Database | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -126,7 +126,7 @@ class BudgetStore:
 
     @classmethod
     def sqlite(cls, path: str | Path) -> Self:
-        """Keep budgets in one SQLite file, which may be that of the runs; shared by the processes of one host.
+        """Keep budgets in one SQLite file, which may be that of the runs; for the processes of one host.
 
         Args:
             path: The file; created if it does not exist.
@@ -139,7 +139,7 @@ class BudgetStore:
 
     @classmethod
     def postgres(cls, url: str) -> Self:
-        """Keep budgets in a PostgreSQL database, which may be that of the runs; shared by all that reach it.
+        """Keep budgets in a PostgreSQL database, which may be that of the runs.
 
         Args:
             url: ``postgresql://...``; needs ``planner-ext[postgres]``.
@@ -196,9 +196,9 @@ class BudgetStore:
         """List what was used, the newest periods first.
 
         Args:
-            budget: A budget's name; None lists all.
-            key: A key; None lists all.
-            period: A period, such as ``2026-11-22``; None lists all.
+            budget: A budget's name; None: all.
+            key: A key; None: all.
+            period: A period, such as ``2026-11-22``; None: all.
             limit: The most rows.
 
         Raises:
@@ -216,12 +216,12 @@ class BudgetStore:
     async def reset(
         self, budget: str, *, key: str = "", period: str | None = None
     ) -> bool:
-        """Forget what was used by one key, so that its limits begin again; requests that runs keep stay reserved.
+        """Forget what one key used, so that its limits begin again; requests that runs keep stay reserved.
 
         Args:
             budget: The budget's name.
-            key: Whose usage is forgotten; "" for a budget without ``key``.
-            period: The period; None is the newest one.
+            key: Whose usage; "" for a budget without ``key``.
+            period: The period; None: the newest one.
 
         Returns:
             Whether there was such a row.
@@ -237,10 +237,10 @@ class BudgetStore:
         return bool((await self.perform(self.transact((statement, values))))[0])
 
     async def prune(self, *, before: datetime) -> int:
-        """Delete the periods that were last used before a moment, and what runs that never ended had taken of them.
+        """Delete periods last used before a moment, and what runs that never ended took of them.
 
         Periods that had not ended a day before that moment are kept, and budgets
-        without ``per``: their limits hold.
+        without ``per``.
 
         Returns:
             How many rows of usage were deleted.
@@ -257,7 +257,7 @@ class BudgetStore:
         )
 
     async def perform(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """@private Await work in the store's own event loop and thread; cancelling the wait does not cancel it."""
+        """@private Await work in the store's event loop and thread; cancelling the wait does not cancel it."""
         with self._lock():
             if self._is_closed:
                 work.close()
@@ -268,7 +268,7 @@ class BudgetStore:
         return await asyncio.shield(asyncio.wrap_future(future))
 
     async def transact(self, *steps: Step) -> Sequence[Sequence[Row]]:
-        """@private Perform steps in one transaction; called in the store's own event loop."""
+        """@private Perform steps in one transaction, in the store's own event loop."""
         async with self._opening:
             if self._database is None:
                 self._database = await self._open()

@@ -1,10 +1,9 @@
 """What a run may still spend at this moment, including what its running functions take.
 
-The state's usage is charged with what a function uses when its call ends, see
-`planner_ext.core.facts.CallFinished`. Until then the call's `Tab` holds it. What is
-left of a budget is its limits, less that usage and all open tabs, less the round trip
-that is kept for the answer; and no more than what is left to the call in which the run
-itself is made. Nothing here is stored: a journal alone gives the same usage.
+A call's `Tab` holds what its function uses until the call ends; then the state's usage
+is charged with it. Left of a budget is its limits, less that usage, the open tabs, and
+the round trip kept for the answer; and no more than is left to the call in which the
+run itself is made. Nothing here is stored.
 """
 
 import math
@@ -34,21 +33,21 @@ class SharedBudgets(Protocol):
     """What a run, and the runs inside its functions, take of budgets that other runs share.
 
     Attributes:
-        counts_tokens: Whether one of them limits tokens or cost, so that unreported
-            tokens are estimated.
-        max_cost: The smallest limit on cost, which needs a price; None without one.
+        counts_tokens: Whether one limits tokens or cost, so that unreported tokens are
+            estimated.
+        max_cost: The smallest limit on cost, which needs a price.
     """
 
     counts_tokens: bool
     max_cost: float | None
 
     def begin(self, facts: Sequence[Fact], *, is_kept: bool) -> None:
-        """Take in the journal with which an activation begins: it shows what an earlier process was charged for.
+        """Take in the journal with which an activation begins: what an earlier process was charged for.
 
         Args:
             facts: The journal.
-            is_kept: Whether a store keeps it. Then each activation of the run begins
-                with a longer one.
+            is_kept: Whether a store keeps it, so that each activation begins with a
+                longer one.
 
         Raises:
             InvalidOptionError: If a budget has no key for this run.
@@ -63,14 +62,12 @@ class SharedBudgets(Protocol):
         Args:
             requests: Requests that are about to be sent.
             calls: Functions that are about to start.
-            kept: Requests to keep for an answer: 1 keeps one more, -1 uses or releases
+            kept: Requests kept for an answer: 1 more, or -1 to use or release one.
+            forced: Whether tokens and cost are not checked: the request is the kept
                 one.
-            forced: Whether tokens and cost are not checked: the request is the one that
-                was kept.
 
         Returns:
-            What was refused; None if everything was reserved. ``answer`` and ``at`` are
-            not set.
+            What was refused, without ``answer`` and ``at``; None if all was reserved.
 
         Raises:
             StoreError: If the store of a budget cannot be used.
@@ -78,49 +75,47 @@ class SharedBudgets(Protocol):
         ...
 
     def charge(self, spent: Usage) -> None:
-        """Add what was spent beside the reservations; stored with the next reservation."""
+        """Add what was spent beside the reservations; the next reservation stores it."""
         ...
 
     async def settle(self, *, kept: int) -> None:
-        """Store what was charged; release requests that were kept for an answer.
+        """Store what was charged, and release requests kept for an answer.
 
-        A store that cannot be used is logged: what it holds stays reserved.
+        A store that cannot be used is logged; what it holds stays reserved.
         """
         ...
 
 
 def current_tab() -> "Tab | None":
-    """Find the call of a run in which this code runs; None outside of every run."""
+    """Find the call of a run in which this code runs."""
     return _CURRENT.get()
 
 
 class CallRecorder(Protocol):
-    """Records what running calls of a run are about to do."""
+    """Records what running calls are about to do."""
 
     async def restart(self, tab: "Tab", /) -> bool:
-        """Record that a call is about to start once more; return False if it may not."""
+        """Record that a call is about to start again; return False if it may not."""
         ...
 
     async def record(self, tab: "Tab", function: str | None) -> None:
-        """Record that a function is about to start in a call, or that a request (None) is about to be sent."""
+        """Record that a call is about to start a function, or to send a request (None)."""
         ...
 
 
 class Tab:
-    """What one call takes of the budget of its run while its function runs.
+    """What one call takes of its run's budget while its function runs.
 
-    A context manager around the function, which finds the tab by `current_tab`;
-    afterwards the tab takes no more.
+    A context manager around the function, which finds the tab by `current_tab`.
 
     Attributes:
-        account: The account of the call's run.
         index: The call's index in the open batch.
         threaded: Whether the function runs in a thread.
         closed: Whether the call has ended: nothing more may be taken.
-        runs: The accounts of the runs that are made in this call.
+        runs: The runs that are made in this call.
         around: Returns what the adapters know of the run, given the tab.
-        names_in: Names the functions that messages have a call or a result of; set by
-            the adapters.
+        names_in: Names the functions whose calls or results messages have; the adapters
+            set it.
     """
 
     def __init__(
@@ -156,12 +151,12 @@ class Tab:
 
     @property
     def spent(self) -> Usage | None:
-        """What the call has spent, as `CallFinished` records it; None for nothing."""
+        """What the call has spent, as `CallFinished` records it."""
         return None if self._taken is None and not self.runs else self.taken
 
     @property
     def taken(self) -> Usage:
-        """What was taken so far, including requests that are under way."""
+        """What was taken so far, requests under way included."""
         with self.account.lock:
             taken = self._taken or Usage()
             for usage in self._expected.values():
@@ -176,12 +171,12 @@ class Tab:
         return sum(run.held + run.held_inside for run in self.runs)
 
     def left(self) -> Left:
-        """Compute what may still be taken: of the calls that run together, the first to take has it."""
+        """Compute what may still be taken; calls that run together draw on the same."""
         with self.account.lock:
             return _NOTHING if self.closed else self.account.left()
 
     def seconds_left(self) -> float:
-        """Compute the seconds until the first time limit around; infinity without one."""
+        """Compute the seconds until the first time limit around."""
         amounts = self.left().amounts
         return min(
             amounts.get("max_active_seconds", math.inf),
@@ -192,7 +187,7 @@ class Tab:
         """Name the functions started before in the runs around, and so far in this call.
 
         Args:
-            run: A run in this call that asks; its own calls are left out.
+            run: A run in this call, whose own calls are left out.
         """
         with self.account.lock:
             names = set((self._taken or Usage()).calls_by_function)
@@ -204,13 +199,13 @@ class Tab:
             )
 
     def bring(self, messages: Sequence[Message]) -> None:
-        """Note what a request of the call sends to a model without a run."""
+        """Note the messages that the call sends to a model without a run."""
         with self.account.lock:
             self._read = self._read | self.names_in(messages)
 
     @property
     def brought(self) -> set[str]:
-        """The functions whose calls or results are in the histories of the call's runs and requests, at any depth."""
+        """The functions whose calls or results are in the histories inside the call, at any depth."""
         with self.account.lock:
             return self._brought(self.runs)
 
@@ -227,22 +222,22 @@ class Tab:
         return [self.account.state, *([] if within is None else within.runs_around())]
 
     def take_request(self) -> str | None:
-        """Take one round trip for a request that is about to be sent; or name the limit that forbids it."""
+        """Take one round trip, or name the limit that forbids it."""
         with self.account.lock:
             if (limit := self.left().used_up()) is None:
                 self.charge(Usage(iterations=1))
             return limit
 
     async def restart(self) -> bool:
-        """Record that the call is about to start once more; return False if it may not."""
+        """Record that the call is about to start again; return False if it may not."""
         return await self._recorder.restart(self)
 
     async def record_request(self) -> None:
-        """Record that a request is about to be sent, in the journals around it."""
+        """Record, in the journals around, that a request is about to be sent."""
         await self._record(None)
 
     async def record_call(self, function: str) -> None:
-        """Record that a function is about to start, in the journals around it."""
+        """Record, in the journals around, that a function is about to start."""
         await self._record(function)
 
     async def _record(self, function: str | None) -> None:
@@ -251,7 +246,7 @@ class Tab:
             await self.account.within._record(function)
 
     def take_call(self, function: str) -> str | None:
-        """Take the start of a function; or name the limit that forbids it."""
+        """Take the start of a function, or name the limit that forbids it."""
         with self.account.lock:
             if (limit := self.left().forbids_start(function)) is None:
                 self.charge(Usage(tool_calls=1, calls_by_function={function: 1}))
@@ -263,7 +258,7 @@ class Tab:
             self._expected[request] = usage
 
     def charge(self, spent: Usage, *, instead_of: object = None) -> None:
-        """Add the usage of a request, in place of what was expected of it."""
+        """Add the usage of a request, instead of what was expected of it."""
         with self.account.lock:
             self._expected.pop(instead_of, None)
             self._taken = spent if self._taken is None else self._taken + spent
@@ -274,24 +269,21 @@ def _no_names(_: Sequence[Message]) -> Set[str]:
 
 
 _NOTHING = Left(amounts={"max_iterations": 0, "max_tool_calls": 0})
-"""Of a call that has ended."""
 
 
 class Account:
     """What one run may still spend.
 
     Args:
-        state: Returns the run's current state, as of now where time is limited.
-        within: The call of another run in which this run is made, or None.
-        lock: Held while something is looked at and taken. A run and all runs in it have
-            one lock, since they may be in different threads.
-        shared: The budgets that it shares with other runs, those of the run around
-            included; None takes these alone.
+        state: Returns the run's state, as of now where time is limited.
+        within: The call of another run in which this run is made.
+        lock: Held while something is looked at and taken. Runs inside use that of the
+            run around: they may be in other threads.
+        shared: All shared budgets of the run; None: those of the run around.
 
     Attributes:
         held: Round trips that the run keeps for its answer.
-        tabs: The tabs of the run's calls whose end is not recorded, by the calls'
-            indexes.
+        tabs: Of the calls whose end is not recorded, by index.
     """
 
     def __init__(
@@ -321,7 +313,7 @@ class Account:
         return self._state()
 
     def open(self) -> str | None:
-        """Begin to take from the call around, if there is one; or name the limit that forbids the first request."""
+        """Begin to take from the call around, or name the limit that forbids the first request."""
         if self.within is None:
             return None
         with self.lock:
@@ -332,12 +324,12 @@ class Account:
             return limit
 
     def close(self) -> None:
-        """Release what is held; the state has by now what was under way."""
+        """Release what is held."""
         with self.lock:
             self.held = self._under_way = 0
 
     def decide(self, state: State) -> Action | None:
-        """Decide what to do next, and take what that needs from the call around."""
+        """Decide what to do next, and take what it needs from the call around."""
         within = self.within
         if within is None:
             return next_action(state)
@@ -349,8 +341,8 @@ class Account:
                     state, stopping="The call in which this run was begun has ended."
                 )
             around = within.left()
-            # The run may use the trip it keeps for its answer. If the run around overspent, show 0: this run's last
-            # reply is not to blame.
+            # The run may use the trip it keeps. What the run around overspent is not
+            # this run's last reply's: show 0.
             held = {"max_iterations": self.held}
             amounts = {
                 name: max(amount + held.get(name, 0), 0)
@@ -367,28 +359,28 @@ class Account:
                 case _:
                     pass
             if within.left().amounts.get("max_iterations", 0) < 0:
-                self.held = 0  # this is the request that it was held for
+                self.held = 0  # for this request it was held
             return action
 
     def starting(self, indexes: Sequence[int]) -> None:
-        """Note which calls are about to start: they count as taken."""
+        """Count these calls as taken, until their start is recorded."""
         with self.lock:
             self._starting = tuple(indexes)
 
     def restart(self, function: str) -> str | None:
-        """Take one more start of a running call; or name the limit that forbids it."""
+        """Take one more start of a running call, or name the limit that forbids it."""
         with self.lock:
             if (limit := self.left().forbids_start(function)) is None:
                 self._restarting = Usage(tool_calls=1, calls_by_function={function: 1})
             return limit
 
     def restarted(self) -> None:
-        """Forget a start that is in the state now, or does not happen."""
+        """Forget that start: it is in the state now, or does not happen."""
         with self.lock:
             self._restarting = Usage()
 
     def unrecorded(self) -> dict[int, Usage]:
-        """Return what the running calls have spent, by index; without calls that have spent nothing."""
+        """Return what the running calls have spent, by index."""
         spent = {index: tab.spent for index, tab in self.tabs.items()}
         return {index: one for index, one in spent.items() if one is not None}
 
@@ -398,7 +390,7 @@ class Account:
         return self._open(self.state)[1]
 
     def left(self) -> Left:
-        """Compute what the functions of the run may still take, of its own limits and of those around it."""
+        """Compute what the functions of the run may still take, within the limits around."""
         with self.lock:
             state = self.state
             limits = state.rules.limits
@@ -408,18 +400,18 @@ class Account:
             return left if self.within is None else left.within(self.within.left())
 
     def earlier(self) -> Set[str]:
-        """Name the functions started in earlier batches of the run, and before it in the runs around."""
+        """Name the functions started in earlier batches, and before the run in those around."""
         names = self.state.inside.union(self.state.earlier)
         return names if self.within is None else names | self.within.earlier(self)
 
     def started(self) -> set[str]:
-        """Name the functions that were started in the run so far, also inside other functions."""
+        """Name the functions started so far, also inside other functions."""
         with self.lock:
             taken = (tab.taken.calls_by_function for tab in self.tabs.values())
             return set(self.state.usage.calls_by_function).union(*taken)
 
     def total(self) -> Usage:
-        """Compute what the run has spent since it was opened, with what is under way in it."""
+        """Compute what the run has spent since it was opened, with what is under way."""
         state = self.state
         spent = Usage() + state.usage - self._before + self._open(state)[0]
         spent = updated(spent, active_seconds=0.0)  # the run around measures it
@@ -429,7 +421,7 @@ class Account:
         return spent + Usage(iterations=self._under_way) if waits else spent
 
     def _open(self, state: State) -> tuple[Usage, int]:
-        """Sum what is taken and not in the state: by the open tabs, and by the calls that are about to start."""
+        """Sum what is taken and not yet in the state, and the round trips held."""
         batch = state.batch
         if batch is None:
             return Usage(), 0

@@ -1,4 +1,4 @@
-"""The base errors of the package, and `shown`, which writes a caller's value into an error message.
+"""The base errors of the package, and how values and errors are written in messages.
 
     PlannerExtError
     ├── IllegalTransitionError     a fact that cannot follow the state it was applied to
@@ -12,8 +12,7 @@
         ├── UnusableCheckpointError    ... of which it is the text that cannot be used
         └── NewerSchemaError       written by a newer version of this package
 
-The core knows nothing of Semantic Kernel; the errors of its doors are in
-``planner_ext.errors`` and derive from these.
+``planner_ext.errors`` has those of the doors, which derive from these.
 """
 
 import inspect
@@ -32,12 +31,12 @@ _T = TypeVar("_T")
 class PlannerExtError(Exception):
     """The base of all errors that this package raises.
 
-    A floor raises the class that it knows. Where the adapters of Semantic Kernel are
-    loaded, the error is of the class that they declare for it, which derives from both:
-    ``class InvalidOptionError(..., door_of=InvalidLimitError)``.
+    A floor raises the class that it knows. Once Semantic Kernel's adapters are loaded,
+    the error is of the class that they declare for it, which derives from both: ``class
+    InvalidOptionError(..., door_of=InvalidLimitError)``.
 
     Attributes:
-        may_pass: Whether the same may succeed later, so that a kept run is tried again.
+        may_pass: Whether the same may succeed later, so that a kept run is retried.
     """
 
     may_pass: ClassVar[bool] = False
@@ -62,11 +61,11 @@ PlannerExtError._raised_as = PlannerExtError  # pyright: ignore[reportPrivateUsa
 
 
 class IllegalTransitionError(PlannerExtError):
-    """A fact cannot happen in a state, or what is done changes none: a damaged journal, or a defect of this package."""
+    """A fact cannot happen in a state: a damaged journal, or a defect of this package."""
 
 
 class InvalidLimitError(PlannerExtError):
-    """A limit or option has an invalid value; the message names the field, what it takes and what it got."""
+    """A limit or option has an invalid value; the message says which, what it takes and what it got."""
 
 
 class EndedRunError(PlannerExtError):
@@ -78,7 +77,7 @@ class UnansweredRunError(PlannerExtError):
 
 
 class LimitExceededError(UnansweredRunError):
-    """A run ended without an answer at a limit of its budget."""
+    """A limit of its budget ended a run without an answer."""
 
 
 class NotAFunctionError(PlannerExtError, TypeError):
@@ -90,15 +89,15 @@ class RunRefusedError(PlannerExtError):
 
 
 class InvalidJournalError(PlannerExtError):
-    """A journal or checkpoint is truncated, altered or not one of this package; nothing of it was used."""
+    """A journal or checkpoint is truncated, altered or foreign; nothing of it was used."""
 
 
 class UnusableCheckpointError(InvalidJournalError):
-    """A checkpoint is truncated, altered, unsigned, wrongly signed, or newer than this package; nothing was run."""
+    """A checkpoint is truncated, altered, unsigned, wrongly signed, or too new; nothing ran."""
 
 
 class NewerSchemaError(InvalidJournalError):
-    """A journal or checkpoint was written by a newer version of this package than the one that reads it."""
+    """A newer version of this package wrote the journal or checkpoint."""
 
 
 _WAITING = {
@@ -108,14 +107,14 @@ _WAITING = {
 
 
 def waiting_text(status: str) -> str:
-    """Say what a run of this status waits for; "" if it does not wait."""
+    """Say what a run of this status waits for, or ""."""
     return _WAITING.get(status, "")
 
 
 def not_answered(
     *, status: str, reason: str, limit: str | None, **carried: Any
 ) -> UnansweredRunError:
-    """Make the error for a run without an answer; it carries the other attributes given, such as the history."""
+    """Make the error for a run without an answer; it has the other attributes given."""
     reason = reason or waiting_text(status)
     if limit == "max_tool_calls":
         reason = f"Max number of tool call reached. {reason}"
@@ -134,12 +133,11 @@ _PARTS: Mapping[object, tuple[str, str]] = {
         "price=... beside budget=: it is an option of planner, service, handler and session",
     ),
 }
-"""What belongs elsewhere: by its name, the option or field that it is taken for a part
-of, and how it is written."""
+"""The option that a misplaced name belongs to, and how it is written, by the name."""
 
 
 def nearest(name: object, names: Iterable[str]) -> str:
-    """Ask whether the nearest of these names was meant, in a sentence with a space before it; "" if none is near."""
+    """Suggest the nearest of these names, in a sentence with a space before it, or ""."""
     known = [*names]
     option, written = _PARTS.get(name, ("", ""))
     if option in known:
@@ -149,7 +147,7 @@ def nearest(name: object, names: Iterable[str]) -> str:
 
 
 def suggests_names(kind: type[_T]) -> type[_T]:
-    """Decorate a dataclass: an unknown field is refused with the nearest one, and with those that there are."""
+    """Decorate a dataclass: an unknown field is refused with the nearest one and all there are."""
     construct: Callable[..., None] = kind.__init__
     known = tuple(inspect.signature(construct).parameters)[1:]
 
@@ -287,12 +285,11 @@ _PLACES: Mapping[tuple[str, str], str] = {
         "dict",
     ): "Read the data: interceptors=[ApprovalPolicy.from_dict(data)].",
 }
-"""Where a value of a class belongs that was given for another argument, by the argument
-and the class."""
+"""Where a misplaced value belongs, by the argument and the value's class."""
 
 
 def way_out(name: str, value: object) -> str:
-    """Say where a value belongs that was given for this argument, in a sentence with a space before it; or ""."""
+    """Say where a misplaced value belongs, in a sentence with a space before it, or ""."""
     kinds = (kind.__name__ for kind in type(value).__mro__)
     return next(
         (f" {_PLACES[name, kind]}" for kind in kinds if (name, kind) in _PLACES), ""
@@ -308,9 +305,8 @@ _PLAIN = (bool, float, complex, bytes, Enum, type(None))
 def shown(value: object) -> str:
     """Write a value for an error message, in one line of at most 160 characters.
 
-    Numbers and texts are shown, long ones without their middle, and the first items of
-    lists, tuples, sets and dictionaries. A function is named; an object by its class
-    alone: what its ``repr`` says may be long, or secret.
+    Long texts lose their middle, collections all but their first items. An object is
+    shown by its class alone: its ``repr`` may be long, or secret.
     """
     text = ""
     with suppress(Exception):
@@ -320,14 +316,14 @@ def shown(value: object) -> str:
 
 
 def described(error: BaseException) -> str:
-    """Write an exception for a record or a log line: its type and its text, which it may fail to give."""
+    """Write the type and text of an exception in one line, even if its ``__str__`` fails."""
     name = type(error).__name__
     text = text_of(error)
     return f"{name}: {text}" if text else name
 
 
 def text_of(value: object) -> str:
-    """Return the text of an exception, or of another object, whose ``__str__`` may fail."""
+    """Return ``str`` of an object, even if its ``__str__`` fails."""
     with suppress(Exception, SystemExit):
         return str.__str__(str(value))
     return "its text cannot be read"
@@ -337,12 +333,12 @@ def text_of(value: object) -> str:
 def reading(
     what: str, error: type[PlannerExtError], *, way_out: str = ""
 ) -> Generator[None]:
-    """Read what others may have written or altered: every defect becomes one named error.
+    """Turn every defect of what others may have written or altered into one named error.
 
     Args:
         what: The subject of the error's message.
         error: What is raised.
-        way_out: What to do, as a sentence; "" says no more.
+        way_out: What to do, as a sentence.
 
     Raises:
         PlannerExtError: ``error``, and those of newer versions as they are.
@@ -351,7 +347,7 @@ def reading(
         yield
     except (NewerSchemaError, error):
         raise
-    except Exception as problem:  # numbers too large, nesting too deep, wrong types: a document may hold anything
+    except Exception as problem:  # a document may hold anything
         seen = described(problem)
         seen = seen if len(seen) <= _MOST_SEEN else f"{seen[:_MOST_SEEN]}..."
         raise error(
@@ -360,12 +356,12 @@ def reading(
 
 
 def counted(number: int, noun: str) -> str:
-    """Write a number and what it counts: ``1 round trip``, ``2 round trips``."""
+    """Write a number with its noun: ``1 round trip``, ``2 round trips``."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def seconds(value: float) -> str:
-    """Write a number of seconds: to the hundredth below ten, whole from there on."""
+    """Write a number of seconds: to the hundredth below ten, else whole."""
     return f"{value:.2f}" if value < 10 else f"{value:,.0f}"
 
 

@@ -1,4 +1,4 @@
-"""Finds the module of a name that was looked for in the root of the package, for the message of the error."""
+"""The error for a name that the root of the package does not have."""
 
 import re
 import sys
@@ -10,14 +10,13 @@ from pathlib import Path
 def missing_name(root: str, name: str, modules: Sequence[str]) -> Exception:
     """Return the error for a name that the root does not have; it says which module has it.
 
-    Called by the ``__getattr__`` of the root. ``from root import name`` needs an
-    ImportError, since it drops the text of an AttributeError.
+    It is an ImportError in ``from root import name``, which drops the text of an
+    AttributeError.
 
     Args:
         root: The package.
         name: What was looked for.
-        modules: The public modules; the first one that has the name is the one to
-            import it from.
+        modules: The public modules, in the order of preference.
     """
     problem = f"module {root!r} has no attribute {name!r}"
     module = (
@@ -34,7 +33,7 @@ def missing_name(root: str, name: str, modules: Sequence[str]) -> Exception:
 
 
 def _module_of(root: str, name: str, modules: Sequence[str]) -> str | None:
-    """Read what the modules export, without importing them: one may need an extra that is missing."""
+    """Find the module by its text: to import it may need an extra that is missing."""
     for module in modules:
         spec = find_spec(f"{root}.{module}")
         source = (

@@ -1,9 +1,8 @@
 """What can happen in a run. A run is the list of these; everything else is computed from them.
 
 Facts are past tense, frozen, and complete: a journal needs nothing else to be read.
-Every ``at`` is in seconds since the epoch, every ``seconds`` is the active time since
-the last fact that has one, and every ``iteration`` is the 0-based iteration of the
-loop. A plan request is made before iteration 0.
+``at`` is in seconds since the epoch, ``seconds`` the active time since the last fact
+that has one, and ``iteration`` 0-based; -1 is the plan request.
 """
 
 from dataclasses import dataclass, fields
@@ -23,13 +22,12 @@ from planner_ext.core.values import (
 Verdict: TypeAlias = Literal[
     "run", "answer", "deny", "defer", "final_answer", "external"
 ]
-"""What was decided about a call: run it; answer it without running it (unknown,
-invalid, supplied); deny it; ask a person; take it as the final answer; return it to the
-caller."""
+"""What was decided about a call; ``answer`` answers it without running it, ``external``
+returns it to the caller."""
 
 FunctionOutcome: TypeAlias = Literal["ok", "failed", "timed_out", "cancelled"]
-"""How a function that was started ended; ``timed_out`` at its own timeout, or at a time
-limit of the run."""
+"""How a started function ended; ``timed_out`` at its own timeout, or at a time limit of
+the run."""
 
 
 _IN_NO_LINE = frozenset(
@@ -48,11 +46,10 @@ _IN_NO_LINE = frozenset(
     }
 )
 LINE_WIDTH = 120
-"""The most characters of an event's line."""
 
 
 class EventLine:
-    """The base of everything that a stream yields: ``str(event)`` is one line, ``repr(event)`` has every field."""
+    """The base of what a stream yields: ``str(event)`` is one line, ``repr(event)`` has every field."""
 
     __slots__ = ()
 
@@ -75,35 +72,26 @@ class EventLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """The settings of one run that its machine depends on; fixed when it starts, and recorded in its journal.
+    """The settings of a run that its machine depends on, fixed when it starts.
 
     Attributes:
-        limits: What the run may spend.
-        plan: Whether a plan is requested before the first step.
         charge_plan: Whether the plan request counts as a round trip.
-        use_attempts: Maximum number of tool rounds, after which no functions are
-            offered; None is unlimited.
-        attempts_limit: The name under which a result reports that ``use_attempts`` was
-            reached, for instance ``maximum_use_attempts``; "" if it is not reported as
-            a limit, so that the run ends ``answered``.
-        tool_choice: ``auto`` lets the model choose, ``required`` makes it call a
-            function in each tool round.
-        rounds_per_step: Tool rounds of one step, after which a plain reply closes it;
-            None chains without end.
-        require_final_answer: Whether a plain reply is not enough, only the final-answer
-            function is.
-        on_denial: What follows a denied call: it is answered with a refusal, it is
-            removed and the model asked again without functions, or its batch is
-            returned to the caller.
-        close_on_denial: Whether a denied call ends the chain of tool rounds: the next
-            request offers no functions.
+        use_attempts: Tool rounds after which no functions are offered; None: no limit.
+        attempts_limit: The limit that a result names when ``use_attempts`` was reached,
+            such as ``maximum_use_attempts``; "": none, the run ends ``answered``.
+        tool_choice: ``required`` makes the model call a function in each tool round.
+        rounds_per_step: Tool rounds after which a plain reply closes a step; None: no
+            limit.
+        require_final_answer: Whether only the final-answer function ends the run.
+        on_denial: A denied call is answered with a refusal, or removed and the model
+            asked again without functions, or its batch returned to the caller.
+        close_on_denial: Whether the request after a denied call offers no functions.
         on_deferred: Whether the other calls of a batch wait for a deferred one, or run
             before the pause.
-        structured: Whether the answer must match a form. The journal does not record
-            the form itself.
-        clarifier: Whether the model's questions, and its plain replies, are put to a
-            clarifier.
-        max_clarifications: How many questions are answered; None is unlimited.
+        structured: Whether the answer must match a form, which the journal does not
+            record.
+        clarifier: Whether questions and plain replies are put to a clarifier.
+        max_clarifications: Questions that are answered; None: no limit.
     """
 
     limits: Budget = Budget(max_calls_per_reply=None)
@@ -124,23 +112,19 @@ class Rules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guards:
-    """What can decide the calls of a run before they are executed, as far as that is data.
-
-    A policy is written as JSON text in normal form, anything else by name.
+    """What can decide the calls of a run: policies as JSON text in normal form, all else by name.
 
     Attributes:
-        interceptors: In the order in which they are asked.
-        pre_invoke: The pre-invoke callbacks, in that order.
-        checks: The ``check_for_intervention`` callbacks, in that order.
-        filters: The policies of the kernel's `ApprovalFilter`s, in that order.
+        interceptors: In the order in which they are asked, as are the next three.
+        pre_invoke: The pre-invoke callbacks.
+        checks: The ``check_for_intervention`` callbacks.
+        filters: The policies of the kernel's `ApprovalFilter`s.
         unmatched: What happens to an undecided call.
-        expires_in: Seconds for which a question is open by default; None is without
-            end.
+        expires_in: Seconds for which a question is open by default; None: without end.
         marked: Fully qualified names of the offered functions that require approval by
             themselves, sorted.
-        shared_budgets: The names of the budgets that the run shares with others,
-            sorted.
-        authorize: The names of the hooks that say who may decide, sorted.
+        shared_budgets: Names, sorted.
+        authorize: Names of the hooks that say who may decide, sorted.
     """
 
     interceptors: tuple[str, ...] = ()
@@ -156,15 +140,14 @@ class Guards:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStarted(EventLine):
-    """A run began: with these rules, and this transcript.
+    """A run began.
 
     Attributes:
         run_id: The run's name; in a store, the one that it was started under.
         messages: The first messages of the transcript, as values of Semantic Kernel.
-        goal: The goal of the run; "" if it continues a history without one.
-        guards: What could decide its calls; None if the run is not kept in a store.
-        trace: The W3C ``traceparent`` of the span that started it; "" if nothing traced
-            it.
+        goal: "" if the run continues a history without one.
+        guards: What could decide its calls; None outside a store.
+        trace: The W3C ``traceparent`` of the span that started it, or "".
     """
 
     run_id: str
@@ -179,11 +162,10 @@ class RunStarted(EventLine):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned(EventLine):
-    """The plan request was answered; the transcript now opens with the plan.
+    """The plan request was answered.
 
     Attributes:
-        plan: The text of the plan.
-        messages: The transcript as it now is.
+        messages: The transcript, which now opens with the plan.
         usage: As in `ModelReplied`.
     """
 
@@ -197,12 +179,11 @@ class Planned(EventLine):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageAdded(EventLine):
-    """The planner added a message to the transcript, to which the model replies next.
+    """The planner added a message, a value of Semantic Kernel, to the transcript.
 
     Attributes:
-        message: The message, a value of Semantic Kernel.
-        purpose: What it asks for: the next ``step``, the final-answer function
-            (``insist``), or the answer in the ``response_format`` (``structure``).
+        purpose: It asks for the next ``step``, the final-answer function (``insist``),
+            or the answer in the ``response_format`` (``structure``).
     """
 
     message: Message
@@ -216,11 +197,8 @@ class ModelAsked(EventLine):
     """A request is about to be sent; recorded where the fact before it does not imply the request.
 
     Attributes:
-        iteration: The iteration that the request opens; -1 for the plan request.
-        index: The index of the call whose function makes the request; None for a
-            request of the run itself.
-        usage: Tokens and cost that this call has used so far, with estimates for
-            requests under way.
+        index: The call whose function makes the request; None for the run's own.
+        usage: Tokens and cost of this call so far, requests under way estimated.
     """
 
     iteration: int
@@ -235,8 +213,6 @@ class RequestFailed(EventLine):
     """A request has no reply: it failed, was interrupted, or its process ended.
 
     Attributes:
-        iteration: As in `ModelAsked`.
-        reason: Why, for the record.
         usage: Charged to the run: 1 round trip, or 0 if the request did not reach the
             server; estimated tokens and their cost.
     """
@@ -255,16 +231,13 @@ class ModelReplied(EventLine):
 
     Attributes:
         message: The reply, a value of Semantic Kernel.
-        text: Its text, "" without one.
-        calls: The function calls in it, in order.
-        finish_reason: The reason that the service gave, or None.
+        finish_reason: As the service reports it.
         usage: Charged to the run: the round trips that the reply's metadata reports, 1
             without them; tokens and their cost, reported or estimated.
-        offered: Whether functions were offered in the request.
-        withheld: The limit because of which functions that exist were not offered, or
-            None.
-        final_answer: The answer that the final-answer function was called with although
-            it was not offered, or None.
+        offered: Whether functions were offered.
+        withheld: The limit because of which functions that exist were not offered.
+        final_answer: What the final-answer function was called with although it was not
+            offered.
     """
 
     iteration: int
@@ -283,7 +256,14 @@ class ModelReplied(EventLine):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallFact(EventLine):
-    """The base of the facts about one call: its iteration, its index in the batch, its id, and its function."""
+    """The base of the facts about one call.
+
+    Attributes:
+        iteration: The iteration in which the model made the call.
+        index: The call's index in its batch, from 0.
+        call_id: Unique in its batch.
+        function: Fully qualified name.
+    """
 
     iteration: int
     index: int
@@ -297,7 +277,7 @@ class FurtherQuestion:
 
     Attributes:
         prompt, roles, source: As in `CallDecided`.
-        expires_in: Seconds after which it expires, from then on; None: never.
+        expires_in: Seconds from then on after which it expires; None: never.
     """
 
     prompt: str = ""
@@ -308,52 +288,40 @@ class FurtherQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallDecided(CallFact):
-    """One call of the open batch was decided; a deferred one is decided a second time when its answer comes.
+    """One call of the open batch was decided; a deferred one is decided again when its answer comes.
 
     Attributes:
-        iteration, index, call_id: As in `CallStarted`.
-        function: Fully qualified name of the function that would run.
-        kind: What the requested call turned out to be.
-        verdict: What was decided.
         answer: What the model reads where the call does not run.
         reason: Why it does not run, or waits: the words of the interceptor, rule or
-            person; "" without any.
-        digest: Digest of function and converted arguments; "" if nothing could run.
-        signature: The function's parameters, ``name=digest`` of each; "" if they are
-            not known.
-        fingerprint: Digest of run, iteration, call id, function and arguments, to which
-            a decision binds.
-        arguments: JSON text of what the function gets where that was converted from the
-            model's text, or None.
-        edited: JSON text of the arguments that replace the model's, converted in the
-            same way, or None.
-        by: Who or what decided: an interceptor, a policy's rule, a person; "" for the
-            loop itself.
-        sticky: Whether the same question is answered so for the rest of the run, for
-            the function or for these arguments.
-        expires_at: When a deferred call stops waiting, or None.
-        prompt: The text that a person reads with a deferred call; "" without one.
-        final_answer: The answer that the final-answer function was called with, or
-            None.
+            person.
+        digest: Of function and converted arguments; "" if nothing could run.
+        signature: The function's parameters, ``name=digest`` of each; "" if unknown.
+        fingerprint: Digest of run, iteration, call id, function and arguments: a
+            decision binds to it.
+        arguments: JSON text of what the function gets; None if equivalent to the
+            model's text.
+        edited: JSON text of the converted arguments that replace the model's.
+        by: An interceptor, a policy's rule or a person; "" for the loop itself.
+        sticky: Whether the same question is answered so for the rest of the run: about
+            the function, or about these arguments.
+        expires_at: When a deferred call stops waiting.
+        prompt: The text that a person reads with a deferred call.
+        final_answer: What the final-answer function was called with.
         person: Whether a person decided, on what they were shown.
-        approved: Whether a decision let the call run: an interceptor's, a policy's, a
-            person's, also an earlier one for the rest of the run. False if the call
-            runs because no interceptor objected. Of a deferred call: a person approved
-            it, and others are still asked.
-        nested: Whether the function is a planner itself.
-        roles: The roles that may decide a deferred call; empty for anyone. Data of the
-            application.
-        source: Digest of what asked about the call: a policy's rule or default, the
-            function's mark, or an interceptor with its prompt. "" if nothing asked. A
-            sticky approval holds for this source and these roles.
-        parameters: JSON text of the schema of a deferred call's parameters.
-        cut: Where a supplied result, which is the ``answer``, was cut for the model;
-            None if it was not.
-        repetition: Digest of function and arguments without those that are the
-            parameters' defaults; "" if there are none of these. `counted_as` uses it,
-            and no decision binds to it.
-        further: What others are asked about a deferred call, one after the other, once
-            this question is answered.
+        nested: Whether the function is a planner.
+        approved: Whether an interceptor, a policy or a person let the call run, now or
+            earlier for the rest of the run; False if it runs because no interceptor
+            objected. A deferred call that is approved still waits for others.
+        roles: The application's roles that may decide a deferred call; empty for
+            anyone.
+        source: Digest of what asked: a policy's rule or default, the function's mark,
+            or an interceptor with its prompt. A sticky approval holds for this source
+            and these roles.
+        parameters: JSON schema of a deferred call's parameters.
+        cut: Where a supplied result, the ``answer``, was cut for the model.
+        repetition: Digest of function and arguments without those that are defaults; ""
+            if there are none. `counted_as` uses it, no decision binds to it.
+        further: Questions to others, one after the other, once this one is answered.
     """
 
     kind: CallKind
@@ -384,7 +352,7 @@ class CallDecided(CallFact):
 
     @property
     def counted_as(self) -> str:
-        """@private The name under which ``max_repeated_calls`` counts the call; an edited one by its own arguments."""
+        """@private The key under which ``max_repeated_calls`` counts the call."""
         return (
             self.repetition if self.repetition and self.edited is None else self.digest
         )
@@ -395,7 +363,7 @@ class CallDecided(CallFact):
         return self.approved or self.edited is not None
 
     def arguments_of(self, request: RequestedCall) -> str:
-        """@private Return the JSON text of the function's arguments: edited, converted, or as the model wrote them."""
+        """@private Return the JSON text of the arguments: edited, converted, or as the model wrote them."""
         given = request.arguments if self.arguments is None else self.arguments
         return given if self.edited is None else self.edited
 
@@ -405,9 +373,9 @@ class CallsWithheld(EventLine):
     """Calls were answered without running: because of a limit, a stop, or a final answer beside them.
 
     Attributes:
-        indexes: The indexes of the calls in their batch.
+        indexes: Indexes in their batch.
         answer: What the model reads as the result of each.
-        limit: The limit that they would have exceeded, or None.
+        limit: The limit that they would have exceeded.
     """
 
     iteration: int
@@ -423,10 +391,6 @@ class CallStarted(CallFact):
     """A function is about to run; recorded before each start, also when a filter starts it again.
 
     Attributes:
-        iteration: The iteration in which the model made the call.
-        index: The call's index in its batch, from 0.
-        call_id: The call's id, unique in its batch.
-        function: Fully qualified name of the function.
         attempt: Which start of the call this is, from 1.
     """
 
@@ -437,14 +401,13 @@ class CallStarted(CallFact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NestedCallStarted(EventLine):
-    """A running call's function is about to start another one: itself, or in a run inside it. See `CallFinished.spent`.
+    """A running call's function is about to start another one: itself, or in a run inside it.
 
-    Recorded in a run that is kept in a store, before the start: it is charged if the
-    process ends amid the call.
+    Recorded before the start in a run that a store keeps: charged if the process ends
+    amid the call. See `CallFinished.spent`.
 
     Attributes:
-        iteration: The iteration of the running call.
-        index: Its index in the batch.
+        iteration, index: Of the running call.
         function: Fully qualified name of the function that it starts.
         usage: As in `ModelAsked`.
     """
@@ -462,16 +425,12 @@ class CallFinished(CallFact):
     """A started call ended; recorded in the order in which the calls end.
 
     Attributes:
-        iteration, index, call_id, function: As in `CallStarted`.
-        outcome: How the function ended: ``ok``, ``failed``, ``timed_out`` or
-            ``cancelled``.
-        result: What the model reads, or the beginning of which it reads.
-        cut: Where the result was cut for the model; None if it was not.
-        error: Type and message of the exception, "" without one; for the record, never
-            sent to the model.
+        result: What the model reads, whole.
+        cut: Where it was cut for the model.
+        error: Type and message of the exception; never sent to the model.
         terminate: Whether a filter asked to end the run after this batch.
-        spent: The usage of the function: its requests and nested calls. None means that
-            it is not known: what the call recorded before it happened is charged.
+        spent: The function's own requests and nested calls; None if unknown: what the
+            call recorded before it happened is charged.
         brought: The functions whose calls or results were in the histories of the runs
             and requests inside it.
     """
@@ -493,16 +452,13 @@ class Clarified(EventLine):
 
     Attributes:
         question: Its text; the whole of a plain reply.
-        answer: What the model reads; None without an answer: a call then waits for a
-            person, and a plain reply is taken as it is.
-        iteration: The iteration in which it was asked.
-        index: The index of the call that asks; None for a plain reply.
-        by: Who answered, "" if that is not known.
-        denied: Why a person did not answer, "" without a reason; None if the question
-            was answered.
-        usage: Charged to the run: the round trips that the answer took, their tokens
-            and cost; 0 of a person's.
-        seconds: Active time; waiting for a person is not in it.
+        answer: What the model reads. Without one, a call waits for a person, and a
+            plain reply is taken as it is.
+        index: The call that asks; None for a plain reply.
+        denied: Why a person did not answer; None if the question was answered.
+        usage: Charged to the run: round trips, tokens and cost of the answer; 0 for a
+            person's.
+        seconds: Active time, without waiting for a person.
     """
 
     question: str
@@ -522,10 +478,10 @@ class IterationCompleted(EventLine):
     """Every call of a batch has its result in the transcript.
 
     Attributes:
-        terminate: Whether the iteration-completed callback asked to end the run.
-        reason: The reason that the callback gave, "" without one.
-        messages: The transcript that the callback replaced the run's with, or None.
-        called: Whether any function was started, so that the callback was due.
+        called: Whether a function was started, so that the iteration-completed callback
+            was due.
+        terminate, reason: Whether that callback asked to end the run, and why.
+        messages: The transcript that it replaced the run's with.
     """
 
     iteration: int
@@ -543,8 +499,7 @@ class AnswerChecked(EventLine):
     """The form of an answer was checked.
 
     Attributes:
-        answer: The answer, as the model gave it.
-        problem: What is wrong with it, "" if the form is right.
+        problem: What is wrong with it, or "".
     """
 
     answer: str
@@ -555,11 +510,7 @@ class AnswerChecked(EventLine):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested(EventLine):
-    """The run was asked to stop: no further request is made, no further function started.
-
-    Attributes:
-        reason: Why, in words.
-    """
+    """The run was asked to stop: no further request is made, no further function started."""
 
     reason: str
     at: float
@@ -568,12 +519,7 @@ class StopRequested(EventLine):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetChanged(EventLine):
-    """New limits replaced those of a run while it was driven; what was spent stays spent.
-
-    Attributes:
-        limits: The new limits.
-        by: Who changed them, "" if that is not known.
-    """
+    """New limits replaced those of a run while it was driven; what was spent stays spent."""
 
     limits: Budget
     by: str = ""
@@ -584,17 +530,17 @@ class BudgetChanged(EventLine):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedBudgetsChecked(EventLine):
-    """A budget that the run shares with others forbade what was due next; or it was forbidden before, and no longer is.
+    """A shared budget forbade what was due next, or no longer does.
 
     What is allowed is not recorded. But in a store, each activation that continues a
-    run with shared budgets begins with this fact: so no two have begun with a journal
-    of the same length.
+    run with shared budgets begins with this fact: so no two begin with a journal of the
+    same length.
 
     Attributes:
-        limit: The budget and its limit, such as ``per user: max_cost``; None if an
-            earlier refusal no longer counts.
-        reason: Which limit was reached, in words; "" without one.
-        answer: Whether one request, without functions, is still reserved for the run's
+        limit: Budget and limit, such as ``per user: max_cost``; None if an earlier
+            refusal no longer counts.
+        reason: Which limit was reached, in words.
+        answer: Whether one request, without functions, is still reserved for the
             answer.
     """
 
@@ -610,8 +556,7 @@ class Paused(EventLine):
     """The run waits for a person; it executes nothing until it is resumed.
 
     Attributes:
-        trace: The W3C ``traceparent`` of the span in which it paused; "" if nothing
-            traced it.
+        trace: The W3C ``traceparent`` of the span in which it paused, or "".
     """
 
     trace: str = ""
@@ -625,10 +570,8 @@ class Resumed(EventLine):
     """A paused or ended run was resumed.
 
     Attributes:
-        limits: New limits, which replace the old ones; what was spent stays spent. None
-            keeps the old ones.
-        trace: The W3C ``traceparent`` of the span that resumed it; "" if nothing traced
-            it.
+        limits: Replace the old ones; what was spent stays spent. None keeps them.
+        trace: The W3C ``traceparent`` of the span that resumed it, or "".
     """
 
     limits: Budget | None = None
@@ -642,10 +585,8 @@ class Ended(EventLine):
     """The run ended.
 
     Attributes:
-        status: How it ended.
-        answer: The final answer, "" without one.
-        limit: The limit that ended it, or None.
-        reason: Why, in words.
+        answer: The final answer, or "".
+        limit: The limit that ended it.
         returned: Whether the open batch is returned to the caller, unanswered.
     """
 
@@ -685,15 +626,12 @@ Fact: TypeAlias = (
 
 
 def cost_of(fact: Fact, rules: Rules | None = None) -> Usage:
-    """Return what a fact charges to its run.
-
-    What a call recorded before it happened is not in it: the state knows that, see
-    `planner_ext.core.state.Call.recorded`.
+    """Return what a fact charges to its run, without what a running call recorded before it happened.
 
     Args:
         fact: Any fact.
-        rules: Of the run, since ``charge_plan`` frees the round trip of the plan
-            request. None counts it, as shared budgets do.
+        rules: Of the run: ``charge_plan`` may free the plan request's round trip. None
+            counts it, as shared budgets do.
     """
     match fact:
         case Planned() | ModelReplied() | RequestFailed() | Clarified():

@@ -1,8 +1,7 @@
 """``apply``: the state after a fact, and ``fold``: the state after a whole journal.
 
-Pure, and total over legal transitions: a fact that `planner_ext.core.state.TRANSITIONS`
-does not allow is refused. Each kind of fact has a function that returns the fields of
-the state which it changes.
+Pure; a fact that `planner_ext.core.state.TRANSITIONS` does not allow is refused. Each
+kind of fact has a function that returns the changed fields of the state.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -25,29 +24,20 @@ from planner_ext.core.values import (
 )
 
 CUT_SHORT = frozenset({"length", "content_filter", "refusal"})
-"""Finish reasons of an incomplete reply: it is never a final answer, and none of its
-calls run."""
+"""Finish reasons of an incomplete reply: it is no final answer, and none of its calls
+run."""
 
 
 def cut_short_text(finish_reason: str | None, text: str) -> str:
-    """Say why a reply is incomplete.
-
-    Args:
-        finish_reason: One of `CUT_SHORT`.
-        text: The reply's text: of a refusal, why the model refuses.
-    """
+    """Say why a reply is incomplete; of a refusal, the text says why the model refuses."""
     if finish_reason == "refusal":
         return f"The model refused to answer (refusal): {text}"
     return f"The reply was cut short: finish_reason is {finish_reason}."
 
 
 _KEEPS_INTENT = frozenset({"CallDecided", "IterationCompleted"})
-"""Facts that a store may hold back until its next write, see
-`planner_ext.durable.writer.JournalWriter`.
-
-The next request may be sent before they are written. So they do not announce it, and
-leave `State.intent` as it is.
-"""
+"""Facts that a store may write with the next ones: they do not announce a request, and
+leave `State.intent` as it is."""
 
 _Changes: TypeAlias = dict[str, Any]
 
@@ -236,11 +226,11 @@ def _call_decided(state: State, fact: facts.CallDecided) -> _Changes:
 def sticky_keys(
     function: str, digest: str, signature: str, *, source: str, roles: Iterable[str]
 ) -> dict[str, str]:
-    """Name what is approved for the rest of a run: the answer to one question, asked of the same roles.
+    """Name what a sticky approval answers: one question, asked of the same roles.
 
     Returns:
-        The names for the ``function`` as it is now, and for this function with these
-        ``arguments``.
+        The names for the ``function`` as it is now, and for it with these
+            ``arguments``.
     """
     asked = f"{signature}:{source}:{sorted(set(roles))}"
     return {
@@ -368,7 +358,7 @@ def _require(condition: bool, fact: _NamesCalls, problem: str) -> None:
 
 
 def _with_call(batch: Batch, index: int, call: Call) -> Batch:
-    """Replace a call by its changed copy, and update the counts; a call that has its result is not changed."""
+    """Replace a call that has no result yet, and update the counts."""
     return updated(
         batch,
         calls=with_item(batch.calls, index, call),
@@ -380,7 +370,7 @@ def _with_call(batch: Batch, index: int, call: Call) -> Batch:
 def _settled(
     state: State, batch: Batch, usage: Usage, ending: str | None = None
 ) -> _Changes:
-    """Move a batch into the transcript once every call has its result, results in call order."""
+    """Move a batch into the transcript, in call order, once every call has its result."""
     ending = ending or state.ending
     if batch.unanswered:
         decided = state.phase is Phase.REVIEWING and batch.undecided == 0
@@ -463,7 +453,7 @@ def _stop_requested(state: State, fact: facts.StopRequested) -> _Changes:
 
 
 def _budget_changed(state: State, fact: facts.BudgetChanged) -> _Changes:
-    """Replace the limits, and clear the reached one: it is set again if the new limits are reached, too."""
+    """Replace the limits; a limit that was reached is forgotten and checked again."""
     rules = replace(state.rules, limits=fact.limits)
     return {
         "rules": rules,
@@ -478,7 +468,7 @@ def _shared_budgets_checked(state: State, fact: facts.SharedBudgetsChecked) -> _
 
 
 def _own_limit(state: State) -> str | None:
-    """Return the limit that withheld calls, unless that was a shared budget's."""
+    """Return the limit that withheld calls, unless it is a shared budget's."""
     return (
         None
         if state.refused is not None and state.limit == state.refused.limit
@@ -491,7 +481,7 @@ def _paused(state: State, fact: facts.Paused) -> _Changes:
 
 
 def _resumed(state: State, fact: facts.Resumed) -> _Changes:
-    """Continue where the run stands; new limits replace the old ones, and a limit that was reached is forgotten.
+    """Continue where the run stands, with new limits if given.
 
     What a shared budget refused is forgotten in any case: it is checked again.
     """
@@ -509,7 +499,6 @@ def _resumed(state: State, fact: facts.Resumed) -> _Changes:
 
 
 def _resumed_phase(state: State) -> Phase:
-    """Return the phase in which a run continues: a paused one with its open calls, or with the reply that asks."""
     if state.phase is not Phase.PAUSED:
         return state.phase
     return Phase.CALLING if state.batch is not None else Phase.ANSWERING
@@ -536,7 +525,7 @@ def _reopened(state: State) -> _Changes:
 
 
 def _undecided(batch: Batch) -> Batch:
-    """Forget the decisions on a batch that was returned, except for calls that had started."""
+    """Forget the decisions on a returned batch, except for calls that had started."""
     calls = row_of(
         call if call.started else Call(request=call.request) for call in batch.calls
     )

@@ -1,10 +1,4 @@
-"""What a run may spend, what it has spent, what is left, and which limit was reached first.
-
-Round trips and calls are exact: the machine never exceeds them. Tokens and cost are
-checked before each request and before each batch, so only what is then in flight, and
-the one forced answer, may exceed them. Active time and deadline interrupt what is in
-flight, and no request follows them.
-"""
+"""What a run may spend, what is left, and which limit was reached first."""
 
 import math
 from collections.abc import Callable, Mapping, Set
@@ -24,87 +18,76 @@ used."""
 @suggests_names
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """The limits of a run. They apply per run: a new goal starts at 0, resuming a run does not.
+    """The limits of a run. A new goal starts at 0, resuming a run does not.
 
-    The limits on round trips and calls are exact and never exceeded. Tokens and cost
-    are checked before each request and each batch of calls, so only the request or
-    batch then in flight, and the one forced answer, may exceed them. Active time and
-    deadline interrupt requests and calls in flight. Retries inside an SDK are not seen
-    and not counted.
+    Round trips and calls are never exceeded. Tokens and cost are checked before each
+    request and each batch, so the request or batch then in flight, and the one forced
+    answer, may exceed them. Time limits interrupt what is in flight. Retries inside an
+    SDK are not seen. None means no limit.
 
     Attributes:
-        max_iterations: Round trips, every request of the run included: the plan, the
-            steps and the answer. Charged from ``iterations`` in each reply's metadata,
-            at least 1 per request. A request that fails, is cancelled or loses its
-            process counts as 1, unless it did not reach the server. Checked before each
-            request. Under ``on_limit="answer"`` the last one is reserved: it offers no
-            functions, so that N trips give an answer.
+        max_iterations: Round trips, every request included: plan, steps and answer.
+            Charged from ``iterations`` in each reply's metadata, at least 1. A request
+            that fails, is cancelled or loses its process counts as 1, unless it did not
+            reach the server. Checked before each request. Under ``on_limit="answer"``
+            the last one offers no functions, so that N trips give an answer.
         max_tool_calls: Functions started, failures included; denied, unknown and
             malformed calls are free. Checked before a batch starts, on the calls that
-            are about to start; a batch of 3 is 3. A function that a filter starts again
-            (see `planner_ext.durable.effect`) counts again, and is checked before each
+            are about to start. A function that a filter starts again (see
+            `planner_ext.durable.effect`) counts again, and is checked before each
             start.
-        max_total_tokens: Prompt and completion tokens, as the service reports them.
-            Unreported tokens are estimated from the texts sent and received;
-            `Usage.estimated_tokens` has the estimated part.
+        max_total_tokens: Prompt and completion tokens, as the service reports them;
+            unreported ones are estimated, see `Usage.estimated_tokens`.
         max_cost: US dollars, as the run's ``price`` (see
-            `planner_ext.iteration.RunOptions`) computes them from the tokens reported
-            or estimated as above. A model without a known price is refused before the
-            first request.
-        max_active_seconds: The run's working time on its clock: requests, functions,
-            callbacks and the wait between iterations. Pauses do not count, nor does the
-            time in which interceptors or a clarifier decide, since they may be persons
-            (a `ModelClarifier` counts). Checked continuously. At the limit, under every
-            ``on_limit``, requests and functions in flight are cancelled, and no further
-            request is made. A cancelled request is charged as a round trip; a cancelled
-            function is recorded and answered as ``timed_out``. One that does not end
-            within a second after that is abandoned, and its later outcome changes
-            nothing in the run.
-        deadline: A moment, with its time zone. The time in which the run pauses or a
-            person decides counts, too; a call that is not decided by then does not run.
-            Otherwise the same happens as at ``max_active_seconds``.
+            `planner_ext.iteration.RunOptions`) computes them from those tokens. A model
+            without a known price is refused before the first request.
+        max_active_seconds: Working time: requests, functions, callbacks and the wait
+            between iterations; not pauses, nor the time in which interceptors or a
+            clarifier decide, since they may be persons (a `ModelClarifier` counts).
+            Checked continuously. At the limit, under every ``on_limit``, requests and
+            functions in flight are cancelled, and no further request is made. A
+            cancelled request is charged as a round trip; a cancelled function is
+            recorded and answered as ``timed_out``. One that does not end within a
+            second is abandoned, and its later outcome changes nothing.
+        deadline: A moment, with its time zone. Pauses and persons' decisions count,
+            too; a call that is undecided by then does not run. Else as
+            ``max_active_seconds``.
         max_calls_per_function: Functions started, by fully qualified name; only the
             calls beyond it are not executed.
         max_consecutive_errors: Batches in a row with a failed, unknown or malformed
-            call; a clean batch resets it.
-        max_repeated_calls: How often the same function may start with the same
-            arguments.
+            call.
+        max_repeated_calls: Starts of one function with the same arguments.
         max_repeated_denials: Batches in a row in which every call was denied.
         max_calls_per_reply: Calls in one reply, of any kind. Checked when the reply has
-            arrived, before any call is processed. If a reply has more, none of its
-            calls runs: each is answered "not executed" with this limit's name, and the
-            run continues, so that the model can make fewer calls. None means no limit.
-        max_result_tokens: Tokens of one function's result in the conversation; also of
-            the text of its error, and of a result that a person or an interceptor
-            supplied. Checked when the result is recorded, counted as for
-            ``max_prompt_tokens``. Of a longer one the model reads the beginning, and a
-            line beyond the cap that says how much was left out and how to read on: with
-            the function ``Results-read``, which is free, is offered once something was
-            cut, and whose pieces have the same cap. The whole result is kept in the
-            facts, and nothing ends. Runs inside functions have the tighter of their cap
-            and this one. None means no limit.
-        on_limit: What happens at a limit. ``answer``: calls beyond it are answered "not
-            executed" and one more request, without functions, asks for the answer.
-            ``stop``: they are answered "not executed" and the run ends. ``raise``: as
-            ``stop``, but `LimitReachedError` is raised. ``return_calls``: the run ends
-            with the calls unanswered, for the caller to run. All but ``raise`` return a
-            value that can be resumed with a larger budget.
-        batch_over_limit: Whether a batch that exceeds ``max_tool_calls`` runs no call
-            (``reject_batch``) or the first calls that fit (``fill_remaining``). With
-            ``on_limit="return_calls"`` both return the whole batch and run none of it:
-            a message with calls cannot be answered in part.
+            arrived. If it has more, each is answered "not executed" with this limit's
+            name, and the run continues.
+        max_result_tokens: Tokens of one function's result in the conversation, its
+            error's text and a supplied result included. Checked when the result is
+            recorded, counted as for ``max_prompt_tokens``. Of a longer one the model
+            reads the beginning and a line, beyond the cap, on how to read on: with
+            ``Results-read``, which is free and has the same cap. The facts keep the
+            whole result, and nothing ends. Runs inside functions have the tighter of
+            their cap and this one.
+        on_limit: ``answer``: calls beyond a limit are answered "not executed" and one
+            more request, without functions, asks for the answer. ``stop``: they are
+            answered so and the run ends. ``raise``: as ``stop``, then
+            `LimitReachedError` is raised. ``return_calls``: the run ends with the calls
+            unanswered, for the caller to run. All but ``raise`` return a value that can
+            be resumed with a larger budget.
+        batch_over_limit: Whether a batch beyond ``max_tool_calls`` runs no call
+            (``reject_batch``) or the first calls that fit (``fill_remaining``).
+            ``on_limit="return_calls"`` returns the whole batch in any case.
         last_trip: Whether a request without functions omits their schema (``withdraw``)
             or sends it with tool choice "none", for providers that refuse tool messages
-            without schema. Anthropic and Bedrock do, and Semantic Kernel's connectors
-            to them cannot send "none": with both values they get one function in place
-            of all others, whose description says that none is left. Ollama's connector
-            cannot send it either, and needs no schema.
-        tell_budget: Whether the model reads the remaining round trips, tool calls,
+            without schema. Semantic Kernel's connectors to two such, Anthropic and
+            Bedrock, cannot send "none": they get one function instead, whose
+            description says that none is left. Ollama's cannot either, and needs no
+            schema.
+        tell_budget: Whether the model reads what is left of round trips, tool calls,
             tokens, cost and time, as far as they are limited. A share, such as 0.25,
-            mentions a limit once that share of it or less is left. The note is appended
-            to the newest message of each request except the plan's, and is not stored:
-            history, journal and the beginning of each request, which providers cache,
-            are the same as without it.
+            tells of a limit once that share or less is left. The note ends the newest
+            message of each request except the plan's, and is not stored: providers'
+            caches still match.
 
     Raises:
         InvalidLimitError: If a value is invalid; names the field. At a door it is a
@@ -139,12 +122,12 @@ class Budget:
 
     @property
     def iterations_kept(self) -> int:
-        """@private How many round trips are kept for the answer."""
+        """@private Round trips that are kept for the answer."""
         return 1 if self.on_limit == "answer" else 0
 
 
 def tightest(first: Budget, second: Budget | None) -> Budget:
-    """Merge two budgets that both apply: of each limit the tighter, and the first one's behaviour at a limit."""
+    """Take the tighter of each limit, and the first budget's behaviour at a limit."""
     if second is None:
         return first
     values: dict[str, Any] = {}
@@ -166,12 +149,12 @@ def tightest(first: Budget, second: Budget | None) -> Budget:
 
 
 def _least(one: Any, other: Any) -> Any:
-    """Return the smaller of two values; None means no limit."""
+    """Return the smaller value; None means no limit."""
     return min((value for value in (one, other) if value is not None), default=None)
 
 
 def is_count(value: object, *, least: int) -> TypeGuard[int]:
-    """Return whether a value is a whole number, this one or more, that a column of 64 bits can hold."""
+    """Return whether a value is a whole number from ``least`` up to 64 bits."""
     return (
         isinstance(value, int)
         and not isinstance(value, bool)
@@ -221,11 +204,11 @@ _EXPECTED: dict[str, tuple[Callable[[object], bool], str]] = {
         "be True, False, or a share above 0.0 and up to 1.0 (a float)",
     ),
 }
-"""What each limit must be; all others must be a `_COUNT`."""
+"""What each limit must be, if not a `_COUNT`."""
 
 
 def _problem(name: str, value: object) -> str:
-    """Say what is wrong with a value, naming the field, what it takes and what it got; "" for a valid one."""
+    """Say what is wrong with a value, or ""."""
     valid, expected = _EXPECTED.get(name, _COUNT)
     if not valid(value) and not (value is None and expected.endswith(_OPTIONAL)):
         return f"{name} must {expected}; got {shown(value)}."
@@ -242,10 +225,9 @@ def _problem(name: str, value: object) -> str:
 
 
 TIMES: Final = frozenset({"max_active_seconds", "deadline"})
-"""The limits of time: unlike the others they leave no request for an answer."""
+"""The limits of time, after which no request for an answer follows."""
 
 AMOUNTS: Final = frozenset({"max_total_tokens", "max_cost"})
-"""The limits on tokens and cost."""
 
 OF_A_START: Final = AMOUNTS | TIMES
 """The limits on a start of a function, besides those that count starts."""
@@ -255,16 +237,14 @@ _OF_A_REQUEST: Final = OF_A_START | {"max_iterations"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """What may still be spent at one moment: of the limits of a run, or of a run and those around it.
+    """What may still be spent at one moment, of the limits of a run and those around it.
 
-    A limit that is not set is not in it. A value is below 0 if more was spent than the
-    limit allows.
+    A limit that is not set is not in it. What was exceeded is below 0.
 
     Attributes:
         amounts: By the limit's name in `Budget`.
         starts: By the function's fully qualified name.
-        around: The limits for which the run around is the tighter one, or has nothing
-            left.
+        around: The limits of which the run around has less left, or nothing.
     """
 
     amounts: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -273,7 +253,7 @@ class Left:
 
     @classmethod
     def of(cls, limits: Budget, usage: Usage, at: float) -> "Left":
-        """@private Subtract what was used from what a run may use, given the time in seconds since the epoch."""
+        """@private Subtract a run's usage from its limits, at a time in seconds since the epoch."""
         amounts: dict[str, float] = {}
         if limits.max_iterations is not None:
             amounts["max_iterations"] = limits.max_iterations - usage.iterations
@@ -313,11 +293,11 @@ class Left:
 
     @property
     def iterations(self) -> float:
-        """@private Round trips; infinity if they are not limited."""
+        """@private Round trips; infinity without a limit."""
         return self.amounts.get("max_iterations", math.inf)
 
     def used_up(self, limits: Set[str] = _OF_A_REQUEST) -> str | None:
-        """@private Name the first of these limits that leaves nothing; by default of those on a request."""
+        """@private Name the first of these limits, by default those on a request, that leaves nothing."""
         return next(
             (
                 name
@@ -328,7 +308,7 @@ class Left:
         )
 
     def forbids_start(self, function: str) -> str | None:
-        """@private Name the limit that forbids one more start of a function; a start needs no round trip."""
+        """@private Name the limit that forbids one more start of a function."""
         if self.amounts.get("max_tool_calls", 1) <= 0:
             return "max_tool_calls"
         if self.starts.get(function, 1) <= 0:
@@ -348,8 +328,8 @@ class RemainingLimit:
     Attributes:
         name: The limit's name in `Budget`.
         left: Round trips, calls, tokens, US dollars or seconds; never below 0.
-        limit: The whole of it; for a deadline, or a limit of a run around, what was
-            used so far plus what is left.
+        limit: The whole; for a deadline, or a limit of a run around, what was used so
+            far plus what is left.
     """
 
     name: str
@@ -360,13 +340,7 @@ class RemainingLimit:
 def remaining_limits(
     limits: Budget, usage: Usage, left: Left
 ) -> tuple[RemainingLimit, ...]:
-    """List what is left of round trips, calls, tokens, cost and time, as far as ``tell_budget`` shows it to the model.
-
-    Args:
-        limits: What the run may use.
-        usage: What it has used.
-        left: What is left of that, and of the runs around.
-    """
+    """List what ``tell_budget`` tells the model of what is left."""
     if limits.tell_budget is False:
         return ()
     parts = usage.by_part

@@ -1,7 +1,4 @@
-"""``next_action``: what to do next in a state. Pure: the same state gives the same action.
-
-The engine performs the action and records what happened as facts.
-"""
+"""``next_action``: what to do next in a state. Pure: the same state gives the same action."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -23,12 +20,11 @@ from planner_ext.core.state import Batch, Call, Phase, State, asks
 from planner_ext.core.values import Status
 
 IN_DOUBT = "Cancelled while it ran; whether it took effect is not known."
-"""What the model reads of a function that had started and was not seen to finish."""
+"""What the model reads of a function that started and was not seen to finish."""
 
 NO_MORE_QUESTIONS = (
     "Not asked: no further questions are answered. Go on with what you know."
 )
-"""What the model reads of a question over the cap."""
 
 _MOST_REQUESTS = 10
 """How often the answer is asked for again where no limit on round trips bounds it."""
@@ -47,17 +43,13 @@ class AskModel:
     """Make one request with the transcript.
 
     Attributes:
-        iteration: The 0-based number of this iteration.
         offer: Whether functions are offered.
-        tool_choice: ``auto`` or ``required`` if functions are offered. If they are not,
-            None omits their schema from the request, and ``none`` sends the schema with
-            a tool choice that forbids to call them.
-        withheld: The limit because of which they are not offered, or None.
-        structured: Whether the answer must have its form if the request goes without
-            functions.
-        left: What is left of the budget, as far as the model is to read it; this
-            request is not charged yet.
-        reads: Whether the function that reads on in a result is among the functions.
+        tool_choice: Without functions, None omits their schema from the request, and
+            ``none`` sends it with a tool choice that forbids calls.
+        withheld: The limit because of which functions are not offered.
+        structured: Whether an answer must have its form.
+        left: What the model reads of the budget; this request is not charged yet.
+        reads: Whether the function that reads on in a result is offered.
     """
 
     iteration: int
@@ -71,7 +63,7 @@ class AskModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReviewCalls:
-    """Resolve, check and decide these calls of the open batch; none of them has run."""
+    """Resolve, check and decide these calls of the open batch."""
 
     iteration: int
     indexes: tuple[int, ...]
@@ -79,7 +71,7 @@ class ReviewCalls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCalls:
-    """Run these calls of the open batch; all of them run to their end, also where one fails."""
+    """Run these calls of the open batch, each to its end, also where one fails."""
 
     iteration: int
     indexes: tuple[int, ...]
@@ -97,7 +89,7 @@ class WithholdCalls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompleteIteration:
-    """Call the iteration-completed callback if a function was called; the results are in the transcript."""
+    """Call the iteration-completed callback if a function was called."""
 
     iteration: int
     called: bool
@@ -105,7 +97,7 @@ class CompleteIteration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddMessage:
-    """Add a message that asks for the next step, for the final-answer function, or for the answer in its form.
+    """Add a message that asks for the next step, the final-answer function, or the form.
 
     Attributes:
         problem: What is wrong with the form of the answer.
@@ -127,11 +119,8 @@ class AskPerson:
     """Put a question of the model, or its plain reply, to the clarifier.
 
     Attributes:
-        question: Its words.
-        iteration: The iteration in which it was asked.
-        index: The index of the call that asks; None for a plain reply.
-        iterations: Round trips that the answer may take, so that one is left to use it;
-            None is not limited.
+        index: The call that asks; None for a plain reply.
+        iterations: Round trips that the answer may take, so that one is left to use it.
     """
 
     question: str
@@ -176,8 +165,7 @@ def next_action(state: State, around: Left | None = None) -> Action | None:
 
     Args:
         state: The run.
-        around: What is left of the runs around one that is made in a function; no
-            amount is below 0.
+        around: What is left to a run inside a function; no amount is below 0.
     """
     if state.phase is Phase.COMPLETING:
         return CompleteIteration(iteration=state.iteration - 1, called=state.called)
@@ -198,11 +186,10 @@ def next_action(state: State, around: Left | None = None) -> Action | None:
 
 
 def may_have_asked(state: State) -> bool:
-    """Return whether the next request may have been sent already, by this process or by one that has ended.
+    """Return whether this process, or one that has ended, may have sent the next request.
 
-    Usually nothing is recorded before a request: if the state's next action is a
-    request, it may have been sent. `IterationCompleted` may still be unwritten, so we
-    assume it. `ModelAsked` announces the exceptions: a retry, and a clarifier's
+    Usually nothing is recorded before a request: where the next action is one, it may
+    have been sent. `ModelAsked` announces the exceptions: a retry, and a clarifier's
     request.
     """
     if state.intent != "implied":
@@ -216,13 +203,12 @@ def may_have_asked(state: State) -> bool:
 
 
 def _spent(state: State, left: Left) -> str | None:
-    """Name the limit that is used up, the run's, that of a run around, or of a shared budget; None without one."""
+    """Name the limit that is used up: the run's, one around, or a shared budget's."""
     limit = left.used_up(OF_A_START) or _spent_in_row(state)
     return state.refused.limit if limit is None and state.refused is not None else limit
 
 
 def _spent_in_row(state: State) -> str | None:
-    """Name the limit on errors or denials in a row that is used up, or None."""
     limits = state.rules.limits
     if (
         limits.max_consecutive_errors is not None
@@ -238,12 +224,11 @@ def _spent_in_row(state: State) -> str | None:
 
 
 def _no_request(state: State, left: Left) -> str | None:
-    """Name the limit that forbids any further request, or None."""
     return "max_iterations" if left.iterations <= 0 else _spent(state, left)
 
 
 def _plan(state: State, left: Left) -> Action:
-    """Ask for the plan, unless a limit forbids it or it would leave no round trip for the goal itself."""
+    """Ask for the plan, if that leaves a round trip for the goal."""
     forbidden = state.stopping is not None or _spent(state, left) is not None
     return (
         _ask(state, left)
@@ -284,7 +269,7 @@ def _ask(state: State, left: Left) -> Action:
 
 
 def _ask_in_form(state: State, left: Left) -> Action:
-    """Ask for the answer again; where no request may follow, the run ends with the answer as it is."""
+    """Ask for the answer again; where no request may follow, end with it as it is."""
     answer = "" if state.checked is None else state.checked.answer
     if state.stopping is not None:
         return Finish(status="stopped", answer=answer, reason=state.stopping)
@@ -299,11 +284,10 @@ def _ask_in_form(state: State, left: Left) -> Action:
 
 
 def _request(state: State, left: Left, limit: str | None) -> AskModel:
-    """Decide whether functions are offered, and because of which limit they are not."""
     rules = state.rules
     withheld = limit
     offer = limit is None
-    # `use_attempts` is the count of rounds; `attempts_limit` is its name in results, "" if reaching it is no limit.
+    # `attempts_limit` is "" where reaching `use_attempts` is no limit.
     if offer and rules.use_attempts is not None and state.rounds >= rules.use_attempts:
         withheld = rules.attempts_limit or None
         offer = False
@@ -335,7 +319,7 @@ def _judge(state: State, left: Left) -> Action:
         return Finish(
             status="incomplete", reason=cut_short_text(reply.finish_reason, reply.text)
         )
-    # The reply is charged by now: 0 left means that it was the last one allowed, below 0 that it cost more than that.
+    # The reply is charged by now: 0 left means that it was the last one allowed.
     limit = reply.withheld or ("max_iterations" if left.iterations < 0 else None)
     answer = reply.text if reply.final_answer is None else reply.final_answer
     if limit is not None:
@@ -354,7 +338,7 @@ def _judge(state: State, left: Left) -> Action:
 
 
 def _continued(state: State, left: Left, reply: ModelReplied) -> Action | None:
-    """Decide what follows a plain reply that is not the end; None if it is."""
+    """Decide what follows a plain reply; None if it is the end."""
     purpose: Literal["step", "insist"] | None = None
     if _closes_step(state) and not reply.offered:
         purpose = "step"
@@ -373,7 +357,7 @@ def _continued(state: State, left: Left, reply: ModelReplied) -> Action | None:
 
 
 def _may_clarify(state: State, left: Left) -> bool:
-    """Return whether an answer to a question could still be used: a request may follow it."""
+    """Return whether a request may follow that uses the answer to a question."""
     allowed = state.rules.max_clarifications
     if allowed is not None and state.clarifications >= allowed:
         return False
@@ -383,7 +367,6 @@ def _may_clarify(state: State, left: Left) -> bool:
 def _question(
     left: Left, question: str, iteration: int, index: int | None
 ) -> AskPerson:
-    # One is kept to use the answer.
     iterations = (
         None if left.iterations == math.inf else max(int(left.iterations) - 1, 0)
     )
@@ -393,11 +376,10 @@ def _question(
 
 
 def _checked_form(state: State, left: Left, end: Finish) -> Action:
-    """Decide what comes before an end with an answer, where the answer must have a form.
+    """Decide what comes before an end with an answer that must have a form.
 
-    An answer in its form ends the run. Another one is asked for again, without
-    functions, until no request may be made or, without a limit on round trips, ten
-    times; then the run ends with the text as it is.
+    An answer in another form is asked for again, until no request may be made or,
+    without a limit on round trips, ten times; then it stays.
     """
     checked = state.checked
     if not end.answer or (checked is not None and not checked.problem):
@@ -438,7 +420,7 @@ def _review(state: State) -> Action:
 
 
 def _continue_batch(state: State, left: Left) -> Action:
-    """Decide how a batch continues whose calls are all decided: it is returned, withheld, run, or waits."""
+    """Decide how a decided batch continues: it is returned, withheld, run, or waits."""
     batch = state.batch
     assert batch is not None
     if (reason := _returned(state, batch)) is not None and state.stopping is None:
@@ -465,11 +447,11 @@ _DECIDE: dict[Phase, Callable[[State, Left], Action]] = {
     Phase.ANSWERING: _judge,
     Phase.CALLING: _continue_batch,
 }
-"""The decision of each phase whose actions limits forbid."""
+"""The decision of each phase that limits concern."""
 
 
 def _put_questions(state: State, left: Left, batch: Batch) -> Action | None:
-    """Refuse the questions over the cap, then put the others to the clarifier; None: what is left is a person's."""
+    """Refuse the questions over the cap, put the others to the clarifier; None: the rest is a person's."""
     questions = {
         i: call
         for i, call in _open(batch).items()
@@ -500,7 +482,7 @@ def _put_questions(state: State, left: Left, batch: Batch) -> Action | None:
 
 
 def _returned(state: State, batch: Batch) -> str | None:
-    """Say why the batch is returned to the caller, or None."""
+    """Say why the batch is returned to the caller."""
     verdicts = {
         call.decided.verdict for call in batch.calls if call.decided is not None
     }
@@ -514,7 +496,7 @@ def _returned(state: State, batch: Batch) -> str | None:
 def _start(
     state: State, left: Left, batch: Batch, ready: Mapping[int, CallDecided]
 ) -> Action:
-    """Run the calls that are ready, or first refuse those among them that a limit forbids."""
+    """Run the ready calls, or first refuse those that a limit forbids."""
     limit = _spent(state, left)
     over, limit = (
         (tuple(ready), limit) if limit is not None else _over_limit(state, left, ready)
@@ -525,10 +507,9 @@ def _start(
 
 
 def limit_of_restart(state: State, index: int, at: float) -> str | None:
-    """Name the limit that forbids starting a running call once more, or None.
+    """Name the limit that forbids starting a running call again.
 
-    The ready calls of the batch that have not started come first: the restart is
-    checked as if they had started.
+    The ready calls of the batch that have not started come first.
 
     Args:
         state: The run, while the call runs.
@@ -548,7 +529,7 @@ def limit_of_restart(state: State, index: int, at: float) -> str | None:
 def _over_limit(
     state: State, left: Left, ready: Mapping[int, CallDecided]
 ) -> tuple[tuple[int, ...], str]:
-    """Find the calls that may not start, if any, and the limit that forbids them."""
+    """Find the calls that may not start, and the limit that forbids them."""
     limits = state.rules.limits
     room = left.amounts.get("max_tool_calls", math.inf)
     if len(ready) > room:
@@ -572,7 +553,7 @@ def _over_limit(
 
 
 def _beyond(calls: Mapping[int, str], left: Mapping[str, float]) -> tuple[int, ...]:
-    """List the calls that would make a key's count exceed what is left for it."""
+    """List the calls that exceed what is left for their key."""
     rest = dict(left)
     over: list[int] = []
     for index, key in calls.items():
@@ -586,7 +567,7 @@ def _beyond(calls: Mapping[int, str], left: Mapping[str, float]) -> tuple[int, .
 def _refuse(
     state: State, left: Left, batch: Batch, indexes: tuple[int, ...], limit: str
 ) -> Action:
-    """Answer calls that a limit forbids, or return the whole batch where the caller wants that."""
+    """Answer calls that a limit forbids, or return the whole batch to the caller."""
     text = _limit_text(state, left, limit)
     if state.rules.limits.on_limit == "return_calls":
         return Finish(status="limit_reached", limit=limit, reason=text, returned=True)
@@ -603,9 +584,8 @@ def _refuse(
 def _withhold_open(batch: Batch, answer: str, limit: str | None = None) -> Action:
     """Answer every open call without running it.
 
-    Calls that a previous activation started are in doubt, and the model reads another
-    text about them. So they are answered by this action, and the other open calls by
-    the next one.
+    Calls that an earlier activation started are in doubt: they are answered first, with
+    another text.
     """
     started = tuple(i for i, call in _open(batch).items() if call.started)
     return WithholdCalls(
@@ -621,7 +601,7 @@ def _open(batch: Batch) -> dict[int, Call]:
 
 
 def _ready(batch: Batch) -> dict[int, CallDecided]:
-    """Return the decisions on the calls that are to run and have not started."""
+    """Find the calls that are to run and have not started."""
     return {
         i: call.decided
         for i, call in enumerate(batch.calls)
@@ -645,16 +625,13 @@ def _empty_text(reply: ModelReplied) -> str:
 
 
 def _limit_text(state: State, left: Left, limit: str) -> str:
-    """Say which limit was reached, and its value, in words that a model and a person can read."""
     if limit == state.rules.attempts_limit:
         return f"The limit {limit}={state.rules.use_attempts} was reached."
     if state.refused is not None and limit == state.refused.limit:
         return state.refused.reason
     if limit in left.around:
         return f"The limit {limit} of the run around was reached."
-    value = getattr(
-        state.rules.limits, limit, None
-    )  # without one, it is that of a shared budget
+    value = getattr(state.rules.limits, limit, None)  # otherwise a shared budget's
     if value is None or isinstance(
         value, Mapping
     ):  # the keys may name functions that the model has not seen

@@ -1,8 +1,7 @@
-"""Marks on functions: what an application declares of a function, on it or on what wraps it.
+"""Marks: what an application declares of a function, as an attribute, so that copies keep it.
 
-A mark is an attribute, so copies keep it. Semantic Kernel's own function object, which
-wraps a method or a prompt, may be marked as well as the method: its copies in other
-kernels keep the mark, another object made of the method has none.
+Semantic Kernel's function object may be marked as well as the method that it wraps: its
+copies keep the mark, another object of the method has none.
 """
 
 from functools import cache
@@ -15,16 +14,15 @@ _M = TypeVar("_M")
 
 
 def markable(function: Any, usage: str) -> Any:
-    """Return what keeps the mark of a function, a method, what wraps one in a class, or a function of a kernel.
+    """Return what keeps the mark of a function, a method or its wrapper, or a kernel's function.
 
     Args:
         function: What was given to a decorator.
-        usage: How the decorator is used, for the error; ``{}`` in it becomes what was
-            given.
+        usage: How the decorator is used, for the error; ``{}`` becomes the function.
 
     Raises:
-        NotAFunctionError: If it is something else, or keeps no mark, like a function
-            that is written in C.
+        NotAFunctionError: If it is something else, or keeps no mark, like a function in
+            C.
     """
     keeper = getattr(function, "__func__", function)
     if (
@@ -42,7 +40,7 @@ def put_mark(keeper: Any, mark: object) -> None:
 
 
 def mark_on(function: object, kind: type[_M]) -> _M | None:
-    """Return the mark of a type on a function, or else on the method that it wraps; None if there is none."""
+    """Return the mark of a type on a function, or else on the method that it wraps."""
     name = mark_name(kind)
     own = _own(function)
     mark = own.get(name)
@@ -53,14 +51,14 @@ def mark_on(function: object, kind: type[_M]) -> _M | None:
 
 
 def method_of(function: object) -> Any:
-    """Return what a function of a kernel, a static method or a class method wraps; a plain function itself."""
+    """Unwrap a kernel's function, a static method or a class method."""
     if isinstance(function, staticmethod | classmethod | MethodType):
         return cast("Any", function).__func__
     return _own(function).get("method", function)
 
 
 def _own(function: object) -> dict[str, Any]:
-    """Return an object's own attributes: to look in vain for others of a pydantic model takes long."""
+    """Return an object's own attributes: a pydantic model is slow to say that it has no other."""
     return getattr(function, "__dict__", {})
 
 

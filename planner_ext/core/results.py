@@ -1,8 +1,7 @@
-"""Results that are longer than the conversation may take: where they are cut, and how the model reads on.
+"""Results longer than the conversation may take: where they are cut, and how the model reads on.
 
-A cut result stays whole in its fact, and in `planner_ext.core.state.State.cut` under a
-name that is unique among the runs of a conversation. The fact says where it is cut,
-since a count of tokens may differ between machines.
+The fact keeps a cut result whole, and says where it is cut: a count of tokens may
+differ between machines.
 """
 
 import math
@@ -15,23 +14,22 @@ from typing import Any, Final
 from planner_ext.core.limits import is_count
 
 READ_RESULT: Final = "Results-read"
-"""The function with which the model reads on, as it sees it."""
+"""The function with which the model reads on."""
 
 MOST_READS: Final = 5
-"""How often one reply may read on in results: each piece is counted before anything
-else of the run goes on."""
+"""How often one reply may read on: each piece is counted before anything else goes
+on."""
 
 NOT_READ: Final = (
     f"Not read: one reply may read on in results {MOST_READS} times, and the calls before this one did. Read what they "
     "brought, and call it again in the next reply."
 )
-"""What the model reads of the further ones."""
 
 CountTokens = Callable[[str], int]
 """Counts or estimates the tokens of a text."""
 
 _SAMPLE: Final = 200_000
-"""Characters that are counted, once, of what a cut leaves out; the tokens of more are
+"""The most characters after a cut that are counted; the tokens of more are
 extrapolated."""
 
 _ENOUGH: Final = 0.95
@@ -39,11 +37,11 @@ _ENOUGH: Final = 0.95
 it."""
 
 _TRIES: Final = 6
-"""How often the end of a piece is guessed from the tokens per character, before it is
+"""How often a piece's end is guessed from the tokens per character, before it is
 bisected."""
 
 _BESIDE: Final = 32
-"""Characters that may belong together; more are cut between."""
+"""The most characters that belong together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +49,7 @@ class Cut:
     """Where a result was cut.
 
     Attributes:
-        shown: Characters of it that the model reads, from its beginning.
+        shown: Characters that the model reads, from the beginning.
         left_out: Tokens of the rest, counted or estimated.
     """
 
@@ -70,14 +68,14 @@ def cut_of(text: str, most: int, count: CountTokens) -> Cut | None:
 
 
 def name_of_result(text: str, iteration: int, index: int) -> str:
-    """Name a result by its digest, its iteration, and the index of its call: the same name in a fork of its run."""
+    """Name a result by its digest and place: the same name in a fork of its run."""
     return (
         f"{sha256(text.encode(errors='replace')).hexdigest()[:6]}.{iteration}.{index}"
     )
 
 
 def cut_text(text: str, cut: Cut, iteration: int, index: int) -> str:
-    """Return what the model reads of a result that is cut: its beginning, and how to read on."""
+    """Return the beginning of a cut result, and how to read on."""
     return text[: cut.shown] + _note(
         cut.left_out, name_of_result(text, iteration, index), cut.shown
     )
@@ -89,12 +87,12 @@ def piece_of(
     most: int | None,
     count: CountTokens,
 ) -> tuple[str, bool]:
-    """Read on in a result, from an offset in characters, in a time in proportion to the piece.
+    """Read on in a result, in a time in proportion to the piece.
 
     Args:
         results: The results that were cut, by name.
-        arguments: Of the call that reads: ``call`` and ``offset``.
-        most: Tokens of the piece; None for all that is left.
+        arguments: Of the call that reads: ``call``, and ``offset`` in characters.
+        most: Tokens of the piece; None: all that is left.
         count: Counts them.
 
     Returns:
@@ -130,13 +128,13 @@ def _note(left_out: int, name: str, offset: int) -> str:
 
 
 def _tokens_after(text: str, end: int, most: int, count: CountTokens) -> int:
-    """Extrapolate the tokens of the rest from so many characters of it."""
+    """Extrapolate the tokens of the rest from at most so many characters of it."""
     sample = text[end : end + most]
     return max(round(count(sample) * (len(text) - end) / len(sample)), 1)
 
 
 def _end_of_piece(text: str, start: int, most: int, count: CountTokens) -> int:
-    """Find the end of a piece with at most so many tokens; at least one character, and not inside of a visible one."""
+    """Find the end of a piece: at least one character on, and between two visible ones."""
     if _surely_fits(text, start, most):
         return len(text)
     end = _longest(text, start, most, count)
@@ -158,13 +156,13 @@ def _end_of_piece(text: str, start: int, most: int, count: CountTokens) -> int:
 
 
 def _surely_fits(text: str, start: int, most: int) -> bool:
-    """Return whether a text is so short that it need not be counted: no token has less than a byte."""
+    """Return whether a text fits without being counted: no token has less than a byte."""
     left = len(text) - start
     return left * 4 <= most or (left <= most and text.isascii())
 
 
 def _longest(text: str, start: int, most: int, count: CountTokens) -> int:
-    """Find an end that fits, within a twentieth of the cap; only a few times the piece is counted, never the text."""
+    """Find an end that fits, within a twentieth of the cap, without counting the whole text."""
     fits = start
     over = len(text) + 1
     end = min(len(text), start + 4 * most)
@@ -191,7 +189,7 @@ def _longest(text: str, start: int, most: int, count: CountTokens) -> int:
 
 
 def _joined(text: str, place: int) -> bool:
-    """Return whether the characters before and at a place belong together, as far as that is seen from these two."""
+    """Return whether the characters before and at a place belong together."""
     before = text[place - 1]
     after = text[place]
     return (

@@ -1,8 +1,7 @@
-"""The state of a run: the fold of its facts so far, and the legal transitions.
+"""The state of a run, which is the fold of its facts, and the legal transitions.
 
-What each field of `State` implies is explained in `planner_ext.core`. These values have
-no slots, unlike all others: each fact makes new ones, and copying a dict of fields is
-faster than copying slots, see `planner_ext.core.values.updated`.
+`planner_ext.core` explains what the fields imply. These values have no slots: see
+`planner_ext.core.values.updated`.
 
 A call of the function that asks the user is a deferred call of the kind ``question``. A
 plain reply becomes a question if a clarifier can be shown it, or if it reads as one and
@@ -44,19 +43,16 @@ class Call:
     """One call of the open batch.
 
     Attributes:
-        decided: The newest decision on it; None until it is reviewed. A deferred call
-            has one with the verdict ``defer``, until a person's decision replaces it.
-        starts: How often it was started since it was decided; more than once where a
-            filter ran it again.
-        answer: What the model will read as its result; None while that is open.
-        erred: Whether it counts as an error: failed, unknown or invalid.
+        decided: The newest decision; a deferred call has the verdict ``defer`` until a
+            person's decision replaces it.
+        starts: Starts since then; more than one where a filter ran it again.
+        answer: What the model will read as its result.
+        erred: Whether it failed, is unknown or invalid.
         asked: Whether it is a question that the clarifier left open.
-        recorded: The requests and nested calls that its function has recorded before
-            they happened, and the tokens that it had used by then; charged if its
-            process ends.
-        inside: The functions that its function has started, in every life of the run,
-            and those whose results runs inside it began with: their results may be part
-            of its own.
+        recorded: What its function recorded before it happened, charged if its process
+            ends.
+        inside: The functions whose results may be part of its own: its function started
+            them, or runs inside it began with their results.
     """
 
     request: RequestedCall
@@ -75,7 +71,7 @@ class Call:
 
     @property
     def decided_fact(self) -> CallDecided:
-        """The newest decision on a call that was reviewed."""
+        """The decision on a call that was reviewed."""
         assert self.decided is not None, "the call was reviewed"
         return self.decided
 
@@ -85,8 +81,8 @@ class Batch:
     """The calls of one reply, until each has its result.
 
     Attributes:
-        undecided: How many calls have no decision.
-        unanswered: How many calls have no result.
+        undecided: Calls without a decision.
+        unanswered: Calls without a result.
     """
 
     iteration: int
@@ -99,43 +95,37 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """A run at one moment; `planner_ext.core` has a table of what its fields lead to.
+    """A run at one moment; `planner_ext.core` says what its fields lead to.
 
     Attributes:
-        transcript: The messages so far, with completed batches only: always valid to be
-            sent.
-        usage: What the run has used so far; it survives pause, process and resume.
+        transcript: Completed batches only: always valid to be sent.
         calls_by_digest: Functions started, by digest of function and arguments.
         errors_in_row: Batches in a row with a failed, unknown or invalid call.
         denials_in_row: Batches in a row in which every call was denied.
-        iteration: The 0-based number of the next iteration.
+        iteration: The number of the next iteration.
         rounds: Tool rounds since the run's start, or since it was reopened.
-        step_rounds: Tool rounds of this step.
-        called: Whether a function was started in the last completed batch.
+        called: Whether the last completed batch started a function.
         reply: The last reply without calls, until what follows from it is recorded.
-        asked: Whether the clarifier was shown that reply, and did not answer.
+        asked: Whether the clarifier left that reply open.
         clarifications: Questions that were answered.
-        final_answer: The answer that the final-answer function was called with.
-        checked: The check of the last answer's form.
+        final_answer: What the final-answer function was called with.
         structuring: How often the answer was asked for again in its form.
         limit: The first limit that withheld calls.
         refused: What a shared budget forbade.
         stopping: Why the run stops.
         ending: Why it stops when the open batch is complete.
         reask: Whether the next request goes without functions because of a denied call.
-        sticky: What was approved for the rest of the run: see
+        sticky: What is approved for the rest of the run, as
             `planner_ext.core.fold.sticky_keys`.
-        given: The messages that the run began with; compaction of the transcript does
-            not change them.
-        cut: The whole results of which the model has read the beginning, by the name
-            under which it reads on.
-        earlier: Functions started before the open batch, by fully qualified name, also
-            inside other functions.
-        inside: Functions whose results may be part of those of earlier batches, started
-            in this run or not.
-        intent: Which fact shows that the next request may have been sent: ``implied``:
-            the last fact, if a request follows it; ``recorded``: a `ModelAsked`;
-            ``failed``: none yet, since the last request failed.
+        given: The messages that the run began with.
+        cut: Results of which the model has read the beginning, whole, by the name under
+            which it reads on.
+        earlier: Functions started before the open batch, by fully qualified name,
+            nested ones included.
+        inside: Functions whose results may be part of those of earlier batches.
+        intent: Which fact shows that the next request may have been sent: the last one,
+            if a request follows it (``implied``), a `ModelAsked` (``recorded``), or
+            none yet since the last one ``failed``.
         at: The time of the newest fact.
     """
 
@@ -224,22 +214,18 @@ TRANSITIONS: dict[tuple[Phase, str], tuple[Phase, ...]] = {
     },
     (_P.ENDED, "Resumed"): (_P.PLANNING, _P.ASKING, _P.REVIEWING),
 }
-"""In which phase which fact may happen, and which phases it may lead to.
-
-`planner_ext.core.fold.apply` refuses everything else, and a test compares the diagram
-in the ADR with this table.
-"""
+"""Which facts may happen in a phase, and which phases they may lead to."""
 
 
 ASK_USER = "UserInteraction-AskUser"
-"""The function that asks the user, as the model sees it."""
+"""The function that asks the user."""
 
 _MARKS = ("?", "\uff1f", "\u061f")  # also full-width, and Arabic
 _CLOSING = " \t\r\n*_`~\"'\u2019\u201d\u00bb)]"
 
 
 def asks(text: str) -> bool:
-    """Return whether a text reads as a question: its last non-empty line ends in a question mark.
+    """Return whether the last line of a text ends in a question mark.
 
     Closing quotes, brackets and emphasis after the mark do not count.
     """

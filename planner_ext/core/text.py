@@ -1,4 +1,4 @@
-"""Text of models, functions and persons, made safe to show: control characters escaped, invisible ones visible."""
+"""Text of models, functions and persons, made safe to show."""
 
 import json
 import re
@@ -27,14 +27,14 @@ _UNPRINTABLE = {
 
 
 def is_unicode(value: object) -> TypeGuard[str]:
-    """Return whether a value is text without lone surrogates, which stand for undecodable bytes and cannot be sent."""
+    """Return whether a value is text without lone surrogates, which cannot be sent."""
     return isinstance(value, str) and not any(
         "\ud800" <= one <= "\udfff" for one in value
     )
 
 
 def printable(text: str) -> str:
-    """Replace control characters: a model's text must not move the cursor or reorder lines."""
+    """Escape what could move the cursor or reorder lines."""
     return text.translate(_UNPRINTABLE)
 
 
@@ -43,39 +43,33 @@ _UNSEEN = re.compile(
     "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffc\U00013441\U00013442\U00016fe4\U0001bca0-\U0001bca3\U0001d159"
     "\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
-"""Characters that are drawn as nothing although some of them count as letters:
-``Default_Ignorable_Code_Point`` of the Unicode Character Database
-(DerivedCoreProperties.txt, 15.1), and the letters and symbols whose glyph is blank."""
+"""Characters that are drawn as nothing: ``Default_Ignorable_Code_Point`` of the Unicode
+Character Database (DerivedCoreProperties.txt, 15.1), and letters and symbols with a
+blank glyph."""
 
 _BLANKS = 2
-"""The most blanks in a row that are shown as they are where a decision is made: more
-would hide what follows them."""
+"""The most blanks in a row where a decision is made: more would hide what follows."""
 _MOST_MARKS = 2
-"""The most combining marks that a language puts on one character; more of them are
-drawn over other lines."""
+"""The most combining marks that a language puts on one character."""
 
 
 def visible(text: str, *, blanks: int = _BLANKS) -> str:
-    """Escape control and invisible characters as JSON does; line ends stay, and runs of blanks are counted.
-
-    A character is shown if it has a glyph. A combining mark is shown on the character
-    that it belongs to.
+    """Escape control and invisible characters as JSON does; line ends stay.
 
     Args:
         text: The text.
-        blanks: The most blanks in a row that stay; where no decision is made, a text
-            may have its indents.
+        blanks: The most blanks in a row that stay; a longer run is counted.
     """
     return "\n".join(_visible(line, blanks) for line in text.split("\n"))
 
 
 def exact(text: str) -> str:
-    """Put a text on one line with everything in it visible: a decision must not rest on hidden characters."""
+    """Put a text on one line with everything in it visible, for a decision."""
     return visible(json.dumps(text, ensure_ascii=False)[1:-1])
 
 
 def exact_json(value: object, *, indent: int | None = None) -> str:
-    """Write a value as JSON with everything in it visible; see `visible`."""
+    """Write a value as JSON with everything in it visible."""
     lines = json.dumps(value, ensure_ascii=False, indent=indent).split("\n")
     written = (line.lstrip(" ") for line in lines)
     return "\n".join(

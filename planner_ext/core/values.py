@@ -1,7 +1,6 @@
 """The values that facts, states and ports consist of.
 
-A message is opaque: the core passes it on, and never looks inside. What it needs of a
-reply, its text, calls, usage and finish reason, is next to the message in `Reply`.
+A message is opaque to the core; `Reply` has beside it what the core needs of a reply.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,12 +11,12 @@ from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
 _T = TypeVar("_T")
 
 _WIDTH: Final = 64
-"""Items of a block: a tuple up to this long is copied whole."""
+"""Items of a block; a tuple up to this long is copied whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Blocks(Sequence[_T]):
-    """A long row; a changed copy shares all blocks but one with its original."""
+    """A long row; a changed copy shares all blocks but one."""
 
     blocks: tuple[tuple[_T, ...], ...]
 
@@ -34,8 +33,8 @@ class _Blocks(Sequence[_T]):
 def row_of(items: Iterable[_T]) -> Sequence[_T]:
     """Make an immutable row, of which `with_item` makes cheap copies.
 
-    A batch of n calls makes some 3 n facts, each a new state: copying all calls for
-    each would take n² steps.
+    A batch of n calls makes some 3 n states: copying all calls for each would take n²
+    steps.
     """
     whole = tuple(items)
     if len(whole) <= _WIDTH:
@@ -58,7 +57,7 @@ def with_item(row: Sequence[_T], index: int, item: _T) -> Sequence[_T]:
 
 
 class Tally(Mapping[str, int]):
-    """Counts by key; a copy with another count shares the counts that did not change recently."""
+    """Counts by key, with cheap changed copies."""
 
     __slots__ = ("_counts", "_lately")
 
@@ -94,16 +93,14 @@ class Tally(Mapping[str, int]):
 
 
 def updated(value: _T, changes: dict[str, Any] | None = None, /, **more: Any) -> _T:
-    """Copy a frozen dataclass as `dataclasses.replace` does, in an eighth to a third of the time.
+    """Copy a frozen dataclass like `dataclasses.replace`, in a third of the time or less.
 
-    The fold makes several such copies for each fact. The dataclass must have neither
-    slots, since all fields are copied as one dict, nor a ``__post_init__``, which is
-    not called.
+    The dataclass has neither slots nor a ``__post_init__``, which is not called.
 
     Args:
         value: The dataclass.
         changes: New values by field.
-        **more: The same as keywords, if there are no ``changes``.
+        **more: The same as keywords, without ``changes``.
 
     Raises:
         AttributeError: If a change names something other than a field.
@@ -120,8 +117,7 @@ def updated(value: _T, changes: dict[str, Any] | None = None, /, **more: Any) ->
 
 
 Message: TypeAlias = Any
-"""A message of the adapters' library, or that library's own JSON when read from a
-journal."""
+"""A message of the adapters' library, or its JSON when read from a journal."""
 
 Status: TypeAlias = Literal[
     "answered", "incomplete", "paused", "asked", "limit_reached", "stopped"
@@ -136,26 +132,20 @@ CallKind: TypeAlias = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """What was used: by one request, by one call and the runs inside it, or by a run so far.
-
-    A call's usage leaves out its active time, which the run around it measures.
+    """What one request, one call with the runs inside it, or a run so far has used.
 
     Attributes:
-        iterations: Round trips charged: what each reply's metadata reports, at least 1
-            a request.
+        iterations: Round trips charged, as each reply's metadata reports them, at least
+            1 a request.
         tool_calls: Functions started, failures included.
-        prompt_tokens: Tokens sent, as the service reported them. Without a report: an
-            estimate in a run whose tokens or cost are limited, else 0.
-        completion_tokens: Tokens received, reported or estimated as above.
-        cached_tokens: The part of the tokens sent that the service read from its prompt
-            cache.
-        cost: Price in US dollars; None if it is not known. It is known under
-            ``max_cost`` or ``price`` only.
-        active_seconds: Time in which the run worked, without the time that it waited
-            for a person while paused.
-        estimated_tokens: Those of the tokens sent and received that were estimated, not
-            reported.
-        calls_by_function: The functions started, by fully qualified name.
+        prompt_tokens, completion_tokens: As the service reported them. Without a
+            report: an estimate in a run whose tokens or cost are limited, else 0.
+        cached_tokens: The part of the prompt that the service read from its cache.
+        cost: US dollars; known under ``max_cost`` or ``price`` only.
+        active_seconds: Working time without pauses; 0 for a call, which the run around
+            measures.
+        estimated_tokens: The part of the tokens that was estimated.
+        calls_by_function: Functions started, by fully qualified name.
     """
 
     iterations: int = 0
@@ -172,7 +162,7 @@ class Usage:
 
     @property
     def total_tokens(self) -> int:
-        """Tokens sent and received."""
+        """Prompt and completion tokens."""
         return self.prompt_tokens + self.completion_tokens
 
     def __add__(self, other: "Usage") -> "Usage":
@@ -221,12 +211,9 @@ class RequestedCall:
     """One function call as the model asked for it; nothing in it is trusted yet.
 
     Attributes:
-        id: Unique within its batch; missing, duplicate and overlong ids were reissued
-            before.
-        name: The name that the model used.
-        arguments: JSON text as received, "" if the model sent none.
-        sent_name: The name of the call in the transcript, where servers would refuse
-            the model's; else "".
+        id: Unique within its batch; missing, duplicate and overlong ids were reissued.
+        arguments: JSON text as received, or "".
+        sent_name: The name in the transcript, where servers would refuse the model's.
     """
 
     id: str
@@ -240,16 +227,12 @@ class Reply:
     """The reply to one request to the model.
 
     Attributes:
-        message: The reply's message, opaque, with the ids of `calls`.
-        text: All text of the message, "" without any.
-        calls: The function calls in it, in order; several messages of one reply make
-            one ordered batch.
-        finish_reason: Why the model stopped, as the connector reports it; None without
-            a report.
-        usage: Tokens of this request, and the round trips that the connector reports
-            for it, at least 1.
-        functions_available: Whether there was any function that could have been
-            offered.
+        message: The reply's message, with the ids of `calls`.
+        text: All text of the message.
+        calls: In order; several messages of one reply make one batch.
+        finish_reason: Why the model stopped, as the connector reports it.
+        usage: Of this request; at least 1 round trip.
+        functions_available: Whether any function could have been offered.
     """
 
     message: Message
@@ -262,26 +245,19 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedCall:
-    """A requested call after it was resolved to its function and its arguments were validated.
+    """A requested call with its function and its validated arguments.
 
     Attributes:
-        kind: ``function``: a kernel function that may run; ``unknown``: no such
-            function was offered; ``invalid``: its arguments cannot be used;
-            ``final_answer``: the planner's own final-answer function; ``question``: its
-            own function that asks the user; ``read``: the loop's own function that
-            reads on in a result; ``external``: known by schema only, so the caller must
-            run it.
-        function: Fully qualified name of the resolved function; for an unknown one, the
-            requested name.
-        arguments: The function's arguments, each converted to its parameter's type;
-            empty if the call is neither a ``function`` nor a ``question`` nor a
-            ``read``.
-        converted: JSON text of ``arguments``; None if the text that was checked is
-            equivalent.
-        signature: The function's parameters, ``name=digest`` of each; "" if they are
-            not known.
-        parameters: JSON text of the schema of its parameters, as sent to the model; ""
-            without one.
+        kind: ``function``: a kernel function that may run; ``unknown``: not offered;
+            ``invalid``: unusable arguments; ``final_answer`` and ``question``: the
+            planner's own functions; ``read``: reads on in a result; ``external``: known
+            by schema only, so the caller must run it.
+        function: Fully qualified name; of an unknown one, the requested name.
+        arguments: Converted to the parameters' types; empty for the other kinds than
+            ``function``, ``question`` and ``read``.
+        converted: JSON text of ``arguments``; None if equivalent to the model's text.
+        signature: The function's parameters, ``name=digest`` of each; "" if unknown.
+        parameters: JSON schema of the parameters, as sent to the model.
         answer: What the model reads for ``unknown`` and ``invalid``; the text of a
             ``final_answer`` or ``question``.
         nested: Whether the function is a planner.
@@ -304,7 +280,7 @@ class ResolvedCall:
 
 
 class Newest(Generic[_T]):
-    """The newest values of a kind, so many at most: an object that lives long does not grow with what it has seen."""
+    """The newest values of a kind, so many at most."""
 
     def __init__(self, most: int = 100_000) -> None:
         self._most = most
@@ -317,7 +293,7 @@ class Newest(Generic[_T]):
         return len(self._values)
 
     def add(self, value: _T) -> None:
-        """Remember a value; the oldest is forgotten where there are too many."""
+        """Remember a value, and forget the oldest beyond the most."""
         self._values[value] = None
         while len(self._values) > self._most:
             self._values.pop(next(iter(self._values)), None)
@@ -332,8 +308,7 @@ class CallResult:
     """A transcript item: what the model reads as the result of one call.
 
     Attributes:
-        inside: The functions whose results may be part of it, beside its own: see
-            `planner_ext.core.state.Call.inside`.
+        inside: As `planner_ext.core.state.Call.inside`.
     """
 
     call_id: str
@@ -347,9 +322,9 @@ class EditedReply:
     """A transcript item: a reply that differs from the message as received.
 
     Attributes:
-        message: The message as received.
-        kept: Ids of the calls that stay in it; the others are omitted.
-        edited: Call id and JSON text of the arguments that replace the model's.
+        message: As received.
+        kept: Ids of the calls that stay in it.
+        edited: Call id, and JSON text of the arguments that replace the model's.
     """
 
     message: Message

@@ -1,1 +1,1 @@
-"""The only loop: it performs the machine's actions and records their outcomes. It imports no Semantic Kernel."""
+"""The only loop: it performs the machine's actions and records their outcomes."""

@@ -1,7 +1,6 @@
 """An activation: what drives a kept run once, from its start or a decision to the next pause or end.
 
-A store of runs makes activations, and a planner drives them: neither needs to know the
-other. A process that lacks a guard of the run refuses it: see `missing_guards`.
+A store makes activations, a planner drives them; neither needs to know the other.
 """
 
 import json
@@ -31,27 +30,22 @@ class Activation:
     """A run's journal, and the decisions and options to continue it with.
 
     Attributes:
-        run_id: The run's name.
-        goal: The goal of the run.
         store: Records each new fact before the run acts on it.
         facts: The journal so far; empty starts the run.
         decisions: Decisions on pending calls, by call id.
-        decided_at: When each was made, in seconds since the epoch, by call id.
-        budget: Replaces the run's limits; None keeps them.
-        arguments: What the run was submitted with, by name. An argument with the same
-            name that the worker's application gives, see `ArgumentsFor`, takes
+        decided_at: When they were made, in seconds since the epoch, by call id.
+        budget: Replaces the run's limits.
+        arguments: What the run was submitted with, by name; `ArgumentsFor` takes
             precedence.
         in_doubt: Who handles calls in doubt.
-        new_budget: Changes the run's limits while it is driven.
+        new_budget: Changes the limits while the run is driven.
         authorize: Says who may decide, besides the planner's own hook; see
             `ApprovalSettings`.
-        described: Shows a call that is decided to that hook, as the store lists it;
-            None shows it as the planner does.
+        described: Shows that hook a call as the store lists it.
         verified: The ids of the calls whose author the application vouches for.
-        guards: What a run that was submitted demands of the process that begins it;
-            None demands nothing.
-        emit: Takes the text of replies as it arrives, and each fact; its requests are
-            streamed. None sends plain ones.
+        guards: What a submitted run demands of the process that begins it.
+        emit: Takes the text of replies as it arrives, and each fact; None sends plain
+            requests.
     """
 
     run_id: str
@@ -75,11 +69,11 @@ class ActivationRun(Protocol[R_co]):
     """An activation that is ready to run."""
 
     async def result(self) -> R_co:
-        """Drive the run to its next pause or end; a run that has ended returns its result without a request.
+        """Drive the run to its next pause or end; one that has ended makes no request.
 
         Raises:
             InvalidDecisionError: If a decision cannot be taken, with its ``call_id``;
-                then nothing was recorded.
+                nothing was recorded.
             Exception: On a fault; the journal holds everything before it.
         """
         ...
@@ -91,7 +85,7 @@ class DurablePlanner(Protocol[R_co]):
     def journaled(
         self, kernel: Any, activation: Activation, /, *, arguments: Any = None
     ) -> ActivationRun[R_co]:
-        """Prepare an activation with a kernel, and the application's arguments, which are not stored."""
+        """Prepare an activation with a kernel and the application's arguments."""
         ...
 
 
@@ -110,11 +104,11 @@ _BY_DEFAULT = {"allow": "approve", "ask": "defer", "deny": "deny"}
 
 
 def missing_guards(before: Guards, now: Guards, offered: Collection[str]) -> list[str]:
-    """List the guards that a run began with and that are missing now; empty if none is.
+    """List the guards that a run began with and that are missing now.
 
     Additional guards are fine, but for an ``allow`` rule of a new policy, which frees
-    calls from the guards after it. A policy with any change is missing. A function that
-    is no longer marked with ``@requires_approval`` counts if it is still offered.
+    calls from the guards after it. A changed policy is missing, and so is
+    ``@requires_approval`` of a function that is still offered.
 
     Args:
         before: As the run began.
@@ -152,7 +146,7 @@ def missing_guards(before: Guards, now: Guards, offered: Collection[str]) -> lis
 def _missing_of_kind(
     kind: str, before: Sequence[str], now: Sequence[str]
 ) -> Iterator[str]:
-    """List the missing guards of one kind, or their order where only that changed."""
+    """List the missing guards of one kind, or say that only their order changed."""
     missing = Counter(before) - Counter(now)
     more = Counter(now) - Counter(before)
     changed = [json.loads(name) for name in more if _is_policy(name)]
@@ -173,7 +167,6 @@ def _is_policy(name: str) -> bool:
 
 
 def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Describe the first difference of two policies."""
     if before["default"] != now["default"]:
         return f"its default was {before['default']}, is {now['default']}"
     rules: list[tuple[Any, Any]] = list(zip_longest(before["rules"], now["rules"]))
@@ -193,7 +186,7 @@ def _short(value: object) -> str:
 
 
 def _default(guards: Guards) -> str:
-    """Return the default for a call that nothing decides: the first policy's default comes before ``unmatched``."""
+    """Return the default for an undecided call: the first policy's, else ``unmatched``."""
     first = next((name for name in guards.interceptors if _is_policy(name)), None)
     return (
         guards.unmatched if first is None else _BY_DEFAULT[json.loads(first)["default"]]
@@ -201,7 +194,7 @@ def _default(guards: Guards) -> str:
 
 
 def _newly_allowed(before: Guards, now: Guards) -> Iterator[str]:
-    """List the allow rules that the run did not begin with, and that decide before one of its guards."""
+    """List the new allow rules that decide before one of the run's guards."""
     known = list(before.interceptors)
     for name in now.interceptors:
         if known and name == known[0]:

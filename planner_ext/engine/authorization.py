@@ -25,16 +25,14 @@ _PHRASES: Mapping[RunAction, str] = {
     "set_budget": "set the budget of",
     "say": "write to",
 }
-"""The actions that read otherwise than their names."""
 
 
 async def refusal_of(
     authorize: Authorize | Sequence[Authorize] | None, request: DecisionRequest
 ) -> str | None:
-    """Ask each hook about an action; return why it is refused, or None.
+    """Return why a hook refuses an action; None if all allow it.
 
-    A hook allows by returning True. Without a hook everything is allowed but a decision
-    on a question with roles.
+    Without a hook everything is allowed but a decision on a question with roles.
 
     Args:
         authorize: The hook, or several that all have to allow.
@@ -61,7 +59,6 @@ def phrase_of(request: DecisionRequest) -> str:
 
 
 async def _reason_of(hook: Authorize, request: DecisionRequest) -> str | None:
-    """Return why one hook refuses; None if it allows."""
     try:
         answer: object = await called(hook, request)
     except (Exception, SystemExit) as error:

@@ -1,4 +1,4 @@
-"""The calls of the open batch: all are reviewed before any runs, and all run to their end, also where one fails."""
+"""The open batch: all calls are reviewed before any runs, and all run to their end, also where one fails."""
 
 import asyncio
 import sys
@@ -42,21 +42,16 @@ from planner_ext.engine.journal import Recorder
 from planner_ext.engine.ports import Finished, Functions, Ports, Reviewed
 
 _UNTOUCHED = Reviewed()
-"""Of a call that no gate watches."""
+"""The review of a call that no gate watches."""
 
 FINAL_ANSWER_ACCEPTED = "The final answer was accepted."
-"""What the transcript has as the result of the final-answer call."""
+"""What the model reads as the result of the final-answer call."""
 
 
 def _first_decision(
     run_id: str, batch: Batch, index: int, resolved: ResolvedCall, at: float
 ) -> CallDecided:
-    """Record the decision on a resolved call if no interceptor objects.
-
-    A ``function`` runs, the final answer is taken, a question waits, an ``external``
-    call is returned to the caller, and an unknown or invalid one, or one that reads on
-    in a result, is answered.
-    """
+    """Record the decision on a resolved call to which no interceptor objects."""
     request = batch.calls[index].request
     more: dict[str, Any] = {"verdict": "run"}
     match resolved.kind:
@@ -117,10 +112,7 @@ def apply_decision(
     request: RequestedCall,
     run_id: str,
 ) -> CallDecided:
-    """Record a decision on a call that could run.
-
-    Edited arguments are validated as the model's are; if they are invalid, the call is
-    denied.
+    """Record a decision on a call that could run; invalid edited arguments deny it.
 
     Args:
         fact: What was decided so far.
@@ -192,7 +184,7 @@ def _with_edit(
     request: RequestedCall,
     run_id: str,
 ) -> CallDecided | Deny:
-    """Put edited arguments in the place of the call's; unchanged for the same ones. Or deny invalid ones."""
+    """Put in edited arguments, or deny invalid ones; equal ones change nothing."""
     assert reviewed.arguments is not None, "a review with an edit"
     try:
         text = edited_text(reviewed.arguments)
@@ -221,7 +213,7 @@ def _with_edit(
 
 
 class CallFailedError(PlannerExtError):
-    """A function failed in a run that raises; the cause is the function's own exception."""
+    """A function failed in a run with ``raise_errors``; the cause is its own exception."""
 
     def __init__(self, function: str, error: str) -> None:
         super().__init__(f"The function {function} failed: {error}")
@@ -229,21 +221,20 @@ class CallFailedError(PlannerExtError):
 
 
 class BudgetHandle:
-    """Gives a run that is being driven other limits, from any task or thread; made for one run.
+    """Gives one run other limits while it is driven, from any task or thread.
 
-    The run takes the newest before its next action: a request or a call that is under
-    way ends as it began.
+    The run takes the newest before its next action; what is under way ends as it began.
     """
 
     def __init__(self) -> None:
         self._given: tuple[Budget, str] | None = None
 
     def change(self, limits: Budget, *, by: str = "") -> None:
-        """Set the limits; a newer budget replaces one that was not taken."""
+        """Set the limits."""
         self._given = limits, by
 
     def take(self) -> tuple[Budget, str] | None:
-        """Return the limits that were set, and who set them; once."""
+        """Return, once, the newest limits and who set them."""
         given = self._given
         self._given = None
         return given
@@ -268,7 +259,7 @@ class Calls:
         self._failed: tuple[str, Finished] | None = None
 
     async def review(self, action: ReviewCalls) -> None:
-        """Decide these calls of the open batch, and record what was decided of each."""
+        """Decide these calls of the open batch, and record it."""
         batch = self._journal.state.batch
         self._failed = None
         assert batch is not None
@@ -298,7 +289,7 @@ class Calls:
     async def _decide(
         self, batch: Batch, resolved: dict[int, ResolvedCall]
     ) -> Sequence[CallDecided]:
-        """Decide every call before any is recorded, so that no call runs before all were seen."""
+        """Decide every call before any decision is recorded: no call runs before all were seen."""
         state = self._journal.state
         at = self._journal.now()
         gate = self._ports.gate
@@ -341,7 +332,7 @@ class Calls:
         }
         at = (
             self._journal.now()
-        )  # afterwards: a review may take its time, and questions expire from now on
+        )  # after the review, which may take its time: questions expire from now on
         decided = [
             apply_decision(
                 replace(fact, at=at),
@@ -362,7 +353,7 @@ class Calls:
     def _read_on(
         self, facts: list[CallDecided], resolved: dict[int, ResolvedCall]
     ) -> list[CallDecided]:
-        """Answer the calls that read on in a result: a handful; one that names no result is invalid."""
+        """Answer the calls that read on in a result, up to `MOST_READS`."""
         state = self._journal.state
         count = self._ports.count_tokens
         most = None if count is None else state.rules.limits.max_result_tokens
@@ -415,13 +406,14 @@ class Calls:
                 for index in action.indexes:
                     group.create_task(self._run_call(index, action, slots))
         except BaseExceptionGroup as faults:
-            # Faults of an adapter, a store or an observer: the first one is raised bare, as if its call had run alone.
+            # An adapter's, a store's or an observer's fault: the first is raised bare,
+            # as from one call.
             raise faults.exceptions[0] from None
 
     async def _run_call(
         self, index: int, action: RunCalls, slots: AbstractAsyncContextManager[object]
     ) -> None:
-        """Run one call of the open batch, unless the run is to stop or the call is no longer what was decided."""
+        """Run one call, unless the run is to stop or the call is no longer as decided."""
         async with slots:
             if self._may_not_start():
                 return
@@ -502,10 +494,8 @@ class Calls:
             del self._account.tabs[index]
 
     async def restart(self, tab: Tab) -> bool:
-        """Record one more start of a call before it happens; return False if it may not happen."""
-        async with (
-            self._restarting
-        ):  # two starts at once are counted one after the other
+        """Record one more start of a call before it happens; return False if it may not."""
+        async with self._restarting:  # two starts at once are counted in turn
             state = self._journal.state
             at = self._journal.now()
             if (
@@ -538,7 +528,7 @@ class Calls:
         return True
 
     async def _record_start(self, started: CallStarted) -> None:
-        """Record a start before it happens; of a run inside another one's function, in the journals around it first."""
+        """Record a start before it happens, in the journals around a nested run first."""
         if self._ports.within is not None:
             await self._ports.within.record_call(started.function)
         await self._journal.record(started)
@@ -546,9 +536,8 @@ class Calls:
     async def record(self, tab: Tab, function: str | None) -> None:
         """Record a request (None), or the start of a function, that a call's function makes.
 
-        A function in a thread may run an event loop there. Any other one that waits for
-        a loop of its own may block this loop meanwhile, so what happens in such a loop
-        is not recorded.
+        A loop that the function runs in its own thread waits for the record. Any other
+        loop may block this one meanwhile: what happens in it is not recorded.
         """
         if self._ports.store is None:
             return
@@ -580,10 +569,7 @@ class Calls:
             )
 
     def _may_not_start(self) -> bool:
-        """Return whether no further call of the batch starts: a stop, a time limit, or a filter that terminates.
-
-        Calls that start together run to their ends, whichever of them terminates.
-        """
+        """Return whether no further call starts; those that start together run to their ends."""
         terminated = (
             self._journal.state.ending is not None
             and self._ports.max_concurrency is not None
@@ -597,7 +583,7 @@ class Calls:
     def _resolved_again(
         self, request: RequestedCall, decision: CallDecided
     ) -> ResolvedCall | None:
-        """Resolve the call again if another activation did, or it was edited; None if it is no longer as decided."""
+        """Resolve the call again if another activation did, or it was edited; None if it changed."""
         known = self._resolved.get((decision.iteration, decision.index))
         if known is not None and decision.edited is None:
             return known
@@ -606,7 +592,7 @@ class Calls:
 
 
 def tool_call_of(batch: Batch, fact: CallDecided, resolved: ResolvedCall) -> ToolCall:
-    """Show a call that could run as interceptors see it."""
+    """Show a call as interceptors see it."""
     return ToolCall(
         id=fact.call_id,
         path=path_of(fact.call_id),
@@ -615,7 +601,7 @@ def tool_call_of(batch: Batch, fact: CallDecided, resolved: ResolvedCall) -> Too
         fully_qualified_name=resolved.function,
         arguments=deepcopy(
             dict(resolved.arguments)
-        ),  # theirs to hold: what was fingerprinted is what runs
+        ),  # a copy: what was fingerprinted is what runs
         raw_arguments=batch.calls[fact.index].request.arguments,
         iteration=fact.iteration,
         index=fact.index,
@@ -626,7 +612,6 @@ def tool_call_of(batch: Batch, fact: CallDecided, resolved: ResolvedCall) -> Too
 
 
 def _interrupted(function: str, stop: StopHandle) -> Finished:
-    """Describe a call that a stop or a time limit interrupted."""
     if stop.now:
         text = f"The function {function} was interrupted: the run was stopped. Whether it took effect is not known."
         return Finished(outcome="cancelled", text=text, error=f"Stopped: {stop.reason}")

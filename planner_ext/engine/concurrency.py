@@ -24,10 +24,10 @@ _P = ParamSpec("_P")
 
 
 class LeftByError(PlannerExtError, RuntimeError):
-    """The application's code raised what would end more than its own call, such as ``SystemExit``; it ends that call.
+    """The application's code raised what would end more than its own call, such as ``SystemExit``.
 
-    The cause is what it raised, and its attributes are that one's, such as the run that
-    it ended.
+    The cause is that exception; its attributes, such as the run that it ended, are
+    here, too.
     """
 
     def __init__(self, raised: BaseException) -> None:
@@ -36,7 +36,7 @@ class LeftByError(PlannerExtError, RuntimeError):
 
 
 def _stays(error: BaseException) -> bool:
-    """Return whether an exception is an error of the code that raised it: all but an interrupt and a close."""
+    """Return whether an exception ends no more than its call."""
     if isinstance(error, BaseExceptionGroup):
         return all(
             map(_stays, cast("BaseExceptionGroup[BaseException]", error).exceptions)
@@ -45,15 +45,13 @@ def _stays(error: BaseException) -> bool:
 
 
 async def contained(work: Awaitable[_T]) -> _T:
-    """Await work that runs code of the application; ``SystemExit`` leaves it as an exception.
+    """Await the application's code; ``SystemExit`` leaves it as an exception.
 
-    A task that raises ``SystemExit`` ends its event loop, whichever task awaits it; so
-    each task looks for it.
+    Raised in a task, ``SystemExit`` would end the event loop, whoever awaits the task.
 
     Raises:
         LeftByError: If the work raised ``SystemExit``, alone or in a group.
-        BaseException: What else it raises; an interrupt, a close and a cancellation as
-            they are.
+        BaseException: What else it raises.
     """
     try:
         return await work
@@ -66,7 +64,7 @@ async def contained(work: Awaitable[_T]) -> _T:
 def contained_task(
     work: Coroutine[Any, Any, _T], *, context: contextvars.Context | None = None
 ) -> "asyncio.Task[_T]":
-    """Start a task that runs code of the application, see `contained`."""
+    """Start a task with `contained` work."""
     task = asyncio.create_task(contained(work), context=context)
     task.add_done_callback(
         lambda _: work.close()
@@ -75,7 +73,7 @@ def contained_task(
 
 
 async def of_application(work: Awaitable[_T]) -> _T:
-    """Await a callback of the application, whose errors are exceptions: also ``CancelledError``, if it is its own.
+    """Await a callback of the application; its own ``CancelledError`` is an error, too.
 
     Raises:
         LeftByError: If it raised ``SystemExit``, or ``CancelledError`` while this task
@@ -97,16 +95,15 @@ async def of_application(work: Awaitable[_T]) -> _T:
 async def in_thread(work: Callable[[], _T]) -> _T:
     """Run a function in a new daemon thread, with the caller's context variables.
 
-    Not ``asyncio.to_thread``: its threads are shared, so abandoned ones would starve
-    the others and delay the exit.
+    The threads of ``asyncio.to_thread`` are shared: abandoned ones would starve the
+    others and delay the exit.
 
     Args:
-        work: What to run. If the wait for it is cancelled, it continues, and its
-            outcome is dropped.
+        work: What to run. If the wait is cancelled, it continues, and its outcome is
+            dropped.
 
     Raises:
-        LeftByError: If it raised something else than an exception: no interrupt, close
-            or cancellation of this thread.
+        LeftByError: If it raised what is no exception.
         Exception: What it raised.
     """
     loop = asyncio.get_running_loop()
@@ -132,7 +129,8 @@ async def in_thread(work: Callable[[], _T]) -> _T:
     if error is not None and not isinstance(error, Exception):
         raise LeftByError(error) from error
     if error is not None:
-        # Not through the future, which takes no StopIteration; here that becomes the RuntimeError of PEP 479.
+        # A future takes no StopIteration; here that becomes the RuntimeError of PEP
+        # 479.
         raise error
     return cast("_T", result)
 
@@ -141,7 +139,7 @@ async def called(function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function of the application, in a thread unless it is async, and await what it returns.
 
     Raises:
-        Exception: What it raises; see `of_application`.
+        Exception: As `of_application`.
     """
     return await of_application(_called(function, *arguments))
 
@@ -160,10 +158,9 @@ async def _called(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 class _Background:
-    """The one event loop of this process for code that is not async, in a daemon thread of its own.
+    """The one event loop of this process for code that is not async, in a daemon thread.
 
-    One loop for all, since a client's connections belong to the loop that opened them.
-    It starts with the first use; a forked process starts another one.
+    One for all: a client's connections belong to the loop that opened them.
     """
 
     def __init__(self) -> None:
@@ -189,7 +186,6 @@ class _Background:
 
     @property
     def is_this_thread(self) -> bool:
-        """Whether the calling code runs on the loop."""
         return threading.current_thread() is self._thread
 
     def _run(self, started: "Future[asyncio.AbstractEventLoop]") -> None:
@@ -205,12 +201,13 @@ class _Background:
                 return
             started.set_result(loop)
             while not self._closing:
-                # SystemExit and KeyboardInterrupt of one task end the loop that runs it; they belong to its caller.
+                # SystemExit and KeyboardInterrupt of a task end the loop that runs it;
+                # they are its caller's.
                 with suppress(BaseException):
                     loop.run_forever()
 
     def close(self) -> None:
-        """End the loop, and what runs on it, when the interpreter ends; what does not end in time is abandoned."""
+        """End the loop and what runs on it, at the exit; what does not end in time is abandoned."""
         with self._lock:
             loop = self._loop
             thread = self._thread
@@ -220,7 +217,7 @@ class _Background:
             thread.join(AGAIN)
 
     def forked(self) -> None:
-        """Forget the loop of the parent process; it is not closed, which would reach into the parent's."""
+        """Forget the parent's loop: to close it would reach into the parent."""
         _of_parents.append(self._loop)
         self.__init__()
 
@@ -233,19 +230,18 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 
 
 def run_sync(work: Coroutine[Any, Any, _T], *, door: str) -> _T:
-    """Run a coroutine to its end from code that is not async, with the caller's context variables.
+    """Run a coroutine from code that is not async, with the caller's context variables.
 
-    It runs on the process's background loop. An exception that interrupts the wait,
-    such as ``KeyboardInterrupt``, cancels the coroutine, waits for its end, and gets
-    the attributes of what that raised; a second one does not wait.
+    It runs on the process's background loop. What interrupts the wait, such as
+    ``KeyboardInterrupt``, cancels the coroutine, waits for its end, and gets the
+    attributes of what that raised; a second one does not wait.
 
     Args:
         work: What to run.
-        door: The method that waits, for the message of the error.
+        door: The method that waits, for the error.
 
     Raises:
-        InvalidLimitError: If this is the background loop's own thread, which cannot
-            wait for itself.
+        InvalidLimitError: If this is the background loop's own thread.
         BaseException: What the coroutine raises.
     """
     if _background.is_this_thread:
@@ -259,7 +255,7 @@ def run_sync(work: Coroutine[Any, Any, _T], *, door: str) -> _T:
     try:
         waited.loop.call_soon_threadsafe(
             waited.start
-        )  # in a copy of the caller's context, as its task then is, too
+        )  # in a copy of the caller's context, as its task is
         return waited.outcome.result()
     except BaseException as interrupt:
         if not waited.ended_with(interrupt):
@@ -305,12 +301,12 @@ class _Waited(Generic[_T]):
 
 
 _waited_for: set[asyncio.Task[Any]] = set()
-"""The tasks of `run_sync`; a loop holds its tasks only weakly."""
+"""The tasks of `run_sync`: a loop holds its tasks only weakly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """The exception that a piece of work raised, as a value."""
+    """What a piece of work raised, as a value."""
 
     error: BaseException
 
@@ -318,9 +314,9 @@ class Raised:
 async def caught(work: Coroutine[Any, Any, _T]) -> _T | Raised:
     """Return what work raises, except an interrupt, a close, and the cancellation of this task.
 
-    The application's code may also raise ``CancelledError`` itself, after waiting for
-    something that was cancelled, or ``SystemExit``: these are ordinary errors. If it
-    suppresses the cancellation of this task, that is raised anyway.
+    A ``CancelledError`` of the application's own, and ``SystemExit``, are ordinary
+    errors. Where the application suppresses this task's cancellation, it is raised
+    anyway.
     """
     task = asyncio.current_task()
     cancelling = task.cancelling() if task else 0
@@ -338,15 +334,14 @@ async def caught(work: Coroutine[Any, Any, _T]) -> _T | Raised:
 
 
 GRACE: Final = 1.0
-"""Seconds, of the machine's own clock, that cancelled work has to end before it is
-abandoned."""
+"""Seconds that cancelled work has to end before it is abandoned."""
 
 AGAIN: Final = 5.0
 """Seconds after which a task that has not ended is cancelled again."""
 
 STEP: Final = 60.0
-"""Seconds after which the clock is read again: it may have been set, or the machine may
-have slept."""
+"""Seconds after which a clock is read again: it may be set, and the machine may
+sleep."""
 
 
 class OutOfTime(Enum):
@@ -364,13 +359,13 @@ _abandoned: set[asyncio.Task[Any]] = set()
 
 
 def time_left() -> float | None:
-    """Return the seconds that the calling code has left, 0 or more; None if its time is not limited."""
+    """Return the seconds that the calling code has left; None without a limit."""
     left = _left.get()
     return None if left is None else max(left(), 0.0)
 
 
 def seconds_from_now(seconds: float) -> Callable[[], float]:
-    """Count down from a number of seconds, on the event loop's clock."""
+    """Count down, on the event loop's clock."""
     clock = asyncio.get_running_loop().time
     end = clock() + seconds
     return lambda: end - clock()
@@ -407,7 +402,7 @@ class _Stream(AsyncGenerator[_T, None]):
 def streams(
     function: Callable[_P, AsyncGenerator[_T, None]],
 ) -> Callable[_P, AsyncGenerator[_T, None]]:
-    """Decorate a method that returns an async generator: who awaits it reads how it is read."""
+    """Decorate a method that returns an async generator: awaiting it says how to read it."""
 
     @wraps(function)
     def streamed(*values: _P.args, **options: _P.kwargs) -> AsyncGenerator[_T, None]:
@@ -417,16 +412,14 @@ def streams(
 
 
 class StopHandle:
-    """Asks a run to stop, from any task or thread; made by the caller, and given to one run as ``stop=``.
+    """Asks a run to stop, from any task or thread; given to one run as ``stop=``.
 
-    The run looks at it before each request and before each call: functions that run
-    already finish, no further one starts, no further request is made, and the results
-    so far are kept. So do the runs of planners that it calls as functions, see
-    `planner_ext.plugin.PlannerPlugin`. ``stop(now=True)`` does not wait for what is
-    under way.
+    The run looks at it before each request and each call: running functions finish,
+    nothing further starts, and the results so far are kept. It stops nested runs, too,
+    see `planner_ext.plugin.PlannerPlugin`.
 
     Attributes:
-        reason: Why the run is to stop, or None.
+        reason: Why the run is to stop.
         now: Whether what is under way is interrupted.
     """
 
@@ -443,14 +436,13 @@ class StopHandle:
 
         Args:
             reason: Why, for the record.
-            now: Interrupts the request or the functions that are under way, instead of
-                waiting for their ends. The request is charged. A function is cancelled,
-                a synchronous one is left to its thread; the record says that its effect
-                is not known. May follow a stop without it.
+            now: Interrupts what is under way. The request is charged. A function is
+                cancelled, a synchronous one is left to its thread; the record says that
+                its effect is not known. May follow a stop without it.
 
         Raises:
-            PlannerInvalidConfigurationError: If the reason is not a text, or ``now`` is
-                not True or False.
+            PlannerInvalidConfigurationError: If the reason is not a text, or ``now``
+                not a bool.
         """
         if not isinstance(reason, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidLimitError(
@@ -475,7 +467,7 @@ class StopHandle:
 
     @contextmanager
     def interrupts(self) -> Generator[asyncio.Future[None]]:
-        """@private Yield a future that is done as soon as what is under way has to be interrupted."""
+        """@private Yield a future that is done once what is under way has to be interrupted."""
         interrupt: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         with self._lock:
             if self.now:
@@ -504,15 +496,14 @@ async def in_time(
 ) -> _T | OutOfTime:
     """Await work until a time limit, or until a stop that interrupts.
 
-    At the limit the work is cancelled; what it returns or raises from then on is
-    dropped. Work that ignores that for ``GRACE`` seconds is abandoned: it continues,
-    and is not awaited.
+    At the limit the work is cancelled, and its outcome dropped. Work that has not ended
+    after ``GRACE`` seconds is abandoned.
 
     Args:
         work: Runs in a new task.
-        left: Returns the seconds that are left; None without a time limit.
+        left: Returns the seconds that are left.
         step: Seconds after which ``left`` is called again at the latest.
-        patience: Seconds that the work has at the limit to end before it is cancelled.
+        patience: Seconds that the work has at the limit before it is cancelled.
         stop: Interrupts the work as a limit does, with ``stop(now=True)``.
 
     Raises:
@@ -574,7 +565,7 @@ async def _in_time(
 
 
 async def _end(task: asyncio.Task[Any], seconds: float) -> None:
-    """Cancel a task and wait so many seconds for it; its outcome counts as retrieved."""
+    """Cancel a task and wait at most so long for it; its outcome counts as retrieved."""
     _abandoned.add(task)
     task.add_done_callback(_forget)
     task.cancel()
@@ -582,11 +573,10 @@ async def _end(task: asyncio.Task[Any], seconds: float) -> None:
 
 
 async def end_tasks(*tasks: asyncio.Future[Any]) -> None:
-    """Cancel tasks until they have ended: a library may drop a cancellation, as psycopg before 3.3.6 does.
+    """Cancel tasks until they have ended: psycopg before 3.3.6, for one, may drop a cancellation.
 
     Raises:
-        asyncio.CancelledError: This wait was cancelled; the tasks have been cancelled
-            once more, and have ended.
+        asyncio.CancelledError: This wait was cancelled; the tasks have ended.
     """
     waiting = {task for task in tasks if not task.done()}
     cancelled = None
@@ -612,7 +602,7 @@ def _forget(task: asyncio.Task[Any]) -> None:
 
 
 class SystemClock:
-    """The machine's time. Implements `planner_ext.engine.ports.Clock`."""
+    """The machine's time, as a `planner_ext.engine.ports.Clock`."""
 
     now = staticmethod(time.time)
     monotonic = staticmethod(time.monotonic)

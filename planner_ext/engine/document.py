@@ -1,12 +1,10 @@
 """Journals as JSON: the facts, and the one document that checkpoints, exported runs and cassettes are.
 
-A document is one JSON object: ``schema``, ``kind``, what its kind holds, and a
-``signature`` if it was written with a key. Its text is untrusted: a file is read up to
-a size, a key that is unknown, missing or stands twice is refused, and no name in it is
-imported.
+A document is a JSON object: ``schema``, ``kind``, what its kind holds, and a
+``signature`` if written with a key. It is untrusted: read up to a size, without
+unknown, missing or duplicate keys, and no name in it is imported.
 
-The default value of a field of a fact is not written; reading fills it in. So a changed
-default needs a new `SCHEMA`.
+A default value of a fact is not written, so a changed default needs a new `SCHEMA`.
 """
 
 import hashlib
@@ -32,14 +30,12 @@ from planner_ext.core.errors import (
 from planner_ext.core.values import EditedReply, Message, Usage
 
 SCHEMA = 1
-"""The schema number of facts and documents; a newer one is refused. One line per
-number. 1: the first."""
+"""The schema number of facts and documents; a newer one is refused. 1: the first."""
 
 MOST_BYTES = 256 * 2**20
 """The most bytes of a document's file."""
 
 Kind: TypeAlias = Literal["checkpoint", "run", "cassette"]
-"""What a document is: a checkpoint, an exported run, or a cassette."""
 
 _NAMES: Mapping[Kind, str] = {
     "checkpoint": "a checkpoint",
@@ -48,8 +44,7 @@ _NAMES: Mapping[Kind, str] = {
 }
 
 _CHECKPOINT = "checkpoint"
-"""The key of a run in the metadata of the message that ended it; it is not written with
-the message."""
+"""The key of a run in the metadata of the message that ended it; not written."""
 
 
 # The document.
@@ -62,8 +57,7 @@ def document_of(
 
     Args:
         kind: What it is.
-        key: Signs it (HMAC-SHA256), so that `read_document` with the same key refuses
-            any other. None leaves it unsigned.
+        key: Signs it (HMAC-SHA256).
         content: What its kind holds.
     """
     document: dict[str, object] = {"schema": SCHEMA, "kind": kind, **content}
@@ -99,14 +93,14 @@ def read_document(
     """Read the text of a document, and check all of it but what its kind holds.
 
     Args:
-        text: The text of a `document_of` these values.
+        text: The text.
         kind: What it must be.
         keys: What its kind holds.
         key: Refuses a document that is unsigned, altered or signed with another key.
             None checks no signature.
 
     Returns:
-        Its values, the ``signature`` included if there is one.
+        Its values, a ``signature`` included.
 
     Raises:
         InvalidJournalError: If it is not JSON, not such a document, or refused by its
@@ -175,13 +169,13 @@ def _check_kind(document: Mapping[str, object], kind: Kind) -> None:
 
 
 def _signature_of(document: Mapping[str, object], key: bytes) -> str:
-    """Sign JSON values, however their text is spaced and their keys are sorted."""
+    """Sign JSON values, whatever their text's spaces and order of keys."""
     text = json.dumps(document, sort_keys=True, separators=(",", ":"))
     return hmac.new(key, text.encode("ascii"), hashlib.sha256).hexdigest()
 
 
 def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Build an object; with one key twice, two readers may read two different runs."""
+    """Build an object; with a key twice, two readers may read two different runs."""
     data = dict(pairs)
     if len(data) < len(pairs):
         names = [name for name, _ in pairs]
@@ -226,7 +220,7 @@ def check_depth(values: object) -> None:
 
 @cache
 def _facts() -> TypeAdapter[list[facts.Fact]]:
-    """Build the serializer of facts; not at import, which it would make a tenth slower."""
+    """Build the serializer of facts, later than the import, which it would slow by a tenth."""
     return TypeAdapter(
         list[Annotated[facts.Fact, Field(discriminator="type")]],
         config=ConfigDict(extra="forbid", allow_inf_nan=False),
@@ -234,7 +228,7 @@ def _facts() -> TypeAdapter[list[facts.Fact]]:
 
 
 def dump_facts(facts: Sequence[facts.Fact]) -> list[Any]:
-    """Turn facts into JSON values, without the fields that have their default value."""
+    """Turn facts into JSON values, without default values."""
     plain = [_with_json_messages(fact) for fact in facts]
     written: list[dict[str, Any]] = _facts().dump_python(
         plain, mode="json", exclude_defaults=True
@@ -280,7 +274,7 @@ _NOTHING: Final = Usage()
 
 
 def _check_amounts(place: int, fact: facts.Fact) -> None:
-    """Refuse amounts that would give back what a run has spent, and those that no store can hold."""
+    """Refuse amounts that would give back what a run has spent, or that no store can hold."""
     amounts: list[float] = [getattr(fact, "seconds", 0.0)]
     for usage in (
         getattr(fact, "usage", _NOTHING),
@@ -320,11 +314,10 @@ def _with_json_messages(fact: facts.Fact) -> facts.Fact:
 
 
 def dump_message(message: Message) -> Any:
-    """Write a message as JSON values: bytes as base64, other values that JSON does not have as text.
+    """Write a message as JSON values: bytes as base64, what else JSON does not have as text.
 
-    JSON values, which messages are after a load, are returned as they are. Metadata are
-    omitted where they hold an SDK's own value that cannot be written, or are nested too
-    deeply: a server may put anything there.
+    JSON values, which loaded messages are, stay. Metadata that cannot be written are
+    omitted: a server may put anything there.
     """
     assert not isinstance(message, EditedReply), "only a fold makes these"
     if not isinstance(message, BaseModel):

@@ -1,8 +1,7 @@
-"""The effect of running a function twice, declared on the function: ``@effect``.
+"""``@effect``: what running a function twice does.
 
 A process can die after a function took effect and before its result was recorded. The
-function declares what happens then: the call runs again, a probe finds out whether it
-took effect, or a person decides.
+function declares whether the call runs again, a probe finds out, or a person decides.
 """
 
 import inspect
@@ -16,21 +15,20 @@ from planner_ext.core.marks import mark_on, markable, method_of, put_mark
 F = TypeVar("F", bound=Callable[..., Any])
 
 KEY_PARAMETER = "idempotency_key"
-"""The parameter that receives the call's key; hidden from the model, which may not give
-it as an argument."""
+"""The parameter that receives the call's key; hidden from the model."""
 
 TIME_PARAMETER = "time_left"
-"""The parameter that receives the seconds that the call has left; also hidden from the
+"""The parameter that receives the seconds that the call has left; hidden from the
 model."""
 
 EffectKind: TypeAlias = Literal["once", "idempotent", "keyed"]
 """``once``: not run again without a decision; ``idempotent``: any number of times;
-``keyed``: the same with one key."""
+``keyed``: with one key."""
 
 
 @dataclass(frozen=True, slots=True)
 class TookEffect:
-    """A probe's answer: the call took effect; ``result`` is what the model reads, as if the function returned it."""
+    """A probe's answer: the call took effect; the model reads ``result``."""
 
     result: Any = None
 
@@ -44,13 +42,13 @@ Probe: TypeAlias = Callable[
     [str, Mapping[str, Any]],
     TookEffect | NoEffect | Awaitable[TookEffect | NoEffect | None] | None,
 ]
-"""Called with a call's idempotency key and arguments; returns whether it took effect,
-or None if it cannot tell."""
+"""Called with a call's idempotency key and arguments; returns None if it cannot
+tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
-    """The declaration of a function; without one it is ``once``, without a probe."""
+    """The declaration of a function."""
 
     kind: EffectKind = "once"
     probe: Probe | None = None
@@ -59,43 +57,35 @@ class Effect:
 def effect(
     kind: EffectKind = "once", *, probe: Probe | None = None
 ) -> Callable[[F], F]:
-    """Declare the effect of running a function twice; stands above or below ``@kernel_function``.
+    """Declare the effect of running a function twice; above or below ``@kernel_function``.
 
     Like `planner_ext.requires_approval`, it also marks a function of a kernel.
 
-    It matters in two places. One is a run whose journal is kept in a store, where a
-    call is found started and not finished: its process died.
+    In a store, a call may be found started and not finished, because its process died:
 
     - ``once``, the default: the call is in doubt. The ``probe`` is called; without one,
       or if it cannot tell, a person decides (or the model reads so, see `Runs`).
     - ``idempotent``: the call runs again.
-    - ``keyed``: it runs again with the same key. The function has a parameter
-      ``idempotency_key``, which the model does not see, and which receives
-      ``{run_id}/{iteration}/{call_id}``: in every run, with a store or without.
+    - ``keyed``: it runs again with the same key, ``{run_id}/{iteration}/{call_id}``,
+      which its parameter ``idempotency_key`` receives in every run.
 
-    The other is a filter of the kernel that calls ``next`` more than once, to retry for
-    instance. A function of effect ``once`` starts once for each call: a further
-    ``next`` gives the outcome of that start again, its result or its exception, and
-    runs nothing, also where the first start failed. An ``idempotent`` or ``keyed``
-    function starts again; each start is recorded before it happens and counts against
-    ``max_tool_calls``, ``max_calls_per_function`` and ``max_repeated_calls``, and where
-    one of these is reached the last outcome is given again.
+    A filter of the kernel may call ``next`` more than once. A ``once`` function starts
+    once for each call: a further ``next`` gives that start's result or exception again.
+    Another one starts again; each start is recorded before it happens and counts
+    against ``max_tool_calls``, ``max_calls_per_function`` and ``max_repeated_calls``,
+    and where one is reached the last outcome is given again.
 
-    A marked function of another kind may have that parameter, too: so that a probe can
-    find by it what was done.
-
-    Any marked function may also have a parameter ``time_left``, which the model does
-    not see either, and which receives the seconds that the call has when it starts, a
-    float: the least of its own timeout, the run's ``deadline`` and
-    ``max_active_seconds``; None if none of them is set, so annotate it ``float |
-    None``. At that moment the call is cancelled. Without the mark both names are
-    parameters like any other.
+    Any marked function may have both parameters, which the model does not see:
+    ``idempotency_key``, for a probe for instance, and ``time_left: float | None``, the
+    seconds after which the call is cancelled: the least of its own timeout, the run's
+    ``deadline`` and ``max_active_seconds``; None if none is set. Without the mark both
+    are parameters like any other.
 
     Args:
         kind: One of the above.
         probe: Asked with the key and the arguments, sync or async; answers `TookEffect`
-            with the result, `NoEffect` to have the call run again, or None if it cannot
-            tell. One that raises cannot tell.
+            with the result, `NoEffect` to have the call run again, or None. One that
+            raises cannot tell.
 
     Raises:
         InvalidLimitError: For another kind, a probe that cannot be called or is not
@@ -130,12 +120,12 @@ def effect(
 
 
 def effect_of(function: object) -> Effect | None:
-    """Return the declaration of a function, or None; see `planner_ext.core.marks`."""
+    """Return the declaration of a function; see `planner_ext.core.marks`."""
     return mark_on(function, Effect)
 
 
 def injected(function: object) -> frozenset[str]:
-    """Name the parameters of a marked function that its run fills."""
+    """Name the hidden parameters of a marked function."""
     return (
         frozenset()
         if effect_of(function) is None
@@ -148,5 +138,5 @@ def _parameters(function: Any) -> frozenset[str]:
 
 
 def idempotency_key(run_id: str, iteration: int, call_id: str) -> str:
-    """Return the key of a call, unique among all runs and the same whenever the call runs again."""
+    """Return a call's key, unique among all runs, and the same when it runs again."""
     return f"{run_id}/{iteration}/{call_id}"

@@ -1,8 +1,6 @@
 """The only loop: perform the next action, record what happened, until the run pauses or ends.
 
-Plain, streamed and resumed runs are this one loop; a stream passes ``emit``.
-`planner_ext.core.machine` decides what to do next, and `planner_ext.engine.ports` are
-the way to everything outside.
+Plain, streamed and resumed runs are this loop; a stream passes ``emit``.
 """
 
 import asyncio
@@ -40,8 +38,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MOST_REPEATS = 100
-"""How many actions in a row may record nothing: one that a time limit is just about to
-end starts nothing."""
+"""How many actions in a row may record nothing: just before a time limit, one starts
+nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +47,7 @@ class _Announced:
     """A request that is about to be sent.
 
     Attributes:
-        recorded: The length of the journal when it was announced.
+        recorded: The length of the journal by then.
     """
 
     transcript: Sequence[TranscriptItem]
@@ -100,8 +98,8 @@ class Engine:
     async def begin(self, new: Sequence[facts.Fact]) -> None:
         """Record the first new facts of this activation.
 
-        An earlier process may have sent a request and ended before it recorded the
-        reply. Such a request is recorded first, as failed, so that it is charged.
+        A request that an earlier process may have sent, without recording a reply, is
+        recorded first as failed, so that it is charged.
         """
         shared = self._ports.shared
         is_kept = self._ports.store is not None
@@ -115,7 +113,7 @@ class Engine:
             await self.record(replace(fact, usage=self._estimated(transcript, request)))
         for fact in new:
             await self.record(fact)
-        # This fact makes the journal longer, so no two activations begin with the same length.
+        # Makes the journal longer, so no two activations begin with the same length.
         marks_activation = shared is not None and is_kept and continues
         recheck = self.state.refused is not None  # by an earlier process
         if self.is_running and (marks_activation or recheck):
@@ -126,13 +124,13 @@ class Engine:
     async def run(self) -> State:
         """Drive the run until it pauses or ends, and return its last state.
 
-        If anything is raised, cancellation included, the request that was under way is
-        recorded as failed, and every call of the open batch is answered first; in a
-        store the batch stays open instead, to be continued.
+        If anything is raised, cancellation included, the request under way is recorded
+        as failed, and the open batch is answered; in a store it stays open, to be
+        continued.
 
         Raises:
             CallFailedError: If a function failed and ``raise_errors`` is set.
-            IllegalTransitionError: If what is done changes nothing, and would be done
+            IllegalTransitionError: If an action changes nothing, and would be repeated
                 for ever.
             Exception: What the connector or the store raises.
         """
@@ -154,7 +152,7 @@ class Engine:
         return self.state
 
     async def _end_after(self, error: BaseException) -> None:
-        """Record the end of a run that breaks off; a cancellation in the middle of one step skips no other one."""
+        """Record the end of a run that breaks off; a cancellation of one step skips no other."""
         try:
             if machine.may_have_asked(self.state):
                 await self._record_failed(error)
@@ -190,11 +188,10 @@ class Engine:
         return self.state.phase not in (Phase.NEW, Phase.PAUSED, Phase.ENDED)
 
     async def _next(self) -> machine.Action | None:
-        """Decide on the next action, and reserve what it needs; after a refusal, which is recorded, decide again.
+        """Decide on the next action, and reserve what it needs; after a refusal, decide again.
 
         Raises:
-            IllegalTransitionError: If what was refused is refused once more, although
-                the run took that in.
+            IllegalTransitionError: If what was refused is refused once more.
         """
         waits = self._ports.min_iteration_seconds > 0
         while True:
@@ -206,7 +203,7 @@ class Engine:
                 and await self._kept_interval()
             ):
                 waits = False
-                continue  # a stop or a deadline may have come while it waited
+                continue  # a stop or a deadline may have come meanwhile
             if self._shared is None:
                 return action
             respondent = self._ports.respondent
@@ -222,7 +219,7 @@ class Engine:
             waits = False
 
     async def _take_wishes(self) -> None:
-        """Record a stop or other limits that the caller asked for meanwhile."""
+        """Record a stop or new limits that the caller asked for."""
         if (
             self._stop.reason is not None
             and self.is_running
@@ -312,7 +309,7 @@ class Engine:
         seconds = self._journal.lap()
         try:
             messages = await prompts.opening(reply.text)
-        finally:  # a template that fails does not take back the request, nor what it cost
+        finally:  # a failing template does not take back the request, nor its cost
             await self.record(
                 facts.Planned(
                     plan=reply.text,
@@ -326,7 +323,7 @@ class Engine:
     async def _requested(
         self, transcript: Sequence[TranscriptItem], request: machine.AskModel
     ) -> Reply | OutOfTime:
-        """Make a request; one that a time limit interrupts was made, and is charged."""
+        """Make a request; one that a time limit interrupts is charged."""
         emit = self._emit
         interrupted = False
         await self._announce(
@@ -357,7 +354,7 @@ class Engine:
         *,
         is_implied: bool,
     ) -> None:
-        """Record a request that is about to be sent: here, unless the last fact implies it, and in the runs around."""
+        """Record a request about to be sent: here, unless the last fact implies it, and in the runs around."""
         if not is_implied:
             await self.record(
                 facts.ModelAsked(iteration=request.iteration, at=self._journal.now())
@@ -379,7 +376,7 @@ class Engine:
         )
 
     async def _record_failed(self, error: BaseException) -> None:
-        """Record that the next request has no reply, or will not be made; a store that fails does not hide the error.
+        """Record that the next request has no reply, or will not be made; if that fails, the error stays.
 
         A stream whose consumer has left takes no more events.
         """
@@ -396,10 +393,7 @@ class Engine:
             )
 
     def _charge_failed(self, reason: str, *, sent: bool) -> facts.RequestFailed:
-        """Charge a request without a reply, with the time since the last lap, and return its fact.
-
-        It is charged if it was under way, and may have been sent.
-        """
+        """Return the fact of a request without a reply, charged if it may have been sent."""
         iteration = self.state.iteration
         usage = Usage()
         under_way = self._under_way
@@ -418,7 +412,7 @@ class Engine:
     def _estimated(
         self, transcript: Sequence[TranscriptItem], request: machine.AskModel
     ) -> Usage:
-        """Estimate what a request without a reply has used: one round trip, and tokens where these are limited."""
+        """Estimate what a request without a reply used: one round trip, and tokens where limited."""
         try:
             estimated = self._ports.chat.estimated(transcript, request)
         except Exception:
@@ -432,7 +426,7 @@ class Engine:
         reply = await self._requested(self._journal.state.transcript, action)
         if isinstance(reply, OutOfTime):
             return
-        final_answer = None  # a model may call the final-answer function although it was not offered: keep that answer
+        final_answer = None  # a model may call the final-answer function although it was not offered
         if not action.offer:
             resolved = map(self._ports.functions.check, reply.calls)
             final_answer = next(
@@ -455,7 +449,7 @@ class Engine:
         )
 
     async def _ask_person(self, action: machine.AskPerson) -> None:
-        """Put a question to the clarifier; the time in which a person answers does not count as active time."""
+        """Put a question to the clarifier; a person's time is not active."""
         respondent = self._ports.respondent
         seconds = self._journal.lap()
         given = Clarification(text=None)
@@ -493,7 +487,7 @@ class Engine:
         )
 
     async def _kept_interval(self) -> bool:
-        """Keep the least time between the starts of two requests; return whether there was anything to wait for."""
+        """Keep the least time between the starts of two requests; return whether it waited."""
         clock = self._ports.clock
         least = self._ports.min_iteration_seconds
         wait = (
@@ -550,17 +544,17 @@ _AHEAD = 64
 """Events that a run may be ahead of its consumer."""
 
 _UNDER_WAY = (TextDelta, facts.CallStarted, facts.CallFinished)
-"""Events of a request or a call that is being made; passing them on must not delay the
-other calls of the batch."""
+"""Events of a request or call under way, which must not delay the batch's other
+calls."""
 
 
 async def watch(run: Callable[[Emit], Awaitable[T]]) -> AsyncGenerator[Event, None]:
     """Start a run and yield its events as they happen; raise what it raises.
 
-    The run has its own task, so no span, timeout or task group of it is open across a
-    ``yield``. A consumer that leaves early cancels it and waits for its end; the
-    exception of one that is cancelled gets the attributes of the run's. A consumer that
-    keeps up receives the decisions on a batch before any of its calls begins.
+    The run has its own task, so none of its spans, timeouts and task groups is open
+    across a ``yield``. A consumer that leaves early cancels it and waits for its end; a
+    cancellation gets the attributes of the run's exception. A consumer that keeps up
+    receives the decisions on a batch before its first call begins.
     """
     queue: asyncio.Queue[Event | None] = asyncio.Queue()
     room = asyncio.Event()
@@ -600,7 +594,7 @@ async def _in_task(run: Callable[[Emit], Awaitable[T]], emit: Emit) -> T:
 
 
 async def _end_for(error: asyncio.CancelledError, task: asyncio.Future[T]) -> None:
-    """End a task, and give the cancellation that it ends for the attributes of what the task raised."""
+    """End a task, and give the cancellation the attributes of what the task raised."""
     with suppress(
         asyncio.CancelledError
     ):  # a second one changes nothing: the first is raised

@@ -1,8 +1,6 @@
 """The interceptors of a run, asked in order before a call runs; the first decision wins.
 
-`InterceptorChain` asks those of one run or filter. `Review` reviews a call by several
-chains, and by whoever answers their questions; an edited call is reviewed like any
-other, from the first rule on.
+An edited call is reviewed like any other, from the first rule on.
 """
 
 import logging
@@ -47,32 +45,30 @@ _logger = logging.getLogger(__name__)
 
 PreInvoke = Callable[[int, str, Mapping[str, Any]], bool | Awaitable[bool]]
 """Called with the 1-based iteration, the function's name and its arguments; False
-refuses, True is no objection."""
+refuses."""
 
 CheckForIntervention = Callable[[ToolCall], bool | Awaitable[bool]]
-"""Called with the call; True defers it to a person, False is no objection."""
+"""Called with the call; True defers it to a person."""
 
 
 Approver = Callable[[ToolCall], Decision | Awaitable[Decision | None] | None]
-"""Asks a person about a call, and returns their decision; None or `Defer` leaves the
-question open."""
+"""Asks a person about a call; None or `Defer` leaves the question open."""
 
 Edit: TypeAlias = Callable[[ToolCall, Mapping[str, Any]], ToolCall | str]
-"""Checks and converts arguments that replace those of a call; returns the call with
-them, or what is wrong."""
+"""Checks and converts edited arguments; returns the call with them, or what is
+wrong."""
 
 _UNMATCHED = {
     "approve": None,
     "defer": Defer(source="unmatched"),
     "deny": Deny("Nobody approved it.", by="default"),
 }
-"""The decision on a call that no interceptor decided."""
 
 _APPROVED_EARLIER = Approve(by="approved earlier in this run")
 
 
 def _with_approval(state: State, call: ToolCall, reviewed: Reviewed) -> State:
-    """Add what is approved for the rest of the run, for the later calls of the batch."""
+    """Let later calls of the batch see what is approved for the rest of the run."""
     decision = reviewed.decision
     question = reviewed.question
     if not isinstance(decision, Approve) or decision.always is None or question is None:
@@ -102,18 +98,17 @@ def _keys_of(call: ToolCall, question: Defer) -> dict[str, str]:
 class InterceptorChain:
     """The interceptors of one run, or of one filter.
 
-    The order: interceptors as given (of a policy, its rules), the function's own
+    The order: interceptors (of a policy, its rules), the function's own
     ``@requires_approval``, ``pre_invoke``, ``check_for_intervention``, a policy's
-    default, and what is set for undecided calls. An interceptor that raises or hangs
-    denies; one that returns anything but a decision is an error. A deferred call of a
-    marked function keeps the roles of the mark, unless the ``Defer`` names others.
+    default, and ``unmatched``. An interceptor that raises or hangs denies; an answer
+    that is no decision is an error. A deferred call keeps the roles of the function's
+    mark, unless the ``Defer`` names others.
 
     Attributes:
-        marked: Gives a function's own mark by its fully qualified name, or None.
-        approver: Asked by `asked`, about a call that was deferred.
-        waits: Whether a question stays open if the approver leaves it open; else the
-            call is denied, and the approver has as long as an interceptor of this
-            chain.
+        marked: Gives a function's own mark by its fully qualified name.
+        approver: Asked by `asked`, about a deferred call.
+        waits: Whether a question that the approver leaves open stays open; else the
+            call is denied, and the approver has only an interceptor's time.
     """
 
     options: ApprovalSettings
@@ -130,7 +125,7 @@ class InterceptorChain:
         return self.approver is not None and not self.waits
 
     def watches(self, function: str) -> bool:
-        """Return whether a call of this function could be decided by an interceptor, a mark or a setting."""
+        """Return whether anything here could decide a call of this function."""
         asked = (
             self.interceptors
             or self.pre_invoke
@@ -140,12 +135,11 @@ class InterceptorChain:
         return bool(asked) or self.marked(function) is not None
 
     async def decide(self, call: ToolCall, state: State) -> Decision | None:
-        """Decide a call before it runs; None if no interceptor decided and that approves.
+        """Decide a call before it runs; None approves it undecided.
 
         Args:
             call: The call.
-            state: The run that makes the call; what was approved in it replaces a
-                question, never a denial.
+            state: The run; what was approved in it replaces a question, never a denial.
         """
         decision = await self._decide(call)
         if not isinstance(decision, Defer):
@@ -162,8 +156,8 @@ class InterceptorChain:
     async def asked(self, call: ToolCall, question: Defer, run_id: str) -> Decision:
         """Ask the approver about a deferred call; returns the question if it stays open.
 
-        It does if the ``authorize`` hook refuses the answer. Without a hook the
-        approver, which is shown the roles, is the application's own check of them.
+        It stays open if the ``authorize`` hook refuses the answer. Without a hook the
+        approver, which is shown the roles, is the application's own check.
         """
         assert self.approver is not None, "only a chain that has an approver is asked"
         seconds = (
@@ -226,12 +220,12 @@ class InterceptorChain:
         *,
         is_check: bool = False,
     ) -> Decision | None:
-        """Ask one interceptor, or a check, whose True defers and whose False does not.
+        """Ask one interceptor, or a check.
 
         Raises:
             InvalidLimitError: If its answer is not a decision.
         """
-        # A copy for each: one interceptor's changes to the arguments are not seen by the next.
+        # A copy: one interceptor's changes to the arguments are not seen by the next.
         answer = await self._outcome_of(
             interceptor, replace(call, arguments=deepcopy(dict(call.arguments)))
         )
@@ -257,9 +251,9 @@ class InterceptorChain:
         return Deny("It could not be decided.", by=name)
 
     async def _outcome_of(self, ask: Callable[..., Any], *arguments: Any) -> Any:
-        """Call one interceptor; an exception or a timeout denies. A synchronous one runs in a thread.
+        """Call one interceptor, a synchronous one in a thread; an exception or a timeout denies.
 
-        A policy, which is quick, runs at once, and has no timeout.
+        A policy runs at once, without a timeout.
         """
         is_policy = isinstance(getattr(ask, "__self__", None), Policy)
         seconds = None if is_policy else self.options.interceptor_timeout
@@ -279,10 +273,9 @@ class InterceptorChain:
 
 
 def _with_source(decision: Decision, asked: Sequence[object], place: int) -> Decision:
-    """Say where a question comes from: the rule of a policy, or the interceptor, by its name, with its prompt.
+    """Say where a question comes from: a policy's rule, or the interceptor by name and prompt.
 
-    Interceptors with one name, as those that one function makes, are distinguished by
-    their order.
+    Interceptors with one name are distinguished by their order.
     """
     interceptor = asked[place]
     if not isinstance(decision, Defer) or (
@@ -302,10 +295,9 @@ class _Ruled:
     """What the rules say about a call.
 
     Attributes:
-        call: The call, with edited arguments if an interceptor edited it.
+        call: With edited arguments if an interceptor edited it.
         decision: What was decided, if nothing is asked.
-        questions: What is asked, each with the chain whose approver answers it, or
-            None.
+        questions: Each with the chain whose approver answers it.
         editor: Who edited it.
     """
 
@@ -320,13 +312,10 @@ class Review:
     """Reviews calls by the rules of several chains, and by those who answer their questions.
 
     Attributes:
-        chains: Those of the runs around, the outermost first, and of the run. Each has
-            its say.
-        filters: Asked afterwards. A question of theirs is not put if a chain, or a
-            filter before, asks those who answer it about the same call already: the
-            same approver, or persons of the same roles.
-        approves: The chain whose approver answers the questions of the chains, or None.
-        edit: See `Edit`.
+        chains: Those of the runs around, the outermost first, and of the run.
+        filters: Asked afterwards. Their question is not put if it was asked before of
+            the same approver, or of persons of the same roles.
+        approves: The chain whose approver answers the questions of the chains.
     """
 
     chains: Sequence[InterceptorChain]
@@ -335,7 +324,7 @@ class Review:
     edit: Edit
 
     async def of(self, calls: Sequence[ToolCall], state: State) -> list[Reviewed]:
-        """Review calls, in order: all of them by the rules, before anybody is asked about one."""
+        """Review calls, in order: all by the rules, before anybody is asked about one."""
         ruled = [await self._by_rules(call, state) for call in calls]
         reviewed: list[Reviewed] = []
         for call, one in zip(calls, ruled, strict=True):
@@ -347,12 +336,12 @@ class Review:
     async def of_edit(
         self, call: ToolCall, approval: Approve, question: Defer, state: State
     ) -> Reviewed:
-        """Review the edit of a person who was asked a question; no further question is asked.
+        """Review a person's edit; no further question is put.
 
         Returns:
-            The outcome: the approval, if the rules have no objection and ask nothing
-            else; a `Deny`, if the edit is invalid or a rule denies it; or the questions
-            that were not answered, with the edited arguments.
+            The approval, if the rules have no objection and ask nothing else; a `Deny`,
+                if the edit is invalid or a rule denies it; or the open questions, with
+                the edited arguments.
         """
         then = await self._by_edit(call, approval, question, state)
         edited = _edited_arguments(call, then.call)
@@ -419,7 +408,7 @@ class Review:
         *,
         edited: bool,
     ) -> _Ruled:
-        """Review a call that an interceptor edited, which approves it if the rules have no objection to the edit."""
+        """Review an interceptor's edit, which approves the call if the rules allow it."""
         if isinstance(after, Deny):
             return _Ruled(call, after)
         if edited:
@@ -434,7 +423,7 @@ class Review:
     async def _by_edit(
         self, call: ToolCall, approval: Approve, question: Defer, state: State
     ) -> _Ruled:
-        """Review the edit in the answer to a question, which counts as answered; the same call if nothing changed."""
+        """Review the edit in the answer to a question, which counts as answered."""
         edited = self._with_edit(call, approval)
         if isinstance(edited, Deny):
             return _Ruled(call, edited)
@@ -449,7 +438,7 @@ class Review:
         )
 
     def _with_edit(self, call: ToolCall, approval: Approve) -> ToolCall | Deny:
-        """Return the edited call; the call itself if its arguments stay as they are."""
+        """Return the edited call; the call itself if its arguments stay."""
         if approval.arguments is None:
             return call
         edited = self.edit(call, approval.arguments)
@@ -460,10 +449,10 @@ class Review:
         return call if edited.fingerprint == call.fingerprint else edited
 
     async def _answered(self, given: ToolCall, ruled: _Ruled, state: State) -> Reviewed:
-        """Put the questions about a call to those who answer here; the first one that stays open is left open.
+        """Put the questions about a call to those who answer here; stop at one that stays open.
 
-        A person who edits it is asked once more if a rule denies the edit, or asks
-        something else about it. A question that is not answered here comes last.
+        A person whose edit is denied, or asks for more, is asked once more. A question
+        that nobody here answers comes last.
         """
         call = ruled.call
         decision = ruled.decision
@@ -535,7 +524,7 @@ def _edited_arguments(before: ToolCall, after: ToolCall) -> Mapping[str, Any] | 
 
 
 def _refusal_of_edit(refused: Deny, edit: Approve) -> Deny:
-    """Say who refuses edited arguments, and why; in the name of who edited them."""
+    """Say who refuses edited arguments, and why, in the editor's name."""
     by = f" by {refused.by}" if refused.by and refused.by != edit.by else ""
     return Deny(
         f"The edited arguments are refused{by}: {refused.reason or 'without a reason'}",
@@ -559,7 +548,7 @@ def _is_for(
 
 
 def is_same(question: Defer, other: Defer) -> bool:
-    """Return whether two questions about one call are the same: of one source, for the same roles."""
+    """Return whether two questions about a call have one source and the same roles."""
     return question.source == other.source != "" and {*question.roles} == {*other.roles}
 
 
@@ -571,11 +560,7 @@ def _merged(first: Approve | None, then: Approve) -> Approve:
 def _asked_by(
     approver: Approver, authorize: Authorize | Sequence[Authorize] | None, run_id: str
 ) -> Approver:
-    """Return an approver whose decisions the hook allows; one that it refuses is logged, and leaves the question open.
-
-    Without a hook it is the approver itself: the application's own function, which is
-    shown the roles.
-    """
+    """Return an approver whose decisions the hook allows; a refused one leaves the question open."""
     if not hooks_of(authorize):
         return approver
 

@@ -1,9 +1,4 @@
-"""The journal of one run: the facts that end a run from outside, those of its forks, and the recorder of all facts.
-
-The recorder stores, applies and publishes each fact in order. It also measures the
-run's time: the active time since the last fact that has one, and what is left until a
-time limit.
-"""
+"""The journal of one run: the recorder of its facts, the facts that end it from outside, and forks."""
 
 import asyncio
 import inspect
@@ -58,13 +53,13 @@ def plain_fact(
     at: float,
     **more: Any,
 ) -> facts.Fact:
-    """Turn an action that needs no adapter into its fact, which has the same values and those that are given."""
+    """Turn an action that needs no adapter into its fact, with further values."""
     values = {name: getattr(action, name) for name in action.__slots__}
     return _FACT_OF[type(action)](**values, at=at, **more)
 
 
 def cancellation_reason(by: str, reason: str) -> str:
-    """Say who cancelled a run and why, as far as that is known: for the record and for the model."""
+    """Say who cancelled a run and why, for the record and for the model."""
     who = f"Cancelled by {by}" if by else "Cancelled"
     text = f"{who}: {reason}" if reason else f"{who}."
     return text.encode(errors="replace").decode()  # neither can hold a lone surrogate
@@ -74,10 +69,10 @@ REQUEST_LOST = "The process that made the request has ended."
 
 
 def lost_request(state: State, *, at: float) -> tuple[facts.RequestFailed, ...]:
-    """List the request that may have been under way when the process of a run ended, as a fact; empty without one.
+    """Return the request that may have been under way when a run's process ended, as a fact.
 
     Args:
-        state: The run, as its journal was read.
+        state: As its journal was read.
         at: Now, in seconds since the epoch.
     """
     if not may_have_asked(state):
@@ -95,12 +90,12 @@ def lost_request(state: State, *, at: float) -> tuple[facts.RequestFailed, ...]:
 
 
 def is_lost(fact: facts.RequestFailed) -> bool:
-    """Return whether the process of a request ended before its reply was recorded, as `lost_request` notes."""
+    """Return whether a request's process ended before its reply was recorded."""
     return fact.reason == REQUEST_LOST
 
 
 def is_in_doubt(fact: facts.CallFinished) -> bool:
-    """Return whether a call was cancelled that had started and was not seen to end."""
+    """Return whether a started call was cancelled and not seen to end."""
     return fact.outcome == "cancelled" and fact.result == IN_DOUBT
 
 
@@ -112,14 +107,14 @@ def stopping_facts(
     seconds: float = 0.0,
     spent: Mapping[int, Usage] | None = None,
 ) -> tuple[facts.Fact, ...]:
-    """List the facts that end a run now: started calls as cancelled, the others as not executed, then the end. Pure.
+    """List the facts that end a run now: started calls cancelled, the others not executed.
 
     Args:
         state: A run that has begun and has not ended.
-        reason: Why, for the record and for the model.
+        reason: For the record and for the model.
         at: Now, in seconds since the epoch.
-        seconds: Active time since the last fact that has one; charged with the end.
-        spent: What the started calls have spent, by their index in the batch.
+        seconds: Active time, charged with the end.
+        spent: What the started calls have spent, by index.
     """
     ending: list[facts.Fact] = [facts.StopRequested(reason=reason, at=at)]
     batch = state.batch
@@ -157,7 +152,7 @@ def stopping_facts(
 
 
 class InvalidForkError(PlannerExtError):
-    """A run cannot be forked there: it made no request after that iteration; names the iterations where it can."""
+    """The run made no request after that iteration; names the iterations where it can be forked."""
 
 
 def forked_facts(
@@ -170,8 +165,8 @@ def forked_facts(
 ) -> tuple[facts.Fact, ...]:
     """Return the journal of a fork: stopped after an iteration, so that any door resumes it.
 
-    The fork starts with the usage of the kept iterations. An approval "for the rest of
-    the run" does not hold in the fork, which asks again.
+    The fork keeps the usage of those iterations, and no approval "for the rest of the
+    run".
 
     Args:
         journal: That of the run.
@@ -233,15 +228,14 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 _INSTANT: Final = 1e-3
-"""Seconds that count as zero: sums of times are not exact to the last digit."""
+"""Seconds that count as zero: sums of times are inexact."""
 
 _LOOK: Final = 0.02
-"""Seconds after which a clock that is not the machine's is read again: its time may
-have moved."""
+"""Seconds after which a clock that is not the machine's is read again."""
 
 
 class Recorder:
-    """Records the facts of one run.
+    """Stores, applies and publishes the facts of one run, and measures its time.
 
     Attributes:
         facts: The journal so far.
@@ -300,7 +294,7 @@ class Recorder:
         )
 
     def as_of_now(self) -> State:
-        """Return the state with the time that is not recorded yet; unchanged if the run does not limit time itself."""
+        """Return the state with the time that is not recorded yet, if the run limits time itself."""
         state = self.state
         limits = self.state.rules.limits
         if limits.deadline is None and limits.max_active_seconds is None:
@@ -322,13 +316,13 @@ class Recorder:
         )
 
     def left(self) -> float:
-        """Return the seconds until the first time limit, counted from when the current action was chosen."""
+        """Return the seconds until the first time limit, as of the current action's choice."""
         return min(
             self._active_until - self._ports.clock.monotonic(), self.left_to_deadline()
         )
 
     def left_to_deadline(self) -> float:
-        """Return the seconds until the deadline, or until the time of a run around is over; persons' time counts."""
+        """Return the seconds until the deadline or a time limit around; persons' time counts."""
         deadline = self.state.rules.limits.deadline
         own = math.inf if deadline is None else deadline.timestamp() - self.now()
         within = self._ports.within
@@ -341,13 +335,12 @@ class Recorder:
         person: bool = False,
         patience: float = 0.0,
     ) -> _T | OutOfTime:
-        """Await work until a time limit passes or a stop interrupts it; without these, to its end.
+        """Await work until a time limit passes or a stop interrupts it.
 
         Args:
             work: What to do.
-            person: Whether it may wait for a person, whose time is not active: only the
-                deadline interrupts it.
-            patience: Seconds that it has at the limit to end without cancellation.
+            person: Whether it may wait for a person: only the deadline interrupts it.
+            patience: Seconds that it has at the limit before it is cancelled.
         """
         if not self.timed or (person and self.left_to_deadline() == math.inf):
             return (
@@ -362,17 +355,16 @@ class Recorder:
 
     @property
     def interruption(self) -> str:
-        """Why `in_time` has interrupted work."""
+        """Why `in_time` interrupts work."""
         is_stop = self._stop is not None and self._stop.now
         return (
             "The run was stopped." if is_stop else "A time limit of the run has passed."
         )
 
     async def record(self, fact: facts.Fact, *, streamed: bool = True) -> None:
-        """Store a fact, apply it, then notify observers and stream; one fact at a time, in the journal's order.
+        """Store a fact, apply it, then notify observers and stream, in the journal's order.
 
-        A result that is longer than the budget allows is cut for the model, see
-        `planner_ext.core.results`.
+        A result that is longer than the budget allows is cut for the model.
         """
         if self.state.rules.limits.max_result_tokens is not None:
             fact = self._cut(fact, self.state.rules.limits.max_result_tokens)
@@ -392,7 +384,7 @@ class Recorder:
         return None
 
     def _cut(self, fact: facts.Fact, most: int) -> facts.Fact:
-        """Note in a fact with a function's or a person's result where it is cut, if it is longer than this."""
+        """Note in a fact where its result is cut, if it is longer than this."""
         count = self._ports.count_tokens
         match fact:
             case (
@@ -409,7 +401,7 @@ class Recorder:
                 return fact
 
     async def terminate(self, reason: str, *, spent: Mapping[int, Usage]) -> None:
-        """Answer every call of the open batch and end the run; then notify the observers, since no stream reads on."""
+        """Answer the open batch and end the run; then notify the observers: no stream reads on."""
         ending = stopping_facts(
             self.state, reason=reason, at=self.now(), seconds=self.lap(), spent=spent
         )
@@ -419,7 +411,7 @@ class Recorder:
             await self._notify(fact)
 
     async def _notify(self, fact: facts.Fact) -> None:
-        """Call the observers; one that is still busy when a time limit passes is not called again."""
+        """Call the observers; one that is still busy at a time limit is not called again."""
         for observer in tuple(self._observers):
             if isinstance(
                 await self.in_time(self._observe(observer, fact), patience=GRACE),

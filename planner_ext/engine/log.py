@@ -1,7 +1,6 @@
-"""Formats the events of runs as lines for Python's logging, on the logger ``planner_ext.runs``; asks who traces them.
+"""Lines for Python's logging, on ``planner_ext.runs``; and whether OpenTelemetry listens.
 
 A line has the run's name and one event, and no text of a model, argument or result.
-Texts of persons and errors are cut, and their control characters escaped.
 
     INFO      start, resumption, pause, decisions on calls, and the end, also at a limit; without a store, the class of
               an error that ended the run
@@ -9,8 +8,7 @@ Texts of persons and errors are cut, and their control characters escaped.
     WARNING   of kept runs: a limit that ended the run, a fault, a takeover from a dead worker
     ERROR     of kept runs: the run failed, or is in quarantine
 
-A line is written after its fact: in the journal, or for a kept run in the store, so
-that several workers write it once.
+A line is written after its fact is stored, so that of several workers one writes it.
 """
 
 import json
@@ -40,19 +38,19 @@ _LONGEST = 500
 
 
 def is_listening() -> bool:
-    """Whether a tracer or meter provider is set, so that a run is to have spans and metrics."""
+    """Whether a tracer or meter provider is set, so that a run has spans and metrics."""
     return is_set(get_tracer_provider()) or is_set(get_meter_provider())
 
 
 def is_set(provider: object) -> bool:
-    """Whether a provider of OpenTelemetry is the application's; those of the API itself record nothing."""
+    """Whether an OpenTelemetry provider is the application's; the API's own record nothing."""
     return not type(provider).__module__.startswith(
         ("opentelemetry.trace", "opentelemetry.metrics")
     )
 
 
 def log_run(level: int, run_id: str, event: str) -> None:
-    """Log an event of a run; texts in it that are not this package's are passed through `one_line` before."""
+    """Log an event of a run; foreign texts in it have passed `one_line`."""
     logger.log(level, "run %s %s", one_line(run_id), event)
 
 
@@ -71,7 +69,7 @@ def log_facts(state: State, facts: Sequence[Fact], *, kept: bool) -> None:
     Args:
         state: The fold of the journal up to the last of them.
         facts: The facts.
-        kept: Whether a store keeps the run: who operates it is warned of a limit.
+        kept: Whether a store keeps the run: a limit then warns its operators.
     """
     if logger.isEnabledFor(logging.WARNING if kept else logging.INFO):
         for fact in facts:

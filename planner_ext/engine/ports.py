@@ -1,7 +1,4 @@
-"""The ports of the engine, as protocols: adapters implement them, tests fake them.
-
-No adapter may know the engine, and the engine knows nothing but its ports.
-"""
+"""The ports of the engine, as protocols: adapters implement them, tests fake them."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,8 +25,8 @@ class TextDelta(EventLine):
     """A piece of a streamed reply, as it arrives. Not a fact: the whole reply is one.
 
     Attributes:
-        text: The text of this piece; "" for pieces of function calls.
-        iteration: The 0-based iteration it belongs to; -1 for the plan request.
+        text: "" for pieces of function calls.
+        iteration: 0-based; -1 for the plan request.
         chunk: The connector's own chunk.
     """
 
@@ -43,7 +40,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultReady(EventLine, Generic[R]):
-    """The last event of a stream, with the result that ``invoke`` would have returned."""
+    """The last event of a stream, with what ``invoke`` would have returned."""
 
     result: R
 
@@ -63,9 +60,9 @@ class Finished:
     """How one function call ended.
 
     Attributes:
-        text: What the model reads as its result.
-        error: Type and message of the exception, "" without one; for the record.
-        exception: The exception itself, to be raised where the caller wants that.
+        text: What the model reads.
+        error: Type and message of the exception, for the record.
+        exception: To be raised where the caller wants that.
         terminate: Whether a filter asked to end the run after this batch.
     """
 
@@ -82,17 +79,17 @@ class Chat(Protocol):
     async def ask(
         self, transcript: Sequence[TranscriptItem], request: AskModel, emit: Emit | None
     ) -> Reply:
-        """Send the transcript, with or without functions; stream the pieces to ``emit`` if it is given."""
+        """Send the transcript; stream the pieces to ``emit`` if it is given."""
         ...
 
     def was_sent(self, error: BaseException) -> bool:
-        """Return whether the request that ended in an error may have reached the server."""
+        """Return whether a request that ended in an error may have reached the server."""
         ...
 
     def estimated(
         self, transcript: Sequence[TranscriptItem], request: AskModel
     ) -> Usage:
-        """Estimate what a request without a reply has used; nothing in a run whose tokens are not limited."""
+        """Estimate a request without a reply; 0 in a run whose tokens are not limited."""
         ...
 
 
@@ -100,17 +97,17 @@ class Functions(Protocol):
     """The functions that a run may call."""
 
     def check(self, call: RequestedCall, edited: str | None = None) -> ResolvedCall:
-        """Resolve a call among the functions offered with the last request, and validate its arguments."""
+        """Resolve a call among the functions offered last, and validate its arguments."""
         ...
 
     async def run(
         self, call: RequestedCall, checked: ResolvedCall, *, index: int, state: State
     ) -> Finished:
-        """Run one function of the state's open batch through the user's filters. Only cancellation is raised."""
+        """Run one function of the open batch through the user's filters; only cancellation is raised."""
         ...
 
     def encode(self, result: Any) -> str:
-        """Turn a value into the text that the model reads as a function's result."""
+        """Turn a result into the text that the model reads."""
         ...
 
 
@@ -119,14 +116,13 @@ class Reviewed:
     """The outcome of the review of one call.
 
     Attributes:
-        decision: None lets the call run without an approval. An edit is not in it, but
-            in ``arguments``.
-        question: What was asked last: the decision answers it, or leaves it open. None
-            if nothing was.
-        arguments: Checked arguments that replace the model's; None keeps those.
-        edited_by: Who edited them, if that is known.
-        further: The questions behind one that is left open, in order: an approval alone
-            lets the call run only when they are answered, too.
+        decision: None lets the call run without an approval. An edit is in
+            ``arguments`` instead.
+        question: What was asked last: the decision answers it, or leaves it open.
+        arguments: Checked arguments that replace the model's.
+        edited_by: Who edited them.
+        further: The questions behind one that is left open, in order: they have to be
+            answered, too.
     """
 
     decision: Decision | None = None
@@ -149,8 +145,8 @@ class Gate(Protocol):
         """Decide each call of a batch, in order, before any of them runs.
 
         Raises:
-            InvalidLimitError: If an interceptor's answer is not a decision; then
-                nothing of the batch runs.
+            InvalidLimitError: If an interceptor's answer is not a decision; nothing of
+                the batch runs.
         """
         ...
 
@@ -159,7 +155,7 @@ class Prompts(Protocol):
     """The planner's messages around a plan."""
 
     async def plan_request(self) -> tuple[Message, ...]:
-        """Write the messages of the plan request."""
+        """Write the plan request."""
         ...
 
     async def opening(self, plan: str) -> tuple[Message, ...]:
@@ -174,10 +170,9 @@ class Clarification:
     Attributes:
         text: What the model reads; None, or blank text, leaves the question open.
         by: Who answered, for the record.
-        iterations: Round trips that it took; charged to the run. 0 is a person's
-            answer: its time is not charged.
-        usage: Their tokens and cost; charged, too. Its active seconds are ignored: the
-            run measures them.
+        iterations: Round trips, charged to the run; 0 for a person, whose time is not
+            charged.
+        usage: Their tokens and cost, charged too; its active seconds are ignored.
     """
 
     text: str | None
@@ -191,7 +186,7 @@ class Respondent(Protocol):
 
     @property
     def is_model(self) -> bool:
-        """Whether a request is made for each answer: active time, and a round trip even if it is interrupted."""
+        """Whether each answer takes a request: active time, and a round trip even if interrupted."""
         ...
 
     async def answer(self, request: AskPerson, state: State) -> Clarification:
@@ -203,7 +198,7 @@ class AnswerForm(Protocol):
     """The form that the final answer must have."""
 
     def problem(self, answer: str) -> str:
-        """Say what is wrong with an answer's form, for the model to correct it; "" if the form is right."""
+        """Say what is wrong with an answer's form, for the model; "" if it is right."""
         ...
 
     def request(self, problem: str) -> Message:
@@ -215,7 +210,7 @@ class IterationHook(Protocol):
     """The iteration-completed callback."""
 
     async def completed(self, state: State) -> Mapping[str, Any]:
-        """Run the callback; return what it asked for: fields of `IterationCompleted` (terminate, reason, messages)."""
+        """Run the callback; return the fields of `IterationCompleted` that it asked for."""
         ...
 
 
@@ -223,9 +218,9 @@ class RunStore(Protocol):
     """Keeps a journal."""
 
     async def append(self, run_id: str, seq: int, facts: Sequence[Fact]) -> None:
-        """Store facts durably before returning; ``seq`` is the position of the first of them in the journal.
+        """Store facts durably, from position ``seq`` of the journal, before returning.
 
-        Facts that can be computed again may be held back until the next fact that
+        Facts that can be computed again may be held back until the next one that
         cannot.
         """
         ...
@@ -256,7 +251,7 @@ class Tracing(Protocol):
 
     @property
     def trace(self) -> str:
-        """The W3C ``traceparent`` of the span around the run; "" without one."""
+        """The W3C ``traceparent`` of the span around the run, or ""."""
         ...
 
     def around(self, perform: Perform) -> Perform:
@@ -276,10 +271,9 @@ Observer = (
     Callable[[Fact], Awaitable[None] | None]
     | Callable[[Fact, RunInfo], Awaitable[None] | None]
 )
-"""Called with each fact after it was recorded, and with the run's `RunInfo` if it takes
-two arguments.
+"""Called with each fact after it was recorded, and its `RunInfo` if it takes two arguments.
 
-A second parameter that has a default does not count. An exception is logged and changes
+A second parameter with a default does not count. An exception is logged and changes
 nothing.
 """
 
@@ -295,23 +289,16 @@ class Ports:
         gate: None approves all calls.
         answer_form: None unless the run's rules ask for one.
         respondent: None leaves the model's questions to a person.
-        follow: Called with every fact, synchronously and first after it was recorded;
-            must not raise.
-        max_concurrency: How many calls of a batch run at once; None is all, 1 runs them
-            in call order.
-        max_threads: How many of them run in threads at once; None is all.
-        raise_errors: Whether a failed function ends the run with `CallFailedError` once
-            its batch has settled.
+        follow: Called with every recorded fact, before the observers; must not raise.
+        max_concurrency: Calls of a batch that run at once; None: all; 1: in call order.
+        max_threads: How many of them in threads; None: all.
+        raise_errors: Whether a failed function ends the run with `CallFailedError`,
+            after its batch.
         stop_on_unknown: Whether a call to an unknown function stops the run.
-        min_iteration_seconds: Least time from the start of one request to the start of
-            the next.
-        within: The call of another run in which this run is made, and to which it is
-            charged; None outside of one.
-        new_budget: Returns limits that replace the run's, once, and who set them; asked
-            before each next action.
-        shared: The budgets that the run shares with others, those of the runs around it
-            included; None are those of the run around, if there is one.
-        tracing: None if nothing records spans.
+        min_iteration_seconds: Least time between the starts of two requests.
+        within: The call of another run that this run is made in and charged to.
+        new_budget: Returns, once, limits that replace the run's, and who set them.
+        shared: As `planner_ext.core.accounts.Account`.
         count_tokens: Counts or estimates the tokens of a text; None cuts no result.
     """
 

@@ -1,16 +1,13 @@
 r"""JSON schemas of answers and of arguments, checked in bounded time. Nothing is ever fetched for a schema.
 
-A value is a model's or a person's, and the schema of an argument may be a stranger's.
-So every check counts its steps, and may take so many for each value that it compares;
-it goes down a bounded number of levels; patterns run in RE2, whose time is in
-proportion to the text; items are compared by their JSON text. What is beyond that is
-refused by name. A check of its own, since that of ``jsonschema`` has none of these
-bounds; that library checks the schemas themselves.
+A value is a model's, a schema may be a stranger's. ``jsonschema`` checks the schemas,
+but no value: that has no bounds. Here every check counts its steps and levels, patterns
+run in RE2 (``\d`` and ``\w`` are ASCII), and items are compared by their JSON text.
+What is beyond the bounds is refused by name.
 
 Read are the keywords of the drafts 2020-12 and 2019-09, and those of the drafts 7, 6
-and 4 that these replaced. As in the drafts, ``format`` is a note and no condition. What
-stands beside a ``$ref`` counts in each of them. A pattern means what RE2 makes of it:
-``\d`` and ``\w`` are ASCII.
+and 4 that these replaced. ``format`` is a note, and what stands beside a ``$ref``
+counts.
 """
 
 import json
@@ -35,40 +32,37 @@ from referencing.jsonschema import DRAFT202012
 from planner_ext.approval.decisions import with_plain_numbers
 
 re2: Any = _re2
-"""Has no types."""
 
 _PROBLEMS: Final = 5
-"""The number of problems of one answer that are described."""
+"""The most problems of one answer that are described."""
 
 _CHARACTERS: Final = 100
 """The most characters of one value that a problem shows."""
 
 _LEVELS: Final = 100
-"""The levels of nesting that a value may have; as
-`planner_ext.sk.functions.conversion.MAX_DEPTH` for arguments."""
+"""The levels of a value; as `planner_ext.sk.functions.conversion.MAX_DEPTH` for
+arguments."""
 
 _LEVELS_OF_CHECK: Final = 250
-"""The levels of a check: a reference or a combination of schemas is one more on the
-same level of the value."""
+"""The levels of a check; a reference or a combination of schemas is one more."""
 
 _STEPS = 20_000
 _STEPS_A_VALUE = 100
 """The steps of a check: so many, and so many more for each value in what is checked."""
 
 _TEXT_OF_A_STEP: Final = 100
-"""The characters of a text that count as one value, and that are compared in one
-step."""
+"""The characters of a text that count as one value, and are compared in one step."""
 
 _ITSELF_ALONE: Registry[Any] = Registry()
-"""Resolves the references of a schema within itself, and no other."""
+"""Resolves references within a schema alone."""
 
 
 class _BeyondBoundsError(Exception):
-    """A check that would take too long, or a schema that cannot be checked; the text is to be read after a name."""
+    """A check would take too long, or a schema cannot be checked; its text follows a name."""
 
 
 def read_json(text: str) -> Any:
-    """Read a JSON value of a model or a person: finite numbers, and a bounded number of levels.
+    """Read a JSON value: finite numbers, and a bounded number of levels.
 
     Raises:
         ValueError: What is wrong with it, to be read after its name.
@@ -106,7 +100,7 @@ _DECODER: Final = json.JSONDecoder(parse_constant=_no_number, parse_float=_finit
 
 
 def answer_problems(schema: dict[str, Any], value: Any) -> str:
-    """Describe how JSON values violate a schema, or why they cannot be checked; "" if they do not violate it."""
+    """Describe how a value violates a schema, or why it cannot be checked; "" if it is valid."""
     try:
         found = islice(
             _At(_Check(schema, value, _KEYWORDS), schema, value).problems(), _PROBLEMS
@@ -121,16 +115,13 @@ def answer_problems(schema: dict[str, Any], value: Any) -> str:
 def argument_problem(
     parameters: Mapping[str, Any], arguments: Mapping[str, Any]
 ) -> str:
-    """Describe which argument violates the schema of a function's parameters, and how; "" if none surely does.
+    """Describe which argument surely violates its schema, and how, or return "".
 
-    Keywords that a function's own conversion may see otherwise are left to it:
-    patterns, references, unique items. So is what cannot be checked within the bounds,
-    and an invalid schema.
-
-    A value that a function's own conversion may accept passes: a number as text, a
-    number for a text, null. So does what Semantic Kernel's schemas say wrongly: a bare
-    ``object`` for a type that they do not know, and each field of a model without
-    ``None`` as required.
+    A function's own conversion decides on the rest: patterns, references, unique items,
+    invalid schemas, and what is beyond the bounds. It may also accept a number as text,
+    a number for a text, or null; and Semantic Kernel's schemas say a bare ``object``
+    for a type that they do not know, and require each field of a model without
+    ``None``.
     """
     known: Mapping[str, Any] = parameters.get("properties") or {}
     for name in parameters.get("required") or ():
@@ -141,7 +132,7 @@ def argument_problem(
             return f"{json.dumps(name)} is not a parameter; there are: {', '.join(known) or 'none'}"
         with suppress(
             Exception
-        ):  # of a schema that cannot be used: the function's own check decides
+        ):  # the schema cannot be used: the function's own check decides
             check = _Check(known[name], value, _OF_ARGUMENTS)
             for problem in _At(check, known[name], value).problems():
                 if problem.is_certain():
@@ -258,7 +249,7 @@ _INNER: Final = {
 
 @lru_cache(maxsize=256)
 def _pattern(text: str) -> Any:
-    """Compile a pattern to run in a time in proportion to the text.
+    """Compile a pattern whose time is in proportion to the text.
 
     Raises:
         _BeyondBoundsError: If RE2 cannot express it.
@@ -332,7 +323,7 @@ def _is_number(text: str) -> bool:
 
 
 def _measured(value: object) -> int | None:
-    """Count the values in JSON values, with a long text as several; None if they have too many levels."""
+    """Count the values, a long text as several; None if they have too many levels."""
     level = [value]
     number = 0
     for _ in range(_LEVELS):
@@ -406,9 +397,8 @@ class _At:
     """A value and a schema that it is checked against.
 
     Attributes:
-        around: What this is checked for: the value around it, or another schema of the
-            same value.
-        key: The key or index of the value in that around it; None for the same value.
+        around: The value around it, or another schema of the same value.
+        key: The value's key or index in the one around; None for the same value.
         level: How many there are around it.
     """
 
@@ -474,7 +464,7 @@ class _At:
                 yield _Problem(self, keyword, wanted, said)
 
     def evaluated(self) -> set[str | int]:
-        """List the properties or items that the schema is about, if the value fits it, as ``unevaluated...`` counts."""
+        """List the properties or items that the schema evaluates, if the value fits it."""
         part: object = self.schema
         if not isinstance(part, dict) or not self.fits():
             return set()
@@ -502,7 +492,7 @@ class _At:
         return self.schema.get("then" if self.under(condition).fits() else "else", True)
 
     def unknown(self) -> Iterator[str]:
-        """Find the properties that neither ``properties`` nor ``patternProperties`` is about."""
+        """Find the properties that no ``properties`` or ``patternProperties`` names."""
         known = self.schema.get("properties", ())
         patterns = self.schema.get("patternProperties", ())
         for name in self.value:
@@ -555,7 +545,7 @@ class _Problem:
         return "".join(reversed(keys))
 
     def text(self) -> str:
-        """Describe it; of the value, and of what is wanted, the beginning."""
+        """Describe it; of value and condition, the beginning."""
         wanted = (
             ", ".join(map(repr, _listed(self.wanted)))
             if self.keyword == "type"
@@ -605,7 +595,7 @@ def _is_most(_: _Check, value: float, most: float) -> bool:
 
 
 def _is_multiple(_: _Check, value: float, wanted: float) -> bool:
-    """Compare the decimal numbers as they are written, exactly: their exponents are those of floats."""
+    """Compare the decimal numbers exactly, as they are written."""
     return Fraction(str(value)) % Fraction(str(wanted)) == 0
 
 
@@ -622,9 +612,7 @@ def _is_distinct(check: _Check, value: list[Any], wanted: bool) -> bool:
 
 
 def _exclusive(at: _At, keyword: str, wanted: Any) -> _Found:
-    if isinstance(
-        wanted, bool
-    ):  # in draft 4 it says of minimum and maximum whether they are excluded
+    if isinstance(wanted, bool):  # in draft 4, whether minimum and maximum are excluded
         bound = keyword.removeprefix("exclusive").lower()
         if not wanted or bound not in at.schema:
             return
@@ -690,11 +678,11 @@ def _unevaluated(at: _At, keyword: str, wanted: Any) -> _Found:
 
 
 def _further(at: _At, keyword: str, wanted: Any, keys: Iterable[Any]) -> _Found:
-    """Check what no other keyword is about; where nothing further may be there, its key is the problem."""
+    """Check what no other keyword is about; where nothing may be, its key is the problem."""
     for key in keys:
         if wanted is False:
             what = "property" if isinstance(key, str) else "item"
-            # It is about the one value, and is said at the place of all of them.
+            # About the one value, and said at the place of all of them.
             one = _At(at.check, wanted, at.value[key], at)
             yield _Problem(
                 one, keyword, key, f"Additional {what} {{wanted}} is not allowed"
@@ -849,9 +837,8 @@ _KEYWORDS: Final[Mapping[str, _Rule]] = {
 }
 """The keywords: the values that each is about, then one of two checks.
 
-A condition says whether a value holds, and what the problem is if it does not. Another
-check, without such words, finds problems in what is in the value, or under other
-schemas.
+A condition, with words for its problem, holds for a value or not. The other kind finds
+problems in what is in the value, or under other schemas.
 """
 
 _OF_ARGUMENTS: Final = {

@@ -1,8 +1,8 @@
-"""What one run reserves of the budgets that it shares with others, before each request and each batch of calls.
+"""What one run reserves of shared budgets, before each request and each batch of calls.
 
-The run's own budget is checked by `planner_ext.core.machine`, from the journal alone.
-What is left of a shared budget only its store knows, so it is asked here. A refusal
-becomes a fact, and the machine decides what follows.
+Only its store knows what is left of a shared budget, so it is asked here and not by
+`planner_ext.core.machine`. A refusal becomes a fact, and the machine decides what
+follows.
 """
 
 from dataclasses import replace
@@ -25,10 +25,10 @@ from planner_ext.engine.journal import Recorder
 class Reservations:
     """Reserves what the next action of a run needs, and charges what it used.
 
-    A run that ends at a limit with an answer keeps one request for it: reserved with
-    the first request of an activation, used by the last one, released at a pause, a
-    fault or another end. The period of a budget may end meanwhile, and the new one
-    refuse it: then the run ends without an answer.
+    A run that ends at a limit with an answer keeps one request for it: from the first
+    request of an activation until the last one uses it, or a pause, a fault or another
+    end releases it. If the period ends meanwhile, the new one may refuse it: then there
+    is no answer.
     """
 
     def __init__(self, shared: SharedBudgets, journal: Recorder) -> None:
@@ -42,7 +42,7 @@ class Reservations:
     async def before(
         self, action: Action | None, *, asks_model: bool
     ) -> SharedBudgetsChecked | None:
-        """Reserve what an action needs; return the refusal as a fact, or None.
+        """Reserve what an action needs; return the refusal as a fact.
 
         Args:
             action: The next action.
@@ -73,7 +73,7 @@ class Reservations:
         return None
 
     def answered(self, usage: Usage) -> None:
-        """Charge a request that was made, or failed: one round trip of it is reserved already."""
+        """Charge a request with a reply: one round trip of it is reserved already."""
         self._shared.charge(usage - Usage(iterations=self._requests))
         self._requests = 0
 
@@ -83,7 +83,7 @@ class Reservations:
             self.answered(usage)
 
     async def settle(self) -> None:
-        """Store what was charged, and release the request that was kept for the answer."""
+        """Store what was charged, and release the request kept for the answer."""
         self._charge_started()
         kept = self._kept
         self._kept = 0
@@ -96,7 +96,7 @@ class Reservations:
         refused = await self._shared.reserve(
             requests=1, kept=kept - self._kept, forced=forced
         )
-        if refused is not None and forced:  # it was kept in a period that has ended
+        if refused is not None and forced:  # kept in a period that has ended
             return replace(refused, answer=False, at=self._journal.now())
         if refused is not None:
             return await self._with_answer(refused)
@@ -105,13 +105,13 @@ class Reservations:
         return None
 
     async def _with_answer(self, refused: SharedBudgetsChecked) -> SharedBudgetsChecked:
-        """Keep a request for the answer, if the run may make one and none is kept yet."""
+        """Keep a request for the answer, if the run may make one."""
         if not self._kept and self._journal.state.rules.limits.iterations_kept:
             self._kept = 1 if await self._shared.reserve(kept=1) is None else 0
         return replace(refused, answer=self._kept > 0, at=self._journal.now())
 
     def _charge_started(self) -> None:
-        """Release the calls of the last batch that did not start after all."""
+        """Release the calls of the last batch that did not start."""
         if self._calls:
             new = self._journal.facts[self._seen :]
             started = sum(

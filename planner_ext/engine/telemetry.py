@@ -1,10 +1,9 @@
-"""The OpenTelemetry spans and metrics of a run, named by the GenAI conventions; ``adr/0015`` lists every name.
+"""The OpenTelemetry spans and metrics of a run, named by the GenAI conventions; ``adr/0015`` lists them.
 
-Loaded by the first run for which `planner_ext.engine.log.is_listening`. Promises that
-spans and metrics hold no goal, argument, result, answer or message unless the
-application allows sensitive data; and that a span is current while its request is made
-or its calls run, so that the spans of connectors and functions become its children.
-Uses only the OpenTelemetry API: the application configures the SDK and its exporters.
+They hold no goal, argument, result, answer or message unless the application allows
+sensitive data. A span is current while its request is made or its calls run, so that
+the spans of connectors and functions are its children. Only the API is used: the
+application configures SDK and exporters.
 """
 
 import json
@@ -41,7 +40,7 @@ _Attributes: TypeAlias = dict[str, Any]
 _Follow: TypeAlias = Callable[[State, facts.Fact], None]
 
 
-# The metrics. Instruments that are made before the application sets its provider work from then on.
+# The metrics. Instruments work from when the application sets its provider.
 
 _METER: Final = get_meter("planner_ext")
 _CALLS: Final = [2.0**n for n in range(8)]
@@ -117,7 +116,6 @@ def _given(attributes: _Attributes) -> _Attributes:
 
 
 def _message(role: str, text: str) -> str:
-    """Write one message of text as the conventions' JSON."""
     return json.dumps(
         [{"role": role, "parts": [{"type": "text", "content": text}]}],
         ensure_ascii=False,
@@ -132,7 +130,7 @@ def _tokens(usage: Usage) -> _Attributes:
 
 
 def _links_to(journal: Sequence[facts.Fact]) -> list[Link]:
-    """Link to the span of the activation before this one; empty without one."""
+    """Link to the span of the activation before this one."""
     known = (facts.RunStarted, facts.Resumed, facts.Paused)
     trace = next(
         (
@@ -149,12 +147,12 @@ def _links_to(journal: Sequence[facts.Fact]) -> list[Link]:
 
 
 def _event_of(fact: facts.Fact, *, sensitive: bool) -> tuple[str, _Attributes] | None:
-    """Return the name and the attributes of the event for a fact; None for most facts."""
+    """Return name and attributes of a fact's event; None for most facts."""
     match fact:
         case facts.CallDecided() if (
             fact.verdict in ("answer", "deny", "defer") or fact.binds
         ):
-            # The name of a function that does not exist is text of the model, which no span holds.
+            # The name of an unknown function is the model's text, which no span holds.
             return "planner_ext.decision", {
                 "gen_ai.tool.name": None if fact.kind == "unknown" else fact.function,
                 "gen_ai.tool.call.id": fact.call_id,
@@ -199,12 +197,10 @@ _SPENDS: Final = (
 
 
 class Invocation:
-    """The spans and metrics of one activation of a run: from its start or resumption to its next pause or end.
-
-    Implements `planner_ext.engine.ports.Tracing`.
+    """The spans and metrics of one activation; a `planner_ext.engine.ports.Tracing`.
 
     Attributes:
-        trace: The ``traceparent`` of the activation's span; "" without one.
+        trace: The ``traceparent`` of the activation's span, or "".
     """
 
     trace: str = ""
@@ -215,9 +211,9 @@ class Invocation:
         """Describe the agent that is invoked.
 
         Args:
-            agent: Its name: ``gen_ai.agent.name``.
-            provider: The connector's provider: ``gen_ai.provider.name``.
-            model: The model that is asked: ``gen_ai.request.model``.
+            agent: ``gen_ai.agent.name``.
+            provider: ``gen_ai.provider.name``.
+            model: ``gen_ai.request.model``.
             sensitive: Whether spans may hold goals, answers, reasons and the messages
                 of errors.
         """
@@ -274,7 +270,7 @@ class Invocation:
                 self._finish(before, engine.state, perf_counter() - began, failure)
 
     def following(self, follow: _Follow | None) -> _Follow:
-        """Return a function that takes each fact: first for ``follow``, then for the spans."""
+        """Return a function that gives each fact to ``follow``, then to the spans."""
 
         def take(state: State, fact: facts.Fact) -> None:
             if follow is not None:
@@ -444,7 +440,7 @@ class Invocation:
     def _finish(
         self, before: State, state: State, seconds: float, failure: BaseException | None
     ) -> None:
-        """Write the end of an activation, its consumption, and that of the whole run."""
+        """Write the end of an activation, and what it and the whole run consumed."""
         used = state.usage
         earlier = before.usage
         agent = self._agent

@@ -1,12 +1,10 @@
 """The timeline of a run: what its journal tells a reader, as values.
 
-`TimelineReader` reads the facts one by one, from the start, and knows after each what
-it changed. Every view of a run draws from it: the page, the terminal, the inbox and
-AG-UI.
+`TimelineReader` reads fact by fact, and knows what each one changed. Every view of a
+run draws from it: page, terminal, inbox and AG-UI.
 
-Every value is frozen and complete: it is drawn without the journal. Times are in
-seconds since the epoch. Texts are not escaped; escape them before you show them, see
-`planner_ext.core.text`.
+The values need no journal to be drawn. Times are in seconds since the epoch. Texts are
+not escaped, see `planner_ext.core.text`.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -31,8 +29,7 @@ class TimelineMessage:
     """A message that was sent to the model, or its reply.
 
     Attributes:
-        role: As in the message, such as ``user``; "" without one.
-        text: Its whole text.
+        role: As in the message, such as ``user``.
         others: A line for each part that is not text: calls, results, reasoning,
             images, files.
     """
@@ -48,7 +45,7 @@ class Spending:
 
     Attributes:
         name: The limit's name in `Budget`.
-        function: The limited function, for ``max_calls_per_function``; else "".
+        function: The limited function, for ``max_calls_per_function``.
         used: Round trips, calls, tokens, US dollars, or seconds; of a deadline, the
             seconds since the run started.
         limit: How much is allowed, in the same unit.
@@ -68,7 +65,7 @@ class FailedRequest:
 
     Attributes:
         ended: When it failed; for a lost request, when the loss was noticed.
-        charged: The round trips charged for it.
+        charged: Round trips.
         lost: Whether its process ended before the reply was recorded.
     """
 
@@ -85,10 +82,10 @@ class ModelRequest:
 
     Attributes:
         started: When the latest attempt was sent.
-        ended: When the reply arrived; None without a reply.
+        ended: When the reply arrived.
         charged, usage: Round trips, tokens and cost, without those of failed attempts.
-        model: The model's name in the reply; "" without one.
-        withheld: The limit for which no functions were offered, or None.
+        model: The model's name in the reply.
+        withheld: The limit for which no functions were offered.
         failed: The attempts before the latest one.
     """
 
@@ -126,7 +123,7 @@ CallOutcome: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallAttempt:
-    """One execution of a call's function; ``ended`` has no value while it runs, or if its process ended."""
+    """One execution of a call's function; without ``ended`` it runs, or its process ended."""
 
     started: float
     ended: float | None = None
@@ -137,23 +134,19 @@ class TimelineCall:
     """One call of an iteration.
 
     Attributes:
-        index, id: Its position, and its name, among the calls of the reply.
-        function: Fully qualified name of the function; before resolution, the name that
-            the model used.
+        index, id: Position and name among the calls of the reply.
+        function: Fully qualified name; before resolution, the name that the model used.
         requested: JSON text of the arguments as the model sent them.
-        arguments: JSON text of the arguments that the function received, or would
-            receive.
-        asked: When a person was first asked to decide it, or None.
+        arguments: JSON text of those that the function received, or would receive.
+        asked: When a person was first asked to decide it.
         prompt: The text shown to that person.
         roles: Who may decide it; empty for anyone.
-        expires: When it stops waiting, or None.
-        ended: When its result was recorded, or None.
-        result: The result that the model reads; ``cut`` says of how much it read the
-            beginning.
-        error: Type and message of the function's exception, or the reason why it did
-            not run; "" without one.
+        expires: When it stops waiting.
+        ended: When its result was recorded.
+        result: What the model reads; ``cut`` says how much of it at once.
+        error: Type and message of the function's exception, or why it did not run.
         nested: Whether the function is a nested run.
-        spent: What its function charged: requests and nested calls; or None.
+        spent: What its function charged: requests and nested calls.
     """
 
     index: int
@@ -177,12 +170,12 @@ class TimelineCall:
 
     @property
     def started(self) -> float | None:
-        """When its function first started; None before."""
+        """When its function first started."""
         return self.attempts[0].started if self.attempts else None
 
     @property
     def shown(self) -> int | None:
-        """How many characters of the result the model read at once, where it was cut; None for all of it."""
+        """Characters of the result that the model read at once, where it was cut."""
         return None if self.cut is None else self.cut.shown
 
 
@@ -199,9 +192,9 @@ EventKind: TypeAlias = Literal[
     "violation",
     "ended",
 ]
-"""``refused``: a shared budget allowed nothing more; ``check``: the form of an answer
-was checked; ``callback``: the iteration-completed callback ended the run;
-``violation``: servers would refuse the history, in a comparison."""
+"""``refused``: a shared budget allowed nothing more; ``check``: of an answer's form;
+``callback``: the iteration-completed callback ended the run; ``violation``: servers
+would refuse the history, in a comparison."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,9 +202,8 @@ class TimelineEvent:
     """An event of the run other than a request or a call.
 
     Attributes:
-        text: The question, reason, problem or change; "" if the kind is the whole
-            message.
-        answer: The answer to a question, or None.
+        text: The question, reason, problem or change; "" if the kind says all.
+        answer: The answer to a question.
         by: Who answered or made the change; "" if unknown.
     """
 
@@ -229,11 +221,7 @@ ended; ``retry``: between two attempts of a request."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """A period in which the run was idle.
-
-    Attributes:
-        ended: None while the run still waits.
-    """
+    """A period in which the run was idle; without ``ended`` it still waits."""
 
     started: float
     ended: float | None
@@ -246,12 +234,10 @@ class TimelineIteration:
 
     Attributes:
         number: From 0; -1 is the plan request.
-        messages: The messages added to the transcript since the previous request,
-            except replies and results.
-        replaced: Whether ``messages`` replaced the whole transcript: after a plan, and
-            if a callback compacted it.
-        reply: None before it arrives.
-        gaps: Its idle periods.
+        messages: Those added to the transcript since the previous request, except
+            replies and results.
+        replaced: Whether ``messages`` replaced the whole transcript: after a plan, or a
+            callback.
         ended: The time of its last fact.
     """
 
@@ -283,17 +269,13 @@ class Timeline:
         status: As in a result; ``running``; or ``queued`` without any fact. For a run
             of a store, replace it with the status of its `RunRecord`, which has more
             values.
-        limit: The limit that ended the run, or None.
+        limit: The limit that ended the run.
         reason: Why it ended as it did; "" if it was answered.
         started: When it began; None without any fact, or without known times.
-        ended: When it ended, or None.
-        until: The time up to which the timeline is known: that of the newest fact, or
-            ``now``.
+        until: The time of the newest fact, or ``now``.
         spent: The total charged.
         spending: The consumption of each limit that is set.
-        lives: The number of processes or activations that drove it, as far as its facts
-            show.
-        plan, answer: "" without one.
+        lives: The processes or activations that drove it, as far as its facts show.
     """
 
     run_id: str = ""
@@ -330,7 +312,7 @@ def timeline_of(journal: Iterable[facts.Fact], *, now: float | None = None) -> T
     Args:
         journal: The run's facts: of a result, a checkpoint or a store, or those that a
             stream has yielded.
-        now: The end of unfinished work, in seconds since the epoch; None is the time of
+        now: The end of unfinished work, in seconds since the epoch; None: the time of
             the newest fact.
 
     Raises:
@@ -418,7 +400,7 @@ class TimelineReader:
 
     @property
     def _is_own_request(self) -> bool:
-        """Whether a request that is made now is the run's own, and not a clarifier's."""
+        """Whether a request made now is the run's own, and not a clarifier's."""
         return self.state.phase in (Phase.PLANNING, Phase.ASKING, Phase.COMPLETING)
 
     @property
@@ -497,7 +479,7 @@ class TimelineReader:
                 return False
 
     def _crash(self, fact: facts.Fact) -> None:
-        """Note that the process ended after the newest fact; calls that had started are in doubt."""
+        """Note that the process ended after the newest fact; started calls are in doubt."""
         before = self.state.at
         self._lives += 1
         if isinstance(fact, facts.RequestFailed) and self._is_own_request:
@@ -835,8 +817,7 @@ def _requested(index: int, call: RequestedCall) -> TimelineCall:
 # Messages: Semantic Kernel's objects, or their JSON; read without that library.
 
 _LONGEST_DATA = 500
-"""Characters of a part that is not text, such as an image, beyond which its size is
-shown instead."""
+"""Characters of a part that is not text beyond which its size is shown instead."""
 
 
 def _field(message: Message, name: str) -> str:
@@ -849,7 +830,7 @@ def _field(message: Message, name: str) -> str:
 
 
 def _read_message(message: Message, *, with_calls: bool = True) -> TimelineMessage:
-    """Read role and text of a message, and describe its other parts, with or without its calls."""
+    """Read role and text of a message, and describe its other parts."""
     dumped = dump_message(message)
     if not isinstance(dumped, dict):
         return TimelineMessage(role="", text=str(dumped))

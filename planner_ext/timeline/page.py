@@ -1,8 +1,8 @@
 """The timeline of a run as a self-contained HTML page without scripts, in light and dark, wide and narrow.
 
-The templates escape every text for HTML and make invisible characters visible. They use
-no ``style`` attribute, so a content security policy may forbid inline styles. The inbox
-embeds the same fragment.
+The templates escape every text and make invisible characters visible. They use no
+``style`` attribute: a content security policy may forbid it. The inbox embeds the same
+fragment.
 """
 
 import json
@@ -61,7 +61,7 @@ def page_of(timelines: Sequence[Timeline], *, title: str = "") -> str:
 
 
 def fragment_of(timeline: Timeline) -> str:
-    """Write one run as HTML to embed in a page that has the stylesheet ``planner_ext/timeline/style.css``.
+    """Write one run as HTML for a page with the stylesheet ``planner_ext/timeline/style.css``.
 
     Raises:
         PlannerExtError: If jinja2 is not installed.
@@ -70,7 +70,7 @@ def fragment_of(timeline: Timeline) -> str:
 
 
 def steps_of(timeline: Timeline, *, prefix: str) -> list[str]:
-    """Write the iterations of a run, each as a list item of an ``ol.steps``; the prefix makes their ids unique.
+    """Write each iteration as an item of an ``ol.steps``; the prefix makes their ids unique.
 
     Raises:
         PlannerExtError: If jinja2 is not installed.
@@ -126,7 +126,7 @@ def _templates() -> "Environment":
     return templates
 
 
-# Time: idle periods are shortened, whatever their length.
+# Time: idle periods are shortened.
 
 
 class _Axis:
@@ -179,7 +179,7 @@ _WIDEST_GAP = 0.06
 
 @dataclass(frozen=True, slots=True)
 class _Bar:
-    """A bar of a track: its kind, where it starts and how wide it is, in percent."""
+    """A bar of a track; its start and width are in percent."""
 
     kind: Literal["asked", "ran", "waits", "failed"]
     x: str
@@ -187,7 +187,7 @@ class _Bar:
 
 
 _THINNEST = 0.4
-"""The least width of a bar, in percent of its track, so that it stays visible."""
+"""The least width of a bar, in percent of its track."""
 
 
 def _bar(axis: _Axis, span: "_Span", thinnest: float = _THINNEST) -> _Bar:
@@ -289,7 +289,7 @@ def _overview(timeline: Timeline) -> list[_Bar]:
 
 
 def _prose(text: str) -> str:
-    """Make a text visible, with its indents; for texts that are only read, not decided on."""
+    """Make a text that is only read, not decided on, visible, with its indents."""
     return visible(text, blanks=16)
 
 
@@ -312,7 +312,7 @@ _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
 
 def _span(seconds: float) -> str:
-    """Write a duration with its two greatest units: ``340 ms``, ``1.24 s``, ``3 min 12 s``, ``2 d 4 h``."""
+    """Write a duration with its two greatest units: ``340 ms``, ``3 min 12 s``, ``2 d 4 h``."""
     seconds = max(seconds, 0.0)
     if seconds < 0.9995:
         return f"{seconds * 1000:.0f} ms"
@@ -328,7 +328,7 @@ def _span(seconds: float) -> str:
 
 
 def _pretty(arguments: str) -> str:
-    """Write arguments as indented JSON; text that is not JSON stays unchanged."""
+    """Write arguments as indented JSON; other text stays."""
     try:
         return exact_json(json.loads(arguments or "{}"), indent=2)
     except (ValueError, RecursionError):
@@ -336,7 +336,7 @@ def _pretty(arguments: str) -> str:
 
 
 _LONGEST = 160
-"""The most characters of a call or text on one line; its details show all."""
+"""The most characters of a call or text on one line."""
 
 
 def _short(text: str) -> str:
@@ -344,10 +344,9 @@ def _short(text: str) -> str:
 
 
 def _call_in_short(call: TimelineCall) -> str:
-    """Write the arguments of a call on one line."""
     with suppress(
         ValueError, RecursionError
-    ):  # of what is no JSON, or too deep to be written again
+    ):  # no JSON, or too deep to be written again
         parsed: object = json.loads(call.arguments or "{}")
         if isinstance(parsed, dict):
             values = cast("Mapping[str, object]", parsed)
@@ -366,7 +365,6 @@ def _tokens(usage: Usage) -> str:
 
 
 def _consumed(spent: Usage) -> str:
-    """Write a consumption in words."""
     words = [
         counted(spent.iterations, "round trip"),
         counted(spent.tool_calls, "function call"),
@@ -391,7 +389,7 @@ _LIMITS = {
 
 @dataclass(frozen=True, slots=True)
 class _Spent:
-    """The consumption of a limit: in words, and in percent of the limit."""
+    """The consumption of a limit: in words, and in percent."""
 
     label: str
     text: str
@@ -460,7 +458,7 @@ _DECIDED = {
 
 
 def _decided(record: DecisionRecord, call: TimelineCall) -> str:
-    """Write a decision on a call: kind, author, the time that the call had waited, and reason."""
+    """Write a decision on a call: kind, author, how long the call had waited, and reason."""
     what = _DECIDED[record.kind]
     if record.kind == "approve" and record.arguments != record.requested:
         what += " with edited arguments"
@@ -502,7 +500,7 @@ def _event_text(event: TimelineEvent) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Note:
-    """A decision or problem for the top of the page: its iteration, its severity, and its text."""
+    """A decision or problem for the top of the page."""
 
     iteration: int
     level: str
@@ -523,7 +521,6 @@ _BAD_ENDS = {
     "content_filter": "the reply was cut short: content_filter",
     "refusal": "the model refused to answer",
 }
-"""What the finish reasons of incomplete replies say."""
 
 
 def _noted(iteration: TimelineIteration) -> Iterator[tuple[str, str]]:
@@ -609,7 +606,7 @@ def _without_times(iteration: TimelineIteration) -> TimelineIteration:
 
 
 def _own_events(timelines: Sequence[Timeline], last: int) -> list[list[TimelineEvent]]:
-    """List the events of each run in the last common iteration that the other run does not have."""
+    """List the events of each run in the last common iteration that the other does not have."""
     one, other = ([*timeline.iterations[last].events] for timeline in timelines)
     return [
         [event for event in one if event not in other],
