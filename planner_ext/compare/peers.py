@@ -62,7 +62,7 @@ def peer_options(names: list[str], *, tell: Callable[[str], object]) -> list[Opt
 
 
 def adapters() -> dict[str, Path]:
-    """Find the adapters that come with the source, by name."""
+    """Find the adapters that come with the repository, by name."""
     for folder in (
         Path("samples/peers"),
         Path(__file__).parents[2] / "samples" / "peers",
@@ -110,12 +110,9 @@ def _option(file: Path, tell: Callable[[str], object]) -> Option:
             [python, "-c", ask], capture_output=True, text=True, check=True
         )
         version = done.stdout.strip()
-    source = file.read_text("utf-8")
+    code = file.read_text("utf-8")
     about = (
-        source.partition('"""')[2]
-        .partition('"""')[0]
-        .partition("\n")[0]
-        .replace("`", "")
+        code.partition('"""')[2].partition('"""')[0].partition("\n")[0].replace("`", "")
     )
     info = OptionInfo(
         key=said["name"].replace(" ", "-"),
@@ -124,7 +121,7 @@ def _option(file: Path, tell: Callable[[str], object]) -> Option:
         about=about,
         corrected=False,
         offers=tuple(said.get("offers", ())),
-        code=source,
+        code=code,
     )
     return Option(info, None, (str(python), str(file.resolve())))
 

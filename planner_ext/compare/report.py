@@ -187,7 +187,7 @@ class OptionInfo:
         corrected: Whether it is one of this package's own, which may neither exceed the
             budget nor break a history.
         offers: What it offers beyond a budget of round trips.
-        code: The source of its strategy, "" if that cannot be read.
+        code: The text of its strategy, "" if that cannot be read.
     """
 
     key: str

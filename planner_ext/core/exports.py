@@ -36,12 +36,12 @@ def _module_of(root: str, name: str, modules: Sequence[str]) -> str | None:
     """Find the module by its text: to import it may need an extra that is missing."""
     for module in modules:
         spec = find_spec(f"{root}.{module}")
-        source = (
+        code = (
             None
             if spec is None or spec.origin is None
             else Path(spec.origin).read_text("utf-8")
         )
-        exported = re.search(r"^__all__ = \[[^]]*\]", source or "", re.MULTILINE)
+        exported = re.search(r"^__all__ = \[[^]]*\]", code or "", re.MULTILINE)
         if exported is not None and f'"{name}"' in exported.group():
             return f"{root}.{module}"
     return None

@@ -77,8 +77,8 @@ class Database(Protocol):
         """
         ...
 
-    def session(self, *, timeout: float) -> AbstractContextManager[Execute]:
-        """Open a session for another thread; its commits do not wait for the disk.
+    def connection(self, *, timeout: float) -> AbstractContextManager[Execute]:
+        """Open a connection for another thread; its commits do not wait for the disk.
 
         Args:
             timeout: Seconds after which a server that does not answer counts as lost.

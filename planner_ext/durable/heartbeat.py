@@ -259,11 +259,11 @@ class LeasedWorkers:
             )
 
     def _beat(self) -> None:
-        """Keep the row fresh until the worker leaves; a session that fails is opened again."""
+        """Keep the row fresh until the worker leaves; a connection that fails is opened again."""
         failed = False
         while not self._leaving:
             try:
-                with self._store.database.session(
+                with self._store.database.connection(
                     timeout=_BEATS * self._interval
                 ) as execute:
                     self._beat_in(execute)

@@ -24,7 +24,7 @@ STATUSES = ("queued", "running", "paused", *AT_REST)
 """The statuses of a run's row; a run whose result is ``asked`` is ``paused``."""
 
 OPEN = "status = 'open' AND (expires_at IS NULL OR expires_at > :now)"
-"""Chooses the questions that a person may still decide."""
+"""Chooses the approvals that a person may still decide."""
 
 _COLUMNS = ", ".join(RUN_COLUMNS)
 _ORDER = "ORDER BY updated_at DESC, run_id"
@@ -42,7 +42,7 @@ PAGE = f"""
     ) AS listed
     WHERE place <= {_NAMED} {_ORDER}, place
 """  # noqa: S608  (only this module's own text)
-"""Reads a page of runs, each with its first open questions and their number: a row for
+"""Reads a page of runs, each with its first open approvals and their number: a row for
 each of these, at least one."""
 
 

@@ -171,10 +171,10 @@ class PostgresDatabase:
     ) -> None:
         self._url = url
         self._patience = patience
-        self._sessions = [_Session(url) for _ in range(connections)]
-        self._free: asyncio.LifoQueue[_Session] = asyncio.LifoQueue()
-        for session in self._sessions:
-            self._free.put_nowait(session)
+        self._connections = [_StoreConnection(url) for _ in range(connections)]
+        self._free: asyncio.LifoQueue[_StoreConnection] = asyncio.LifoQueue()
+        for one in self._connections:
+            self._free.put_nowait(one)
         self._closed = False
         self._writing: set[asyncio.Task[Sequence[Sequence[Row]]]] = set()
 
@@ -211,9 +211,9 @@ class PostgresDatabase:
                 "The store was closed. Use it inside its async with block."
             )
         if all(statement.lstrip().startswith("SELECT") for statement, _ in steps):
-            async with self._session() as session:
+            async with self._borrowed() as one:
                 return await _with_retries(
-                    partial(session.read, steps), seconds=self._patience
+                    partial(one.read, steps), seconds=self._patience
                 )
         task = asyncio.create_task(self._commit(steps))
         self._writing.add(task)
@@ -228,8 +228,8 @@ class PostgresDatabase:
         )
 
     @contextmanager
-    def session(self, *, timeout: float) -> Generator[Execute]:
-        """Open a session; a server that does not answer ends it after the timeout."""
+    def connection(self, *, timeout: float) -> Generator[Execute]:
+        """Open a further connection; a server that does not answer ends it after the timeout."""
         where = _conninfo(self._url, tcp_user_timeout=str(int(timeout * 1000)))
         with (
             _as_store_errors(self._url),
@@ -253,8 +253,8 @@ class PostgresDatabase:
         """Wait for every transaction to end, and close the connections."""
         self._closed = True
         await asyncio.gather(*self._writing, return_exceptions=True)
-        for session in self._sessions:
-            await session.leave()
+        for one in self._connections:
+            await one.leave()
 
     def _written(self, task: asyncio.Task[Sequence[Sequence[Row]]]) -> None:
         self._writing.discard(task)
@@ -262,21 +262,21 @@ class PostgresDatabase:
             task.exception()  # retrieved, so that asyncio does not log it for a cancelled caller
 
     @asynccontextmanager
-    async def _session(self) -> "AsyncGenerator[_Session]":
-        session = await self._free.get()
+    async def _borrowed(self) -> "AsyncGenerator[_StoreConnection]":
+        one = await self._free.get()
         try:
             with _as_store_errors(self._url):
-                yield session
+                yield one
         finally:
-            self._free.put_nowait(session)
+            self._free.put_nowait(one)
 
     async def _commit(self, steps: Sequence[Step]) -> Sequence[Sequence[Row]]:
         """Perform steps and commit; if the connection breaks, find out whether they were committed, or retry."""
-        async with self._session() as session:
+        async with self._borrowed() as one:
             while True:
                 token = uuid.uuid4().hex
                 connection, rows = await _with_retries(
-                    partial(session.write, steps, token), seconds=self._patience
+                    partial(one.write, steps, token), seconds=self._patience
                 )
                 try:
                     await connection.execute("COMMIT")
@@ -284,13 +284,13 @@ class PostgresDatabase:
                     if not _may_retry(error):
                         raise
                     if not await _with_retries(
-                        partial(session.is_committed, token), seconds=self._patience
+                        partial(one.is_committed, token), seconds=self._patience
                     ):
                         continue
                 return rows
 
 
-class _Session:
+class _StoreConnection:
     """One connection, opened on first use, and its row in ``planner_commits``, inserted on its first write."""
 
     def __init__(self, url: str) -> None:

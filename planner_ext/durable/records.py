@@ -36,7 +36,7 @@ from planner_ext.engine.document import check_schema, load_facts
 from planner_ext.engine.timeline import Timeline, timeline_of
 
 _LONGEST_NAME = 500
-"""Characters of a call's id in a question's; with a run's name that fits PostgreSQL's
+"""Characters of a call's id in an approval's; with a run's name that fits PostgreSQL's
 2.6 KB for a key."""
 
 

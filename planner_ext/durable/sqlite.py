@@ -144,7 +144,7 @@ class SqliteDatabase:
             ) from error
 
     @contextmanager
-    def session(self, *, timeout: float) -> Generator[Execute]:
+    def connection(self, *, timeout: float) -> Generator[Execute]:
         """Open a second connection; without checkpoints, its commits never wait for the disk."""
         uri = f"{self._path.as_uri()}?mode=rw"
         try:

@@ -141,7 +141,7 @@ _PAUSED = '%"type":"Paused"%'
 _WAITING_MARK = (
     "COUNT(*), COUNT(problem), CAST(SUM(CAST(asked_at * 1000 AS BIGINT)) AS BIGINT)"
 )
-"""What changes with the open questions: how many there are, how many were opened again,
+"""What changes with the open approvals: how many there are, how many were opened again,
 and when each was asked."""
 ADD_NOTICE = """
     INSERT INTO planner_notices (id, run_id, event, body, created_at, next_at)
@@ -332,7 +332,7 @@ class JournalStore:
         except DuplicateRowError as error:
             raise RunFencedError(
                 f"Run {run_id!r} was continued elsewhere: row {steps[0][1]['seq']} of its journal is taken, another "
-                "worker took the run over, or a question was decided meanwhile. Nothing was recorded here; read the "
+                "worker took the run over, or a call was decided meanwhile. Nothing was recorded here; read the "
                 "run again."
             ) from error
 
@@ -709,7 +709,7 @@ class JournalStore:
     async def open_approvals(
         self, now: float, *, run_id: str | None = None, limit: int = 50, offset: int = 0
     ) -> Sequence[Row]:
-        """List the rows of open questions, of all runs or of one, the oldest first; see `read_approval`."""
+        """List the rows of open approvals, of all runs or of one, the oldest first; see `read_approval`."""
         statement = f"{_APPROVAL} WHERE {_of_run(run_id)} {OPEN} ORDER BY asked_at, id LIMIT :limit OFFSET :offset"
         return await self._rows(
             statement, now=now, run_id=run_id, **_page(limit, offset)
@@ -718,18 +718,18 @@ class JournalStore:
     async def count_open_approvals(
         self, now: float, *, run_id: str | None = None
     ) -> int:
-        """Count the open questions, of all runs or of one."""
+        """Count the open approvals, of all runs or of one."""
         return await self._number(
             f"{_COUNT_OPEN} {_of_run(run_id)} {OPEN}", now=now, run_id=run_id
         )
 
     def open_approvals_at(self, now: float) -> int:
-        """Count the open questions of all runs in a separate session, for another thread; blocks it."""
-        with self.database.session(timeout=_COUNT_SECONDS) as execute:
+        """Count the open approvals of all runs on a separate connection, for another thread; blocks it."""
+        with self.database.connection(timeout=_COUNT_SECONDS) as execute:
             return int(execute(f"{_COUNT_OPEN} {OPEN}", {"now": now})[0][0] or 0)
 
     async def approval(self, key: str) -> tuple[Row | None, Sequence[Row]]:
-        """Read the row of one question, open or not, and the rows of its refused decisions."""
+        """Read the row of one approval, open or not, and the rows of its refused decisions."""
         rows, refused = await self.database.transact(
             (f"{_APPROVAL} WHERE id = :id", {"id": key}),
             (f"{_REFUSAL} WHERE id = :id ORDER BY at", {"id": key}),
@@ -737,7 +737,7 @@ class JournalStore:
         return (rows[0] if rows else None), refused
 
     async def refusals(self, *, run_id: str | None = None) -> Sequence[Row]:
-        """List the rows of refused decisions, of one run or of all open questions."""
+        """List the rows of refused decisions, of one run or of all open approvals."""
         opened = "id IN (SELECT id FROM planner_approvals WHERE status = 'open')"
         chosen = opened if run_id is None else "run_id = :run_id"
         return await self._rows(f"{_REFUSAL} WHERE {chosen} ORDER BY at", run_id=run_id)
@@ -762,7 +762,7 @@ class JournalStore:
     async def decide(
         self, key: str, decision: str, *, fingerprint: str, at: float
     ) -> bool:
-        """Store a decision, as JSON text, on an open question; False if it was decided or has expired."""
+        """Store a decision, as JSON text, on an open approval; False if it was decided or has expired."""
         statement = """
             UPDATE planner_approvals SET status = 'decided', decision = :decision, decided_at = :at, problem = NULL
             WHERE id = :id AND status = 'open' AND fingerprint = :fingerprint
@@ -779,11 +779,11 @@ class JournalStore:
         return bool(rows[0])
 
     async def decisions(self, run_id: str) -> Sequence[Row]:
-        """List the rows of a run's questions whose decisions no worker has taken yet."""
+        """List the rows of a run's approvals whose decisions no worker has taken yet."""
         return await self._rows(_DECIDED, run_id=run_id)
 
     async def reopen(self, key: str, problem: str) -> None:
-        """Reopen a question whose decision cannot be taken; keep that decision as refused."""
+        """Reopen an approval whose decision cannot be taken; keep that decision as refused."""
         decided = "WHERE id = :id AND status = 'decided'"
         values = {"id": key, "problem": json.dumps(problem)}
         keep = f"""

@@ -151,10 +151,10 @@ class _Decided(NamedTuple):
     """A decision to take.
 
     Attributes:
-        key: The id of its question.
+        key: The id of its approval.
         at: When it was made.
         verified: Whether its author is vouched for.
-        is_stored: Whether the question's row holds it.
+        is_stored: Whether the approval's row holds it.
     """
 
     key: str
@@ -263,7 +263,7 @@ class Runner:
     async def _untaken_decisions(
         self, run_id: str, rows: Sequence[Row]
     ) -> dict[str, _Decided]:
-        """Read the rows of untaken decisions by call id; a damaged one reopens its question, with the problem."""
+        """Read the rows of untaken decisions by call id; a damaged one reopens its approval, with the problem."""
         decided: dict[str, _Decided] = {}
         for row in rows:
             key = str(row[0])
@@ -287,7 +287,7 @@ class Runner:
         """Add a job's decisions to those to take; their rows get them with their facts."""
         at = self.clock.now()
         given = {
-            call_id: _Decided(writer.question_id_of(call_id), decision, at)
+            call_id: _Decided(writer.approval_id_of(call_id), decision, at)
             for call_id, decision in own.items()
         }
         writer.given = {
@@ -296,7 +296,7 @@ class Runner:
         return given
 
     async def _reopened(self, run_id: str, refused: _Decided, error: Exception) -> bool:
-        """Reopen the question of an approver's refused decision; store a refused one of the job."""
+        """Reopen the approval of an approver's refused decision; store a refused one of the job."""
         if refused.is_stored:
             await self._reopen(run_id, refused.key, error)
         else:

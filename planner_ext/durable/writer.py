@@ -71,7 +71,7 @@ _OPEN_APPROVAL = """
                        ELSE planner_approvals.problem END
     WHERE planner_approvals.status = 'closed' OR planner_approvals.fingerprint <> excluded.fingerprint
 """
-"""Opens a question; reopens it if its call would now receive other values, whatever the
+"""Opens an approval; reopens it if its call would now receive other values, whatever the
 earlier decision."""
 _KEEP_EDIT = """
     INSERT INTO planner_refusals (run_id, id, decision, problem, at)
@@ -89,7 +89,7 @@ _REFUSE_DECIDED = """
     INSERT INTO planner_approvals (id, run_id, status, fingerprint, call, asked_at)
     SELECT id, run_id, status, fingerprint, call, asked_at FROM planner_approvals WHERE id = :id AND status = 'decided'
 """
-"""Fails with a duplicate key where a question was decided.
+"""Fails with a duplicate key where an approval was decided.
 
 Run it after `_CLOSE_UNDECIDED`, whose lock makes sure that the decision is visible.
 """
@@ -166,7 +166,7 @@ class JournalWriter:
         state: The run's state, folded from its journal.
         budget: Gives the run other limits; the store forgets a budget when its fact is
             recorded.
-        given: Decisions that no row holds, by the id of their question: as JSON text,
+        given: Decisions that no row holds, by the id of their approval: as JSON text,
             with their time. The row gets them when their facts are recorded.
     """
 
@@ -187,8 +187,8 @@ class JournalWriter:
             store: Receives the rows.
             run_id: The run.
             facts: Its journal so far.
-            decided: Ids of the decided questions that the caller has read. If somebody
-                decides a question that is not in this set, the write fails with
+            decided: Ids of the decided approvals that the caller has read. If somebody
+                decides an approval that is not in this set, the write fails with
                 `RunFencedError`, so no decision is lost. None: close all without this
                 check.
             claim: The hold of the worker that drives the run; None ignores its owner.
@@ -215,7 +215,7 @@ class JournalWriter:
         }
         self._buffered: list[Step] = []
         self._held: list[Fact] = []
-        self._questions = _open_questions(self.state, self._started)
+        self._open = _open_approvals(self.state, self._started)
 
     async def append(self, run_id: str, seq: int, facts: Sequence[Fact]) -> None:  # noqa: ARG002  (empty for a new run)
         """Store facts durably before returning, or hold them until the next; ``seq`` is the index of the first.
@@ -233,14 +233,14 @@ class JournalWriter:
             if isinstance(fact, CallStarted):
                 self._started[fact.iteration, fact.index] = _start_name(fact, place)
         closed = [
-            id_ for id_, index in self._questions.items() if not _is_open(state, index)
+            id_ for id_, index in self._open.items() if not _is_open(state, index)
         ]
         waiting = (
             waiting_calls(state)
             if isinstance(facts[-1], Paused)
             else dict[int | None, Call]()
         )
-        opened = {_question_id(state, index, self._started): index for index in waiting}
+        opened = {_approval_id(state, index, self._started): index for index in waiting}
         steps = [*self._buffered, *self._fact_steps(seq, facts)]
         held = [*self._held, *facts]
         if (
@@ -272,10 +272,10 @@ class JournalWriter:
         self._held = held
         self._buffered = steps
         self.state = state
-        self._questions = {
-            id_: index for id_, index in self._questions.items() if id_ not in closed
+        self._open = {
+            id_: index for id_, index in self._open.items() if id_ not in closed
         }
-        self._questions |= opened
+        self._open |= opened
         if (
             self._claim is not None
         ):  # what follows may be a request, and nothing is written before it
@@ -293,18 +293,18 @@ class JournalWriter:
             self.facts += self._held
             self._held = []
 
-    def question_id_of(self, call_id: str) -> str:
-        """Return the id of the open question about a call, or of the call if no question is open."""
+    def approval_id_of(self, call_id: str) -> str:
+        """Return the id of the open approval of a call, or of the call if it has none."""
         for index, call in waiting_calls(self.state).items():
             if call.request.id == call_id:
-                return _question_id(self.state, index, self._started)
+                return _approval_id(self.state, index, self._started)
         return call_id
 
     def approval_of(self, call: ToolCall) -> PendingApproval:
         """Show a call that waits as the store lists it, from the journal alone."""
         place = place_of(self.state, call)
         return asked_call(
-            call, _question_id(self.state, place, self._started), self.state
+            call, _approval_id(self.state, place, self._started), self.state
         )
 
     def _fact_steps(self, seq: int, facts: Sequence[Fact]) -> list[Step]:
@@ -321,7 +321,7 @@ class JournalWriter:
         ]
 
     def _close_steps(self, closed: Collection[str]) -> list[Step]:
-        """Close questions; a decision that the caller has not read fences this writer."""
+        """Close approvals; a decision that the caller has not read fences this writer."""
         steps: list[Step] = []
         for id_ in closed:
             text, at = self.given.get(id_, (None, None))
@@ -462,10 +462,10 @@ def _start_name(fact: CallStarted, seq: int) -> str:
     return sha256(f"{fact.call_id}/{seq}/{fact.at!r}".encode()).hexdigest()[:24]
 
 
-def _question_id(
+def _approval_id(
     state: State, index: int | None, started: Mapping[tuple[int, int], str]
 ) -> str:
-    """Return the id of the question about a call; one asked again after a start ends in the name of that start."""
+    """Return the id of the approval of a call; one asked again after a start ends in the name of that start."""
     if index is None:
         assert state.reply is not None
         return approval_id(
@@ -479,13 +479,13 @@ def _question_id(
     return f"{name}@{started[iteration, index]}" if again else name
 
 
-def _open_questions(
+def _open_approvals(
     state: State, started: Mapping[tuple[int, int], str]
 ) -> dict[str, int | None]:
-    """Map the ids of questions that may be open to their calls; closing one that is not open does no harm."""
+    """Map the ids of approvals that may be open to their calls; closing one that is not open does no harm."""
     places = (None,) if state.batch is None else range(len(state.batch.calls))
     return {
-        _question_id(state, index, started): index
+        _approval_id(state, index, started): index
         for index in places
         if _is_open(state, index)
     }

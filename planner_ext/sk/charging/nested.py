@@ -449,7 +449,7 @@ def view_of(kernel: Kernel, tab: Tab, wrap: Wrap, *, invokes: bool = True) -> Ke
             next(context)
         )  # so that the function that called this one reads an error
 
-    async def gate(context: FunctionInvocationContext, next: Next) -> None:
+    async def decide(context: FunctionInvocationContext, next: Next) -> None:
         parent = current_parent_run(tab)
         if context is own or parent is None or _is_inline(context):
             await next(context)
@@ -464,7 +464,7 @@ def view_of(kernel: Kernel, tab: Tab, wrap: Wrap, *, invokes: bool = True) -> Ke
         ai_service_selector=kernel.ai_service_selector,
         # The last one is the outermost.
         function_invocation_filters=[
-            (id(gate), gate),
+            (id(decide), decide),
             *listed.function_invocation_filters,
             *marks,
         ],
