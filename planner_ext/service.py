@@ -44,7 +44,7 @@ from planner_ext.sk.checks import instance_of
 from planner_ext.sk.errors import InvalidOptionError, InvalidSettingsError
 from planner_ext.sk.functions.questions import own_function
 from planner_ext.sk.functions.toolset import ToolSet
-from planner_ext.sk.run.context import RunContext, checked_messages, unwrapped
+from planner_ext.sk.run.context import RunContext, checked_messages, prepare, unwrapped
 from planner_ext.sk.run.options import CheckedOptions, RunOptions, takes_run_options
 from planner_ext.sk.run.outcome import refuse_waiting
 from planner_ext.sk.run.resume import Late, ResumeRequest, calls_taken
@@ -459,7 +459,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         asks = options.takes_questions and (
             behavior is None or behavior.type_ is not FunctionChoiceType.NONE
         )
-        return RunContext(
+        return prepare(
             kernel=request.kernel,
             service=self._inner,
             settings=settings,
@@ -468,6 +468,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             streaming=streaming,
             parent=current_parent_run(self._tab),
             wrap=charged_service,
+            stop=request.stop,
             ask_user=own_function("AskUser") if asks else None,
         )
 

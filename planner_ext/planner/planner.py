@@ -47,6 +47,7 @@ from planner_ext.sk.run.context import (
     RunContext,
     checked_messages,
     function_names,
+    prepare,
     refuse_unknown,
     unasked_functions,
     unwrapped,
@@ -458,11 +459,13 @@ class FunctionCallingStepwisePlanner:
             before = checked_messages(
                 given.messages, self.options.on_invalid_history, kernel
             )
-        context = self._prepare(kernel, question, arguments, streaming=streaming)
+        stop = None if stop is None else instance_of("stop", stop, StopHandle)
+        context = self._prepare(
+            kernel, question, arguments, streaming=streaming, stop=stop
+        )
         if context.parent is None and not self._said_unguarded:
             self._say_unguarded(kernel)
         continues = chat_history is not None
-        stop = None if stop is None else instance_of("stop", stop, StopHandle)
         started = await run_started(
             self.options,
             context,
@@ -471,7 +474,7 @@ class FunctionCallingStepwisePlanner:
             before=before,
             continues=continues,
         )
-        return PlannerRun(context=context, new=(started,), stop=stop)
+        return PlannerRun(context=context, new=(started,))
 
     async def _resume(
         self,
@@ -498,6 +501,7 @@ class FunctionCallingStepwisePlanner:
             state.goal,
             _merged(arguments, {}),
             streaming=streaming,
+            stop=stop,
             budget=budget,
             kept=state.rules,
         )
@@ -513,9 +517,7 @@ class FunctionCallingStepwisePlanner:
             )
         )
         taking = Taking(options.taken, calls_taken(loaded.facts, facts))
-        return PlannerRun(
-            context=context, facts=loaded.facts, new=facts, stop=stop, taking=taking
-        )
+        return PlannerRun(context=context, facts=loaded.facts, new=facts, taking=taking)
 
     def _prepare(
         self,
@@ -524,6 +526,7 @@ class FunctionCallingStepwisePlanner:
         arguments: KernelArguments,
         *,
         streaming: bool,
+        stop: StopHandle | None = None,
         budget: Budget | None = None,
         kept: Rules | None = None,
         store: RunStore | None = None,
@@ -557,7 +560,7 @@ class FunctionCallingStepwisePlanner:
         )
         if behavior is not None and behavior.type_ is FunctionChoiceType.NONE:
             select = _none
-        context = RunContext(
+        return prepare(
             kernel=kernel,
             service=service,
             settings=chosen,
@@ -566,6 +569,8 @@ class FunctionCallingStepwisePlanner:
             streaming=streaming,
             parent=parent,
             wrap=_charged,
+            stop=stop,
+            store=store,
             select=select,
             final_answer=final_answer,
             ask_user=ask_user,
@@ -574,18 +579,16 @@ class FunctionCallingStepwisePlanner:
             form=None
             if own.response_format is None
             else response_form(own.response_format),
+            prompts=lambda tools: PlannerPrompts(
+                kernel=kernel,
+                arguments=arguments,
+                goal=goal,
+                templates=self._templates,
+                tools=tools,
+                hands_over=final_answer is not None,
+            ),
             planner=self,
-            store=store,
         )
-        context.prompts = PlannerPrompts(
-            kernel=kernel,
-            arguments=arguments,
-            goal=goal,
-            templates=self._templates,
-            tools=context.tools,
-            hands_over=final_answer is not None,
-        )
-        return context
 
     def _limits(
         self, options: CheckedOptions, budget: Budget | None, kept: Rules | None

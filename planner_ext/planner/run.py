@@ -16,7 +16,6 @@ from planner_ext.core.facts import Fact, Guards, Planned, Rules, RunStarted
 from planner_ext.core.state import Phase, State
 from planner_ext.core.values import Status, Usage
 from planner_ext.engine.batch import BudgetHandle
-from planner_ext.engine.concurrency import StopHandle
 from planner_ext.engine.effects import Effect, effect_of
 from planner_ext.engine.engine import watch
 from planner_ext.engine.ports import Emit, Event, ResultReady, TextDelta
@@ -212,7 +211,6 @@ class PlannerRun:
     context: RunContext
     facts: Sequence[Fact] = ()
     new: Sequence[Fact] = ()
-    stop: StopHandle | None = None
     budget: BudgetHandle | None = None
     taking: Taking | None = None
 
@@ -229,9 +227,7 @@ class PlannerRun:
                 attributes.
         """
         context = self.context
-        engine = context.engine(
-            self.facts, emit=emit, stop=self.stop, budget=self.budget
-        )
+        engine = context.engine(self.facts, emit=emit, budget=self.budget)
         with nullcontext() if self.taking is None else self.taking.reserve(engine):
             await context.drive(engine, self.new)
         key = context.options.checkpoint_key

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import nullcontext
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 from uuid import uuid4
@@ -101,177 +101,51 @@ class Tape(Protocol):
         ...
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunContext:
-    """The services, options and functions of one run. Created for each run: it caches what was offered and written.
+    """One run: its options and its parts, as `prepare` put them together.
 
     It is not part of a reference cycle, so it is freed at once when the run has ended.
 
     Attributes:
-        settings: The settings of every request; converted to the connector's own class,
-            and copied.
-        options: The door's options, merged with those of the services inside it.
+        kernel: The application's.
+        options: The door's, merged with those of everything around and inside the run.
+        behavior: What the settings say about functions.
         parent: The run inside whose function this run started, or None.
-        wrap: Wraps services so that their requests are charged to a call of this run.
-        select: Narrows the functions that the settings' behaviour offers.
-        final_answer, ask_user: The planner's own functions; None if they are not
-            offered.
-        max_completion_tokens: Limits each reply; None and 0 leave the settings as they
-            are.
-        plan_settings: The settings in which the plan request differs.
+        tools: The functions that are offered.
         chat, functions: The engine's ports to the connector and to the functions.
         gate: Decides the run's calls, and reviews the edits of persons.
+        form: The form of the answer, within the settings.
+        shared: The budgets shared with other runs, those of ``parent`` included.
+        meter: Makes the meter of the requests, given ``limits``.
+        invocation: The spans and metrics; None if nobody listens.
         tape: Records or replays the run; None outside of tests.
+        plans: Whether a planner makes the run.
+        hands_over: Whether the function that sends the final answer is offered.
     """
 
     kernel: Kernel
-    service: ChatCompletionClientBase
-    settings: PromptExecutionSettings
     options: CheckedOptions
-    arguments: KernelArguments | None
-    streaming: bool
+    behavior: FunctionChoiceBehavior
     parent: ParentRun | None
-    wrap: Wrap
-    select: Select | None = None
-    prompts: Prompts | None = None
-    final_answer: KernelFunction | None = None
-    ask_user: KernelFunction | None = None
-    max_completion_tokens: int | None = None
-    plan_settings: dict[str, Any] = field(default_factory=dict[str, Any])
-    form: ResponseForm | None = None
-    planner: object | None = None
-    store: RunStore | None = None
-    behavior: FunctionChoiceBehavior = field(init=False)
-    tools: ToolSet = field(init=False)
-    chat: KernelChat = field(init=False)
-    functions: KernelFunctions = field(init=False)
-    gate: RunGate = field(init=False)
-    tape: Tape | None = field(init=False)
-    _invocation: "Invocation | None" = field(init=False, default=None)
-    _shared: SharedBudgets | None = field(init=False, default=None)
-
-    def __post_init__(self) -> None:
-        settings = connector_settings(self.service, self.settings)
-        if self.max_completion_tokens:
-            settings = _with_completion_limit(settings, self.max_completion_tokens)
-        self.settings = settings
-        self.behavior = settings.function_choice_behavior or ALL_FUNCTIONS
-        self.tape = vars(self.service).get("tape")
-        filters = approval_filters(self.kernel)
-        options = self.options = self._own_options(filters)
-        own = [
-            function
-            for function in (self.final_answer, self.ask_user)
-            if function is not None
-        ]
-        tools = self.tools = ToolSet(
-            self.kernel, self.behavior, settings, own=own, select=self.select
-        )
-        if options.budget.max_calls_per_function or isinstance(
-            options.execution.timeout, Mapping
-        ):
-            self._check_names()
-        if options.budget.max_result_tokens is not None:
-            tools.reserve_reading()
-        check_service(self.service, settings, tools)
-        if self.form is not None:
-            self.form = self.form.within(settings)
-        outer = None if self.parent is None else self.parent.tab.account.shared
-        if (
-            options.shared_budgets
-        ):  # of those that the run around takes from, nothing again
-            arguments = KernelArguments() if self.arguments is None else self.arguments
-            self._shared = options.charges(arguments, outer)
-        else:
-            self._shared = outer
-        self.chat = KernelChat(
-            self.service,
-            settings,
-            kernel=self.kernel,
-            arguments=self.arguments,
-            tools=tools,
-            meter=self._meter(options.budget),
-            streaming=self.streaming,
-            strict_finish_reason=options.strict_finish_reason,
-            plan_settings=self.plan_settings,
-            answer_settings={} if self.form is None else self.form.settings,
-        )
-        chain = InterceptorChain(
-            options=options.approval,
-            interceptors=options.interceptors,
-            pre_invoke=options.pre_invoke,
-            checks=options.check_for_intervention,
-            approver=options.approver,
-        )
-        planners = () if self.parent is None else self.parent.planners
-        gates = (*(() if self.parent is None else self.parent.gates), chain)
-        self.gate = RunGate(
-            gates,
-            filters,
-            functions=lambda: tools.functions,
-            expires_in=options.approval.expires_in,
-            marked=not filters,
-            can_wait=self.parent is None,
-            tab=None if self.parent is None else self.parent.tab,
-        )
-        for one in filters:
-            one.report_unused_rules(self.kernel)
-        for interceptor in options.interceptors:
-            report_unused_rules(interceptor, tools.functions.values(), "run")
-        self.functions = KernelFunctions(
-            whole(self.kernel),
-            tools=tools,
-            arguments=self.arguments,
-            execution=options.execution,
-            final_answer=self.final_answer,
-            ask_user=self.ask_user,
-            settings=settings,
-            history=partial(_with_batch, self.chat),
-            streaming=self.streaming,
-            decided_by=self.gate.decided_by,
-            parent=partial(
-                ParentRun,
-                planners=planners
-                if self.planner is None
-                else (*planners, self.planner),
-                gates=gates,
-                price=options.price,
-            ),
-            wrap=self.wrap,
-        )
-
-    def _own_options(self, filters: Sequence[CallFilter]) -> CheckedOptions:
-        """Add to the door's options what the run around, the behaviour, the tape and the kernel's filters set."""
-        options = (
-            self.options if self.parent is None else self.options.inside(self.parent)
-        )
-        behavior = self.behavior
-        changes: dict[str, Any] = {}
-        if (
-            isinstance(behavior, BoundedFunctionChoiceBehavior)
-            and behavior.pre_invoke_callback is not None
-        ):
-            changes["pre_invoke"] = (*options.pre_invoke, behavior.pre_invoke_callback)
-        if self.tape is not None:
-            changes["clock"] = self.tape.clock(options.clock)
-        if hooks := [hook for one in filters for hook in one.authorize]:
-            changes["approval"] = options.approval.asking(hooks)
-        return replace(options, **changes) if changes else options
+    tools: ToolSet
+    chat: KernelChat
+    functions: KernelFunctions
+    gate: RunGate
+    form: ResponseForm | None
+    prompts: Prompts | None
+    shared: SharedBudgets | None
+    meter: Callable[..., RequestMeter]
+    stop: StopHandle | None
+    store: RunStore | None
+    invocation: "Invocation | None"
+    tape: Tape | None
+    plans: bool
+    hands_over: bool
 
     def new_run_id(self, goal: str = "") -> str:
         """Name the run that begins."""
         return uuid4().hex if self.tape is None else self.tape.run_id(goal)
-
-    def _meter(self, limits: Budget) -> RequestMeter:
-        return request_meter(
-            self.service,
-            self.settings,
-            price=self.options.price,
-            limits=limits,
-            around=None if self.parent is None else self.parent.tab,
-            shared=self._shared,
-            max_prompt_tokens=self.options.max_prompt_tokens or 0,
-        )
 
     def rules(self) -> Rules:
         """Build the run's `Rules`. With ``Required``, attempts count forced rounds and are not a limit."""
@@ -284,7 +158,7 @@ class RunContext:
             if bounded
             else behavior.maximum_auto_invoke_attempts
         )
-        if self.planner is not None and not bounded:
+        if self.plans and not bounded:
             # A stock behavior's attempts limit Semantic Kernel's own loop; only forced attempts limit a planner's.
             attempts = (attempts or 1) if required else None
         rules = Rules(
@@ -344,37 +218,29 @@ class RunContext:
         facts: Sequence[Fact],
         *,
         emit: Emit | None = None,
-        stop: StopHandle | None = None,
         follow: Callable[[State, Fact], None] | None = None,
         budget: BudgetHandle | None = None,
     ) -> Engine:
         """Make the engine that drives a journal here; for ``follow`` see `planner_ext.engine.ports.Ports`."""
         options = self.options
         chat = self.chat
-        parent = self.parent
-        stop = stop or (parent and parent.stop)
-        if (
-            self.functions.parent is not None
-        ):  # what stops this run stops the runs inside its functions, too
-            self.functions.parent = partial(self.functions.parent, stop=stop)
         completed = options.iteration_completed
         clarifier = options.clarifier
-        if is_listening():
-            self._invocation = tracing = self._new_invocation()
-            follow = tracing.following(follow)
+        around = None if self.parent is None else self.parent.tab
+        charged_around = around is not None and self.shared is around.account.shared
+        if self.invocation is not None:
+            follow = self.invocation.following(follow)
         ports = Ports(
             chat=chat,
             functions=self.functions,
-            step_message=partial(
-                step_message, hands_over=self.final_answer is not None
-            ),
+            step_message=partial(step_message, hands_over=self.hands_over),
             clock=options.clock,
             prompts=self.prompts,
             gate=self.gate,
             hook=None
             if completed is None
             else IterationCompletedHook(
-                callback=completed, messages=chat.messages, streaming=self.streaming
+                callback=completed, messages=chat.messages, streaming=chat.streaming
             ),
             answer_form=self.form,
             respondent=None
@@ -390,17 +256,15 @@ class RunContext:
             raise_errors=options.execution.on_error == "raise",
             stop_on_unknown=options.execution.stop_on_unknown_function,
             min_iteration_seconds=options.min_iteration_time_ms / 1000,
-            within=None if parent is None else parent.tab,
+            within=around,
             new_budget=None if budget is None else partial(self._new_budget, budget),
-            shared=None
-            if parent is not None and self._shared is parent.tab.account.shared
-            else self._shared,
-            tracing=self._invocation,
+            shared=None if charged_around else self.shared,
+            tracing=self.invocation,
             count_tokens=self._tokens_of,
         )
         if self.tape is not None:
             ports = self.tape.ports(ports, facts)
-        engine = Engine(facts, ports, emit=emit, stop=stop)
+        engine = Engine(facts, ports, emit=emit, stop=self.stop)
         if engine.state.cut:  # a call of the open batch may read
             self.tools.reads = True
             self.tools.refresh()
@@ -408,19 +272,6 @@ class RunContext:
 
     def _tokens_of(self, text: str) -> int:
         return self.chat.meter.tokens_of(text)
-
-    def _new_invocation(self) -> "Invocation":
-        from planner_ext.engine.telemetry import Invocation  # noqa: PLC0415  (only where somebody listens)
-
-        provider = getattr(
-            self.service, "MODEL_PROVIDER_NAME", type(self.service).__name__
-        )
-        return Invocation(
-            _SERVICE_NAME if self.planner is None else type(self.planner).__name__,
-            provider=_PROVIDERS.get(provider, provider),
-            model=self.service.ai_model_id,
-            sensitive=are_sensitive_events_enabled(),
-        )
 
     def _new_budget(self, handle: BudgetHandle) -> tuple[Budget, str] | None:
         """Take a new budget, if one was set, and count and price the further requests as it needs."""
@@ -435,7 +286,7 @@ class RunContext:
         )
         if limits.max_result_tokens is not None:
             self.tools.reserve_reading()
-        self.chat.meter = self._meter(limits)
+        self.chat.meter = self.meter(limits=limits)
         return limits, by
 
     async def resumed(self, request: "ResumeRequest") -> tuple[Fact, ...]:
@@ -458,7 +309,7 @@ class RunContext:
         """
         key = self.options.checkpoint_key
         known = tuple(engine.facts)
-        invocation = self._invocation if first or engine.is_running else None
+        invocation = self.invocation if first or engine.is_running else None
         with nullcontext() if invocation is None else invocation.of(engine):
             try:
                 await engine.begin(
@@ -488,20 +339,215 @@ class RunContext:
             finally:
                 engine.account.close()
 
-    def _check_names(self) -> None:
-        offered = self.tools.functions.keys()
-        timeout = self.options.execution.timeout
-        if unknown := sorted(
-            self.options.budget.max_calls_per_function.keys() - offered
-        ):
-            raise InvalidOptionError(
-                f"max_calls_per_function names {', '.join(unknown)}, which this run does not offer; it offers "
-                f"{', '.join(sorted(offered)) or 'no function'}. Name functions in full: plugin-function."
-            )
-        if isinstance(timeout, Mapping):
-            refuse_unknown(
-                "ToolExecution.timeout", timeout, function_names(self.kernel) | offered
-            )
+
+def prepare(
+    *,
+    kernel: Kernel,
+    service: ChatCompletionClientBase,
+    settings: PromptExecutionSettings,
+    options: CheckedOptions,
+    arguments: KernelArguments | None,
+    streaming: bool,
+    parent: ParentRun | None,
+    wrap: Wrap,
+    stop: StopHandle | None,
+    store: RunStore | None = None,
+    select: Select | None = None,
+    final_answer: KernelFunction | None = None,
+    ask_user: KernelFunction | None = None,
+    max_completion_tokens: int | None = None,
+    plan_settings: Mapping[str, Any] | None = None,
+    form: ResponseForm | None = None,
+    prompts: Callable[[ToolSet], Prompts] | None = None,
+    planner: object | None = None,
+) -> RunContext:
+    """Prepare one run for a door, each part from those before it.
+
+    Args:
+        kernel: The application's.
+        service: The connector, without services around it that make runs.
+        settings: Of every request; a copy in the connector's own class is used.
+        options: The door's, merged with those of the services around the connector.
+        arguments: The application's.
+        streaming: Whether requests are streamed.
+        parent: The run inside whose function this run starts, or None.
+        wrap: Wraps services so that their requests are charged to a call of this run.
+        stop: Ends the run from outside; None is that of ``parent``.
+        store: Keeps the journal.
+        select: Narrows the functions that the settings' behaviour offers.
+        final_answer: The planner's own function that sends the answer, if offered.
+        ask_user: The function that asks the user, if offered.
+        max_completion_tokens: Limits each reply; None and 0 leave the settings as they
+            are.
+        plan_settings: The settings in which the plan request differs.
+        form: The form of the answer.
+        prompts: Makes the planner's prompts, given the functions that are offered.
+        planner: The planner that makes the run; not offered inside it.
+
+    Raises:
+        PlannerInvalidConfigurationError: If kernel, connector, settings and options do
+            not fit together.
+    """
+    sent = connector_settings(service, settings)
+    if max_completion_tokens:
+        sent = _with_completion_limit(sent, max_completion_tokens)
+    behavior = sent.function_choice_behavior or ALL_FUNCTIONS
+    tape: Tape | None = vars(service).get("tape")
+    filters = approval_filters(kernel)
+    merged = _merged(options, parent, behavior, tape, filters)
+    budget = merged.budget
+
+    own = [one for one in (final_answer, ask_user) if one is not None]
+    tools = ToolSet(kernel, behavior, sent, own=own, select=select)
+    _check_names(merged, kernel, tools)
+    if budget.max_result_tokens is not None:
+        tools.reserve_reading()
+    check_service(service, sent, tools)
+    answer_form = None if form is None else form.within(sent)
+
+    around = None if parent is None else parent.tab
+    shared = None if around is None else around.account.shared
+    if (
+        merged.shared_budgets
+    ):  # but nothing again of those that the run around takes from
+        given = KernelArguments() if arguments is None else arguments
+        shared = merged.charges(given, shared)
+    meter = partial(
+        request_meter,
+        service,
+        sent,
+        price=merged.price,
+        around=around,
+        shared=shared,
+        max_prompt_tokens=merged.max_prompt_tokens or 0,
+    )
+    chat = KernelChat(
+        service,
+        sent,
+        kernel=kernel,
+        arguments=arguments,
+        tools=tools,
+        meter=meter(limits=budget),
+        streaming=streaming,
+        strict_finish_reason=merged.strict_finish_reason,
+        plan_settings=plan_settings or {},
+        answer_settings={} if answer_form is None else answer_form.settings,
+    )
+
+    chain = InterceptorChain(
+        options=merged.approval,
+        interceptors=merged.interceptors,
+        pre_invoke=merged.pre_invoke,
+        checks=merged.check_for_intervention,
+        approver=merged.approver,
+    )
+    planners = () if planner is None else (planner,)
+    gates = (chain,)
+    if parent is not None:
+        planners = parent.planners + planners
+        gates = parent.gates + gates
+        stop = stop or parent.stop
+    gate = RunGate(
+        gates,
+        filters,
+        functions=lambda: tools.functions,
+        expires_in=merged.approval.expires_in,
+        marked=not filters,
+        can_wait=parent is None,
+        tab=around,
+    )
+    for one in filters:
+        one.report_unused_rules(kernel)
+    for interceptor in merged.interceptors:
+        report_unused_rules(interceptor, tools.functions.values(), "run")
+
+    functions = KernelFunctions(
+        whole(kernel),
+        tools=tools,
+        arguments=arguments,
+        execution=merged.execution,
+        final_answer=final_answer,
+        ask_user=ask_user,
+        settings=sent,
+        history=partial(_with_batch, chat),
+        streaming=streaming,
+        decided_by=gate.decided_by,
+        as_parent=partial(
+            ParentRun, planners=planners, gates=gates, price=merged.price, stop=stop
+        ),
+        wrap=wrap,
+    )
+    return RunContext(
+        kernel=kernel,
+        options=merged,
+        behavior=behavior,
+        parent=parent,
+        tools=tools,
+        chat=chat,
+        functions=functions,
+        gate=gate,
+        form=answer_form,
+        prompts=None if prompts is None else prompts(tools),
+        shared=shared,
+        meter=meter,
+        stop=stop,
+        store=store,
+        invocation=_invocation(service, planner) if is_listening() else None,
+        tape=tape,
+        plans=planner is not None,
+        hands_over=final_answer is not None,
+    )
+
+
+def _merged(
+    options: CheckedOptions,
+    parent: ParentRun | None,
+    behavior: FunctionChoiceBehavior,
+    tape: Tape | None,
+    filters: Sequence[CallFilter],
+) -> CheckedOptions:
+    """Add to the door's options what the run around, the behaviour, the tape and the kernel's filters set."""
+    if parent is not None:
+        options = options.inside(parent)
+    changes: dict[str, Any] = {}
+    if (
+        isinstance(behavior, BoundedFunctionChoiceBehavior)
+        and behavior.pre_invoke_callback is not None
+    ):
+        changes["pre_invoke"] = (*options.pre_invoke, behavior.pre_invoke_callback)
+    if tape is not None:
+        changes["clock"] = tape.clock(options.clock)
+    if hooks := [hook for one in filters for hook in one.authorize]:
+        changes["approval"] = options.approval.asking(hooks)
+    return replace(options, **changes) if changes else options
+
+
+def _check_names(options: CheckedOptions, kernel: Kernel, tools: ToolSet) -> None:
+    """Refuse options that name functions which are not there."""
+    counted = options.budget.max_calls_per_function
+    timeout = options.execution.timeout
+    if counted and (unknown := sorted(counted.keys() - tools.functions.keys())):
+        raise InvalidOptionError(
+            f"max_calls_per_function names {', '.join(unknown)}, which this run does not offer; it offers "
+            f"{', '.join(sorted(tools.functions)) or 'no function'}. Name functions in full: plugin-function."
+        )
+    if isinstance(timeout, Mapping):
+        there = function_names(kernel) | tools.functions.keys()
+        refuse_unknown("ToolExecution.timeout", timeout, there)
+
+
+def _invocation(
+    service: ChatCompletionClientBase, planner: object | None
+) -> "Invocation":
+    from planner_ext.engine.telemetry import Invocation  # noqa: PLC0415  (only where somebody listens)
+
+    provider = getattr(service, "MODEL_PROVIDER_NAME", type(service).__name__)
+    return Invocation(
+        _SERVICE_NAME if planner is None else type(planner).__name__,
+        provider=_PROVIDERS.get(provider, provider),
+        model=service.ai_model_id,
+        sensitive=are_sensitive_events_enabled(),
+    )
 
 
 def unasked_functions(kernel: Kernel, own: CheckedOptions) -> list[str]:

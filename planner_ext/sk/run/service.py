@@ -160,9 +160,7 @@ class ServiceRun:
         self, emit: Emit | None = None, stream: "_Stream | None" = None
     ) -> Engine:
         follow = partial(self._follow, stream)
-        engine = self.context.engine(
-            self.facts, emit=emit, stop=self.request.stop, follow=follow
-        )
+        engine = self.context.engine(self.facts, emit=emit, follow=follow)
         with nullcontext() if self.taking is None else self.taking.reserve(engine):
             if self.transcript is not None:
                 returned = returned_message(engine.state, self.facts)

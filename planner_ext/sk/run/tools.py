@@ -122,8 +122,8 @@ class KernelFunctions:
         history: Returns the messages up to this batch, for filters.
         streaming: Whether requests are streamed, for filters.
         decided_by: Lists the approval filters that decided a call before it ran.
-        parent: Makes what runs inside a function know of this run, from the tab of its
-            call and ``stop``.
+        as_parent: Describes this run to the runs inside its functions, given the
+            ``tab`` of the call.
         wrap: Wraps the services that functions find, so that their requests are charged
             to the run.
     """
@@ -139,7 +139,7 @@ class KernelFunctions:
     history: Callable[[State], ChatHistory]
     streaming: bool = False
     decided_by: Callable[[CallDecided | None], Sequence[object]] = lambda _: ()
-    parent: Callable[..., ParentRun] | None = None
+    as_parent: Callable[..., ParentRun] | None = None
     wrap: Wrap | None = None
     _runnable: dict[str, tuple[KernelFunction, KernelFunction]] = field(
         default_factory=dict[str, tuple[KernelFunction, KernelFunction]], init=False
@@ -225,7 +225,7 @@ class KernelFunctions:
             state: The run.
         """
         if (tab := current_tab()) is not None:
-            tab.around = self.parent
+            tab.around = self.as_parent
             tab.names_in = names_in
         function = self.tools.functions.get(checked.function)
         if function is None:
