@@ -179,8 +179,6 @@ class ToolSet:
             name: Any = function.get("name") if is_function else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
             if isinstance(name, str):
                 self._schemas[name] = tool
-        self._tools: Mapping[str, Tool] = {}
-        self._declared: object = None
         self.refresh()
 
     def refresh(self) -> None:
@@ -196,7 +194,7 @@ class ToolSet:
                 )
             functions[name] = function
         self.functions: Mapping[str, KernelFunction] = functions
-        self._is_read = False
+        self._tools: Mapping[str, Tool] | None = None
         self.schema_only = frozenset(self._schemas.keys() - functions.keys())
         self.schemas = tuple(
             schema for name, schema in self._schemas.items() if name in self.schema_only
@@ -205,17 +203,11 @@ class ToolSet:
 
     @property
     def tools(self) -> Mapping[str, "Tool"]:
-        """The descriptions of the functions: the same mapping while nothing of them has changed."""
-        if not self._is_read:
-            self._is_read = True
-            functions = self.functions.values()
-            methods = [vars(function).get("method", function) for function in functions]
-            declared = (methods, _declaration(functions))
-            if declared != self._declared or declared[1] is None:
-                self._declared = declared
-                self._tools = {
-                    name: tool_of(function) for name, function in self.functions.items()
-                }
+        """The descriptions of the functions, as they were declared when first asked for after a `refresh`."""
+        if self._tools is None:
+            self._tools = {
+                name: tool_of(function) for name, function in self.functions.items()
+            }
         return self._tools
 
     @property
@@ -379,10 +371,10 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class _KnownTool:
-    """A tool with its sources: the method, or a function without one, and its declarations."""
+    """A description with its sources: the method, or a function without one, and what was declared."""
 
     target: ref[Any]
-    declaration: tuple[Any, ...]
+    declared: tuple[Any, ...]
     tool: Tool
 
 
@@ -395,61 +387,49 @@ _OF_PARAMETER = itemgetter(
     "include_in_function_choices",
     "schema_data",
 )
+_TYPE_OF_PARAMETER = itemgetter("type_object")
 """What a description is made of; types are compared by identity."""
 
 _EFFECT: Final = mark_name(Effect)
 
 _KNOWN: dict[tuple[Any, ...], _KnownTool] = {}
-"""By the id of the target and its names. An entry goes with its target, so that dropped
-kernels are freed."""
+"""The one cache of descriptions, for all runs, by the id of the target and its names. An
+entry goes with its target, so that dropped kernels are freed."""
 
 
 def tool_of(function: KernelFunction) -> Tool:
-    """Describe a kernel function; worked out again only if its declaration has changed, which may change in place."""
-    method = vars(function).get("method")
-    declaration = _declaration([function])
-    if declaration is None:
+    """Describe a kernel function; cached while its declaration, which may change in place, is the same."""
+    method: Any = vars(function).get("method")
+    declared = _declared(function)
+    if declared is None:
         return _described(function, method)
     target = function if method is None else method
     key = (id(target), function.metadata.plugin_name, function.metadata.name)
     known = _KNOWN.get(key)
-    if (
-        known is not None
-        and known.target() is target
-        and known.declaration == declaration
-    ):
+    if known is not None and known.target() is target and known.declared == declared:
         return known.tool
     tool = _described(function, method)
     with suppress(TypeError):  # of a target that has no weak references
         _KNOWN[key] = _KnownTool(
-            ref(target, lambda _: _KNOWN.pop(key, None)), declaration, tool
+            ref(target, lambda _: _KNOWN.pop(key, None)), declared, tool
         )
     return tool
 
 
-def _declaration(functions: Iterable[KernelFunction]) -> tuple[Any, ...] | None:
-    """Collect what the descriptions of functions are made of, besides their methods, in a form that does not change.
+def _declared(function: KernelFunction) -> tuple[Any, ...] | None:
+    """Collect what a description is made of, besides the method, in a form that does not change.
 
     None for a default or schema that is not plain: its changes would not be noticed.
     """
-    own: list[dict[str, Any]] = [vars(function) for function in functions]
-    metadata: list[dict[str, Any]] = [vars(one["metadata"]) for one in own]
-    parameters: list[dict[str, Any]] = [
-        vars(parameter) for one in metadata for parameter in one["parameters"]
-    ]
-    counts = [len(one["parameters"]) for one in metadata]
-    effects = [
-        mark
-        for one in own
-        for mark in (one.get(_EFFECT), getattr(one.get("method"), _EFFECT, None))
-    ]
-    kinds = [
-        getattr(mark, "kind", None) for mark in effects
-    ]  # a probe may belong to the plugin
+    own = vars(function)
+    metadata = function.metadata
+    parameters = [vars(parameter) for parameter in metadata.parameters]
+    method: Any = own.get("method")
+    # A probe may belong to the plugin, so only the kind of an effect is compared.
     plain = (
-        kinds,
-        counts,
-        [*map(_OF_FUNCTION, metadata)],
+        getattr(own.get(_EFFECT), "kind", None),
+        getattr(getattr(method, _EFFECT, None), "kind", None),
+        _OF_FUNCTION(vars(metadata)),
         [*map(_OF_PARAMETER, parameters)],
     )
     try:
@@ -457,7 +437,7 @@ def _declaration(functions: Iterable[KernelFunction]) -> tuple[Any, ...] | None:
         written = marshal.dumps(plain, 2)
     except ValueError:
         return None
-    return written, [*map(type, functions)], [one["type_object"] for one in parameters]
+    return written, type(function), [*map(_TYPE_OF_PARAMETER, parameters)]
 
 
 def _described(function: KernelFunction, method: Any) -> Tool:
