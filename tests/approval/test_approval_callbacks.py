@@ -25,11 +25,11 @@ from support.approval import (
     Door,
     decided,
     handler_doors,
+    one_door,
     planner_doors,
     results,
     service_and_handler,
     three_doors,
-    two_doors,
     world,
 )
 from support.values import each_of
@@ -44,7 +44,7 @@ def as_option(where: str, callback: Any) -> dict[str, Any]:
     }
 
 
-both_places = pytest.mark.parametrize("where", ["option", "behavior"])
+both_places = each_of("where", ["option", "behavior"])
 
 
 @both_places
@@ -71,7 +71,7 @@ async def test_pre_invoke_sees_the_trip_from_one(door: Door, where: str) -> None
 
 
 @both_places
-@three_doors
+@one_door
 async def test_pre_invoke_true_does_not_approve(door: Door, where: str) -> None:
     """True does not approve: a marked function still waits."""
     here = world([WIPE, DONE])
@@ -88,7 +88,7 @@ def failing(*_: Any) -> Any:
 
 
 @both_places
-@two_doors
+@one_door
 async def test_only_true_lets_a_call_run(door: Door, where: str) -> None:
     """Async True passes; a callback that raises refuses. For an answer of another type see ``test_no_decision.py``."""
     here = world([REFUND, DONE])
@@ -100,7 +100,7 @@ async def test_only_true_lets_a_call_run(door: Door, where: str) -> None:
         assert (here.ran, outcome.status) == ([], "answered")
 
 
-@three_doors
+@one_door
 async def test_pre_invoke_cannot_change_the_arguments(door: Door) -> None:
     """It gets a copy: what it writes there is written nowhere else."""
 
@@ -274,7 +274,7 @@ STATIC: list[str] = []
         "static_below",
     ],
 )
-@three_doors
+@one_door
 async def test_a_marked_function_waits(door: Door, name: str) -> None:
     """@requires_approval holds above and below @kernel_function, bare and with arguments, on every kind of method."""
     plugin = Marked()
@@ -294,7 +294,7 @@ async def test_a_marked_function_waits(door: Door, name: str) -> None:
         ) == ("Sure?", True)
 
 
-@three_doors
+@one_door
 async def test_a_mark_takes_the_runs_expiry(door: Door) -> None:
     """A mark without a time of its own expires as the settings say."""
     here = world([WIPE, DONE])
@@ -340,7 +340,7 @@ async def test_an_expiry_that_means_nothing_is_refused_or_harmless(
             )
 
 
-@three_doors
+@one_door
 async def test_the_record_says_who_decided(door: Door) -> None:
     """Rules, defaults and callbacks stand in the journal beside the verdict that they gave."""
     facts: list[Any] = []

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 from semantic_kernel.contents import ChatHistory, FunctionCallContent
 
 from planner_ext import Approve, Budget, Deny
@@ -17,6 +16,7 @@ from support.approval import (
     Door,
     check_sendable,
     decided,
+    one_door,
     only,
     results,
     service_and_handler,
@@ -108,7 +108,7 @@ async def test_return_calls_ends_the_run_with_its_batch(door: Door) -> None:
         assert called(outcome.history) == ["call_1", "call_2"]
 
 
-@pytest.mark.parametrize("by", ["interceptor", "person"])
+@each_of("by", ["interceptor", "person"])
 @each_of(
     "batch",
     [REFUND, calls(REFUND, REFUND), calls(REFUND, call("shop-none"))],
@@ -154,7 +154,7 @@ async def test_the_requests_of_each_way_are_exact(door: Door, on_denial: Any) ->
     )
 
 
-@three_doors
+@one_door
 async def test_a_model_that_asks_again_is_denied_again(door: Door) -> None:
     """After a re-ask functions are offered again, and each new call is decided by itself."""
     here = world([REFUND, REFUND, REFUND, say("I give up.")])
@@ -166,7 +166,7 @@ async def test_a_model_that_asks_again_is_denied_again(door: Door) -> None:
     )
 
 
-@three_doors
+@one_door
 async def test_denials_in_a_row_are_limited(door: Door) -> None:
     """``max_repeated_denials`` counts batches of which every call was denied; at the limit an answer is asked for."""
     here = world([REFUND, REFUND, say("I give up.")])
@@ -182,7 +182,7 @@ SAFE = ApprovalSettings(on_deferred="run_safe_first")
 MIXED = calls(LOOK, REFUND, call("shop-look", {"order": "8"}), REFUND)
 
 
-@three_doors
+@one_door
 async def test_hold_all_holds_every_call_of_the_batch(door: Door) -> None:
     """``hold_all``: nothing of a batch starts while one of its calls waits; only the deferred ones are pending."""
     facts: list[Any] = []
@@ -245,7 +245,7 @@ async def test_run_safe_first_runs_the_others_before_the_pause(door: Door) -> No
     assert results(resumed.history) == ["sent", "later", "sent", "refunded 50"]
 
 
-@three_doors
+@one_door
 async def test_safe_first_starts_only_after_all_were_seen(door: Door) -> None:
     """Also with ``run_safe_first`` every call of the batch is decided before one starts."""
     order: list[str] = []
@@ -263,8 +263,8 @@ async def test_safe_first_starts_only_after_all_were_seen(door: Door) -> None:
     assert order == ["seen"] * 4 + ["started"] * 2
 
 
-@pytest.mark.parametrize("settings", [HOLD, SAFE], ids=["hold_all", "run_safe_first"])
-@three_doors
+@each_of("settings", [HOLD, SAFE], ids=["hold_all", "run_safe_first"])
+@one_door
 async def test_deferred_calls_count_when_they_start(
     door: Door, settings: ApprovalSettings
 ) -> None:
@@ -291,7 +291,7 @@ async def test_deferred_calls_count_when_they_start(
     check_sendable(resumed.history)
 
 
-@three_doors
+@one_door
 async def test_denied_beside_deferred_waits_with_it(door: Door) -> None:
     """A denied and a deferred call in one batch: only the deferred one is pending, the other keeps its refusal."""
     here = world([calls(REFUND, LOOK), DONE])
@@ -304,7 +304,7 @@ async def test_denied_beside_deferred_waits_with_it(door: Door) -> None:
     assert (here.ran, results(resumed.history)) == ([("look", "7")], [REFUSED, "sent"])
 
 
-@three_doors
+@one_door
 async def test_a_denial_may_have_no_reason(door: Door) -> None:
     """None as the reason is as good as none at all: the model reads the refusal, and the record can be read."""
     here = world([REFUND, say("Sorry.")])

@@ -156,7 +156,7 @@ APPROVERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("approver", APPROVERS)
+@each_of("approver", APPROVERS)
 @two_entries
 async def test_an_answer_other_than_approval_refuses(
     entry: Entry, approver: str

@@ -157,7 +157,7 @@ async def together(context: Any, next: Any) -> None:
     await asyncio.gather(next(context), next(context))
 
 
-@pytest.mark.parametrize("filter", [twice, together], ids=lambda one: one.__name__)
+@each_of("filter", [twice, together], ids=lambda one: one.__name__)
 @each_of(
     ("under", "kind"),
     [(AUTO, AUTO[0]), (AUTO, FUNCTION[0]), (FUNCTION, FUNCTION[0])],
@@ -259,7 +259,7 @@ async def test_a_rule_that_is_for_no_function_is_reported_once(caplog: Any) -> N
     ] == ["Rule 1 of the approval policy is for no function of this kernel."]
 
 
-@pytest.mark.parametrize("spelling", ["10000", 10000.0, " 10000"])
+@each_of("spelling", ["10000", 10000.0, " 10000"])
 @under_each
 async def test_the_policy_sees_the_value_that_the_function_gets(
     under: Any, spelling: Any

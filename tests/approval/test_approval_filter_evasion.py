@@ -56,8 +56,8 @@ HIDING: dict[str, str] = {
 }
 
 
-@pytest.mark.parametrize("policy", [SMALL, small_only], ids=["policy", "interceptor"])
-@pytest.mark.parametrize("kind", HIDING)
+@each_of("policy", [SMALL, small_only], ids=["policy", "interceptor"])
+@each_of("kind", HIDING)
 @under_each
 async def test_arguments_cannot_hide_from_the_policy(
     kind: str, policy: Any, under: Any
@@ -168,7 +168,7 @@ async def test_a_waiting_call_whose_arguments_were_altered_is_not_pending() -> N
     assert here.ran == []
 
 
-@pytest.mark.parametrize("name", ["shop-refund", "refund"])
+@each_of("name", ["shop-refund", "refund"])
 @both_ways
 async def test_a_mark_holds_for_the_function_that_was_named(
     streamed: bool, name: str

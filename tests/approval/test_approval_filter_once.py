@@ -27,6 +27,7 @@ from support.approval import (
 )
 from support.approval_filter import BOTH, POLICY, chat, guarded
 from support.stock import add_filter
+from support.values import each_of
 
 
 class Slow(Shop):
@@ -83,7 +84,7 @@ async def test_a_clone_of_the_kernel_has_the_same_filter() -> None:
     assert (seen, here.ran) == (["call_1"], [REFUNDED])
 
 
-@pytest.mark.parametrize("amounts", [(1, 9999), (50, 50)], ids=["different", "equal"])
+@each_of("amounts", [(1, 9999), (50, 50)], ids=["different", "equal"])
 @both_ways
 async def test_an_id_that_waits_twice_is_decided_by_fingerprint(
     streamed: bool, amounts: Any

@@ -35,7 +35,7 @@ from support.approval_filter import AUTO, BOTH, POLICY, agent_of, chat, guarded
 from support.stock import add_filter, every_result
 from support.values import each_of
 
-each_under = pytest.mark.parametrize("under", [AUTO, BOTH], ids=["auto", "both"])
+each_under = each_of("under", [AUTO, BOTH])
 
 
 async def waiting(

@@ -22,10 +22,10 @@ from support.approval import (
     arguments_in,
     check_sendable,
     decided,
+    one_door,
     requested,
     results,
     three_doors,
-    two_doors,
     world,
 )
 from support.values import each_of
@@ -63,7 +63,7 @@ KINDS: dict[str, Any] = {
 
 
 @each_of("kind", KINDS)
-@two_doors
+@one_door
 async def test_anything_that_can_be_called_may_decide(door: Door, kind: str) -> None:
     """Sync or async, function or object: everything that can be called with the call is an interceptor."""
     here = world()
@@ -100,7 +100,7 @@ MISBEHAVING: dict[str, Any] = {
 
 
 @each_of("kind", MISBEHAVING)
-@two_doors
+@one_door
 async def test_an_interceptor_that_raises_denies(door: Door, kind: str) -> None:
     """The run continues, with a clean text; `test_no_decision.py` has the answers that are not decisions."""
     here = world()
@@ -134,7 +134,7 @@ JUNK: dict[str, Any] = {
 
 
 @each_of("kind", JUNK)
-@two_doors
+@one_door
 async def test_a_decision_with_junk_in_it_runs_nothing(door: Door, kind: str) -> None:
     """A decision whose fields mean nothing denies or waits; the run has a value for it, and can be saved and read."""
     here = world([REFUND, DONE])
@@ -151,7 +151,7 @@ async def test_a_decision_with_junk_in_it_runs_nothing(door: Door, kind: str) ->
         assert again.ran == []
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("answer", "problem"),
     [
         (JUNK["always"], "an Approve, but always must be .* got 'everything'"),
@@ -166,7 +166,7 @@ async def test_the_log_says_why_an_answer_is_not_taken(
     assert re.search(rf"<lambda> answered .*{problem}; the call is denied", caplog.text)
 
 
-@three_doors
+@one_door
 async def test_an_approval_of_another_call_does_not_count(door: Door) -> None:
     """Where an approval names a fingerprint, it must be the call's: one kept from another call runs nothing."""
     here = world([REFUND, DONE])
@@ -179,7 +179,7 @@ async def test_an_approval_of_another_call_does_not_count(door: Door) -> None:
     assert here.ran == [REFUNDED]
 
 
-@three_doors
+@one_door
 async def test_an_interceptor_that_hangs_denies(door: Door) -> None:
     """Past ``interceptor_timeout`` a call is denied, whether the interceptor hangs in the event loop or in a thread."""
     released = threading.Event()
@@ -204,7 +204,7 @@ async def test_an_interceptor_that_hangs_denies(door: Door) -> None:
         released.set()
 
 
-@three_doors
+@one_door
 async def test_an_answer_after_the_timeout_does_not_approve(door: Door) -> None:
     """An interceptor that answers its own cancellation with an approval has not decided in time."""
 
@@ -223,7 +223,7 @@ async def test_an_answer_after_the_timeout_does_not_approve(door: Door) -> None:
     assert here.ran == []
 
 
-@three_doors
+@one_door
 async def test_what_ran_is_what_was_recorded(door: Door) -> None:
     """An interceptor that changes the arguments it was shown changes nothing: only ``Approve(arguments=)`` edits."""
     facts: list[Any] = []
@@ -242,7 +242,7 @@ async def test_what_ran_is_what_was_recorded(door: Door) -> None:
     )
 
 
-@three_doors
+@one_door
 async def test_every_interceptor_is_shown_the_same(door: Door) -> None:
     """What one interceptor does to the arguments it was shown, the next one, a policy for instance, does not see."""
 
@@ -261,7 +261,7 @@ async def test_every_interceptor_is_shown_the_same(door: Door) -> None:
     assert here.ran == []
 
 
-@three_doors
+@one_door
 async def test_all_calls_of_a_batch_are_seen_before_any_runs(door: Door) -> None:
     """While interceptors are asked, nothing of the batch has run, not even what they approved a moment before."""
     here = world([calls(LOOK, REFUND, LOOK), DONE])
@@ -316,7 +316,7 @@ async def test_mixed_decisions_keep_the_order_of_the_calls(door: Door) -> None:
     check_sendable(outcome.history)
 
 
-@three_doors
+@one_door
 async def test_interceptors_see_only_calls_that_could_run(door: Door) -> None:
     """Unknown functions, malformed arguments and hidden parameters are answered without asking anybody."""
     seen: list[str] = []

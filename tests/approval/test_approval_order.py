@@ -15,12 +15,12 @@ from support.approval import (
     arguments_in,
     check_sendable,
     decided,
+    one_door,
     only,
     requested,
     results,
     service_and_handler,
     three_doors,
-    two_doors,
     world,
 )
 from support.stock import sent_calls
@@ -29,7 +29,7 @@ from support.values import each_of
 ASK_REFUND = {"default": "allow", "rules": [{"function": "refund", "action": "ask"}]}
 
 
-@three_doors
+@one_door
 async def test_the_first_decision_wins(door: Door) -> None:
     """Interceptors are asked in the order given, until one decides; those after it are not asked."""
     seen: list[str] = []
@@ -55,7 +55,7 @@ async def test_the_first_decision_wins(door: Door) -> None:
     )
 
 
-@three_doors
+@one_door
 async def test_silence_runs_the_call(door: Door) -> None:
     """None abstains: where all interceptors abstain, the calls run, as with any filter."""
     here = world()
@@ -69,7 +69,7 @@ async def test_silence_runs_the_call(door: Door) -> None:
     assert here.ran == [("look", "7"), REFUNDED]
 
 
-@three_doors
+@one_door
 async def test_a_call_is_shown_as_it_will_run(door: Door) -> None:
     """Interceptors see resolved name, validated arguments, the raw text, trip, place and batch size of each call."""
     seen: list[ToolCall] = []
@@ -111,7 +111,7 @@ async def test_edited_arguments_run_and_are_recorded(door: Door) -> None:
     check_sendable(outcome.history)
 
 
-@three_doors
+@one_door
 async def test_the_model_reads_the_edit(door: Door) -> None:
     """The next request shows the model the call with the edited arguments, beside its result."""
     here = world([REFUND, DONE])
@@ -136,7 +136,7 @@ INVALID_EDITS: dict[str, dict[str, Any]] = {
 
 
 @each_of("edit", INVALID_EDITS)
-@two_doors
+@one_door
 async def test_an_invalid_edit_denies(door: Door, edit: str) -> None:
     """Edited arguments are validated like the model's; an interceptor whose edit does not pass denies the call."""
     facts: list[Any] = []
@@ -152,7 +152,7 @@ async def test_an_invalid_edit_denies(door: Door, edit: str) -> None:
     )
 
 
-@three_doors
+@one_door
 async def test_an_edit_cannot_reach_hidden_parameters(door: Door) -> None:
     """What is hidden from the model is hidden from an edit, too."""
     here = world([call("shop-charge", {"amount": 1}), DONE])
@@ -161,7 +161,7 @@ async def test_an_edit_cannot_reach_hidden_parameters(door: Door) -> None:
     assert here.ran == []
 
 
-@three_doors
+@one_door
 async def test_a_supplied_result_replaces_the_functions(door: Door) -> None:
     """Supply gives the model a result, encoded as a function's would be; nothing runs, and no tool call is counted."""
     here = world()
@@ -236,7 +236,7 @@ ORDER: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @each_of("case", ORDER)
-@three_doors
+@one_door
 async def test_the_order_for_a_marked_function(door: Door, case: str) -> None:
     """Interceptors and a policy's rules come before the mark; pre-invoke, defaults and unmatched come after it."""
     options, expected = ORDER[case]
@@ -285,7 +285,7 @@ DEFAULTS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @each_of("case", DEFAULTS)
-@three_doors
+@one_door
 async def test_the_order_of_defaults(door: Door, case: str) -> None:
     """A policy's default is asked after everybody else, and only its silence leaves the call to ``unmatched``."""
     options, expected = DEFAULTS[case]

@@ -33,6 +33,7 @@ from support.approval import (
     only,
     planner_with,
     results,
+    three_doors,
     world,
 )
 from support.approval_process import KEY
@@ -96,7 +97,7 @@ async def test_what_waits_is_shown_exactly_and_as_json(door: Door) -> None:
     assert (len(fingerprint), here.ran) == (64, [])
 
 
-@every_door
+@three_doors
 async def test_the_usage_continues(door: Door) -> None:
     """Iterations and calls of a run in two lives are those of the same run in one."""
     script = [LOOK, calls(LOOK, REFUND), LOOK, DONE]
@@ -161,7 +162,7 @@ async def test_a_run_continues_in_another_process(
     }
 
 
-@every_door
+@three_doors
 async def test_partial_decisions_leave_the_rest_pending(door: Door) -> None:
     """Decided one by one, the run stays paused, without a request and with nothing run, until the last is decided."""
     here = world([calls(REFUND, REFUND, REFUND)])
@@ -187,7 +188,7 @@ async def test_partial_decisions_leave_the_rest_pending(door: Door) -> None:
     ]
 
 
-@every_door
+@three_doors
 async def test_an_approved_call_waits_for_its_siblings(door: Door) -> None:
     """Under ``hold_all`` an approved call does not run while another one of its batch still waits."""
     paused = await door.ask(world([calls(REFUND, REFUND)]), **ASK)
@@ -218,7 +219,7 @@ async def test_no_decision_keeps_a_run_paused(door: Door) -> None:
         check_sendable(outcome.history)
 
 
-@every_door
+@three_doors
 async def test_a_person_may_edit(door: Door) -> None:
     """Edited arguments run; the transcript's call shows them, and the model reads them beside the result."""
     paused = await door.ask(world([calls(LOOK, REFUND)]), **ASK)
@@ -260,7 +261,7 @@ async def test_several_pauses_in_one_run(door: Door) -> None:
 
 
 @each_of("trip", [1, 2, 3])
-@every_door
+@three_doors
 async def test_a_pause_in_any_trip_keeps_the_budget_exact(
     door: Door, trip: int
 ) -> None:
@@ -280,7 +281,7 @@ async def test_a_pause_in_any_trip_keeps_the_budget_exact(
     )
 
 
-@every_door
+@three_doors
 async def test_a_larger_budget_takes_effect_at_resume(door: Door) -> None:
     """``resume(budget=)`` replaces the limits, also tighter ones; what was spent stays spent."""
     paused = await door.ask(world([REFUND]), budget=Budget(max_iterations=9), **ASK)
@@ -295,7 +296,7 @@ async def test_a_larger_budget_takes_effect_at_resume(door: Door) -> None:
     assert (done.iterations, here.requests, done.status) == (3, 2, "limit_reached")
 
 
-@every_door
+@three_doors
 async def test_a_stop_handle_ends_a_resumed_run(door: Door) -> None:
     """Asked to stop before it continues: nothing runs, not even what was just approved; every call is answered."""
     paused = await door.ask(world([calls(LOOK, REFUND)]), **ASK)
@@ -309,7 +310,7 @@ async def test_a_stop_handle_ends_a_resumed_run(door: Door) -> None:
     check_sendable(done.history)
 
 
-@every_door
+@three_doors
 async def test_a_stop_while_interceptors_are_asked_runs_nothing(door: Door) -> None:
     """A handle pulled during the review of a batch: none of its calls starts, and none is left pending."""
     stop, here = StopHandle(), world([calls(LOOK, REFUND)])

@@ -14,6 +14,7 @@ from support.approval import (
     WIPE,
     Door,
     check_sendable,
+    one_door,
     only,
     planner_doors,
     results,
@@ -42,7 +43,7 @@ async def test_a_returned_batch_is_reviewed_again(door: Door) -> None:
     assert (again.status, again.waiting, here.ran) == ("paused", ["call_2"], [])
 
 
-@three_doors
+@one_door
 async def test_a_denied_batch_that_was_returned_is_denied_again(door: Door) -> None:
     """Resumed, a denied call does not slip through: it is decided again, and ends the run again."""
     options: dict[str, Any] = {
@@ -67,7 +68,7 @@ async def test_a_persons_denial_returns_the_batch(door: Door) -> None:
     assert (ended.status, here.ran, here.requests) == ("stopped", [], 0)
 
 
-@three_doors
+@one_door
 async def test_what_ran_before_a_denial_does_not_run_again(door: Door) -> None:
     """A safe call that ran before the pause keeps its result when its sibling is denied and the run continues later."""
     options: dict[str, Any] = {"interceptors": [ASKING_REFUND], "approval": SAFE_RETURN}
@@ -84,7 +85,7 @@ async def test_what_ran_before_a_denial_does_not_run_again(door: Door) -> None:
     assert (first.ran, ("look", "7") in here.ran) == ([("look", "7")], False)
 
 
-@three_doors
+@one_door
 async def test_what_ran_before_a_limit_does_not_run_again(door: Door) -> None:
     """Nor does it when the approved sibling meets a limit that returns the calls, and a larger budget lets it go on."""
     options: dict[str, Any] = {"interceptors": [ASKING_REFUND], "approval": SAFE_RETURN}
@@ -107,7 +108,7 @@ async def test_what_ran_before_a_limit_does_not_run_again(door: Door) -> None:
     )
 
 
-@three_doors
+@one_door
 async def test_an_approval_does_not_outlive_the_return_of_its_batch(door: Door) -> None:
     """A call that was approved, returned at a limit and resumed is asked about again before it runs."""
     options: dict[str, Any] = {"interceptors": [ASKING_REFUND]}

@@ -29,6 +29,7 @@ from support.approval import (
     results,
     service_and_handler,
     service_doors,
+    service_or_handler,
     settings_with,
     three_doors,
     world,
@@ -94,7 +95,7 @@ async def test_a_paused_message_is_fixed_text_without_calls(door: Door) -> None:
     check_sendable(with_paused_text(paused.history, paused.closing))
 
 
-@service_and_handler
+@service_or_handler
 async def test_the_model_never_reads_the_paused_text(door: Door) -> None:
     """Added to the history or not, no request after the resume has it."""
     paused = await door.ask(world([REFUND]), **ASK)
@@ -136,7 +137,7 @@ async def test_the_sum_of_a_paused_stream_is_dropped_too(paused_reply: Any) -> N
     assert [message.role.value for message in history.messages].count("assistant") == 2
 
 
-@service_and_handler
+@service_or_handler
 async def test_a_refused_decision_leaves_the_history_as_it_was(door: Door) -> None:
     """After every refusal the caller's history is as it was."""
     paused = await door.ask(world(SCRIPT), **ASK)
@@ -181,7 +182,7 @@ async def test_metadata_survives_json(door: Door) -> None:
     assert Checkpoint.from_json(kept["checkpoint"]).facts[-1].type == "Paused"
 
 
-@service_and_handler
+@service_or_handler
 async def test_a_checkpoint_value_is_taken_like_its_text(door: Door) -> None:
     """``resume`` takes a `Checkpoint`, read with a key for instance, as well as its JSON text."""
     paused = await door.ask(world([REFUND]), **ASK)

@@ -18,7 +18,7 @@ from support.approval import (
     REFUNDED,
     Door,
     Shop,
-    three_doors,
+    one_door,
     two_doors,
     world,
 )
@@ -83,7 +83,7 @@ async def test_a_function_with_other_parameters_is_asked_about_again(
     assert (done.status, len(there.ran)) == ("answered", 1)
 
 
-@three_doors
+@one_door
 async def test_a_new_description_keeps_the_approval(door: Door) -> None:
     """What a function takes is the same, so the approval holds."""
     paused = await door.ask(world([REFUND]), **ASK)
@@ -92,7 +92,7 @@ async def test_a_new_description_keeps_the_approval(door: Door) -> None:
     assert here.ran == [REFUNDED]
 
 
-@two_doors
+@one_door
 async def test_a_changed_call_can_still_be_denied(door: Door) -> None:
     """A denial needs no function."""
     paused = await door.ask(world([REFUND]), **ASK)
@@ -101,7 +101,7 @@ async def test_a_changed_call_can_still_be_denied(door: Door) -> None:
     assert (done.status, here.ran) == ("answered", [])
 
 
-@two_doors
+@one_door
 async def test_a_checkpoint_from_before_signatures_still_resumes(door: Door) -> None:
     """It says nothing of parameters, so its decision is of name and arguments, as it was when it was written."""
     paused = await door.ask(world([REFUND]), **ASK)
@@ -119,10 +119,8 @@ async def test_a_checkpoint_from_before_signatures_still_resumes(door: Door) -> 
     assert here.ran == [REFUNDED]
 
 
-@pytest.mark.parametrize(
-    ("shop", "status"), [(Shop, "answered"), (OtherDefault, "paused")]
-)
-@two_doors
+@each_of(("shop", "status"), [(Shop, "answered"), (OtherDefault, "paused")])
+@one_door
 async def test_an_approval_for_the_rest_of_a_run_is_of_a_function_as_it_was(
     door: Door, shop: Any, status: str
 ) -> None:

@@ -27,6 +27,7 @@ from support.approval import (
     Door,
     check_sendable,
     decided,
+    one_door,
     only,
     planner_with,
     results,
@@ -61,7 +62,7 @@ async def test_always_this_function(door: Door) -> None:
     ]
 
 
-@three_doors
+@one_door
 async def test_always_these_arguments(door: Door) -> None:
     """``always="arguments"``: the same call runs unasked, with its keys in any order; another one still waits."""
     paused = await door.ask(world([REFUND]), **ASK)
@@ -76,7 +77,7 @@ async def test_always_these_arguments(door: Door) -> None:
     )
 
 
-@three_doors
+@one_door
 async def test_always_the_edited_arguments(door: Door) -> None:
     """Edited and approved for always: it holds for the edited arguments, not for those that the model sent."""
     edit = Approve(arguments={"order": "8", "amount": 1}, always="arguments")
@@ -90,7 +91,7 @@ async def test_always_the_edited_arguments(door: Door) -> None:
     )
 
 
-@three_doors
+@one_door
 async def test_sticky_replaces_a_question_never_a_denial(door: Door) -> None:
     """A call that was approved for always is still denied by an interceptor that denies it."""
 
@@ -132,7 +133,7 @@ async def test_sticky_outlives_further_pauses(door: Door) -> None:
     )
 
 
-@three_doors
+@one_door
 async def test_sticky_is_of_this_run_only(door: Door) -> None:
     """Another run, of the same planner and the same goal, asks again."""
     paused = await door.ask(world([REFUND]), **ASK)
@@ -143,7 +144,7 @@ async def test_sticky_is_of_this_run_only(door: Door) -> None:
     assert ((await door.ask(here, **ASK)).status, here.ran) == ("paused", [])
 
 
-@three_doors
+@one_door
 async def test_sticky_frees_no_other_function(door: Door) -> None:
     """Approval for one function does not approve another one, marked functions included."""
     paused = await door.ask(world([REFUND]), **ASK)
@@ -154,7 +155,7 @@ async def test_sticky_frees_no_other_function(door: Door) -> None:
     assert (again.status, here.ran) == ("paused", [REFUNDED])
 
 
-@three_doors
+@one_door
 async def test_sticky_arguments_hold_against_filters(door: Door) -> None:
     """A later call that runs because exactly these arguments were approved is refused when a filter changes them."""
     paused = await door.ask(world([REFUND]), **ASK)
@@ -200,7 +201,7 @@ async def test_expiry_is_an_outcome_of_its_own(door: Door) -> None:
 @each_of(
     "decision", [Approve(), Deny("No."), Supply("x")], ids=["approve", "deny", "supply"]
 )
-@three_doors
+@one_door
 async def test_late_decisions_are_refused_by_name(door: Door, decision: Any) -> None:
     """From the second of expiry on no decision is taken any more, and nothing runs; a second before it still is."""
     clock = Clock()
@@ -220,7 +221,7 @@ async def test_late_decisions_are_refused_by_name(door: Door, decision: Any) -> 
     assert done.status == "answered"
 
 
-@three_doors
+@one_door
 async def test_only_the_expired_question_is_closed(door: Door) -> None:
     """Of two questions one expires: the other stays pending, and can still be decided."""
     clock = Clock()
@@ -240,7 +241,7 @@ async def test_only_the_expired_question_is_closed(door: Door) -> None:
     assert (done.status, here.ran) == ("answered", [("look", "7")])
 
 
-@three_doors
+@one_door
 async def test_deciding_one_closes_the_expired_other(door: Door) -> None:
     """A decision on an open question may be given while another one has expired; the run continues with both."""
     clock = Clock()
@@ -321,7 +322,7 @@ async def test_cancel_survives_json() -> None:
     assert (ended.status, len(results(present(ended.chat_history)))) == ("stopped", 2)
 
 
-@three_doors
+@one_door
 async def test_each_decision_is_recorded_with_who_and_when(door: Door) -> None:
     """The journal tells of every decision of a person: whose, at what time, and that a person made it."""
     clock, facts = Clock(seconds=500.0), list[CallDecided]()
@@ -352,7 +353,7 @@ async def test_each_decision_is_recorded_with_who_and_when(door: Door) -> None:
     ]
 
 
-@three_doors
+@one_door
 async def test_the_iteration_callback_runs_when_the_batch_has_settled(
     door: Door,
 ) -> None:

@@ -28,8 +28,8 @@ from support.approval import (
     Shop,
     check_sendable,
     every_door,
+    one_door,
     results,
-    two_doors,
     world,
 )
 from support.values import each_of
@@ -88,7 +88,7 @@ async def test_what_is_approved_runs_without_a_pause(door: Door) -> None:
     ],
     ids=["interceptor", "check", "unmatched", "default"],
 )
-@two_doors
+@one_door
 async def test_every_deferral_of_a_call_asks_the_person(
     door: Door, asking: dict[str, Any]
 ) -> None:
@@ -98,7 +98,7 @@ async def test_every_deferral_of_a_call_asks_the_person(
     assert (done.status, here.ran) == ("answered", [REFUNDED])
 
 
-@two_doors
+@one_door
 async def test_a_marked_function_is_asked_about(door: Door) -> None:
     """With the prompt of its mark; what nothing defers is not asked about."""
     here, prompts = world([calls(LOOK, WIPE), DONE]), list[str]()
@@ -140,7 +140,7 @@ ANSWERS: dict[str, tuple[Any, str]] = {
 
 
 @each_of("answer", ANSWERS)
-@two_doors
+@one_door
 async def test_the_answer_is_carried_out(door: Door, answer: str) -> None:
     """A denial, a result and an edit count as on a paused run; an approver that fails denies."""
     approver, read = ANSWERS[answer]
@@ -148,9 +148,7 @@ async def test_the_answer_is_carried_out(door: Door, answer: str) -> None:
     assert (done.status, results(done.history)) == ("answered", [read])
 
 
-@pytest.mark.parametrize(
-    "left", [None, Defer("Ask me tomorrow.")], ids=["none", "defer"]
-)
+@each_of("left", [None, Defer("Ask me tomorrow.")], ids=["none", "defer"])
 @every_door
 async def test_a_question_that_is_left_open_pauses(door: Door, left: Any) -> None:
     """None and `Defer` pause the run, as without an approver, and it is resumed like any other."""
@@ -165,7 +163,7 @@ async def test_a_question_that_is_left_open_pauses(door: Door, left: Any) -> Non
     assert (done.status, sorted(here.ran)) == ("answered", [("look", "7"), REFUNDED])
 
 
-@two_doors
+@one_door
 async def test_a_person_may_be_slower_than_an_interceptor(door: Door) -> None:
     """Only the question's own ``expires_in`` ends the wait, with a denial; ``interceptor_timeout`` does not."""
 
@@ -188,7 +186,7 @@ async def test_a_person_may_be_slower_than_an_interceptor(door: Door) -> None:
     assert (done.status, here.ran) == ("answered", [])
 
 
-@two_doors
+@one_door
 async def test_approved_for_good_is_not_asked_again(door: Door) -> None:
     """``always`` counts for the rest of the run."""
     here, asked = world([REFUND, REFUND, DONE]), list[str]()
@@ -214,8 +212,8 @@ async def test_approved_for_good_is_not_asked_again(door: Door) -> None:
     ],
     ids=["function", "arguments", "once", "an-edit"],
 )
-@pytest.mark.parametrize("of_filter", [False, True], ids=["option", "filter"])
-@two_doors
+@each_of("of_filter", [False, True], ids=["option", "filter"])
+@one_door
 async def test_approved_for_good_covers_the_rest_of_its_batch(
     door: Door, of_filter: bool, answer: Approve, questions: Any
 ) -> None:

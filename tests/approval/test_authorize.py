@@ -40,7 +40,9 @@ from support.approval import (
     Shop,
     asked,
     every_door,
+    one_door,
     results,
+    three_doors,
     two_doors,
     world,
 )
@@ -100,7 +102,7 @@ async def test_who_lacks_the_role_is_refused_and_the_call_still_waits(
     assert (done.status, here.ran) == ("answered", [REFUNDED])
 
 
-@every_door
+@three_doors
 async def test_roles_without_a_hook_refuse_to_be_decided(door: Door) -> None:
     """Nothing could check them: the refusal names the roles and the way out, also of a denial."""
     here = world([REFUND, DONE])
@@ -147,7 +149,7 @@ HOOKS: dict[str, tuple[Callable[[DecisionRequest], Any], str]] = {
 
 
 @each_of("hook", HOOKS)
-@two_doors
+@one_door
 async def test_only_true_allows(door: Door, hook: str) -> None:
     """A text is the reason, and so is that of an exception; a hook that forgets its return refuses."""
     authorize, reason = HOOKS[hook]
@@ -161,7 +163,7 @@ async def test_only_true_allows(door: Door, hook: str) -> None:
     assert here.ran == []
 
 
-@two_doors
+@one_door
 async def test_the_hook_sees_what_is_decided(door: Door) -> None:
     """The action, who, the run, the call as it waits, and the decision; a door vouches for no name."""
     heard: list[DecisionRequest] = []
@@ -192,7 +194,7 @@ async def test_the_hook_sees_what_is_decided(door: Door) -> None:
     assert request.run_id
 
 
-@two_doors
+@one_door
 async def test_one_refused_decision_takes_none(door: Door) -> None:
     """The decisions of one resume are all or nothing."""
     both = [
@@ -239,7 +241,7 @@ async def test_the_hook_of_a_wrapped_service_has_its_say(door: Door) -> None:
 # A person who is asked while the run is open.
 
 
-@every_door
+@three_doors
 async def test_who_lacks_the_role_does_not_answer_for_the_approver(
     door: Door, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -259,7 +261,7 @@ async def test_who_lacks_the_role_does_not_answer_for_the_approver(
     )
 
 
-@every_door
+@three_doors
 async def test_the_approver_is_shown_the_roles_and_is_let_in(door: Door) -> None:
     """Under the hook by name; without one it is the application's own function, which can check the roles itself."""
     for approval in (STAFF_ONLY, ApprovalSettings()):
@@ -377,7 +379,7 @@ async def test_the_approver_of_the_filter_is_let_in_by_the_hook(
     assert here.ran == ran
 
 
-@two_doors
+@one_door
 @pytest.mark.parametrize(("by", "ran"), [("ann", [REFUNDED]), ("bo", [])])
 async def test_filters_that_differ_in_their_hook_are_two(
     door: Door, by: str, ran: list[Any]
@@ -397,7 +399,7 @@ async def test_filters_that_differ_in_their_hook_are_two(
         assert here.ran == ran
 
 
-@two_doors
+@one_door
 async def test_the_hook_of_the_kernels_filter_holds_in_a_run(door: Door) -> None:
     """A call that waits there under the filter's policy is decided by whom the filter's hook lets in."""
     here = world([REFUND, DONE])
@@ -477,7 +479,7 @@ def swapping(decisions: dict[str, Any]) -> Any:
     return allow
 
 
-@every_door
+@three_doors
 async def test_the_decision_that_the_hook_allowed_is_the_one_that_counts(
     door: Door,
 ) -> None:

@@ -19,6 +19,7 @@ from support.approval import (
     Shop,
     World,
     check_sendable,
+    one_door,
     only,
     results,
     three_doors,
@@ -87,7 +88,7 @@ async def test_a_filter_cannot_change_what_a_person_approved(
 
 
 @each_of("kind", KINDS)
-@three_doors
+@one_door
 async def test_a_filter_cannot_change_what_a_person_edited(
     door: Door, kind: str
 ) -> None:
@@ -101,7 +102,7 @@ async def test_a_filter_cannot_change_what_a_person_edited(
 
 
 @each_of("kind", KINDS)
-@three_doors
+@one_door
 async def test_a_filter_that_changes_nothing_keeps_the_approval(
     door: Door, kind: str
 ) -> None:
@@ -117,7 +118,7 @@ async def test_a_filter_that_changes_nothing_keeps_the_approval(
     assert (seen[0]["order"], seen[0]["amount"]) == ("7", 50)
 
 
-@three_doors
+@one_door
 async def test_a_filter_cannot_put_another_function_in_place(door: Door) -> None:
     """The function that a person approved is the one that runs, or none."""
     paused = await door.ask(world([REFUND]), **ASK)
@@ -215,7 +216,7 @@ class Renamed(Shop):
         return "paid"
 
 
-@three_doors
+@one_door
 async def test_a_function_renamed_to_the_approved_name_does_not_run(door: Door) -> None:
     """Another function under the approved name, with other parameters, is not what was approved."""
     paused = await door.ask(world([REFUND]), **ASK)
@@ -240,7 +241,7 @@ async def test_a_withdrawn_function_does_not_run(door: Door) -> None:
     assert here.ran == []
 
 
-@three_doors
+@one_door
 async def test_an_approved_sibling_that_is_gone_is_not_executed(door: Door) -> None:
     """A call without a question, whose function went away during the pause, is answered; the rest runs."""
 
@@ -267,7 +268,7 @@ async def test_an_approved_sibling_that_is_gone_is_not_executed(door: Door) -> N
     ]
 
 
-@three_doors
+@one_door
 async def test_a_function_that_the_kernel_loses_between_review_and_run(
     door: Door,
 ) -> None:
@@ -282,7 +283,7 @@ async def test_a_function_that_the_kernel_loses_between_review_and_run(
     check_sendable(outcome.history)
 
 
-@three_doors
+@one_door
 async def test_a_safe_function_cannot_smuggle_in_a_marked_plugin(door: Door) -> None:
     """A plugin that a function adds during the run is offered next, and its marked functions wait like any other."""
     here = world([call("loader-load"), call("late-wipe")])
@@ -320,7 +321,7 @@ async def test_a_second_kernel_has_its_own_say(door: Door) -> None:
     )
 
 
-@three_doors
+@one_door
 async def test_filters_run_once_and_only_after_the_approval(door: Door) -> None:
     """The application's filters see a deferred call when it runs, not when it is asked about."""
     first, second = world([REFUND]), world([DONE])
@@ -334,7 +335,7 @@ async def test_filters_run_once_and_only_after_the_approval(door: Door) -> None:
     assert (seen, second.ran) == (["refund", "refund"], [REFUNDED])
 
 
-@three_doors
+@one_door
 async def test_run_safe_first_does_not_run_the_safe_ones_twice(door: Door) -> None:
     """What ran before the pause does not run again, however often the run is resumed with partial decisions."""
     options: dict[str, Any] = {

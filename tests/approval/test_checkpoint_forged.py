@@ -20,6 +20,7 @@ from support.approval import (
     LOOK,
     REFUND,
     Door,
+    one_door,
     planner_with,
     three_doors,
     two_doors,
@@ -120,9 +121,7 @@ def decisions_on(call_id: str, fingerprint: str, *, pinned: bool) -> dict[str, A
     return {call_id: Approve(fingerprint=fingerprint if pinned else None)}
 
 
-@pytest.mark.parametrize(
-    "pinned", [False, True], ids=["approve", "approve-by-fingerprint"]
-)
+@each_of("pinned", [False, True], ids=["approve", "approve-by-fingerprint"])
 @each_of("what", ALTERED)
 @two_doors
 async def test_an_altered_pending_call_is_refused(
@@ -142,7 +141,7 @@ async def test_an_altered_pending_call_is_refused(
     assert (here.ran, here.requests) == ([], 0)
 
 
-@three_doors
+@one_door
 async def test_a_fingerprint_binds_even_where_all_facts_agree(door: Door) -> None:
     """Arguments, digest and fingerprint altered together: an approval of what was shown runs nothing else."""
     text, here = await paused(), world([DONE])
@@ -179,7 +178,7 @@ async def test_a_forged_verdict_runs_nothing(door: Door, what: str) -> None:
     assert (here.ran, here.requests) == ([], 0)
 
 
-@three_doors
+@one_door
 async def test_a_verdict_that_no_person_gave_is_refused_without_a_key(
     door: Door,
 ) -> None:
@@ -198,7 +197,7 @@ async def test_a_verdict_that_no_person_gave_is_refused_without_a_key(
     assert (here.ran, here.requests) == ([], 0)
 
 
-@three_doors
+@one_door
 async def test_facts_after_the_pause_are_refused(door: Door) -> None:
     """A text that continues after its pause, without a new one, is the record of no paused run: nothing runs."""
     text, here = await paused(), world([DONE])
@@ -213,7 +212,7 @@ async def test_facts_after_the_pause_are_refused(door: Door) -> None:
     assert (here.ran, here.requests) == ([], 0)
 
 
-@three_doors
+@one_door
 async def test_a_run_that_pauses_for_nothing_is_refused(door: Door) -> None:
     """A pause without a waiting call is an invalid record, and nothing of it runs."""
     text, here = (
@@ -225,7 +224,7 @@ async def test_a_run_that_pauses_for_nothing_is_refused(door: Door) -> None:
     assert here.ran == []
 
 
-@three_doors
+@one_door
 async def test_an_expiry_beyond_all_dates_gets_a_named_error(door: Door) -> None:
     """A time that no calendar has is refused, whether it was altered or not."""
     text, here = (
@@ -238,7 +237,7 @@ async def test_an_expiry_beyond_all_dates_gets_a_named_error(door: Door) -> None
 
 
 @each_of("kept", range(5))
-@two_doors
+@one_door
 async def test_a_record_cut_between_facts_runs_nothing(door: Door, kept: int) -> None:
     """With any number of its last facts missing, a decision is refused by name, and nothing runs."""
     text, here = await paused(), world([])
@@ -252,7 +251,7 @@ async def test_a_record_cut_between_facts_runs_nothing(door: Door, kept: int) ->
 
 
 @each_of("kept", [2, 3, 4])
-@two_doors
+@one_door
 async def test_a_record_cut_inside_a_batch_says_so(door: Door, kept: int) -> None:
     """Cut where calls are open, it cannot continue, and the error is that of an unusable checkpoint."""
     here = world([])
@@ -317,7 +316,7 @@ TEXTS: dict[str, str] = {
 }
 
 
-@pytest.mark.parametrize("key", [None, KEY], ids=["without-key", "with-key"])
+@each_of("key", [None, KEY], ids=["without-key", "with-key"])
 @each_of("what", TEXTS)
 def test_a_text_other_than_a_checkpoint_is_refused(
     what: str, key: bytes | None

@@ -73,7 +73,7 @@ async def test_what_leaves_is_signed_and_comes_in_again(door: Door) -> None:
     assert (done.status, here.ran) == ("answered", [REFUNDED] * 2)
 
 
-@pytest.mark.parametrize("written_with", [None, OTHER], ids=["unsigned", "another-key"])
+@each_of("written_with", [None, OTHER], ids=["unsigned", "another-key"])
 @every_door
 async def test_what_is_not_signed_with_the_key_is_refused(
     door: Door, written_with: bytes | None

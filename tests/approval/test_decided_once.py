@@ -132,6 +132,10 @@ every_object = pytest.mark.parametrize(
         for streamed in (False, True)
     ],
 )
+each_object = pytest.mark.parametrize(
+    ("kind", "streamed"), [("planner", False), ("service", True), ("handler", False)]
+)
+"""Each kind once: for what its memory of decisions does, which all resumes pass."""
 ONCE = "was decided before"
 
 
@@ -166,7 +170,7 @@ async def test_of_two_resumes_at_once_one_runs(kind: str, streamed: bool) -> Non
     assert bench.here.ran == [REFUNDED]
 
 
-@every_object
+@each_object
 async def test_a_denied_call_stays_denied(kind: str, streamed: bool) -> None:
     """What was denied cannot be approved by the old checkpoint afterwards."""
     bench = Bench(kind, streamed, [REFUND, DONE])
@@ -229,7 +233,7 @@ class _Clock:
         self.seconds += seconds
 
 
-@every_object
+@each_object
 async def test_returned_calls_run_once(kind: str, streamed: bool) -> None:
     """Calls that a limit returned, resumed twice with a larger budget: they run once."""
     bench = Bench(
@@ -267,7 +271,7 @@ async def test_calls_that_were_returned_are_asked_about_again() -> None:
     assert bench.here.ran == [REFUNDED]
 
 
-@every_object
+@each_object
 async def test_a_run_that_pauses_again_asks_again(kind: str, streamed: bool) -> None:
     """The same call in a later trip is another one: it is decided by itself."""
     bench = Bench(kind, streamed, [REFUND, REFUND, DONE])
@@ -308,7 +312,7 @@ async def test_a_refused_resume_gives_the_decision_back() -> None:
     assert await bench.resume(checkpoint, {"call_1": Approve()}) == "answered"
 
 
-@every_object
+@each_object
 async def test_a_resume_that_fails_before_a_function_started_gives_the_decision_back(
     kind: str, streamed: bool
 ) -> None:
@@ -321,7 +325,7 @@ async def test_a_resume_that_fails_before_a_function_started_gives_the_decision_
     assert bench.here.ran == []
 
 
-@every_object
+@each_object
 async def test_a_resume_that_fails_after_a_function_started_keeps_the_decision(
     kind: str, streamed: bool
 ) -> None:
@@ -405,8 +409,8 @@ async def test_a_plain_question_is_answered_once() -> None:
         await bench.resume(checkpoint, {"question_0": Supply("That one.")})
 
 
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy], ids=["copy", "deepcopy"])
-@pytest.mark.parametrize("kind", ["planner", "service"])
+@each_of("copied", [copy.copy, copy.deepcopy], ids=["copy", "deepcopy"])
+@each_of("kind", ["planner", "service"])
 async def test_copies_of_an_object_are_the_object(kind: str, copied: Any) -> None:
     """A copy knows what the object it was made of has taken, and the object what the copy has."""
     bench = Bench(kind, False, [REFUND, DONE])

@@ -19,6 +19,7 @@ from support.approval import (
     REFUNDED,
     Door,
     Outcome,
+    one_door,
     service_and_handler,
     three_doors,
     two_doors,
@@ -43,7 +44,7 @@ async def refused(door: Door, text: str, decisions: Any, match: str) -> None:
     assert (await door.resume(world([]), text, {}, **ASK)).status == "paused"
 
 
-@three_doors
+@one_door
 async def test_an_approval_for_another_run(door: Door) -> None:
     """The same call of another run has another fingerprint: its approval is refused by name."""
     one, other = await paused(door), await paused(door)
@@ -56,7 +57,7 @@ async def test_an_approval_for_another_run(door: Door) -> None:
     )
 
 
-@three_doors
+@one_door
 async def test_an_approval_for_another_call_of_the_batch(door: Door) -> None:
     """Two equal calls have two fingerprints: an approval of the one does not approve the other."""
     text = await paused(door, calls(REFUND, REFUND))
@@ -66,7 +67,7 @@ async def test_an_approval_for_another_call_of_the_batch(door: Door) -> None:
     )
 
 
-@three_doors
+@one_door
 async def test_an_approval_for_another_trip(door: Door) -> None:
     """Models use ids again: an approval of ``c`` in one trip does not approve ``c`` in the next."""
     again = call("shop-refund", {"order": "7", "amount": 50}, id="c")
@@ -79,7 +80,7 @@ async def test_an_approval_for_another_trip(door: Door) -> None:
     await refused(door, second.checkpoint, {"c": approve}, "'c'")
 
 
-@three_doors
+@one_door
 async def test_an_approval_for_other_arguments(door: Door) -> None:
     """One cent more is another call."""
     one, other = await paused(door, REFUND), await paused(door, OTHER)
@@ -87,7 +88,7 @@ async def test_an_approval_for_other_arguments(door: Door) -> None:
     await refused(door, other.checkpoint, {"call_1": approve}, "call_1")
 
 
-@three_doors
+@one_door
 async def test_an_unknown_call(door: Door) -> None:
     """A decision on a call that does not wait is refused, and the error names those that do."""
     text = (await paused(door)).checkpoint
@@ -114,7 +115,7 @@ async def test_all_or_nothing(door: Door) -> None:
     )
 
 
-@three_doors
+@one_door
 async def test_a_doubled_decision(door: Door) -> None:
     """Decided once, a call takes no second decision; the one that was taken stands."""
     first = await paused(door, calls(REFUND, REFUND))
@@ -127,7 +128,7 @@ async def test_a_doubled_decision(door: Door) -> None:
     assert here.ran == [REFUNDED]
 
 
-@three_doors
+@one_door
 async def test_a_decision_after_the_end(door: Door) -> None:
     """A run that continued does not take the decision of its pause again."""
     first = await paused(door, REFUND)
@@ -175,7 +176,7 @@ async def test_an_invalid_decision_is_refused(door: Door, kind: str) -> None:
     )
 
 
-@three_doors
+@one_door
 async def test_endlessly_nested_edits_are_refused(door: Door) -> None:
     """Edited arguments of ten thousand levels are refused like any others that cannot be used."""
     deep: Any = "end"
@@ -189,7 +190,7 @@ async def test_endlessly_nested_edits_are_refused(door: Door) -> None:
     )
 
 
-@three_doors
+@one_door
 async def test_what_is_supplied_need_not_be_json(door: Door) -> None:
     """A supplied result of any kind becomes a text that can be sent, without an error or a side effect."""
     here = world([DONE])
@@ -199,7 +200,7 @@ async def test_what_is_supplied_need_not_be_json(door: Door) -> None:
     assert (done.status, here.ran) == ("answered", [("look", "7")])
 
 
-@three_doors
+@one_door
 async def test_a_coroutine_is_refused_as_a_decision(door: Door) -> None:
     """A forgotten ``await`` is refused by name, and leaves no warning."""
 
@@ -231,7 +232,7 @@ async def test_decisions_other_than_a_mapping_get_a_named_error(
     assert (here.ran, here.requests) == ([], 0)
 
 
-@three_doors
+@one_door
 async def test_two_resumes_of_one_pause_are_two_runs_on_paper(door: Door) -> None:
     """A checkpoint is a value and cannot know that it was used: each use runs the call, as documented."""
     text = (await paused(door, REFUND)).checkpoint
@@ -269,7 +270,7 @@ SURROGATES: dict[str, Any] = {
 
 
 @each_of("what", SURROGATES)
-@two_doors
+@one_door
 async def test_text_that_no_request_can_carry(door: Door, what: str) -> None:
     """A decision's text with a lone surrogate is refused, or made fit to be sent; the run is not lost."""
     pause = await paused(door, calls(REFUND, REFUND))
@@ -283,7 +284,7 @@ async def test_text_that_no_request_can_carry(door: Door, what: str) -> None:
         "".join(str(message.to_dict()) for message in done.history.messages).encode()
 
 
-@three_doors
+@one_door
 async def test_a_question_with_a_lone_surrogate_can_be_read_again(door: Door) -> None:
     """An interceptor's prompt of that kind denies, or is repaired: a paused run's checkpoint can always be read."""
     ask = [lambda call: Defer("\ud800")]

@@ -26,10 +26,10 @@ from support.approval import (
     arguments_in,
     asked,
     check_sendable,
-    every_door,
+    one_door,
     planner_with,
     results,
-    two_doors,
+    three_doors,
     world,
 )
 from support.approval_filter import AUTO, chat, guarded
@@ -74,13 +74,11 @@ def options(of_filter: bool, here: Any) -> dict[str, Any]:
     return {"approval": ANYBODY}
 
 
-by_option_or_filter = pytest.mark.parametrize(
-    "of_filter", [False, True], ids=["option", "filter"]
-)
+by_option_or_filter = each_of("of_filter", [False, True])
 
 
 @by_option_or_filter
-@every_door
+@three_doors
 async def test_a_denied_edit_is_refused_by_name_and_the_call_waits(
     door: Door, of_filter: bool
 ) -> None:
@@ -100,7 +98,7 @@ async def test_a_denied_edit_is_refused_by_name_and_the_call_waits(
 
 
 @by_option_or_filter
-@every_door
+@three_doors
 async def test_an_edit_about_which_others_are_asked_waits_again(
     door: Door, of_filter: bool
 ) -> None:
@@ -128,7 +126,7 @@ async def test_an_edit_about_which_others_are_asked_waits_again(
     check_sendable(done.history)
 
 
-@every_door
+@three_doors
 async def test_an_edit_of_the_same_question_is_answered(door: Door) -> None:
     """The clerk's edit within the clerk's rule runs, beside a call that needed no approval."""
     paused = await door.ask(
@@ -140,7 +138,7 @@ async def test_an_edit_of_the_same_question_is_answered(door: Door) -> None:
     assert (done.status, here.ran) == ("answered", [("look", "7"), PAID_SMALL])
 
 
-@two_doors
+@one_door
 async def test_all_or_nothing_with_a_refused_edit(door: Door) -> None:
     """The decision on another call is not taken either."""
     given: dict[str, Any] = {"interceptors": [policy()], "approval": ANYBODY}
@@ -159,7 +157,7 @@ async def test_all_or_nothing_with_a_refused_edit(door: Door) -> None:
 
 
 @by_option_or_filter
-@two_doors
+@one_door
 async def test_the_same_arguments_do_not_count_as_an_edit(
     door: Door, of_filter: bool
 ) -> None:
@@ -212,7 +210,7 @@ each_answer = pytest.mark.parametrize(
     INLINE,
     ids=["deny", "then-fine", "boss", "no", "two", "fine"],
 )
-@two_doors
+@one_door
 async def test_an_approver_beside_the_run_is_asked_once_more(
     door: Door, answers: Any, questions: Any, ran: Any, of_filter: bool
 ) -> None:
@@ -312,7 +310,7 @@ def capped(call: ToolCall) -> Any:
     )
 
 
-@two_doors
+@one_door
 async def test_an_interceptor_s_edit_is_reviewed_from_the_first_rule_on(
     door: Door,
 ) -> None:
@@ -360,7 +358,7 @@ def raised_once(by: float) -> Any:
     )
 
 
-@two_doors
+@one_door
 async def test_an_edit_that_comes_again_is_one_edit(door: Door) -> None:
     """An interceptor that makes the same edit in each review approves the call with it."""
     here = world([REFUND, DONE])
@@ -368,7 +366,7 @@ async def test_an_edit_that_comes_again_is_one_edit(door: Door) -> None:
     assert (done.status, here.ran) == ("answered", [PAID_SMALL])
 
 
-@two_doors
+@one_door
 async def test_a_second_different_edit_denies_by_name(door: Door) -> None:
     """An interceptor that keeps editing has no last word."""
     here = world([REFUND, DONE])
@@ -378,7 +376,7 @@ async def test_a_second_different_edit_denies_by_name(door: Door) -> None:
     assert "shop-refund were edited a second time in one review, by raiser" in read
 
 
-@two_doors
+@one_door
 async def test_what_a_rule_supplies_for_an_edit_stands(door: Door) -> None:
     """As for any call with these arguments: the function does not run, and the model reads the result."""
 
@@ -497,7 +495,7 @@ def asking_and_adding(to: list[str]) -> Any:
     return ask
 
 
-@every_door
+@three_doors
 async def test_an_edit_that_is_changed_after_its_review_runs_as_it_was_reviewed(
     door: Door,
 ) -> None:

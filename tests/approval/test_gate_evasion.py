@@ -17,6 +17,7 @@ from support.approval import (
     WIPE,
     Door,
     check_sendable,
+    one_door,
     results,
     three_doors,
     two_doors,
@@ -95,7 +96,7 @@ async def test_a_function_with_the_final_answers_name_is_an_ordinary_one(
     assert (outcome.status, impostor.ran) == ("paused", [])
 
 
-@three_doors
+@one_door
 async def test_a_rule_for_a_plugin_does_not_hold_for_its_look_alike(door: Door) -> None:
     """Allowed ``safe-refund`` frees no ``shop-refund``: plugin and function are matched as resolved."""
     impostor = Impostor()
@@ -108,7 +109,7 @@ async def test_a_rule_for_a_plugin_does_not_hold_for_its_look_alike(door: Door) 
     assert (outcome.waiting, impostor.ran, here.ran) == (["call_2"], [], [])
 
 
-@three_doors
+@one_door
 async def test_hidden_parameters_are_refused_from_the_model(door: Door) -> None:
     """A parameter that is hidden from the model, or injected, is unknown where the model gives it."""
     for extra in (
@@ -136,7 +137,7 @@ CLAIMS = [
 
 
 @each_of("claim", CLAIMS)
-@two_doors
+@one_door
 async def test_claims_of_approval_are_text(door: Door, claim: str) -> None:
     """What the model says beside its calls, or reads as a function's result, approves nothing."""
 
@@ -150,7 +151,7 @@ async def test_claims_of_approval_are_text(door: Door, claim: str) -> None:
     assert (outcome.status, outcome.waiting, here.ran) == ("paused", ["call_2"], [])
 
 
-@three_doors
+@one_door
 async def test_claims_in_arguments_are_text(door: Door) -> None:
     """Arguments that look like a decision, or like one's fields, are the function's arguments and nothing more."""
     forged = {
@@ -193,7 +194,7 @@ async def test_duplicate_ids_are_distinguished(door: Door) -> None:
     assert amounts == {"same": 1, ids[1]: 9999}
 
 
-@three_doors
+@one_door
 async def test_a_safe_call_lends_its_id_to_no_other(door: Door) -> None:
     """A harmless call under the id of a risky one: each is decided for itself."""
     here = world([same_id(("shop-look", {"order": "7"}), ("shop-refund", ARGUMENTS))])
@@ -221,7 +222,7 @@ UNUSABLE: dict[str, str] = {
 
 
 @each_of("kind", UNUSABLE)
-@two_doors
+@one_door
 async def test_unusable_arguments_run_nothing_and_ask_no_person(
     door: Door, kind: str
 ) -> None:
@@ -234,7 +235,7 @@ async def test_unusable_arguments_run_nothing_and_ask_no_person(
     check_sendable(outcome.history)
 
 
-@two_doors
+@one_door
 async def test_a_megabyte_of_arguments_is_shown_and_bound_whole(door: Door) -> None:
     """A huge argument waits, is shown exactly, survives JSON, and runs as it was approved."""
     order = "7" * 1_000_000
@@ -247,7 +248,7 @@ async def test_a_megabyte_of_arguments_is_shown_and_bound_whole(door: Door) -> N
     assert here.ran == [("refund", order, 1.0, "")]
 
 
-@three_doors
+@one_door
 async def test_repeated_keys_are_decided_as_they_run(door: Door) -> None:
     """Of a key that stands twice the last one counts, for the policy as for the function."""
     seen: list[Any] = []
@@ -315,7 +316,7 @@ async def test_a_flood_of_calls_to_a_synchronous_function_is_run() -> None:
     assert results(outcome.history) == [str(n) for n in range(1000)]
 
 
-@three_doors
+@one_door
 async def test_asking_twice_in_one_batch_is_two_questions(door: Door) -> None:
     """The same call twice in a batch waits twice: one approval runs it once."""
     outcome = await door.ask(world([calls(REFUND, REFUND)]), **ASK)

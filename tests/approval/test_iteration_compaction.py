@@ -23,6 +23,7 @@ from support.approval import (
     Door,
     asked,
     check_sendable,
+    one_door,
     planner_doors,
     planner_with,
     results,
@@ -63,7 +64,7 @@ def once(compact: Any) -> Any:
     return callback
 
 
-@pytest.mark.parametrize("compact", [summarize, summarize_again])
+@each_of("compact", [summarize, summarize_again])
 @three_doors
 async def test_the_next_request_has_the_compacted_history(
     door: Door, compact: Any
@@ -174,7 +175,7 @@ async def test_the_callers_history_is_whole_after_a_refusal(door: Door) -> None:
     check_sendable(history)
 
 
-@three_doors
+@one_door
 async def test_an_untouched_list_is_not_recorded_as_compaction(door: Door) -> None:
     """A callback that puts an equal list of the same messages in place records no other transcript."""
     facts: list[Any] = []

@@ -33,10 +33,11 @@ from support.approval import (
     Clock,
     Door,
     check_sendable,
+    one_door,
     only,
     planner_doors,
     results,
-    service_and_handler,
+    service_or_handler,
     three_doors,
     world,
 )
@@ -102,7 +103,7 @@ async def test_it_is_called_after_function_calls(door: Door) -> None:
     assert (requests, outcome.text, here.requests) == ([1, 2, 3], "Done.", 4)
 
 
-@three_doors
+@one_door
 async def test_it_is_not_called_without_function_calls(door: Door) -> None:
     """A plain answer completes no iteration."""
     watch = Watch()
@@ -110,7 +111,7 @@ async def test_it_is_not_called_without_function_calls(door: Door) -> None:
     assert watch.seen == []
 
 
-@three_doors
+@one_door
 async def test_it_is_not_called_where_no_function_ran(door: Door) -> None:
     """Denied, supplied, unknown and malformed calls do not count as function calls; beside one that ran they do."""
     watch, decide = Watch(), [only("refund", Deny()), only("charge", Supply("x"))]
@@ -127,7 +128,7 @@ async def test_it_is_not_called_where_no_function_ran(door: Door) -> None:
     assert [one["iteration"] for one in watch.seen] == [4]
 
 
-@three_doors
+@one_door
 async def test_a_failing_function_was_called(door: Door) -> None:
     """A function that raised was called: its error is the result, and the iteration is complete."""
 
@@ -143,7 +144,7 @@ async def test_a_failing_function_was_called(door: Door) -> None:
     assert [one["roles"] for one in watch.seen] == [["user", "assistant", "tool"]]
 
 
-@three_doors
+@one_door
 async def test_iterations_are_numbered_from_zero(door: Door) -> None:
     """The first completed iteration is 0; a trip whose calls did not run keeps its number."""
     watch = Watch()
@@ -155,7 +156,7 @@ async def test_iterations_are_numbered_from_zero(door: Door) -> None:
     assert [one["iteration"] for one in watch.seen] == [0, 2]
 
 
-@three_doors
+@one_door
 async def test_usage_is_the_sum_so_far(door: Door) -> None:
     """``total_usage`` adds up every request of the run until now."""
     watch = Watch()
@@ -163,7 +164,7 @@ async def test_usage_is_the_sum_so_far(door: Door) -> None:
     assert [one["usage"].total_tokens for one in watch.seen] == [11, 32, 73]
 
 
-@three_doors
+@one_door
 async def test_usage_is_a_copy(door: Door) -> None:
     """What a callback does to ``total_usage`` does not change the usage of the run."""
 
@@ -178,7 +179,7 @@ async def test_usage_is_a_copy(door: Door) -> None:
     assert outcome.status == "answered"
 
 
-@three_doors
+@one_door
 async def test_messages_accumulate(door: Door) -> None:
     """``messages`` are all of the run so far, the calls and results of this iteration last."""
     watch = Watch()
@@ -191,7 +192,7 @@ async def test_messages_accumulate(door: Door) -> None:
     ]
 
 
-@three_doors
+@one_door
 async def test_the_response_is_the_latest(door: Door) -> None:
     """``response`` is the reply whose calls were just handled."""
     watch = Watch()
@@ -221,7 +222,7 @@ async def test_terminate_stops_after_the_iteration(
     check_sendable(outcome.history)
 
 
-@three_doors
+@one_door
 async def test_it_works_over_many_iterations(door: Door) -> None:
     """Ten iterations, ten calls of it, and it may stop at any of them."""
     for stop_at in (0, 4, 9):
@@ -235,7 +236,7 @@ async def test_it_works_over_many_iterations(door: Door) -> None:
         )
 
 
-@three_doors
+@one_door
 async def test_it_may_be_async_or_not(door: Door) -> None:
     """A coroutine is awaited before the run continues; a plain function is called."""
     order: list[str] = []
@@ -264,7 +265,7 @@ def _settings() -> Any:
     return PromptExecutionSettings()
 
 
-@three_doors
+@one_door
 async def test_it_is_not_called_for_a_paused_batch(door: Door) -> None:
     """A batch that waits is not complete."""
     watch = Watch()
@@ -288,7 +289,7 @@ async def test_terminate_and_continue(door: Door) -> None:
     check_sendable(done.history)
 
 
-@three_doors
+@one_door
 async def test_the_fact_is_recorded_either_way(door: Door) -> None:
     """The journal has an ``IterationCompleted`` for each batch, and says where a callback was due and what it asked."""
     facts: list[Any] = []
@@ -309,7 +310,7 @@ async def test_the_fact_is_recorded_either_way(door: Door) -> None:
 # Ready-made callbacks
 
 
-@three_doors
+@one_door
 async def test_at_token_fraction_ends_or_compacts(door: Door) -> None:
     """At half of the context window, measured on the newest reply, the run ends, or something is done instead."""
     here = world(SCRIPT)
@@ -350,7 +351,7 @@ async def test_after_seconds_ends_the_run(door: Door) -> None:
     assert (outcome.status, here.requests) == ("stopped", 3)
 
 
-@three_doors
+@one_door
 async def test_at_cost_needs_a_price(door: Door) -> None:
     """Where the price is unknown the cost is, too, and the callback has no effect."""
     assert (
@@ -358,7 +359,7 @@ async def test_at_cost_needs_a_price(door: Door) -> None:
     ).status == "answered"
 
 
-@three_doors
+@one_door
 async def test_when_flagged_reads_the_newest_only(door: Door) -> None:
     """A moderation, async or not, is asked for the reply's text and each result of this iteration."""
     seen: list[str] = []
@@ -374,7 +375,7 @@ async def test_when_flagged_reads_the_newest_only(door: Door) -> None:
     assert set(seen[2:]) == {"sent", "Second."}
 
 
-@three_doors
+@one_door
 async def test_all_of_stops_at_the_first_that_ends(door: Door) -> None:
     """Several callbacks are called in order, until one of them ends the run."""
     first, second, third = Watch(), Watch(stop_at=1), Watch()
@@ -385,7 +386,7 @@ async def test_all_of_stops_at_the_first_that_ends(door: Door) -> None:
     assert [len(watch.seen) for watch in (first, second, third)] == [2, 2, 1]
 
 
-@service_and_handler
+@service_or_handler
 async def test_sequential_and_concurrent_batches_complete_alike(door: Door) -> None:
     """However the functions of a batch are run, the callback sees all their results, in call order."""
     for execution in (ToolExecution(max_concurrency=1), ToolExecution()):

@@ -34,6 +34,7 @@ from support.approval import (
     both_ways,
     check_sendable,
     service_and_handler,
+    service_or_handler,
     settings_with,
     world,
 )
@@ -61,7 +62,7 @@ async def paused_and_continued(door: Door, *, added: bool) -> Outcome:
     return paused
 
 
-@pytest.mark.parametrize("added", [False, True], ids=["alone", "after-the-pause"])
+@each_of("added", [False, True], ids=["alone", "after-the-pause"])
 @each_of(
     "decision",
     [Approve(by="ann"), Deny("No."), Supply("paid")],
@@ -81,8 +82,8 @@ async def test_a_late_decision_is_refused(
     assert (here.ran, here.requests, texts(paused.history)) == ([], 0, before)
 
 
-@pytest.mark.parametrize("added", [False, True], ids=["alone", "after-the-pause"])
-@service_and_handler
+@each_of("added", [False, True], ids=["alone", "after-the-pause"])
+@service_or_handler
 async def test_a_late_decision_runs_where_the_caller_lets_it(
     door: Door, added: bool
 ) -> None:
@@ -97,7 +98,7 @@ async def test_a_late_decision_runs_where_the_caller_lets_it(
     check_sendable(paused.history)
 
 
-@service_and_handler
+@service_or_handler
 async def test_a_message_without_an_answer_is_a_later_turn(door: Door) -> None:
     """The user's last message counts even before it is answered; a database may have kept it."""
     paused = await door.ask(world([LOOK, REFUND]), **ASK)
@@ -109,7 +110,7 @@ async def test_a_message_without_an_answer_is_a_later_turn(door: Door) -> None:
         )
 
 
-@service_and_handler
+@service_or_handler
 async def test_calls_of_another_run_are_a_later_turn(door: Door) -> None:
     """The question was asked again without a new message, and that run looked the order up: the first is over."""
     paused = await door.ask(world([REFUND]), **ASK)
@@ -130,7 +131,7 @@ async def test_calls_of_another_run_are_a_later_turn(door: Door) -> None:
     assert here.ran == []
 
 
-@service_and_handler
+@service_or_handler
 async def test_a_note_of_the_application_does_not_begin_a_later_turn(
     door: Door,
 ) -> None:
@@ -145,7 +146,7 @@ async def test_a_note_of_the_application_does_not_begin_a_later_turn(
     assert here.ran == [REFUNDED]
 
 
-@service_and_handler
+@service_or_handler
 async def test_a_limit_is_raised_after_a_later_message(door: Door) -> None:
     """A run that only needs a larger budget has nothing to decide: "Go on" does not refuse it."""
     limited = await door.ask(
@@ -158,7 +159,7 @@ async def test_a_limit_is_raised_after_a_later_message(door: Door) -> None:
     assert done.status == "answered"
 
 
-@service_and_handler
+@service_or_handler
 async def test_a_refused_late_decision_can_still_be_taken(door: Door) -> None:
     """The same object that refused it takes it with ``late="allow"``: nothing was taken before."""
     paused = await paused_and_continued(door, added=False)
@@ -184,7 +185,7 @@ async def test_a_refused_late_decision_can_still_be_taken(door: Door) -> None:
     assert here.ran == [REFUNDED]
 
 
-@service_and_handler
+@service_or_handler
 async def test_another_word_for_late_is_refused(door: Door) -> None:
     """The two words that there are stand in the error."""
     paused = await door.ask(world([REFUND]), **ASK)

@@ -20,6 +20,7 @@ from support.approval import (
     asked,
     check_sendable,
     every_door,
+    one_door,
     planner_with,
     two_doors,
     world,
@@ -72,7 +73,7 @@ OPTIONS = ("interceptor", "approver", "filter", "filter-approver")
 
 @each_answer
 @each_of("option", OPTIONS)
-@two_doors
+@one_door
 async def test_an_answer_other_than_a_decision_is_a_named_error(
     door: Door, option: str, kind: str
 ) -> None:
@@ -113,7 +114,7 @@ async def test_a_session_raises_it() -> None:
 
 
 @each_of("answer", ["yes", 1, None, Approve()], ids=str)
-@two_doors
+@one_door
 async def test_pre_invoke_answers_true_or_false(door: Door, answer: Any) -> None:
     """Of this one, True and False are the answers, and no other."""
     here = world([REFUND, DONE])

@@ -16,9 +16,9 @@ from support.approval import (
     World,
     arguments_in,
     check_sendable,
+    one_door,
     results,
     three_doors,
-    two_doors,
     world,
 )
 from support.narrow import as_type
@@ -69,7 +69,7 @@ def denying(**predicate: Any) -> ApprovalPolicy:
     "predicate",
     [{"equals": 7}, {"one_of": [5, 7]}, {"lt": 8}, {"equals": "7"}, {"glob": "7"}],
 )
-@three_doors
+@one_door
 async def test_no_spelling_gets_around_a_rule(
     door: Door, predicate: dict[str, Any]
 ) -> None:
@@ -82,7 +82,7 @@ async def test_no_spelling_gets_around_a_rule(
     ] * len(SPELLINGS)
 
 
-@two_doors
+@one_door
 async def test_a_number_for_a_text_is_seen_as_the_text(door: Door) -> None:
     """A rule on a text is for the number and the boolean that would become it."""
     for spelling, text in ((7, "7"), ("7", "7"), (7.5, "7.5"), (True, "True")):
@@ -94,7 +94,7 @@ async def test_a_number_for_a_text_is_seen_as_the_text(door: Door) -> None:
         assert here.ran == [("pay", text, 1.0)]
 
 
-@three_doors
+@one_door
 async def test_one_call_in_eight_spellings_is_repeated(door: Door) -> None:
     """The limit of repeated calls counts the value: the second spelling of a payment is the same payment."""
     here = bank(*SPELLINGS)
@@ -133,7 +133,7 @@ async def test_everybody_sees_what_the_function_gets(door: Door) -> None:
         check_sendable(outcome.history)
 
 
-@three_doors
+@one_door
 async def test_edited_arguments_are_converted_too(door: Door) -> None:
     """What a person writes is converted once, too: recorded, sent to the model and run as one value."""
     here = bank(5)
@@ -146,7 +146,7 @@ async def test_edited_arguments_are_converted_too(door: Door) -> None:
     assert sent == '{"account":7,"amount":50}'
 
 
-@three_doors
+@one_door
 async def test_a_sticky_approval_is_of_the_value(door: Door) -> None:
     """What was approved for the rest of the run is not asked about again in another spelling, nor another value run."""
     here = bank("7", 7.0, " 7", 8)
@@ -163,7 +163,7 @@ async def test_a_sticky_approval_is_of_the_value(door: Door) -> None:
     assert [one["arguments"] for one in again.pending] == [{"account": 8}]
 
 
-@three_doors
+@one_door
 async def test_a_call_that_would_now_get_another_value_asks_again(door: Door) -> None:
     """A function whose parameter is a number by now: its approval is refused by name, then it waits with the number."""
     asking = ApprovalPolicy.from_dict({"default": "ask", "rules": []})

@@ -10,7 +10,15 @@ from planner_ext import ApprovalPolicy, Approve, Deny
 from planner_ext.errors import InvalidPolicyError
 from planner_ext.hitl_manager import Decision, Defer, ToolCall
 from planner_ext.testing import call, calls
-from support.approval import DONE, LOOK, REFUND, Door, three_doors, world
+from support.approval import (
+    DONE,
+    LOOK,
+    REFUND,
+    Door,
+    one_door,
+    three_doors,
+    world,
+)
 from support.values import each_of
 
 
@@ -316,7 +324,7 @@ def test_it_decides_on_the_resolved_name() -> None:
     )
 
 
-@three_doors
+@one_door
 async def test_unused_rules_are_reported(
     door: Door, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -36,10 +36,10 @@ from support.approval import (
     REFUNDED,
     Door,
     asked,
+    one_door,
     only,
     planner_with,
-    service_and_handler,
-    three_doors,
+    service_or_handler,
     world,
 )
 from support.approval_filter import AUTO, BOTH, FUNCTION, chat, guarded
@@ -183,7 +183,7 @@ async def test_a_name_that_no_function_has_is_logged(
 # In a run of this package.
 
 
-@three_doors
+@one_door
 @each_of(
     ("script", "status", "ran"),
     [
@@ -234,7 +234,7 @@ async def test_a_call_that_did_not_start_does_not_count(decision: Any) -> None:
     assert (result.status, here.ran) == ("answered", [REFUNDED])
 
 
-@service_and_handler
+@service_or_handler
 @each_of("name", ["shop-look", "Shop.Look", "shop_look"])
 async def test_calls_in_the_history_that_a_run_begins_with_count(
     door: Door, name: str

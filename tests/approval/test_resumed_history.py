@@ -28,6 +28,7 @@ from support.approval import (
     asked,
     check_sendable,
     service_and_handler,
+    service_or_handler,
     world,
 )
 from support.values import each_of
@@ -80,7 +81,7 @@ async def test_a_history_that_holds_the_results_is_refused(door: Door) -> None:
     await refused(door, paused.history, "holds .*the result of the call 'call_3'")
 
 
-@service_and_handler
+@service_or_handler
 async def test_a_history_that_went_through_json_and_holds_the_results_is_refused(
     door: Door,
 ) -> None:
@@ -142,7 +143,7 @@ def _call(call_id: str, name: str, arguments: str) -> ChatMessageContent:
 
 
 @each_of("what", OTHERS)
-@service_and_handler
+@service_or_handler
 async def test_the_history_of_another_run_is_refused(door: Door, what: str) -> None:
     """One message differs in role, text, call, name, arguments or result, is missing or too many: refused by name."""
     history = (await door.ask(world(SCRIPT), **ASK)).history
@@ -162,7 +163,7 @@ ADDED: dict[str, list[tuple[str, str]]] = {
 }
 
 
-@pytest.mark.parametrize("with_own", [False, True], ids=["alone", "after-the-pause"])
+@each_of("with_own", [False, True], ids=["alone", "after-the-pause"])
 @each_of("what", ADDED)
 @service_and_handler
 async def test_what_the_caller_added_is_kept(
@@ -186,7 +187,7 @@ async def test_what_the_caller_added_is_kept(
     check_sendable(history)
 
 
-@service_and_handler
+@service_or_handler
 async def test_only_the_first_of_two_equal_messages_is_the_runs(door: Door) -> None:
     """The run's message was added, and the caller wrote the same words again: theirs stays."""
     paused = await door.ask(world([REFUND]), **ASK)
@@ -204,7 +205,7 @@ async def test_only_the_first_of_two_equal_messages_is_the_runs(door: Door) -> N
     ) == 1
 
 
-@service_and_handler
+@service_or_handler
 async def test_returned_calls_that_the_caller_answered_are_refused(door: Door) -> None:
     """A limit returned the calls, the caller ran them: a resume does not run them again."""
     budget = Budget(max_iterations=1, on_limit="return_calls")
@@ -222,7 +223,7 @@ async def test_returned_calls_that_the_caller_answered_are_refused(door: Door) -
     assert (here.ran, texts(history)) == ([], before)
 
 
-@service_and_handler
+@service_or_handler
 async def test_calls_that_a_denial_returned_are_resumed(door: Door) -> None:
     """``on_denial="return_calls"``: the message with the calls is the run's own and is taken out, not kept twice."""
     options = {**ASK, "approval": ApprovalSettings(on_denial="return_calls")}
@@ -250,7 +251,7 @@ async def test_calls_that_a_denial_returned_are_resumed(door: Door) -> None:
     check_sendable(paused.history)
 
 
-@service_and_handler
+@service_or_handler
 async def test_a_compacted_history_is_the_runs(door: Door) -> None:
     """A history that the iteration-completed callback shortened is that of the run, which is resumed with it."""
 
@@ -288,8 +289,8 @@ def several_results() -> ChatHistory:
     return history
 
 
-@pytest.mark.parametrize("reloaded", [False, True], ids=["as-it-is", "from-json"])
-@service_and_handler
+@each_of("reloaded", [False, True], ids=["as-it-is", "from-json"])
+@service_or_handler
 async def test_a_tool_message_with_several_results_is_the_runs(
     door: Door, reloaded: bool
 ) -> None:
@@ -309,7 +310,7 @@ async def test_a_tool_message_with_several_results_is_the_runs(
         check_sendable(given)
 
 
-@service_and_handler
+@service_or_handler
 async def test_a_repaired_history_is_the_runs(door: Door) -> None:
     """``on_invalid_history="repair"`` repairs the history in place: the run is resumed with the repaired messages."""
     history = asked()
@@ -325,7 +326,7 @@ async def test_a_repaired_history_is_the_runs(door: Door) -> None:
     check_sendable(history)
 
 
-@service_and_handler
+@service_or_handler
 async def test_a_chat_that_keeps_texts_alone_is_filled_up(door: Door) -> None:
     """An application that stores questions and answers only: its history is that of the run, as far as it goes."""
     paused = await door.ask(world(SCRIPT), **ASK)

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
 from semantic_kernel.filters.filter_types import FilterTypes
 from semantic_kernel.functions import KernelArguments, kernel_function
 
@@ -17,11 +16,10 @@ from support.approval import (
     REFUNDED,
     WIPE,
     Door,
-    every_door,
+    one_door,
     planner_with,
     settings_with,
     three_doors,
-    two_doors,
     world,
 )
 from support.inside import Hidden
@@ -62,8 +60,8 @@ def options(of_filter: bool, here: Any) -> dict[str, Any]:
     return {"approval": ANYBODY}
 
 
-@pytest.mark.parametrize("of_filter", [False, True], ids=["option", "filter"])
-@every_door
+@each_of("of_filter", [False, True], ids=["option", "filter"])
+@three_doors
 async def test_a_clerk_s_always_does_not_answer_the_boss_s_question(
     door: Door, of_filter: bool
 ) -> None:
@@ -78,8 +76,8 @@ async def test_a_clerk_s_always_does_not_answer_the_boss_s_question(
     assert [one["roles"] for one in again.pending] == [["boss"]]
 
 
-@pytest.mark.parametrize("of_filter", [False, True], ids=["option", "filter"])
-@two_doors
+@each_of("of_filter", [False, True], ids=["option", "filter"])
+@one_door
 async def test_within_one_batch_an_always_answers_the_same_question_alone(
     door: Door, of_filter: bool
 ) -> None:
@@ -122,7 +120,7 @@ async def test_a_kept_run_asks_the_boss_in_its_next_life(tmp_path: Path) -> None
     )
 
 
-@three_doors
+@one_door
 async def test_an_interceptor_s_question_is_its_name_and_its_prompt(door: Door) -> None:
     """Another prompt of one function, or the same prompt of another function, is another question."""
 
@@ -145,7 +143,7 @@ def above(amount: float) -> Any:
     return lambda call: Defer() if call.arguments["amount"] > amount else None
 
 
-@two_doors
+@one_door
 async def test_interceptors_of_one_name_ask_questions_of_their_own(door: Door) -> None:
     """Two that one function made are distinguished: the answer to the second does not answer the first."""
     asking: dict[str, Any] = {"interceptors": [above(1000), above(10)]}
@@ -155,7 +153,7 @@ async def test_interceptors_of_one_name_ask_questions_of_their_own(door: Door) -
     assert (again.status, here.ran) == ("paused", [REFUNDED, PAID_MORE])
 
 
-@two_doors
+@one_door
 async def test_a_policy_in_a_function_of_the_application_keeps_its_rules_apart(
     door: Door,
 ) -> None:
@@ -171,7 +169,7 @@ async def test_a_policy_in_a_function_of_the_application_keeps_its_rules_apart(
     assert (again.status, here.ran) == ("paused", [REFUNDED, PAID_MORE])
 
 
-@two_doors
+@one_door
 async def test_an_interceptor_s_answer_does_not_answer_the_mark(door: Door) -> None:
     """Where the interceptor that asked is gone, the function's own mark asks: another source."""
     asks = ApprovalPolicy.from_dict({"default": "ask"})
@@ -231,7 +229,7 @@ INSIDE = [
 
 
 @each_of("inside", INSIDE, ids=["invoke", "prompt", "planner"])
-@two_doors
+@one_door
 async def test_an_outer_always_frees_nothing_inside_a_function(
     door: Door, inside: Any
 ) -> None:
@@ -249,8 +247,8 @@ async def test_an_outer_always_frees_nothing_inside_a_function(
     assert (done.status, here.ran) == ("answered", [REFUNDED])
 
 
-@pytest.mark.parametrize("asks", ["rule", "mark"])
-@two_doors
+@each_of("asks", ["rule", "mark"])
+@one_door
 async def test_an_inner_always_answers_what_an_outer_rule_or_mark_asks_again(
     door: Door, asks: str
 ) -> None:

@@ -30,14 +30,15 @@ from support.approval import (
     asked,
     both_ways,
     check_sendable,
-    every_door,
+    one_door,
     planner_with,
     results,
-    two_doors,
+    three_doors,
     world,
 )
 from support.approval_filter import AUTO, chat, guarded
 from support.stock import add_filter
+from support.values import each_of
 
 ROLES = {"cleo": "clerk", "bea": "boss", "otto": "owner"}
 CLERK = Approve(by="cleo")
@@ -80,7 +81,7 @@ def who(outcome: Any) -> list[list[str]]:
     return [one["roles"] for one in outcome.pending]
 
 
-@every_door
+@three_doors
 async def test_the_clerk_s_yes_does_not_run_what_the_boss_is_asked_about(
     door: Door,
 ) -> None:
@@ -108,12 +109,12 @@ async def test_the_clerk_s_yes_does_not_run_what_the_boss_is_asked_about(
     check_sendable(done.history)
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("answer", "read"),
     [(Deny("No.", by="bea"), "No."), (Supply("by hand", by="bea"), "by hand")],
 )
-@pytest.mark.parametrize("first", [True, False], ids=["at once", "after the clerk"])
-@two_doors
+@each_of("first", [True, False], ids=["at once", "after the clerk"])
+@one_door
 async def test_a_no_or_a_result_answers_at_once(
     door: Door, answer: Any, read: str, first: bool
 ) -> None:
@@ -130,7 +131,7 @@ async def test_a_no_or_a_result_answers_at_once(
     assert read in results(done.history)[-1]
 
 
-@two_doors
+@one_door
 async def test_each_of_three_is_asked_in_turn(door: Door) -> None:
     """The rest of the questions is in the journal: resumed without the filters, they are still put."""
     first = world([REFUND])
@@ -149,7 +150,7 @@ async def test_each_of_three_is_asked_in_turn(door: Door) -> None:
     assert (seen[0], seen[3], here.ran) == ([["clerk"]], [], [REFUNDED])
 
 
-@two_doors
+@one_door
 async def test_the_same_roles_are_asked_once(door: Door) -> None:
     """A filter that asks the roles that the run asks puts no second question."""
     here = world([REFUND, DONE])
@@ -159,7 +160,7 @@ async def test_the_same_roles_are_asked_once(door: Door) -> None:
     assert (done.status, here.ran) == ("answered", [REFUNDED])
 
 
-@two_doors
+@one_door
 async def test_an_edit_of_the_second_has_the_first_asked_again(door: Door) -> None:
     """The clerk, who approved other arguments, is asked about the boss's, and then the call runs with these."""
     here = world([REFUND, DONE])
@@ -177,7 +178,7 @@ async def test_an_edit_of_the_second_has_the_first_asked_again(door: Door) -> No
     assert (done.status, here.ran) == ("answered", [PAID_LESS])
 
 
-@two_doors
+@one_door
 async def test_an_edit_of_the_first_is_shown_to_the_second(door: Door) -> None:
     """The boss is asked about the clerk's arguments; given back as they were they are a plain approval."""
     here = world([REFUND, DONE])
@@ -195,7 +196,7 @@ async def test_an_edit_of_the_first_is_shown_to_the_second(door: Door) -> None:
     assert (done.status, here.ran) == ("answered", [PAID_LESS])
 
 
-@two_doors
+@one_door
 async def test_arguments_given_back_as_they_are_do_not_pass_the_second(
     door: Door,
 ) -> None:
@@ -208,7 +209,7 @@ async def test_arguments_given_back_as_they_are_do_not_pass_the_second(
     assert (again.status, who(again), here.ran) == ("paused", [["boss"]], [])
 
 
-@two_doors
+@one_door
 async def test_within_one_batch_an_approver_is_asked_each_question(door: Door) -> None:
     """An approver beside the run is shown the roles of both."""
     seen: list[tuple[str, ...]] = []
@@ -227,7 +228,7 @@ async def test_within_one_batch_an_approver_is_asked_each_question(door: Door) -
     )
 
 
-@two_doors
+@one_door
 async def test_what_the_approver_beside_the_run_leaves_open_waits(door: Door) -> None:
     """The clerk's answer is taken at once, the boss's question waits."""
     here = world([REFUND, DONE])
@@ -241,8 +242,8 @@ async def test_what_the_approver_beside_the_run_leaves_open_waits(door: Door) ->
     assert (done.status, here.ran) == ("answered", [REFUNDED])
 
 
-@pytest.mark.parametrize("answer", [Approve(), Deny("No.")], ids=["yes", "no"])
-@two_doors
+@each_of("answer", [Approve(), Deny("No.")], ids=["yes", "no"])
+@one_door
 async def test_a_filter_s_own_approver_is_asked_before_the_run_pauses(
     door: Door, answer: Any
 ) -> None:

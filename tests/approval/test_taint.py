@@ -51,11 +51,13 @@ from support.approval import (
     results,
     service_and_handler,
     settings_with,
+    two_doors,
     world,
 )
 from support.approval_filter import chat
 from support.planner import openai_kernel
 from support.stock import add_filter, stock
+from support.values import each_of
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::pydantic.warnings.PydanticDeprecationWarning"
@@ -147,7 +149,7 @@ WAYS: dict[str, tuple[Callable[[World], None], Any]] = {
     "agent": (by_an_agent, call("team-helper", {"messages": "Part."})),
     "history": (by_a_history, call("errands-summarise")),
 }
-every_way = pytest.mark.parametrize("way", WAYS)
+every_way = each_of("way", WAYS)
 
 
 def reading(way: str, *replies: Any) -> World:
@@ -172,21 +174,30 @@ def through_json(history: ChatHistory) -> ChatHistory:
     return ChatHistory.model_validate_json(history.model_dump_json())
 
 
-@pytest.mark.parametrize(
-    "kept", [lambda history: history, through_json], ids=["memory", "json"]
-)
-@every_way
 @every_door
+async def test_every_door_hands_on_what_was_read_inside(door: Door) -> None:
+    """The next request, whose history was JSON meanwhile, comes after what ran inside a call of this one."""
+    await _is_asked_about_later(door, "planner", through_json)
+
+
+@each_of("kept", [lambda history: history, through_json])
+@every_way
+@two_doors
 async def test_the_next_request_comes_after_what_was_read_inside(
     door: Door, way: str, kept: Any
 ) -> None:
     """A history that is handed on says what ran inside its calls, also after it was JSON."""
+    await _is_asked_about_later(door, way, kept)
+
+
+async def _is_asked_about_later(door: Door, way: str, kept: Any) -> None:
     here = reading(way, REFUND, DONE)
     first = await door.ask(here, interceptors=[POLICY])
     history = kept(first.history)
     history.add_user_message("And now refund it.")
     then = await _again(door, here, history)
-    assert (first.status, then.status) == ("answered", "paused")
+    assert first.status == "answered"
+    assert then.status == "paused"
 
 
 async def _again(door: Door, here: World, history: ChatHistory) -> Any:
@@ -304,10 +315,11 @@ async def test_a_filter_on_a_stock_loop_reads_it_in_a_history(way: str) -> None:
 async def test_a_kept_run_hands_it_on(way: str, tmp_path: Path) -> None:
     """Of a run in a store, also as another process reads it."""
     here = reading(way, REFUND, DONE)
-    async with Runs.sqlite(tmp_path / "runs.db") as runs:
+    store = tmp_path / f"{way}.db"
+    async with Runs.sqlite(store) as runs:
         handle = await runs.start(planner_with(), here.kernel, "Read it.", run_id="r")
         await handle.result()
-    async with Runs.sqlite(tmp_path / "runs.db") as runs:
+    async with Runs.sqlite(store) as runs:
         handle = await runs.start(planner_with(), here.kernel, "Read it.", run_id="r")
         history = (await handle.result()).chat_history
     then = await planner_with(interceptors=[POLICY]).invoke(

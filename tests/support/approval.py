@@ -266,14 +266,19 @@ DOORS = [
 ]
 every_door = pytest.mark.parametrize("door", DOORS, ids=str)
 """Each door, plain and streamed: where the way in and out is what is checked."""
+one_door = pytest.mark.parametrize("door", [DOORS[0]], ids=str)
+"""One door: what the loop does behind all of them, where a test beside it goes through each."""
 three_doors = pytest.mark.parametrize("door", [DOORS[0], DOORS[3], DOORS[4]], ids=str)
-"""Each door once, one of them streamed: where the loop is what is checked, which is the same behind all of them."""
+"""Each door once, one of them streamed: where a door passes on what the loop does, or keeps it in a history."""
 two_doors = pytest.mark.parametrize("door", [DOORS[0], DOORS[3]], ids=str)
-"""One plain and one streamed: for long tables, whose rows are not about the door."""
+"""One plain and one streamed: for a long table that a door's own code takes part in."""
 planner_doors = pytest.mark.parametrize("door", DOORS[:2], ids=str)
 service_doors = pytest.mark.parametrize("door", DOORS[2:4], ids=str)
 handler_doors = pytest.mark.parametrize("door", DOORS[4:], ids=str)
 service_and_handler = pytest.mark.parametrize("door", DOORS[2:], ids=str)
+"""The doors that write into the caller's history, plain and streamed."""
+service_or_handler = pytest.mark.parametrize("door", [DOORS[2], DOORS[5]], ids=str)
+"""Each of them once, one of them streamed: where both take a history in the same way."""
 both_ways = pytest.mark.parametrize(
     "streamed", [False, True], ids=["plain", "streamed"]
 )

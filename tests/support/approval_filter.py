@@ -14,6 +14,7 @@ from semantic_kernel.functions import KernelArguments
 from planner_ext import ApprovalFilter, ApprovalPolicy
 from support.approval import BOTH_CALLS, World, asked, world
 from support.stock import add_filter, stock
+from support.values import each_of
 
 POLICY = ApprovalPolicy.from_dict(
     {"default": "allow", "rules": [{"function": "refund", "action": "ask"}]}
@@ -96,9 +97,7 @@ each_entry_under = pytest.mark.parametrize(
     ids=lambda value: str(value),
 )
 """Each entry, plain and streamed, with a filter under one type or both: there is one stock loop behind them."""
-under_each = pytest.mark.parametrize(
-    "under", [AUTO, FUNCTION, BOTH], ids=["auto", "function", "both"]
-)
+under_each = each_of("under", [AUTO, FUNCTION, BOTH])
 
 
 def agent_of(to: World) -> ChatCompletionAgent:
