@@ -53,7 +53,7 @@ from planner_ext.timeline import Timeline, fragment_of
 logger = logging.getLogger(__name__)
 
 PAGE = 50
-"""The entries of a list that one page shows."""
+"""Entries of a list that one page shows."""
 
 _ROWS_SECONDS = 10
 """The longest age of the relative times in a cached list."""
@@ -72,11 +72,10 @@ _PROBLEMS: Mapping[type[PlannerExtError], tuple[int, str]] = {
     StoreError: (503, "The store cannot be used"),
 }
 _UNREADABLE = 500, "The run cannot be read"
-"""The page of any other error of the package: a journal that is damaged, or newer than
-this version."""
+"""The page of any other error: a journal is damaged, or newer than this version."""
 
 _VISITOR = "planner_ext.visitor"
-"""The visitor, in the scope of a request."""
+"""The visitor's key in a request's scope."""
 
 _Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 _MAY_CANCEL = ("queued", "running", "paused", "failed", "quarantined")
@@ -89,22 +88,22 @@ def app(
     sign_in: SignIn,
     authorize: Authorize | None = None,
 ) -> Starlette:
-    """Make the inbox of a store, as an ASGI application to serve or to mount under any path.
+    """Make the inbox of a store, an ASGI application to serve or to mount under any path.
 
     Decisions are recorded under the name of the signed-in user.
 
     Args:
         runs: The runs of an open store, or a store's SQLite file or ``postgresql://``
-            address. An address is opened at the first request and closed at the end of
-            the ASGI lifespan, which a server runs for the outermost application only:
-            give open runs to a mounted inbox.
+            address, which is open from the first request to the end of the ASGI
+            lifespan. A server runs that for the outermost application only: give open
+            runs to a mounted inbox.
         sign_in: A `Token`, or a function of the host application, async or not, that
             returns the name of a request's user, or None. With a function the host
             application checks the ``Host`` header.
-        authorize: Asked before each decision, and before a run is cancelled; see
-            `planner_ext.durable.Approvals.connect`. The request is ``verified`` if a
+        authorize: Asked before each decision and cancellation; see
+            `planner_ext.durable.Approvals.connect`. A request is ``verified`` if a
             function signs people in, or a `Token` has a ``user``. None uses the hook of
-            the open runs, if they have one.
+            the open runs.
 
     Raises:
         PlannerInvalidConfigurationError: If ``authorize`` is not a function.
@@ -162,7 +161,7 @@ class _Inbox:
         }
 
     def routes(self) -> list[Route]:
-        """List the routes; all but the sign-in and the static files are for visitors who are signed in."""
+        """All but the sign-in and the static files are for visitors who are signed in."""
         pages: list[tuple[str, str, _Handler]] = [
             ("/", "GET", self._show_waiting),
             ("/approvals", "POST", self._decide_many),
@@ -202,7 +201,6 @@ class _Inbox:
             return self._client
 
     async def _acting(self) -> RunsClient:
-        """Return a client that acts for a visitor, under the hook."""
         return (await self._runs()).acting(
             authorize=self._authorize, verified=self._is_verified
         )
@@ -259,13 +257,17 @@ class _Inbox:
             form = await form_of(request, None)
         except RefusedFormError as error:
             return self._sign_in_page(request, problem=str(error), status=400)
-        typed = {"name": form.text("name"), "next": form.text("next")}
+        typed = {"name": form.get("name", ""), "next": form.get("next", "")}
         if not await self.sessions.may_try(request):
             problem = "There were too many wrong tokens from your address. Wait a minute, and try again."
             return self._sign_in_page(
-                request, **typed, token=form.text("token"), problem=problem, status=429
+                request,
+                **typed,
+                token=form.get("token", ""),
+                problem=problem,
+                status=429,
             )
-        if not self.sessions.fits(form.text("token").strip(), request):
+        if not self.sessions.fits(form.get("token", "").strip(), request):
             logger.warning("A sign-in with a wrong token was refused.")
             return self._sign_in_page(
                 request, **typed, problem="This token is wrong.", status=403
@@ -273,7 +275,11 @@ class _Inbox:
         if (name := token.user or person_name(typed["name"])) is None:
             problem = "Give your name: decisions are recorded under it."
             return self._sign_in_page(
-                request, **typed, token=form.text("token"), problem=problem, status=422
+                request,
+                **typed,
+                token=form.get("token", ""),
+                problem=problem,
+                status=422,
             )
         response = redirect(request, typed["next"])
         self.sessions.open(name, response, request)
@@ -351,12 +357,12 @@ class _Inbox:
         approvals = await self._approvals()
         by = _visitor_in(request).name
         outcomes = list[views.Outcome]()
-        kind = form.text("decision")
+        kind = form.get("decision")
         if kind not in ("approve", "deny"):
             raise RefusedFormError(
                 "Expected the decision approve or deny. Nothing was changed."
             )
-        for item in form.all("item"):
+        for item in form.getlist("item"):
             fingerprint, id = views.item_of(item)
             try:
                 call = await approvals.show(id)
@@ -420,14 +426,14 @@ class _Inbox:
         id = request.path_params["id"]
         by = _visitor_in(request).name
         call = await approvals.show(id)
-        typed = {name: form.text(name) for name in views.TYPED}
+        typed = {name: form.get(name, "") for name in views.TYPED}
         fields = None
         try:
-            _check_shown(call, form.text("fingerprint"))
-            if form.text("decision") == "edit" and views.is_editable(call):
+            _check_shown(call, form.get("fingerprint", ""))
+            if form.get("decision") == "edit" and views.is_editable(call):
                 given = {
-                    key: form.text(key)
-                    for key in form.names()
+                    key: text
+                    for key, text in form.items()
                     if key.startswith("argument")
                 }
                 arguments, fields, problem = read_form(
@@ -523,14 +529,13 @@ class _Inbox:
         )
 
     async def _cancel_run(self, request: Request) -> Response:
-        """End a run, if the visitor may."""
         form = await form_of(request, _visitor_in(request))
         runs = await self._acting()
         run_id = request.path_params["id"]
         by = _visitor_in(request).name
-        reason = form.text("reason")
+        reason = form.get("reason", "")
         problem = ""
-        if form.text("confirm") != "yes":
+        if form.get("confirm") != "yes":
             problem = "Confirm that the run is to end. Nothing was changed."
         try:
             if not problem and not await runs.cancel(run_id, by=by, reason=reason):
@@ -601,7 +606,7 @@ class _Inbox:
     def _page(
         self, request: Request, template: str, *, status: int = 200, **values: Any
     ) -> Response:
-        """Render a page; every template receives the path of the application, and the visitor."""
+        """Render a page; every template gets the application's path and the visitor."""
         root = request.scope.get("root_path", "")
         visitor = request.scope.get(_VISITOR)
         text = self._templates.get_template(f"{template}.html.jinja").render(
@@ -627,20 +632,16 @@ def _check_shown(call: PendingApproval, fingerprint: str) -> None:
 
 
 def _decision_on(call: PendingApproval, form: Form, by: str) -> Decision:
-    """Read a decision without edited arguments.
-
-    Raises:
-        ApprovalRefusedError: If this kind of decision does not fit the call.
-    """
-    match form.text("decision"):
+    """Read a decision without edited arguments."""
+    match form.get("decision", ""):
         case "approve" | "deny" as kind if kind == "deny" or call.kind == "function":
             return _plain_decision(kind, form, by, call.fingerprint)
         case "retry" if call.in_doubt:
             return Approve(by=by, fingerprint=call.fingerprint)
         case "done" if call.in_doubt:
-            return Supply(form.text("result"), by=by)
-        case "answer" if call.kind == "question" and form.text("answer").strip():
-            return Supply(form.text("answer"), by=by)
+            return Supply(form.get("result", ""), by=by)
+        case "answer" if call.kind == "question" and form.get("answer", "").strip():
+            return Supply(form.get("answer", ""), by=by)
         case "answer":
             raise ApprovalRefusedError(
                 "Write an answer, or deny the question to leave it unanswered."
@@ -653,9 +654,9 @@ def _decision_on(call: PendingApproval, form: Form, by: str) -> Decision:
 
 def _plain_decision(kind: str, form: Form, by: str, fingerprint: str) -> Decision:
     if kind == "deny":
-        return Deny(form.text("reason"), by=by)
+        return Deny(form.get("reason", ""), by=by)
     always: Any = (
-        form.text("always") or None
+        form.get("always") or None
     )  # the store refuses any other value than those of the form
     return Approve(always=always, by=by, fingerprint=fingerprint)
 
@@ -665,7 +666,6 @@ def _done_text(decision: Decision) -> str:
 
 
 def _first_text(call: PendingApproval) -> str:
-    """Describe the decision that was first."""
     if call.decision is None:
         return "It no longer waits: its run continued, or ended."
     by = call.decision.by or "an unnamed person"
@@ -679,7 +679,7 @@ def _offset_of(request: Request) -> int:
 
 
 def _filters(chosen: Mapping[str, str]) -> RunFilters:
-    """Read the filters of the runs; raise `ValueError` if a date is invalid."""
+    """Read the filters of the runs; `ValueError` if a date is invalid."""
     days = {
         name: chosen[name]
         for name in ("created_after", "created_before")

@@ -1,9 +1,7 @@
-"""Limits of connections, and of the time until a request's headers have arrived, which uvicorn lacks.
+"""Limits of connections, and of the time until a request's headers are there.
 
-Without them a client that sends headers byte by byte, or nothing, holds connections for
-ever. `limited` wraps the protocol that uvicorn chose, and looks only at whether a
-request is being answered. Behind a proxy all connections are the proxy's: its own
-limits count then.
+uvicorn lacks them: a client that sends nothing would hold connections for ever. Behind
+a proxy all connections are the proxy's, and its own limits count.
 """
 
 import asyncio
@@ -13,20 +11,17 @@ from ipaddress import IPv6Address, ip_address
 from typing import Any, Final, Protocol, TypeAlias
 
 HEADER_SECONDS: Final = 10.0
-"""The time from a connection, or from the first bytes of a further request, until the
-request's headers are there."""
+"""From a connection, or the first bytes of a further request, until the headers are there."""
 
 MOST_CONNECTIONS: Final = 100
-"""The connections of one client at a time; a browser holds up to six, and one more for
-each page that is open."""
+"""Of one client at a time; a browser holds up to six, and one for each open page."""
 
 _NETWORK_BITS: Final = 64
-"""Of an IPv6 address: what one household or machine gets, of which it may use every
-address."""
+"""Of an IPv6 address: the network of one household or machine."""
 
 
 def client_of(host: str | None) -> str:
-    """Name the client at an address: the address, or the network of an IPv6 address; "" without one."""
+    """Name a client by its address, of IPv6 by its network; "" without one."""
     try:
         address = ip_address((host or "").partition("%")[0])
     except ValueError:
@@ -63,8 +58,8 @@ def limited(
     """Limit the connections that a protocol of uvicorn serves.
 
     Args:
-        protocol: The protocol class of uvicorn: ``config.http_protocol_class``.
-        header_seconds: The time until the headers of a request have arrived.
+        protocol: uvicorn's class: ``config.http_protocol_class``.
+        header_seconds: The time until the headers of a request are there.
         most_connections: The limit for one client at a time.
         call_later: Calls a function after some seconds.
     """
@@ -79,7 +74,7 @@ def limited(
 
 
 class _Limited(asyncio.Protocol):
-    """One connection: passes everything on, and closes at a limit."""
+    """Passes everything on, and closes the connection at a limit."""
 
     def __init__(
         self,
@@ -142,7 +137,7 @@ class _Limited(asyncio.Protocol):
             self._inner.connection_lost(exc)
 
     def _wait(self) -> None:
-        """Begin to wait for the headers of a request, unless one is being answered."""
+        """Begin to wait for a request's headers, unless one is being answered."""
         if self._is_answering():
             if self._late is not None:
                 self._late.cancel()

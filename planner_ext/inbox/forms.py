@@ -1,7 +1,7 @@
-"""The form that edits a call's arguments: drawn from the function's parameters, read back as arguments.
+"""The form that edits a call's arguments: drawn from the parameters, read back as arguments.
 
-An unchanged field keeps its exact value. A value that a plain field cannot hold
-faithfully, such as an object or a text with invisible characters, is edited as JSON.
+An unchanged field keeps its exact value. A value that a plain field cannot hold, such
+as an object or a text with invisible characters, is edited as JSON.
 """
 
 import json
@@ -17,8 +17,7 @@ from planner_ext.engine.schemas import argument_problem, read_json
 FieldKind: TypeAlias = Literal[
     "text", "number", "integer", "boolean", "choice", "texts", "numbers", "json"
 ]
-"""How an argument is edited: ``texts`` and ``numbers`` have one item a line, ``json``
-is any value as JSON."""
+"""``texts`` and ``numbers`` have one item a line, ``json`` is any value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,12 +27,11 @@ class Field:
     Attributes:
         key: The name of the form's field.
         name: The parameter; "" if all arguments are edited as one JSON object.
-        kind: How it is edited.
         help: The parameter's description.
-        required: Whether the function needs the argument; an optional one may be blank.
-        value: The field's content: the call's argument, or the person's input.
+        required: An optional argument may be blank.
+        value: The call's argument, or the person's input.
         choices: The values of a choice, as JSON texts.
-        problem: Why the input is not valid; "" if it is.
+        problem: Why the input is not valid, or "".
     """
 
     key: str
@@ -47,17 +45,17 @@ class Field:
 
     @property
     def label(self) -> str:
-        """The parameter's name, fully visible."""
+        """The name, fully visible."""
         return exact(self.name)
 
 
 def drawn_form(
     parameters: Mapping[str, Any] | None, arguments: Mapping[str, Any]
 ) -> tuple[Field, ...]:
-    """Draw the form of a call: a field for each parameter, and for each argument that is not a parameter.
+    """Draw a call's form: a field for each parameter, and for each other argument.
 
     Args:
-        parameters: JSON schema of the function's parameters; None if it is not known.
+        parameters: JSON schema of the function's parameters, if known.
         arguments: The call's arguments.
     """
     known = None if parameters is None else parameters.get("properties")
@@ -87,16 +85,15 @@ def read_form(
     arguments: Mapping[str, Any],
     typed: Mapping[str, str],
 ) -> tuple[dict[str, Any], tuple[Field, ...], str]:
-    """Read a form back.
+    """Read a form back; see `drawn_form`.
 
     Args:
-        parameters: As for `drawn_form`.
-        arguments: As for `drawn_form`.
+        parameters: As drawn.
+        arguments: As drawn.
         typed: The person's input, by `Field.key`.
 
     Returns:
-        The arguments, the form with the input, and the problem, "" if the arguments are
-        valid.
+        The arguments, the form with the input, and the problem, or "".
     """
     given: dict[str, Any] = {}
     fields: list[Field] = []
@@ -161,7 +158,7 @@ def _kind_of(
 
 
 def _type_of(schema: object) -> str:
-    """Return the one type of a schema besides null; "" if it has several types, or no type."""
+    """Return the one type of a schema besides null; "" without exactly one."""
     said = cast("Mapping[str, object]", schema if isinstance(schema, Mapping) else {})
     types = said.get("type")
     if isinstance(options := said.get("anyOf"), list):
@@ -228,15 +225,11 @@ _WRITERS: dict[FieldKind, Callable[[Any], str]] = {
     "texts": "\n".join,
     "numbers": lambda value: "\n".join(map(_as_json, value)),
 }
-"""How a value is shown; the other kinds show it as JSON."""
+"""How a value is shown; the other kinds show JSON."""
 
 
 def _read(field: Field, text: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Read one field as arguments; a blank optional field gives no argument.
-
-    Raises:
-        ValueError: If the text is not a valid value.
-    """
+    """Read one field as arguments; a blank optional field gives none."""
     if text == field.value:
         return (
             dict(arguments)
@@ -287,4 +280,4 @@ _READERS: dict[FieldKind, Callable[[str], Any]] = {
     "texts": _lines,
     "numbers": lambda text: [_read_number(line) for line in _lines(text)],
 }
-"""How a text is read; the other kinds are JSON."""
+"""How a text is read; the other kinds read JSON."""

@@ -12,23 +12,22 @@ from planner_ext.durable.listing import StoreMarks
 logger = logging.getLogger(__name__)
 
 Topic: TypeAlias = Literal["waiting", "runs"]
-"""The list that a viewer follows: the calls and questions that wait, or the runs."""
+"""The list that a viewer follows."""
 
 _POLL_SECONDS = 1.0
 _COMMENT_SECONDS = 15.0
-"""The interval of comments on an idle stream, which reveal a lost connection."""
+"""Between comments on an idle stream, which reveal a lost connection."""
 
 
 _REFRESHES_PER_SECOND = 50
-"""The most viewers that reload a changed page in a second: each waits for a random part
-of the spread."""
+"""Viewers that reload a changed page in a second: each waits for a random part of the spread."""
 
 
 class Live:
     """The viewers of a store, which is polled while a stream is open.
 
     Attributes:
-        poll_seconds: How often the store is polled.
+        poll_seconds: How often.
         viewers: The number of open streams.
     """
 
@@ -49,9 +48,8 @@ class Live:
     async def events(self, topic: Topic) -> AsyncGenerator[bytes]:
         """Yield an event at once, and one for each change.
 
-        Its data: the ``mark`` of the list's present state, the number of calls and
-        questions ``waiting``, and the ``spread``, the seconds over which the viewers
-        reload their pages.
+        Its data: the ``mark`` of the list's state, the number ``waiting``, and the
+        ``spread``, the seconds over which viewers reload their pages.
         """
         self.viewers += 1
         self._polling = self._polling or asyncio.create_task(self._poll())

@@ -1,22 +1,22 @@
-"""Access to the inbox: sign-in, sessions, protection against forged requests, security headers, size limits.
+"""Access to the inbox: sign-in, sessions, forged requests, security headers, size limits.
 
 A request that changes something must come from a page of this application: ``Origin``
-and ``Sec-Fetch-Site``, if the browser sends them, must match, and its form must hold
-the visitor's form token. With a `Token`, the ``Host`` must be one of its names: under a
-foreign name for this address, a foreign page could read the inbox (DNS rebinding).
+and ``Sec-Fetch-Site``, if sent, must match, and its form must hold the visitor's form
+token. With a `Token`, the ``Host`` must be one of its names: otherwise a foreign page
+could read the inbox under a foreign name for this address (DNS rebinding).
 """
 
 import asyncio
 import re
 import secrets
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from time import monotonic
 from typing import TypeAlias
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import ImmutableMultiDict, MutableHeaders
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -32,9 +32,9 @@ _SESSION_SECONDS = 12 * 3600
 _SHORTEST_TOKEN = 20
 _MOST_WRONG = 20
 _WRONG_SECONDS = 60.0
-"""The wrong tokens in these seconds after which a client's sign-ins are refused."""
+"""Within these seconds, so many wrong tokens of a client end its sign-ins."""
 _MOST_CLIENTS = 1_000
-"""The clients whose wrong tokens are counted; of more, those who were wrong last."""
+"""Clients whose wrong tokens are counted: those who were wrong last."""
 _FORM_SECONDS = 30.0
 """The time until a form is there."""
 _LONGEST_NAME = 200
@@ -63,7 +63,7 @@ class Visitor:
 
     Attributes:
         name: The name under which decisions are recorded.
-        form_token: The token that each form of this visitor must hold.
+        form_token: What each form of this visitor must hold.
     """
 
     name: str
@@ -71,16 +71,16 @@ class Visitor:
 
 
 class Token:
-    """Sign-in by a token: its holder uses the inbox under the fixed ``user``, or under a name that they enter.
+    """Sign-in by a token, under the fixed ``user`` or a name that the holder enters.
 
     Sessions live in the serving process, for twelve hours. An entered name is not
-    verified: where names matter, for instance with roles, fix ``user``, or let the host
+    verified: where names matter, as with roles, fix ``user``, or let the host
     application sign people in.
 
     After 20 wrong tokens within a minute from one address (of IPv6, one network) its
-    sign-ins are refused until that minute is over, also with the right token; visitors
-    who are signed in continue. Behind a proxy the address is the one that uvicorn takes
-    from its headers: see ``--forwarded-allow-ips`` there.
+    sign-ins are refused for the rest of it, also with the right token; who is signed in
+    continues. Behind a proxy, uvicorn takes the address from headers: see
+    ``--forwarded-allow-ips`` there.
 
     Attributes:
         value: The token.
@@ -99,10 +99,9 @@ class Token:
         """Create a token.
 
         Args:
-            value: The token, at least 20 characters; None makes a random one.
+            value: At least 20 characters; None makes a random one.
             user: The name of everyone who signs in; None asks for it.
-            hosts: The names, without port, under which the inbox is reached. Default:
-                those of this machine.
+            hosts: Names without port. Default: those of this machine.
 
         Raises:
             PlannerExtError: If the token is too short, or a name or host is invalid.
@@ -127,15 +126,14 @@ class Token:
 
 
 SignIn: TypeAlias = Token | Callable[[Request], str | Awaitable[str | None] | None]
-"""A `Token`, or a function of the host application that returns the name of a request's
-user; None without one."""
+"""A `Token`, or a function that returns the name of a request's user, or None."""
 
 
 class Sessions:
-    """Identifies the sender of a request: by a session that a token opened, or by the host application.
+    """Identifies the sender of a request.
 
     Attributes:
-        token: The token; None if the host application signs people in.
+        token: None if the host application signs people in.
     """
 
     def __init__(self, sign_in: SignIn) -> None:
@@ -145,7 +143,7 @@ class Sessions:
         self._wrong: dict[str, deque[float]] = {}
 
     async def may_try(self, request: Request) -> bool:
-        """Return whether a token is compared at all: not after `_MOST_WRONG` wrong ones of its client in a minute.
+        """Whether a token is compared: not after too many wrong ones of its client.
 
         A visitor who is signed in may sign in again in any case.
         """
@@ -172,12 +170,7 @@ class Sessions:
         return False
 
     async def visitor_of(self, request: Request) -> Visitor | None:
-        """Return the signed-in sender of a request; None without one.
-
-        Raises:
-            PlannerExtError: If the host application returns something other than a
-                name.
-        """
+        """Return the signed-in sender of a request, or None."""
         if isinstance(self._sign_in, Token):
             visitor, until = self._open.get(
                 request.cookies.get(_session_cookie(request), ""), (None, 0.0)
@@ -195,7 +188,7 @@ class Sessions:
     def keep_form_token(
         self, visitor: Visitor, response: Response, request: Request
     ) -> None:
-        """Set the cookie of the form token if the host application keeps the sessions."""
+        """Set the form token's cookie if the host application keeps the sessions."""
         if self.token is None and request.cookies.get(_FORM) != visitor.form_token:
             _set_cookie(response, request, _FORM, visitor.form_token)
 
@@ -213,7 +206,7 @@ class Sessions:
         _set_cookie(response, request, _session_cookie(request), key)
 
     def close(self, response: Response, request: Request) -> None:
-        """End the session of a request, and delete its cookie."""
+        """End a request's session, and delete its cookie."""
         self._open.pop(request.cookies.get(name := _session_cookie(request), ""), None)
         response.delete_cookie(name, path=_cookie_path(request))
 
@@ -242,7 +235,7 @@ def _set_cookie(response: Response, request: Request, name: str, value: str) -> 
 
 
 def _session_cookie(request: Request) -> str:
-    """Name the session's cookie by the port: browsers send cookies to every port of a host."""
+    """Name the cookie by the port: browsers send cookies to every port of a host."""
     port = request.url.port
     return _SESSION if port is None else f"{_SESSION}_{port}"
 
@@ -252,12 +245,11 @@ def _cookie_path(request: Request) -> str:
 
 
 _LOCAL = re.compile(r"(?![/\\])[!-~]*")
-"""A path relative to the root: neither ``//host`` nor a form that a browser corrects to
-it."""
+"""Neither ``//host`` nor a form that a browser corrects to it."""
 
 
 def redirect(request: Request, to: str) -> Response:
-    """Redirect to a page of this application, relative to its root; any other target becomes the root."""
+    """Redirect to a page of this application; any other target becomes its root."""
     local = to if _LOCAL.fullmatch(to) else ""
     return RedirectResponse(
         f"{request.scope.get('root_path', '')}/{local}", status_code=303
@@ -265,7 +257,7 @@ def redirect(request: Request, to: str) -> Response:
 
 
 def asked_path(request: Request) -> str:
-    """Return the requested page, relative to the application's root, to show it after the sign-in."""
+    """Return the requested page, relative to the root, to show it after the sign-in."""
     if request.method != "GET":
         return ""
     path = request.scope.get("raw_path", b"").decode("ascii", "replace")
@@ -274,32 +266,17 @@ def asked_path(request: Request) -> str:
 
 
 class RefusedFormError(PlannerExtError):
-    """A form is refused: it is too large, malformed, or does not hold the visitor's form token."""
+    """A form is too large, malformed, or does not hold the visitor's form token."""
 
 
-class Form:
-    r"""The fields of a form; line ends are ``\n``."""
-
-    def __init__(self, fields: Mapping[str, list[str]]) -> None:
-        self._fields = fields
-
-    def names(self) -> list[str]:
-        """Return the names of the fields."""
-        return [*self._fields]
-
-    def text(self, name: str) -> str:
-        """Return a field's first value; "" without one."""
-        return self.all(name)[0] if name in self._fields else ""
-
-    def all(self, name: str) -> list[str]:
-        """Return a field's values."""
-        return [value.replace("\r\n", "\n") for value in self._fields.get(name, ())]
+Form: TypeAlias = ImmutableMultiDict[str, str]
+"""The fields of a form; line ends are line feeds."""
 
 
 async def form_of(
     request: Request, visitor: Visitor | None, *, seconds: float = _FORM_SECONDS
 ) -> Form:
-    """Read a form, and check its token if there is a visitor; raise `RefusedFormError` if it is refused or late."""
+    """Read a form, and check its token if there is a visitor."""
     try:
         async with asyncio.timeout(seconds):
             body = await _body_of(request)
@@ -309,16 +286,16 @@ async def form_of(
         ) from None
     try:
         text = body.decode("ascii")
-        fields = parse_qs(
+        fields = parse_qsl(
             text, keep_blank_values=True, errors="strict", max_num_fields=_MOST_FIELDS
         )
     except ValueError as error:
         raise RefusedFormError(
             "This request is not a form of this page. Nothing was changed."
         ) from error
-    form = Form(fields)
+    form = Form([(name, value.replace("\r\n", "\n")) for name, value in fields])
     if visitor is not None and not same_text(
-        form.text("form_token"), visitor.form_token
+        form.get("form_token", ""), visitor.form_token
     ):
         raise RefusedFormError(
             "This form belongs to another session: you may have signed in again since. Nothing was changed. Reload the "
@@ -345,7 +322,7 @@ def person_name(text: str) -> str | None:
 
 
 class Guard:
-    """Refuses requests that come from other sites, and adds the security headers to every response."""
+    """Refuses requests from other sites, and adds the security headers to every response."""
 
     def __init__(self, app: ASGIApp, *, token: Token | None) -> None:
         self._app = app
@@ -395,7 +372,7 @@ def _place_of(origin: str) -> str | None:
 
 
 def _name_of(host: str) -> str | None:
-    """Return the name in a ``Host`` header, without its port; None if it is invalid."""
+    """Return the name in a ``Host`` header; None if it is invalid."""
     try:
         address = urlsplit(f"//{host}")
         return None if address.port == 0 else address.hostname

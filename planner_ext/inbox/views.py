@@ -1,8 +1,7 @@
-"""The content of the pages as frozen values, in which every text of a model, a function or a person is fully visible.
+"""What the pages show, as frozen values; texts of models, functions and people are fully visible.
 
-Templates escape these texts for HTML and put nothing into them. The rules are those of
-the terminal's prompt: no invisible character passes, and no text that a person decides
-on is cut.
+Templates escape these texts for HTML and put nothing into them. No text that a person
+decides on is cut.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,21 +20,18 @@ from planner_ext.engine.timeline import Timeline, TimelineMessage
 from planner_ext.inbox.forms import Field, drawn_form
 
 Kind: TypeAlias = Literal["call", "question", "in doubt"]
-"""The kind of decision: whether a call may run, a question of the model, or the outcome
-of an interrupted call."""
+"""What is decided; "in doubt" is the outcome of an interrupted call."""
 
 TYPED = ("decision", "always", "reason", "answer", "result")
-"""The fields of a decision that a refused form shows again; the arguments are in the
-form's own fields."""
+"""A decision's fields that a refused form shows again, beside the arguments."""
 
 _LONGEST_IN_LIST = 4_000
-"""The most characters of arguments and question in a list; a longer call is decided on
-its own page."""
+"""Characters of arguments and question; a longer call is decided on its own page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """A time: for an HTML ``time`` element, for a person in UTC, and from now, such as "3 minutes ago"."""
+    """A time: for an HTML ``time`` element, in UTC, and from now, such as "3 minutes ago"."""
 
     iso: str
     text: str
@@ -47,15 +43,12 @@ class Waiting:
     """A call or question in a list; addresses are relative to the application's root.
 
     Attributes:
-        item: Its fingerprint and its id, as the list's form returns them; see
-            `item_of`.
-        arguments: Each argument's name and value, as JSON; empty for a question.
-        arguments_json: All arguments as one line of JSON.
-        question: The model's question, or the call's prompt; "" without one.
+        item: Its fingerprint and id, as the list's form returns them; see `item_of`.
+        arguments: Names and values, as JSON; empty for a question.
+        question: The model's question, or the call's prompt.
         roles: Who may decide; empty for anyone.
-        problem: Why the last decision was refused; "" if it was not.
-        selectable: Whether it may be decided together with others: a call that the list
-            shows in full.
+        problem: Why the last decision was refused, or "".
+        selectable: Whether it may be decided with others: the list shows it in full.
     """
 
     item: str
@@ -83,9 +76,8 @@ class Decided:
 
     Attributes:
         kind: ``approve``, ``deny``, ``supply`` or ``expire``.
-        details: Its other parts by name: edited arguments, a reason, a result, a
-            duration.
-        refused: Why it does not count; "" if it counts.
+        details: Its other parts by name, such as a reason.
+        refused: Why it does not count, or "".
     """
 
     kind: str
@@ -102,8 +94,8 @@ class Turn:
     Attributes:
         role: ``system``, ``user``, ``assistant``, ``tool``, or ``person``.
         speaker: Its author, such as a function's name.
-        calls: The calls of a reply, each on one line.
-        at: When; None for messages from the start.
+        calls: A reply's calls, a line each.
+        at: None for messages from the start.
     """
 
     role: str
@@ -119,13 +111,11 @@ class ApprovalPage:
 
     Attributes:
         status: ``open``; ``decided``, until a worker takes the decision; ``closed``.
-        is_open: Whether it may be decided now.
         refused: Decisions that were refused, the oldest first.
-        plan: The run's plan, "" without one.
-        unreadable: Why the plan and the conversation cannot be shown; "" if they can.
-        fields: The form with the arguments; empty if they cannot be edited.
-        problem: Why this visitor's decision was refused; "" if it was not.
-        typed: This visitor's input, by the names in `TYPED`; "" for an empty field.
+        unreadable: Why plan and conversation cannot be shown, or "".
+        fields: The form; empty if the arguments cannot be edited.
+        problem: Why this visitor's decision was refused, or "".
+        typed: This visitor's input, by the names in `TYPED`.
     """
 
     call: Waiting
@@ -143,7 +133,7 @@ class ApprovalPage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The outcome of one of many decisions: whether it counts, and its text or why it does not."""
+    """The outcome of one of many decisions."""
 
     shown_id: str
     href: str
@@ -158,10 +148,9 @@ class Paging:
     Attributes:
         first: The number of the first entry, from 1; 0 for an empty part.
         last: The number of the last entry.
-        total: The number of all entries.
-        before: The address of the previous part, relative to the application's root;
-            None for the first part.
-        after: The address of the next part; None for the last part.
+        before: The address of the previous part, relative to the root; None for the
+            first.
+        after: The address of the next part, or None.
     """
 
     first: int
@@ -174,7 +163,7 @@ class Paging:
 def paging_of(
     request: Request, *, size: int, offset: int, shown: int, total: int
 ) -> Paging:
-    """Show which part of a list a page has, with the addresses of the parts around it."""
+    """Number a part of a list, with the addresses of the parts around it."""
     path = request.url.path.removeprefix(request.scope.get("root_path", "")).lstrip("/")
     given = [
         (name, value)
@@ -269,7 +258,7 @@ def waiting_of(call: PendingApproval, now: float) -> Waiting:
 
 
 def is_editable(call: PendingApproval) -> bool:
-    """Whether a call may run with edited arguments: not one that may already have taken effect."""
+    """Whether arguments may be edited: not of a call that may have taken effect."""
     return call.kind == "function" and not call.in_doubt
 
 
@@ -287,7 +276,7 @@ def approval_page(
 
     Args:
         call: The call or question.
-        timeline: The run's timeline; empty if its journal cannot be read.
+        timeline: Empty if the run's journal cannot be read.
         now: Seconds since the epoch.
         unreadable: Why the journal cannot be read.
         fields: The form with the person's input; None draws it from the call.
@@ -325,7 +314,7 @@ def visible_line(text: str) -> str:
 
 
 def conversation_of(timeline: Timeline, now: float) -> Iterator[Turn]:
-    """List the turns of a run, without its plan and the messages that the planner added."""
+    """List a run's turns, without its plan and the planner's own messages."""
     for iteration in timeline.iterations[:1]:
         yield from map(_said, iteration.messages)
     for iteration in timeline.iterations:
@@ -371,7 +360,6 @@ _SPEAKERS = {
 
 
 def _said(message: TimelineMessage) -> Turn:
-    """Show a message of a run's first transcript."""
     role = message.role if message.role in _SPEAKERS else "user"
     text = "\n".join(filter(None, (message.text, *message.others)))
     return Turn(role=role, speaker=_SPEAKERS[role], text=visible(text))
