@@ -1,8 +1,4 @@
-"""The commands, and the groups of commands.
-
-Each imports its implementation when called: Semantic Kernel and the stores take
-seconds.
-"""
+"""The commands and their groups; each imports its implementation, which takes seconds."""
 
 from typing import Annotated
 

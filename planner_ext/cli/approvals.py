@@ -166,7 +166,7 @@ async def supply(
 async def _decide(
     args: cli.DecisionArgs, decision_on: Callable[[PendingApproval], Decision]
 ) -> int:
-    """Store a decision on the call as it is stored, and print what follows from it."""
+    """Store a decision on the call as it stands now, and print what follows."""
     async with opened_client(args.store, args.hooks) as client:
         store = client.approvals()
         call = await store.show(args.id)
@@ -187,7 +187,7 @@ async def _decide(
 def _edited(arguments: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
     """Apply ``NAME=VALUE`` to arguments, or replace them all by one JSON object.
 
-    Text stays text, so that an order named 7 does not become a number.
+    Text stays text: an order named 7 does not become a number.
     """
     if len(changes) == 1 and changes[0].lstrip().startswith("{"):
         try:
@@ -250,7 +250,7 @@ def decision_text(record: DecisionRecord) -> str:
 
 
 def _call_lines(call: PendingApproval) -> Iterable[Text]:
-    """Format a call in a few lines; its arguments are never cut."""
+    """Format a call, whose arguments are never cut."""
     doubt = "  IN DOUBT: it may have run already" if call.in_doubt else ""
     until = (
         ""
@@ -278,7 +278,7 @@ def _call_lines(call: PendingApproval) -> Iterable[Text]:
 
 
 def _question(call: PendingApproval) -> str:
-    """Return the model's question, as the fingerprint covers it; "" for a call."""
+    """Return the model's question; "" for a call."""
     if call.kind == "function":
         return ""
     question = call.arguments.get("question")

@@ -34,19 +34,13 @@ class ApprovalPrompt:
     """
 
     def __init__(self, console: Terminal, *, by: str | None) -> None:
-        """Ask on this console; decisions carry the person's name."""
         self._console = console
         self._by = by
         self._refused: tuple[str, Decision] | None = None
         self._cut = False
 
     def decide(self, call: ToolCall, *, more: int) -> Decision | None:
-        """Show a call, and ask until there is a decision, or None if the person quits.
-
-        Args:
-            call: The call.
-            more: The number of other pending calls.
-        """
+        """Show a call, of ``more`` others, and ask; None if the person quits."""
         refused = self._refused
         self._refused = None
         again = refused[1] if refused is not None and refused[0] == call.id else None
@@ -110,7 +104,6 @@ class ApprovalPrompt:
                 return decision
 
     def _edited(self, call: ToolCall) -> Decision | None:
-        """Ask for other arguments; None goes back to the question."""
         self._say("Now: " + exact_json(call.arguments))
         while answer := self._answer(
             "New arguments, as one line of JSON (empty: back): "

@@ -41,7 +41,7 @@ from planner_ext.errors import PlannerInvalidConfigurationError
 
 
 def run_compare(args: CompareArgs) -> int:
-    """Compare, write and print the results; return the exit code."""
+    """Compare, write and print the results."""
     errors = Terminal(sys.stderr)
     try:
         _check(args)
@@ -172,7 +172,7 @@ _STYLES = {"bad": _BAD, "poor": _POOR, "": ""}
 def print_comparison(
     console: Console, comparison: Comparison, *, details: bool = True
 ) -> None:
-    """Print where each option goes wrong, the verdict and, on request, a table for each script."""
+    """Print a summary, the verdict and, on request, a table for each script."""
     if len(comparison.scripts) > 1:
         _print_summary(console, comparison)
     if details or len(comparison.scripts) == 1:
@@ -209,7 +209,6 @@ def _print_costs(console: Console, comparison: Comparison) -> None:
 
 
 def _print_script(console: Console, comparison: Comparison, script: ScriptInfo) -> None:
-    """Print a script's results, and below them the faults of the histories."""
     console.print(Text.assemble((script.name, "bold"), (f"  {script.about}", _QUIET)))
     if script.entitled:
         console.print(Text(f"{script.entitled} ({script.source})", _QUIET))
@@ -238,7 +237,7 @@ def _print_script(console: Console, comparison: Comparison, script: ScriptInfo) 
 
 
 def _table(console: Console) -> Table:
-    """Begin a table with the options' column, the only one that may wrap."""
+    """Begin a table, of which only the options' column may wrap."""
     gap = 1 if console.width >= _WIDE else 0  # in addition to the one of the box itself
     table = Table(
         box=box.SIMPLE_HEAD, padding=(0, gap, 0, 0), pad_edge=False, show_edge=False
@@ -271,7 +270,6 @@ def _with_excess(number: int, excess: int) -> Text:
 
 
 def _note(run: Run) -> str:
-    """Describe the first fault of a history, and why a run failed."""
     parts = [run.first_violation]
     if run.refused:
         parts.append(
@@ -282,7 +280,7 @@ def _note(run: Run) -> str:
 
 
 def _print_summary(console: Console, comparison: Comparison) -> None:
-    """Print what goes wrong: a row for each script, a column for each option."""
+    """Print a row for each script, a column for each option."""
     plain = not console.encoding.lower().startswith("utf")
     broken, silent, unfinished, fine = (
         ("X", "0", "~", ".") if plain else ("✗", "∅", "~", "·")

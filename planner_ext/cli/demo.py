@@ -64,7 +64,7 @@ _STORE = "runs.db"
 
 
 async def run_demo(console: Terminal) -> int:
-    """Show all parts; return 0 if every charge equals the independent count, else 1."""
+    """Show all parts; 0 if every charge equals the independent count."""
     _print(
         console,
         "Nothing here needs a key or leaves this machine: a scripted model behind a real HTTP server, asked by "
@@ -81,11 +81,11 @@ async def run_demo(console: Terminal) -> int:
 
 
 class _Loop(NamedTuple):
-    """The result of one loop with the model that never stops.
+    """One loop with the model that never stops.
 
     Attributes:
         requests: Round trips, as the server counted them.
-        reported: Round trips, as the loop reports them; None if it reports nothing.
+        reported: Round trips, as the loop reports them, if it does.
     """
 
     name: str
@@ -96,7 +96,7 @@ class _Loop(NamedTuple):
 
 
 async def _limits(console: Terminal) -> bool:
-    """Ask a model that never stops calling; return whether our loops kept within the budget."""
+    """Ask a model that never stops; return whether our loops kept within the budget."""
     _print_title(
         console,
         "1",
@@ -136,7 +136,6 @@ async def _limits(console: Terminal) -> bool:
 
 
 async def _loop(*, ours: bool, streamed: bool) -> _Loop:
-    """Ask the model through Semantic Kernel's loop or ours."""
     kernel = Kernel()
     history = ChatHistory()
     kernel.add_plugin(shop.Export(), "export")
@@ -240,7 +239,7 @@ async def _goal(console: Terminal) -> bool:
 
 
 async def _survival(console: Terminal) -> bool:
-    """Pause, edit, approve, kill and finish a run; return whether there was one refund."""
+    """Pause, edit, approve, kill and finish a run; return whether it refunded once."""
     _print_title(
         console, "3", "A refund that waits for a person, and a process that is killed"
     )
@@ -265,7 +264,6 @@ async def _survival(console: Terminal) -> bool:
 
 
 async def _refund(shell: "_Shell") -> None:
-    """Run the commands as real processes, one of which is killed."""
     app = "from planner_ext.cli.demo_shop import refund_app as app, refund_kernel as kernel\n"
     shell.folder.joinpath("shop.py").write_text(app, encoding="utf-8")
     start = (
@@ -295,7 +293,6 @@ async def _refund(shell: "_Shell") -> None:
 async def _print_refund(
     console: Terminal, folder: Path, server: ScriptedOpenAIServer
 ) -> bool:
-    """Print the charges beside the independent counts; return whether they are equal."""
     async with opened_store(str(folder / _STORE), create=False) as store:
         stored = await store.load(_RUN)
     state = fold_journal(_RUN, stored.facts)
@@ -329,8 +326,6 @@ class _UnexpectedExitError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Shell:
-    """Runs commands in a folder, and prints each with its outcome."""
-
     console: Terminal
     folder: Path
     endpoint: str
@@ -338,11 +333,11 @@ class _Shell:
     async def run(
         self, *words: str, code: int, note: str = "", lines: int = 0, crash_at: str = ""
     ) -> list[str]:
-        """Run a command; return the lines of its output.
+        """Run a command, print it with its outcome, and return the lines of its output.
 
         Args:
-            *words: The words after ``planner-ext``, and before the store.
-            code: The expected exit code; any other raises `_UnexpectedExitError`.
+            *words: Between ``planner-ext`` and the store.
+            code: The expected exit code.
             note: A remark on the outcome.
             lines: The number of output lines to show.
             crash_at: The crash point at which the process kills itself.
@@ -388,7 +383,6 @@ class _Shell:
 async def _scripted(
     script: Script,
 ) -> AsyncGenerator[tuple[ScriptedOpenAIServer, OpenAIChatCompletion], None]:
-    """Serve a script, with Semantic Kernel's connector in front of it."""
     with ScriptedOpenAIServer(script) as server:
         async with AsyncOpenAI(
             base_url=server.url, api_key="none", max_retries=0
@@ -425,7 +419,7 @@ def _print_table(console: Terminal, rows: Table) -> None:
 
 
 def _print_ledger(console: Terminal, *rows: tuple[str, int, str, int]) -> bool:
-    """Print charges beside the independent counts; return whether all agree.
+    """Print charges beside independent counts; return whether all agree.
 
     Args:
         console: Where to print.

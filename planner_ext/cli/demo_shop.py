@@ -1,7 +1,6 @@
 """The applications of the demo, and the scripts of their models.
 
-The data are made up, but the functions compute with them, and every number in an answer
-is a function's result.
+The functions compute with made-up data; every number in an answer is a result.
 """
 
 import asyncio
@@ -40,7 +39,7 @@ class Export:
 
 
 def export_script(request: ScriptedRequest) -> ScriptedReply:
-    """Call a function while one is offered; answer when functions are withdrawn."""
+    """Call a function while one is offered, then answer."""
     if request.tools:
         return call("export-status")
     return say(f"Not finished: {request.messages[-1]['content']} when I last looked.")
@@ -170,7 +169,7 @@ def order_kernel() -> Kernel:
 
 
 def order_script(request: ScriptedRequest) -> ScriptedReply:
-    """Reach `ORDER_GOAL`: a plan, three calls at once, a failure, the way around it, the answer."""
+    """Reach `ORDER_GOAL`: a plan, three calls at once, a failure, the way around it."""
     time.sleep(_THINKS_FOR)
     return (
         _ORDER_REPLIES[request.index]
@@ -261,7 +260,7 @@ class RefundShop:
 
 
 def refund_kernel() -> Kernel:
-    """Make the refunds' kernel; the environment names the endpoint."""
+    """Make the kernel; the environment names the endpoint."""
     kernel = Kernel()
     kernel.add_service(OpenAIChatCompletion())
     kernel.add_plugin(RefundShop(), "shop")
@@ -269,14 +268,14 @@ def refund_kernel() -> Kernel:
 
 
 def refund_app() -> tuple[FunctionCallingStepwisePlanner, Kernel]:
-    """Make the application with which a worker continues runs."""
+    """Make a worker's application."""
     return FunctionCallingStepwisePlanner(
         options=FunctionCallingStepwisePlannerOptions(plan=False)
     ), refund_kernel()
 
 
 def refund_script(request: ScriptedRequest) -> ScriptedReply:
-    """Find the order, refund all of it (which is too much), and report what was refunded."""
+    """Find the order, refund all of it (too much), and report what was refunded."""
     match results_of(request):
         case {"shop-refund": outcome}:
             return say(f"Dear customer, we are sorry: {outcome}.")

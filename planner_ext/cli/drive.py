@@ -86,7 +86,6 @@ class StoreRun(CliRun):
         facts: Sequence[Fact] = (),
         hooks: Hooks = no_hooks,
     ) -> None:
-        """Prepare a new run, or one with the facts of its journal."""
         super().__init__(options, by=by, facts=facts)
         self.store = store
         self._hooks = hooks
@@ -94,7 +93,7 @@ class StoreRun(CliRun):
     def drive_in_store(
         self, begin: Callable[[Runs], Awaitable[RunHandle[Result]]]
     ) -> Result:
-        """Start or resume the open run in its store, and drive it."""
+        """Start or resume the run, and drive it."""
         return self.drive(self._driven(begin))
 
     def resume(self, result: Result, decisions: Mapping[str, Decision]) -> Result:  # noqa: ARG002  (it is in the store)
@@ -115,7 +114,7 @@ class StoreRun(CliRun):
         )
 
     def interrupted(self) -> None:
-        """Leave the run in the store, and print the command that resumes it."""
+        """Print the command that resumes the run."""
         self.explain_fault()
 
     def explain_fault(self) -> None:
@@ -165,7 +164,7 @@ class StoreRun(CliRun):
 def start_run(
     goal: GoalArgs, store: str, options: RunOptions, *, by: str | None
 ) -> int:
-    """Start a run in a store, or continue the one of this name; return the exit code."""
+    """Start a run in a store, or continue the one of this name."""
     if goal.timeout is not None:
         raise PlannerInvalidConfigurationError(
             "--timeout and --store contradict each other: a kept run is not cut short. Leave one of them out; "
@@ -202,7 +201,7 @@ def resume_run(
     *,
     max_iterations: int | None,
 ) -> int:
-    """Resume a run of a store; return the exit code."""
+    """Resume a run of a store."""
     facts = asyncio.run(_stored(run_id, store)).facts
     state = fold_journal(run_id, facts)
     run = StoreRun(store, options, by=who.by, facts=facts, hooks=who.hooks)
@@ -210,7 +209,7 @@ def resume_run(
 
 
 def fork_run(run_id: str, args: ForkArgs, options: RunOptions) -> int:
-    """Fork a run, and resume the fork if a kernel or model is given; return the exit code."""
+    """Fork a run, and resume the fork if a kernel or model is given."""
     store = args.store
     console = Terminal(sys.stderr)
     name = asyncio.run(_forked(run_id, args))
@@ -265,7 +264,7 @@ def _resumed(run: StoreRun, run_id: str, budget: Budget | None) -> int:
 async def show_run(
     run_id: str, store: str, *, follow: bool, html: Path | None, as_json: bool
 ) -> int:
-    """Print a run from its journal, without resuming it; return the exit code."""
+    """Print a run from its journal, without resuming it."""
     console = Terminal(sys.stderr)
     stored = await _stored(run_id, store)
     record = stored.record
@@ -306,7 +305,7 @@ def _write_page(file: Path, page: str) -> None:
 async def _followed(
     stored: StoredRun, store: str, progress: Progress
 ) -> tuple[RunRecord, tuple[Fact, ...]]:
-    """Show new facts until the run ends, or waits for a decision; return it with its journal."""
+    """Show new facts until the run ends, or waits for a decision."""
     record = stored.record
     facts = stored.facts
     continues = True
@@ -341,7 +340,7 @@ def _fault_text(record: RunRecord) -> str:
 async def _print_run(
     record: RunRecord, facts: tuple[Fact, ...], store: str, *, as_json: bool
 ) -> None:
-    """Print what a run's progress does not show: decisions, problems, what waits, the result."""
+    """Print what progress does not show: decisions, problems, what waits, the result."""
     run_id = record.run_id
     console = Terminal(sys.stderr)
     result = result_of(fold_journal(run_id, facts), facts)
@@ -401,7 +400,7 @@ async def _print_waiting(
 
 
 def work(args: WorkerArgs) -> int:
-    """Work until a signal, or with ``--once`` until no run is due; return the exit code."""
+    """Work until a signal, or with ``--once`` until no run is due."""
     with (
         redirect_stdout(sys.stderr),
         worker_lines_shown(Terminal(sys.stderr)),
@@ -443,7 +442,7 @@ async def _worked(args: WorkerArgs, made: Callable[[], Awaitable[Application]]) 
 def _with_options(
     planner: FunctionCallingStepwisePlanner, args: WorkerArgs
 ) -> FunctionCallingStepwisePlanner:
-    """Add ``--policy`` and ``--ask-all`` to a copy of a planner; its interceptors come first."""
+    """Add ``--policy`` and ``--ask-all`` to a copy of a planner, after its interceptors."""
     if not (given := args.planner_options()):
         return planner
     options = planner.options
@@ -468,7 +467,6 @@ def _with_options(
 async def _drive(
     args: WorkerArgs, planner: FunctionCallingStepwisePlanner, application: Application
 ) -> int:
-    """Drive runs until cancelled, or with ``--once`` until no run is due."""
     kernel = application.kernel
     arguments_for = application.arguments_for
     options: WorkerOptions = {

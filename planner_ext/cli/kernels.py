@@ -42,9 +42,10 @@ SERVICE_ID = "planner-ext"
 
 
 def start_factory(path: str, *, option: str = "--kernel") -> object:
-    """Import what an option names, and call it if it is a function; the result may be awaitable.
+    """Import what an option names, and call it if it is a function.
 
-    Call this before an event loop runs, so that module and factory may run their own.
+    Call this before an event loop runs, so that the user's code may run its own. The
+    result may be awaitable.
     """
     found = imported_object(path, option=option)
     if isinstance(found, Kernel) or not callable(found):
@@ -119,7 +120,7 @@ async def kernel_of(made: object, path: str) -> Kernel:
 
 @contextmanager
 def _blamed(what: str, *passed: type[Exception]) -> Generator[None]:
-    """Name the user's code that raised, and the line; exceptions ``passed`` stay as they are."""
+    """Name the user's code that raised, and the line; ``passed`` exceptions stay."""
     try:
         yield
     except passed:
@@ -233,7 +234,7 @@ class Application:
 
 
 def started_application(path: str) -> Callable[[], Awaitable[Application]]:
-    """Start the factory of ``--app``, before an event loop runs; the result awaits what it gives."""
+    """Start the factory of ``--app``, before an event loop runs."""
     made = start_factory(path, option="--app")
 
     async def application() -> Application:
@@ -243,7 +244,7 @@ def started_application(path: str) -> Callable[[], Awaitable[Application]]:
 
 
 def started_hook(path: str) -> Callable[[], Awaitable[tuple[Authorize, ...]]]:
-    """Start the factory as `started_application` does; the result gives its hooks alone."""
+    """Start the factory, for its hooks alone."""
     application = started_application(path)
 
     async def hooks() -> tuple[Authorize, ...]:

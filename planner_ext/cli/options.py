@@ -178,7 +178,7 @@ def _hooks_of(app: str | None) -> Hooks:
 
 @dataclass(frozen=True, kw_only=True)
 class ActorArgs(AppArgs):
-    """Who does something to a run, and the application that may refuse it."""
+    """Who acts on a run, and the application that may refuse it."""
 
     by: By
 

@@ -33,7 +33,7 @@ from planner_ext.testing.cassette import Cassette
 
 
 def replay_cassette(args: ReplayArgs) -> int:
-    """Replay a cassette; return the exit code."""
+    """Replay a cassette, and print the differences."""
     cassette = Cassette.read(args.file)
     functions = args.functions or ("recorded" if args.kernel is None else "live")
     if functions not in ("live", "recorded"):
@@ -67,7 +67,7 @@ def replay_cassette(args: ReplayArgs) -> int:
 
 
 class _ReplayedRun(CliRun):
-    """A cassette's first run, with the options in its journal, decided as recorded."""
+    """A cassette's first run, decided as recorded."""
 
     def __init__(self, cassette: Cassette, args: ReplayArgs) -> None:
         super().__init__(RunOptions(kernel=args.kernel, stream=False))
@@ -134,7 +134,7 @@ class _ReplayedRun(CliRun):
         """Repeat the last recorded decision on a call.
 
         A file approves nothing: a call that a person decided, or whose function needs
-        an approval, returns its recorded result, and waits without one.
+        an approval, returns its recorded result, or waits.
         """
         place = call.iteration, call.index, call.fully_qualified_name
         facts = [
@@ -184,7 +184,7 @@ class _ReplayedRun(CliRun):
 
 
 def _stand_ins(cassette: Cassette) -> Kernel:
-    """Make a kernel of the functions that were offered; they cannot be called."""
+    """Make the offered functions again; they cannot be called."""
     try:
         return _described_kernel(
             tool for asked, _ in cassette.exchanges for tool in asked.tools

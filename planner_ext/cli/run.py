@@ -71,7 +71,7 @@ _KEPT_OPTIONS = ("kernel", "base_url", "model", "policy")
 
 
 def run_goal(goal: GoalArgs, options: RunOptions, *, by: str | None) -> int:
-    """Reach a goal; return the exit code."""
+    """Reach a goal."""
     if goal.timeout is not None and not 0 < goal.timeout < math.inf:
         raise PlannerInvalidConfigurationError(
             f"--timeout must be a number of seconds above 0; got {goal.timeout:g}."
@@ -90,7 +90,6 @@ class CliRun:
 
     Attributes:
         by: Who decides, for the record.
-        facts: The journal so far.
         prompt: None without a terminal.
         run_id: The run's name, if it is in a store.
         planner: Set by `open`, as the kernel is.
@@ -107,7 +106,6 @@ class CliRun:
         facts: Sequence[Fact] = (),
         timeout: float | None = None,
     ) -> None:
-        """Prepare a new run, or one with the facts of its journal."""
         self.options = options
         self.by = by
         self.console = Terminal(sys.stderr)
@@ -122,12 +120,7 @@ class CliRun:
         self._service: OpenAIChatCompletion | None = None
 
     def open(self, *, plan: bool | None = None, **options: Any) -> None:
-        """Make kernel, service and planner.
-
-        Args:
-            plan: None plans if the kernel has functions.
-            **options: Further options of the planner.
-        """
+        """Make kernel, service and planner; ``plan`` None plans if the kernel has functions."""
         given = self.options
         service_id = None
         approval = given.planner_options()
@@ -157,7 +150,7 @@ class CliRun:
         self._warn(approval.get("interceptors", ()))
 
     def reopen(self, state: State) -> None:
-        """Make kernel, service and planner for a run that is resumed, with the options in its rules."""
+        """Make the same for a run that is resumed, with the options in its rules."""
         rules = state.rules
         self.open(
             plan=rules.plan,
@@ -174,10 +167,7 @@ class CliRun:
         return self.drive(self.planner.invoke(self.kernel, goal))
 
     def resume(self, result: Result, decisions: Mapping[str, Decision]) -> Result:
-        """Drive a paused run to the next pause, or its end; decisions are by call id.
-
-        If one is refused, none is taken, and nothing runs.
-        """
+        """Drive a paused run on; if a decision is refused, none is taken."""
         if self.options.stream:
             return self.drive(
                 self.progress.watch(
@@ -199,18 +189,11 @@ class CliRun:
                 self._runner.run(self._service.client.close())
 
     def drive(self, part: Coroutine[Any, Any, Result]) -> Result:
-        """Await a part of the run, within the rest of the timeout, and show its progress.
-
-        Ctrl-C raises after the run is cancelled.
-        """
+        """Await a part of the run, within the rest of the timeout, and show its progress."""
         return self._runner.run(self._timed(part))
 
     def execute(self, first: Callable[[], Result]) -> int:
-        """Drive the run and print the result; return the exit code.
-
-        Args:
-            first: Opens the run and drives it to its first pause, or its end.
-        """
+        """Open and drive the run with ``first``, then decide, resume and print it."""
         out = sys.stdout
         with redirect_stdout(sys.stderr), closing(self):
             try:
@@ -248,11 +231,11 @@ class CliRun:
         return code
 
     def interrupted(self) -> Result | None:
-        """Handle Ctrl-C: return the result of a stopped run, or None if it is kept as it is."""
+        """Return the result of a run that Ctrl-C stops, or None if it is kept."""
         return self.stopped("Interrupted from the keyboard.")
 
     def explain_fault(self) -> None:
-        """Print what a person needs to know after a fault: here, what was spent."""
+        """Print what was spent."""
         self.console.say(spent_line(self.stopped(""), ended="failed"), "dim")
 
     def explain_pause(self, result: Result) -> None:
@@ -270,7 +253,7 @@ class CliRun:
         )
 
     def resume_words(self) -> list[str]:
-        """Return the original options as words of the command that continues the run."""
+        """Return options for the command that continues the run."""
         given = {
             f"--{name.replace('_', '-')}": getattr(self.options, name)
             for name in _KEPT_OPTIONS
@@ -304,7 +287,7 @@ class CliRun:
     def _next(self, result: Result) -> Result | None:
         """Resume a paused run; None if it has ended, or a call is left undecided.
 
-        Each decision resumes the run, so that it is recorded before the next question.
+        Each decision is recorded before the next question.
         """
         if result.status not in ("paused", "asked"):
             return None
@@ -352,7 +335,6 @@ class CliRun:
         return self.stopped(f"The timeout of {self._timeout:g} s was reached.")
 
     def _warn(self, policies: Sequence[ApprovalPolicy]) -> None:
-        """Warn of a kernel without functions, and of rules that match none of its functions."""
         if not self.kernel.plugins:
             self.console.say(
                 "The kernel has no functions: the model can only talk. See --kernel.",
@@ -375,7 +357,7 @@ class CliRun:
                 )
 
     def note(self, fact: Fact) -> None:
-        """Observe a run that is not kept; print the fact unless a stream does."""
+        """Observe a run that is not kept."""
         self.facts.append(fact)
         if not self.options.stream:
             self.progress.show(fact)
@@ -404,7 +386,7 @@ def _is_approved_already(call: ToolCall, result: Result) -> bool:
 
 
 def _is_unusable(error: Exception) -> bool:
-    """Whether an error concerns the command line, a file, a store or the kernel, not the run."""
+    """Whether an error is not the run's, but of the command line, a file, a store or the kernel."""
     if isinstance(error, KernelException):
         return isinstance(
             error,
@@ -418,7 +400,7 @@ def _is_unusable(error: Exception) -> bool:
 def print_result(
     result: Result, out: TextIO, console: Terminal, *, as_json: bool, run_id: str = ""
 ) -> None:
-    """Print the answer on stdout, framed for a person, and the summary on stderr."""
+    """Print the answer on stdout, the summary on stderr."""
     if as_json:
         named = {"run_id": run_id} if run_id else {}
         out.write(json.dumps({**named, **document(result)}, indent=2) + "\n")
@@ -433,7 +415,7 @@ def print_result(
 
 
 def document(result: Result) -> dict[str, object]:
-    """Convert a result to JSON values, with messages in the format of OpenAI's API."""
+    """Convert a result to JSON values, with messages in OpenAI's format."""
     return {
         "status": result.status,
         "final_answer": result.final_answer,
@@ -460,7 +442,7 @@ def goal_options(goal: GoalArgs) -> dict[str, Any]:
 
 
 def new_limits(state: State, max_iterations: int | None) -> Budget | None:
-    """Return a run's limits with another number of round trips; None without one."""
+    """Return a run's limits with another number of round trips, if one is given."""
     return (
         None
         if max_iterations is None

@@ -131,7 +131,6 @@ async def show_result(
 
 
 def _print_result(result: RunResult, store: str) -> None:
-    """Print the answer on stdout; the rest, and the commands that decide what waits, on stderr."""
     console = Terminal(sys.stderr)
     if result.final_answer:
         print(
@@ -227,7 +226,6 @@ async def list_runs(args: cli.RunListArgs) -> None:
 
 
 def _with_moments(record: Any, *names: str) -> Mapping[str, object]:
-    """Return a record's fields, with these times as dates."""
     values = asdict(record)
     return values | {
         name: None if values[name] is None else _moment(values[name]) for name in names
@@ -592,7 +590,7 @@ _PARTS: Mapping[str, tuple[str, str]] = {
 
 
 def _budget_lines(row: BudgetUsage) -> Iterable[Text]:
-    """Format a row; users choose names and keys, so what is invisible in them is escaped."""
+    """Format a row; users choose names and keys, so these are escaped."""
     key = f"  {exact(row.key)}" if row.key else ""
     reached = "" if row.reached is None else f"  {exact(row.reached)} reached"
     yield Text.assemble(

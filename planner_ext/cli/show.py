@@ -41,13 +41,11 @@ _BESIDE = 18
 class Progress:
     """Prints the events of one run; a terminal also shows what it waits for and its limits.
 
-    Takes the events of ``invoke_stream``, or only the facts; then each text is printed
-    whole.
+    Takes the events of ``invoke_stream``, or only the facts: then texts come whole.
 
     Attributes:
         followed: The number of facts read.
-        until: When the command's timeout ends the run, in seconds since the epoch, or
-            None.
+        until: When the command's timeout ends the run, in seconds since the epoch.
     """
 
     def __init__(self, console: Terminal) -> None:
@@ -106,7 +104,7 @@ class Progress:
         self._wait()
 
     def note(self, text: str) -> None:
-        """Print a line about the run that is in no fact."""
+        """Print a line that is in no fact."""
         self._rest()
         self._line(text, "dim")
         self._wait()
@@ -248,12 +246,10 @@ class Progress:
             self._spinner.stop()
 
     def _wait(self) -> None:
-        """Show what the run waits for, except while a reply arrives."""
         if self._spinner is not None and self._flow is None:
             self._spinner.start()
 
     def _activity(self) -> Text:
-        """Describe what the run waits for, and what is left of its limits now."""
         running = sorted(
             call.function for call in self._reader.calls if call.outcome == "running"
         )
@@ -275,7 +271,7 @@ class Progress:
         elapsed: float = 0.0,
         until: float | None = None,
     ) -> str:
-        """Describe what is left of the limits that are set.
+        """Describe what is left of the limits, but those ``without``.
 
         Args:
             without: Limits to omit.
@@ -299,8 +295,6 @@ class Progress:
 
 
 class _Drawn:
-    """A text that is computed each time it is drawn."""
-
     def __init__(self, make: Callable[[], Text]) -> None:
         self._make = make
 
@@ -354,8 +348,7 @@ def print_pending(
         console: Where to print.
         call: The call.
         more: The number of other pending calls.
-        lines: The most lines of prompt and arguments; more is cut from their middle,
-            with a note there.
+        lines: The most lines of prompt and arguments; more is cut from their middle.
 
     Returns:
         Whether anything was cut.
@@ -415,7 +408,6 @@ def print_answer(
 
 
 def _call_text(call: TimelineCall) -> str:
-    """Format a call with the arguments that it runs with."""
     return f"{one_line(call.function)}({_arguments_text(call.arguments)})"
 
 

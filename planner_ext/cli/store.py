@@ -64,7 +64,7 @@ def say(text: str) -> None:
 def print_rows(
     rows: Sequence[object], lines: Iterable[Text], *, as_json: bool, none: str
 ) -> None:
-    """Print a list as JSON or as lines; for an empty one, a sentence on stderr."""
+    """Print a list as JSON or as lines; for an empty one, a sentence."""
     if as_json:
         print(json_document(rows))
     elif not rows:
@@ -82,7 +82,7 @@ def print_page(
     total: int,
     none: str,
 ) -> None:
-    """Print a part of a list, and on stderr which part it is, unless it is the whole list."""
+    """Print a part of a list, and on stderr which part it is."""
     if len(rows) != total:
         after = f", after the first {args.offset}" if args.offset else ""
         rest = args.offset + args.limit

@@ -41,8 +41,6 @@ class _Output(io.TextIOWrapper):
 def standard_streams() -> Generator[None]:
     """Replace stdout and stderr; a closed one discards its output.
 
-    A character that a terminal lacks becomes a question mark.
-
     Raises:
         PlannerExtError: At the end, if stdout could not be written although its reader
             stayed.

@@ -43,7 +43,6 @@ class Terminal(Console):
     """
 
     def __init__(self, file: IO[str] | None = None, **options: Any) -> None:
-        """Print to a file; None prints to the current stdout."""
         super().__init__(
             file=file, markup=False, highlight=False, emoji=False, **options
         )
@@ -67,7 +66,7 @@ class Terminal(Console):
     def print_line(
         self, *parts: Text | str | tuple[str, str], indent: int | None = None
     ) -> None:
-        """Print texts, each with its style, as one line; nothing in them can look like another line.
+        """Print texts, each with its style, as one line; nothing in them can look like another.
 
         Args:
             *parts: The texts.
@@ -164,7 +163,7 @@ _DEEPEST = 8
 
 
 def cut_in_the_middle(text: str, *, cells: int, lines: int) -> str:
-    """Fold a text at a number of cells; too many lines are cut out of its middle, with a note."""
+    """Fold a text at a number of cells; too many lines lose the middle, with a note there."""
     head = list(islice(_folded(text, cells), lines + 1))
     if len(head) <= lines:
         return text
@@ -220,7 +219,7 @@ def shortened(text: str, cells: int, mark: str) -> str:
 
 
 class TextFlow:
-    """Prints a text while it arrives, indented and wrapped at words, each once it is whole.
+    """Prints a text while it arrives, indented and wrapped, each word once it is whole.
 
     Attributes:
         empty: Whether no text has arrived yet.
@@ -302,8 +301,6 @@ class TextFlow:
 
 
 class _Outcome(Protocol):
-    """How a run ended, or how far it is."""
-
     @property
     def status(self) -> str: ...
 

@@ -1,9 +1,6 @@
-"""The options of the ADR "Automatic tool calling controls" side by side: as written, and as corrected here.
+"""Ways to limit a tool-calling loop side by side: as Semantic Kernel's ADR writes them, and as corrected here.
 
-    comparison = await run_comparison(max_iterations=5)
-
-Offline, in seconds: a scripted model behind real HTTP, and everything counted
-independently of the options.
+comparison = await run_comparison(max_iterations=5)
 """
 
 from planner_ext.compare.backend import Live

@@ -1,9 +1,4 @@
-"""What stands behind a run: the model, scripted or real, and the functions; both note what they see.
-
-A scripted model is a server on this machine, which counts the requests that it gets. At
-a real connector `CountingChatCompletion` counts them. Functions run at the desk; in the
-user's own kernel, a filter sees them.
-"""
+"""The model of a run, scripted or real, and its functions; both note what they see."""
 
 import json
 from collections.abc import (
@@ -57,13 +52,13 @@ from planner_ext.testing.server import HttpResponse
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Live:
-    """A real model instead of the scripted one. Functions really run, once for each option.
+    """A real model in place of the scripted one. Functions really run, once for each option.
 
     Attributes:
         kernel: The user's own, with its service; None uses the scripts' functions, and
             requires ``service``.
         service: The connector; None uses the one that the kernel selects.
-        goal: The goal, given to each option once; None uses the goals of the scripts.
+        goal: Given to each option once; None uses the goals of the scripts.
     """
 
     kernel: Kernel | None = None
@@ -76,11 +71,8 @@ class Place:
     """Where one run finds its model and its functions.
 
     Attributes:
-        kernel: A copy for this run, with the functions and the service.
-        service: The connector.
         model_url: The base URL of the scripted model, "" for a real one.
-        desk_url: The address of the desk, "" if the functions are those of the user's
-            own kernel.
+        desk_url: The desk's address, "" for the functions of the user's kernel.
     """
 
     kernel: Kernel
@@ -95,12 +87,6 @@ class Backend:
     Attributes:
         name: Who answers, in words.
         live: Whether a real model does.
-
-    Args:
-        live: The real model; None is a scripted one.
-        client: Points at each scripted server in turn.
-        desk: Runs the functions, unless ``live`` has its own.
-        http: Calls the desk.
     """
 
     def __init__(
@@ -167,7 +153,7 @@ _inside_function: ContextVar[bool] = ContextVar("inside_function", default=False
 
 
 def _count_functions(kernel: Kernel, observed: Observed) -> None:
-    """Add a filter that notes the start of each function that the model calls, not of those that it calls in turn."""
+    """Add a filter that notes functions that the model calls, not nested ones."""
 
     async def note(
         context: FunctionInvocationContext,
@@ -186,12 +172,10 @@ def _count_functions(kernel: Kernel, observed: Observed) -> None:
 
 
 class _ForgivingServer(ScriptedOpenAIServer):
-    """A scripted OpenAI server that lists in ``refused`` the requests that OpenAI would refuse, and answers them.
+    """A scripted server that lists in ``refused`` what OpenAI would refuse, and answers it.
 
-    Several OpenAI-compatible endpoints answer a history whose calls have no results.
-    With one of them an option continues and spends, while OpenAI would end it with an
-    error. The comparison shows both. Only that fault is accepted; a request that breaks
-    another rule is refused.
+    Several OpenAI-compatible endpoints answer a history whose calls have no results: an
+    option then continues and spends. Only that fault is accepted.
     """
 
     def __init__(self, scenario: Scenario, observed: Observed) -> None:
@@ -238,19 +222,18 @@ class _ForgivingServer(ScriptedOpenAIServer):
 
 
 def _as_read(request: ScriptedRequest) -> ScriptedRequest:
-    """Take away the functions that a request describes and forbids to call, as a real model does not call them."""
+    """Remove functions that may not be called, as a real model does not call them."""
     return replace(request, tools=()) if request.tool_choice == "none" else request
 
 
 def _without_usage(response: HttpResponse) -> HttpResponse:
-    """Leave out the usage of a plain reply."""
     body: dict[str, Any] = json.loads(response.parts[0])
     body.pop("usage", None)
     return replace(response, parts=(json.dumps(body).encode(),))
 
 
 def _with_results(messages: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Insert a result after each call that has none; the ids of a script's calls are unique."""
+    """Insert a result after each call that has none."""
     answered = {message.get("tool_call_id") for message in messages}
     for message in messages:
         yield message
@@ -264,10 +247,10 @@ def _with_results(messages: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str
 
 
 class _CountingChatCompletion(OuterConnector):
-    """A connector that counts its round trips, those of Semantic Kernel's own loop included.
+    """Counts a connector's round trips, those of Semantic Kernel's own loop included.
 
     Attributes:
-        observed: Gets the tokens of each request; None does not count.
+        observed: None does not count.
         reports: Whether replies keep their metadata.
     """
 
@@ -301,7 +284,7 @@ class _CountingChatCompletion(OuterConnector):
             self.observed.answered(read_usage(metadata.get("usage")).total_tokens)
 
     def _taken_metadata(self, messages: Iterable[ChatMessageContent]) -> dict[str, Any]:
-        """Merge the metadata of a reply, and remove them from it if they are not to be reported."""
+        """Merge a reply's metadata, and remove what is not to be reported."""
         taken: dict[str, Any] = {}
         for message in messages:
             taken |= {

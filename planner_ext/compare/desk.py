@@ -1,7 +1,6 @@
-"""The functions that the scripts call: they run at a desk, a server on this machine that notes each start.
+"""The functions of the scripts: a server on this machine runs them and notes each start.
 
-So every start is counted, of a loop in this process, or in another process or
-environment.
+So starts are counted, whichever process or environment the loop runs in.
 """
 
 import json
@@ -26,23 +25,23 @@ from semantic_kernel.functions import (
 from planner_ext.testing.server import HttpRequest, HttpResponse, LoopbackServer
 
 _SLOW_SECONDS = 3.0
-"""How long the slow function takes: longer than the deadline of any situation."""
+"""Longer than the deadline of any situation."""
 _STOCK = {"Hamburg": 2, "Lyon": 9, "Turin": 0}
 
 
 HiddenKernel: TypeAlias = Annotated[
     Kernel, "The kernel", {"include_in_function_choices": False}
 ]
-"""A parameter that gets the kernel, which Semantic Kernel would otherwise offer to the
-model."""
+"""A parameter that gets the kernel, and is not offered to the model."""
 
 
 class Event(NamedTuple):
-    """An answered request, with its tokens, or the start of a function, with its arguments as JSON text.
+    """An answered request, with its tokens, or the start of a function.
 
     Attributes:
         life: The process in which it happened, from 1.
-        at: When, in seconds of a clock that only goes forward.
+        at: In seconds of a monotonic clock.
+        arguments: As JSON text.
     """
 
     life: int
@@ -57,18 +56,14 @@ class Observed:
     """What one run really does, as endpoint, desk and clock see it.
 
     Attributes:
-        stops_at: The fully qualified name of the function whose start cancels the run,
-            or "".
-        kills_at: The one during which the first process is killed, after it took
-            effect, or "".
+        stops_at: The function whose start cancels the run, fully qualified, or "".
+        kills_at: The one after whose effect the first process is killed, or "".
         life: The process that is running, from 1.
-        events: The answered requests and the started functions, in order.
         refused: Why OpenAI would refuse requests.
-        stop: Cancels the run.
-        said: The texts of the model: replies, refusals, and arguments of calls.
-        ended_at: When the run ended, by the clock of its events, if it says so; what is
-            asked after that only shows whether its history can be continued.
-        continued: Whether a request after the end was accepted.
+        said: The texts of the model.
+        ended_at: When the run says that it ended; later requests only show whether its
+            history can be continued.
+        continued: Whether one of these was accepted.
     """
 
     stops_at: str = ""
@@ -108,7 +103,7 @@ class Desk:
         self._server.stop()
 
     def address_for(self, observed: Observed) -> str:
-        """Return the address at which a run finds the functions; each start is noted in ``observed``."""
+        """Return the address at which a run finds the functions."""
         self._runs.append(observed)
         return f"http://127.0.0.1:{self._server.port}/{len(self._runs) - 1}"
 
@@ -146,14 +141,7 @@ class Desk:
 
 @dataclass(frozen=True, slots=True)
 class _Function:
-    """A function at the desk; it always gives the same answer.
-
-    Attributes:
-        about: What the model reads.
-        parameter: The name of its one parameter.
-        meaning: What the model reads of it.
-        answer: Returns the result for an argument.
-    """
+    """A function at the desk, with one parameter."""
 
     about: str
     parameter: str
@@ -216,14 +204,14 @@ _FUNCTIONS: dict[str, _Function] = {
 def desk_plugin(
     url: str, names: Collection[str], client: httpx.AsyncClient
 ) -> KernelPlugin:
-    """Make the plugin ``desk`` with these functions, which run at the desk with this address; "": they cost nothing."""
+    """Make the plugin ``desk`` with these functions; without a URL they cost nothing."""
     return KernelPlugin(
         "desk", functions=[_at_desk(url, name, client) for name in names]
     )
 
 
 def _at_desk(url: str, name: str, client: httpx.AsyncClient) -> KernelFunction:
-    """Make a function of a kernel that calls one at the desk; ``opinion`` then requests the model, as prompts do."""
+    """Make a function that runs at the desk; ``opinion`` then asks the model, as prompts do."""
     function = _FUNCTIONS[name]
 
     async def run(kernel: Kernel, **arguments: str) -> Any:

@@ -1,7 +1,6 @@
 """One process of a trial: ``python -m planner_ext.compare.life OPTION`` reads a trial as JSON, and prints its outcome.
 
-The option is a key, or ``module:name`` of one of your own. A loop in another
-environment speaks the same protocol; the adapters in ``samples/peers`` do.
+The option is a key, or ``module:name``. ``samples/peers`` speak the same protocol.
 """
 
 import asyncio

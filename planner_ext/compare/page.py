@@ -1,8 +1,4 @@
-"""A comparison as a document: a page that stands alone, and the tables as Markdown, which is the same each time.
-
-The templates are ``page.html.jinja``, which escapes all text of models and functions,
-and ``table.md.jinja``.
-"""
+"""A comparison as a document: an HTML page, and the tables as Markdown, which is the same each time."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -34,8 +30,7 @@ _TEMPLATES = Environment(
 _WIDTH = 360
 _LABELS = (142, 190)
 _CHARACTER = 7.6
-"""Units of a chart, about a pixel each: its width, that of a telephone; the least and
-most for names; a character."""
+"""Units of a chart, about a pixel each: its width, the least and most for names, a character."""
 
 
 def page_of(comparison: Comparison) -> str:
@@ -68,7 +63,7 @@ def page_of(comparison: Comparison) -> str:
 def _scale(
     left: int, totals: Sequence[int], excesses: Sequence[int], budget: int
 ) -> float:
-    """Return a bar's width per count: the longest bar fits beside the names, with the longest figure after it."""
+    """Return a bar's width per count: the longest bar fits between names and figures."""
     figures = (
         f"{total:,}" + (f" +{excess:,}" if excess else "")
         for total, excess in zip(totals, excesses, strict=True)
@@ -78,13 +73,13 @@ def _scale(
 
 
 def _steps(run: Run) -> list[Markup]:
-    """Draw a run's round trips as in the timeline of any run, whose templates escape what a model wrote."""
+    """Draw a run's round trips as a timeline, whose templates escape what a model wrote."""
     steps = steps_of(timeline_of_run(run), prefix=f"{run.script}-{run.option}-")
     return [Markup(step) for step in steps]  # noqa: S704  (see above)
 
 
 def timeline_of_run(run: Run) -> Timeline:
-    """Make a timeline of a history, which knows no times; its iterations are numbered as round trips, from 1."""
+    """Make a timeline of a history, without times; its iterations are round trips, from 1."""
     iterations: list[TimelineIteration] = []
     sent: list[TimelineMessage] = []
     for place, message in enumerate(run.messages):

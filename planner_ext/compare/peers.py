@@ -1,8 +1,7 @@
-"""Loops of other frameworks: each a program with an environment of its own, made from what the program says it needs.
+"""Loops of other frameworks: programs, each with an environment of its own.
 
-An adapter is one file with inline script metadata (PEP 723). Besides its dependencies
-these name the framework, the package whose version is shown, and what it offers beyond
-a budget of round trips:
+An adapter is one file with inline script metadata (PEP 723), which also name the
+package whose version is shown, and what it offers beyond a budget of round trips:
 
     # /// script
     # dependencies = ["pydantic-ai-slim[openai]==2.68.0"]
@@ -13,8 +12,7 @@ a budget of round trips:
     # offers = ["tool calls", "approval"]
     # ///
 
-The program reads a trial and prints its outcome, as `planner_ext.compare.life` does;
-see ``samples/peers``.
+The program does as `planner_ext.compare.life`; see ``samples/peers``.
 """
 
 import hashlib
@@ -38,9 +36,8 @@ def peer_options(names: list[str], *, tell: Callable[[str], object]) -> list[Opt
     """Make options of adapters, with an environment for each.
 
     Args:
-        names: Adapters in ``samples/peers`` by name, ``all`` of them, or files of your
-            own.
-        tell: Called with what is done, since an environment takes a while to make.
+        names: Adapters in ``samples/peers``, ``all`` of them, or your own files.
+        tell: Called before an environment is made, which takes a while.
 
     Raises:
         PlannerInvalidConfigurationError: If an adapter is unknown, or its environment
@@ -81,7 +78,7 @@ def adapters() -> dict[str, Path]:
 
 
 def metadata_of(file: Path) -> dict[str, Any]:
-    """Read the script metadata of an adapter.
+    """Read an adapter's script metadata.
 
     Raises:
         PlannerInvalidConfigurationError: If it has none, or they lack an entry.
@@ -129,11 +126,7 @@ def _option(file: Path, tell: Callable[[str], object]) -> Option:
 def _environment(
     name: str, dependencies: list[str], tell: Callable[[str], object]
 ) -> Path:
-    """Make an environment with these packages unless it is there; return its interpreter.
-
-    Raises:
-        PlannerInvalidConfigurationError: If it cannot be made.
-    """
+    """Make an environment unless it is there; return its interpreter."""
     cache = (
         Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         / "planner-ext"

@@ -1,7 +1,4 @@
-"""A trial in a process of its own: what the program reads, what it reports, and what its processor time is.
-
-The program of this package's options is `planner_ext.compare.life`.
-"""
+"""A trial in a process of its own, and the processor time of a round trip."""
 
 import asyncio
 import sys
@@ -24,26 +21,19 @@ from planner_ext.testing import (
 ROUND_TRIPS = (1, 10, 50, 200)
 """The lengths of the runs whose processor time is measured."""
 _PATIENCE_SECONDS = 600.0
-"""How long a process may take, on a machine that has other work."""
+"""How long a process may take, on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """What the program reads, as JSON.
+    """What the program reads, as JSON; see `Trial` and `Scenario`.
 
     Attributes:
-        goal: The goal; where processor time is measured, with ``{}`` for the number of
-            round trips.
-        model_url: The base URL of the scripted model.
-        desk_url: The address of the desk; "" where functions cost nothing.
-        functions: The functions offered, by their names at the desk.
-        limits: The limits of the run: fields of a `Budget`.
-        streaming: See `Trial`; so are ``vetoed``, ``gated`` and ``life``.
-        stops_at: See `Scenario`; so is ``delegates``.
-        folder: Where a run is kept that another process continues; None in a situation
-            of one process.
-        round_trips: The lengths of the runs whose processor time is measured; empty is
-            one run.
+        goal: Has ``{}`` for the number of round trips, where these are given.
+        desk_url: "" where functions cost nothing.
+        limits: Fields of a `Budget`.
+        round_trips: The lengths of runs whose processor time is measured; empty is one
+            run.
     """
 
     goal: str
@@ -63,17 +53,11 @@ class Given:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a run reports: of itself, or as JSON if it took place in another process.
+    """What a run reports; see `Run`.
 
     Attributes:
-        status: How it ended, as in `Run`.
-        answer: The text that the caller gets, or "".
-        charged: Round trips that the option itself counted.
-        tokens: The tokens that it reports to its caller; None if it reports nothing.
-        messages: The final history.
-        error: Why it failed, or "".
-        cpu_seconds: Processor time of a round trip, for each of the lengths that are
-            measured.
+        tokens: Those that it reports to its caller, if any.
+        cpu_seconds: Processor time of a round trip, for each of the given lengths.
     """
 
     status: str
@@ -92,7 +76,7 @@ OUTCOME = TypeAdapter(Outcome)
 async def run_program(
     option: Option, given: Given, *, patience: float = _PATIENCE_SECONDS
 ) -> Outcome:
-    """Run one process of a trial: it prints an `Outcome` as the last line of its output.
+    """Run one process of a trial, which prints an `Outcome` as its last line of output.
 
     After ``patience`` seconds it is killed.
     """
@@ -124,10 +108,9 @@ async def run_program(
 
 
 async def measure_costs(options: Sequence[Option]) -> tuple[Cost, ...]:
-    """Measure what a round trip costs the client, for each option: processor time for the same work.
+    """Measure each option's processor time of a round trip, for the same work.
 
-    A model asks for one function in each reply, and then answers; functions cost
-    nothing. The endpoint is the same for all. A first run of each is not counted.
+    A first run of each is not counted.
     """
     return tuple([await _cost_of(option) for option in options])
 
@@ -152,7 +135,7 @@ async def _cost_of(option: Option) -> Cost:
 
 
 def _looking(request: ScriptedRequest) -> ScriptedReply:
-    """Call a function until it was called as often as the goal says; the round trip of the answer comes on top."""
+    """Call a function as often as the goal says, then answer."""
     goal = next(
         str(message["content"])
         for message in request.messages

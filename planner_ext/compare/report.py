@@ -1,9 +1,7 @@
-"""A comparison as data: one `Run` for each option and script, and the conclusions that every renderer shows.
+"""A comparison as data, and the conclusions that every renderer shows.
 
-Nothing here depends on how an option works. All numbers except ``charged`` and
-``tokens_told`` were counted independently of the option. The check of a history, too,
-is independent of the compared loops: its rules are those of the scripted server
-(`planner_ext.testing.rules`).
+All numbers but ``charged`` and ``tokens_told`` were counted independently of the
+options.
 """
 
 from collections import Counter
@@ -26,7 +24,7 @@ from planner_ext.testing import rules
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownCall:
-    """One function call in a message: its id, the function's name, and the arguments as JSON text."""
+    """One function call in a message; the arguments are JSON text."""
 
     id: str
     name: str
@@ -35,7 +33,7 @@ class ShownCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownResult:
-    """The text that the model reads as the result of the call with this id."""
+    """What the model reads as the result of a call."""
 
     call_id: str
     name: str
@@ -48,8 +46,7 @@ class ShownMessage:
 
     Attributes:
         role: ``user``, ``assistant``, ``tool`` or ``system``.
-        text: Its text; the results of calls are in ``results``.
-        trip: The 1-based round trip of this reply; None for every other message.
+        trip: The 1-based round trip of a reply; None for every other message.
     """
 
     role: str
@@ -61,14 +58,14 @@ class ShownMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
-    """Why servers would refuse a history: the reason, and the 0-based index of the message at fault."""
+    """Why servers would refuse a history, and the 0-based index of the message at fault."""
 
     place: int
     text: str
 
 
 def shown_messages(messages: Sequence[ChatMessageContent]) -> tuple[ShownMessage, ...]:
-    """Convert Semantic Kernel's messages; the replies are numbered as round trips, in order."""
+    """Convert Semantic Kernel's messages; replies are numbered as round trips."""
     trips = count(1)
     return tuple(
         ShownMessage(
@@ -103,7 +100,7 @@ def _text(value: object) -> str:
 
 
 def find_violation(messages: Sequence[ShownMessage]) -> Violation | None:
-    """Find the first of OpenAI's rules that a history breaks; None if it can be continued, or is empty."""
+    """Find the first of OpenAI's rules that a history breaks; None if it can be continued."""
     sent = [
         (place, part)
         for place, message in enumerate(messages)
@@ -138,8 +135,7 @@ def _as_sent(message: ShownMessage) -> Iterator[dict[str, Any]]:
 
 
 SCHEMA = 2
-"""Version of the JSON document. 2: situations say what a user is entitled to, and
-corrected options have new keys."""
+"""Version of the JSON document. 2: situations have entitlements, corrected options new keys."""
 
 FindingKind: TypeAlias = Literal[
     "over budget",
@@ -163,7 +159,7 @@ _GRAVE: tuple[FindingKind, ...] = (
 
 
 class Finding(NamedTuple):
-    """A fault of a run; a grave one exceeds the budget, or leaves a history that cannot be continued."""
+    """A fault of a run; a grave one exceeds a budget, or leaves a broken history."""
 
     kind: FindingKind
     text: str
@@ -171,7 +167,7 @@ class Finding(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A figure of a run as text, and whether it is ``bad`` (beyond the budget, broken), ``poor`` or neither."""
+    """A figure of a run as text; ``bad`` is beyond the budget or broken."""
 
     text: str
     level: Literal["bad", "poor", ""] = ""
@@ -184,10 +180,10 @@ class OptionInfo:
     Attributes:
         key: Its name on the command line.
         name: Its name in tables; ``short`` in narrow ones.
-        corrected: Whether it is one of this package's own, which may neither exceed the
-            budget nor break a history.
+        corrected: Whether it is this package's own, which may neither exceed the budget
+            nor break a history.
         offers: What it offers beyond a budget of round trips.
-        code: The text of its strategy, "" if that cannot be read.
+        code: The text of its strategy.
     """
 
     key: str
@@ -201,14 +197,14 @@ class OptionInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptInfo:
-    """One of the scripted situations in which every option runs.
+    """One of the situations in which every option runs.
 
     Attributes:
         key: Its name on the command line.
         short: The head of a narrow column, in one or two lines.
         about: The behaviour of the model.
         entitled: What a user is entitled to in it.
-        source: The promise's source, or "".
+        source: The promise's source.
         answers: Whether that is an answer, too.
     """
 
@@ -227,27 +223,21 @@ class Run:
     """The result of one option in one situation.
 
     Attributes:
-        trips: Round trips made, counted where the requests arrive.
+        trips: Round trips made, counted where requests arrive.
         charged: Round trips that the option itself counted.
-        tools_run: Functions started, counted in the kernel.
-        tools_past_budget: Functions started when no round trip was left in which the
-            model could read the result.
-        tokens_summed: Tokens of all round trips, counted where the requests arrive.
-        tokens_past_budget: Tokens of the round trips beyond the budget.
-        tokens_told: The tokens that the option reports to its caller: the usage of its
-            result or, if it has no result, of the last message. None if it reports
-            nothing.
-        status: How it ended, in the option's words: ``answered``, ``limit_reached``,
-            ``failed`` or another end; ``not offered`` if the situation needs what the
-            option does not offer: then it did not run.
+        tools_run: Functions started, counted where they run.
+        tools_past_budget: Those of whose results no round trip was left to read.
+        tokens_summed: Tokens of all round trips, counted where requests arrive.
+        tokens_past_budget: Those of the round trips beyond the budget.
+        tokens_told: Those that the option reports to its caller; None if none.
+        status: In the option's words: ``answered``, ``limit_reached``, ``failed`` or
+            another end; ``not offered`` if the option lacks what the situation needs,
+            and did not run.
         answer: The text that the caller gets, or "".
-        error: Why it failed, or "".
-        refused: Requests that OpenAI's rules refuse, each with the reason. The scripted
-            endpoint answers them nevertheless, as some endpoints do.
+        refused: Why OpenAI would refuse requests that the scripted endpoint answered.
         violation: The first fault of the final history, or None.
-        breaches: What the situation entitles a user to and the run did not keep, beyond
-            the budget of round trips.
-        wall_seconds: Time from the first request to the end.
+        breaches: The entitlements that the run did not keep, beyond the budget.
+        wall_seconds: From the first request to the end.
         messages: The final history.
     """
 
@@ -272,7 +262,7 @@ class Run:
 
     @property
     def offered(self) -> bool:
-        """Whether the option offers what the situation needs, so that it ran."""
+        """Whether it ran: the option offers what the situation needs."""
         return self.status != "not offered"
 
     @property
@@ -292,7 +282,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether it ended with the model's answer, within the budget, and with every promise kept."""
+        """Whether it ended with the model's answer, and every promise kept."""
         kept = not (self.over_budget or self.broken or self.breaches)
         return self.status == "answered" and bool(self.answer) and kept
 
@@ -319,7 +309,7 @@ class Run:
         )
 
     def cells(self) -> tuple[Cell, ...]:
-        """Format the figures of the run.
+        """Format the figures.
 
         Round trips, those over the budget, those charged; functions run, those past the
         budget; tokens summed, tokens told; ending, answer, history.
@@ -366,11 +356,8 @@ class Cost:
     """The client's processor time of one option.
 
     Attributes:
-        option: The option's key.
-        round_trips: The lengths of the runs, in round trips with a function call.
-        milliseconds: Processor time of a round trip, for each length; empty if the runs
-            failed.
-        error: Why they failed, or "".
+        round_trips: The lengths of the runs.
+        milliseconds: Of a round trip, for each length; empty if the runs failed.
     """
 
     option: str
@@ -381,13 +368,12 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """All runs, in the order in which they were made: script by script, and in each option by option.
+    """All runs, script by script, and in each option by option.
 
     Attributes:
         endpoint: Who answered, in words.
         live: Whether a real model answered, so that the numbers differ each time.
-        versions: The versions of the measured packages, by name.
-        costs: The processor time of the options, if that was measured.
+        costs: The processor time of the options, if measured.
     """
 
     max_iterations: int
@@ -401,11 +387,11 @@ class Comparison:
     costs: tuple[Cost, ...] = ()
 
     def of_script(self, key: str) -> tuple[Run, ...]:
-        """The runs of one script, in the order of the options."""
+        """The runs of one script, in the options' order."""
         return tuple(run for run in self.runs if run.script == key)
 
     def of_option(self, key: str) -> tuple[Run, ...]:
-        """The runs of one option, in the order of the scripts."""
+        """The runs of one option, in the scripts' order."""
         return tuple(run for run in self.runs if run.option == key)
 
     def option(self, key: str) -> OptionInfo:
@@ -417,7 +403,7 @@ class Comparison:
         return next(script for script in self.scripts if script.key == key)
 
     def unfinished(self, run: Run) -> bool:
-        """Whether the budget ran out in this run, although another option finished the same work within it."""
+        """Whether the budget ran out although another option finished within it."""
         return run.status == "limit_reached" and any(
             other.finished for other in self.of_script(run.script)
         )
@@ -461,7 +447,7 @@ class Comparison:
 
     @property
     def verdict(self) -> tuple[str, ...]:
-        """What the runs show of the ADR's options, a sentence each; without one that they do not bear out."""
+        """What the runs show of the ADR's options."""
         if self.live:  # a real model does not follow the scripts
             return ()
         shown = {(run.option, run.script): run for run in self.runs if run.offered}
@@ -566,7 +552,7 @@ class Comparison:
 
     @property
     def holds(self) -> bool:
-        """Whether no corrected option exceeded the budget, broke a history or failed; the others do not matter."""
+        """Whether no corrected option exceeded the budget, broke a history or failed."""
         return not self.failures
 
     def _broken_promises(self, run: Run) -> Iterator[str]:

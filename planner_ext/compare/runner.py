@@ -1,4 +1,4 @@
-"""``run_comparison``: runs every option in every situation in turn, and judges by what was seen from outside."""
+"""``run_comparison``: runs every option in every situation, and judges from outside."""
 
 import asyncio
 import json
@@ -39,8 +39,7 @@ from planner_ext.sk.messages import read_usage
 from planner_ext.testing import say
 
 Progress: TypeAlias = Callable[[int, int, str], None]
-"""Called before each run with the number of runs done, the number of all, and the name
-of the next one."""
+"""Called before each run with the runs done, all runs, and the next one's name."""
 
 
 async def run_comparison(
@@ -55,17 +54,15 @@ async def run_comparison(
 
     Args:
         max_iterations: Round trips allowed per run, 1 or more.
-        options: Keys of the options to compare; without a key, all. Options of your own
-            run beside them.
-        scripts: Keys of the situations; without a key, all. Situations of your own come
-            after them. With a real model, only those that need no more than a budget of
-            round trips.
+        options: Keys; without a key, all. Options of your own run beside them.
+        scripts: Keys of situations; without a key, all. Your own come after them. With
+            a real model, only those that need no more than a budget of round trips.
         live: A real model; None uses a scripted one, behind real HTTP on this machine.
         progress: Called before each run.
 
     Raises:
         PlannerInvalidConfigurationError: If an option or script is unknown,
-            ``max_iterations`` is not 1 or more, the kernel has no service, or a real
+            ``max_iterations`` is less than 1, the kernel has no service, or a real
             model does not answer the first request.
     """
     Budget(max_iterations=max_iterations)
@@ -150,7 +147,7 @@ async def _all_runs(
     budget: int,
     progress: Progress,
 ) -> list[Run]:
-    """Make all runs, in order; those in other processes take seconds each, so two of them run beside the others."""
+    """Make all runs, in order; two of those in other processes run beside the others."""
     slots = asyncio.Semaphore(2)
 
     async def run_beside(scenario: Scenario, option: Option) -> Run:
@@ -261,7 +258,7 @@ def _judged(
 
 
 def _was_said(answer: str, observed: Observed) -> bool:
-    """Return whether an answer is the model's, and not a text of the loop."""
+    """Whether an answer is the model's, and not a text of the loop."""
     said = [text for text in observed.said if text]
     return any(
         text in answer or json.dumps(answer)[1:-1] in text or answer in text
@@ -270,7 +267,7 @@ def _was_said(answer: str, observed: Observed) -> bool:
 
 
 def _not_continued(observed: Observed, outcome: Outcome) -> Violation | None:
-    """Return a violation if a loop of another framework was continued, and sent no valid history."""
+    """Return a violation if another framework's history cannot be continued."""
     if not observed.ended_at or observed.continued:
         return None
     place = max(len(outcome.messages) - 1, 0)
@@ -297,7 +294,6 @@ async def _here(
     observed: Observed,
     budget: int,
 ) -> Outcome:
-    """Run an option in this process."""
     trial = _trial(place, scenario, budget)
     if scenario.delegates:
         trial.kernel.add_plugin(
@@ -309,7 +305,7 @@ async def _here(
 async def run_trial(
     trial: Trial, strategy: Strategy, observed: Observed | None = None
 ) -> Outcome:
-    """Run a strategy to its end, however that is reached; it is cancelled where the situation says so."""
+    """Run a strategy to its end; any fault is its outcome."""
     task = asyncio.ensure_future(strategy(trial))
     error = ""
     if observed is not None:
@@ -348,7 +344,7 @@ async def run_trial(
 
 
 def _cause(error: BaseException) -> str:
-    """Describe the root cause of an error: the client's own, before it was wrapped."""
+    """Describe the client's own error."""
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{type(error).__name__}: {error}"
@@ -378,7 +374,7 @@ def _trial(place: Place, scenario: Scenario, budget: int) -> Trial:
 
 
 class _Helper:
-    """Runs a goal inside a run, with the same strategy, on the kernel that its function is called on."""
+    """Runs a goal inside a run, with the same strategy and kernel."""
 
     def __init__(self, trial: Trial, strategy: Strategy) -> None:
         self._trial = trial
@@ -396,7 +392,6 @@ class _Helper:
 async def _elsewhere(
     option: Option, scenario: Scenario, place: Place, observed: Observed, budget: int
 ) -> Outcome:
-    """Run an option in a separate process; in some situations a second process continues."""
     outcome = Outcome(status="failed", error="it did not start")
     with TemporaryDirectory() as folder:
         given = Given(
@@ -451,7 +446,6 @@ def _breaches(
 
 
 def _left_over(stopped_at: str, observed: Observed, outcome: Outcome) -> Iterator[str]:
-    """Describe the work after a cancellation, and whether a history is left."""
     first = next(
         (
             place

@@ -1,10 +1,9 @@
 """The situations in which every option runs: a goal, a scripted model, and what a user is entitled to.
 
-A scripted model reads the request: it calls functions only if they are offered and
-``tool_choice`` does not forbid it, and takes its knowledge from their results. So one
-script fits every option, with any number of round trips. If the final-answer function
-of the removed planner is offered, a model that has called functions passes its answer
-to it; one that only talks, talks.
+A model calls functions only if they are offered and allowed, and knows only their
+results: so one script fits every option, with any number of round trips. If the removed
+planner's final-answer function is offered, a model that has called functions passes its
+answer to it.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,10 +16,10 @@ from planner_ext.testing import ScriptedReply, ScriptedRequest, call, calls, say
 from planner_ext.testing.script import results_of
 
 FINAL_ANSWER = "UserInteraction-SendFinalAnswer"
-"""The function by which the removed planner takes its answer."""
+"""The function that takes the removed planner's answer."""
 
 Model: TypeAlias = Callable[[ScriptedRequest], ScriptedReply]
-"""The model's reply to a request; it remembers nothing but what is in the request."""
+"""Replies to a request; it remembers nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,21 +27,16 @@ class Scenario:
     """A situation.
 
     Attributes:
-        info: Its names, the goal given to the model, and what a user is entitled to.
-        model: The scripted model.
-        functions: The functions offered, of those of the desk.
+        functions: Those of the desk that are offered.
         streaming: Whether replies are streamed.
         reports: Whether replies carry metadata: the number of round trips, and of
             tokens.
-        needs: What a loop must offer to run here; None needs only a budget of round
-            trips.
-        limits: The limits beside ``max_iterations``: fields of a `Budget`; ``seconds``
-            is the time from now.
+        needs: What a loop must offer to run here, beyond a budget of round trips.
+        limits: Those beside ``max_iterations``: fields of a `Budget`.
         vetoed: The function that must not run, or "".
-        gated: The function that needs a person's consent, which is given when the first
-            process has ended, or "".
-        kills_at: The function that takes effect and in which the first process is then
-            killed, or "".
+        gated: The function that needs consent, given when the first process has ended,
+            or "".
+        kills_at: The function after whose effect the first process is killed, or "".
         stops_at: The function whose start makes the caller cancel the run, or "".
         cut: Whether the reply breaks off, and so is not an answer.
         delegates: Whether the model may hand a goal to a second run:
@@ -89,13 +83,12 @@ def scenario(
     """Make a situation of a scripted model.
 
     Args:
-        name: Its name in tables; with hyphens in place of spaces, its key on the
-            command line.
+        name: Its name in tables; with hyphens for spaces, its key on the command line.
         goal: The goal given to the model.
         entitled: What a user is entitled to here, in a sentence.
         source: The promise's source: a title and an address.
         short: The head of a narrow column, in one or two lines.
-        about: The behaviour of the model; the default is its docstring.
+        about: The behaviour of the model. Default: its docstring.
         answers: Whether a user is entitled to an answer.
         **special: Fields of `Scenario`.
     """
@@ -479,4 +472,4 @@ def finish(request: ScriptedRequest, answer: str) -> ScriptedReply:
 SCRIPTS: dict[str, Scenario] = {
     one.info.key: one for one in tuple(vars().values()) if isinstance(one, Scenario)
 }
-"""The scenarios by key, in the order in which they are shown."""
+"""The scenarios by key, as they are shown."""

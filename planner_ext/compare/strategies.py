@@ -1,24 +1,17 @@
-"""The options compared: those of the ADR "Automatic tool calling controls" as written, the stock ones, and corrected.
+"""The options compared: those of Semantic Kernel's ADR as written, stock ones, and corrected.
 
-The first three are literal ports. Semantic Kernel for Python has none of the hooks that
-the ADR adds to the .NET connector, so the connector's loop is ported as well: a
-request, the functions one after the other, the next request.
-The ADR defines these controls of that loop:
+The first three are literal ports, with the .NET connector's loop, whose hooks Semantic
+Kernel for Python lacks. Its controls:
 
-- ``attempts`` (option 1): tool rounds of one chat request. Once they are exceeded,
-  functions are withdrawn and a regular chat response is requested: k attempts are k + 1
-  requests.
-- ``Iterations`` in the metadata (option 2): the requests that were made, counted from
-  1.
-- ``proceed`` (option 3): asked before a call is invoked, with the 1-based iteration of
-  this chat request. The ADR does not say what happens at False. Here the loop ends and
-  returns the message with its calls: no results are made up, and no calls are removed.
+- ``attempts`` (option 1): tool rounds of one chat request; k attempts are k + 1
+  requests, the last of them without functions.
+- ``Iterations`` in the metadata (option 2): the requests that were made, from 1.
+- ``proceed`` (option 3): asked before a call, with the request's 1-based iteration. The
+  ADR does not say what happens at False: here the message is returned with its calls.
 
-The planner around them follows the ADR's text, too. The ADR also leaves open how a
-final answer is recognised. This port reads it most favourably: text is the answer,
-unless the model had no choice because its functions had been withdrawn; such text
-closes the step. When the iterations are used up, the caller gets the text of the last
-step.
+Nor does it say how a final answer is recognised, so this port is favourable: text is
+the answer, unless functions had been withdrawn; such text closes the step. When the
+iterations are used up, the caller gets the last step's text.
 """
 
 from asyncio import CancelledError
@@ -55,10 +48,10 @@ from planner_ext.sk.functions.questions import own_function
 from planner_ext.sk.messages import calls_of
 
 _ITERATIONS = "Iterations"
-"""The metadata key that the ADR's option 2 adds."""
+"""The metadata key that option 2 adds."""
 
 _NEXT_STEP = "Take the next step. When nothing is left to do, give the final answer."
-"""The message that opens each step; the ADR calls it the stepwise user message."""
+"""Opens each step: the ADR's stepwise user message."""
 
 _Next: TypeAlias = Callable[[AutoFunctionInvocationContext], Awaitable[None]]
 
@@ -189,7 +182,7 @@ _OURS: tuple[Ability, ...] = (
     "approval",
     "recovery",
 )
-"""What this package's budget, approvals and kept runs offer under each control."""
+"""What this package offers under each control."""
 
 
 @option(
@@ -246,8 +239,8 @@ class _StepReply(NamedTuple):
     """The final reply to one chat request, after its function calls.
 
     Attributes:
-        message: Not in the history yet; None if a stream ended without a reply.
-        free: Whether the model could have called a function instead.
+        message: Not in the history yet; None if a stream ended without one.
+        free: Whether the model could have called a function.
     """
 
     message: ChatMessageContent | None
@@ -257,11 +250,9 @@ class _StepReply(NamedTuple):
 async def _take_steps(
     trial: Trial, step: Callable[[int], Awaitable[_StepReply]]
 ) -> None:
-    """Take steps until there is an answer or ``max_iterations`` are charged; a step's cost is read from the metadata.
+    """Take steps, of one chat request each, until there is an answer or no iteration is left.
 
-    Args:
-        trial: The run.
-        step: Makes one chat request, given the iterations that remain.
+    A reply's metadata have the cost of its step.
     """
     while trial.charged < trial.max_iterations:
         trial.history.add_user_message(_NEXT_STEP)
@@ -290,9 +281,8 @@ async def _chat_request(
 
     Args:
         trial: Its history gets the messages with calls and their results.
-        attempts: Maximum number of tool rounds; None means no limit.
-        proceed: Whether a call of this iteration, to this function, with these
-            arguments, is invoked.
+        attempts: The most tool rounds, if limited.
+        proceed: Whether a call of this iteration, function and arguments is invoked.
         counted: Whether the metadata report the iterations.
     """
     for iteration in count(1):
@@ -315,7 +305,7 @@ async def _chat_request(
 
 
 def _callback(trial: Trial, remaining: int) -> Callable[[int, str, object], bool]:
-    """Make the ADR's callback: a call may proceed while iterations remain, unless its function is forbidden."""
+    """Make option 3's callback: calls proceed while iterations remain, unless forbidden."""
     return lambda iteration, name, _: iteration < remaining and name != trial.vetoed
 
 
@@ -326,7 +316,7 @@ async def _planner(
     *,
     limits: Budget | None = None,
 ) -> None:
-    """Run this package's planner under one of its controls; it makes no plan, so the work is the same."""
+    """Run this package's planner under one of its controls, without a plan."""
     budget = limits or trial.budget
     options = FunctionCallingStepwisePlannerOptions(
         max_iterations=budget.max_iterations,
@@ -373,7 +363,7 @@ async def _result_of(
 async def _kept(
     planner: FunctionCallingStepwisePlanner, trial: Trial, file: Path
 ) -> FunctionCallingStepwisePlannerResult:
-    """Begin a run that survives its process, or continue it; in the second process a person has decided."""
+    """Begin a run that survives its process, or continue it after a person's decision."""
     async with Runs.sqlite(file) as runs, Approvals.connect(file) as approvals:
         if trial.life == 1:
             handle = await runs.start(planner, trial.kernel, trial.goal)
@@ -386,7 +376,7 @@ async def _kept(
 
 
 async def _decide(approvals: Approvals) -> None:
-    """Decide as a person would: what waits for consent is approved, and what is in doubt was done, as the desk says."""
+    """Decide as a person would; the desk says that what is in doubt was done."""
     for call in await approvals.pending():
         await approvals.decide(
             call.id,
@@ -399,11 +389,11 @@ async def _decide(approvals: Approvals) -> None:
 OPTIONS: dict[str, Option] = {
     one.info.key: one for one in tuple(vars().values()) if isinstance(one, Option)
 }
-"""By key, in the order in which they are shown."""
+"""By key, as they are shown."""
 
 
 def load_option(path: str) -> Option:
-    """Find an option by its key, or import it: ``module:name`` of an `Option`, or of a strategy."""
+    """Find an option by its key, or import it as ``module:name``."""
     if path in OPTIONS:
         return OPTIONS[path]
     module, _, name = path.partition(":")

@@ -1,8 +1,7 @@
-"""A trial: one run of one option in one situation, as the option sees it. This is the protocol for loops of your own.
+"""A trial: one run of one option in one situation. This is the protocol for loops of your own.
 
-A strategy is one async function of a `Trial`. It pursues the goal, keeps to what the
-trial allows, and notes in the trial how it ended; everything else is counted outside. A
-loop of your own:
+A strategy, one async function of a `Trial`, pursues the goal within the budget and
+notes how it ended; everything else is counted outside:
 
     async def plain_loop(trial: Trial) -> None:
         "Asks until the model calls nothing more."
@@ -18,8 +17,7 @@ loop of your own:
 
     planner-ext compare --option my_loops:plain_loop
 
-What a loop offers beyond a budget of round trips, it declares: ``option("mine",
-offers=("tool calls",))(plain_loop)``.
+It declares what else it offers: ``option("mine", offers=("tool calls",))(plain_loop)``.
 """
 
 import inspect
@@ -55,10 +53,8 @@ Ability: TypeAlias = Literal[
 ]
 """What a situation can ask of a loop beyond a budget of round trips.
 
-A limit of function calls, of tokens, of time or of repeated calls (``Trial.budget``); a
-function that must not run (``Trial.vetoed``); a function that waits for a person, and
-the run with it, until another process continues (``Trial.gated``); a run that survives
-its process.
+A limit of function calls, tokens, time or repeated calls (``Trial.budget``);
+``Trial.vetoed``; ``Trial.gated``; a run that survives its process.
 """
 
 
@@ -68,28 +64,21 @@ class Trial:
 
     Attributes:
         kernel: A copy for this run, with the functions and the service.
-        service: The connector.
         settings: The settings of each request; not to be changed.
-        goal: The goal; the history begins with it.
-        budget: What the run may spend: ``max_iterations``, and the limits that the
-            situation adds.
+        goal: The history begins with it.
+        budget: ``max_iterations``, and the limits that the situation adds.
         streaming: Whether replies are to be streamed.
         reports: Whether replies carry metadata: the number of round trips, and of
             tokens.
-        vetoed: The fully qualified name of the function that must not run, or "".
-        gated: The fully qualified name of the function that needs a person's consent,
-            or "".
-        life: 1, or 2 in the process that continues what the first one left in
-            ``folder``.
-        folder: Where a run is kept that another process continues; None in a situation
-            of one process.
-        history: The history so far.
+        vetoed: The function that must not run, fully qualified, or "".
+        gated: The function that needs a person's consent, or "": the run waits for it,
+            until another process continues.
+        life: 2 in the process that continues what the first one left in ``folder``.
+        folder: Where a run is kept; None in a situation of one process.
         charged: Round trips that the option itself has counted so far.
-        status: How it ended: ``answered``, ``limit_reached``, ``paused`` or another
-            end.
+        status: ``answered``, ``limit_reached``, ``paused`` or another end.
         answer: The text that the caller gets, or "".
-        usage: The usage of the option's result; None if its only result is the last
-            message.
+        usage: Of the option's result; None if that is only the last message.
     """
 
     kernel: Kernel
@@ -142,7 +131,7 @@ class Trial:
     async def chunks(
         self, settings: PromptExecutionSettings
     ) -> list[StreamingChatMessageContent]:
-        """Collect a streamed reply; if the settings invoke functions, with the chunks of all round trips."""
+        """Collect a streamed reply; if the settings invoke functions, of all round trips."""
         stream = self.service.get_streaming_chat_message_contents(
             self.history, settings, kernel=self.kernel
         )
@@ -150,18 +139,15 @@ class Trial:
 
 
 Strategy: TypeAlias = Callable[[Trial], Awaitable[None]]
-"""Pursues the goal of a trial as one option does, and notes the outcome in it; the
-error of a request is raised."""
+"""Pursues a trial's goal, and notes the outcome in it; a request's error is raised."""
 
 
 class Option(NamedTuple):
     """One of the options compared.
 
     Attributes:
-        info: Its description.
-        strategy: Its strategy; None if it runs in another environment.
-        command: The program that runs one process of a trial, see
-            `planner_ext.compare.life`; empty is this package's.
+        strategy: None if it runs in another environment.
+        command: The program that runs one process of a trial; empty is this package's.
     """
 
     info: OptionInfo
@@ -181,12 +167,12 @@ def option(
 
     Args:
         key: The option's name on the command line.
-        name: Its name in tables; the default is the key.
-        short: Its name in narrow tables; the default is the name.
-        offers: What it offers beyond a budget of round trips. It does not run in
-            situations that need more.
-        corrected: Whether the comparison fails if this option exceeds its budget or
-            breaks a history.
+        name: Its name in tables. Default: the key.
+        short: Its name in narrow tables. Default: the name.
+        offers: What it offers beyond a budget of round trips; situations that need more
+            do not run it.
+        corrected: Whether the comparison fails if it exceeds its budget or breaks a
+            history.
 
     Raises:
         PlannerInvalidConfigurationError: If ``offers`` names something else.
@@ -215,7 +201,7 @@ def option(
 
 
 def option_of(found: object, path: str) -> Option:
-    """Make an option of what ``module:name`` names: an `Option`, or a strategy, whose name becomes the key.
+    """Read an option, or make one of a strategy, whose name becomes the key.
 
     Raises:
         PlannerInvalidConfigurationError: If it is neither.

@@ -1,4 +1,4 @@
-"""Models for tests: scripted, as a service or an OpenAI-compatible server; or a real one, recorded and replayed."""
+"""Models for tests: scripted, as a service or an OpenAI-compatible server; or real, recorded and replayed."""
 
 from planner_ext.testing.cassette import (
     CassetteError,

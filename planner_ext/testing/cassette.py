@@ -1,12 +1,8 @@
-"""Cassettes: a run's requests to its model, the replies, and the run's journal, as one readable JSON file.
+"""Cassettes: a run's requests to its model, the replies, and its journal, as one readable JSON file.
 
-A request is kept in a normal form: its messages, its functions and its settings,
-without headers, the connector's classes, or the ids of calls. A request that continues
-an earlier one is written as its new messages. Texts are scrubbed before they are
-written, see `planner_ext.testing.scrub`; in a replay a scrubbed part matches any text.
-
-A file is a document of `planner_ext.engine.document`: untrusted data, all of which is
-validated before use.
+A request is kept without headers, the connector's classes and the ids of calls; one
+that continues an earlier request is written as its new messages. Texts are scrubbed; in
+a replay a scrubbed part matches any text. A file is untrusted: all of it is validated.
 """
 
 import builtins
@@ -45,22 +41,20 @@ from planner_ext.sk.messages import load_message, part_of
 from planner_ext.testing.scrub import SCRUBBED, Scrubber
 
 _MOST_MESSAGES = 10_000_000
-"""The most messages in all requests of a file together, each with those that it
-continues."""
+"""In all requests of a file, each with those that it continues."""
 _LOOK_BACK = 20
-"""The number of earlier requests among which to find the one that a request
-continues."""
+"""Earlier requests of which a request may continue one."""
 
 
 class CassetteError(PlannerExtError):
-    """A cassette is missing, damaged, too large, or newer than this package; the message names the place."""
+    """A cassette is missing, damaged, too large, or newer than this package."""
 
 
 class ReplayDifferenceError(PlannerException):
-    """A replayed run differs from the recorded one in its requests, or in the results of its functions.
+    """A replayed run's requests or results differ from the recorded ones.
 
     Attributes:
-        differences: What differs, in the order in which it was found.
+        differences: In the order in which they were found.
     """
 
     def __init__(self, differences: Sequence["Difference"]) -> None:
@@ -76,8 +70,8 @@ class Difference:
     """One place in which a replayed run differs from the recorded one.
 
     Attributes:
-        request: The 0-based number of the recorded request, in the cassette's order.
-        function: The function whose result or schema differs; "" for anything else.
+        request: The recorded request, 0-based.
+        function: Whose result or schema differs; "" for anything else.
     """
 
     request: int
@@ -102,7 +96,6 @@ _CONTEXT = 60
 
 
 def _around(place: int, text: str) -> str:
-    """Cut a long text to the surroundings of a place in it."""
     start = max(place - _CONTEXT, 0)
     end = place + _CONTEXT
     return f"{'…' if start else ''}{text[start:end]}{'…' if end < len(text) else ''}"
@@ -131,10 +124,10 @@ class Asked:
 
     Attributes:
         service: The service's id.
-        function: The function of a run that makes the request; "" for the run itself.
+        function: The function of a run that makes the request, if any.
         messages: As OpenAI's API has them, with the ids of calls numbered.
-        tools: The functions offered, as the connector writes them.
-        settings: The other settings that are set, among them the tool choice.
+        tools: As the connector writes them.
+        settings: The others that are set, and the tool choice.
     """
 
     service: str
@@ -157,7 +150,7 @@ class Asked:
         history: ChatHistory,
         settings: PromptExecutionSettings,
     ) -> "Asked":
-        """Write a request, as a connector gets it, in normal form."""
+        """Write a connector's request in normal form."""
         given = {
             **settings.extension_data,
             **settings.model_dump(exclude_none=True, exclude_defaults=True),
@@ -180,7 +173,7 @@ class Asked:
 
 
 def _shown(value: object) -> str:
-    """Write an object without its address, which is another one in each process."""
+    """Write an object without its address."""
     return re.sub(r" at 0x[0-9A-Fa-f]+", "", str(value))
 
 
@@ -214,7 +207,6 @@ def same(recorded: Any, value: Any) -> bool:
 
 
 def _numbered(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Number the ids of calls, which servers, or this package in their place, generate."""
     ids: dict[object, str] = {}
     for message in messages:
         for call in message.get("tool_calls") or ():
@@ -269,20 +261,20 @@ def differences(number: int, expected: Asked, got: Asked) -> Iterator[Difference
 def _changed(
     before: dict[Any, Any], now: dict[Any, Any]
 ) -> Iterator[tuple[Any, Any, Any]]:
-    """List the keys whose values differ in two mappings, with both values; None for a missing one."""
+    """List the keys whose values differ, with both values."""
     for key in dict.fromkeys([*before, *now]):
         if not same(before.get(key), now.get(key)):
             yield key, before.get(key), now.get(key)
 
 
 def _functions(messages: Sequence[Mapping[str, Any]]) -> dict[Any, str]:
-    """Return the name of the function of each call, by the call's id."""
+    """Name each call's function, by the call's id."""
     calls = (call for message in messages for call in message.get("tool_calls") or ())
     return {call.get("id"): str(call["function"]["name"]) for call in calls}
 
 
 def _tool_name(tool: Any) -> str:
-    """Read a function's name in the formats of most connectors."""
+    """Read a name in the formats of most connectors."""
     for place in (part_of(tool, "function"), tool):
         if (name := part_of(place, "name")) is not None:
             return str(name)
@@ -290,7 +282,7 @@ def _tool_name(tool: Any) -> str:
 
 
 def _essence(message: Mapping[str, Any] | None) -> Any:
-    """Return the text of a message that has only a role and text; any other message unchanged."""
+    """Reduce a message of only a role and text to its text."""
     return (
         message["content"]
         if message is not None and {*message} == {"role", "content"}
@@ -316,7 +308,7 @@ class _Strict(BaseModel):
 
 
 class Raised(_Strict):
-    """An exception of a service, or a cause of one: the name of its class, and its text."""
+    """An exception of a service, or a cause of one."""
 
     type: str = Field(pattern=r"^[A-Za-z_]\w{0,99}$")
     text: str
@@ -340,7 +332,7 @@ class Raised(_Strict):
         return first
 
     def _error(self) -> Exception:
-        """Build one: of Semantic Kernel's or Python's class, or of a new class of that name."""
+        """Build one of a known class, or of a new class of that name."""
         kind: Any = getattr(kernel_errors, self.type, None) or getattr(
             builtins, self.type, None
         )
@@ -353,15 +345,14 @@ class Raised(_Strict):
 
 
 class Exchange(_Strict):
-    """A request in its written form, with its replies or the exception that it raised.
+    """A request as written, with its replies or the exception that it raised.
 
     Attributes:
-        continues: The number of the earlier request whose messages come before these.
-        tools: None for the tools of the request that this one continues.
+        continues: The earlier request whose messages come before these.
+        tools: None for those of that request.
         within: The functions around ``function``, the innermost first.
-        replies: None while the request is under way, or if it raised; of a stream, what
-            arrived before its end.
-        abandoned: Whether the request was cancelled, or the reader left its stream.
+        replies: None while under way, or if it raised; of a stream, what arrived.
+        abandoned: Whether it was cancelled, or its stream was left.
     """
 
     service: str
@@ -386,13 +377,12 @@ class _Content(_Strict):
 
 @dataclass(frozen=True, slots=True)
 class Cassette:
-    """A recorded run, or several that were made one after the other.
+    """Recorded runs, with the requests to their models.
 
     Attributes:
         services: The model of each service, by its id.
-        exchanges: The complete requests with their replies, in order.
-        runs: The journal of each run, in the order in which they began; nested ones are
-            runs, too.
+        exchanges: The requests, in order.
+        runs: The journals, nested ones included, in the order in which they began.
     """
 
     services: Mapping[str, str]
@@ -400,10 +390,10 @@ class Cassette:
     runs: Sequence[tuple[Fact, ...]]
 
     def write(self, path: Path, scrub: Scrubber) -> None:
-        """Write the file, atomically: a reader sees the old one or the new one.
+        """Write the file atomically.
 
         Raises:
-            CassetteError: If it cannot be written, or would be too large to be read.
+            CassetteError: If it cannot be written, or could not be read.
         """
         every = range(len(self.exchanges))
         salt = token_bytes(32)
@@ -530,7 +520,7 @@ class _DamagedError(Exception):
 
 
 def _scrubbed(facts: list[Any], scrub: Scrubber, salt: bytes) -> list[Any]:
-    """Scrub a journal; then its digests, from which a short secret could be guessed, are replaced by keyed ones."""
+    """Scrub a journal, and key its digests: a short secret could be guessed from them."""
     clean: list[Any] = scrub.values(facts)
     for fact in clean if clean != facts else ():
         for name in ("digest", "fingerprint"):
@@ -542,7 +532,7 @@ def _scrubbed(facts: list[Any], scrub: Scrubber, salt: bytes) -> list[Any]:
 def _whole(
     one: Exchange, number: int, before: Sequence[tuple[Asked, Exchange]]
 ) -> Asked:
-    """Complete a request with the messages and tools of the one that it continues."""
+    """Complete a request by the one that it continues."""
     messages = one.messages
     tools = one.tools
     if one.continues is not None:

@@ -1,4 +1,4 @@
-"""A connector around another one: Semantic Kernel sees the inner connector, and subclasses answer its requests."""
+"""A connector around another one, whose subclasses answer its requests."""
 
 from collections.abc import Callable
 from typing import ClassVar
@@ -22,11 +22,8 @@ from semantic_kernel.connectors.ai.prompt_execution_settings import (
 class OuterConnector(ChatCompletionClientBase):
     """Delegates to a connector what it does before and after a request.
 
-    A subclass overrides what every connector overrides: the one request at the bottom
-    of Semantic Kernel's loop.
-
-    Attributes:
-        inner: The connector; None behaves as OpenAI's, which is not needed for that.
+    A subclass overrides the one request at the bottom of Semantic Kernel's loop.
+    Without an ``inner`` connector it behaves as OpenAI's.
     """
 
     SUPPORTS_FUNCTION_CALLING: ClassVar[bool] = True

@@ -1,20 +1,19 @@
-"""Crash points: kills the process with SIGKILL at a named moment of a run that is kept in a store.
+"""Crash points: kills the process with SIGKILL at a named moment of a kept run.
 
     PLANNER_EXT_CRASH_AT=after_intent          where
     PLANNER_EXT_CRASH_ONCE=/tmp/crashed        a file, made before the kill; no process is killed while it exists
 
-Does nothing unless the first variable is set. Without the second, every process that
-reaches the point is killed. The points, in the order of one turn:
+Does nothing without the first variable. The points, in the order of one turn:
 
     after_model         the model has replied; the reply is not recorded
     after_model_saved   the reply is recorded
     after_intent        a call's start is recorded; the function has not run
-    mid_tool            the function has been running for 50 ms; or it has just ended, if it is faster
+    mid_tool            the function has been running for 50 ms, or has just ended
     after_tool          a function has ended; its result is not recorded
     after_outcome       a call's end is recorded
-    mid_parallel        the end of the first call of a batch is recorded; other calls of the batch still run
+    mid_parallel        the first end of a batch is recorded; other calls still run
     after_pause         the pause is recorded
-    after_decision      a person's decision, or answer to a question, is recorded
+    after_decision      a person's decision or answer is recorded
 """
 
 import asyncio
@@ -40,26 +39,23 @@ _POINTS: Mapping[str, tuple[type[recorded.Fact], ...]] = {
     "after_pause": (recorded.Paused,),
     "after_decision": (recorded.CallDecided, recorded.Clarified),
 }
-"""The facts that each point belongs to."""
+"""The facts of each point."""
 
 _BEFORE = frozenset({"after_model", "mid_tool", "after_tool"})
-"""The points before their fact is stored; the others come after it."""
+"""The points before their fact is stored."""
 
 CRASH_POINTS = tuple(_POINTS)
-"""The names that ``PLANNER_EXT_CRASH_AT`` takes."""
+"""What ``PLANNER_EXT_CRASH_AT`` takes."""
 
 
 def kill() -> None:
-    """End this process as ``kill -9`` does: nothing is flushed, nothing is cleaned up."""
+    """End this process: nothing is flushed, nothing is cleaned up."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 @dataclass(eq=False)
 class CrashingStore:
     """Wraps the store of one run, and ends the process at one of `CRASH_POINTS`.
-
-    Attributes:
-        once: The file that records that the process was ended.
 
     Raises:
         ValueError: If the point is unknown.
@@ -90,7 +86,7 @@ class CrashingStore:
     async def append(
         self, run_id: str, seq: int, facts: Sequence[recorded.Fact]
     ) -> None:
-        """Store facts; see `planner_ext.engine.ports.RunStore`."""
+        """Store facts."""
         before = self.point in _BEFORE
         if before and any(map(self._is_at_point, facts)):
             self._crash()

@@ -1,23 +1,17 @@
 r"""Finds secrets in a text however they are encoded: by decoding it, not by a list of spellings.
 
-Each known encoding is undone wherever a text might be in it, and what comes out is
-searched and decoded again, to a bounded depth. So compositions are found as single
-encodings are, and so is a secret in the midst of what was encoded:
+What each known encoding gives is searched and decoded again, up to `DEPTH` times:
 
 - escapes: of JSON and Python (``\n``, ``\/``, ``\u00e4``, ``\xe4``), of addresses
-  (``%2F``, ``%2f``, ``+``), of HTML (named, decimal, hexadecimal);
-- hexadecimal, base64 (its two alphabets, wrapped or not) and base32, wherever in them
-  the secret begins;
-- UTF-16 of both byte orders, as bytes that one of these brings, or as text with zero
-  characters in it. A secret that is encoded in it needs three ASCII characters in a row
-  around.
+  (``%2F``, ``+``), of HTML;
+- hexadecimal, base64 (both alphabets, wrapped or not) and base32, wherever in them the
+  secret begins;
+- UTF-16 of both byte orders, as bytes or as text with zero characters in it, with three
+  ASCII characters in a row around the secret.
 
-Not found is what was compressed or encrypted, hashed, split by other characters
-(``ab:cd``), written in octal, quoted-printable, base85 or punycode, reversed, in
-another case, or encoded more than `DEPTH` times.
-
-The time is in proportion to the text: each decoder passes over it once for each place
-where a group may begin.
+Not found is what was compressed, encrypted, hashed, split (``ab:cd``), in octal,
+quoted-printable, base85 or punycode, reversed, or in another case. The time is in
+proportion to the text.
 """
 
 import re
@@ -30,7 +24,7 @@ from html import unescape
 from typing import Final, NamedTuple, TypeAlias
 
 DEPTH: Final = 4
-"""The encodings on top of each other that are undone."""
+"""Encodings on top of each other."""
 
 Span: TypeAlias = tuple[int, int]
 
@@ -39,7 +33,7 @@ class Finder:
     """Finds the places of secrets in a text."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
-        """Take the secrets; each has some characters."""
+        """Take the secrets, none empty."""
         known = {form for secret in secrets for form in _bytes_of(secret)}
         self._secrets = (
             re.compile(b"|".join(map(re.escape, sorted(known, key=len, reverse=True))))
@@ -49,7 +43,7 @@ class Finder:
         self._shortest = min(map(len, known), default=0)
 
     def replaced(self, text: str, by: str) -> str:
-        """Replace the secrets in a text, each with all characters that encode a part of it."""
+        """Replace the secrets, each with all characters that encode a part of it."""
         data = text.encode("utf-8", "surrogatepass")
         parts: list[bytes] = []
         done = 0
@@ -67,11 +61,8 @@ class Finder:
     ) -> Iterator[Span]:
         """Find the secrets in bytes, and in what they decode to.
 
-        Args:
-            data: The bytes.
-            depth: How often they may be decoded.
-            seen: What the same escapes made of them in another order, with the depth
-                that was left then.
+        ``seen`` has what other orders of the same escapes gave, with the depth left
+        then.
         """
         if self._secrets is None:
             return
@@ -100,7 +91,7 @@ class Finder:
 
 
 def _bytes_of(secret: str) -> Iterator[bytes]:
-    """Yield the bytes of a secret: an environment's may hold bytes that are not UTF-8."""
+    """Yield a secret's bytes: an environment's may not be UTF-8."""
     yield secret.encode("utf-8", "surrogatepass")
     yield secret.encode("utf-16-le", "surrogatepass")
     yield secret.encode("utf-16-be", "surrogatepass")
@@ -111,7 +102,7 @@ def _bytes_of(secret: str) -> Iterator[bytes]:
 
 
 def _merged(spans: Iterable[Span], data: bytes) -> list[Span]:
-    """Join the places that overlap, each widened to whole characters."""
+    """Join overlapping places, widened to whole characters."""
     merged: list[Span] = []
     for span in sorted(_of_characters(span, data) for span in spans):
         if merged and span[0] < merged[-1][1]:
@@ -131,19 +122,14 @@ def _of_characters(span: Span, data: bytes) -> Span:
 
 
 class _Layer(NamedTuple):
-    """What a decoder made of a text.
-
-    Attributes:
-        data: The decoded bytes.
-        source: Returns where the byte at a place in them is encoded.
-    """
+    """What a decoder made of a text; ``source`` returns where a byte of it is encoded."""
 
     data: bytes
     source: Callable[[int], Span]
 
 
 def _joined(parts: Iterable[tuple[bytes, int, int | None]]) -> _Layer:
-    """Make a layer of decoded parts, each with its start and end in the source; no end: each byte is itself."""
+    """Join decoded parts with their places in the source; without an end, bytes are themselves."""
     data: list[bytes] = []
     begins: list[int] = []
     sources: list[tuple[int, int | None]] = []
@@ -167,11 +153,10 @@ def _joined(parts: Iterable[tuple[bytes, int, int | None]]) -> _Layer:
 _TEXT: Final = re.compile(
     rb"(?:[\x01-\x7f]|[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}){8,}"
 )
-"""Bytes that might be text, enough to hold a secret; an image, or what was no encoding,
-has few."""
+"""Bytes that might be text, enough to hold a secret; an image has few."""
 
 _APART: Final = b" \xff "
-"""Stands between two texts: in no encoding, so that they are not read as one."""
+"""Stands between two texts, in no encoding."""
 
 
 def _texts(data: bytes) -> _Layer:
@@ -187,7 +172,7 @@ def _texts(data: bytes) -> _Layer:
 
 
 _SOME_UTF_16: Final = re.compile(rb"(?:[^\x00]\x00){3}|(?:\x00[^\x00]){3}", re.DOTALL)
-"""Bytes of which some are a few ASCII characters in UTF-16."""
+"""Some of these bytes are a few ASCII characters in UTF-16."""
 
 _UTF_16: Final = {
     "utf-16-le": re.compile(rb".[\xd8-\xdb].[\xdc-\xdf]|..", re.DOTALL),
@@ -211,13 +196,7 @@ def _from_utf_16(data: bytes) -> Iterator[_Layer]:
 
 
 class _Escape(NamedTuple):
-    """A way to write some characters.
-
-    Attributes:
-        mark: Is in every text that has one.
-        pattern: Matches one.
-        meaning: Returns what it stands for; an unknown one stands for itself.
-    """
+    """A way to write some characters; ``mark`` is in each text that has one."""
 
     mark: bytes
     pattern: re.Pattern[bytes]
@@ -225,7 +204,6 @@ class _Escape(NamedTuple):
 
 
 def _unescaped(data: bytes) -> Iterator[_Layer]:
-    """Undo each kind of escape by itself."""
     for escape in _ESCAPES:
         if escape.mark in data:
             yield _joined(_parts(data, escape))
@@ -292,13 +270,11 @@ _SPACE: Final = b" \t\r\n"
 
 @dataclass(frozen=True, slots=True)
 class _Digits:
-    """An encoding whose characters have so many bits each.
+    """An encoding whose characters have so many ``bits`` each.
 
     Attributes:
-        runs: The texts that might be in it: its characters, and line ends between them.
-        bits: Of a character.
-        group: The characters that stand for whole bytes: what is encoded begins at one
-            of so many places of a run.
+        runs: Texts that might be in it, with line ends between them.
+        group: Characters that stand for whole bytes.
         decode: Decodes whole groups.
     """
 
@@ -308,7 +284,7 @@ class _Digits:
     decode: Callable[[bytes], bytes]
 
     def decoded(self, data: bytes, shortest: int) -> Iterator[_Layer]:
-        """Decode every run that is long enough, from each place in its first group."""
+        """Decode each run that is long enough, from every place in its first group."""
         for run in self.runs.finditer(data):
             digits = run[0].translate(None, _SPACE)
             if len(digits) * self.bits < shortest * 8:

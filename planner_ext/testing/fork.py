@@ -1,11 +1,7 @@
-"""``fork``: continue from an iteration of a recorded or kept run with another model, instruction, budget or policy.
+"""``fork``: continue from an iteration of a run with another model, instruction, budget or policy.
 
-    checkpoint = fork("tests/cassettes/refund.json", at=1, instruction="Refund half of it.")
-    result = await planner.resume(kernel, checkpoint, budget=Budget(max_iterations=10))
-
-The fork starts with the usage of the kept iterations. Their functions are not called
-again: the results are in the history. Functions of later iterations are called again,
-and take effect again.
+checkpoint = fork("tests/cassettes/refund.json", at=1, instruction="Refund half of it.")
+result = await planner.resume(kernel, checkpoint, budget=Budget(max_iterations=10))
 """
 
 import time
@@ -29,17 +25,16 @@ def fork(
     run_id: str | None = None,
     key: bytes | None = None,
 ) -> Checkpoint:
-    """Fork a run at the end of an iteration: the checkpoint of a new run, which any planner or service resumes.
+    """Fork a run at the end of an iteration: the checkpoint of a new run.
 
-    Later decisions are not in the fork, and an approval for the rest of the run does
-    not hold in it: approvals bind to the fork's name. Its policy is that of the planner
-    that resumes it. ``Runs.fork`` forks a run inside its store.
+    Kept iterations have been paid for; functions of later ones are called again. Later
+    decisions, the policy, and approvals for the rest of the run are not in the fork.
+    ``Runs.fork`` forks a run inside its store.
 
     Args:
         source: A checkpoint, a run of a store, the facts of a run, or a cassette file,
             whose first run is forked.
-        at: The last iteration that is kept, 0-based; -1 keeps the plan, if there is
-            one, and nothing after it.
+        at: The last iteration that is kept, 0-based; -1 keeps the plan only.
         instruction: A user message to add.
         run_id: The fork's name; None generates one.
         key: Verifies the checkpoint, which must be signed with it, and signs the fork.
@@ -47,8 +42,7 @@ def fork(
     Raises:
         InvalidForkError: If the run made no request after this iteration; names where
             it can be forked.
-        InvalidCheckpointError: If the checkpoint is signed and the key is missing or
-            another one.
+        InvalidCheckpointError: If the checkpoint is signed and the key does not fit.
         CassetteError: If the cassette cannot be used.
     """
     signing = SigningKey.of(key, "key")

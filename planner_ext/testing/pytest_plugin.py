@@ -1,11 +1,10 @@
-"""A pytest plugin: the fixture ``tape`` records a test's runs with a real model once, and replays them afterwards.
+"""A pytest plugin: the fixture ``tape`` records a test's runs with a real model once, and replays them.
 
 Enable it in the ``conftest.py`` of your root directory:
 
     pytest_plugins = ["planner_ext.testing.pytest_plugin"]
 
-A test puts its kernel on the tape; it needs a service and a key only while it is
-recorded:
+A test puts its kernel on the tape; it needs a service and a key only to record:
 
     async def test_refund(tape):
         kernel = make_kernel()
@@ -19,11 +18,9 @@ Record it once, look at the file, and commit it:
     pytest --record tests/test_orders.py::test_refund       # writes tests/cassettes/test_orders/test_refund.json
     pytest                                                  # replays it: no network, no key
 
-A replay fails where the application now differs, and names the place: a prompt, the
-schema of a function, its result. A test that fails while it is recorded leaves its
-cassette unchanged. A marker on a test, a class or a module takes the options of
-`replay` and `record`, and the cassette's path relative to the test's folder. An option
-of the nearest marker counts; the scrubs of all of them do:
+A replay fails where the application now differs. A failed recording leaves the cassette
+unchanged. Markers take the options of `replay` and `record`, and the cassette's path
+relative to the test's folder; the nearest counts, but all scrubs do:
 
     @pytest.mark.tape(functions="recorded", scrub=["customer-[0-9]+"], path="refund.json")
 """

@@ -1,10 +1,8 @@
 """Rules of OpenAI's chat completion API that an agent loop can break.
 
-Checked: the model; the messages, with each call answered once, right after it, and no
-answer without a call; the names of speakers; the names, ids and arguments of calls; the
-tools and the tool choice; that JSON is spoken of where it is the response format.
-Unknown keys pass. The wording follows OpenAI's, with the index of the message and the
-ids in it. Pure; knows neither HTTP nor scripts.
+Checked: the model; that each call is answered once, right after it; names, ids and
+arguments; tools and tool choice; that a JSON response format is spoken of. Unknown keys
+pass. The wording follows OpenAI's.
 """
 
 import re
@@ -23,7 +21,7 @@ class Violation(NamedTuple):
     """A broken rule.
 
     Attributes:
-        param: The parameter at fault, as a path such as ``messages[3].content``.
+        param: The parameter at fault, such as ``messages[3].content``.
         message: Why OpenAI would refuse the request.
     """
 
@@ -37,17 +35,17 @@ def is_object(value: object) -> TypeGuard[dict[str, Any]]:
 
 
 def object_of(value: object) -> dict[str, Any]:
-    """Return a parsed JSON value if it is an object, else an empty one."""
+    """Return a JSON value if it is an object, else an empty one."""
     return value if is_object(value) else {}
 
 
 def find_violation(body: Mapping[str, Any]) -> Violation | None:
-    """Find the first rule that the JSON of a request to ``/v1/chat/completions`` breaks; None if OpenAI accepts it."""
+    """Find the first rule that a request's body breaks; None if OpenAI accepts it."""
     return next(_violations(body), None)
 
 
 def tool_names(body: Mapping[str, Any]) -> tuple[str, ...]:
-    """List the functions that a request offers, in order; tools of another shape are skipped."""
+    """List the functions that a request offers."""
     return tuple(
         name
         for tool in _array(body.get("tools"))
@@ -158,7 +156,6 @@ def _in_name(path: str, name: object) -> Iterator[Violation]:
 def _in_answer(
     path: str, call_id: object, answered: dict[str, bool]
 ) -> Iterator[Violation]:
-    """Match a result to its call, and note it."""
     where = f"{path}.tool_call_id"
     if not isinstance(call_id, str) or call_id not in answered:
         rule = "messages with role 'tool' must be a response to a preceding message with 'tool_calls', and no call"

@@ -1,9 +1,7 @@
-"""Replies, calls and faults of a scripted model as values, the reader of a script, and replies as OpenAI's JSON.
+"""A script: replies, calls and faults of a model as values, and replies as OpenAI's JSON.
 
-The same script drives ``ScriptedChatCompletion`` (no network) and
-``ScriptedOpenAIServer`` (real HTTP), so this module knows neither a connector nor HTTP.
-It is deterministic: the same reply to the same request has the same JSON. The shapes
-are those of https://platform.openai.com/docs/api-reference/chat.
+It is deterministic. The shapes are those of
+https://platform.openai.com/docs/api-reference/chat.
 
     script = [call("math-add", {"a": 1, "b": 2}), say("The sum is 3.")]     # two requests, then exhausted
     script = lambda request: call("math-add", {"a": 1, "b": 2})             # a model that never stops calling
@@ -22,7 +20,7 @@ from planner_ext.core.values import Usage
 
 
 class ScriptExhaustedError(PlannerExtError):
-    """The script has no reply left for a request; the message says how many it had and which request asked."""
+    """The script has no reply left for a request; the message names both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +28,12 @@ class ScriptedCall:
     """One function call in a reply.
 
     Attributes:
-        name: The fully qualified name, ``"plugin-function"``. Sent as it is, so that an
-            unregistered name, or one that OpenAI would refuse, can be scripted too.
-        arguments: A mapping is sent as compact JSON; a string is sent as it is
-            (malformed arguments). Default: ``{}``.
-        id: None (the default) becomes ``"call_{n}"``, where n is the position of this
-            call among all calls of the script, from 1. An explicit ``""`` is sent
-            empty, as some servers do.
+        name: The fully qualified name, ``"plugin-function"``, sent as it is, valid or
+            not.
+        arguments: A mapping is sent as compact JSON, a string as it is. Default:
+            ``{}``.
+        id: None (the default) becomes ``"call_{n}"``, the n-th call of the script, from
+            1. ``""`` is sent empty, as some servers do.
     """
 
     name: str
@@ -45,7 +42,7 @@ class ScriptedCall:
 
     @property
     def arguments_text(self) -> str:
-        """@private The arguments as text, as they are sent."""
+        """@private As they are sent."""
         if isinstance(self.arguments, str):
             return self.arguments
         return json.dumps(self.arguments, separators=(",", ":"), ensure_ascii=False)
@@ -53,21 +50,20 @@ class ScriptedCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptedReply:
-    """One answer of the model, always with one choice, also if the request asked for more.
+    """One answer of the model, always with one choice.
 
     Attributes:
-        text: The message's text; None sends no content.
-        calls: The function calls, in order; a reply may have both text and calls.
+        text: None sends no content.
+        calls: In order; a reply may have both text and calls.
         finish_reason: None (the default) becomes ``"tool_calls"`` with calls and
-            ``"stop"`` without. Sent as it is, so that an unknown reason can be
-            scripted.
-        prompt_tokens: Tokens of the request. None estimates a quarter of the characters
-            of its messages and tools as JSON, at least 1.
-        completion_tokens: Tokens of the reply. None estimates a quarter of the
-            characters of its text, refusal, function names and arguments, at least 1.
-        refusal: OpenAI's refusal text. Semantic Kernel's connector takes it as the text
-            of a plain reply and loses it in a streamed one; ``ScriptedChatCompletion``
-            does the same. A run of this package ends ``incomplete``.
+            ``"stop"`` without.
+        prompt_tokens: None estimates a quarter of the characters of the request's
+            messages and tools as JSON, at least 1.
+        completion_tokens: None estimates a quarter of the characters of text, refusal,
+            function names and arguments, at least 1.
+        refusal: OpenAI's refusal text, with which a run ends ``incomplete``. As with
+            Semantic Kernel's connector, a service's plain reply has it as text, a
+            streamed one loses it.
     """
 
     text: str | None = None
@@ -79,27 +75,25 @@ class ScriptedReply:
 
     @property
     def ended_by(self) -> str:
-        """@private The finish reason as it is sent."""
+        """@private As it is sent."""
         return self.finish_reason or ("tool_calls" if self.calls else "stop")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptedFault:
-    """An HTTP error for ``ScriptedOpenAIServer``; to script a fault of a service, put an exception in its script.
+    """An HTTP error of ``ScriptedOpenAIServer``; a service's script has exceptions.
 
     It answers one request: OpenAI's client repeats a request after 408, 409, 429, 5xx
-    and a lost connection (twice by default), and each repetition takes the next item of
-    the script.
+    and a lost connection (twice by default), which takes the next item.
 
     Attributes:
-        status: The HTTP status. None (the default) sends 500, or 200 with ``drop``.
-        body: The body: text is sent as it is, a mapping as JSON. None sends an OpenAI
-            error body that fits the status, or, with ``drop``, the beginning of an
-            answer.
+        status: None (the default) sends 500, or 200 with ``drop``.
+        body: A mapping is sent as JSON. None sends an OpenAI error, or, with ``drop``,
+            the beginning of an answer.
         content_type: None sends ``application/json``, or ``text/event-stream`` for the
             default body of a dropped stream.
         headers: Further headers, such as ``{"retry-after-ms": "1"}``.
-        drop: Announce more than ``body``, send ``body``, and close the connection.
+        drop: Announce more than ``body``, send it, and close the connection.
     """
 
     status: int | None = None
@@ -115,16 +109,14 @@ class ScriptedRequest:
 
     Attributes:
         index: 0-based number of the request at this service or server.
-        messages: The messages as OpenAI's JSON: for a server, those of the body; for a
-            service, each message's ``to_dict()``.
-        tools: Fully qualified names of the functions offered, in order; empty when none
-            are.
+        messages: As OpenAI's JSON.
+        tools: Fully qualified names of the functions offered.
         tool_choice: ``"auto"``, ``"required"``, ``"none"``, the object that names a
             function, or None.
         stream: Whether a streamed answer was requested.
         body: The whole parsed body; empty for a service.
-        history: The messages of the history at the request (a new list, the same
-            objects); empty for a server.
+        history: The messages at the request (a new list, the same objects); empty for a
+            server.
     """
 
     index: int
@@ -137,7 +129,7 @@ class ScriptedRequest:
 
 
 def results_of(request: ScriptedRequest) -> dict[str, str]:
-    """Read the last result of each function from the messages, by function name."""
+    """Read the last result of each function from the messages, by its name."""
     names: dict[str, str] = {}
     results: dict[str, str] = {}
     for message in cast("list[dict[str, Any]]", request.messages):
@@ -155,8 +147,7 @@ Script: TypeAlias = (
     Iterable[ScriptedAnswer | Callable[[ScriptedRequest], ScriptedAnswer]]
     | Callable[[ScriptedRequest], ScriptedAnswer]
 )
-"""Answers in order, any of them a function of the request; or one function that answers
-every request."""
+"""Answers in order, any a function of the request; or one function that answers all."""
 
 
 def say(text: str) -> ScriptedReply:
@@ -170,7 +161,7 @@ def call(
     *,
     id: str | None = None,
 ) -> ScriptedReply:
-    """Make a reply of one function call and no text; for the parameters see ``ScriptedCall``."""
+    """Make a reply of one function call; for the parameters see ``ScriptedCall``."""
     return ScriptedReply(
         calls=(
             ScriptedCall(
@@ -181,16 +172,14 @@ def call(
 
 
 def calls(*replies: ScriptedReply, text: str | None = None) -> ScriptedReply:
-    """Make a reply with the calls of several, in order: ``calls(call("a-f"), call("a-g"), text="Both at once.")``."""
+    """Make a reply with the calls of several, in order: ``calls(call("a-f"), call("a-g"))``."""
     return ScriptedReply(
         text=text, calls=tuple(item for reply in replies for item in reply.calls)
     )
 
 
 class ScriptReader:
-    """Returns the answers of a script in order, and gives an id to calls without one.
-
-    A script is read lazily, so it may be endless. Not thread-safe.
+    """Returns the answers of a script in order; lazy, and not thread-safe.
 
     Raises:
         TypeError: If the script is neither iterable nor a function.
@@ -214,12 +203,11 @@ class ScriptReader:
         self._calls_given = 0
 
     def answer(self, request: ScriptedRequest) -> ScriptedAnswer:
-        """Return the script's next answer; every call of a reply has an id, unless the script says ``""``.
+        """Return the next answer; calls get their default ids.
 
         Raises:
             ScriptExhaustedError: If the script has no item left.
-            TypeError: If the item, or its return value, is not an answer.
-            Exception: Any exception of a callable item.
+            TypeError: If the item is not an answer.
         """
         try:
             step = next(self._steps)
@@ -249,10 +237,7 @@ class ScriptReader:
 
 
 def reply_metadata(index: int) -> dict[str, object]:
-    """Return what OpenAI says of the reply to the request with this 0-based index: its id, time and backend.
-
-    The time is fixed, so that a recorded run can be compared byte for byte.
-    """
+    """Return a reply's id and backend, and a fixed time, so that runs can be compared."""
     return {
         "id": f"chatcmpl-{index}",
         "created": 1_700_000_000,
@@ -263,7 +248,7 @@ def reply_metadata(index: int) -> dict[str, object]:
 def count_tokens(
     reply: ScriptedReply, *, messages: Iterable[object], tools: Iterable[object] | None
 ) -> Usage:
-    """Count the tokens that a reply reports: its own figures, or the estimate that ``ScriptedReply`` describes."""
+    """Count a reply's tokens: its own figures, or their estimate."""
     prompt = reply.prompt_tokens
     completion = reply.completion_tokens
     if prompt is None:
@@ -283,10 +268,7 @@ def count_tokens(
 def deltas(
     reply: ScriptedReply, *, chunk_size: int
 ) -> Iterator[tuple[dict[str, Any], str | None]]:
-    """Cut a reply as OpenAI streams it: role, text, refusal, then each call, then the finish reason.
-
-    Yields each piece as JSON, and the finish reason, which only the last piece has.
-    """
+    """Cut a reply as OpenAI streams it; the last piece has the finish reason."""
 
     def pieces(text: str) -> list[str]:
         return [
@@ -331,7 +313,7 @@ def deltas(
 def completion_body(
     reply: ScriptedReply, *, index: int, model: str, usage: Usage
 ) -> dict[str, object]:
-    """Build the JSON of a plain answer to the request with this 0-based index."""
+    """Build the JSON of a plain answer."""
     message: dict[str, object] = {
         "role": "assistant",
         "content": reply.text,
@@ -364,10 +346,9 @@ def completion_chunks(
     usage: Usage | None,
     chunk_size: int,
 ) -> Iterator[dict[str, object]]:
-    """Build the JSON of each event of a streamed answer, without the closing ``[DONE]``.
+    """Build the events of a streamed answer, without the closing ``[DONE]``.
 
-    The usage is sent in a last chunk without choices; None if the request did not ask
-    for it.
+    The last has the usage, if the request asked for it.
     """
     head = {**reply_metadata(index), "object": "chat.completion.chunk", "model": model}
     # OpenAI sends a null usage in every other chunk of a stream that asked for it.

@@ -1,11 +1,8 @@
 """`Scrubber`: replaces the secrets in the texts of a cassette.
 
-It knows a secret by its value (a variable of the environment, a service's key), by its
-form (the keys of well-known providers), by its name (``"password": "..."``,
-``api_key=...``), and by the application's own patterns. A value is also found where it
-is encoded; `planner_ext.testing.encodings` says how it may be, and what is not found.
-Forms, names and patterns are searched in the text as it stands. Numbers are not
-scrubbed.
+It knows a secret by its value (a variable of the environment, a service's key), however
+encoded; by the form of well-known providers' keys, by its name (``"password": "..."``,
+``api_key=...``), and by the application's patterns. Numbers are not scrubbed.
 """
 
 import os
@@ -20,8 +17,7 @@ from planner_ext.testing.encodings import Finder
 SCRUBBED = "[scrubbed]"
 
 Scrub: TypeAlias = str | re.Pattern[str] | Callable[[str], str] | Sequence["Scrub"]
-"""An application's secrets: a regular expression, a function from a text to its clean
-form, or a list of them."""
+"""A regular expression, a function from a text to its clean form, or a list of them."""
 
 _NAME = (
     r"(?:[\w-]*(?:passw(?:or)?d|passphrase|secret|(?:api|access|account|private|subscription|shared)[_-]?key"
@@ -55,31 +51,25 @@ _VARIABLE = re.compile(
 _IN_ADDRESS = re.compile(r"://[^\s/?#@:]*:([^\s/?#@]+)@")
 _SECRET_NAME = re.compile(_NAME, re.IGNORECASE)
 _SHORTEST = 8
-"""Characters of the shortest value that is taken for a secret wherever it occurs."""
+"""Characters of the shortest value that is a secret wherever it occurs."""
 
 
 class Scrubber:
     """Replaces secrets in texts.
 
-    The names of secret variables end in KEY, TOKEN, SECRET, PASSWORD, PASSPHRASE or
-    CONNECTION_STRING. The password in a variable's address is a secret, too. Values of
-    less than 8 characters are not searched for.
+    Names of secret variables end in KEY, TOKEN, SECRET, PASSWORD, PASSPHRASE or
+    CONNECTION_STRING; a password in an address is one, too. Values of less than 8
+    characters are none.
     """
 
     def __init__(self, own: Scrub = ()) -> None:
-        """Take the application's patterns and functions, which are applied last, and the environment's secrets.
-
-        Raises:
-            InvalidOptionError: If a pattern is not a regular expression, or matches the
-                empty text.
-        """
         self._own = [*_steps(own)]
         self._secrets: set[str] = set()
         self._finder = Finder(())
         self.add_environment()
 
     def add_environment(self) -> None:
-        """Add the secrets that the environment holds now."""
+        """Add the secrets in the environment."""
         for name, value in os.environ.items():
             self.add(
                 *_IN_ADDRESS.findall(value),
@@ -87,7 +77,7 @@ class Scrubber:
             )
 
     def add(self, *secrets: str) -> None:
-        """Add secrets, however they may be encoded."""
+        """Add secrets, however encoded."""
         known = self._secrets | {
             secret for secret in secrets if len(secret) >= _SHORTEST
         }
@@ -105,7 +95,7 @@ class Scrubber:
         return text
 
     def values(self, value: Any, name: str = "") -> Any:
-        """Scrub every text in JSON values, the names in objects included; ``name`` is that of the value."""
+        """Scrub every text in JSON values, the names in objects included."""
         if isinstance(value, str):
             return (
                 SCRUBBED if value and _SECRET_NAME.fullmatch(name) else self.text(value)
@@ -119,7 +109,6 @@ class Scrubber:
 
 
 def _steps(own: Scrub) -> Iterator[Callable[[str], str]]:
-    """Turn an application's patterns into functions."""
     if isinstance(own, Sequence) and not isinstance(own, str):
         for one in cast("Sequence[Scrub]", own):
             yield from _steps(one)

@@ -1,8 +1,7 @@
-"""An OpenAI-compatible server on this machine whose model is a script, and the HTTP server below it.
+"""An OpenAI-compatible server on this machine whose model is a script.
 
-To an OpenAI client it behaves like ``api.openai.com``: the same JSON, the same stream,
-and the same refusal of invalid requests (the rules are in ``rules``). It knows neither
-Semantic Kernel nor a planner.
+To a client it behaves like ``api.openai.com``: the same JSON, stream and refusals. It
+knows neither Semantic Kernel nor a planner.
 """
 
 import contextlib
@@ -50,10 +49,9 @@ class HttpResponse:
     """A response to write.
 
     Attributes:
-        parts: The body; a streamed response writes each part separately.
-        streamed: Use chunked transfer encoding instead of a content length.
-        dropped: Announce one byte more than the body has, then close the connection.
-            Not together with ``streamed``.
+        parts: The body; streamed, each part is a chunk.
+        dropped: Announce one byte more, then close the connection. Not with
+            ``streamed``.
     """
 
     status: int
@@ -65,13 +63,12 @@ class HttpResponse:
 
 
 class LoopbackServer(ThreadingTCPServer):
-    """An HTTP/1.1 server on 127.0.0.1 in background threads; the constructor starts it, ``stop`` ends it.
+    """An HTTP/1.1 server on 127.0.0.1, started by the constructor, in background threads.
 
-    It logs nothing. After ``stop`` no socket, thread or warning is left.
+    After ``stop`` no socket, thread or warning is left.
 
     Args:
-        respond: Called with each request, in the thread of its connection, so possibly
-            several at once.
+        respond: Called with each request, in its connection's thread.
     """
 
     # Not http.server's own class, which looks up the name of its address and so may wait for a name server.
@@ -95,7 +92,7 @@ class LoopbackServer(ThreadingTCPServer):
         return self.socket.getsockname()[1]
 
     def stop(self) -> None:
-        """Close the server and its open connections, and wait for their threads. Call this once only."""
+        """Close the connections, and wait for their threads. Call this once only."""
         self.shutdown()
         self._accepting.join()
         for thread, connection in self._connections:
@@ -105,7 +102,7 @@ class LoopbackServer(ThreadingTCPServer):
         self.server_close()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer one connection in a separate thread; see `socketserver.BaseServer`."""
+        """Answer one connection in a separate thread."""
         thread = threading.Thread(
             target=self.process_request_thread,
             args=(request, client_address),
@@ -125,8 +122,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
 
-    def log_message(self, format: str, *args: Any) -> None:
-        """Stay silent."""
+    def log_message(self, format: str, *args: Any) -> None: ...
 
     def do_POST(self) -> None:
         length = int(self.headers.get("Content-Length") or 0)
@@ -170,19 +166,16 @@ class ScriptedOpenAIServer:
         with ScriptedOpenAIServer([call("math-add", {"a": 1, "b": 2}), say("3")]) as server:
             client = AsyncOpenAI(base_url=server.url, api_key="any")
 
-    ``POST /v1/chat/completions`` (plain and streamed) takes the script's next item,
-    whichever client asks: requests are taken one at a time. ``GET /v1/models`` lists
-    ``models``; a request may name any model. A request gets status 400 with an OpenAI
-    error body if it breaks a rule of OpenAI's, if the script has no item left, or if
-    its item fails or is an exception. Clients do not retry such a request; ``refused``
-    lists it.
+    ``POST /v1/chat/completions`` (plain and streamed) takes the script's next item, one
+    request at a time. A request may name any model. It gets status 400, which clients
+    do not retry, if it breaks a rule of OpenAI's, if no item is left, or if its item
+    fails; ``refused`` lists it.
 
-    All properties but ``url`` may be read at any time and from any thread, in a
-    script's function and after ``stop``.
+    All properties but ``url`` may be read at any time, and from any thread.
 
     Args:
-        script: The answers; a list of replies and faults, or a function of the request
-            (called in a server thread).
+        script: A list of replies and faults, or a function of the request (called in a
+            server thread).
         chunk_size: Characters per streamed piece of text or arguments, at least 1.
         models: What ``GET /v1/models`` lists.
 
@@ -216,13 +209,13 @@ class ScriptedOpenAIServer:
         self.stop()
 
     def start(self) -> None:
-        """Start serving; does nothing if the server runs. After a stop the script continues, at another port."""
+        """Start serving. After a stop the script continues, at another port."""
         with self._lifecycle:
             if self._running is None:
                 self._running = LoopbackServer(self._respond)
 
     def stop(self) -> None:
-        """Close every connection and wait for the server's threads; does nothing if the server is stopped."""
+        """Close every connection and wait for the threads."""
         with self._lifecycle:
             if self._running is not None:
                 self._running.stop()
@@ -244,17 +237,17 @@ class ScriptedOpenAIServer:
 
     @property
     def requests(self) -> list[ScriptedRequest]:
-        """The requests that reached the model, in order, as a new list; refused ones did not."""
+        """A new list of the requests that reached the model, without the refused ones."""
         return list(self._requests)
 
     @property
     def refused(self) -> list[str]:
-        """The reasons of the refused requests, in order, as a new list."""
+        """A new list of the reasons of the refused requests."""
         return list(self._refused)
 
     @property
     def prompt_tokens(self) -> int:
-        """Prompt tokens of all replies, as a provider would bill them, whether or not the client read them fully."""
+        """Prompt tokens of all replies, as billed, whether or not the client read them."""
         return self._usage.prompt_tokens
 
     @property

@@ -1,8 +1,7 @@
-"""A Semantic Kernel chat completion connector whose model is a script: no network, no waiting.
+"""A chat completion connector whose model is a script: no network, no waiting.
 
-To Semantic Kernel, and to anything built on it, it behaves like
-``OpenAIChatCompletion``: the same settings protocol, the same items in the same order,
-the same metadata keys, the same chunks. It knows no planner.
+To Semantic Kernel it behaves like ``OpenAIChatCompletion``: settings protocol, items,
+metadata keys and chunks.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -50,15 +49,15 @@ _Message = TypeVar("_Message", ChatMessageContent, StreamingChatMessageContent)
 
 
 class ScriptedPromptExecutionSettings(PromptExecutionSettings):
-    """The settings of a scripted request: those of OpenAI's that an agent loop sets. They do not affect the replies.
+    """OpenAI's settings that an agent loop sets; they do not affect the replies.
 
     Attributes:
         tools: The functions offered, as OpenAI's JSON; set by the function choice
             behavior.
         tool_choice: ``"auto"``, ``"required"`` or ``"none"``; set by the function
             choice behavior.
-        number_of_responses: More than 1 is refused together with a function choice
-            behavior, as the OpenAI connector does; a reply always has one choice.
+        number_of_responses: With a function choice behavior, more than 1 is refused as
+            by the OpenAI connector; a reply has one choice.
         response_format: Accepted.
         temperature: Accepted.
     """
@@ -73,21 +72,17 @@ class ScriptedPromptExecutionSettings(PromptExecutionSettings):
 class ScriptedChatCompletion(ChatCompletionClientBase):
     """A chat completion service that answers from a script, plain or streamed.
 
-    Use it in one event loop. A request is recorded, then waits for ``before_reply``,
-    then takes the script's next item; a request that is cancelled while it waits takes
-    no item.
+    Use it in one event loop. A request is recorded, waits for ``before_reply``, then
+    takes the next item; cancelled while it waits, it takes none.
 
     Args:
-        script: The answers; a list of replies, or a function of the request. An
-            exception among them is raised.
+        script: A list of replies and exceptions (raised), or a function of the request.
         ai_model_id: The model's name in every message.
         service_id: The id by which a kernel finds the service.
         chunk_size: Characters per streamed piece of text or arguments, at least 1.
-        metadata: Merged over the metadata of every reply (of a streamed one, of its
-            last chunk); a function of the request gives each reply its own. Use it to
-            script a service that reports ``iterations``.
-        before_reply: Awaited with each request before it is answered; a test blocks,
-            cancels or raises in it.
+        metadata: Merged over every reply's metadata (a stream's last chunk's); a
+            function of the request gives each reply its own.
+        before_reply: Awaited with each request; a test blocks, cancels or raises in it.
 
     Raises:
         TypeError: If ``script`` is not a script.
@@ -128,7 +123,7 @@ class ScriptedChatCompletion(ChatCompletionClientBase):
         return self._requests
 
     def get_prompt_execution_settings_class(self) -> type[PromptExecutionSettings]:
-        """Return ``ScriptedPromptExecutionSettings``, the settings that this service takes."""
+        """Return ``ScriptedPromptExecutionSettings``."""
         return ScriptedPromptExecutionSettings
 
     async def _inner_get_chat_message_contents(
@@ -233,7 +228,6 @@ class ScriptedChatCompletion(ChatCompletionClientBase):
     async def _answer(
         self, history: ChatHistory, settings: PromptExecutionSettings, *, stream: bool
     ) -> tuple[ScriptedReply, dict[str, Any], dict[str, Any]]:
-        """Return the reply, the metadata of its chunks, and the whole metadata: with usage and the test's own."""
         scripted = self._scripted(settings)
         request = ScriptedRequest(
             index=len(self._requests),
@@ -265,5 +259,4 @@ class ScriptedChatCompletion(ChatCompletionClientBase):
 
 
 def _response(part: str, refusal: str | None) -> dict[str, Any] | None:
-    """Build the part of OpenAI's response that says that the model refuses; None if it does not."""
     return {"choices": [{"index": 0, part: {"refusal": refusal}}]} if refusal else None

@@ -1,4 +1,4 @@
-"""``record`` and ``replay``: a run with a real model, kept as a cassette, and played without the model.
+"""``record`` and ``replay``: a run with a real model, kept as a cassette, and played without it.
 
     with record("tests/cassettes/refund.json") as tape:                       # calls the model, and writes the file
         result = await planner.invoke(tape.kernel(kernel), "Refund order 7.")
@@ -6,19 +6,14 @@
     with replay("tests/cassettes/refund.json") as tape:                       # needs no model
         result = await planner.invoke(tape.kernel(kernel), "Refund order 7.")
 
-`Tape.kernel` returns a copy of a kernel with its services on the tape. A planner,
-handler, session or prompt function with that kernel is recorded, and so are the
-planners, agents and prompts inside their functions. `Tape.service` puts one service on
-the tape. If a replayed kernel lacks a service of the cassette, its copy has one that
-takes OpenAI's settings: it needs neither a key nor a connector.
+What uses `Tape.kernel`'s copy of a kernel is recorded, also inside functions. In a
+replay the copy has every service of the cassette; one that the kernel lacks takes
+OpenAI's settings, and needs neither a key nor a connector.
 
-A replay uses the run ids and times of the recorded run, so every replay gives the same
-journal. Each request is compared with the recorded one. Functions are called
-(``functions="live"``), or return their recorded results (``"recorded"``); then a call
-without a recorded result fails. Prompt functions and planners are always called, since
-their requests are on the cassette. With recorded functions the application's filters do
-not run. A tape does not cover text completion, embeddings, and requests that bypass its
-kernel.
+A replay has the run ids and times of the recorded run, so it gives the same journal.
+Prompt functions and planners are always called, since their requests are on the
+cassette. With recorded functions the application's filters do not run. A tape does not
+cover text completion, embeddings, and requests that bypass its kernel.
 """
 
 import asyncio
@@ -82,9 +77,8 @@ class Tape(ABC):
     Attributes:
         recording: Whether the model is called.
         services: The model of each service on the tape, by the service's id.
-        runs: The journal up to now of each run on the tape, by its id, in the order in
-            which they began.
-        differences: In a replay, the differences from the recorded run.
+        runs: The journal of each run, by its id, in the order in which they began.
+        differences: In a replay, those from the recorded run.
         as_recorded: In a replay with live functions, calls that return their recorded
             result: run, iteration, index.
     """
@@ -98,16 +92,16 @@ class Tape(ABC):
         self.as_recorded: set[tuple[str, int, int]] = set()
 
     def kernel(self, kernel: Kernel) -> Kernel:
-        """Copy a kernel, with its chat completion services on the tape."""
+        """Copy a kernel, with its services on the tape."""
         given = cast("dict[str, AIServiceClientBase]", kernel.services)
         return kernel_with_services(
             kernel, {name: self.service(service) for name, service in given.items()}
         )
 
     def service(self, service: S) -> S:
-        """Wrap a chat completion service, or the connector in a `FunctionInvokingChatCompletion`; not changed itself.
+        """Wrap a chat completion service; others are returned as they are.
 
-        Other services are returned as they are.
+        Of a `FunctionInvokingChatCompletion`, a copy wraps its connector.
         """
         wrapper: Any = service
         if isinstance(getattr(wrapper, "options", None), CheckedOptions):
@@ -179,8 +173,7 @@ class _Tape(Tape):
         service: "_TapedChatCompletion",
         history: ChatHistory,
         settings: PromptExecutionSettings,
-    ) -> list[ChatMessageContent]:
-        """Answer one request."""
+    ) -> list[ChatMessageContent]: ...
 
     @abstractmethod
     def chunks(
@@ -189,12 +182,11 @@ class _Tape(Tape):
         history: ChatHistory,
         settings: PromptExecutionSettings,
         attempt: int,
-    ) -> AsyncGenerator[list[StreamingChatMessageContent], Any]:
-        """Answer one request as a stream."""
+    ) -> AsyncGenerator[list[StreamingChatMessageContent], Any]: ...
 
 
 def _functions() -> Iterator[str]:
-    """Name the functions in which this code runs, the innermost first."""
+    """Name the functions around this code, the innermost first."""
     tab = current_tab()
     while tab is not None:
         if (batch := tab.account.state.batch) is not None:
@@ -203,7 +195,7 @@ def _functions() -> Iterator[str]:
 
 
 class _TapedChatCompletion(OuterConnector):
-    """A connector on a tape, which answers its requests; ``inner`` is None where the replayed kernel lacks it."""
+    """A connector on a tape; ``inner`` is None where the replayed kernel lacks it."""
 
     tape: _Tape
 
@@ -226,14 +218,10 @@ class _TapedChatCompletion(OuterConnector):
 
 
 class _TapedWithoutCalls(_TapedChatCompletion):
-    """A connector on a tape that does not support function calling."""
-
     SUPPORTS_FUNCTION_CALLING: ClassVar[bool] = False
 
 
 class _Recorder(_Tape):
-    """Calls the model, and records its replies."""
-
     recording = True
 
     def __init__(self, scrub: Scrub) -> None:
@@ -265,7 +253,6 @@ class _Recorder(_Tape):
         history: ChatHistory,
         settings: PromptExecutionSettings,
     ) -> Generator[tuple[ChatCompletionClientBase, Exchange]]:
-        """Record one request, and how it ends without a reply."""
         asked = self._asked(service, history, settings)
         within = [*_functions()][1:]
         kept = Exchange(
@@ -322,8 +309,6 @@ class _Recorder(_Tape):
 
 
 class _Player(_Tape):
-    """Returns the recorded replies, and compares the requests."""
-
     recording = False
 
     def __init__(
@@ -380,7 +365,7 @@ class _Player(_Tape):
         )
 
     def finish(self) -> None:
-        """Add the recorded requests that were not made to the differences, and raise if there are any."""
+        """Add the requests that were not made to the differences, and raise if there are any."""
         for number in self._left:
             asked, exchange = self.cassette.exchanges[number]
             if self._not_called.isdisjoint((asked.function, *exchange.within)):
@@ -422,11 +407,9 @@ class _Player(_Tape):
 
     @property
     def _made(self) -> int:
-        """The number of requests made up to now."""
         return len(self.cassette.exchanges) - len(self._left)
 
     def result(self, fact: CallFinished, checked: ResolvedCall) -> Finished:
-        """Return the recorded end of a call, and charge its function's consumption."""
         self._not_called.add(checked.function)
         if fact.spent is not None and (tab := current_tab()) is not None:
             tab.charge(fact.spent)
@@ -440,7 +423,6 @@ class _Player(_Tape):
         )
 
     def no_result(self, checked: ResolvedCall) -> Finished:
-        """Fail a call that the recorded run did not make, without calling its function, and add the difference."""
         name = checked.function
         got = json.dumps(dict(checked.arguments), default=str)
         what = f"one more call of {name}"
@@ -459,7 +441,6 @@ class _Player(_Tape):
         )
 
     def compare(self, fact: CallFinished, finished: Finished) -> None:
-        """Add a difference if a function returned another result than the recorded one."""
         if not same(fact.result, text := finished.text):
             what = f"the result of {fact.function}"
             name = fact.function
@@ -474,7 +455,7 @@ class _Player(_Tape):
             )
 
     def _note(self, found: Difference) -> None:
-        """Add a difference once, without secrets: later requests repeat the same messages."""
+        """Add a difference once, without secrets; later requests repeat it."""
         found = replace(found, got=self._scrub.text(found.got))
         key = (found.what, found.expected, found.got)
         if found.what == "the request" or all(
@@ -488,11 +469,11 @@ class _Player(_Tape):
         history: ChatHistory,
         settings: PromptExecutionSettings,
     ) -> int:
-        """Find the number of the recorded request that equals this one; else compare it with the next one.
+        """Find the recorded request that equals this one, or compare it with the next one.
 
         Raises:
-            ReplayDifferenceError: If it differs, and differences raise; or if no
-                recorded request is left.
+            ReplayDifferenceError: If it differs, and differences raise; or if none is
+                left.
         """
         asked = self._asked(service, history, settings)
         exchanges = self.cassette.exchanges
@@ -519,13 +500,7 @@ class _Player(_Tape):
         return number
 
     async def _end(self, number: int) -> None:
-        """End a request as the recorded one ended.
-
-        Raises:
-            Exception: The recorded exception.
-            ReplayDifferenceError: If the recorded request was abandoned, and this one
-                is not within some seconds.
-        """
+        """End a request as the recorded one ended."""
         exchange = self.cassette.exchanges[number][1]
         self._clock.ahead = True
         if exchange.error:
@@ -569,7 +544,6 @@ class _Player(_Tape):
 
 
 def _message(written: dict[str, Any]) -> ChatMessageContent:
-    """Read a reply."""
     message = load_message(written)
     if "usage" in message.metadata:
         message.metadata["usage"] = loaded(message.metadata["usage"])
@@ -610,7 +584,7 @@ def _pieces(
 
 
 class _Clock:
-    """The recorded time; implements `planner_ext.engine.ports.Clock`.
+    """The recorded time.
 
     Attributes:
         ahead: Whether a reply has arrived whose fact is not in the journal yet.
@@ -638,9 +612,8 @@ class _Clock:
 
 
 _PATIENCE = 5.0
-"""The longest wait of a replay for what the recorded run did: for the calls that ended
-before another one, which a filter may delay, and for the end of a request that was
-abandoned."""
+"""The longest wait for what the recorded run did: for calls that ended before another
+one, which a filter may delay, and for an abandoned request."""
 
 
 class _TapedFunctions:
@@ -658,7 +631,6 @@ class _TapedFunctions:
     async def run(
         self, call: RequestedCall, checked: ResolvedCall, *, index: int, state: State
     ) -> Finished:
-        """Run a function, or return its recorded result."""
         batch = state.batch
         tape = self._tape
         assert batch is not None, "a function runs while its batch is open"
@@ -683,7 +655,7 @@ class _TapedFunctions:
         return finished
 
     async def _turn(self, run_id: str, iteration: int, index: int) -> None:
-        """Wait for the starts and ends in the batch that came before the end of this call in the recorded run."""
+        """Wait for what came before the end of this call in the recorded batch."""
         order = self._tape.order.get((run_id, iteration), [])
         ends = (
             place
@@ -707,7 +679,7 @@ class _TapedFunctions:
 
 
 def _has_happened(fact: CallStarted | CallFinished, batch: Batch) -> bool:
-    """Whether a call of a batch has got as far as in a recorded fact, or will not start."""
+    """Whether a call has got as far as a recorded fact, or will not start."""
     call = batch.calls[fact.index]
     return (
         call.answer is not None
@@ -718,17 +690,16 @@ def _has_happened(fact: CallStarted | CallFinished, batch: Batch) -> bool:
 
 @contextmanager
 def record(path: str | Path, *, scrub: Scrub = ()) -> Generator[Tape]:
-    """Record the requests to the services on the tape, their replies, and the journals of the runs.
+    """Record the requests to the services on the tape, their replies, and the runs' journals.
 
     Args:
         path: The file, written when the block ends without an exception; folders are
             created.
         scrub: Regular expressions of texts that may not enter the file, and functions
-            from a text to its clean form, in which "[scrubbed]" replaces each secret:
-            one, or a list of them. Known forms of keys, values whose names say that
-            they are secret, the services' keys and the secrets in the environment are
-            always scrubbed. In a replay "[scrubbed]" matches any text, and is what a
-            called function gets. Numbers are not scrubbed.
+            from a text to its clean form: one, or a list of them. Known forms of keys,
+            values with secret names, the services' keys and the environment's secrets
+            always become "[scrubbed]", which in a replay matches any text, and is what
+            a called function gets. Numbers are not scrubbed.
 
     Raises:
         InvalidOptionError: If ``scrub`` is something else.
@@ -751,16 +722,15 @@ def replay(
     Args:
         path: The file that `record` wrote.
         functions: ``live`` calls functions; ``recorded`` returns their recorded
-            results, and a call that was not recorded is a difference, and fails.
+            results, and an unrecorded call is a difference, and fails.
         on_difference: ``raise``: the first request that differs raises, and so does the
-            end of the block if requests of the cassette were not made. ``collect``: a
-            request that differs still receives the recorded reply, and the differences
-            are in ``tape.differences``; only a request without a recorded reply raises.
+            end of the block if requests were not made. ``collect``: a request that
+            differs still receives the recorded reply, and ``tape.differences`` has the
+            differences; only a request without a recorded reply raises.
 
     Raises:
         CassetteError: If the file is not a valid cassette; names the place.
-        ReplayDifferenceError: If the run differs from the recorded one; lists the
-            differences.
+        ReplayDifferenceError: If the run differs from the recorded one.
     """
     tape = _Player(
         Cassette.read(Path(path)), functions=functions, on_difference=on_difference
