@@ -154,9 +154,8 @@ async def import_run(
         ):
             steps += [(statement, _row(run_id, columns, row)) for row in rows]
         steps = [*await _journal_steps(run_id, facts), *steps]
-    hooks = hooks_in(
-        run["inputs"], json.dumps(data["facts"][0]) if data["facts"] else None
-    )
+    first = json.dumps(data["facts"][0]) if data["facts"] else None
+    hooks = hooks_in(run_id, run["inputs"], first)
     await (doorkeeper or Doorkeeper()).check_under(hooks, "import", run_id, by=by)
     way_out = "Delete it first, or import into another store."
     return await _add(store, run, steps, way_out=way_out)

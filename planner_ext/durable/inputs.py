@@ -87,20 +87,19 @@ def read_inputs(run_id: str, text: object) -> RunInputs:
         )
 
 
-def hooks_in(*texts: object) -> tuple[str, ...]:
+def hooks_in(run_id: str, *texts: object) -> tuple[str, ...]:
     """List the ``authorize`` hooks among the guards in the texts of a run's inputs and of its first fact.
 
-    An unreadable text that may name one counts as a hook that no process has.
+    Raises:
+        StoreError: If a text that may name one is damaged.
     """
     found: set[str] = set()
     for text in texts:
         if text is None or '"authorize"' not in str(text):
             continue
-        try:
+        with reading_row(f"The guards of run {run_id!r} are"):
             guards: dict[str, Any] = json.loads(str(text)).get("guards") or {}
             found.update(map(str, guards.get("authorize", ())))
-        except Exception:  # it may hold anything
-            found.add("of a damaged record")
     return tuple(sorted(found))
 
 

@@ -172,7 +172,7 @@ def _read_notice(row: Row) -> NoticeRecord:
             id=str(key),
             run_id=str(run),
             event=str(event),
-            status=_body(body).status,
+            status=_body(key, body).status,
             at=read_moment(created_at) or datetime.fromtimestamp(0, UTC),
             attempts=int(attempts or 0),
             next_at=read_moment(next_at),
@@ -308,13 +308,12 @@ class Notifier:
         """Deliver one notice, if no other worker has claimed it."""
         key, _, _, body, _, _, seen = row
         claim: dict[str, Value] = {"id": key, "seen": seen, "until": now + _LEASE}
-        state = _body(body)
         with (
             _logged(),
             suppress(UnknownRunError),
         ):  # the run was deleted meanwhile, and the row with it
             if (await self._store.database.transact((_CLAIM, claim)))[0]:
-                await self._call(row, state)
+                await self._call(row, _body(key, body))
 
     async def _call(self, row: Sequence[Value], state: "_Body") -> None:
         """Call the listeners that a notice has not reached yet."""
@@ -506,13 +505,11 @@ class _Body:
     taken: list[str] = field(default_factory=list[str])
 
 
-def _body(text: Value) -> _Body:
-    try:
+def _body(key: Value, text: Value) -> _Body:
+    with reading_row(f"The body of notice {key!r} is"):
         body = json.loads(str(text))
         taken = [str(name) for name in body.get("taken", ())]
         return _Body(str(body["status"]), str(body["problem"]), taken)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return _Body()
 
 
 @contextmanager

@@ -346,7 +346,9 @@ def read_approval(row: Row, refused: Sequence[Row] = ()) -> PendingApproval:
             status=str(status),
             decided_at=read_moment(decided_at),
             problem=str(json.loads(str(problem))) if problem else "",
-            decision=_decision_record(key, decision, decided_at, function, arguments),
+            decision=None
+            if decision is None
+            else _decision_record(key, decision, decided_at, function, arguments),
             refused=tuple(read_refusal(one, function, arguments) for one in refused),
         )
     if fingerprint != asked:
@@ -360,35 +362,15 @@ def read_approval(row: Row, refused: Sequence[Row] = ()) -> PendingApproval:
 def read_refusal(
     row: Row, function: str = "", requested: Mapping[str, Any] | None = None
 ) -> DecisionRecord:
-    """Read a row of ``planner_refusals``; a damaged decision is read without its author."""
+    """Read a row of ``planner_refusals``; raise `StoreError` if it is damaged."""
     key, decision, problem, at = row
-    try:
-        refused = str(json.loads(str(problem)))
-    except Exception:  # it may hold anything
-        refused = str(problem)
-    record = _decision_record(key, decision, at, function, requested) or DecisionRecord(
-        call=str(key),
-        fully_qualified_name=function,
-        kind="deny",
-        by="",
-        at=_moment_or_epoch(at),
-    )
-    return replace(record, refused=refused)
-
-
-def _moment_or_epoch(at: Value) -> datetime:
-    try:
-        return datetime.fromtimestamp(float(at or 0), UTC)
-    except Exception:  # it may hold anything
-        return datetime.fromtimestamp(0, UTC)
+    with reading_row(f"A refused decision on {key!r} is"):
+        record = _decision_record(key, decision, at, function, requested)
+        return replace(record, refused=str(json.loads(str(problem))))
 
 
 def _text(value: object) -> str:
-    """Return a text.
-
-    Raises:
-        TypeError: If it is something else.
-    """
+    """Return a text; raise `TypeError` for anything else."""
     if not isinstance(value, str):
         raise TypeError(f"expected a text; got {shown(value)}")
     return value
@@ -400,31 +382,24 @@ def _decision_record(
     at: Value,
     function: str,
     requested: Mapping[str, Any] | None,
-) -> DecisionRecord | None:
-    """Read a decision with its author and time; None if there is no decision, or it is damaged."""
-    if text is None or at is None:
-        return None
-    try:
-        data: dict[str, Any] = json.loads(str(text))
+) -> DecisionRecord:
+    """Read a decision with its author and time."""
+    data: dict[str, Any] = json.loads(str(text))
+    kind, by, reason = (
+        _text(data.get(name) or "") for name in ("kind", "by", "reason")
+    )
+    arguments = None
+    if kind == "approve":
         given = data.get("arguments")
-        moment = datetime.fromtimestamp(float(at), UTC)
-        kind, by, reason = (
-            _text(data.get(name) or "") for name in ("kind", "by", "reason")
-        )
-        if given is not None:
-            given = dict(given)
-    except Exception:  # it may hold anything
-        return None
+        arguments = requested if given is None else dict(given)
     return DecisionRecord(
         call=str(key),
         fully_qualified_name=function,
         kind=cast("DecisionKind", kind),
         by=by,
-        at=moment,
+        at=datetime.fromtimestamp(float(at or 0), UTC),
         requested=requested,
-        arguments=(requested if given is None else given)
-        if kind == "approve"
-        else None,
+        arguments=arguments,
         reason=reason,
         result=data.get("result"),
         always=data.get("always"),

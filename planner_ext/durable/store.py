@@ -348,7 +348,7 @@ class JournalStore:
         """Read the names of the ``authorize`` hooks that a run began under, or was submitted with."""
         if not (rows := await self._rows(_GUARDS, run_id=run_id)):
             raise _unknown(run_id)
-        return hooks_in(*rows[0])
+        return hooks_in(run_id, *rows[0])
 
     async def load(self, run_id: str) -> StoredRun:
         """Read a run and its journal.
@@ -782,13 +782,25 @@ class JournalStore:
         """List the rows of a run's approvals whose decisions no worker has taken yet."""
         return await self._rows(_DECIDED, run_id=run_id)
 
-    async def reopen(self, key: str, problem: str) -> None:
-        """Reopen an approval whose decision cannot be taken; keep that decision as refused."""
+    async def reopen(self, key: str, problem: str, *, decision: str, at: float) -> None:
+        """Reopen an approval whose decision cannot be taken, and keep that decision as refused.
+
+        Args:
+            key: The approval's id.
+            problem: Why the decision cannot be taken.
+            decision: The decision, as JSON text.
+            at: When it was made.
+        """
         decided = "WHERE id = :id AND status = 'decided'"
-        values = {"id": key, "problem": json.dumps(problem)}
+        values: dict[str, Value] = {
+            "id": key,
+            "decision": decision,
+            "problem": json.dumps(problem),
+            "at": at,
+        }
         keep = f"""
             INSERT INTO planner_refusals (run_id, id, decision, problem, at)
-            SELECT run_id, id, decision, :problem, decided_at FROM planner_approvals {decided}
+            SELECT run_id, id, :decision, :problem, :at FROM planner_approvals {decided}
         """
         reopen = f"""
             UPDATE planner_approvals SET status = 'open', decision = NULL, decided_at = NULL, problem = :problem
@@ -869,7 +881,8 @@ class JournalStore:
         last = ""
         while rows := await self._rows(statement, **values, last=last):
             for run_id, *texts in rows:
-                if (names := hooks_in(*texts)) or not only_guarded:
+                names = hooks_in(str(run_id), *texts)
+                if names or not only_guarded:
                     yield str(run_id), names
             last = str(rows[-1][0])
 

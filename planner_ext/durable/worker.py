@@ -42,6 +42,7 @@ from planner_ext.approval.decisions import (
     Approve,
     Authorize,
     Decision,
+    Deny,
     InvalidDecisionError,
 )
 from planner_ext.approval.waiting import InDoubt
@@ -263,7 +264,7 @@ class Runner:
     async def _untaken_decisions(
         self, run_id: str, rows: Sequence[Row]
     ) -> dict[str, _Decided]:
-        """Read the rows of untaken decisions by call id; a damaged one reopens its approval, with the problem."""
+        """Read the rows of untaken decisions by call id; a damaged one is refused, and not copied."""
         decided: dict[str, _Decided] = {}
         for row in rows:
             key = str(row[0])
@@ -271,7 +272,8 @@ class Runner:
                 approval = read_approval(row)
                 decision, verified = read_decision(str(row[7]))
             except ApprovalRefusedError as error:
-                await self._reopen(run_id, key, error)
+                own_words = _Decided(key, Deny(), self.clock.now(), is_stored=True)
+                await self._reopened(run_id, own_words, error)
                 continue
             if isinstance(decision, Approve):
                 decision = replace(decision, fingerprint=approval.fingerprint)
@@ -296,23 +298,21 @@ class Runner:
         return given
 
     async def _reopened(self, run_id: str, refused: _Decided, error: Exception) -> bool:
-        """Reopen the approval of an approver's refused decision; store a refused one of the job."""
-        if refused.is_stored:
-            await self._reopen(run_id, refused.key, error)
-        else:
-            text = any_decision_text(refused.decision)
+        """Store that a decision is refused; return whether its call waits again: its row held the decision."""
+        text = any_decision_text(refused.decision)
+        problem = str(error)
+        if not refused.is_stored:
             await self.store.refuse(
-                run_id, refused.key, text, problem=str(error), at=refused.at
+                run_id, refused.key, text, problem=problem, at=refused.at
             )
-        return refused.is_stored
-
-    async def _reopen(self, run_id: str, key: str, error: Exception) -> None:
+            return False
         log_run(
             logging.WARNING,
             run_id,
-            f"call {one_line(key)} waits again: {one_line(error)}",
+            f"call {one_line(refused.key)} waits again: {one_line(error)}",
         )
-        await self.store.reopen(key, str(error))
+        await self.store.reopen(refused.key, problem, decision=text, at=refused.at)
+        return True
 
 
 def _refuse_second(first: Collection[str], given: Collection[str]) -> None:
