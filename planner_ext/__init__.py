@@ -29,8 +29,6 @@ runs), `planner_ext.agent` (an agent's paused turn), `planner_ext.ag_ui` (front 
 `planner_ext.testing` (scripted models, recordings), `planner_ext.compare`, and one of
 each door. Command line: ``planner-ext --help``.
 
-A minimal run:
-
     planner = FunctionCallingStepwisePlanner(options=FunctionCallingStepwisePlannerOptions(max_iterations=5))
     result = await planner.invoke(kernel, "How much warmer is it in Lisbon than in Oslo?")
     print(result.status, result.final_answer, result.iterations)

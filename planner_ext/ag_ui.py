@@ -11,10 +11,8 @@ complete one:
         events = ag_ui_events(planner, kernel, run_input, waiting=waiting)
         return StreamingResponse((encoder.encode(one) async for one in events), media_type=encoder.get_content_type())
 
-**What the front end sees.** Each iteration is a step; texts are messages, calls are
-tool calls with their results. A run that waits for a person ends with one interrupt for
-each call and question. The next input on the thread answers them, and the run
-continues:
+A run that waits for a person ends with one interrupt for each call and question. The
+next input on the thread answers them, and the run continues:
 
 - a call (``reason`` ``tool_call``): ``{"approved": true}``, ``{"approved": true,
   "editedArgs": {...}}`` with all arguments, or ``{"approved": false, "reason":
@@ -22,21 +20,19 @@ continues:
 - a question of the model (``input_required``): ``{"answer": "..."}``;
 - the status ``cancelled`` refuses the call, or the answer.
 
-An interrupt's ``responseSchema`` describes this, its ``metadata`` names the function,
-the arguments and the roles that may decide, and its ``id`` is the call's fingerprint,
-to which an answer binds. Interrupts without an answer stay open.
+An interrupt's ``responseSchema`` describes this, its ``metadata`` names function,
+arguments and roles, and its ``id`` is the call's fingerprint, to which an answer binds.
+Interrupts without an answer stay open.
 
 **Trust.** The checkpoint stays on the server: a browser decides the calls that wait on
 its thread, and cannot add a call, an approval or a result. Give each user a separate
 ``waiting``, or unguessable thread ids. The browser supplies the conversation before a
-new run; its system messages are dropped. To the model it is text; the calls of the
-model are decided as in every run.
+new run, as text; its system messages are dropped.
 
 **Tools of the front end** (``RunAgentInput.tools``) are offered in the plugin
 ``ag_ui``. A call of one ends the run as a success that names it as pending; the tool
-message in the next input is the result with which the run continues. If a user message
-follows instead, the run is abandoned, and a new one begins with the conversation up to
-then.
+message in the next input is its result. A user message instead abandons the run, and
+begins a new one.
 """
 
 import logging
@@ -171,10 +167,9 @@ async def ag_ui_events(
             removed.
         by: The user's name, recorded with their decisions.
         roles: The user's roles; a call that names roles is decided only by a user who
-            has one of them. Without roles the planner's ``authorize`` hook decides, see
-            `ApprovalSettings`; with both, both have to allow.
-        arguments: The application's arguments, for functions and templates; never
-            stored.
+            has one of them, and if the planner's ``authorize`` hook allows it. Without
+            roles the hook decides alone.
+        arguments: The application's arguments; never stored.
         stop: Ends the run from outside.
 
     Yields:
@@ -238,11 +233,7 @@ def _check(kernel: Kernel, roles: Collection[str]) -> None:
 
 
 class _Run:
-    """One run of the protocol: a run of the planner, or a part of one.
-
-    Attributes:
-        tools: The front end's, by the names under which the model sees them.
-    """
+    """One run of the protocol: a run of the planner, or a part of one."""
 
     def __init__(
         self, run_input: RunAgentInput, waiting: MutableMapping[str, Checkpoint]
@@ -315,7 +306,7 @@ class _Run:
         ) if before else None
 
     def decisions(self, by: str, roles: Collection[str] | None) -> dict[str, Decision]:
-        """Read the decisions on the calls that wait; a call without one stays undecided.
+        """Read the decisions on the calls that wait.
 
         Raises:
             DecisionRefusedError: If an answer does not fit its interrupt, or the user
@@ -546,7 +537,7 @@ class _Run:
 
 
 def _described(call: ToolCall) -> dict[str, Any]:
-    """Describe a call that waits; ``roles`` only if it has some."""
+    """Describe a call that waits."""
     described = {
         "function": call.fully_qualified_name,
         "arguments": dict(call.arguments),
@@ -578,7 +569,7 @@ def _approval_schema(call: ToolCall) -> dict[str, Any]:
 
 
 def _decision(entry: ResumeEntry, call: ToolCall, by: str | None) -> Decision | None:
-    """Read one answer; None if it abandons an expired question, which the run records.
+    """Read one answer; None if it abandons an expired question.
 
     Raises:
         DecisionRefusedError: If it does not fit the interrupt.
@@ -614,7 +605,7 @@ def _is_tool(call: ToolCall) -> bool:
 
 
 def _named(tools: Iterable[Tool]) -> dict[str, Tool]:
-    """Name each tool for the model; of two with one name the last counts."""
+    """Name each tool for the model; the last of two with one name counts."""
     named: dict[str, Tool] = {}
     for tool in {tool.name: tool for tool in tools}.values():
         name = plain = f"{_PLUGIN}-{re.sub(r'[^0-9A-Za-z_]', '_', tool.name)}"

@@ -1,8 +1,8 @@
 """A paused turn of a ``ChatCompletionAgent``: resumed with decisions, or cancelled, and the agent's thread with it.
 
-An agent whose service is a `planner_ext.FunctionInvokingChatCompletion` pauses as the
-service does. The thread then ends with the message that says so, and a further turn is
-refused by name until this one is resumed or cancelled:
+An agent pauses as its `planner_ext.FunctionInvokingChatCompletion` does. The thread
+then ends with the message that says so, and a further turn is refused until this one is
+resumed or cancelled:
 
     response = await agent.get_response("Refund order 7.", thread=thread)
     if response.metadata["status"] == "paused":
@@ -10,7 +10,7 @@ refused by name until this one is resumed or cancelled:
         response = await resume_agent(agent, response.thread, response.metadata["checkpoint"], decisions)
 
 Afterwards the thread has the calls, their results and the answer, or the message of the
-next pause; then what the user wrote meanwhile, and was refused.
+next pause; then what the user wrote meanwhile.
 
 Another process can resume a copy of a waiting thread once more. Where that must not
 happen, use a planner with a store (`planner_ext.durable.Runs`).
@@ -87,12 +87,12 @@ async def resume_agent(
 ) -> AgentResponseItem[ChatMessageContent]:
     """Resume a turn of an agent that is paused, or that a limit or a stop ended.
 
-    The thread is brought up to date. For what is not said here see
-    `planner_ext.FunctionInvokingChatCompletion.resume`.
+    As `planner_ext.FunctionInvokingChatCompletion.resume`, and the thread is brought up
+    to date. A message that was refused because the turn waits makes no decision late.
 
     Args:
-        agent: The agent; it need not be the object that began the turn.
-        thread: The thread of the turn: the response's ``thread``.
+        agent: It need not be the object that began the turn.
+        thread: The response's ``thread``.
         checkpoint: The turn's `Checkpoint`, or the JSON text in the metadata of its
             response.
         decisions: By call id; without decisions the turn stays paused.
@@ -101,7 +101,7 @@ async def resume_agent(
         budget: Replaces the turn's limits; what was spent still counts.
         stop: Ends the turn from outside.
         late: Whether to ``"refuse"`` or ``"allow"`` decisions after a later turn of the
-            thread. A message that was refused because the turn waits does not count.
+            thread.
 
     Returns:
         The response, as of the agent's ``get_response``; it may wait again.
@@ -180,12 +180,12 @@ async def cancel_agent(
     """End a paused turn for good: the model reads in the next turn that no pending call was executed.
 
     Args:
-        agent: The agent; its service's ``checkpoint_key`` applies.
+        agent: Its service's ``checkpoint_key`` applies.
         thread: The thread of the turn.
         checkpoint: The turn's `Checkpoint`, or its JSON text.
         kernel: Has the service; None means the agent's.
         by: Who cancels, for the record and the model.
-        reason: Why, for the record and the model.
+        reason: Why, for both.
 
     Returns:
         The response of the stopped turn, without a text.
@@ -244,8 +244,8 @@ class _Turn:
     """A turn that an agent had begun, and what its agent would ask the model with.
 
     Attributes:
-        history: The agent's instructions and the thread's messages, without the user's
-            last ones, which were refused because the turn waits.
+        history: The agent's instructions and the thread's messages, without those of
+            the user that were refused.
         sent: The messages of ``history`` before the turn was resumed.
     """
 
@@ -374,7 +374,7 @@ class _Turn:
 def _merged(
     agent: ChatCompletionAgent, arguments: KernelArguments | None
 ) -> KernelArguments:
-    """Put arguments over copies of the agent's own, as the agent does."""
+    """Put arguments over copies of the agent's own."""
     own = KernelArguments() if agent.arguments is None else agent.arguments
     merged = copy(own)
     if arguments is not None:
@@ -410,7 +410,7 @@ def _refuse_older(
 
 
 def _refused(messages: Sequence[ChatMessageContent]) -> int:
-    """Count the user's messages after the one that says that a call waits: their turns were refused."""
+    """Count the user's messages after the one that says that a call waits."""
     users = sum(
         1
         for _ in takewhile(

@@ -1,19 +1,19 @@
 """Every error of this package.
 
 PlannerExtError                              the root
-├── PlannerException (KernelException)       the errors that leave through a door of Semantic Kernel
-│   ├── PlannerInvalidConfigurationError     configuration; raised before any request
-│   │   ├── InvalidOptionError               an option, argument or limit has an invalid value
+├── PlannerException (KernelException)       the errors of Semantic Kernel's doors
+│   ├── PlannerInvalidConfigurationError     raised before any request
+│   │   ├── InvalidOptionError               an option, argument or limit
 │   │   │   ├── InvalidSettingsError         no kernel, or other settings (ServiceInvalidExecutionSettingsError)
-│   │   │   └── InvalidBehaviorError         a behaviour that there is not (ServiceInitializationError)
+│   │   │   └── InvalidBehaviorError         an unknown behaviour (ServiceInitializationError)
 │   │   ├── ServiceNotFoundError             the kernel has no service that fits (KernelServiceNotFoundError)
-│   │   └── RunEndedError                    the run has ended and cannot be resumed or cancelled
-│   ├── PromptTooLargeError                  a request would exceed max_prompt_tokens; it was not sent
-│   ├── InvalidHistoryError                  the history has unpaired calls and results, or waits
+│   │   └── RunEndedError                    an ended run cannot be resumed or cancelled
+│   ├── PromptTooLargeError                  over max_prompt_tokens; not sent
+│   ├── InvalidHistoryError                  unpaired calls and results, or a waiting run
 │   ├── ServiceCallError                     a request failed (ServiceResponseException)
 │   ├── InvalidReplyError                    the response is not a reply (ServiceInvalidResponseError)
 │   ├── InvalidPriceError                    price= did not return an amount of US dollars
-│   ├── NestedRunRefusedError                a function asked for a run or a call that its own run does not allow
+│   ├── NestedRunRefusedError                the run around does not allow the function's run or call
 │   ├── ToolExecutionError                   a function failed, and on_error is "raise"
 │   ├── SessionBusyError                     the session is answering another prompt
 │   ├── DecisionRefusedError                 a decision does not fit the call
@@ -26,24 +26,22 @@ PlannerExtError                              the root
 │   ├── RunFencedError                       ... because another process continues the run
 │   └── WorkerInUseError                     ... because a living worker has this name
 ├── UnknownRunError                          the store has no run of this name
-├── RunConflictError                         the store has a run of this name with another goal or other inputs
+├── RunConflictError                         the store has one with another goal or other inputs
 ├── RunRefusedError                          this process lacks a guard (policy, interceptor) of the run
 ├── ApprovalRefusedError                     the store cannot take this decision
-│   └── NotAuthorizedError                   ... or this action: who asks may not (RunRefusedError)
+│   └── NotAuthorizedError                   ... or who asks may not do this (RunRefusedError)
 ├── InvalidForkError                         a run has no further request after this iteration
 ├── InvalidPolicyError                       a policy cannot be read
 ├── InvalidLimitError                        a limit of the core has an invalid value
-├── NotAFunctionError (TypeError)            a decorator was applied to something else than a function
+├── NotAFunctionError (TypeError)            a decorator was applied to something else
 └── IllegalTransitionError                   a journal contradicts itself
 
-The lower floors raise errors of their own, without Semantic Kernel; where its adapters
-are loaded, as by this module, each is of the class of this tree that derives from it.
-So what `Budget` refuses is a PlannerInvalidConfigurationError.
+The lower floors raise errors of their own; with Semantic Kernel's adapters loaded, as
+by this module, each is of the class of this tree that derives from it.
 
 An exception that ends a run, ``asyncio.CancelledError`` included, carries the run as
 its attributes ``chat_history`` and ``checkpoint``. ``asyncio.wait_for`` and
-``asyncio.timeout`` replace the cancellation by a TimeoutError: read
-``error.__cause__.checkpoint``.
+``asyncio.timeout`` raise a TimeoutError instead: read ``error.__cause__.checkpoint``.
 """
 
 from planner_ext.approval.policy import InvalidPolicyError

@@ -33,8 +33,8 @@ __all__ = ["ToolCallHandler"]
 class ToolCallHandler:
     """Answers a history, and shows every function call to an interception point before it runs.
 
-    The history gets every message, the final one included. The last message that is
-    yielded has the metadata of `FunctionInvokingChatCompletion`.
+    The history gets every message. The last one that is yielded has the metadata of
+    `FunctionInvokingChatCompletion`.
     """
 
     @takes_run_options
@@ -52,9 +52,9 @@ class ToolCallHandler:
         Args:
             kernel: Its functions may be called.
             arguments: The application's arguments, for functions and service selection.
-            settings: Of every request; None uses those of the arguments, or the
-                service's defaults. Without a function choice behaviour, every function
-                of the kernel is offered.
+            settings: None uses those of the arguments, or the service's defaults.
+                Without a function choice behaviour, every function of the kernel is
+                offered.
             service_id: None uses the kernel's selection.
             **options: See `planner_ext.iteration.RunOptions`; the budget is that of one
                 invocation. Without ``check_for_intervention``,
@@ -82,11 +82,7 @@ class ToolCallHandler:
     async def invoke(
         self, history: ChatHistory, *, stop: StopHandle | None = None
     ) -> AsyncGenerator[ChatMessageContent, None]:
-        """Answer a history.
-
-        Args:
-            history: Gets every message of the run.
-            stop: Ends the run from outside.
+        """Answer a history, which gets every message of the run.
 
         Yields:
             The final message.

@@ -45,7 +45,7 @@ def at_token_fraction(
     effect.
 
     Args:
-        context_window: The size of the model's context window, in tokens.
+        context_window: In tokens.
         fraction: Above 0, up to 1.
         then: Called instead of ending the run, for instance to compact
             ``context.messages``.

@@ -31,15 +31,14 @@ class PlannerPlugin:
 
     Called in another run of this package, it spends that run's budget beside its own:
     each request and call is taken from what is left at that moment, less the iteration
-    reserved for the answer. Nested runs beside each other race for the rest; give each
+    reserved for the answer. Nested runs beside each other race for the rest: give each
     planner a budget of its own where the first may leave nothing to the last. A nested
     run that fails, is cancelled or loses its process is charged what it has spent.
 
     The budget around covers ``max_iterations``, ``max_tool_calls``,
     ``max_total_tokens``, ``max_cost``, ``max_active_seconds``, ``deadline`` and
-    ``max_calls_per_function``; not limits of repeats and in a row, nor interceptors.
-    The plan request is always charged. Where tokens or cost around are used up, no
-    request asks for an answer.
+    ``max_calls_per_function``. Where its tokens or cost are used up, no request asks
+    for an answer.
 
     The outer run's `StopHandle` stops nested runs too. A nested run cannot pause: a
     call that would wait for a person is denied, and a question to the user becomes the
@@ -61,8 +60,7 @@ class PlannerPlugin:
 
         Args:
             planner: The planner to call.
-            kernel: Provides its services and functions; None is the kernel that the
-                function is called on.
+            kernel: None is the kernel that the function is called on.
             function_name: Letters, digits and underscores.
             description: What the planner can do, for the calling model.
 

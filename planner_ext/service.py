@@ -73,18 +73,14 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
       or ``stopped``.
     - ``limit``: the limit that was reached, or None.
     - ``reason``: why the run was not answered.
-    - ``pending``: the calls and questions of a paused run that wait for a person, as
-      mappings.
+    - ``pending``: the calls and questions of a paused run that wait for a person.
     - ``checkpoint``: JSON text of a run that was not answered, for `resume`.
 
     A request whose function choice behaviour is missing, or does not invoke functions
-    automatically, passes through: one request, whose calls are returned with the status
-    ``stopped``. A stock ``FunctionChoiceBehavior.Auto()`` allows its 5 tool rounds;
-    with a budget, the tighter limit applies.
-
-    Where a filter sets ``context.terminate``, the message is that of Semantic Kernel's
-    loop: a tool message with the last batch's results, which the history has already;
-    adding it changes nothing.
+    automatically, passes through: its calls are returned with the status ``stopped``. A
+    stock ``FunctionChoiceBehavior.Auto()`` allows its 5 tool rounds; with a budget, the
+    tighter limit applies. Where a filter sets ``context.terminate``, the message is
+    that of Semantic Kernel's loop: a tool message that the history has already.
 
     Called by a function of a run of this package, the request spends that run's budget,
     and that run's interceptors, policies and marks apply, too.
@@ -110,8 +106,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             inner: The connector that makes the requests. Of such a wrapper, the
                 connector is used and the options are merged: of each limit the tighter
                 applies, and its interceptors are asked after these.
-            service_id: The id by which the kernel finds it; None uses the inner
-                connector's.
+            service_id: None uses the inner connector's.
             **options: See `planner_ext.iteration.RunOptions`; each call of this service
                 gets the whole budget.
 
@@ -206,10 +201,10 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
                 used together.
             InvalidHistoryError: If the history is invalid.
             InvalidReplyError: If the connector's response is not a valid reply.
-            PromptTooLargeError: If a request would send more than
-                ``max_prompt_tokens``; it is not sent.
-            LimitReachedError: At a limit, if the budget says ``on_limit="raise"``; and
-                inside a function, if the budget of the outer run is used up.
+            PromptTooLargeError: If a request would exceed ``max_prompt_tokens``; it is
+                not sent.
+            LimitReachedError: Under ``on_limit="raise"``; and inside a function, if the
+                budget of the outer run is used up.
             NestedRunRefusedError: Inside a function whose call has ended, or whose run
                 is stopping.
         """
@@ -231,10 +226,10 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
 
         Yields:
             The connector's chunks, with the 0-based round trip as
-                ``function_invoke_attempt``. Once a batch has its results, a chunk with
-                its calls and a tool message with the results. Last, a chunk with the
-                final message's metadata, which alone has the usage. Closing the stream
-                early cancels the run.
+                ``function_invoke_attempt``; after each batch, a chunk with its calls
+                and a tool message with the results; last, a chunk with the final
+                message's metadata, which alone has the usage. Closing the stream early
+                cancels the run.
         """
         if not _invokes(chat_history, settings, kwargs.get("kernel")):
             request = self._charged(chat_history, settings, kwargs)
@@ -283,9 +278,8 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         A checkpoint does not record that it was resumed. This service, and the
         handlers, planners and copies that share it, accept one decision on a call, and
         remember the newest 100,000; a resume that fails before a function has started
-        releases its decisions. Another service with an empty history, or another
-        process, would run the call again: if that can happen, use a planner with a
-        store (`planner_ext.durable.Runs`).
+        releases its decisions. Another process would run the call again: if that can
+        happen, use a planner with a store (`planner_ext.durable.Runs`).
 
         Args:
             chat_history: The run's history so far, compared by text, calls and results;
@@ -295,7 +289,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
                 last message. Who can write an unsigned one can put an approval in it; a
                 ``checkpoint_key`` refuses those.
             decisions: By call id. No request is made before every call is decided.
-            settings: The settings of the original request.
+            settings: Those of the original request.
             kernel: Its functions run; it need not be the kernel that the run began
                 with.
             arguments: The application's arguments again; a checkpoint does not hold
@@ -306,7 +300,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             store_final: Whether to add the final message to the history, too.
             late: Whether to ``"refuse"`` or ``"allow"`` decisions if the history holds
                 a later message of the user, or later calls. If allowed, the model does
-                not read what came after the pause, and the calls are added after it.
+                not read what came after the pause.
 
         Returns:
             The final message, as of `get_chat_message_contents`.
@@ -352,7 +346,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         store_final: bool = False,
         late: Late = "refuse",
     ) -> AsyncGenerator[StreamingChatMessageContent, Any]:
-        """Resume as `resume` does, as a stream of chunks like those of ``get_streaming_chat_message_content``."""
+        """Resume as `resume` does, as a stream of single chunks."""
         request = ServiceRequest(
             kernel=kernel,
             arguments=arguments,

@@ -81,8 +81,7 @@ class OpenCall(ReadByKey):
     """A function call of the model that the session's caller answers.
 
     Attributes:
-        id: Its result repeats it.
-        fully_qualified_name: As the model used it, ``plugin-function``, unchecked.
+        fully_qualified_name: As the model used it, unchecked.
         raw_arguments: The JSON text as received, or "{}".
     """
 
@@ -110,8 +109,8 @@ class OpenCall(ReadByKey):
         """Make the tool message that answers the call, to be appended to the session.
 
         Args:
-            value: What the function returned. Text stays as it is, None becomes "",
-                everything else becomes JSON.
+            value: What the function returned. Text stays, None becomes "", everything
+                else becomes JSON.
         """
         content = FunctionResultContent(
             id=self.id, name=self.fully_qualified_name, result=result_text(value)
@@ -174,10 +173,7 @@ def _calls(message: ChatMessageContent) -> list[OpenCall]:
 def _with_added(
     messages: Sequence[ChatMessageContent], added: Sequence[ChatMessageContent]
 ) -> list[ChatMessageContent]:
-    """Add messages to a conversation; only calls that were open may stay without a result.
-
-    A pair of an open call and its result may be given whole.
-    """
+    """Add messages to a conversation; only calls that were open may stay without a result."""
     waiting = _open_calls(messages)
     if (
         waiting
@@ -243,10 +239,7 @@ def _checked_prompt(
 
 
 def _as_reply(messages: Sequence[ChatMessageContent]) -> list[ChatMessageContent]:
-    """Merge the reply to an open-loop request into at most one message, its ids reissued.
-
-    A reply that was cut short loses its calls, which may be incomplete.
-    """
+    """Merge the reply to an open-loop request into at most one message, its ids reissued."""
     if not messages:
         return []
     reply, _ = accepted_reply(messages)
@@ -269,9 +262,9 @@ class AutomaticToolUseConfig:
 
     Attributes:
         enabled: True (closed loop): the session. False (open loop): the caller.
-        max_tool_calls: How many functions one prompt may start in closed loop, failures
-            included; 0 or more. A batch that would exceed it does not run, and the
-            prompt raises `LimitReachedError`.
+        max_tool_calls: Functions that one prompt may start in closed loop, failures
+            included; 0 or more. A batch beyond it does not run, and the prompt raises
+            `LimitReachedError`.
 
     Raises:
         PlannerInvalidConfigurationError: If a value is invalid; the message names the
@@ -313,8 +306,7 @@ class ToolUseSession:
 
     In closed loop a prompt runs the functions and returns the text of the last reply.
     In open loop it returns the text of one reply; its calls are `pending` until the
-    caller appends their results, and ``prompt()`` continues. The messages are the same
-    in both.
+    caller appends their results, and ``prompt()`` continues.
 
     A prompt that raises, is cancelled, or whose stream is closed early keeps what
     cannot be undone: once calls have results, its messages stay, and ``prompt()``
@@ -322,9 +314,8 @@ class ToolUseSession:
 
     While a prompt is answered, `prompt` and `append` raise `SessionBusyError`. A
     session does not pause: a deferred call or an open question raises
-    `RunNotAnsweredError` with a checkpoint for `ToolCallHandler.resume`. A decision
-    after a later prompt of the session, in the same process, is refused unless
-    ``late="allow"``.
+    `RunNotAnsweredError` with a checkpoint for `ToolCallHandler.resume`; after a later
+    prompt, its decisions are late.
     """
 
     @takes_run_options
@@ -343,14 +334,13 @@ class ToolUseSession:
 
         Args:
             kernel: Its functions may be called; read again for each request.
-            initial_prompts: Messages that the conversation begins with, such as a
-                system message and examples.
+            initial_prompts: Messages that the conversation begins with.
             tool_use_config: Who runs the functions, and how many of them one prompt may
                 start.
             service_id: None leaves it to the kernel's own selection.
-            settings: Of every request; None takes those of the arguments, or the
-                service's defaults. Without a function choice behaviour, every function
-                of the kernel is offered.
+            settings: None takes those of the arguments, or the service's defaults.
+                Without a function choice behaviour, every function of the kernel is
+                offered.
             arguments: The application's arguments, for functions and service selection.
             **options: See `planner_ext.iteration.RunOptions`. In open loop only
                 ``on_invalid_history`` has an effect. Of two limits on tool calls the
@@ -396,8 +386,8 @@ class ToolUseSession:
     def pending(self) -> tuple[OpenCall, ...]:
         """The calls that wait for results, in the model's order.
 
-        In closed loop these are calls of functions known only by their schema, and
-        calls that a budget or a denial returned.
+        In closed loop: of functions known only by their schema, or returned by a budget
+        or a denial.
         """
         return _open_calls(self._messages)
 

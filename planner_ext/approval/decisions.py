@@ -42,9 +42,8 @@ class InvalidDecisionError(PlannerExtError):
 
     Attributes:
         call_id: The call that it was given for; None if it names no call.
-        changed: Whether the call would now get another value than was asked about.
-            After a resume without a decision on it, it waits with that value and a new
-            fingerprint.
+        changed: Whether the call would now get another value than was asked about. It
+            then waits with that value and a new fingerprint.
     """
 
     def __init__(
@@ -61,23 +60,20 @@ class Approve:
     """Let the call run: this function, with these arguments, once.
 
     If a filter of the kernel changes the function, or an argument that the model could
-    give, the call does not run, and the model reads so; parameters hidden from the
-    model may be filled. The same holds for what a policy allows. A call that no
+    give, the call does not run. The same holds for what a policy allows. A call that no
     interceptor decided may get other arguments, but no other function.
 
     Attributes:
         arguments: Arguments instead of the model's, as JSON values; copied and
-            validated. The edited call is reviewed again, from the first rule on. Where
-            a rule denies it, a person's decision is refused by name, and the call still
-            waits; where something else is asked, or others are, it waits again with
-            these arguments; where the same is asked, this decision answers it. A
-            second, different edit by an interceptor denies the call. An ``approver``
-            whose edit is refused is asked once more.
+            validated. The edited call is reviewed again. Where a rule denies it, a
+            person's decision is refused, and the call still waits; where something else
+            is asked, or others are, it waits again with these arguments. An
+            ``approver`` whose edit is refused is asked once more; an interceptor's
+            second, different edit denies.
         always: Give the same answer to the same question for the rest of the run: for
             every call of this ``"function"``, or only with these ``"arguments"``. The
             same question has the same roles and source: the policy's rule or default,
-            the function's mark, or the interceptor with its prompt. Calls of functions
-            and nested runs are asked about.
+            the function's mark, or the interceptor with its prompt.
         by: Who decided, for the record.
         fingerprint: If given, it must match the pending call's.
     """
@@ -124,8 +120,7 @@ class Defer:
         prompt: What the person is asked.
         expires_in: Seconds after which the question expires; None uses the run's
             setting.
-        roles: Who may decide, for the application's ``authorize`` hook; empty for
-            anyone.
+        roles: Who may decide, for the ``authorize`` hook; empty for anyone.
         source: Digest of who asks, and what; set by the gate.
     """
 
@@ -166,7 +161,7 @@ def problem_of(decision: Decision) -> str | None:
 
 
 LONGEST_WAIT = 1e9
-"""Seconds, some thirty years: anything longer is a mistake."""
+"""Seconds, some thirty years."""
 
 
 def edited_text(arguments: Mapping[str, Any]) -> str:
@@ -264,37 +259,30 @@ _OF_THE_REVIEW = frozenset(
 class ToolCall(ReadByKey):
     """A call as everybody outside of the loop sees it: the function, with the arguments it will get.
 
-    A question of the model that waits is one, too: a call of
-    ``UserInteraction-AskUser`` with ``{"question": text}``, answered with `Supply`, or
-    with `Deny`. A plain reply that asks is shown so, with an id of its own.
+    A question of the model that waits is one, too: of ``UserInteraction-AskUser`` with
+    ``{"question": text}``, answered with `Supply` or `Deny`.
 
     Attributes:
         id: Unique within its batch; decisions go by it.
         path: The ids of the calls that lead to it, from the outermost run in, joined by
             ``/``; ``%``, ``/`` and ``#`` in an id are escaped as in an URL.
-        arguments: The model's arguments as JSON values, converted to the parameters'
-            types: "7" for an int is 7. One that the model did not give is missing, even
-            if the function or the application has a value. Do not change it, return
-            ``Approve(arguments=...)``.
+        arguments: The model's, as JSON values converted to the parameters' types: "7"
+            for an int is 7. Do not change it, return ``Approve(arguments=...)``.
         raw_arguments: The JSON text that the model sent.
-        iteration, index: The 0-based iteration, and the index in its batch, from 0.
-        fingerprint: Digest of run, iteration, id, function and arguments, for
-            `Approve`. A further question about the call has another one.
+        iteration, index: Both from 0; the index in its batch.
+        fingerprint: Digest of run, iteration, id, function and arguments.
         signature: The function's parameters, ``name=digest`` of each; "" if unknown.
-        after: The functions after whose calls this one comes, by name, see
-            `ApprovalRule.after`. None if unknown, and while the call waits.
+        after: The functions after whose calls this one comes, see `ApprovalRule.after`.
+            None if unknown, and while the call waits.
         goal: The goal of the run, while the call waits.
         prompt: What the person is asked; "" asks for a plain approval.
-        roles: Who may decide, by the function's mark or the rule that asks; empty for
-            anyone.
-        expires_at: When the question expires.
+        roles: Who may decide; empty for anyone.
         in_doubt: Whether it had started when its process ended, and may have taken
             effect: `Approve` runs it again, `Supply` gives its result, `Deny` leaves
             the model with the doubt.
-        decision: The newest decision on a call that waits: who let a call in doubt run,
-            edited its arguments, or approved what others are still asked about.
-        parameters: JSON schema of a waiting call's parameters, as the model has it, to
-            draw a form from.
+        decision: Who let a waiting call in doubt run, edited its arguments, or approved
+            what others are still asked about.
+        parameters: JSON schema of a waiting call's parameters, to draw a form from.
     """
 
     id: str
@@ -373,7 +361,7 @@ class DecisionRequest:
         action: ``retry`` resumes a run that failed or is in quarantine.
         by: Who, as it will be recorded; "" without a name.
         run_id: The run; "" on a stock kernel, which has none.
-        call, decision: What is decided, and how; None where the action is on the run.
+        call, decision: None where the action is on the run.
         verified: Whether the application vouches for the name, as a sign-in does.
     """
 
@@ -388,8 +376,8 @@ class DecisionRequest:
 Authorize: TypeAlias = Callable[
     [DecisionRequest], bool | str | Awaitable[bool | str | None] | None
 ]
-"""Allows an action by returning True. Anything else refuses: a text, or an exception's
-text, is the reason."""
+"""Allows an action by returning True. Anything else refuses; a text, or an exception's,
+is the reason."""
 
 
 def hooks_of(
@@ -435,22 +423,19 @@ class ApprovalSettings:
     Attributes:
         unmatched: A call that no interceptor decided runs (``approve``, as with any
             filter), waits for a person (``defer``) or is refused (``deny``).
-        on_denial: ``refuse``: the model reads a result that says so; no further
-            request. ``reask``: the call is removed and the model is asked again without
-            functions; one request. ``return_calls``: the run ends and the batch is
-            returned to the caller, unanswered; no request.
+        on_denial: ``refuse``: the model reads a result that says so. ``reask``: the
+            call is removed and the model is asked once more, without functions.
+            ``return_calls``: the run ends and the batch is the caller's, unanswered.
         on_deferred: Whether the other calls of the batch wait with a deferred one
             (``hold_all``), or run before the pause (``run_safe_first``).
-        expires_in: Seconds, from when it was asked, after which a question expires;
-            None: never.
+        expires_in: Seconds after which a question expires; None: never.
         interceptor_timeout: Seconds after which an undecided interceptor denies the
             call; None: no limit.
         authorize: Asked, with a `DecisionRequest`, before each decision on a waiting
-            call or question counts; async or not. Only True allows it: a text is the
-            reason of a refusal, and an exception, None and False refuse, too; the call
-            then still waits. Several in a tuple all have to allow. Without a hook a
+            call or question counts; async or not. Only True allows it; otherwise the
+            call still waits. Several in a tuple all have to allow. Without a hook a
             question with ``roles`` cannot be decided, except by the application's own
-            ``approver``, which is shown the roles.
+            ``approver``.
 
     Raises:
         InvalidLimitError: If a value is invalid; names the field. At a door it is a
@@ -529,8 +514,7 @@ def requires_approval(
 
     Stands above or below ``@kernel_function``, bare or with arguments. A function of a
     prompt, of an OpenAPI document or of an MCP server is marked in its kernel:
-    ``requires_approval(kernel.get_function("plugin", "name"))``. Copies of the kernel
-    and of its plugins keep the mark; a plugin that is loaded again has new functions.
+    ``requires_approval(kernel.get_function("plugin", "name"))``. Copies keep the mark.
 
     An allow *rule* of a policy may free the function, a policy's default never does.
     Without any approver the run pauses.
@@ -541,9 +525,7 @@ def requires_approval(
         prompt: What the person is asked.
         expires_in: Seconds after which the question expires; None uses the run's
             setting.
-        roles: Who may decide: the application's names, which its ``authorize`` hook,
-            see `ApprovalSettings`, compares with the person; without a hook such a call
-            cannot be decided.
+        roles: Who may decide, see ``ApprovalSettings.authorize``.
 
     Raises:
         InvalidLimitError: If an argument is invalid.
@@ -613,7 +595,7 @@ def fingerprint_of(
 
     Args:
         run_id: The run.
-        iteration: The iteration in which the call was made.
+        iteration: That of the call.
         call_id: The call's id.
         digest: See `digest_of`.
         signature: See `takes_no_more`.
@@ -625,9 +607,8 @@ def takes_no_more(before: str, now: str) -> bool:
     """Return whether a function has no parameters but those it had before.
 
     Args:
-        before: Its signature then: ``name=digest`` of each parameter, joined by commas;
-            "" if unknown.
-        now: Its signature now.
+        before: ``name=digest`` of each parameter, joined by commas; "" if unknown.
+        now: The same now.
     """
     return not before or set(filter(None, now.split(","))) <= set(before.split(","))
 
@@ -653,19 +634,17 @@ arguments that another question is about."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionRecord:
-    """A decision on a call, or the answer to a question: who made it, when, and whether it was taken.
+    """A decision on a call, or the answer to a question.
 
     Attributes:
         call: The call's id: within its batch, or in a store as `PendingApproval` names
             it.
-        fully_qualified_name: The function; "" if unknown.
         by: A person, an interceptor or a policy's rule; "" without a name.
         at: In UTC.
         requested: The arguments that were decided on; None if unknown.
-        arguments: Those that an approved call runs with, or waits with while others are
-            asked; None if it does not run.
+        arguments: Those that an approved call runs or waits with.
         reason: Why the call was denied.
-        result: What was supplied instead of the function's, or as an answer.
+        result: What was supplied or answered.
         always: What else an approval is for, for the rest of the run.
         refused: Why the decision was not taken; "" if it was.
     """

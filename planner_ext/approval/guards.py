@@ -1,7 +1,7 @@
 """The names of a run's guards, written down when it begins; `planner_ext.engine.activation` compares them.
 
 A policy is named by its data, a callable by module and qualified name, a partial as
-what it wraps, an object by its class. What code is behind a name is the application's
+what it wraps, an object by its class. The code behind a name is the application's
 responsibility.
 """
 
@@ -17,7 +17,7 @@ from planner_ext.approval.decisions import Authorize, Decision, ToolCall, hooks_
 
 
 class Policy(ABC):
-    """An interceptor that is data: it decides at once, and equal ones are equal in every process."""
+    """An interceptor that is data: equal ones are equal in every process."""
 
     @property
     @abstractmethod
@@ -34,7 +34,7 @@ class Policy(ABC):
 
     @abstractmethod
     def normal_form(self) -> dict[str, Any]:
-        """Convert what the policy decides to JSON values: equal policies give equal values."""
+        """Convert what the policy decides to JSON values."""
 
     @abstractmethod
     def unused_rules(self, functions: Iterable[tuple[str, str]]) -> list[int]:
@@ -44,7 +44,7 @@ class Policy(ABC):
     def unknown_after(
         self, functions: Iterable[tuple[str, str]]
     ) -> list[tuple[int, str]]:
-        """List the patterns of ``after`` that are for none of these functions, each with its rule's number."""
+        """List, by rule, the patterns of ``after`` that are for none of these functions."""
 
 
 def guard_name(guard: object) -> str:

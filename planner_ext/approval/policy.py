@@ -57,8 +57,7 @@ class ArgumentPredicate(_Data):
 
     A condition sees the model's value, converted to the parameter's type. It cannot be
     evaluated on a value of another type, at any level: a number compares to numbers
-    only (7 is 7.0), a boolean to booleans, a text to texts. Whether a value is null can
-    always be evaluated.
+    only (7 is 7.0). Whether a value is null can always be evaluated.
 
     Attributes:
         equals: It is this JSON value.
@@ -111,26 +110,23 @@ class ApprovalRule(_Data):
     """One rule: the calls that it is for, and what to do with them.
 
     Attributes:
-        plugin, function: Case-sensitive patterns of the names. Default: any.
+        plugin, function: Case-sensitive patterns of the names.
         arguments: What the validated arguments must be, by name.
-        after: Patterns of functions, one or a list; the rule is only for calls that
-            come after a call of one of them, so that what came from outside can make
-            what follows ask. Only with ``ask`` and ``deny``. A pattern is for the fully
-            qualified name, such as ``web-*``, or for the function's name in any plugin;
-            case and separators do not matter.
+        after: Patterns of functions, one or a list, for ``ask`` and ``deny``: the rule
+            is only for calls that come after a call of one of them, so that what came
+            from outside can make what follows ask. A pattern is for the fully qualified
+            name, such as ``web-*``, or for the function's name in any plugin; case and
+            separators do not matter.
 
-            A call comes after the functions that were started in earlier batches of its
-            run, failed ones included; those that ran inside these, also in nested runs;
-            all that were called in the history that the run began with; and, in a
-            nested run, those before it in the runs around. Calls of one batch do not
-            come after each other: the model wrote them before any had a result.
-            Removing messages from a transcript changes nothing. Where the calls before
-            are not known, every call matches: see `planner_ext.ApprovalFilter`.
+                A call comes after the functions that were started in earlier batches of its
+                run, failed and nested ones included; all that were called in the history
+                that the run began with; and, in a nested run, those before it in the runs
+                around. Removing messages changes nothing. Where these are not known, every
+                call matches: see `planner_ext.ApprovalFilter`.
         action: ``allow`` runs the call, ``deny`` refuses it, ``ask`` asks a person.
         reason: What the model reads of a denial, and a person of a question.
         expires_in: Seconds after which a question expires; None uses the run's setting.
-        roles: Who may decide, for the application's ``authorize`` hook; only with
-            ``ask``.
+        roles: Who may decide a question, see `ApprovalSettings`.
     """
 
     plugin: str = "*"
@@ -170,8 +166,7 @@ class ApprovalRule(_Data):
         """@private Return whether the rule is for a call.
 
         A predicate that cannot be evaluated, also since the model did not give the
-        argument, matches for a deny or ask rule, and not for an allow rule: no rule
-        sees the value that the application or the function's default gives.
+        argument, matches for a deny or ask rule, and not for an allow rule.
         """
         if not self.names(call.plugin_name, call.function_name) or (
             self.after and not self._comes_after(call)
@@ -207,9 +202,8 @@ class ApprovalPolicy(_Data, Policy):
     """Decides calls by rules; the first one that matches wins.
 
     Attributes:
-        default: For calls that no rule is for; ``ask`` or ``deny`` is recommended. An
-            ``allow`` here does not free a function marked with ``@requires_approval``;
-            an allow rule does.
+        default: For calls that no rule is for; ``ask`` or ``deny`` is recommended. Only
+            a rule, and no default, frees a function marked with ``@requires_approval``.
     """
 
     default: Literal["ask", "deny", "allow"]
@@ -314,14 +308,14 @@ class ApprovalPolicy(_Data, Policy):
 
     @property
     def is_plain(self) -> bool:
-        """@private Whether `normal_form` says all: no class of the application decides in its own way."""
+        """@private Whether no class of the application decides in its own way."""
         return type(self) is ApprovalPolicy
 
     def normal_form(self) -> dict[str, Any]:
         """@private Convert what the policy decides to JSON values: equal policies give equal values.
 
-        Order of keys, explicit defaults, and ``60`` or ``60.0`` make no difference. A
-        ``reason`` decides nothing and is omitted.
+        Order of keys, explicit defaults, and ``60`` or ``60.0`` make no difference;
+        ``reason`` is omitted.
         """
         return {
             "default": self.default,
@@ -340,7 +334,7 @@ class ApprovalPolicy(_Data, Policy):
     def unknown_after(
         self, functions: Iterable[tuple[str, str]]
     ) -> list[tuple[int, str]]:
-        """@private List the patterns of ``after`` that are for none of these functions, with the rule's number."""
+        """@private List, by rule, the patterns of ``after`` that are for none of these functions."""
         known = ["-".join(filter(None, names)) for names in functions]
         patterns = (
             (n, one) for n, rule in enumerate(self.rules, start=1) for one in rule.after
@@ -446,11 +440,7 @@ _MOST_BITS = 14_000
 
 
 def _check_json(conditions: object) -> None:
-    """Refuse what no argument equals, and what YAML's aliases make endless.
-
-    Raises:
-        ValueError: Naming the value, or the limit.
-    """
+    """Refuse what no argument equals, and what YAML's aliases make endless."""
     level = [conditions]
     number = 0
     for _ in range(_MOST_LEVELS):
@@ -469,11 +459,7 @@ def _check_json(conditions: object) -> None:
 
 
 def _parts(value: object) -> Iterator[object]:
-    """Walk what is directly in a JSON value.
-
-    Raises:
-        ValueError: If it is no JSON value.
-    """
+    """Walk what is directly in a JSON value, or raise a ValueError."""
     if isinstance(value, dict):
         for name, part in cast("dict[object, object]", value).items():
             if not isinstance(name, str):

@@ -32,9 +32,9 @@ IN_DOUBT_PROMPT = (
 def waiting_calls(state: State) -> Mapping[int | None, Call]:
     """Find the calls of a run that wait for a person, by index and in call order.
 
-    For a call in doubt, `decided` holds the question whether to run it again; it never
-    expires. A plain reply that asks is shown as a call of the function that asks the
-    user, with the index None.
+    For a call in doubt, `decided` holds the question whether to run it again. A plain
+    reply that asks is shown as a call of the function that asks the user, with the
+    index None.
     """
     batch = state.batch
     if batch is None:

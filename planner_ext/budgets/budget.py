@@ -31,42 +31,36 @@ class SharedBudget:
 
     A request is reserved before it is sent, and a batch before it starts, in all of the
     run's shared budgets or in none: limits on round trips and calls are never exceeded.
-    What was not sent or started is released. Tokens and cost are checked at the same
-    moments and charged after; the requests and calls then in flight, of all processes,
-    and the forced answers may exceed them.
+    Tokens and cost are checked at the same moments and charged after; what is then in
+    flight, of all processes, may exceed them.
 
-    At a limit the run does what its own ``Budget.on_limit`` says. For the request that
-    ``answer`` makes, the run reserves one with its first, and releases it at its end or
-    pause; if the period has ended and the new one is used up, it is not made. If the
-    first request of a run or activation finds a used up budget, the run ends
-    ``limit_reached`` without a request. ``limit`` of the result is ``"{name}:
-    {limit}"``. A batch beyond ``max_tool_calls`` does not run, under either
-    ``batch_over_limit``.
+    At a limit the run does what its own ``Budget.on_limit`` says; the request that
+    ``answer`` makes is reserved with the run's first. A run or activation that finds a
+    used up budget ends ``limit_reached`` without a request. ``limit`` of the result is
+    ``"{name}: {limit}"``. A batch beyond ``max_tool_calls`` does not run.
 
     Only a process that has its shared budgets, by name, continues a kept run; any other
     gets `RunRefusedError`. A run whose process died stays charged for what may have
-    been sent or started. If the store cannot be used, the run fails with `StoreError`;
-    at its end this is logged instead.
+    been sent or started. If the store cannot be used, the run fails with `StoreError`.
 
     Attributes:
-        name: The budget's name in the store, of 1 to 200 characters.
-        per: The period, by the run's clock; None: without end. A request counts in the
-            period in which it is reserved, and with it its tokens.
+        name: In the store, of 1 to 200 characters.
+        per: The period, by the run's clock. A request and its tokens count in the
+            period in which it is reserved.
         key: Returns whose budget it is, of 1 to 200 characters, given the application's
-            arguments of the run: a user, a tenant. None is one budget for all. Nested
-            runs are charged to the outermost run's key.
+            arguments of the run; None is one budget for all. Nested runs are charged to
+            the outermost run's key.
         max_iterations: Requests, as in `Budget`, and the plan request also without
             ``charge_plan``.
-        max_tool_calls: Functions started, as in `Budget`; a call that runs again after
-            a crash counts again.
-        max_total_tokens: Prompt and completion tokens, as in `Budget`.
+        max_tool_calls: As in `Budget`; a call that runs again after a crash counts
+            again.
+        max_total_tokens: As in `Budget`.
         max_cost: US dollars, by the run's ``price``, or the list of ``genai-prices``.
         time_zone: In which periods begin.
-        on_limit_reached: Called with the `BudgetUsage` when a limit first refuses a
-            request or batch, once for each key and period, in one of the processes.
-            Async or not. An exception is logged, and so is one that takes longer than
-            ten seconds, which is cancelled. None logs a warning. Observers and stream
-            get `SharedBudgetsChecked` in any case.
+        on_limit_reached: Called with the `BudgetUsage` when a limit first refuses
+            something, once for each key and period, in one of the processes. Async or
+            not; logged if it raises or takes longer than ten seconds. None logs a
+            warning.
 
     Raises:
         InvalidLimitError: If a value is invalid, or no limit is set; names the field.

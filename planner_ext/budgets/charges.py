@@ -1,13 +1,13 @@
 """What a run takes of shared budgets: reserved before it is used, in one transaction over all budgets of a store.
 
-``planner_budgets`` has what was used, by budget, key and period.
-``planner_budget_runs`` has the totals of each run that is driven. A reservation writes
-the new totals, and adds the difference to the budget, unless a limit forbids that: it
-may be repeated, and a crash neither loses nor repeats a charge.
+``planner_budgets`` has what was used, by budget, key and period;
+``planner_budget_runs`` the totals of each run that is driven. A reservation writes the
+new totals, and adds the difference to the budget, unless a limit forbids that: it may
+be repeated, and a crash neither loses nor repeats a charge.
 
-A run's row belongs to one activation, named by the length of the journal with which it
-began. A later one claims the row; then an earlier one, whose worker was frozen and is
-back, changes nothing. The row is deleted when the run pauses or ends.
+A run's row belongs to one activation, named by the length of its first journal; a later
+one claims it, and an earlier one then changes nothing. It is deleted when the run
+pauses or ends.
 """
 
 # ruff: noqa: S608  (only this module's own text is put into a statement)

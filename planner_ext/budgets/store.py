@@ -49,14 +49,12 @@ class BudgetUsage:
     """What one key has used of a shared budget in one period.
 
     Attributes:
-        budget: The budget's name.
-        key: Whose it is; "" for a budget without ``key``.
+        key: "" for a budget without ``key``.
         period: The hour (``2026-11-22T19+0000``), day or month; ``all`` without
             ``per``.
         iterations: Round trips, with those reserved for requests under way and for
             answers.
         tool_calls: Functions started, or about to start.
-        tokens: Prompt and completion tokens.
         cost: US dollars.
         limits: By name, as the last process declared them.
         reached: The limit that was reached first.
@@ -196,9 +194,9 @@ class BudgetStore:
         """List what was used, the newest periods first.
 
         Args:
-            budget: A budget's name; None: all.
+            budget: A name; None: all.
             key: A key; None: all.
-            period: A period, such as ``2026-11-22``; None: all.
+            period: Such as ``2026-11-22``; None: all.
             limit: The most rows.
 
         Raises:
@@ -216,12 +214,12 @@ class BudgetStore:
     async def reset(
         self, budget: str, *, key: str = "", period: str | None = None
     ) -> bool:
-        """Forget what one key used, so that its limits begin again; requests that runs keep stay reserved.
+        """Forget what one key used; requests that runs keep stay reserved.
 
         Args:
             budget: The budget's name.
-            key: Whose usage; "" for a budget without ``key``.
-            period: The period; None: the newest one.
+            key: "" for a budget without ``key``.
+            period: None: the newest one.
 
         Returns:
             Whether there was such a row.
@@ -237,7 +235,7 @@ class BudgetStore:
         return bool((await self.perform(self.transact((statement, values))))[0])
 
     async def prune(self, *, before: datetime) -> int:
-        """Delete periods last used before a moment, and what runs that never ended took of them.
+        """Delete periods last used before a moment, and what unfinished runs took of them.
 
         Periods that had not ended a day before that moment are kept, and budgets
         without ``per``.

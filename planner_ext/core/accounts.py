@@ -1,9 +1,8 @@
 """What a run may still spend at this moment, including what its running functions take.
 
-A call's `Tab` holds what its function uses until the call ends; then the state's usage
-is charged with it. Left of a budget is its limits, less that usage, the open tabs, and
-the round trip kept for the answer; and no more than is left to the call in which the
-run itself is made. Nothing here is stored.
+A call's `Tab` holds what its function uses until its end charges the state. Left of a
+budget is its limits, less the state's usage, the open tabs and the round trip kept for
+the answer; and no more than is left to the call in which the run is made.
 """
 
 import math
@@ -33,9 +32,8 @@ class SharedBudgets(Protocol):
     """What a run, and the runs inside its functions, take of budgets that other runs share.
 
     Attributes:
-        counts_tokens: Whether one limits tokens or cost, so that unreported tokens are
-            estimated.
-        max_cost: The smallest limit on cost, which needs a price.
+        counts_tokens: Whether one limits tokens or cost.
+        max_cost: The smallest limit on cost.
     """
 
     counts_tokens: bool
@@ -46,8 +44,7 @@ class SharedBudgets(Protocol):
 
         Args:
             facts: The journal.
-            is_kept: Whether a store keeps it, so that each activation begins with a
-                longer one.
+            is_kept: Whether a store keeps it.
 
         Raises:
             InvalidOptionError: If a budget has no key for this run.
@@ -67,7 +64,7 @@ class SharedBudgets(Protocol):
                 one.
 
         Returns:
-            What was refused, without ``answer`` and ``at``; None if all was reserved.
+            What was refused, without ``answer`` and ``at``.
 
         Raises:
             StoreError: If the store of a budget cannot be used.
@@ -75,14 +72,11 @@ class SharedBudgets(Protocol):
         ...
 
     def charge(self, spent: Usage) -> None:
-        """Add what was spent beside the reservations; the next reservation stores it."""
+        """Add what was spent beside the reservations; the next one stores it."""
         ...
 
     async def settle(self, *, kept: int) -> None:
-        """Store what was charged, and release requests kept for an answer.
-
-        A store that cannot be used is logged; what it holds stays reserved.
-        """
+        """Store what was charged, and release requests kept for an answer; failures are logged."""
         ...
 
 
@@ -95,27 +89,22 @@ class CallRecorder(Protocol):
     """Records what running calls are about to do."""
 
     async def restart(self, tab: "Tab", /) -> bool:
-        """Record that a call is about to start again; return False if it may not."""
+        """Record one more start of a call; return False if it may not start."""
         ...
 
     async def record(self, tab: "Tab", function: str | None) -> None:
-        """Record that a call is about to start a function, or to send a request (None)."""
+        """Record the start of a function in a call, or a request (None)."""
         ...
 
 
 class Tab:
-    """What one call takes of its run's budget while its function runs.
-
-    A context manager around the function, which finds the tab by `current_tab`.
+    """What one call takes of its run's budget: a context manager around its function.
 
     Attributes:
-        index: The call's index in the open batch.
         threaded: Whether the function runs in a thread.
         closed: Whether the call has ended: nothing more may be taken.
-        runs: The runs that are made in this call.
-        around: Returns what the adapters know of the run, given the tab.
-        names_in: Names the functions whose calls or results messages have; the adapters
-            set it.
+        around, names_in: Set by the adapters: what they know of the run, and the
+            functions whose calls or results messages have.
     """
 
     def __init__(
@@ -151,7 +140,7 @@ class Tab:
 
     @property
     def spent(self) -> Usage | None:
-        """What the call has spent, as `CallFinished` records it."""
+        """What the call has spent, for `CallFinished`."""
         return None if self._taken is None and not self.runs else self.taken
 
     @property
@@ -167,11 +156,11 @@ class Tab:
 
     @property
     def held(self) -> int:
-        """Round trips that the runs in the call keep for their answers, at any depth."""
+        """Round trips that runs in the call keep for their answers."""
         return sum(run.held + run.held_inside for run in self.runs)
 
     def left(self) -> Left:
-        """Compute what may still be taken; calls that run together draw on the same."""
+        """Compute what is left; calls that run together draw on the same."""
         with self.account.lock:
             return _NOTHING if self.closed else self.account.left()
 
@@ -184,7 +173,7 @@ class Tab:
         )
 
     def earlier(self, run: "Account | None" = None) -> set[str]:
-        """Name the functions started before in the runs around, and so far in this call.
+        """Name the functions started before this moment, in the runs around and in this call.
 
         Args:
             run: A run in this call, whose own calls are left out.
@@ -205,7 +194,7 @@ class Tab:
 
     @property
     def brought(self) -> set[str]:
-        """The functions whose calls or results are in the histories inside the call, at any depth."""
+        """The functions whose calls or results are in histories inside the call."""
         with self.account.lock:
             return self._brought(self.runs)
 
@@ -217,7 +206,7 @@ class Tab:
         return names
 
     def runs_around(self) -> list[State]:
-        """List the states of the runs around this call, the innermost first."""
+        """List the states of the runs around, the innermost first."""
         within = self.account.within
         return [self.account.state, *([] if within is None else within.runs_around())]
 
@@ -229,15 +218,15 @@ class Tab:
             return limit
 
     async def restart(self) -> bool:
-        """Record that the call is about to start again; return False if it may not."""
+        """Record one more start of the call; return False if it may not start."""
         return await self._recorder.restart(self)
 
     async def record_request(self) -> None:
-        """Record, in the journals around, that a request is about to be sent."""
+        """Record a request in the journals around, before it is sent."""
         await self._record(None)
 
     async def record_call(self, function: str) -> None:
-        """Record, in the journals around, that a function is about to start."""
+        """Record the start of a function in the journals around."""
         await self._record(function)
 
     async def _record(self, function: str | None) -> None:
@@ -277,8 +266,7 @@ class Account:
     Args:
         state: Returns the run's state, as of now where time is limited.
         within: The call of another run in which this run is made.
-        lock: Held while something is looked at and taken. Runs inside use that of the
-            run around: they may be in other threads.
+        lock: One for a run and those inside.
         shared: All shared budgets of the run; None: those of the run around.
 
     Attributes:
@@ -386,11 +374,11 @@ class Account:
 
     @property
     def held_inside(self) -> int:
-        """Round trips that the runs in its running calls keep for their answers."""
+        """Round trips that runs in its running calls keep for their answers."""
         return self._open(self.state)[1]
 
     def left(self) -> Left:
-        """Compute what the functions of the run may still take, within the limits around."""
+        """Compute what is left to the run's functions, within the limits around."""
         with self.lock:
             state = self.state
             limits = state.rules.limits
@@ -405,7 +393,7 @@ class Account:
         return names if self.within is None else names | self.within.earlier(self)
 
     def started(self) -> set[str]:
-        """Name the functions started so far, also inside other functions."""
+        """Name the functions started so far, nested ones included."""
         with self.lock:
             taken = (tab.taken.calls_by_function for tab in self.tabs.values())
             return set(self.state.usage.calls_by_function).union(*taken)

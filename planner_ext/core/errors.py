@@ -32,11 +32,11 @@ class PlannerExtError(Exception):
     """The base of all errors that this package raises.
 
     A floor raises the class that it knows. Once Semantic Kernel's adapters are loaded,
-    the error is of the class that they declare for it, which derives from both: ``class
-    InvalidOptionError(..., door_of=InvalidLimitError)``.
+    the error is of the class that they declare for it: ``class InvalidOptionError(...,
+    door_of=InvalidLimitError)``.
 
     Attributes:
-        may_pass: Whether the same may succeed later, so that a kept run is retried.
+        may_pass: Whether a kept run is retried after it.
     """
 
     may_pass: ClassVar[bool] = False
@@ -61,23 +61,23 @@ PlannerExtError._raised_as = PlannerExtError  # pyright: ignore[reportPrivateUsa
 
 
 class IllegalTransitionError(PlannerExtError):
-    """A fact cannot happen in a state: a damaged journal, or a defect of this package."""
+    """A damaged journal, or a defect of this package."""
 
 
 class InvalidLimitError(PlannerExtError):
-    """A limit or option has an invalid value; the message says which, what it takes and what it got."""
+    """A limit or option has an invalid value; the message names it."""
 
 
 class EndedRunError(PlannerExtError):
-    """A run has ended, and cannot be continued or changed."""
+    """The run has ended, and cannot be continued or changed."""
 
 
 class UnansweredRunError(PlannerExtError):
-    """A run ended without an answer, or waits."""
+    """The run ended without an answer, or waits."""
 
 
 class LimitExceededError(UnansweredRunError):
-    """A limit of its budget ended a run without an answer."""
+    """A limit of its budget ended the run without an answer."""
 
 
 class NotAFunctionError(PlannerExtError, TypeError):
@@ -85,7 +85,7 @@ class NotAFunctionError(PlannerExtError, TypeError):
 
 
 class RunRefusedError(PlannerExtError):
-    """A process lacks a control that the run began under; the message names it. Nothing ran."""
+    """This process lacks a control that the run began under; the message names it. Nothing ran."""
 
 
 class InvalidJournalError(PlannerExtError):
@@ -114,7 +114,7 @@ def waiting_text(status: str) -> str:
 def not_answered(
     *, status: str, reason: str, limit: str | None, **carried: Any
 ) -> UnansweredRunError:
-    """Make the error for a run without an answer; it has the other attributes given."""
+    """Make the error for a run without an answer, with the other attributes given."""
     reason = reason or waiting_text(status)
     if limit == "max_tool_calls":
         reason = f"Max number of tool call reached. {reason}"
@@ -137,7 +137,7 @@ _PARTS: Mapping[object, tuple[str, str]] = {
 
 
 def nearest(name: object, names: Iterable[str]) -> str:
-    """Suggest the nearest of these names, in a sentence with a space before it, or ""."""
+    """Suggest the nearest of these names, or return ""."""
     known = [*names]
     option, written = _PARTS.get(name, ("", ""))
     if option in known:
@@ -147,7 +147,7 @@ def nearest(name: object, names: Iterable[str]) -> str:
 
 
 def suggests_names(kind: type[_T]) -> type[_T]:
-    """Decorate a dataclass: an unknown field is refused with the nearest one and all there are."""
+    """Decorate a dataclass: an unknown field is refused with the nearest one."""
     construct: Callable[..., None] = kind.__init__
     known = tuple(inspect.signature(construct).parameters)[1:]
 
@@ -289,7 +289,7 @@ _PLACES: Mapping[tuple[str, str], str] = {
 
 
 def way_out(name: str, value: object) -> str:
-    """Say where a misplaced value belongs, in a sentence with a space before it, or ""."""
+    """Say where a misplaced value belongs, or return ""."""
     kinds = (kind.__name__ for kind in type(value).__mro__)
     return next(
         (f" {_PLACES[name, kind]}" for kind in kinds if (name, kind) in _PLACES), ""
@@ -305,8 +305,7 @@ _PLAIN = (bool, float, complex, bytes, Enum, type(None))
 def shown(value: object) -> str:
     """Write a value for an error message, in one line of at most 160 characters.
 
-    Long texts lose their middle, collections all but their first items. An object is
-    shown by its class alone: its ``repr`` may be long, or secret.
+    An object is shown by its class alone: its ``repr`` may be long, or secret.
     """
     text = ""
     with suppress(Exception):
@@ -333,7 +332,7 @@ def text_of(value: object) -> str:
 def reading(
     what: str, error: type[PlannerExtError], *, way_out: str = ""
 ) -> Generator[None]:
-    """Turn every defect of what others may have written or altered into one named error.
+    """Turn every defect of what others may have written into one named error.
 
     Args:
         what: The subject of the error's message.

@@ -10,7 +10,7 @@ from pathlib import Path
 def missing_name(root: str, name: str, modules: Sequence[str]) -> Exception:
     """Return the error for a name that the root does not have; it says which module has it.
 
-    It is an ImportError in ``from root import name``, which drops the text of an
+    An ImportError in ``from root import name``, which drops the text of an
     AttributeError.
 
     Args:

@@ -1,8 +1,15 @@
 """What can happen in a run. A run is the list of these; everything else is computed from them.
 
-Facts are past tense, frozen, and complete: a journal needs nothing else to be read.
-``at`` is in seconds since the epoch, ``seconds`` the active time since the last fact
-that has one, and ``iteration`` 0-based; -1 is the plan request.
+Facts are past tense, frozen, and complete. Fields that several have:
+
+    at             seconds since the epoch
+    seconds        active time since the last fact that has this field
+    iteration      0-based; -1 is the plan request
+    index          of a call in its batch, from 0
+    message        a value of Semantic Kernel
+    usage          charged to the run: round trips, tokens and cost
+    limit          the name of a limit
+    trace          the W3C ``traceparent`` of the span, or ""
 """
 
 from dataclasses import dataclass, fields
@@ -22,12 +29,11 @@ from planner_ext.core.values import (
 Verdict: TypeAlias = Literal[
     "run", "answer", "deny", "defer", "final_answer", "external"
 ]
-"""What was decided about a call; ``answer`` answers it without running it, ``external``
-returns it to the caller."""
+"""``answer`` answers the call without running it, ``external`` returns it to the
+caller."""
 
 FunctionOutcome: TypeAlias = Literal["ok", "failed", "timed_out", "cancelled"]
-"""How a started function ended; ``timed_out`` at its own timeout, or at a time limit of
-the run."""
+"""How a started function ended; ``timed_out`` at its own or the run's time limit."""
 
 
 _IN_NO_LINE = frozenset(
@@ -77,21 +83,15 @@ class Rules:
     Attributes:
         charge_plan: Whether the plan request counts as a round trip.
         use_attempts: Tool rounds after which no functions are offered; None: no limit.
-        attempts_limit: The limit that a result names when ``use_attempts`` was reached,
-            such as ``maximum_use_attempts``; "": none, the run ends ``answered``.
-        tool_choice: ``required`` makes the model call a function in each tool round.
-        rounds_per_step: Tool rounds after which a plain reply closes a step; None: no
-            limit.
+        attempts_limit: The limit that a result then names; "": none, the run ends
+            ``answered``.
+        rounds_per_step: Tool rounds after which a plain reply closes a step.
         require_final_answer: Whether only the final-answer function ends the run.
-        on_denial: A denied call is answered with a refusal, or removed and the model
-            asked again without functions, or its batch returned to the caller.
-        close_on_denial: Whether the request after a denied call offers no functions.
-        on_deferred: Whether the other calls of a batch wait for a deferred one, or run
-            before the pause.
+        on_denial, close_on_denial: See `ApprovalSettings`, and whether the request
+            after a denied call offers no functions.
         structured: Whether the answer must match a form, which the journal does not
             record.
         clarifier: Whether questions and plain replies are put to a clarifier.
-        max_clarifications: Questions that are answered; None: no limit.
     """
 
     limits: Budget = Budget(max_calls_per_reply=None)
@@ -115,16 +115,9 @@ class Guards:
     """What can decide the calls of a run: policies as JSON text in normal form, all else by name.
 
     Attributes:
-        interceptors: In the order in which they are asked, as are the next three.
-        pre_invoke: The pre-invoke callbacks.
-        checks: The ``check_for_intervention`` callbacks.
-        filters: The policies of the kernel's `ApprovalFilter`s.
-        unmatched: What happens to an undecided call.
-        expires_in: Seconds for which a question is open by default; None: without end.
-        marked: Fully qualified names of the offered functions that require approval by
-            themselves, sorted.
-        shared_budgets: Names, sorted.
-        authorize: Names of the hooks that say who may decide, sorted.
+        interceptors, pre_invoke, checks, filters: In the order in which they are asked.
+        marked: The offered functions that require approval by themselves, sorted.
+        shared_budgets, authorize: Sorted.
     """
 
     interceptors: tuple[str, ...] = ()
@@ -144,10 +137,9 @@ class RunStarted(EventLine):
 
     Attributes:
         run_id: The run's name; in a store, the one that it was started under.
-        messages: The first messages of the transcript, as values of Semantic Kernel.
+        messages: The first messages of the transcript.
         goal: "" if the run continues a history without one.
-        guards: What could decide its calls; None outside a store.
-        trace: The W3C ``traceparent`` of the span that started it, or "".
+        guards: None outside a store.
     """
 
     run_id: str
@@ -162,12 +154,7 @@ class RunStarted(EventLine):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned(EventLine):
-    """The plan request was answered.
-
-    Attributes:
-        messages: The transcript, which now opens with the plan.
-        usage: As in `ModelReplied`.
-    """
+    """The plan request was answered; ``messages`` is the transcript, which now opens with the plan."""
 
     plan: str
     messages: tuple[Message, ...]
@@ -179,7 +166,7 @@ class Planned(EventLine):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageAdded(EventLine):
-    """The planner added a message, a value of Semantic Kernel, to the transcript.
+    """The planner added a message, to which the model replies next.
 
     Attributes:
         purpose: It asks for the next ``step``, the final-answer function (``insist``),
@@ -212,9 +199,8 @@ class ModelAsked(EventLine):
 class RequestFailed(EventLine):
     """A request has no reply: it failed, was interrupted, or its process ended.
 
-    Attributes:
-        usage: Charged to the run: 1 round trip, or 0 if the request did not reach the
-            server; estimated tokens and their cost.
+    It is charged 1 round trip, or 0 if it did not reach the server, and estimated
+    tokens.
     """
 
     iteration: int
@@ -230,13 +216,11 @@ class ModelReplied(EventLine):
     """One request was answered.
 
     Attributes:
-        message: The reply, a value of Semantic Kernel.
-        finish_reason: As the service reports it.
-        usage: Charged to the run: the round trips that the reply's metadata reports, 1
-            without them; tokens and their cost, reported or estimated.
+        usage: The round trips that the reply's metadata reports, 1 without them; tokens
+            and cost, reported or estimated.
         offered: Whether functions were offered.
-        withheld: The limit because of which functions that exist were not offered.
-        final_answer: What the final-answer function was called with although it was not
+        withheld: The limit because of which they were not.
+        final_answer: What the final-answer function was called with although not
             offered.
     """
 
@@ -256,14 +240,7 @@ class ModelReplied(EventLine):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallFact(EventLine):
-    """The base of the facts about one call.
-
-    Attributes:
-        iteration: The iteration in which the model made the call.
-        index: The call's index in its batch, from 0.
-        call_id: Unique in its batch.
-        function: Fully qualified name.
-    """
+    """The base of the facts about one call; ``call_id`` is unique in its batch."""
 
     iteration: int
     index: int
@@ -290,37 +267,25 @@ class FurtherQuestion:
 class CallDecided(CallFact):
     """One call of the open batch was decided; a deferred one is decided again when its answer comes.
 
+    Fields of the call are as in `ToolCall`.
+
     Attributes:
         answer: What the model reads where the call does not run.
-        reason: Why it does not run, or waits: the words of the interceptor, rule or
-            person.
+        reason: Why it does not run, or waits.
         digest: Of function and converted arguments; "" if nothing could run.
-        signature: The function's parameters, ``name=digest`` of each; "" if unknown.
-        fingerprint: Digest of run, iteration, call id, function and arguments: a
-            decision binds to it.
         arguments: JSON text of what the function gets; None if equivalent to the
-            model's text.
+            model's.
         edited: JSON text of the converted arguments that replace the model's.
         by: An interceptor, a policy's rule or a person; "" for the loop itself.
-        sticky: Whether the same question is answered so for the rest of the run: about
-            the function, or about these arguments.
-        expires_at: When a deferred call stops waiting.
-        prompt: The text that a person reads with a deferred call.
-        final_answer: What the final-answer function was called with.
+        sticky: Whether the same question about this function, or with these arguments
+            alone, is answered so for the rest of the run.
         person: Whether a person decided, on what they were shown.
         nested: Whether the function is a planner.
-        approved: Whether an interceptor, a policy or a person let the call run, now or
-            earlier for the rest of the run; False if it runs because no interceptor
-            objected. A deferred call that is approved still waits for others.
-        roles: The application's roles that may decide a deferred call; empty for
-            anyone.
-        source: Digest of what asked: a policy's rule or default, the function's mark,
-            or an interceptor with its prompt. A sticky approval holds for this source
-            and these roles.
-        parameters: JSON schema of a deferred call's parameters.
+        approved: Whether an interceptor, a policy or a person let the call run; False
+            if none objected. With the verdict ``defer``, others are still asked.
+        source: Digest of what asked, to which a sticky approval binds.
         cut: Where a supplied result, the ``answer``, was cut for the model.
-        repetition: Digest of function and arguments without those that are defaults; ""
-            if there are none. `counted_as` uses it, no decision binds to it.
+        repetition: Digest without arguments that are defaults; "" if there are none.
         further: Questions to others, one after the other, once this one is answered.
     """
 
@@ -370,13 +335,7 @@ class CallDecided(CallFact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallsWithheld(EventLine):
-    """Calls were answered without running: because of a limit, a stop, or a final answer beside them.
-
-    Attributes:
-        indexes: Indexes in their batch.
-        answer: What the model reads as the result of each.
-        limit: The limit that they would have exceeded.
-    """
+    """Calls were answered without running: because of a limit, a stop, or a final answer beside them."""
 
     iteration: int
     indexes: tuple[int, ...]
@@ -388,11 +347,7 @@ class CallsWithheld(EventLine):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallStarted(CallFact):
-    """A function is about to run; recorded before each start, also when a filter starts it again.
-
-    Attributes:
-        attempt: Which start of the call this is, from 1.
-    """
+    """A function is about to run, or a filter starts it again: ``attempt`` counts from 1."""
 
     attempt: int = 1
     at: float
@@ -403,12 +358,10 @@ class CallStarted(CallFact):
 class NestedCallStarted(EventLine):
     """A running call's function is about to start another one: itself, or in a run inside it.
 
-    Recorded before the start in a run that a store keeps: charged if the process ends
-    amid the call. See `CallFinished.spent`.
+    Recorded in a store, so that it is charged if the process ends amid the call.
 
     Attributes:
         iteration, index: Of the running call.
-        function: Fully qualified name of the function that it starts.
         usage: As in `ModelAsked`.
     """
 
@@ -425,14 +378,12 @@ class CallFinished(CallFact):
     """A started call ended; recorded in the order in which the calls end.
 
     Attributes:
-        result: What the model reads, whole.
-        cut: Where it was cut for the model.
+        result: What the model reads, whole; ``cut`` says where it was cut.
         error: Type and message of the exception; never sent to the model.
         terminate: Whether a filter asked to end the run after this batch.
-        spent: The function's own requests and nested calls; None if unknown: what the
-            call recorded before it happened is charged.
-        brought: The functions whose calls or results were in the histories of the runs
-            and requests inside it.
+        spent: The function's own requests and nested calls; None: what it recorded
+            before it happened is charged.
+        brought: The functions whose calls or results were in histories inside it.
     """
 
     outcome: FunctionOutcome
@@ -451,14 +402,10 @@ class Clarified(EventLine):
     """A question of the model was put to the clarifier or a person.
 
     Attributes:
-        question: Its text; the whole of a plain reply.
         answer: What the model reads. Without one, a call waits for a person, and a
             plain reply is taken as it is.
-        index: The call that asks; None for a plain reply.
+        index: None for a plain reply.
         denied: Why a person did not answer; None if the question was answered.
-        usage: Charged to the run: round trips, tokens and cost of the answer; 0 for a
-            person's.
-        seconds: Active time, without waiting for a person.
     """
 
     question: str
@@ -480,8 +427,8 @@ class IterationCompleted(EventLine):
     Attributes:
         called: Whether a function was started, so that the iteration-completed callback
             was due.
-        terminate, reason: Whether that callback asked to end the run, and why.
-        messages: The transcript that it replaced the run's with.
+        terminate, reason, messages: What that callback asked for: to end the run, or
+            another transcript.
     """
 
     iteration: int
@@ -496,11 +443,7 @@ class IterationCompleted(EventLine):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerChecked(EventLine):
-    """The form of an answer was checked.
-
-    Attributes:
-        problem: What is wrong with it, or "".
-    """
+    """The form of an answer was checked; ``problem`` is "" if it is right."""
 
     answer: str
     problem: str
@@ -532,14 +475,12 @@ class BudgetChanged(EventLine):
 class SharedBudgetsChecked(EventLine):
     """A shared budget forbade what was due next, or no longer does.
 
-    What is allowed is not recorded. But in a store, each activation that continues a
-    run with shared budgets begins with this fact: so no two begin with a journal of the
-    same length.
+    In a store, each activation that continues a run with shared budgets begins with
+    this fact: so no two begin with a journal of the same length.
 
     Attributes:
         limit: Budget and limit, such as ``per user: max_cost``; None if an earlier
             refusal no longer counts.
-        reason: Which limit was reached, in words.
         answer: Whether one request, without functions, is still reserved for the
             answer.
     """
@@ -553,11 +494,7 @@ class SharedBudgetsChecked(EventLine):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paused(EventLine):
-    """The run waits for a person; it executes nothing until it is resumed.
-
-    Attributes:
-        trace: The W3C ``traceparent`` of the span in which it paused, or "".
-    """
+    """The run waits for a person; it executes nothing until it is resumed."""
 
     trace: str = ""
     at: float
@@ -567,12 +504,7 @@ class Paused(EventLine):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed(EventLine):
-    """A paused or ended run was resumed.
-
-    Attributes:
-        limits: Replace the old ones; what was spent stays spent. None keeps them.
-        trace: The W3C ``traceparent`` of the span that resumed it, or "".
-    """
+    """A paused or ended run was resumed, with new ``limits`` or the old ones; what was spent stays spent."""
 
     limits: Budget | None = None
     trace: str = ""
@@ -582,13 +514,7 @@ class Resumed(EventLine):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended(EventLine):
-    """The run ended.
-
-    Attributes:
-        answer: The final answer, or "".
-        limit: The limit that ended it.
-        returned: Whether the open batch is returned to the caller, unanswered.
-    """
+    """The run ended; ``returned`` if its open batch is the caller's, unanswered."""
 
     status: Status
     answer: str = ""
@@ -630,8 +556,8 @@ def cost_of(fact: Fact, rules: Rules | None = None) -> Usage:
 
     Args:
         fact: Any fact.
-        rules: Of the run: ``charge_plan`` may free the plan request's round trip. None
-            counts it, as shared budgets do.
+        rules: May free the plan request's round trip; None counts it, as shared budgets
+            do.
     """
     match fact:
         case Planned() | ModelReplied() | RequestFailed() | Clarified():

@@ -18,76 +18,65 @@ used."""
 @suggests_names
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """The limits of a run. A new goal starts at 0, resuming a run does not.
+    """The limits of a run. A new goal starts at 0, resuming a run does not. None means no limit.
 
     Round trips and calls are never exceeded. Tokens and cost are checked before each
-    request and each batch, so the request or batch then in flight, and the one forced
-    answer, may exceed them. Time limits interrupt what is in flight. Retries inside an
-    SDK are not seen. None means no limit.
+    request and each batch, so what is then in flight, and the one forced answer, may
+    exceed them. Retries inside an SDK are not seen.
 
     Attributes:
         max_iterations: Round trips, every request included: plan, steps and answer.
-            Charged from ``iterations`` in each reply's metadata, at least 1. A request
-            that fails, is cancelled or loses its process counts as 1, unless it did not
-            reach the server. Checked before each request. Under ``on_limit="answer"``
-            the last one offers no functions, so that N trips give an answer.
+            Charged from ``iterations`` in each reply's metadata, at least 1; also if it
+            fails or is cancelled, unless it did not reach the server. Checked before
+            each request. Under ``on_limit="answer"`` the last one offers no functions,
+            so that N trips give an answer.
         max_tool_calls: Functions started, failures included; denied, unknown and
-            malformed calls are free. Checked before a batch starts, on the calls that
-            are about to start. A function that a filter starts again (see
-            `planner_ext.durable.effect`) counts again, and is checked before each
-            start.
-        max_total_tokens: Prompt and completion tokens, as the service reports them;
-            unreported ones are estimated, see `Usage.estimated_tokens`.
+            malformed calls are free. Checked before a batch, on the calls about to
+            start, and before each start by a filter (see `planner_ext.durable.effect`).
+        max_total_tokens: Prompt and completion tokens, reported or estimated.
         max_cost: US dollars, as the run's ``price`` (see
-            `planner_ext.iteration.RunOptions`) computes them from those tokens. A model
-            without a known price is refused before the first request.
+            `planner_ext.iteration.RunOptions`) computes them. A model without a known
+            price is refused before the first request.
         max_active_seconds: Working time: requests, functions, callbacks and the wait
-            between iterations; not pauses, nor the time in which interceptors or a
-            clarifier decide, since they may be persons (a `ModelClarifier` counts).
-            Checked continuously. At the limit, under every ``on_limit``, requests and
-            functions in flight are cancelled, and no further request is made. A
-            cancelled request is charged as a round trip; a cancelled function is
-            recorded and answered as ``timed_out``. One that does not end within a
-            second is abandoned, and its later outcome changes nothing.
-        deadline: A moment, with its time zone. Pauses and persons' decisions count,
-            too; a call that is undecided by then does not run. Else as
-            ``max_active_seconds``.
+            between iterations; not pauses, nor decisions of interceptors or a
+            clarifier, since they may be persons (a `ModelClarifier` counts). Checked
+            continuously. At the limit, under every ``on_limit``, requests and functions
+            in flight are cancelled: the request is charged, the function answered as
+            ``timed_out``, or abandoned if it does not end within a second. No request
+            follows.
+        deadline: A moment, with its time zone, as for ``max_active_seconds``; but
+            pauses and persons' decisions count, and a call undecided by then does not
+            run.
         max_calls_per_function: Functions started, by fully qualified name; only the
             calls beyond it are not executed.
         max_consecutive_errors: Batches in a row with a failed, unknown or malformed
             call.
         max_repeated_calls: Starts of one function with the same arguments.
         max_repeated_denials: Batches in a row in which every call was denied.
-        max_calls_per_reply: Calls in one reply, of any kind. Checked when the reply has
-            arrived. If it has more, each is answered "not executed" with this limit's
-            name, and the run continues.
-        max_result_tokens: Tokens of one function's result in the conversation, its
-            error's text and a supplied result included. Checked when the result is
-            recorded, counted as for ``max_prompt_tokens``. Of a longer one the model
-            reads the beginning and a line, beyond the cap, on how to read on: with
-            ``Results-read``, which is free and has the same cap. The facts keep the
-            whole result, and nothing ends. Runs inside functions have the tighter of
-            their cap and this one.
+        max_calls_per_reply: Calls in one reply, checked when it has arrived. If it has
+            more, all are answered "not executed", and the run continues.
+        max_result_tokens: Tokens of one function's result, error or supplied result in
+            the conversation. Checked when it is recorded, counted as for
+            ``max_prompt_tokens``. Of a longer one the model reads the beginning and how
+            to read on: with ``Results-read``, which is free and has the same cap. The
+            facts keep the whole result.
         on_limit: ``answer``: calls beyond a limit are answered "not executed" and one
             more request, without functions, asks for the answer. ``stop``: they are
             answered so and the run ends. ``raise``: as ``stop``, then
-            `LimitReachedError` is raised. ``return_calls``: the run ends with the calls
+            `LimitReachedError`. ``return_calls``: the run ends with the calls
             unanswered, for the caller to run. All but ``raise`` return a value that can
-            be resumed with a larger budget.
+            be resumed.
         batch_over_limit: Whether a batch beyond ``max_tool_calls`` runs no call
             (``reject_batch``) or the first calls that fit (``fill_remaining``).
-            ``on_limit="return_calls"`` returns the whole batch in any case.
+            ``on_limit="return_calls"`` returns it whole.
         last_trip: Whether a request without functions omits their schema (``withdraw``)
             or sends it with tool choice "none", for providers that refuse tool messages
-            without schema. Semantic Kernel's connectors to two such, Anthropic and
-            Bedrock, cannot send "none": they get one function instead, whose
-            description says that none is left. Ollama's cannot either, and needs no
-            schema.
+            without schema. Semantic Kernel's connectors to Anthropic and Bedrock send
+            one function instead, whose description says that none is left.
         tell_budget: Whether the model reads what is left of round trips, tool calls,
-            tokens, cost and time, as far as they are limited. A share, such as 0.25,
-            tells of a limit once that share or less is left. The note ends the newest
-            message of each request except the plan's, and is not stored: providers'
-            caches still match.
+            tokens, cost and time; a share, such as 0.25: once that share or less is
+            left. The note ends the newest message of each request except the plan's,
+            and is not stored.
 
     Raises:
         InvalidLimitError: If a value is invalid; names the field. At a door it is a
@@ -237,9 +226,9 @@ _OF_A_REQUEST: Final = OF_A_START | {"max_iterations"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """What may still be spent at one moment, of the limits of a run and those around it.
+    """What may still be spent at one moment, of a run's limits and those around it.
 
-    A limit that is not set is not in it. What was exceeded is below 0.
+    What was exceeded is below 0; a limit that is not set is not in it.
 
     Attributes:
         amounts: By the limit's name in `Budget`.
@@ -277,7 +266,7 @@ class Left:
         return cls(amounts=amounts, starts=starts)
 
     def within(self, around: "Left") -> "Left":
-        """@private Take the smaller value of each limit of a run and of the run around it."""
+        """@private Take the smaller value of each limit."""
         own = self.amounts
         # An own amount below 0 counts as 0, so a run around at 0 is named.
         tighter = (
@@ -326,10 +315,9 @@ class RemainingLimit:
     """What is left of one limit.
 
     Attributes:
-        name: The limit's name in `Budget`.
         left: Round trips, calls, tokens, US dollars or seconds; never below 0.
-        limit: The whole; for a deadline, or a limit of a run around, what was used so
-            far plus what is left.
+        limit: For a deadline, or a limit of a run around, what was used plus what is
+            left.
     """
 
     name: str

@@ -48,7 +48,7 @@ class AskModel:
             ``none`` sends it with a tool choice that forbids calls.
         withheld: The limit because of which functions are not offered.
         structured: Whether an answer must have its form.
-        left: What the model reads of the budget; this request is not charged yet.
+        left: What the model reads of the budget.
         reads: Whether the function that reads on in a result is offered.
     """
 
@@ -188,9 +188,8 @@ def next_action(state: State, around: Left | None = None) -> Action | None:
 def may_have_asked(state: State) -> bool:
     """Return whether this process, or one that has ended, may have sent the next request.
 
-    Usually nothing is recorded before a request: where the next action is one, it may
-    have been sent. `ModelAsked` announces the exceptions: a retry, and a clarifier's
-    request.
+    Usually nothing is recorded before a request. `ModelAsked` announces the exceptions:
+    a retry, and a clarifier's request.
     """
     if state.intent != "implied":
         return state.intent == "recorded"
@@ -582,11 +581,7 @@ def _refuse(
 
 
 def _withhold_open(batch: Batch, answer: str, limit: str | None = None) -> Action:
-    """Answer every open call without running it.
-
-    Calls that an earlier activation started are in doubt: they are answered first, with
-    another text.
-    """
+    """Answer every open call without running it; first, with another text, those in doubt."""
     started = tuple(i for i, call in _open(batch).items() if call.started)
     return WithholdCalls(
         iteration=batch.iteration,

@@ -1,8 +1,4 @@
-"""Marks: what an application declares of a function, as an attribute, so that copies keep it.
-
-Semantic Kernel's function object may be marked as well as the method that it wraps: its
-copies keep the mark, another object of the method has none.
-"""
+"""Marks: what an application declares of a function, as an attribute, so that copies keep it."""
 
 from functools import cache
 from types import MethodType
@@ -35,12 +31,12 @@ def markable(function: Any, usage: str) -> Any:
 
 
 def put_mark(keeper: Any, mark: object) -> None:
-    """Put a mark on what `markable` returned; it replaces an earlier one of its type."""
+    """Put a mark on what `markable` returned, in place of one of its type."""
     setattr(keeper, mark_name(type(mark)), mark)
 
 
 def mark_on(function: object, kind: type[_M]) -> _M | None:
-    """Return the mark of a type on a function, or else on the method that it wraps."""
+    """Return the mark on a function, or else on the method that it wraps."""
     name = mark_name(kind)
     own = _own(function)
     mark = own.get(name)
@@ -58,7 +54,7 @@ def method_of(function: object) -> Any:
 
 
 def _own(function: object) -> dict[str, Any]:
-    """Return an object's own attributes: a pydantic model is slow to say that it has no other."""
+    """Return an object's own attributes; a pydantic model is slow to look up others."""
     return getattr(function, "__dict__", {})
 
 

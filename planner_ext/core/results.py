@@ -29,8 +29,7 @@ CountTokens = Callable[[str], int]
 """Counts or estimates the tokens of a text."""
 
 _SAMPLE: Final = 200_000
-"""The most characters after a cut that are counted; the tokens of more are
-extrapolated."""
+"""The most characters after a cut that are counted; the rest is extrapolated."""
 
 _ENOUGH: Final = 0.95
 """The share of the cap that a piece has at least, where a longer one would exceed
@@ -91,7 +90,7 @@ def piece_of(
 
     Args:
         results: The results that were cut, by name.
-        arguments: Of the call that reads: ``call``, and ``offset`` in characters.
+        arguments: ``call``, and ``offset`` in characters.
         most: Tokens of the piece; None: all that is left.
         count: Counts them.
 

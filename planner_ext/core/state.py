@@ -1,11 +1,10 @@
 """The state of a run, which is the fold of its facts, and the legal transitions.
 
-`planner_ext.core` explains what the fields imply. These values have no slots: see
-`planner_ext.core.values.updated`.
+These values have no slots: see `planner_ext.core.values.updated`.
 
 A call of the function that asks the user is a deferred call of the kind ``question``. A
 plain reply becomes a question if a clarifier can be shown it, or if it reads as one and
-a plain reply cannot be the answer.
+cannot be the answer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,16 +42,13 @@ class Call:
     """One call of the open batch.
 
     Attributes:
-        decided: The newest decision; a deferred call has the verdict ``defer`` until a
-            person's decision replaces it.
+        decided: The newest decision.
         starts: Starts since then; more than one where a filter ran it again.
         answer: What the model will read as its result.
         erred: Whether it failed, is unknown or invalid.
         asked: Whether it is a question that the clarifier left open.
-        recorded: What its function recorded before it happened, charged if its process
-            ends.
-        inside: The functions whose results may be part of its own: its function started
-            them, or runs inside it began with their results.
+        recorded: What its function recorded before it happened.
+        inside: The functions whose results may be part of its own.
     """
 
     request: RequestedCall
@@ -78,12 +74,7 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """The calls of one reply, until each has its result.
-
-    Attributes:
-        undecided: Calls without a decision.
-        unanswered: Calls without a result.
-    """
+    """The calls of one reply, until each has its result."""
 
     iteration: int
     message: Message
@@ -95,38 +86,19 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """A run at one moment; `planner_ext.core` says what its fields lead to.
+    """A run at one moment; `planner_ext.core` says what the other fields lead to.
 
     Attributes:
         transcript: Completed batches only: always valid to be sent.
-        calls_by_digest: Functions started, by digest of function and arguments.
-        errors_in_row: Batches in a row with a failed, unknown or invalid call.
-        denials_in_row: Batches in a row in which every call was denied.
         iteration: The number of the next iteration.
-        rounds: Tool rounds since the run's start, or since it was reopened.
-        called: Whether the last completed batch started a function.
-        reply: The last reply without calls, until what follows from it is recorded.
-        asked: Whether the clarifier left that reply open.
-        clarifications: Questions that were answered.
-        final_answer: What the final-answer function was called with.
-        structuring: How often the answer was asked for again in its form.
-        limit: The first limit that withheld calls.
-        refused: What a shared budget forbade.
-        stopping: Why the run stops.
-        ending: Why it stops when the open batch is complete.
-        reask: Whether the next request goes without functions because of a denied call.
-        sticky: What is approved for the rest of the run, as
-            `planner_ext.core.fold.sticky_keys`.
+        sticky: As `planner_ext.core.fold.sticky_keys`.
         given: The messages that the run began with.
-        cut: Results of which the model has read the beginning, whole, by the name under
-            which it reads on.
-        earlier: Functions started before the open batch, by fully qualified name,
-            nested ones included.
+        cut: Whole results, by the name under which the model reads on in them.
+        earlier: Functions started before the open batch, nested ones included.
         inside: Functions whose results may be part of those of earlier batches.
         intent: Which fact shows that the next request may have been sent: the last one,
             if a request follows it (``implied``), a `ModelAsked` (``recorded``), or
             none yet since the last one ``failed``.
-        at: The time of the newest fact.
     """
 
     phase: Phase = Phase.NEW

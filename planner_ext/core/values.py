@@ -95,12 +95,12 @@ class Tally(Mapping[str, int]):
 def updated(value: _T, changes: dict[str, Any] | None = None, /, **more: Any) -> _T:
     """Copy a frozen dataclass like `dataclasses.replace`, in a third of the time or less.
 
-    The dataclass has neither slots nor a ``__post_init__``, which is not called.
+    The dataclass has no slots, and its ``__post_init__`` is not called.
 
     Args:
         value: The dataclass.
         changes: New values by field.
-        **more: The same as keywords, without ``changes``.
+        **more: The same as keywords.
 
     Raises:
         AttributeError: If a change names something other than a field.
@@ -142,8 +142,7 @@ class Usage:
             report: an estimate in a run whose tokens or cost are limited, else 0.
         cached_tokens: The part of the prompt that the service read from its cache.
         cost: US dollars; known under ``max_cost`` or ``price`` only.
-        active_seconds: Working time without pauses; 0 for a call, which the run around
-            measures.
+        active_seconds: Working time, without pauses; 0 for a call.
         estimated_tokens: The part of the tokens that was estimated.
         calls_by_function: Functions started, by fully qualified name.
     """
@@ -227,11 +226,7 @@ class Reply:
     """The reply to one request to the model.
 
     Attributes:
-        message: The reply's message, with the ids of `calls`.
-        text: All text of the message.
         calls: In order; several messages of one reply make one batch.
-        finish_reason: Why the model stopped, as the connector reports it.
-        usage: Of this request; at least 1 round trip.
         functions_available: Whether any function could have been offered.
     """
 
@@ -253,11 +248,8 @@ class ResolvedCall:
             planner's own functions; ``read``: reads on in a result; ``external``: known
             by schema only, so the caller must run it.
         function: Fully qualified name; of an unknown one, the requested name.
-        arguments: Converted to the parameters' types; empty for the other kinds than
-            ``function``, ``question`` and ``read``.
-        converted: JSON text of ``arguments``; None if equivalent to the model's text.
-        signature: The function's parameters, ``name=digest`` of each; "" if unknown.
-        parameters: JSON schema of the parameters, as sent to the model.
+        arguments: Converted to the parameters' types.
+        converted: Their JSON text; None if equivalent to the model's.
         answer: What the model reads for ``unknown`` and ``invalid``; the text of a
             ``final_answer`` or ``question``.
         nested: Whether the function is a planner.

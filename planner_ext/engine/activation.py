@@ -33,15 +33,12 @@ class Activation:
         store: Records each new fact before the run acts on it.
         facts: The journal so far; empty starts the run.
         decisions: Decisions on pending calls, by call id.
-        decided_at: When they were made, in seconds since the epoch, by call id.
-        budget: Replaces the run's limits.
+        decided_at: When they were made, in seconds since the epoch.
+        budget: Replaces the run's limits; ``new_budget`` does while the run is driven.
         arguments: What the run was submitted with, by name; `ArgumentsFor` takes
             precedence.
-        in_doubt: Who handles calls in doubt.
-        new_budget: Changes the limits while the run is driven.
-        authorize: Says who may decide, besides the planner's own hook; see
-            `ApprovalSettings`.
-        described: Shows that hook a call as the store lists it.
+        authorize: Says who may decide, besides the planner's own hook; ``described``
+            shows it a call as the store lists it.
         verified: The ids of the calls whose author the application vouches for.
         guards: What a submitted run demands of the process that begins it.
         emit: Takes the text of replies as it arrives, and each fact; None sends plain

@@ -96,11 +96,8 @@ async def in_thread(work: Callable[[], _T]) -> _T:
     """Run a function in a new daemon thread, with the caller's context variables.
 
     The threads of ``asyncio.to_thread`` are shared: abandoned ones would starve the
-    others and delay the exit.
-
-    Args:
-        work: What to run. If the wait is cancelled, it continues, and its outcome is
-            dropped.
+    others and delay the exit. If the wait is cancelled, the function continues, and its
+    outcome is dropped.
 
     Raises:
         LeftByError: If it raised what is no exception.
@@ -314,9 +311,7 @@ class Raised:
 async def caught(work: Coroutine[Any, Any, _T]) -> _T | Raised:
     """Return what work raises, except an interrupt, a close, and the cancellation of this task.
 
-    A ``CancelledError`` of the application's own, and ``SystemExit``, are ordinary
-    errors. Where the application suppresses this task's cancellation, it is raised
-    anyway.
+    Where the application suppresses this task's cancellation, it is raised anyway.
     """
     task = asyncio.current_task()
     cancelling = task.cancelling() if task else 0

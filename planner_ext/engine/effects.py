@@ -63,23 +63,21 @@ def effect(
 
     In a store, a call may be found started and not finished, because its process died:
 
-    - ``once``, the default: the call is in doubt. The ``probe`` is called; without one,
-      or if it cannot tell, a person decides (or the model reads so, see `Runs`).
+    - ``once``, the default: the ``probe`` is called; without one, or if it cannot tell,
+      a person decides (or the model reads so, see `Runs`).
     - ``idempotent``: the call runs again.
     - ``keyed``: it runs again with the same key, ``{run_id}/{iteration}/{call_id}``,
       which its parameter ``idempotency_key`` receives in every run.
 
     A filter of the kernel may call ``next`` more than once. A ``once`` function starts
     once for each call: a further ``next`` gives that start's result or exception again.
-    Another one starts again; each start is recorded before it happens and counts
-    against ``max_tool_calls``, ``max_calls_per_function`` and ``max_repeated_calls``,
-    and where one is reached the last outcome is given again.
+    Another one starts again; each start is recorded before it happens and checked
+    against the limits on calls, and at a limit the last outcome is given again.
 
     Any marked function may have both parameters, which the model does not see:
-    ``idempotency_key``, for a probe for instance, and ``time_left: float | None``, the
-    seconds after which the call is cancelled: the least of its own timeout, the run's
-    ``deadline`` and ``max_active_seconds``; None if none is set. Without the mark both
-    are parameters like any other.
+    ``idempotency_key``, and ``time_left: float | None``, the seconds after which the
+    call is cancelled: the least of its own timeout, the run's ``deadline`` and
+    ``max_active_seconds``.
 
     Args:
         kind: One of the above.

@@ -552,9 +552,8 @@ async def watch(run: Callable[[Emit], Awaitable[T]]) -> AsyncGenerator[Event, No
     """Start a run and yield its events as they happen; raise what it raises.
 
     The run has its own task, so none of its spans, timeouts and task groups is open
-    across a ``yield``. A consumer that leaves early cancels it and waits for its end; a
-    cancellation gets the attributes of the run's exception. A consumer that keeps up
-    receives the decisions on a batch before its first call begins.
+    across a ``yield``. A consumer that leaves early cancels it and waits for its end.
+    One that keeps up receives the decisions on a batch before its first call begins.
     """
     queue: asyncio.Queue[Event | None] = asyncio.Queue()
     room = asyncio.Event()

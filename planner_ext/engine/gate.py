@@ -313,8 +313,8 @@ class Review:
 
     Attributes:
         chains: Those of the runs around, the outermost first, and of the run.
-        filters: Asked afterwards. Their question is not put if it was asked before of
-            the same approver, or of persons of the same roles.
+        filters: Asked afterwards; a question that the same persons were asked is not
+            put again.
         approves: The chain whose approver answers the questions of the chains.
     """
 

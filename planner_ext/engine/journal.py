@@ -170,8 +170,7 @@ def forked_facts(
 
     Args:
         journal: That of the run.
-        at: The last iteration that is kept, 0-based; -1 keeps the beginning, and the
-            plan.
+        at: The last iteration that is kept; -1 keeps the beginning, and the plan.
         run_id: The fork's name, to which its approvals will bind.
         now: Seconds since the epoch.
         instruction: A user message to add.

@@ -2,9 +2,9 @@
 
 A line has the run's name and one event, and no text of a model, argument or result.
 
-    INFO      start, resumption, pause, decisions on calls, and the end, also at a limit; without a store, the class of
-              an error that ended the run
-    DEBUG     approvals by an interceptor or an approver; a call without a decision has no line
+    INFO      start, resumption, pause, decisions on calls, and the end; without a store, the class of an error
+              that ended the run
+    DEBUG     approvals by an interceptor or an approver
     WARNING   of kept runs: a limit that ended the run, a fault, a takeover from a dead worker
     ERROR     of kept runs: the run failed, or is in quarantine
 

@@ -283,11 +283,9 @@ class Ports:
     """The ports and settings of one run.
 
     Attributes:
-        step_message: Writes the message for ``step`` or ``insist``, see
-            `planner_ext.core.machine.AddMessage`.
+        step_message: Writes the message for ``step`` or ``insist``.
         prompts: None if the run cannot make a plan.
         gate: None approves all calls.
-        answer_form: None unless the run's rules ask for one.
         respondent: None leaves the model's questions to a person.
         follow: Called with every recorded fact, before the observers; must not raise.
         max_concurrency: Calls of a batch that run at once; None: all; 1: in call order.

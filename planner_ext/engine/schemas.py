@@ -1,9 +1,8 @@
 r"""JSON schemas of answers and of arguments, checked in bounded time. Nothing is ever fetched for a schema.
 
-A value is a model's, a schema may be a stranger's. ``jsonschema`` checks the schemas,
-but no value: that has no bounds. Here every check counts its steps and levels, patterns
-run in RE2 (``\d`` and ``\w`` are ASCII), and items are compared by their JSON text.
-What is beyond the bounds is refused by name.
+``jsonschema`` checks the schemas, but no value: that has no bounds. Here every check
+counts its steps and levels, patterns run in RE2 (``\d`` and ``\w`` are ASCII), and
+items are compared by their JSON text. What is beyond the bounds is refused by name.
 
 Read are the keywords of the drafts 2020-12 and 2019-09, and those of the drafts 7, 6
 and 4 that these replaced. ``format`` is a note, and what stands beside a ``$ref``
@@ -120,8 +119,7 @@ def argument_problem(
     A function's own conversion decides on the rest: patterns, references, unique items,
     invalid schemas, and what is beyond the bounds. It may also accept a number as text,
     a number for a text, or null; and Semantic Kernel's schemas say a bare ``object``
-    for a type that they do not know, and require each field of a model without
-    ``None``.
+    for an unknown type, and require fields without ``None``.
     """
     known: Mapping[str, Any] = parameters.get("properties") or {}
     for name in parameters.get("required") or ():

@@ -1,8 +1,7 @@
 """What one run reserves of shared budgets, before each request and each batch of calls.
 
-Only its store knows what is left of a shared budget, so it is asked here and not by
-`planner_ext.core.machine`. A refusal becomes a fact, and the machine decides what
-follows.
+Only its store knows what is left of a shared budget, so it is asked here. A refusal
+becomes a fact, and the machine decides what follows.
 """
 
 from dataclasses import replace
@@ -25,10 +24,9 @@ from planner_ext.engine.journal import Recorder
 class Reservations:
     """Reserves what the next action of a run needs, and charges what it used.
 
-    A run that ends at a limit with an answer keeps one request for it: from the first
-    request of an activation until the last one uses it, or a pause, a fault or another
-    end releases it. If the period ends meanwhile, the new one may refuse it: then there
-    is no answer.
+    A run that ends at a limit with an answer keeps one request for it, from the first
+    request of an activation until the last one uses it, or a pause or end releases it.
+    If its period has ended, the new one may refuse it: then there is no answer.
     """
 
     def __init__(self, shared: SharedBudgets, journal: Recorder) -> None:

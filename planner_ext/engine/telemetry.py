@@ -1,9 +1,8 @@
 """The OpenTelemetry spans and metrics of a run, named by the GenAI conventions; ``adr/0015`` lists them.
 
 They hold no goal, argument, result, answer or message unless the application allows
-sensitive data. A span is current while its request is made or its calls run, so that
-the spans of connectors and functions are its children. Only the API is used: the
-application configures SDK and exporters.
+sensitive data. Spans of connectors and functions are children of a request's or a
+call's. Only the API is used: the application configures SDK and exporters.
 """
 
 import json

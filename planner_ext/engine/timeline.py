@@ -1,10 +1,8 @@
 """The timeline of a run: what its journal tells a reader, as values.
 
-`TimelineReader` reads fact by fact, and knows what each one changed. Every view of a
-run draws from it: page, terminal, inbox and AG-UI.
-
-The values need no journal to be drawn. Times are in seconds since the epoch. Texts are
-not escaped, see `planner_ext.core.text`.
+`TimelineReader` reads fact by fact, and knows what each one changed. Page, terminal,
+inbox and AG-UI draw from it. Times are in seconds since the epoch. Texts are not
+escaped.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -30,8 +28,7 @@ class TimelineMessage:
 
     Attributes:
         role: As in the message, such as ``user``.
-        others: A line for each part that is not text: calls, results, reasoning,
-            images, files.
+        others: A line for each part that is not text.
     """
 
     role: str
@@ -45,11 +42,11 @@ class Spending:
 
     Attributes:
         name: The limit's name in `Budget`.
-        function: The limited function, for ``max_calls_per_function``.
-        used: Round trips, calls, tokens, US dollars, or seconds; of a deadline, the
-            seconds since the run started.
-        limit: How much is allowed, in the same unit.
-        nested: The part that functions used: nested runs and prompts.
+        function: Of ``max_calls_per_function``.
+        used: Round trips, calls, tokens, US dollars, or seconds; of a deadline, since
+            the start.
+        limit: In the same unit.
+        nested: The part that nested runs and prompts used.
     """
 
     name: str
@@ -64,7 +61,7 @@ class FailedRequest:
     """A request without a reply.
 
     Attributes:
-        ended: When it failed; for a lost request, when the loss was noticed.
+        ended: When it failed, or its loss was noticed.
         charged: Round trips.
         lost: Whether its process ended before the reply was recorded.
     """
@@ -83,7 +80,7 @@ class ModelRequest:
     Attributes:
         started: When the latest attempt was sent.
         ended: When the reply arrived.
-        charged, usage: Round trips, tokens and cost, without those of failed attempts.
+        charged, usage: Without those of failed attempts.
         model: The model's name in the reply.
         withheld: The limit for which no functions were offered.
         failed: The attempts before the latest one.
@@ -134,19 +131,18 @@ class TimelineCall:
     """One call of an iteration.
 
     Attributes:
-        index, id: Position and name among the calls of the reply.
-        function: Fully qualified name; before resolution, the name that the model used.
+        function: Fully qualified; before resolution, as the model wrote it.
         requested: JSON text of the arguments as the model sent them.
         arguments: JSON text of those that the function received, or would receive.
         asked: When a person was first asked to decide it.
-        prompt: The text shown to that person.
+        prompt: What they were asked.
         roles: Who may decide it; empty for anyone.
         expires: When it stops waiting.
         ended: When its result was recorded.
         result: What the model reads; ``cut`` says how much of it at once.
-        error: Type and message of the function's exception, or why it did not run.
+        error: Type and message of the exception, or why it did not run.
         nested: Whether the function is a nested run.
-        spent: What its function charged: requests and nested calls.
+        spent: What its function charged.
     """
 
     index: int
@@ -175,7 +171,7 @@ class TimelineCall:
 
     @property
     def shown(self) -> int | None:
-        """Characters of the result that the model read at once, where it was cut."""
+        """Characters of a cut result that the model read at once."""
         return None if self.cut is None else self.cut.shown
 
 
@@ -192,9 +188,9 @@ EventKind: TypeAlias = Literal[
     "violation",
     "ended",
 ]
-"""``refused``: a shared budget allowed nothing more; ``check``: of an answer's form;
-``callback``: the iteration-completed callback ended the run; ``violation``: servers
-would refuse the history, in a comparison."""
+"""``refused``: by a shared budget; ``check``: of an answer's form; ``callback``: the
+iteration-completed callback ended the run; ``violation``: servers would refuse the
+history."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,9 +198,9 @@ class TimelineEvent:
     """An event of the run other than a request or a call.
 
     Attributes:
-        text: The question, reason, problem or change; "" if the kind says all.
-        answer: The answer to a question.
-        by: Who answered or made the change; "" if unknown.
+        text: The question, reason, problem or change.
+        answer: To a question.
+        by: Who answered or made the change.
     """
 
     at: float
@@ -234,10 +230,8 @@ class TimelineIteration:
 
     Attributes:
         number: From 0; -1 is the plan request.
-        messages: Those added to the transcript since the previous request, except
-            replies and results.
-        replaced: Whether ``messages`` replaced the whole transcript: after a plan, or a
-            callback.
+        messages: Added since the previous request, except replies and results.
+        replaced: Whether they replaced the whole transcript.
         ended: The time of its last fact.
     """
 
@@ -267,15 +261,14 @@ class Timeline:
 
     Attributes:
         status: As in a result; ``running``; or ``queued`` without any fact. For a run
-            of a store, replace it with the status of its `RunRecord`, which has more
-            values.
+            of a store, replace it with that of its `RunRecord`.
         limit: The limit that ended the run.
-        reason: Why it ended as it did; "" if it was answered.
-        started: When it began; None without any fact, or without known times.
+        reason: Why it ended; "" if it was answered.
+        started: None without any fact, or without known times.
         until: The time of the newest fact, or ``now``.
         spent: The total charged.
         spending: The consumption of each limit that is set.
-        lives: The processes or activations that drove it, as far as its facts show.
+        lives: The activations that drove it, as far as its facts show.
     """
 
     run_id: str = ""
@@ -310,10 +303,8 @@ def timeline_of(journal: Iterable[facts.Fact], *, now: float | None = None) -> T
     """Compute the timeline of a run.
 
     Args:
-        journal: The run's facts: of a result, a checkpoint or a store, or those that a
-            stream has yielded.
-        now: The end of unfinished work, in seconds since the epoch; None: the time of
-            the newest fact.
+        journal: The run's facts: of a result, a checkpoint, a store or a stream.
+        now: The end of unfinished work; None: the time of the newest fact.
 
     Raises:
         IllegalTransitionError: If a fact cannot follow the ones before it.
@@ -613,7 +604,7 @@ class TimelineReader:
         )
 
     def _spent_by(self, index: int, spent: Usage | None = None) -> Usage | None:
-        """Return what a call is charged in all its lives: what it reports, or else has recorded."""
+        """Return what a call is charged in all its lives."""
         assert self.state.batch is not None, "calls are charged in a batch"
         before = self.calls[index].spent
         recorded = self.state.batch.calls[index].recorded
