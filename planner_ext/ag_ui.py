@@ -161,22 +161,20 @@ async def ag_ui_events(
 
     Args:
         planner: Drives the run.
-        kernel: Its functions may be called; it is not changed.
+        kernel: Not changed.
         run_input: The body of the request.
         waiting: The runs that wait for the user, by thread id; a resumed run is
             removed.
         by: The user's name, recorded with their decisions.
         roles: The user's roles; a call that names roles is decided only by a user who
-            has one of them, and if the planner's ``authorize`` hook allows it. Without
-            roles the hook decides alone.
+            has one of them, and if the planner's ``authorize`` hook allows it.
         arguments: The application's arguments; never stored.
         stop: Ends the run from outside.
 
     Yields:
         The events, from ``RUN_STARTED`` to ``RUN_FINISHED``, or to ``RUN_ERROR`` after
-            a fault or a refused input. A run that was stopped, or that a limit ended
-            without an answer, has the cancelled outcome. Closing the stream early
-            cancels the run; a resumed run that has not yet done anything waits again.
+            a fault or a refused input. Closing the stream early cancels the run; a
+            resumed run that has not yet done anything waits again.
 
     Raises:
         PlannerInvalidConfigurationError: If the kernel has a plugin ``ag_ui``, or
@@ -402,7 +400,6 @@ class _Run:
             self._step = name
 
     def _text(self, text: str) -> Iterator[BaseEvent]:
-        """Add text to the open message, or open one."""
         if not self._is_open:
             self._messages += 1
             self._is_open = True
@@ -444,7 +441,6 @@ class _Run:
             yield ToolCallEndEvent(tool_call_id=id_)
 
     def _result(self, call: TimelineCall) -> Iterator[BaseEvent]:
-        """Send what the model reads as a call's result, unless it came from the front end."""
         self._kept = None
         id_ = self._call_id(call.id)
         if call.function != _FINAL_ANSWER and id_ not in self._answered:
@@ -460,7 +456,6 @@ class _Run:
 
     @property
     def _iteration(self) -> int:
-        """The iteration of the newest reply."""
         return self._reader.state.iteration - 1
 
     def _call_id(self, call_id: str) -> str:
@@ -537,7 +532,6 @@ class _Run:
 
 
 def _described(call: ToolCall) -> dict[str, Any]:
-    """Describe a call that waits."""
     described = {
         "function": call.fully_qualified_name,
         "arguments": dict(call.arguments),
@@ -597,7 +591,6 @@ def _decision(entry: ResumeEntry, call: ToolCall, by: str | None) -> Decision | 
 
 
 def _is_tool(call: ToolCall) -> bool:
-    """Whether a waiting call is for a tool of the front end."""
     return call.fully_qualified_name.startswith(f"{_PLUGIN}-")
 
 
@@ -618,7 +611,6 @@ def _named(tools: Iterable[Tool]) -> dict[str, Tool]:
 
 
 def _with_tools(kernel: Kernel, tools: Mapping[str, Tool]) -> Kernel:
-    """Copy a kernel, with the tools of the front end as a plugin."""
     functions = [
         _function(name.removeprefix(f"{_PLUGIN}-"), tool)
         for name, tool in tools.items()
@@ -656,7 +648,6 @@ def _function(name: str, tool: Tool) -> KernelFunctionFromMethod:
 
 
 def _object(schema: object) -> dict[str, Any]:
-    """Return a JSON schema as an object; anything else as an empty one."""
     return cast("dict[str, Any]", schema) if isinstance(schema, dict) else {}
 
 
@@ -745,7 +736,6 @@ def _history(
 
 
 def _text(content: str | list[ContentPart]) -> str:
-    """Return the text of a message."""
     return (
         content
         if isinstance(content, str)

@@ -87,21 +87,10 @@ async def resume_agent(
 ) -> AgentResponseItem[ChatMessageContent]:
     """Resume a turn of an agent that is paused, or that a limit or a stop ended.
 
-    As `planner_ext.FunctionInvokingChatCompletion.resume`, and the thread is brought up
-    to date. A message that was refused because the turn waits makes no decision late.
-
-    Args:
-        agent: It need not be the object that began the turn.
-        thread: The response's ``thread``.
-        checkpoint: The turn's `Checkpoint`, or the JSON text in the metadata of its
-            response.
-        decisions: By call id; without decisions the turn stays paused.
-        kernel: Its functions run and its service is asked; None uses the agent's.
-        arguments: The application's arguments again, over the agent's own.
-        budget: Replaces the turn's limits; what was spent still counts.
-        stop: Ends the turn from outside.
-        late: Whether to ``"refuse"`` or ``"allow"`` decisions after a later turn of the
-            thread.
+    As `planner_ext.FunctionInvokingChatCompletion.resume`, and the thread, the
+    response's, is brought up to date. A message that was refused because the turn waits
+    makes no decision late. None for ``kernel`` is the agent's, which need not be the
+    object that began the turn.
 
     Returns:
         The response, as of the agent's ``get_response``; it may wait again.
@@ -177,15 +166,7 @@ async def cancel_agent(
     by: str = "",
     reason: str = "",
 ) -> AgentResponseItem[ChatMessageContent]:
-    """End a paused turn for good: the model reads in the next turn that no pending call was executed.
-
-    Args:
-        agent: Its service's ``checkpoint_key`` applies.
-        thread: The thread of the turn.
-        checkpoint: The turn's `Checkpoint`, or its JSON text.
-        kernel: Has the service; None means the agent's.
-        by: Who cancels, for the record and the model.
-        reason: Why, for both.
+    """End a paused turn for good: the model reads in the next turn that no pending call was executed, by whom and why.
 
     Returns:
         The response of the stopped turn, without a text.
@@ -243,10 +224,8 @@ def _alone(thread: AgentThread) -> Generator[None]:
 class _Turn:
     """A turn that an agent had begun, and what its agent would ask the model with.
 
-    Attributes:
-        history: The agent's instructions and the thread's messages, without those of
-            the user that were refused.
-        sent: The messages of ``history`` before the turn was resumed.
+    ``history`` has no messages that were refused; ``sent`` is what it had before the
+    turn was resumed.
     """
 
     agent: ChatCompletionAgent
@@ -374,7 +353,6 @@ class _Turn:
 def _merged(
     agent: ChatCompletionAgent, arguments: KernelArguments | None
 ) -> KernelArguments:
-    """Put arguments over copies of the agent's own."""
     own = KernelArguments() if agent.arguments is None else agent.arguments
     merged = copy(own)
     if arguments is not None:

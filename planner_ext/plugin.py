@@ -56,13 +56,7 @@ class PlannerPlugin:
         function_name: str = "reach_goal",
         description: str = _DESCRIPTION,
     ) -> None:
-        """Wrap a planner.
-
-        Args:
-            planner: The planner to call.
-            kernel: None is the kernel that the function is called on.
-            function_name: Letters, digits and underscores.
-            description: What the planner can do, for the calling model.
+        """Wrap a planner; None for ``kernel`` is the one that the function is called on.
 
         Raises:
             PlannerInvalidConfigurationError: If an argument is invalid; the message
@@ -114,7 +108,6 @@ class PlannerPlugin:
 
 
 def _text_of(result: FunctionCallingStepwisePlannerResult) -> str:
-    """Write a result for the calling model."""
     match result.status:
         case "answered":
             return result.final_answer

@@ -490,7 +490,6 @@ def _check_request(
 def _invokes(
     chat_history: ChatHistory, settings: PromptExecutionSettings, kernel: Kernel | None
 ) -> bool:
-    """Whether functions are invoked; otherwise the request passes through."""
     _check_request(chat_history, settings)
     refuse_waiting(chat_history.messages)
     behavior = settings.function_choice_behavior

@@ -147,7 +147,6 @@ def _copied(
 
 
 def _open_calls(messages: Sequence[ChatMessageContent]) -> tuple[OpenCall, ...]:
-    """List the calls at the end of a conversation that have no result."""
     answered: set[str | None] = set()
     for message in reversed(messages):
         if message.role != AuthorRole.TOOL:
@@ -193,7 +192,6 @@ def _with_added(
 
 
 def _misplaced(messages: Sequence[ChatMessageContent], first: int) -> Generator[str]:
-    """Name the calls outside assistant messages, and the results outside tool messages."""
     for place, message in enumerate(messages[first:], first):
         calls = {
             item.id or ""

@@ -591,25 +591,12 @@ def with_plain_numbers(value: Any) -> Any:
 def fingerprint_of(
     run_id: str, iteration: int, call_id: str, digest: str, signature: str = ""
 ) -> str:
-    """Digest one call of one run.
-
-    Args:
-        run_id: The run.
-        iteration: That of the call.
-        call_id: The call's id.
-        digest: See `digest_of`.
-        signature: See `takes_no_more`.
-    """
+    """Digest one call of one run."""
     return _sha256([run_id, iteration, call_id, digest, signature])
 
 
 def takes_no_more(before: str, now: str) -> bool:
-    """Return whether a function has no parameters but those it had before.
-
-    Args:
-        before: ``name=digest`` of each parameter, joined by commas; "" if unknown.
-        now: The same now.
-    """
+    """Return whether a function has no parameters but those it had before, given signatures."""
     return not before or set(filter(None, now.split(","))) <= set(before.split(","))
 
 
@@ -643,9 +630,6 @@ class DecisionRecord:
         at: In UTC.
         requested: The arguments that were decided on; None if unknown.
         arguments: Those that an approved call runs or waits with.
-        reason: Why the call was denied.
-        result: What was supplied or answered.
-        always: What else an approval is for, for the rest of the run.
         refused: Why the decision was not taken; "" if it was.
     """
 

@@ -459,7 +459,6 @@ def _check_json(conditions: object) -> None:
 
 
 def _parts(value: object) -> Iterator[object]:
-    """Walk what is directly in a JSON value, or raise a ValueError."""
     if isinstance(value, dict):
         for name, part in cast("dict[object, object]", value).items():
             if not isinstance(name, str):
@@ -484,7 +483,6 @@ def _is_scalar(value: object) -> bool:
 
 
 def _explain(error: ValidationError) -> str:
-    """Name the rule, by number, and its key; a misspelt key comes before a missing one."""
     problems = sorted(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
     first = problems[0]
     place = ".".join(str(part) for part in first["loc"]) or "the policy"
@@ -506,7 +504,6 @@ def _explain(error: ValidationError) -> str:
 
 
 def _keys_at(place: Sequence[int | str]) -> tuple[str, ...]:
-    """List the keys that there are where an unknown one was found."""
     kind: type[BaseModel] = ApprovalPolicy
     if place[0] == "rules":
         kind = ApprovalRule if len(place) == _KEY_OF_RULE else ArgumentPredicate

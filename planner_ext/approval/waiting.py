@@ -138,7 +138,6 @@ def present_status(state: State) -> str:
 
 
 def _plain_question(state: State, reply: ModelReplied) -> Call:
-    """Show a plain reply that asks as a call."""
     call_id = question_id(reply.iteration)
     arguments = {"question": reply.text}
     digest = digest_of(ASK_USER, arguments)

@@ -151,7 +151,6 @@ class SharedBudget:
 
 
 def _is_name(value: object) -> bool:
-    """Return whether a value is a text that every store can hold."""
     return (
         is_unicode(value) and 0 < len(value) <= _MOST_CHARACTERS and "\0" not in value
     )

@@ -102,14 +102,7 @@ def charges_of(
     now: Callable[[], float],
     outer: SharedBudgets | None = None,
 ) -> SharedBudgets | None:
-    """Make what a run takes of shared budgets.
-
-    Args:
-        budgets: Of the run's door; those that the run around takes from are left to it.
-        arguments: The application's arguments.
-        now: Returns the seconds since the epoch.
-        outer: What the run around takes from.
-    """
+    """Make what a run takes of shared budgets, but for those that the run around takes from."""
     around = outer
     while isinstance(around, _Charges):
         taken = {(budget.store, budget.name) for budget in around.budgets}
@@ -130,15 +123,6 @@ def charges_of(
 
 @dataclass(eq=False)
 class _Line:
-    """What a run takes of one budget.
-
-    Attributes:
-        before: The run's totals when this activation began.
-        stored: The run's totals in the store.
-        kept: The requests that are kept for answers, there.
-        period: In which they were charged; None without a row.
-    """
-
     budget: SharedBudget
     key: str
     before: _Parts = field(default_factory=dict[str, float])
@@ -329,7 +313,6 @@ class _Charges:
             )
 
     async def _open(self) -> None:
-        """Read what the store has of the run, once."""
         if self._opened:
             return
         self._lines = self._lines or self._new_lines()
@@ -379,7 +362,6 @@ class _Charges:
         return {**line.values, "run": self._run, "activation": self._activation}
 
     def _drain(self) -> None:
-        """Add what was charged since, from any thread."""
         while self._pending:
             match self._pending.popleft():
                 case _Attempt() as attempt:
@@ -440,7 +422,6 @@ class _Charges:
         return steps
 
     def _take(self, total: _Parts, kept: int, at: float) -> None:
-        """Remember what the store has now."""
         self._total = total
         self._kept = kept
         for line in self._lines:
@@ -482,7 +463,6 @@ class _Charges:
     async def _reached(
         self, line: _Line, limit: str, period: str, at: float
     ) -> BudgetUsage | None:
-        """Note that a limit was reached; return what is used if that is new."""
         limits = json.dumps(line.budget.given_limits())
         account = {**line.values, "period": period, "at": at, "limits": limits}
         _, rows = await self._store.transact(

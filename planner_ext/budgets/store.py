@@ -124,11 +124,7 @@ class BudgetStore:
 
     @classmethod
     def sqlite(cls, path: str | Path) -> Self:
-        """Keep budgets in one SQLite file, which may be that of the runs; for the processes of one host.
-
-        Args:
-            path: The file; created if it does not exist.
-        """
+        """Keep budgets in one SQLite file, which may be that of the runs; for the processes of one host."""
         if is_address(path):
             raise InvalidLimitError(
                 f"BudgetStore.sqlite takes the path of a file; got {redacted(str(path))}."
@@ -193,12 +189,6 @@ class BudgetStore:
     ) -> list[BudgetUsage]:
         """List what was used, the newest periods first.
 
-        Args:
-            budget: A name; None: all.
-            key: A key; None: all.
-            period: Such as ``2026-11-22``; None: all.
-            limit: The most rows.
-
         Raises:
             StoreError: If the store cannot be used.
         """
@@ -214,12 +204,7 @@ class BudgetStore:
     async def reset(
         self, budget: str, *, key: str = "", period: str | None = None
     ) -> bool:
-        """Forget what one key used; requests that runs keep stay reserved.
-
-        Args:
-            budget: The budget's name.
-            key: "" for a budget without ``key``.
-            period: None: the newest one.
+        """Forget what one key used, by default in the newest period; requests that runs keep stay reserved.
 
         Returns:
             Whether there was such a row.
@@ -300,16 +285,12 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
 
 
 class _Database(Protocol):
-    """What budgets need of a `planner_ext.durable.database.Database`."""
-
     async def transact(self, *steps: Step) -> Sequence[Sequence[Row]]: ...
 
     async def close(self) -> None: ...
 
 
 class _Memory:
-    """SQLite's database in memory."""
-
     def __init__(self) -> None:
         import sqlite3  # noqa: PLC0415  (only where budgets are in memory)
 

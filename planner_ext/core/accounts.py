@@ -1,8 +1,8 @@
 """What a run may still spend at this moment, including what its running functions take.
 
-A call's `Tab` holds what its function uses until its end charges the state. Left of a
-budget is its limits, less the state's usage, the open tabs and the round trip kept for
-the answer; and no more than is left to the call in which the run is made.
+A call's `Tab` holds what its function uses until its end charges the state. Left is a
+budget's limits, less the state's usage, the open tabs and the round trip kept for the
+answer; and no more than is left to the call around.
 """
 
 import math
@@ -42,10 +42,6 @@ class SharedBudgets(Protocol):
     def begin(self, facts: Sequence[Fact], *, is_kept: bool) -> None:
         """Take in the journal with which an activation begins: what an earlier process was charged for.
 
-        Args:
-            facts: The journal.
-            is_kept: Whether a store keeps it.
-
         Raises:
             InvalidOptionError: If a budget has no key for this run.
         """
@@ -54,14 +50,7 @@ class SharedBudgets(Protocol):
     async def reserve(
         self, *, requests: int = 0, calls: int = 0, kept: int = 0, forced: bool = False
     ) -> SharedBudgetsChecked | None:
-        """Reserve all of it in all of the budgets, or nothing.
-
-        Args:
-            requests: Requests that are about to be sent.
-            calls: Functions that are about to start.
-            kept: Requests kept for an answer: 1 more, or -1 to use or release one.
-            forced: Whether tokens and cost are not checked: the request is the kept
-                one.
+        """Reserve all of it in all of the budgets, or nothing; ``kept`` is -1 to use or release the kept request.
 
         Returns:
             What was refused, without ``answer`` and ``at``.
@@ -101,7 +90,6 @@ class Tab:
     """What one call takes of its run's budget: a context manager around its function.
 
     Attributes:
-        threaded: Whether the function runs in a thread.
         closed: Whether the call has ended: nothing more may be taken.
         around, names_in: Set by the adapters: what they know of the run, and the
             functions whose calls or results messages have.
@@ -173,11 +161,7 @@ class Tab:
         )
 
     def earlier(self, run: "Account | None" = None) -> set[str]:
-        """Name the functions started before this moment, in the runs around and in this call.
-
-        Args:
-            run: A run in this call, whose own calls are left out.
-        """
+        """Name the functions started before this moment, without the calls of a run that asks."""
         with self.account.lock:
             names = set((self._taken or Usage()).calls_by_function)
             others = [one for one in self.runs if one is not run]
@@ -263,11 +247,8 @@ _NOTHING = Left(amounts={"max_iterations": 0, "max_tool_calls": 0})
 class Account:
     """What one run may still spend.
 
-    Args:
-        state: Returns the run's state, as of now where time is limited.
-        within: The call of another run in which this run is made.
-        lock: One for a run and those inside.
-        shared: All shared budgets of the run; None: those of the run around.
+    A run and those inside have one lock. None for ``shared`` takes the budgets of the
+    run around.
 
     Attributes:
         held: Round trips that the run keeps for its answer.

@@ -1,16 +1,16 @@
 """The base errors of the package, and how values and errors are written in messages.
 
     PlannerExtError
-    ├── IllegalTransitionError     a fact that cannot follow the state it was applied to
-    ├── InvalidLimitError          an invalid value of a limit or option
-    ├── EndedRunError              a run that has ended, and was to be continued or changed
-    ├── UnansweredRunError         a run without an answer
-    │   └── LimitExceededError     ... which a limit ended
-    ├── RunRefusedError            a run that cannot be continued without a control that it began under
-    ├── NotAFunctionError          a decorator of this package on something other than a function
-    └── InvalidJournalError        a journal or checkpoint that cannot be read
-        ├── UnusableCheckpointError    ... of which it is the text that cannot be used
-        └── NewerSchemaError       written by a newer version of this package
+    ├── IllegalTransitionError
+    ├── InvalidLimitError
+    ├── EndedRunError
+    ├── UnansweredRunError
+    │   └── LimitExceededError
+    ├── RunRefusedError
+    ├── NotAFunctionError
+    └── InvalidJournalError
+        ├── UnusableCheckpointError
+        └── NewerSchemaError
 
 ``planner_ext.errors`` has those of the doors, which derive from these.
 """
@@ -29,11 +29,10 @@ _T = TypeVar("_T")
 
 
 class PlannerExtError(Exception):
-    """The base of all errors that this package raises.
+    """The base of all errors that this package raises; adapters declare classes of the doors.
 
-    A floor raises the class that it knows. Once Semantic Kernel's adapters are loaded,
-    the error is of the class that they declare for it: ``class InvalidOptionError(...,
-    door_of=InvalidLimitError)``.
+    With them loaded, an error is of the class declared for it: ``class
+    InvalidOptionError(..., door_of=InvalidLimitError)``.
 
     Attributes:
         may_pass: Whether a kept run is retried after it.
@@ -332,12 +331,7 @@ def text_of(value: object) -> str:
 def reading(
     what: str, error: type[PlannerExtError], *, way_out: str = ""
 ) -> Generator[None]:
-    """Turn every defect of what others may have written into one named error.
-
-    Args:
-        what: The subject of the error's message.
-        error: What is raised.
-        way_out: What to do, as a sentence.
+    """Turn every defect of what others may have written into one named error; ``what`` is its subject.
 
     Raises:
         PlannerExtError: ``error``, and those of newer versions as they are.

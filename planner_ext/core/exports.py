@@ -12,11 +12,6 @@ def missing_name(root: str, name: str, modules: Sequence[str]) -> Exception:
 
     An ImportError in ``from root import name``, which drops the text of an
     AttributeError.
-
-    Args:
-        root: The package.
-        name: What was looked for.
-        modules: The public modules, in the order of preference.
     """
     problem = f"module {root!r} has no attribute {name!r}"
     module = (

@@ -82,7 +82,7 @@ class Rules:
 
     Attributes:
         charge_plan: Whether the plan request counts as a round trip.
-        use_attempts: Tool rounds after which no functions are offered; None: no limit.
+        use_attempts: Tool rounds after which no functions are offered.
         attempts_limit: The limit that a result then names; "": none, the run ends
             ``answered``.
         rounds_per_step: Tool rounds after which a plain reply closes a step.
@@ -554,10 +554,7 @@ Fact: TypeAlias = (
 def cost_of(fact: Fact, rules: Rules | None = None) -> Usage:
     """Return what a fact charges to its run, without what a running call recorded before it happened.
 
-    Args:
-        fact: Any fact.
-        rules: May free the plan request's round trip; None counts it, as shared budgets
-            do.
+    Without rules a plan request is charged, too, as shared budgets do.
     """
     match fact:
         case Planned() | ModelReplied() | RequestFailed() | Clarified():

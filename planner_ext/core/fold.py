@@ -173,7 +173,6 @@ def _model_replied(state: State, fact: facts.ModelReplied) -> _Changes:
 
 
 def _kept_text(fact: facts.ModelReplied) -> tuple[TranscriptItem, ...]:
-    """Return the transcript items of a reply whose calls, if any, were not offered."""
     if fact.final_answer is not None:
         return (TextMessage(role="assistant", text=fact.final_answer),)
     if not fact.text:
@@ -295,7 +294,6 @@ def _call_finished(state: State, fact: facts.CallFinished) -> _Changes:
 def _cut(
     state: State, iteration: int, index: int, result: str, cut: Cut
 ) -> tuple[str, Mapping[str, str]]:
-    """Return what the model reads of a result that was cut, and all whole results."""
     kept = {**state.cut, name_of_result(result, iteration, index): result}
     return cut_text(result, cut, iteration, index), kept
 
@@ -331,7 +329,6 @@ _NamesCalls: TypeAlias = (
 def _named_call(
     batch: Batch | None, fact: _NamesCalls, index: int
 ) -> tuple[Batch, Call]:
-    """Find a call that a fact names in the open batch."""
     if batch is None:
         raise IllegalTransitionError(
             f"{type(fact).__name__} names a call while no batch is open."
@@ -453,7 +450,6 @@ def _stop_requested(state: State, fact: facts.StopRequested) -> _Changes:
 
 
 def _budget_changed(state: State, fact: facts.BudgetChanged) -> _Changes:
-    """Replace the limits; a limit that was reached is forgotten and checked again."""
     rules = replace(state.rules, limits=fact.limits)
     return {
         "rules": rules,
@@ -525,7 +521,6 @@ def _reopened(state: State) -> _Changes:
 
 
 def _undecided(batch: Batch) -> Batch:
-    """Forget the decisions on a returned batch, except for calls that had started."""
     calls = row_of(
         call if call.started else Call(request=call.request) for call in batch.calls
     )

@@ -197,7 +197,6 @@ _EXPECTED: dict[str, tuple[Callable[[object], bool], str]] = {
 
 
 def _problem(name: str, value: object) -> str:
-    """Say what is wrong with a value, or ""."""
     valid, expected = _EXPECTED.get(name, _COUNT)
     if not valid(value) and not (value is None and expected.endswith(_OPTIONAL)):
         return f"{name} must {expected}; got {shown(value)}."
@@ -226,9 +225,7 @@ _OF_A_REQUEST: Final = OF_A_START | {"max_iterations"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """What may still be spent at one moment, of a run's limits and those around it.
-
-    What was exceeded is below 0; a limit that is not set is not in it.
+    """What may still be spent, of a run's limits and those around it; below 0 if exceeded.
 
     Attributes:
         amounts: By the limit's name in `Budget`.

@@ -43,12 +43,9 @@ class AskModel:
     """Make one request with the transcript.
 
     Attributes:
-        offer: Whether functions are offered.
         tool_choice: Without functions, None omits their schema from the request, and
             ``none`` sends it with a tool choice that forbids calls.
-        withheld: The limit because of which functions are not offered.
         structured: Whether an answer must have its form.
-        left: What the model reads of the budget.
         reads: Whether the function that reads on in a result is offered.
     """
 
@@ -97,11 +94,7 @@ class CompleteIteration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddMessage:
-    """Add a message that asks for the next step, the final-answer function, or the form.
-
-    Attributes:
-        problem: What is wrong with the form of the answer.
-    """
+    """Add a message that asks for the next step, the final-answer function, or the form."""
 
     purpose: Literal["step", "insist", "structure"]
     problem: str = ""
@@ -119,7 +112,6 @@ class AskPerson:
     """Put a question of the model, or its plain reply, to the clarifier.
 
     Attributes:
-        index: The call that asks; None for a plain reply.
         iterations: Round trips that the answer may take, so that one is left to use it.
     """
 
@@ -163,9 +155,7 @@ Action: TypeAlias = (
 def next_action(state: State, around: Left | None = None) -> Action | None:
     """Decide what to do next; None while the run is paused, has ended or has not begun.
 
-    Args:
-        state: The run.
-        around: What is left to a run inside a function; no amount is below 0.
+    ``around`` is what is left to a run inside a function; no amount is below 0.
     """
     if state.phase is Phase.COMPLETING:
         return CompleteIteration(iteration=state.iteration - 1, called=state.called)
@@ -202,7 +192,6 @@ def may_have_asked(state: State) -> bool:
 
 
 def _spent(state: State, left: Left) -> str | None:
-    """Name the limit that is used up: the run's, one around, or a shared budget's."""
     limit = left.used_up(OF_A_START) or _spent_in_row(state)
     return state.refused.limit if limit is None and state.refused is not None else limit
 
@@ -227,7 +216,6 @@ def _no_request(state: State, left: Left) -> str | None:
 
 
 def _plan(state: State, left: Left) -> Action:
-    """Ask for the plan, if that leaves a round trip for the goal."""
     forbidden = state.stopping is not None or _spent(state, left) is not None
     return (
         _ask(state, left)
@@ -305,7 +293,6 @@ def _request(state: State, left: Left, limit: str | None) -> AskModel:
 
 
 def _closes_step(state: State) -> bool:
-    """Return whether the next plain reply closes a step, and is not an answer."""
     rounds = state.rules.rounds_per_step
     return rounds is not None and state.step_rounds >= rounds and not state.structuring
 
@@ -356,7 +343,6 @@ def _continued(state: State, left: Left, reply: ModelReplied) -> Action | None:
 
 
 def _may_clarify(state: State, left: Left) -> bool:
-    """Return whether a request may follow that uses the answer to a question."""
     allowed = state.rules.max_clarifications
     if allowed is not None and state.clarifications >= allowed:
         return False
@@ -481,7 +467,6 @@ def _put_questions(state: State, left: Left, batch: Batch) -> Action | None:
 
 
 def _returned(state: State, batch: Batch) -> str | None:
-    """Say why the batch is returned to the caller."""
     verdicts = {
         call.decided.verdict for call in batch.calls if call.decided is not None
     }
@@ -495,7 +480,6 @@ def _returned(state: State, batch: Batch) -> str | None:
 def _start(
     state: State, left: Left, batch: Batch, ready: Mapping[int, CallDecided]
 ) -> Action:
-    """Run the ready calls, or first refuse those that a limit forbids."""
     limit = _spent(state, left)
     over, limit = (
         (tuple(ready), limit) if limit is not None else _over_limit(state, left, ready)
@@ -509,11 +493,6 @@ def limit_of_restart(state: State, index: int, at: float) -> str | None:
     """Name the limit that forbids starting a running call again.
 
     The ready calls of the batch that have not started come first.
-
-    Args:
-        state: The run, while the call runs.
-        index: The call's index in the open batch.
-        at: Now, in seconds since the epoch.
     """
     assert state.batch is not None
     running = state.batch.calls[index].decided
@@ -528,7 +507,6 @@ def limit_of_restart(state: State, index: int, at: float) -> str | None:
 def _over_limit(
     state: State, left: Left, ready: Mapping[int, CallDecided]
 ) -> tuple[tuple[int, ...], str]:
-    """Find the calls that may not start, and the limit that forbids them."""
     limits = state.rules.limits
     room = left.amounts.get("max_tool_calls", math.inf)
     if len(ready) > room:
@@ -552,7 +530,6 @@ def _over_limit(
 
 
 def _beyond(calls: Mapping[int, str], left: Mapping[str, float]) -> tuple[int, ...]:
-    """List the calls that exceed what is left for their key."""
     rest = dict(left)
     over: list[int] = []
     for index, key in calls.items():
@@ -596,7 +573,6 @@ def _open(batch: Batch) -> dict[int, Call]:
 
 
 def _ready(batch: Batch) -> dict[int, CallDecided]:
-    """Find the calls that are to run and have not started."""
     return {
         i: call.decided
         for i, call in enumerate(batch.calls)

@@ -12,9 +12,7 @@ _M = TypeVar("_M")
 def markable(function: Any, usage: str) -> Any:
     """Return what keeps the mark of a function, a method or its wrapper, or a kernel's function.
 
-    Args:
-        function: What was given to a decorator.
-        usage: How the decorator is used, for the error; ``{}`` becomes the function.
+    ``{}`` in ``usage``, for the error, becomes the function.
 
     Raises:
         NotAFunctionError: If it is something else, or keeps no mark, like a function in

@@ -86,13 +86,7 @@ def piece_of(
     most: int | None,
     count: CountTokens,
 ) -> tuple[str, bool]:
-    """Read on in a result, in a time in proportion to the piece.
-
-    Args:
-        results: The results that were cut, by name.
-        arguments: ``call``, and ``offset`` in characters.
-        most: Tokens of the piece; None: all that is left.
-        count: Counts them.
+    """Read on in a result, in a time in proportion to the piece; ``most`` are its tokens.
 
     Returns:
         The piece, or what is wrong with the arguments; and whether it is a piece.
@@ -188,7 +182,6 @@ def _longest(text: str, start: int, most: int, count: CountTokens) -> int:
 
 
 def _joined(text: str, place: int) -> bool:
-    """Return whether the characters before and at a place belong together."""
     before = text[place - 1]
     after = text[place]
     return (

@@ -56,9 +56,7 @@ _MOST_MARKS = 2
 def visible(text: str, *, blanks: int = _BLANKS) -> str:
     """Escape control and invisible characters as JSON does; line ends stay.
 
-    Args:
-        text: The text.
-        blanks: The most blanks in a row that stay; a longer run is counted.
+    More ``blanks`` in a row are counted instead.
     """
     return "\n".join(_visible(line, blanks) for line in text.split("\n"))
 

@@ -97,11 +97,6 @@ def updated(value: _T, changes: dict[str, Any] | None = None, /, **more: Any) ->
 
     The dataclass has no slots, and its ``__post_init__`` is not called.
 
-    Args:
-        value: The dataclass.
-        changes: New values by field.
-        **more: The same as keywords.
-
     Raises:
         AttributeError: If a change names something other than a field.
     """
@@ -223,12 +218,7 @@ class RequestedCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """The reply to one request to the model.
-
-    Attributes:
-        calls: In order; several messages of one reply make one batch.
-        functions_available: Whether any function could have been offered.
-    """
+    """The reply to one request to the model; several messages make one batch of calls."""
 
     message: Message
     text: str = ""

@@ -30,16 +30,14 @@ class Activation:
     """A run's journal, and the decisions and options to continue it with.
 
     Attributes:
-        store: Records each new fact before the run acts on it.
+        store: Records each fact before the run acts on it.
         facts: The journal so far; empty starts the run.
         decisions: Decisions on pending calls, by call id.
-        decided_at: When they were made, in seconds since the epoch.
         budget: Replaces the run's limits; ``new_budget`` does while the run is driven.
         arguments: What the run was submitted with, by name; `ArgumentsFor` takes
             precedence.
         authorize: Says who may decide, besides the planner's own hook; ``described``
             shows it a call as the store lists it.
-        verified: The ids of the calls whose author the application vouches for.
         guards: What a submitted run demands of the process that begins it.
         emit: Takes the text of replies as it arrives, and each fact; None sends plain
             requests.
@@ -106,11 +104,6 @@ def missing_guards(before: Guards, now: Guards, offered: Collection[str]) -> lis
     Additional guards are fine, but for an ``allow`` rule of a new policy, which frees
     calls from the guards after it. A changed policy is missing, and so is
     ``@requires_approval`` of a function that is still offered.
-
-    Args:
-        before: As the run began.
-        now: Those of the process that continues it.
-        offered: Fully qualified names of the functions that it offers.
     """
     found: list[str] = []
     for name, kind in _KINDS_OF_GUARDS.items():

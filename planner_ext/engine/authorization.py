@@ -33,10 +33,6 @@ async def refusal_of(
     """Return why a hook refuses an action; None if all allow it.
 
     Without a hook everything is allowed but a decision on a question with roles.
-
-    Args:
-        authorize: The hook, or several that all have to allow.
-        request: The action.
     """
     hooks = hooks_of(authorize)
     roles = () if request.call is None else request.call.roles

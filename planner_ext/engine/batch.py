@@ -51,7 +51,6 @@ FINAL_ANSWER_ACCEPTED = "The final answer was accepted."
 def _first_decision(
     run_id: str, batch: Batch, index: int, resolved: ResolvedCall, at: float
 ) -> CallDecided:
-    """Record the decision on a resolved call to which no interceptor objects."""
     request = batch.calls[index].request
     more: dict[str, Any] = {"verdict": "run"}
     match resolved.kind:
@@ -112,15 +111,7 @@ def apply_decision(
     request: RequestedCall,
     run_id: str,
 ) -> CallDecided:
-    """Record a decision on a call that could run; invalid edited arguments deny it.
-
-    Args:
-        fact: What was decided so far.
-        reviewed: The outcome of the call's review, or a person's decision.
-        functions: Resolve a call with edited arguments.
-        request: The call as the model asked for it.
-        run_id: The run, for the fingerprint of an edited call.
-    """
+    """Record a decision on a call that could run; invalid edited arguments deny it."""
     decision = reviewed.decision
     if (question := reviewed.question) is not None:
         fact = replace(fact, source=question.source, roles=tuple(question.roles))
@@ -451,7 +442,6 @@ class Calls:
         resolved: ResolvedCall,
         action: RunCalls,
     ) -> None:
-        """Run a call that may start, and record its beginning and its end."""
         started = CallStarted(
             iteration=action.iteration,
             index=index,

@@ -45,13 +45,10 @@ def _stays(error: BaseException) -> bool:
 
 
 async def contained(work: Awaitable[_T]) -> _T:
-    """Await the application's code; ``SystemExit`` leaves it as an exception.
-
-    Raised in a task, ``SystemExit`` would end the event loop, whoever awaits the task.
+    """Await the application's code; ``SystemExit``, which would end the event loop, becomes an error.
 
     Raises:
         LeftByError: If the work raised ``SystemExit``, alone or in a group.
-        BaseException: What else it raises.
     """
     try:
         return await work
@@ -78,7 +75,6 @@ async def of_application(work: Awaitable[_T]) -> _T:
     Raises:
         LeftByError: If it raised ``SystemExit``, or ``CancelledError`` while this task
             was not cancelled.
-        BaseException: What else it raises.
     """
 
     async def awaited() -> _T:
@@ -95,13 +91,12 @@ async def of_application(work: Awaitable[_T]) -> _T:
 async def in_thread(work: Callable[[], _T]) -> _T:
     """Run a function in a new daemon thread, with the caller's context variables.
 
-    The threads of ``asyncio.to_thread`` are shared: abandoned ones would starve the
-    others and delay the exit. If the wait is cancelled, the function continues, and its
+    Threads of ``asyncio.to_thread`` are shared: abandoned ones would starve the others
+    and delay the exit. If the wait is cancelled, the function continues, and its
     outcome is dropped.
 
     Raises:
         LeftByError: If it raised what is no exception.
-        Exception: What it raised.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[tuple[_T | None, BaseException | None]] = loop.create_future()
@@ -133,11 +128,7 @@ async def in_thread(work: Callable[[], _T]) -> _T:
 
 
 async def called(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function of the application, in a thread unless it is async, and await what it returns.
-
-    Raises:
-        Exception: As `of_application`.
-    """
+    """Call a function of the application, in a thread unless it is async, and await what it returns."""
     return await of_application(_called(function, *arguments))
 
 
@@ -233,13 +224,8 @@ def run_sync(work: Coroutine[Any, Any, _T], *, door: str) -> _T:
     ``KeyboardInterrupt``, cancels the coroutine, waits for its end, and gets the
     attributes of what that raised; a second one does not wait.
 
-    Args:
-        work: What to run.
-        door: The method that waits, for the error.
-
     Raises:
         InvalidLimitError: If this is the background loop's own thread.
-        BaseException: What the coroutine raises.
     """
     if _background.is_this_thread:
         work.close()
@@ -491,15 +477,9 @@ async def in_time(
 ) -> _T | OutOfTime:
     """Await work until a time limit, or until a stop that interrupts.
 
-    At the limit the work is cancelled, and its outcome dropped. Work that has not ended
-    after ``GRACE`` seconds is abandoned.
-
-    Args:
-        work: Runs in a new task.
-        left: Returns the seconds that are left.
-        step: Seconds after which ``left`` is called again at the latest.
-        patience: Seconds that the work has at the limit before it is cancelled.
-        stop: Interrupts the work as a limit does, with ``stop(now=True)``.
+    At the limit the work has ``patience`` seconds, then it is cancelled, and its
+    outcome dropped. If it has not ended after ``GRACE`` more, it is abandoned. ``left``
+    is called at least every ``step`` seconds.
 
     Raises:
         asyncio.CancelledError: This wait was cancelled, and the work with it.

@@ -53,13 +53,7 @@ _CHECKPOINT = "checkpoint"
 def document_of(
     kind: Kind, key: bytes | None = None, **content: object
 ) -> dict[str, object]:
-    """Build a document of JSON values.
-
-    Args:
-        kind: What it is.
-        key: Signs it (HMAC-SHA256).
-        content: What its kind holds.
-    """
+    """Build a document of JSON values; a key signs it (HMAC-SHA256)."""
     document: dict[str, object] = {"schema": SCHEMA, "kind": kind, **content}
     if key is not None:
         document["signature"] = _signature_of(document, key)
@@ -92,15 +86,8 @@ def read_document(
 ) -> dict[str, Any]:
     """Read the text of a document, and check all of it but what its kind holds.
 
-    Args:
-        text: The text.
-        kind: What it must be.
-        keys: What its kind holds.
-        key: Refuses a document that is unsigned, altered or signed with another key.
-            None checks no signature.
-
-    Returns:
-        Its values, a ``signature`` included.
+    A key refuses a document that is unsigned, altered or signed with another one; None
+    checks no signature.
 
     Raises:
         InvalidJournalError: If it is not JSON, not such a document, or refused by its
@@ -169,7 +156,6 @@ def _check_kind(document: Mapping[str, object], kind: Kind) -> None:
 
 
 def _signature_of(document: Mapping[str, object], key: bytes) -> str:
-    """Sign JSON values, whatever their text's spaces and order of keys."""
     text = json.dumps(document, sort_keys=True, separators=(",", ":"))
     return hmac.new(key, text.encode("ascii"), hashlib.sha256).hexdigest()
 

@@ -56,13 +56,7 @@ class _Announced:
 
 
 class Engine:
-    """Drives one run over its journal.
-
-    Attributes:
-        account: What the run may still spend, and what its functions take of it.
-        facts: The journal so far.
-        record: Adds a fact to the journal, then notifies its observers.
-    """
+    """Drives one run over its journal; ``record`` adds a fact and notifies the observers."""
 
     def __init__(
         self,
@@ -132,7 +126,6 @@ class Engine:
             CallFailedError: If a function failed and ``raise_errors`` is set.
             IllegalTransitionError: If an action changes nothing, and would be repeated
                 for ever.
-            Exception: What the connector or the store raises.
         """
         tracing = self._ports.tracing
         perform = self._perform if tracing is None else tracing.around(self._perform)
@@ -219,7 +212,6 @@ class Engine:
             waits = False
 
     async def _take_wishes(self) -> None:
-        """Record a stop or new limits that the caller asked for."""
         if (
             self._stop.reason is not None
             and self.is_running
@@ -277,7 +269,6 @@ class Engine:
     def _prepared_fact(
         self, action: machine.AddMessage | machine.CheckAnswer
     ) -> facts.MessageAdded | facts.AnswerChecked:
-        """Write a message of the planner, or what the answer's form lacks."""
         at = self._journal.now()
         form = self._ports.answer_form
         if isinstance(action, machine.AddMessage) and action.purpose != "structure":
@@ -354,7 +345,6 @@ class Engine:
         *,
         is_implied: bool,
     ) -> None:
-        """Record a request about to be sent: here, unless the last fact implies it, and in the runs around."""
         if not is_implied:
             await self.record(
                 facts.ModelAsked(iteration=request.iteration, at=self._journal.now())
@@ -449,7 +439,6 @@ class Engine:
         )
 
     async def _ask_person(self, action: machine.AskPerson) -> None:
-        """Put a question to the clarifier; a person's time is not active."""
         respondent = self._ports.respondent
         seconds = self._journal.lap()
         given = Clarification(text=None)
@@ -593,7 +582,6 @@ async def _in_task(run: Callable[[Emit], Awaitable[T]], emit: Emit) -> T:
 
 
 async def _end_for(error: asyncio.CancelledError, task: asyncio.Future[T]) -> None:
-    """End a task, and give the cancellation the attributes of what the task raised."""
     with suppress(
         asyncio.CancelledError
     ):  # a second one changes nothing: the first is raised

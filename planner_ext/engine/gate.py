@@ -105,8 +105,6 @@ class InterceptorChain:
     mark, unless the ``Defer`` names others.
 
     Attributes:
-        marked: Gives a function's own mark by its fully qualified name.
-        approver: Asked by `asked`, about a deferred call.
         waits: Whether a question that the approver leaves open stays open; else the
             call is denied, and the approver has only an interceptor's time.
     """
@@ -137,9 +135,7 @@ class InterceptorChain:
     async def decide(self, call: ToolCall, state: State) -> Decision | None:
         """Decide a call before it runs; None approves it undecided.
 
-        Args:
-            call: The call.
-            state: The run; what was approved in it replaces a question, never a denial.
+        What was approved in the run replaces a question, never a denial.
         """
         decision = await self._decide(call)
         if not isinstance(decision, Defer):
@@ -156,8 +152,8 @@ class InterceptorChain:
     async def asked(self, call: ToolCall, question: Defer, run_id: str) -> Decision:
         """Ask the approver about a deferred call; returns the question if it stays open.
 
-        It stays open if the ``authorize`` hook refuses the answer. Without a hook the
-        approver, which is shown the roles, is the application's own check.
+        It does if the ``authorize`` hook refuses the answer; without one, the approver
+        is trusted.
         """
         assert self.approver is not None, "only a chain that has an approver is asked"
         seconds = (
@@ -292,13 +288,9 @@ def _with_source(decision: Decision, asked: Sequence[object], place: int) -> Dec
 
 @dataclass(frozen=True, slots=True)
 class _Ruled:
-    """What the rules say about a call.
+    """What the rules say about a call, edited by an interceptor or not.
 
-    Attributes:
-        call: With edited arguments if an interceptor edited it.
-        decision: What was decided, if nothing is asked.
-        questions: Each with the chain whose approver answers it.
-        editor: Who edited it.
+    Each question has the chain whose approver answers it.
     """
 
     call: ToolCall
@@ -408,7 +400,6 @@ class Review:
         *,
         edited: bool,
     ) -> _Ruled:
-        """Review an interceptor's edit, which approves the call if the rules allow it."""
         if isinstance(after, Deny):
             return _Ruled(call, after)
         if edited:
@@ -438,7 +429,6 @@ class Review:
         )
 
     def _with_edit(self, call: ToolCall, approval: Approve) -> ToolCall | Deny:
-        """Return the edited call; the call itself if its arguments stay."""
         if approval.arguments is None:
             return call
         edited = self.edit(call, approval.arguments)
@@ -524,7 +514,6 @@ def _edited_arguments(before: ToolCall, after: ToolCall) -> Mapping[str, Any] | 
 
 
 def _refusal_of_edit(refused: Deny, edit: Approve) -> Deny:
-    """Say who refuses edited arguments, and why, in the editor's name."""
     by = f" by {refused.by}" if refused.by and refused.by != edit.by else ""
     return Deny(
         f"The edited arguments are refused{by}: {refused.reason or 'without a reason'}",
@@ -553,7 +542,6 @@ def is_same(question: Defer, other: Defer) -> bool:
 
 
 def _merged(first: Approve | None, then: Approve) -> Approve:
-    """Merge two approvals of a call; the last approver's name counts."""
     return then if first is None else replace(then, by=then.by or first.by)
 
 

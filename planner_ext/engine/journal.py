@@ -69,12 +69,7 @@ REQUEST_LOST = "The process that made the request has ended."
 
 
 def lost_request(state: State, *, at: float) -> tuple[facts.RequestFailed, ...]:
-    """Return the request that may have been under way when a run's process ended, as a fact.
-
-    Args:
-        state: As its journal was read.
-        at: Now, in seconds since the epoch.
-    """
+    """Return the request that may have been under way when a run's process ended, as a fact."""
     if not may_have_asked(state):
         return ()
     iteration = -1 if isinstance(next_action(state), AskPlan) else state.iteration
@@ -109,12 +104,8 @@ def stopping_facts(
 ) -> tuple[facts.Fact, ...]:
     """List the facts that end a run now: started calls cancelled, the others not executed.
 
-    Args:
-        state: A run that has begun and has not ended.
-        reason: For the record and for the model.
-        at: Now, in seconds since the epoch.
-        seconds: Active time, charged with the end.
-        spent: What the started calls have spent, by index.
+    ``spent`` is what the started calls have spent, by index; ``seconds`` the active
+    time.
     """
     ending: list[facts.Fact] = [facts.StopRequested(reason=reason, at=at)]
     batch = state.batch
@@ -166,14 +157,7 @@ def forked_facts(
     """Return the journal of a fork: stopped after an iteration, so that any door resumes it.
 
     The fork keeps the usage of those iterations, and no approval "for the rest of the
-    run".
-
-    Args:
-        journal: That of the run.
-        at: The last iteration that is kept; -1 keeps the beginning, and the plan.
-        run_id: The fork's name, to which its approvals will bind.
-        now: Seconds since the epoch.
-        instruction: A user message to add.
+    run". At -1 it keeps the beginning, and the plan.
 
     Raises:
         InvalidForkError: If the run made no request after this iteration.
@@ -234,13 +218,7 @@ _LOOK: Final = 0.02
 
 
 class Recorder:
-    """Stores, applies and publishes the facts of one run, and measures its time.
-
-    Attributes:
-        facts: The journal so far.
-        state: Its fold.
-        now: Returns the seconds since the epoch.
-    """
+    """Stores, applies and publishes the facts of one run, and measures its time."""
 
     def __init__(
         self,
@@ -336,10 +314,7 @@ class Recorder:
     ) -> _T | OutOfTime:
         """Await work until a time limit passes or a stop interrupts it.
 
-        Args:
-            work: What to do.
-            person: Whether it may wait for a person: only the deadline interrupts it.
-            patience: Seconds that it has at the limit before it is cancelled.
+        Only the deadline interrupts what may wait for a ``person``.
         """
         if not self.timed or (person and self.left_to_deadline() == math.inf):
             return (
@@ -383,7 +358,6 @@ class Recorder:
         return None
 
     def _cut(self, fact: facts.Fact, most: int) -> facts.Fact:
-        """Note in a fact where its result is cut, if it is longer than this."""
         count = self._ports.count_tokens
         match fact:
             case (

@@ -64,13 +64,7 @@ def one_line(text: object) -> str:
 
 
 def log_facts(state: State, facts: Sequence[Fact], *, kept: bool) -> None:
-    """Log the events among facts that were recorded.
-
-    Args:
-        state: The fold of the journal up to the last of them.
-        facts: The facts.
-        kept: Whether a store keeps the run: a limit then warns its operators.
-    """
+    """Log the events among facts; of kept runs, a limit is a warning."""
     if logger.isEnabledFor(logging.WARNING if kept else logging.INFO):
         for fact in facts:
             for level, event in _events(state, fact):

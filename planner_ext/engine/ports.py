@@ -57,14 +57,7 @@ Emit = Callable[[Event], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """How one function call ended.
-
-    Attributes:
-        text: What the model reads.
-        error: Type and message of the exception, for the record.
-        exception: To be raised where the caller wants that.
-        terminate: Whether a filter asked to end the run after this batch.
-    """
+    """How one function call ended; ``terminate`` if a filter asked to end the run after the batch."""
 
     outcome: FunctionOutcome
     text: str
@@ -119,8 +112,6 @@ class Reviewed:
         decision: None lets the call run without an approval. An edit is in
             ``arguments`` instead.
         question: What was asked last: the decision answers it, or leaves it open.
-        arguments: Checked arguments that replace the model's.
-        edited_by: Who edited them.
         further: The questions behind one that is left open, in order: they have to be
             answered, too.
     """
@@ -169,7 +160,6 @@ class Clarification:
 
     Attributes:
         text: What the model reads; None, or blank text, leaves the question open.
-        by: Who answered, for the record.
         iterations: Round trips, charged to the run; 0 for a person, whose time is not
             charged.
         usage: Their tokens and cost, charged too; its active seconds are ignored.
@@ -283,18 +273,14 @@ class Ports:
     """The ports and settings of one run.
 
     Attributes:
-        step_message: Writes the message for ``step`` or ``insist``.
         prompts: None if the run cannot make a plan.
         gate: None approves all calls.
         respondent: None leaves the model's questions to a person.
         follow: Called with every recorded fact, before the observers; must not raise.
         max_concurrency: Calls of a batch that run at once; None: all; 1: in call order.
-        max_threads: How many of them in threads; None: all.
         raise_errors: Whether a failed function ends the run with `CallFailedError`,
             after its batch.
-        stop_on_unknown: Whether a call to an unknown function stops the run.
         min_iteration_seconds: Least time between the starts of two requests.
-        within: The call of another run that this run is made in and charged to.
         new_budget: Returns, once, limits that replace the run's, and who set them.
         shared: As `planner_ext.core.accounts.Account`.
         count_tokens: Counts or estimates the tokens of a text; None cuts no result.

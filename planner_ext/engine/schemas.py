@@ -194,7 +194,6 @@ _DRAFTS: Final = re.compile(
 
 
 def _parts(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Walk the schemas in a schema, itself first."""
     waiting: list[Any] = [schema]
     while waiting:
         part = waiting.pop()
@@ -346,8 +345,6 @@ def _measured(value: object) -> int | None:
 
 
 class _Check:
-    """What one check has left, and what it has prepared."""
-
     def __init__(self, root: Any, value: Any, keywords: "Mapping[str, _Rule]") -> None:
         """Prepare a check of a value against a schema, of which these keywords are read."""
         values = _measured(value)
@@ -394,10 +391,8 @@ class _Check:
 class _At:
     """A value and a schema that it is checked against.
 
-    Attributes:
-        around: The value around it, or another schema of the same value.
-        key: The value's key or index in the one around; None for the same value.
-        level: How many there are around it.
+    ``around`` is the value around it, under whose ``key`` it is; without a key, another
+    schema of the same value.
     """
 
     __slots__ = ("around", "check", "key", "level", "schema", "value")

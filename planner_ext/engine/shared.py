@@ -42,10 +42,6 @@ class Reservations:
     ) -> SharedBudgetsChecked | None:
         """Reserve what an action needs; return the refusal as a fact.
 
-        Args:
-            action: The next action.
-            asks_model: Whether a question goes to a model.
-
         Raises:
             StoreError: If the store of a budget cannot be used.
         """
@@ -103,7 +99,6 @@ class Reservations:
         return None
 
     async def _with_answer(self, refused: SharedBudgetsChecked) -> SharedBudgetsChecked:
-        """Keep a request for the answer, if the run may make one."""
         if not self._kept and self._journal.state.rules.limits.iterations_kept:
             self._kept = 1 if await self._shared.reserve(kept=1) is None else 0
         return replace(refused, answer=self._kept > 0, at=self._journal.now())

@@ -129,7 +129,6 @@ def _tokens(usage: Usage) -> _Attributes:
 
 
 def _links_to(journal: Sequence[facts.Fact]) -> list[Link]:
-    """Link to the span of the activation before this one."""
     known = (facts.RunStarted, facts.Resumed, facts.Paused)
     trace = next(
         (
@@ -319,7 +318,6 @@ class Invocation:
     def _start(
         self, operation: str, attributes: _Attributes, links: Sequence[Link] = ()
     ) -> Span:
-        """Start the span of an operation that the conventions name."""
         name = f"{operation} {self._agent['gen_ai.agent.name']}"
         own = {"gen_ai.operation.name": operation, **self._agent, **attributes}
         return _TRACER.start_span(name, attributes=own, links=links)
@@ -343,7 +341,6 @@ class Invocation:
         self._iteration = None
 
     def _take(self, state: State, fact: facts.Fact) -> None:
-        """Add what a fact says to spans and metrics."""
         match fact:
             case facts.RunStarted():
                 self._name_run(state)
@@ -439,7 +436,6 @@ class Invocation:
     def _finish(
         self, before: State, state: State, seconds: float, failure: BaseException | None
     ) -> None:
-        """Write the end of an activation, and what it and the whole run consumed."""
         used = state.usage
         earlier = before.usage
         agent = self._agent

@@ -27,7 +27,6 @@ class TimelineMessage:
     """A message that was sent to the model, or its reply.
 
     Attributes:
-        role: As in the message, such as ``user``.
         others: A line for each part that is not text.
     """
 
@@ -62,7 +61,6 @@ class FailedRequest:
 
     Attributes:
         ended: When it failed, or its loss was noticed.
-        charged: Round trips.
         lost: Whether its process ended before the reply was recorded.
     """
 
@@ -81,9 +79,6 @@ class ModelRequest:
         started: When the latest attempt was sent.
         ended: When the reply arrived.
         charged, usage: Without those of failed attempts.
-        model: The model's name in the reply.
-        withheld: The limit for which no functions were offered.
-        failed: The attempts before the latest one.
     """
 
     started: float
@@ -135,14 +130,9 @@ class TimelineCall:
         requested: JSON text of the arguments as the model sent them.
         arguments: JSON text of those that the function received, or would receive.
         asked: When a person was first asked to decide it.
-        prompt: What they were asked.
-        roles: Who may decide it; empty for anyone.
-        expires: When it stops waiting.
         ended: When its result was recorded.
         result: What the model reads; ``cut`` says how much of it at once.
         error: Type and message of the exception, or why it did not run.
-        nested: Whether the function is a nested run.
-        spent: What its function charged.
     """
 
     index: int
@@ -195,13 +185,7 @@ history."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineEvent:
-    """An event of the run other than a request or a call.
-
-    Attributes:
-        text: The question, reason, problem or change.
-        answer: To a question.
-        by: Who answered or made the change.
-    """
+    """An event of the run other than a request or a call; ``by`` answered or made the change."""
 
     at: float
     kind: EventKind
@@ -262,12 +246,9 @@ class Timeline:
     Attributes:
         status: As in a result; ``running``; or ``queued`` without any fact. For a run
             of a store, replace it with that of its `RunRecord`.
-        limit: The limit that ended the run.
         reason: Why it ended; "" if it was answered.
         started: None without any fact, or without known times.
         until: The time of the newest fact, or ``now``.
-        spent: The total charged.
-        spending: The consumption of each limit that is set.
         lives: The activations that drove it, as far as its facts show.
     """
 
@@ -316,12 +297,7 @@ def timeline_of(journal: Iterable[facts.Fact], *, now: float | None = None) -> T
 
 
 class TimelineReader:
-    """Reads the journal of one run, fact by fact.
-
-    Attributes:
-        state: The fold of the facts so far.
-        calls: The calls of the newest reply, in order.
-    """
+    """Reads the journal of one run, fact by fact."""
 
     def __init__(self) -> None:
         self.state = State()
@@ -386,7 +362,6 @@ class TimelineReader:
 
     @property
     def _replied(self) -> bool:
-        """Whether no request waits for its reply."""
         return not self._iterations or self._iterations[-1].reply is not None
 
     @property
@@ -420,7 +395,6 @@ class TimelineReader:
         )
 
     def _open(self, number: int, started: float) -> None:
-        """Begin an iteration with its request, unless it has begun."""
         if not self._replied:
             return
         if self._iterations:
@@ -604,7 +578,6 @@ class TimelineReader:
         )
 
     def _spent_by(self, index: int, spent: Usage | None = None) -> Usage | None:
-        """Return what a call is charged in all its lives."""
         assert self.state.batch is not None, "calls are charged in a batch"
         before = self.calls[index].spent
         recorded = self.state.batch.calls[index].recorded
@@ -785,7 +758,6 @@ def _spending(
 
 
 def _changed_limits(state: State, after: Budget | None) -> str:
-    """Name the limits that change, with their new values."""
     before = state.rules.limits
     changes = [
         f"{name} {getattr(before, name)} → {getattr(after, name)}"
@@ -821,7 +793,6 @@ def _field(message: Message, name: str) -> str:
 
 
 def _read_message(message: Message, *, with_calls: bool = True) -> TimelineMessage:
-    """Read role and text of a message, and describe its other parts."""
     dumped = dump_message(message)
     if not isinstance(dumped, dict):
         return TimelineMessage(role="", text=str(dumped))

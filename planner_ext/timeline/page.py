@@ -33,11 +33,9 @@ if TYPE_CHECKING:
 
 
 def page_of(timelines: Sequence[Timeline], *, title: str = "") -> str:
-    """Write one HTML file that fetches nothing.
+    """Write one HTML file of one run, or of two side by side: a run and its fork. It fetches nothing.
 
-    Args:
-        timelines: One run, or two to show side by side: a run and its fork.
-        title: The page's title; "" is the goal of the first run.
+    The title is by default the goal of the first run.
 
     Raises:
         PlannerExtError: If jinja2 is not installed.
@@ -214,7 +212,6 @@ def _request_spans(iteration: TimelineIteration, until: float) -> list[_Span]:
 
 
 def _wait_of(call: TimelineCall, until: float) -> tuple[float, float] | None:
-    """Return the start and end of a call's wait for a person."""
     if call.asked is None:
         return None
     if call.outcome in ("waiting", "in_doubt"):
@@ -257,7 +254,6 @@ def _gaps(iteration: TimelineIteration, until: float) -> Iterator[tuple[float, f
 
 
 def _end_of(iteration: TimelineIteration, until: float) -> float:
-    """Return when an iteration ended; ``until`` if it has unfinished work."""
     open_gap = any(gap.ended is None for gap in iteration.gaps)
     running = any(call.outcome == "running" for call in iteration.calls)
     unfinished = open_gap or running or iteration.request.ended is None
@@ -265,13 +261,11 @@ def _end_of(iteration: TimelineIteration, until: float) -> float:
 
 
 def _tracks(iteration: TimelineIteration, until: float) -> list[list[_Bar]]:
-    """Return the bars of the request, and of each call."""
     axis = _Axis(iteration.started, _end_of(iteration, until), _gaps(iteration, until))
     return [[_bar(axis, span) for span in row] for row in _rows(iteration, until)]
 
 
 def _overview(timeline: Timeline) -> list[_Bar]:
-    """Return the bars of the whole run, on one track."""
     until = timeline.until if timeline.ended is None else timeline.ended
     gaps = [gap for iteration in timeline.iterations for gap in _gaps(iteration, until)]
     axis = _Axis(timeline.started or 0.0, until, gaps)
@@ -294,7 +288,6 @@ def _prose(text: str) -> str:
 
 
 def _moment(at: float, day_of: float | None = None) -> str:
-    """Write a time, without its date on the day of ``day_of``."""
     moment = datetime.fromtimestamp(at, UTC)
     if (
         day_of is not None
@@ -328,7 +321,6 @@ def _span(seconds: float) -> str:
 
 
 def _pretty(arguments: str) -> str:
-    """Write arguments as indented JSON; other text stays."""
     try:
         return exact_json(json.loads(arguments or "{}"), indent=2)
     except (ValueError, RecursionError):
@@ -389,8 +381,6 @@ _LIMITS = {
 
 @dataclass(frozen=True, slots=True)
 class _Spent:
-    """The consumption of a limit: in words, and in percent."""
-
     label: str
     text: str
     own: float
@@ -458,7 +448,6 @@ _DECIDED = {
 
 
 def _decided(record: DecisionRecord, call: TimelineCall) -> str:
-    """Write a decision on a call: kind, author, how long the call had waited, and reason."""
     what = _DECIDED[record.kind]
     if record.kind == "approve" and record.arguments != record.requested:
         what += " with edited arguments"
@@ -486,7 +475,6 @@ _EVENTS = {
 
 
 def _event_text(event: TimelineEvent) -> str:
-    """Write an event on one line, a question with its answer."""
     if event.kind == "violation":
         return f"✗ {_short(one_line(_prose(event.text)))}"
     by = f" by {exact(event.by)}" if event.by and event.kind != "question" else ""
@@ -500,15 +488,12 @@ def _event_text(event: TimelineEvent) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Note:
-    """A decision or problem for the top of the page."""
-
     iteration: int
     level: str
     text: str
 
 
 def _notes(timeline: Timeline) -> list[_Note]:
-    """List decisions, failures, crashes and limits, in order."""
     return [
         _Note(iteration.number, level, text)
         for iteration in timeline.iterations
@@ -606,7 +591,6 @@ def _without_times(iteration: TimelineIteration) -> TimelineIteration:
 
 
 def _own_events(timelines: Sequence[Timeline], last: int) -> list[list[TimelineEvent]]:
-    """List the events of each run in the last common iteration that the other does not have."""
     one, other = ([*timeline.iterations[last].events] for timeline in timelines)
     return [
         [event for event in one if event not in other],
