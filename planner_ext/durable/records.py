@@ -6,6 +6,7 @@ Reading a row runs no code.
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -159,12 +160,10 @@ class StoredRun:
                 another run.
         """
         record = self.record
-        fold_journal(record.run_id, self.facts)
-        with reading(
-            f"The journal of run {record.run_id!r} cannot be shown, it is",
-            InvalidJournalError,
-        ):
+        with _reading_journal(record.run_id):
             timeline = timeline_of(self.facts, now=now)
+        if self.facts:
+            _check_run_id(record.run_id, timeline.run_id)
         reason = record.problem or timeline.reason
         return replace(
             timeline,
@@ -285,15 +284,25 @@ def fold_journal(run_id: str, facts: Sequence[Fact]) -> State:
         InvalidJournalError: If the facts contradict each other, or belong to another
             run.
     """
-    with reading(
-        f"The journal of run {run_id!r} contradicts itself, it is", InvalidJournalError
-    ):
+    with _reading_journal(run_id):
         state = fold(facts)
-    if facts and state.run_id != run_id:
-        raise InvalidJournalError(
-            f"The journal of run {run_id!r} holds the facts of run {state.run_id!r}."
-        )
+    if facts:
+        _check_run_id(run_id, state.run_id)
     return state
+
+
+def _reading_journal(run_id: str) -> AbstractContextManager[None]:
+    """Raise `InvalidJournalError` if the facts of a journal contradict each other."""
+    return reading(
+        f"The journal of run {run_id!r} contradicts itself, it is", InvalidJournalError
+    )
+
+
+def _check_run_id(run_id: str, found: str) -> None:
+    if found != run_id:
+        raise InvalidJournalError(
+            f"The journal of run {run_id!r} holds the facts of run {found!r}."
+        )
 
 
 def read_approval(row: Row, refused: Sequence[Row] = ()) -> PendingApproval:

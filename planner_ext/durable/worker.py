@@ -26,6 +26,7 @@ import logging
 import os
 from collections.abc import (
     AsyncGenerator,
+    Awaitable,
     Callable,
     Collection,
     Coroutine,
@@ -593,7 +594,7 @@ class WorkerPool:
     _refused: dict[str, DurablePlanner[Any]] = field(
         default_factory=dict[str, DurablePlanner[Any]]
     )
-    _parking: dict[str, asyncio.Task[None]] = field(
+    _changing: dict[str, asyncio.Task[None]] = field(
         default_factory=dict[str, asyncio.Task[None]]
     )
     _interrupted: set[str] = field(default_factory=set[str])
@@ -656,7 +657,7 @@ class WorkerPool:
         seconds = None if record.wake_at is None else max(0.0, record.wake_at - now)
         if self._is_refused(job):
             seconds = _REFUSED_SECONDS
-        elif job.run_id in self._parking or await self.claims.is_elsewhere(record):
+        elif job.run_id in self._changing or await self.claims.is_elsewhere(record):
             seconds = _ELSEWHERE_SECONDS
         elif record.status == "paused" and continues:
             seconds = 0.0
@@ -722,7 +723,7 @@ class WorkerPool:
             self._interrupted.update(self._tasks)
             await end_tasks(
                 *self._tasks.values(),
-                *self._parking.values(),
+                *self._changing.values(),
                 *filter(None, [self._watching]),
             )
             if self._taking is not None:
@@ -805,13 +806,17 @@ class WorkerPool:
             except (*_REFUSALS, InvalidDecisionError):
                 raise
             except Exception as error:
-                await self._park_in_time(job.run_id, error)
+                fault = one_line(described(error))
+                log_run(logging.WARNING, job.run_id, f"fault {fault}")
+                park = partial(self.claims.park_fault, job.run_id, error)
+                await self._now_or_later(job.run_id, park)
                 raise
             finally:
                 self._interrupted.discard(job.run_id)
                 self.runner.driven.together(job.run_id)
-                with suppress(StoreError):
-                    await self.runner.store.release(job.run_id, self.workers.worker_id)
+                me = self.workers.worker_id
+                release = partial(self.runner.store.release, job.run_id, me)
+                await self._now_or_later(job.run_id, release)
         raise asyncio.CancelledError
 
     async def _unless_cancelled(self, job: Job[R]) -> Job[R]:
@@ -874,23 +879,28 @@ class WorkerPool:
                 ) from error
             raise
 
-    async def _park_in_time(self, run_id: str, error: Exception) -> None:
-        """Store when a run is retried; in the background while the store cannot be used."""
-        log_run(logging.WARNING, run_id, f"fault {one_line(described(error))}")
+    async def _now_or_later(
+        self, run_id: str, change: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Change a run's row, such as its retry; in the background while the store cannot be used."""
         try:
-            await self.claims.park_fault(run_id, error)
+            await change()
         except StoreError:
-            if run_id not in self._parking:
-                task = self._parking[run_id] = asyncio.create_task(
-                    self._park_again(run_id, error)
+            if run_id not in self._changing:
+                task = self._changing[run_id] = asyncio.create_task(
+                    self._later(run_id, change)
                 )
-                task.add_done_callback(lambda _: self._parking.pop(run_id))
+                task.add_done_callback(lambda _: self._changing.pop(run_id))
 
-    async def _park_again(self, run_id: str, error: Exception) -> None:
+    async def _later(self, run_id: str, change: Callable[[], Awaitable[None]]) -> None:
+        """Change a run's row as soon as that works, unless the run is driven again."""
+        before = self._tasks.get(run_id)
         while True:
             await self.runner.clock.sleep(self.poll_seconds)
+            if self._tasks.get(run_id) not in (None, before):
+                return
             with suppress(StoreError):
-                return await self.claims.park_fault(run_id, error)
+                return await change()
 
     async def _take_due(
         self, job_of: Callable[[str], Job[R]], limit: int
@@ -900,7 +910,7 @@ class WorkerPool:
         refused = [
             run_id for run_id in self._refused if self._is_refused(job_of(run_id))
         ]
-        skip = {*refused, *self._parking, *self._tasks}
+        skip = {*refused, *self._changing, *self._tasks}
         taken = await self.claims.take_free(limit, skip=skip)
         if self._is_leaving:  # its runs are released at the end
             return []

@@ -4,13 +4,16 @@ import asyncio
 import logging
 import sqlite3
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from planner_ext.durable import RetryPolicy, Runs, StoreError, runs, sqlite
+from planner_ext.engine.activation import Activation, ActivationRun
 from planner_ext.testing import ScriptedReply, ScriptedRequest, say
-from support.durable import GOAL, world
+from support.durable import GOAL, PAY, decide_all, world
 
 
 @pytest.fixture(autouse=True)
@@ -90,6 +93,48 @@ async def test_a_fault_of_the_store_is_put_off_once(
         assert (await taken[0].result()).status == "answered"
     tool.close()
     assert caplog.text.count("run a fault") == 1
+
+
+@dataclass
+class Locking:
+    """A planner that locks the store when its run has paused."""
+
+    planner: Any
+    tool: sqlite3.Connection
+    run: Any = None
+
+    def journaled(
+        self, kernel: Any, activation: Activation, *, arguments: Any = None
+    ) -> ActivationRun[Any]:
+        self.run = self.planner.journaled(kernel, activation, arguments=arguments)
+        return self
+
+    async def result(self) -> Any:
+        result = await self.run.result()
+        self.tool.execute("BEGIN IMMEDIATE")
+        return result
+
+
+async def test_a_run_is_released_when_the_store_can_be_used_again(
+    tmp_path: Path,
+) -> None:
+    """A pause, then a locked store: once it is open, another worker takes the decision that was made on the run."""
+    path = tmp_path / "runs.db"
+    planner, kernel = world(tmp_path / "effects", [PAY, say("Paid.")])
+    tool = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    async with Runs.sqlite(path, poll_seconds=0.02) as worker:
+        locking = Locking(planner, tool)
+        handle = await worker.start(locking, kernel, GOAL, run_id="a")
+        assert (await handle.result()).status == "paused"
+        assert (await worker.load("a")).record.owner == worker.worker_id
+        tool.execute("ROLLBACK")
+        assert await decide_all(str(path)) == 1
+        async with Runs.sqlite(path, poll_seconds=0.02) as other:
+            async with asyncio.timeout(120):
+                while not (taken := await other.recover(planner, kernel)):  # noqa: ASYNC110  (polled, as `work` does)
+                    await asyncio.sleep(other.poll_seconds)
+            assert (await taken[0].result()).status == "answered"
+    tool.close()
 
 
 async def test_a_heartbeat_that_fails_says_why(
