@@ -305,7 +305,7 @@ def _judge(state: State, left: Left) -> Action:
         return Finish(
             status="incomplete", reason=cut_short_text(reply.finish_reason, reply.text)
         )
-    # The reply is charged by now: 0 left means that it was the last one allowed.
+    # The reply is charged by now: 0 left is the last one allowed, below 0 more than that.
     limit = reply.withheld or ("max_iterations" if left.iterations < 0 else None)
     answer = reply.text if reply.final_answer is None else reply.final_answer
     if limit is not None:
