@@ -35,9 +35,9 @@ class SharedBudget:
     flight, of all processes, may exceed them.
 
     At a limit the run does what its own ``Budget.on_limit`` says; the request that
-    ``answer`` makes is reserved with the run's first. A run or activation that finds a
-    used up budget ends ``limit_reached`` without a request. ``limit`` of the result is
-    ``"{name}: {limit}"``. A batch beyond ``max_tool_calls`` does not run.
+    ``answer`` makes is reserved with the run's first, but a new period may refuse it. A
+    run or activation that finds a used up budget ends ``limit_reached`` without a
+    request. ``limit`` of the result is ``"{name}: {limit}"``. A batch beyond ``max_tool_calls`` does not run.
 
     Only a process that has its shared budgets, by name, continues a kept run; any other
     gets `RunRefusedError`. A run whose process died stays charged for what may have
