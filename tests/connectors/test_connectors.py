@@ -57,6 +57,7 @@ from support.connectors import (
     Ollama,
     Turn,
 )
+from support.values import each_of
 
 # google-genai derives from a class of aiohttp that says it should not be derived from.
 pytestmark = pytest.mark.filterwarnings(
@@ -334,7 +335,7 @@ async def test_a_planner_runs_to_its_answer(
     assert "Be brief." in str(world.api.bodies[-1])
 
 
-@pytest.mark.parametrize("last_trip", ["withdraw", "none"])
+@each_of("last_trip", ["withdraw", "none"])
 async def test_a_run_that_does_not_stop_ends_with_a_forced_answer(
     connect: Callable[..., World], streamed: bool, last_trip: Any
 ) -> None:

@@ -15,7 +15,7 @@ from planner_ext.events import CallFinished
 from planner_ext.plugin import PlannerPlugin
 from planner_ext.testing import ScriptedReply, ScriptedRequest, call, say
 from support.inside import INNER, Hidden, World, auto, greedy, with_auto, world
-from support.planner import GOAL, both_ways, invoke, planner_with
+from support.planner import GOAL, invoke, planner_with
 from support.values import each_of
 
 WAYS = [
@@ -222,10 +222,9 @@ async def test_after_its_call_a_function_can_do_nothing_in_its_name() -> None:
         assert seen.bank.looked == 0
 
 
-@both_ways
-async def test_a_kernel_that_a_function_holds_is_charged_through_a_registered_service(
-    streamed: bool,
-) -> None:
+async def test_a_kernel_that_a_function_holds_is_charged_through_a_registered_service() -> (
+    None
+):
     """`FunctionInvokingChatCompletion` as the service of the held kernel finds the call, its budget and its gate."""
     async with world(greedy("inside-holds", 2)) as seen:
         held = Kernel(
@@ -236,7 +235,7 @@ async def test_a_kernel_that_a_function_holds_is_charged_through_a_registered_se
         planner = planner_with(
             "chat", plan=False, budget=Budget(max_iterations=6, max_tool_calls=7)
         )
-        result = await invoke(planner, seen.kernel, streamed=streamed)
+        result = await invoke(planner, seen.kernel)
         assert len(seen.server.requests) == result.iterations <= 6
         assert seen.functions <= result.tool_calls <= 7
         assert seen.bank.paid == 0

@@ -337,28 +337,25 @@ def test_a_reason_to_stop_is_a_text(reason: Any) -> None:
     check_error(raised.value, "reason must be a text", f"got {reason}")
 
 
-@both_ways
-async def test_a_kernel_is_needed(streamed: bool) -> None:
+async def test_a_kernel_is_needed() -> None:
     """Without a kernel the error says so."""
     nothing: Any = None
     with pytest.raises(PlannerInvalidConfigurationError) as raised:
-        await invoke(planner_with(), nothing, streamed=streamed)
+        await invoke(planner_with(), nothing)
     check_error(raised.value, "kernel")
 
 
-@both_ways
-async def test_a_function_of_the_planners_own_name_is_refused(streamed: bool) -> None:
+async def test_a_function_of_the_planners_own_name_is_refused() -> None:
     """A kernel that has UserInteraction-SendFinalAnswer itself, as old programs may, is refused with the way out."""
     kernel, service = scripted(never_stops)
     kernel.add_plugin(UserInteraction(), "UserInteraction")
     with pytest.raises(PlannerInvalidConfigurationError) as raised:
-        await invoke(planner_with(), kernel, GOAL, streamed=streamed)
+        await invoke(planner_with(), kernel, GOAL)
     check_error(raised.value, "UserInteraction-SendFinalAnswer", "exclude")
     assert service.requests == []
 
     result = await invoke(
         planner_with(excluded_plugins={"UserInteraction"}, max_iterations=2),
         kernel,
-        streamed=streamed,
     )
     assert result.status == "limit_reached"

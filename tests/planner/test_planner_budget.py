@@ -64,37 +64,30 @@ async def test_a_model_that_never_stops_makes_exactly_the_requests_allowed(
     check_sendable(result.chat_history)
 
 
-@both_ways
-async def test_no_plan_is_asked_for_unless_two_trips_remain(streamed: bool) -> None:
+async def test_no_plan_is_asked_for_unless_two_trips_remain() -> None:
     """With one round trip no plan is requested, whether or not a plan would be charged; with two one is."""
     for most, charge, trips in [(1, True, 1), (1, False, 1), (2, True, 2)]:
         async with openai_kernel(never_stops) as (kernel, server):
             planner = planner_with(max_iterations=most, charge_plan=charge)
-            result = await invoke(planner, kernel, streamed=streamed)
+            result = await invoke(planner, kernel)
         planned = [fact for fact in result.facts if fact.type == "Planned"]
         assert (len(server.requests), len(planned)) == (trips, most - 1)
 
 
-@both_ways
-async def test_an_uncharged_plan_comes_on_top(streamed: bool) -> None:
+async def test_an_uncharged_plan_comes_on_top() -> None:
     """With charge_plan=False the plan request costs no round trip of the budget, but its tokens are counted."""
     async with openai_kernel(never_stops) as (kernel, server):
-        result = await invoke(
-            planner_with(max_iterations=3, charge_plan=False), kernel, streamed=streamed
-        )
+        result = await invoke(planner_with(max_iterations=3, charge_plan=False), kernel)
 
     assert (len(server.requests), result.iterations) == (4, 3)
     assert result.usage.total_tokens == server.total_tokens
 
 
-@both_ways
-async def test_two_hundred_tool_turns_do_not_recurse(streamed: bool) -> None:
+async def test_two_hundred_tool_turns_do_not_recurse() -> None:
     """A long run is a loop: 200 tool rounds, then the answer."""
     script = [*[ADD] * 200, say("It is 3.")]
     kernel, _ = scripted(script)
-    result = await invoke(
-        planner_with(plan=False, max_iterations=None), kernel, streamed=streamed
-    )
+    result = await invoke(planner_with(plan=False, max_iterations=None), kernel)
 
     assert (result.status, result.iterations, result.tool_calls) == (
         "answered",
@@ -103,30 +96,27 @@ async def test_two_hundred_tool_turns_do_not_recurse(streamed: bool) -> None:
     )
 
 
-@both_ways
-async def test_the_budget_may_say_how_many_iterations(streamed: bool) -> None:
+async def test_the_budget_may_say_how_many_iterations() -> None:
     """``budget.max_iterations`` is the same as ``max_iterations``: set alone it holds, above the default too."""
     async with openai_kernel(never_stops) as (kernel, server):
         result = await invoke(
             planner_with(plan=False, budget=Budget(max_iterations=20)),
             kernel,
-            streamed=streamed,
         )
 
     assert (len(server.requests), result.iterations) == (20, 20)
 
 
-@both_ways
 @pytest.mark.parametrize(("option", "budget"), [(3, 7), (7, 3)])
 async def test_of_two_round_trip_limits_the_smaller_holds(
-    option: int, budget: int, streamed: bool
+    option: int, budget: int
 ) -> None:
     """Where max_iterations is set in the options and in the budget, the smaller one holds."""
     async with openai_kernel(never_stops) as (kernel, server):
         planner = planner_with(
             plan=False, max_iterations=option, budget=Budget(max_iterations=budget)
         )
-        await invoke(planner, kernel, streamed=streamed)
+        await invoke(planner, kernel)
 
     assert len(server.requests) == 3
 
@@ -235,15 +225,14 @@ async def test_raise_ends_the_run_with_everything_it_had(
     check_sendable(error.chat_history)
 
 
-@both_ways
-async def test_the_error_for_tool_calls_has_the_expected_words(streamed: bool) -> None:
+async def test_the_error_for_tool_calls_has_the_expected_words() -> None:
     """The message of an error at max_tool_calls starts with "Max number of tool call reached"."""
     kernel, _ = scripted(never_stops)
     planner = planner_with(
         plan=False, budget=Budget(max_tool_calls=1, on_limit="raise")
     )
     with pytest.raises(LimitReachedError, match=r"^Max number of tool call reached"):
-        await invoke(planner, kernel, streamed=streamed)
+        await invoke(planner, kernel)
 
 
 @both_ways
@@ -274,14 +263,12 @@ async def test_return_calls_ends_the_history_with_the_calls(
     ] == ["math-add"]
 
 
-@both_ways
-async def test_answer_asks_once_more_without_functions(streamed: bool) -> None:
+async def test_answer_asks_once_more_without_functions() -> None:
     """Under on_limit="answer" a call limit answers the calls "not executed" and the next request has no functions."""
     async with openai_kernel(never_stops) as (kernel, server):
         result = await invoke(
             planner_with(plan=False, budget=Budget(max_tool_calls=1)),
             kernel,
-            streamed=streamed,
         )
 
     assert [bool(request.tools) for request in server.requests] == [True, True, False]
@@ -294,13 +281,10 @@ async def test_answer_asks_once_more_without_functions(streamed: bool) -> None:
         result.raise_for_status()
 
 
-@both_ways
 @pytest.mark.parametrize(
     ("batch_over_limit", "ran"), [("reject_batch", 0), ("fill_remaining", 2)]
 )
-async def test_a_batch_is_counted_as_it_is(
-    batch_over_limit: Any, ran: int, streamed: bool
-) -> None:
+async def test_a_batch_is_counted_as_it_is(batch_over_limit: Any, ran: int) -> None:
     """A batch of three is three calls: over a limit of two, none of it runs, or the first two, and never three."""
     math = Math()
     kernel = kernel_of(
@@ -309,7 +293,7 @@ async def test_a_batch_is_counted_as_it_is(
     planner = planner_with(
         plan=False, budget=Budget(max_tool_calls=2, batch_over_limit=batch_over_limit)
     )
-    result = await invoke(planner, kernel, streamed=streamed)
+    result = await invoke(planner, kernel)
 
     assert (len(math.sums), result.tool_calls, result.status) == (
         ran,
@@ -319,13 +303,10 @@ async def test_a_batch_is_counted_as_it_is(
     check_sendable(result.chat_history)
 
 
-@both_ways
-async def test_the_planners_own_calls_are_free(streamed: bool) -> None:
+async def test_the_planners_own_calls_are_free() -> None:
     """The final-answer function does not count as a tool call: with a limit of 0 the run still has its answer."""
     kernel, _ = scripted([PLAN, final()])
-    result = await invoke(
-        planner_with(budget=Budget(max_tool_calls=0)), kernel, streamed=streamed
-    )
+    result = await invoke(planner_with(budget=Budget(max_tool_calls=0)), kernel)
 
     assert (result.status, result.final_answer, result.tool_calls) == (
         "answered",
@@ -334,8 +315,7 @@ async def test_the_planners_own_calls_are_free(streamed: bool) -> None:
     )
 
 
-@both_ways
-async def test_the_last_request_can_keep_the_schema(streamed: bool) -> None:
+async def test_the_last_request_can_keep_the_schema() -> None:
     """With last_trip="none" the reserved request has the tool schema with choice "none" instead of none."""
     async with openai_kernel(
         lambda r: ENOUGH if r.tool_choice in (None, "none") else ADD
@@ -343,7 +323,7 @@ async def test_the_last_request_can_keep_the_schema(streamed: bool) -> None:
         planner = planner_with(
             plan=False, max_iterations=2, budget=Budget(last_trip="none")
         )
-        result = await invoke(planner, kernel, streamed=streamed)
+        result = await invoke(planner, kernel)
 
     assert (server.requests[-1].tool_choice, bool(server.requests[-1].tools)) == (
         "none",
@@ -352,8 +332,7 @@ async def test_the_last_request_can_keep_the_schema(streamed: bool) -> None:
     assert (result.status, result.final_answer) == ("limit_reached", "Enough.")
 
 
-@both_ways
-async def test_a_function_in_a_budget_must_be_offered(streamed: bool) -> None:
+async def test_a_function_in_a_budget_must_be_offered() -> None:
     """A misspelt name in max_calls_per_function is refused before the first request, with the names there are."""
     kernel, service = scripted(never_stops)
     planner = planner_with(
@@ -363,12 +342,11 @@ async def test_a_function_in_a_budget_must_be_offered(streamed: bool) -> None:
         PlannerInvalidConfigurationError,
         match=r"max_calls_per_function.*math-ad\b.*math-add",
     ):
-        await invoke(planner, kernel, streamed=streamed)
+        await invoke(planner, kernel)
     assert service.requests == []
 
 
-@both_ways
-async def test_the_budget_of_a_wrapped_service_holds_too(streamed: bool) -> None:
+async def test_the_budget_of_a_wrapped_service_holds_too() -> None:
     """A service that loops by itself is unwrapped: of both budgets the tighter holds, and requests are not doubled."""
     for of_planner, of_service in [(9, 3), (3, 9)]:
         async with openai_kernel(never_stops) as (kernel, server):
@@ -380,7 +358,6 @@ async def test_the_budget_of_a_wrapped_service_holds_too(streamed: bool) -> None
             result = await invoke(
                 planner_with("chat", plan=False, max_iterations=of_planner),
                 kernel_of(doubly),
-                streamed=streamed,
             )
         assert (len(server.requests), result.iterations) == (3, 3)
         assert (result.status, result.limit) == ("limit_reached", "max_iterations")
@@ -408,10 +385,7 @@ def test_a_result_that_was_stored_still_raises_for_its_status() -> None:
     )
 
 
-@both_ways
-async def test_calls_in_reply_to_a_request_without_functions_do_not_run(
-    streamed: bool,
-) -> None:
+async def test_calls_in_reply_to_a_request_without_functions_do_not_run() -> None:
     """A model that calls although nothing is offered ends the run at the limit; nothing of it runs."""
     math = Math()
     kernel = kernel_of(
@@ -420,7 +394,7 @@ async def test_calls_in_reply_to_a_request_without_functions_do_not_run(
         ),
         math=math,
     )
-    result = await invoke(planner_with(max_iterations=1), kernel, streamed=streamed)
+    result = await invoke(planner_with(max_iterations=1), kernel)
 
     assert (result.status, result.limit, math.sums) == (
         "limit_reached",

@@ -23,6 +23,7 @@ from planner_ext.session import ToolUseSession
 from planner_ext.testing import ScriptedChatCompletion, call, say
 from support.narrow import run_of
 from support.planner import check_sendable, drained, kernel_of, planner_with
+from support.values import each_of
 
 
 class World:
@@ -131,7 +132,7 @@ DOORS = [
     session_streamed,
 ]
 every_door = pytest.mark.parametrize("door", DOORS, ids=lambda door: door.__name__)
-both_places = pytest.mark.parametrize("place", ["request", "function"])
+both_places = each_of("place", ["request", "function"])
 Door = Callable[[World], Coroutine[Any, Any, None]]
 
 
@@ -207,7 +208,7 @@ async def test_a_task_that_is_cancelled_again_carries_its_run(
 
 @every_door
 @both_places
-@pytest.mark.parametrize("way", ["wait_for", "timeout"])
+@each_of("way", ["wait_for", "timeout"])
 async def test_a_timeout_around_a_run_has_it_among_its_causes(
     door: Door, place: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,10 +68,7 @@ async def test_another_model_answers_and_is_charged(streamed: bool) -> None:
     )
 
 
-@both_ways
-async def test_a_model_that_reports_no_usage_is_charged_an_estimate(
-    streamed: bool,
-) -> None:
+async def test_a_model_that_reports_no_usage_is_charged_an_estimate() -> None:
     """Tokens that the clarifier's service does not report are estimated, and the run's usage says so."""
     silent = ScriptedChatCompletion([say("1 and 2.")], metadata={"usage": None})
     kernel, _ = scripted([ASK, ADD, final()])
@@ -81,7 +78,7 @@ async def test_a_model_that_reports_no_usage_is_charged_an_estimate(
         clarifier=ModelClarifier(kernel_of(silent)),
         max_iterations=9,
     )
-    result = await invoke(planner, kernel, "Add the numbers.", streamed=streamed)
+    result = await invoke(planner, kernel, "Add the numbers.")
     assert (result.status, len(silent.requests)) == ("answered", 1)
     assert 0 < result.usage.estimated_tokens < result.usage.total_tokens
 
@@ -97,34 +94,26 @@ def test_a_price_of_the_model_that_gives_no_amount_is_refused() -> None:
         )
 
 
-@both_ways
-async def test_pass_leaves_the_question_open_and_still_counts(streamed: bool) -> None:
+async def test_pass_leaves_the_question_open_and_still_counts() -> None:
     """A reply of PASS says nothing: the question waits for a person, the request is charged."""
     clarifier, other = answering("pass.")
     kernel, _ = scripted([ASK])
-    result = await invoke(
-        planner_with(plan=False, clarifier=clarifier), kernel, streamed=streamed
-    )
+    result = await invoke(planner_with(plan=False, clarifier=clarifier), kernel)
     assert (result.status, result.iterations, len(other.requests)) == ("asked", 2, 1)
 
 
-@both_ways
-async def test_no_request_is_made_that_would_leave_none_to_use_the_answer(
-    streamed: bool,
-) -> None:
+async def test_no_request_is_made_that_would_leave_none_to_use_the_answer() -> None:
     """With one trip left the clarifier's model is not asked; the question waits for a person."""
     clarifier, other = answering("1 and 2.")
     kernel, _ = scripted([ASK])
     result = await invoke(
         planner_with(plan=False, max_iterations=2, clarifier=clarifier),
         kernel,
-        streamed=streamed,
     )
     assert (result.status, result.iterations, other.requests) == ("asked", 1, [])
 
 
-@both_ways
-async def test_its_time_and_its_price_are_the_runs(streamed: bool) -> None:
+async def test_its_time_and_its_price_are_the_runs() -> None:
     """The time of its request is active time; its cost is what its price says."""
     clock = Clock()
 
@@ -140,7 +129,7 @@ async def test_its_time_and_its_price_are_the_runs(streamed: bool) -> None:
     planner = planner_with(
         plan=False, require_final_answer_function=True, clarifier=clarifier, clock=clock
     )
-    result = await invoke(planner, kernel, streamed=streamed)
+    result = await invoke(planner, kernel)
     assert (result.status, result.usage.active_seconds, result.usage.cost) == (
         "answered",
         5.0,

@@ -248,11 +248,10 @@ async def test_a_callback_that_fails_does_not_lose_the_run(streamed: bool) -> No
     assert (result.status, result.tool_calls, math.sums) == ("answered", 1, [(1, 2)])
 
 
-@both_ways
-async def test_the_model_reads_that_a_function_failed(streamed: bool) -> None:
+async def test_the_model_reads_that_a_function_failed() -> None:
     """By default a function's failure is its result, without internal detail, and its sibling's result is kept."""
     kernel, service = scripted([PLAN, calls(call("math-fail"), ADD), final()])
-    result = await invoke(planner_with(), kernel, streamed=streamed)
+    result = await invoke(planner_with(), kernel)
 
     failed, added = (
         str(message["content"]) for message in service.requests[2].messages[-2:]
@@ -263,10 +262,9 @@ async def test_the_model_reads_that_a_function_failed(streamed: bool) -> None:
     assert (result.status, result.tool_calls) == ("answered", 2)
 
 
-@both_ways
 @pytest.mark.parametrize("one_by_one", [False, True], ids=["together", "one-by-one"])
 async def test_a_failed_function_can_end_the_run_and_the_run_can_be_resumed(
-    one_by_one: bool, streamed: bool
+    one_by_one: bool,
 ) -> None:
     """With on_error="raise" the batch settles, the error carries the run, and resuming runs no function again."""
     math = Math()
@@ -277,13 +275,13 @@ async def test_a_failed_function_can_end_the_run_and_the_run_can_be_resumed(
     )
     planner = planner_with(execution=execution)
     with pytest.raises(ToolExecutionError, match="math-fail") as raised:
-        await invoke(planner, kernel, streamed=streamed)
+        await invoke(planner, kernel)
 
     assert isinstance(raised.value.__cause__, Exception)
     check_sendable(raised.value.chat_history)
     assert raised.value.checkpoint is not None
     checkpoint = Checkpoint.from_json(raised.value.checkpoint.to_json())
-    result = await resume(planner, kernel, checkpoint, streamed=streamed)
+    result = await resume(planner, kernel, checkpoint)
     assert (result.status, math.sums, len(service.requests)) == (
         "answered",
         [(1, 2)],
@@ -291,10 +289,7 @@ async def test_a_failed_function_can_end_the_run_and_the_run_can_be_resumed(
     )
 
 
-@both_ways
-async def test_a_template_that_fails_after_the_plan_does_not_lose_the_plan(
-    streamed: bool,
-) -> None:
+async def test_a_template_that_fails_after_the_plan_does_not_lose_the_plan() -> None:
     """Where the step template cannot be rendered the error is a named one, and what was paid is in its checkpoint."""
 
     class Shop:
@@ -305,7 +300,7 @@ async def test_a_template_that_fails_after_the_plan_does_not_lose_the_plan(
     kernel = kernel_of(ScriptedChatCompletion([PLAN]), shop=Shop())
     planner = planner_with(get_step_prompt=lambda: "{{shop.price}} {{$goal}}")
     with pytest.raises(PlannerException, match="get_step_prompt") as raised:
-        await invoke(planner, kernel, streamed=streamed)
+        await invoke(planner, kernel)
     assert raised.value.checkpoint is not None
 
 
@@ -324,8 +319,7 @@ async def test_a_finish_reason_that_lies_is_an_error_on_request(streamed: bool) 
     assert raised.value.checkpoint is not None
 
 
-@both_ways
-async def test_requests_keep_their_distance(streamed: bool) -> None:
+async def test_requests_keep_their_distance() -> None:
     """min_iteration_time_ms is the least time from one request's start to the next one's, the plan request included."""
     clock, started = Clock(), []
 
@@ -335,15 +329,14 @@ async def test_requests_keep_their_distance(streamed: bool) -> None:
 
     kernel, _ = scripted([PLAN, ADD, final()], before_reply=taking_a_second)
     planner = planner_with(min_iteration_time_ms=4000, clock=clock)
-    result = await invoke(planner, kernel, streamed=streamed)
+    result = await invoke(planner, kernel)
 
     assert result.status == "answered"
     assert [later - earlier for earlier, later in pairwise(started)] == [4.0, 4.0]
     assert clock.slept == [3.0, 3.0]
 
 
-@both_ways
-async def test_a_slow_model_is_not_waited_for_twice(streamed: bool) -> None:
+async def test_a_slow_model_is_not_waited_for_twice() -> None:
     """A request that took longer than the least time is followed by the next one at once."""
     clock = Clock()
 
@@ -352,18 +345,17 @@ async def test_a_slow_model_is_not_waited_for_twice(streamed: bool) -> None:
 
     kernel, _ = scripted(never_stops, before_reply=taking_ten_seconds)
     planner = planner_with(min_iteration_time_ms=4000, clock=clock, max_iterations=4)
-    result = await invoke(planner, kernel, streamed=streamed)
+    result = await invoke(planner, kernel)
 
     assert clock.slept == []
     assert result.usage.active_seconds == pytest.approx(40.0)
 
 
-@both_ways
-async def test_facts_have_the_injected_time(streamed: bool) -> None:
+async def test_facts_have_the_injected_time() -> None:
     """Every moment and duration in the journal is the given clock's."""
     clock = Clock(seconds=500.0)
     kernel, _ = scripted([PLAN, final()])
-    result = await invoke(planner_with(clock=clock), kernel, streamed=streamed)
+    result = await invoke(planner_with(clock=clock), kernel)
 
     assert {fact.at for fact in result.facts} == {500.0}
     assert result.usage.active_seconds == 0.0

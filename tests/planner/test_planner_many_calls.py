@@ -17,7 +17,7 @@ from planner_ext.testing import (
     calls,
     say,
 )
-from support.planner import both_ways, check_sendable, invoke, kernel_of, planner_with
+from support.planner import check_sendable, invoke, kernel_of, planner_with
 from support.stock import add_filter
 from support.values import each_of
 
@@ -46,15 +46,14 @@ def asking_for(*counts: int) -> ScriptedChatCompletion:
     return ScriptedChatCompletion([*replies, say("Done.")])
 
 
-@both_ways
-async def test_a_reply_of_too_many_calls_runs_none(streamed: bool) -> None:
+async def test_a_reply_of_too_many_calls_runs_none() -> None:
     """Each call is answered with the limit's name, no question is asked, and the model may make fewer."""
     asked: list[Any] = []
     tools, service = Tools(), asking_for(4, 3)
     planner = planner_with(
         plan=False, budget=Budget(max_calls_per_reply=3), interceptors=[asked.append]
     )
-    result = await invoke(planner, kernel_of(service, t=tools), streamed=streamed)
+    result = await invoke(planner, kernel_of(service, t=tools))
     assert (result.status, result.tool_calls, tools.ran, len(asked)) == (
         "answered",
         3,

@@ -110,18 +110,17 @@ async def test_a_stop_reaches_through_a_service() -> None:
     ) == ("stopped", 1, 1, [])
 
 
-@both_ways
 @pytest.mark.parametrize(
     "refused",
     [{"budget": Budget(max_cost=1.0)}, {"max_prompt_tokens": 1}],
     ids=["price", "size"],
 )
 async def test_a_nested_request_that_is_not_sent_costs_nothing(
-    refused: dict[str, Any], streamed: bool
+    refused: dict[str, Any],
 ) -> None:
     """Refused for an unknown price, or for the size of its prompt, a nested run has spent nothing."""
     kernel, outer, inner, _ = nesting([DELEGATE, say("On my own: 3.")], [], **refused)
-    result = await invoke(planner_with("chat", plan=False), kernel, streamed=streamed)
+    result = await invoke(planner_with("chat", plan=False), kernel)
     assert (result.status, result.iterations, result.final_answer) == (
         "answered",
         2,
@@ -130,10 +129,7 @@ async def test_a_nested_request_that_is_not_sent_costs_nothing(
     assert (len(outer.requests), len(inner.requests)) == (2, 0)
 
 
-@both_ways
-async def test_the_functions_of_a_nested_run_that_crashed_are_counted(
-    streamed: bool,
-) -> None:
+async def test_the_functions_of_a_nested_run_that_crashed_are_counted() -> None:
     """What it started before it failed counts against the limits by function."""
     both = calls(DELEGATE, call("expert-reach_goal", {"goal": "Once more."}))
     inner = [ADD, ADD, RuntimeError("down"), ADD, say("3")]
@@ -142,7 +138,7 @@ async def test_the_functions_of_a_nested_run_that_crashed_are_counted(
     planner = planner_with(
         "chat", plan=False, execution=ToolExecution(max_concurrency=1), budget=budget
     )
-    result = await invoke(planner, kernel, streamed=streamed)
+    result = await invoke(planner, kernel)
     assert (result.status, result.tool_calls, len(math.sums)) == ("answered", 4, 2)
 
 

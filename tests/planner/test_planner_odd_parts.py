@@ -14,7 +14,6 @@ from support.planner import (
     GOAL,
     Clock,
     Math,
-    both_ways,
     invoke,
     kernel_of,
     planner_with,
@@ -57,10 +56,9 @@ async def test_a_clock_that_goes_back_gives_no_time_back() -> None:
     assert (result.status, result.usage.active_seconds) == ("answered", 0)
 
 
-@both_ways
 @pytest.mark.parametrize("kind", ["auto_function_invocation", "function_invocation"])
 async def test_a_filter_whose_second_parameter_has_another_name_is_answered(
-    kind: Any, streamed: bool
+    kind: Any,
 ) -> None:
     """Semantic Kernel passes ``next`` by name: the call fails, its sibling too, the function does not run."""
 
@@ -72,7 +70,7 @@ async def test_a_filter_whose_second_parameter_has_another_name_is_answered(
         ScriptedChatCompletion([calls(ADD, ADD), say("No idea.")]), math=math_plugin
     )
     kernel.add_filter(kind, filtered)
-    result = await invoke(planner_with(plan=False), kernel, streamed=streamed)
+    result = await invoke(planner_with(plan=False), kernel)
     assert (result.status, result.final_answer, math_plugin.sums) == (
         "answered",
         "No idea.",

@@ -91,16 +91,13 @@ async def test_the_nested_answer_is_what_the_model_around_reads(streamed: bool) 
     assert expert.requests[0].messages[-1]["content"] == "Add 1 and 2."
 
 
-@both_ways
-async def test_nested_runs_race_for_what_is_left_less_the_reserved_trip(
-    streamed: bool,
-) -> None:
+async def test_nested_runs_race_for_what_is_left_less_the_reserved_trip() -> None:
     """Of 12 trips the run around takes one and keeps one; the others are made inside: each answers or says why not."""
     kernel, expert = around([delegate(3), say("done")], never_ends)
     planner = planner_with(
         "chat", plan=False, max_iterations=12, budget=Budget(max_tool_calls=11)
     )
-    result = await invoke(planner, kernel, streamed=streamed)
+    result = await invoke(planner, kernel)
     assert len(expert.requests) == 12 - 2
     assert result.iterations == 12
     assert result.tool_calls <= 11
@@ -260,8 +257,7 @@ async def test_the_plan_of_a_nested_run_is_charged_under_all_options() -> None:
     assert (len(expert.requests), result.iterations) == (2, 4)
 
 
-@both_ways
-async def test_a_nested_deferral_is_denied_by_name(streamed: bool) -> None:
+async def test_a_nested_deferral_is_denied_by_name() -> None:
     """A nested run does not wait: a risky call is refused, the model reads which, and neither run pauses."""
     paid: list[int] = []
 
@@ -275,7 +271,7 @@ async def test_a_nested_deferral_is_denied_by_name(streamed: bool) -> None:
     kernel, expert = around(
         [DELEGATE, say("done")], [call("bank-pay"), say("not paid")], bank=Bank()
     )
-    result = await invoke(planner_with("chat", plan=False), kernel, streamed=streamed)
+    result = await invoke(planner_with("chat", plan=False), kernel)
     assert (result.status, results_read(result), paid) == ("answered", ["not paid"], [])
     assert "bank-pay needs a person's decision" in str(
         expert.requests[1].messages[-1]["content"]

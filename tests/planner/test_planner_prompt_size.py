@@ -81,19 +81,14 @@ async def test_a_long_result_is_not_sent(streamed: bool) -> None:
     assert (result.tool_calls, len(server.requests)) == (1, 2)
 
 
-@both_ways
-async def test_a_plan_request_that_is_too_long_is_not_sent_either(
-    streamed: bool,
-) -> None:
+async def test_a_plan_request_that_is_too_long_is_not_sent_either() -> None:
     """The first request counts as all others; the run can be resumed, and then begins with its plan."""
     async with openai_kernel([say("A plan."), say("Done.")]) as (kernel, server):
         with pytest.raises(PromptTooLargeError) as caught:
-            await invoke(planner_with(max_prompt_tokens=20), kernel, streamed=streamed)
+            await invoke(planner_with(max_prompt_tokens=20), kernel)
         assert server.requests == []
         assert caught.value.checkpoint is not None
-        result = await resume(
-            planner_with(), kernel, caught.value.checkpoint, streamed=streamed
-        )
+        result = await resume(planner_with(), kernel, caught.value.checkpoint)
     assert (
         result.status,
         result.iterations,
@@ -105,8 +100,7 @@ async def test_a_plan_request_that_is_too_long_is_not_sent_either(
     )
 
 
-@both_ways
-async def test_a_compacted_history_fits_again(streamed: bool) -> None:
+async def test_a_compacted_history_fits_again() -> None:
     """What the iteration-completed callback leaves out is not counted."""
 
     async def shorten(context: FunctionInvocationIterationContext) -> None:
@@ -120,18 +114,15 @@ async def test_a_compacted_history_fits_again(streamed: bool) -> None:
         planner = planner_with(
             plan=False, max_prompt_tokens=500, iteration_completed=shorten
         )
-        result = await invoke(planner, kernel, streamed=streamed)
+        result = await invoke(planner, kernel)
     assert result.status == "answered"
 
 
-@both_ways
-async def test_max_tokens_sets_the_limit(streamed: bool) -> None:
+async def test_max_tokens_sets_the_limit() -> None:
     """The share of max_tokens that is the prompt's is enforced."""
     async with openai_kernel([say("Done.")]) as (kernel, server):
         with pytest.raises(PromptTooLargeError, match="max_prompt_tokens is 18"):
-            await invoke(
-                planner_with(plan=False, max_tokens=20), kernel, streamed=streamed
-            )
+            await invoke(planner_with(plan=False, max_tokens=20), kernel)
     assert server.requests == []
 
 
@@ -192,8 +183,7 @@ def test_a_limit_is_a_count(value: Any) -> None:
             make()
 
 
-@both_ways
-async def test_a_reply_is_limited_by_the_settings_own_name(streamed: bool) -> None:
+async def test_a_reply_is_limited_by_the_settings_own_name() -> None:
     """max_completion_tokens is what the connector's settings call it; where they have no such field it is refused."""
 
     class Named(ScriptedPromptExecutionSettings):
@@ -213,7 +203,6 @@ async def test_a_reply_is_limited_by_the_settings_own_name(streamed: bool) -> No
     await invoke(
         planner_with(plan=False, max_completion_tokens=7),
         kernel_of(scripted_by(Google, [say("Done.")]), math=Math()),
-        streamed=streamed,
     )
     assert {settings.max_output_tokens for settings in asked} == {7}
 
@@ -221,7 +210,5 @@ async def test_a_reply_is_limited_by_the_settings_own_name(streamed: bool) -> No
     with pytest.raises(
         PlannerInvalidConfigurationError, match="max_completion_tokens=7 cannot be used"
     ):
-        await invoke(
-            planner_with(max_completion_tokens=7), kernel_of(inner), streamed=streamed
-        )
+        await invoke(planner_with(max_completion_tokens=7), kernel_of(inner))
     assert inner.requests == []

@@ -89,7 +89,6 @@ async def test_the_plan_request_lists_the_functions_that_are_offered(
     assert sorted(offered) == [FINAL_ANSWER, "math-add", "math-fail"]
 
 
-@both_ways
 @each_of(
     ("exclusion", "left"),
     [
@@ -110,14 +109,13 @@ async def test_the_plan_request_lists_the_functions_that_are_offered(
     ids=["plugin", "function", "bare-name", "both"],
 )
 async def test_what_is_excluded_is_neither_planned_with_nor_offered(
-    exclusion: dict[str, Any], left: list[str], streamed: bool
+    exclusion: dict[str, Any], left: list[str]
 ) -> None:
     """Excluded plugins and functions, by full or own name, are missing from the manual and from the tools."""
     service = ScriptedChatCompletion([PLAN, final()])
     await invoke(
         planner_with(**exclusion),
         kernel_of(service, math=Math(), weather=Weather()),
-        streamed=streamed,
     )
 
     manual, offered = offered_and_planned(service)
@@ -140,24 +138,20 @@ async def test_the_own_name_of_an_excluded_function_may_have_hyphens() -> None:
         await planner_with(plan=False, excluded_functions={"of"}).invoke(kernel, GOAL)
 
 
-@both_ways
-async def test_an_excluded_function_does_not_run_when_it_is_called(
-    streamed: bool,
-) -> None:
+async def test_an_excluded_function_does_not_run_when_it_is_called() -> None:
     """A call of an excluded function is unknown; the model reads which functions there are."""
     service = ScriptedChatCompletion(
         [call("weather-forecast", {"city": "Rome"}), say("No idea.")]
     )
     kernel = kernel_of(service, weather=Weather())
     planner = planner_with(plan=False, excluded_functions={"weather-forecast"})
-    result = await invoke(planner, kernel, streamed=streamed)
+    result = await invoke(planner, kernel)
 
     answer = str(service.requests[1].messages[-1]["content"])
     assert "weather-measure" in answer
     assert (result.status, result.tool_calls) == ("answered", 0)
 
 
-@both_ways
 @each_of(
     "excluded",
     [
@@ -167,11 +161,11 @@ async def test_an_excluded_function_does_not_run_when_it_is_called(
     ],
 )
 async def test_the_planners_own_function_can_be_excluded(
-    streamed: bool, excluded: dict[str, Any]
+    excluded: dict[str, Any],
 ) -> None:
     """The final-answer function is then neither offered nor named in any prompt, and a plain answer ends the run."""
     kernel, service = scripted([PLAN, say("It is 3.")])
-    result = await invoke(planner_with(**excluded), kernel, streamed=streamed)
+    result = await invoke(planner_with(**excluded), kernel)
 
     assert FINAL_ANSWER not in service.requests[1].tools
     assert not any(
@@ -254,8 +248,7 @@ async def test_names_that_are_there_are_taken(options: dict[str, Any]) -> None:
     ).status == "answered"
 
 
-@both_ways
-async def test_get_available_functions_says_what_is_offered(streamed: bool) -> None:
+async def test_get_available_functions_says_what_is_offered() -> None:
     """The callback gets the options and the goal; what it gives is in the manual and the tools, exclusions applied."""
     asked: list[tuple[object, object]] = []
     kernel, service = scripted([PLAN, final()])
@@ -267,7 +260,7 @@ async def test_get_available_functions_says_what_is_offered(streamed: bool) -> N
     planner = planner_with(
         get_available_functions=available, excluded_functions={"math-fail"}
     )
-    await invoke(planner, kernel, streamed=streamed)
+    await invoke(planner, kernel)
 
     manual, offered = offered_and_planned(service)
     assert sorted(offered) == [FINAL_ANSWER, "math-add"]
@@ -276,10 +269,7 @@ async def test_get_available_functions_says_what_is_offered(streamed: bool) -> N
     assert {goal for _, goal in asked} == {GOAL}
 
 
-@both_ways
-async def test_get_available_functions_may_only_give_functions_of_the_kernel(
-    streamed: bool,
-) -> None:
+async def test_get_available_functions_may_only_give_functions_of_the_kernel() -> None:
     """A function that the kernel does not have is refused by name, as an error of this package, and nothing is sent."""
     kernel, service = scripted([PLAN, final()])
     gone = KernelFunctionMetadata(name="gone", plugin_name="math", is_prompt=False)
@@ -287,20 +277,18 @@ async def test_get_available_functions_may_only_give_functions_of_the_kernel(
         await invoke(
             planner_with(get_available_functions=lambda *_: [gone]),
             kernel,
-            streamed=streamed,
         )
     assert service.requests == []
 
 
-@both_ways
-async def test_the_old_templates_still_work(streamed: bool) -> None:
+async def test_the_old_templates_still_work() -> None:
     """Templates of the removed planner render with its variables and with the application's arguments."""
     async with openai_kernel([PLAN, ADD, final()]) as (kernel, server):
         planner = planner_with(
             get_initial_plan=lambda: OLD_PLAN_YAML,
             get_step_prompt=lambda: OLD_STEP_PROMPT,
         )
-        result = await invoke(planner, kernel, streamed=streamed, city="Rome")
+        result = await invoke(planner, kernel, city="Rome")
         plan, step, _ = server.requests
 
     (_, system), (role, goal) = texts(plan)
@@ -314,16 +302,14 @@ async def test_the_old_templates_still_work(streamed: bool) -> None:
     assert result.status == "answered"
 
 
-@both_ways
-async def test_the_settings_of_the_plan_template_are_those_of_the_plan_request_alone(
-    streamed: bool,
-) -> None:
+async def test_the_settings_of_the_plan_template_are_those_of_the_plan_request_alone() -> (
+    None
+):
     """Temperature and tokens that the plan's YAML asks for do not leak into the steps."""
     async with openai_kernel([PLAN, final()]) as (kernel, server):
         await invoke(
             planner_with(get_initial_plan=lambda: OLD_PLAN_YAML),
             kernel,
-            streamed=streamed,
             city="Rome",
         )
         plan, step = server.requests
@@ -332,8 +318,7 @@ async def test_the_settings_of_the_plan_template_are_those_of_the_plan_request_a
     assert (step.body.get("temperature"), step.body.get("max_tokens")) == (None, None)
 
 
-@both_ways
-async def test_arguments_that_no_template_can_take_do_no_harm(streamed: bool) -> None:
+async def test_arguments_that_no_template_can_take_do_no_harm() -> None:
     """Lists, mappings, objects and None among the application's arguments break no template and reach the functions."""
     seen: list[Any] = []
 
@@ -351,22 +336,19 @@ async def test_arguments_that_no_template_can_take_do_no_harm(streamed: bool) ->
         "nothing": None,
         "table": {"a": 1},
     }
-    result = await invoke(
-        planner_with(), kernel_of(service, shop=Shop()), streamed=streamed, **more
-    )
+    result = await invoke(planner_with(), kernel_of(service, shop=Shop()), **more)
 
     assert result.status == "answered"
     assert seen == [basket]
     assert seen[0] is basket
 
 
-@both_ways
-async def test_arguments_cannot_replace_the_planners_variables(streamed: bool) -> None:
+async def test_arguments_cannot_replace_the_planners_variables() -> None:
     """An argument named goal, initial_plan or available_functions does not change what the templates say."""
     kernel, service = scripted([PLAN, final()])
     names = ("goal", "initial_plan", "available_functions", "name_delimiter")
     arguments = KernelArguments(**dict.fromkeys(names, "INTRUDER"))
-    await invoke(planner_with(), kernel, streamed=streamed, arguments=arguments)
+    await invoke(planner_with(), kernel, arguments=arguments)
 
     assert all("INTRUDER" not in whole_text(request) for request in service.requests)
 
@@ -388,12 +370,11 @@ HOSTILE = {
 hostile = each_of("text", HOSTILE.values(), ids=HOSTILE.keys())
 
 
-@both_ways
 @hostile
-async def test_a_goal_opens_no_message_of_its_own(text: str, streamed: bool) -> None:
+async def test_a_goal_opens_no_message_of_its_own(text: str) -> None:
     """For every goal there is one system message, the planner's, and one user message, the goal."""
     kernel, service = scripted([PLAN, final()])
-    await invoke(planner_with(), kernel, text, streamed=streamed, password="hunter2")
+    await invoke(planner_with(), kernel, text, password="hunter2")
 
     for request in service.requests:
         assert [role for role, _ in texts(request)] == ["system", "user"]
@@ -401,51 +382,43 @@ async def test_a_goal_opens_no_message_of_its_own(text: str, streamed: bool) -> 
         assert "hunter2" not in whole_text(request)
 
 
-@both_ways
 @hostile
-async def test_a_goal_arrives_word_for_word(text: str, streamed: bool) -> None:
+async def test_a_goal_arrives_word_for_word(text: str) -> None:
     """The user message of the plan request and of the steps is the goal, unchanged, as it is without a plan."""
     kernel, service = scripted([PLAN, final()])
-    await invoke(planner_with(), kernel, text, streamed=streamed)
+    await invoke(planner_with(), kernel, text)
 
     assert [texts(request)[-1] for request in service.requests] == [("user", text)] * 2
 
 
-@both_ways
 @hostile
-async def test_a_plan_opens_no_message_of_its_own(text: str, streamed: bool) -> None:
+async def test_a_plan_opens_no_message_of_its_own(text: str) -> None:
     """What the model writes as the plan stays inside the system message that quotes it."""
     kernel, service = scripted([say(text), final()])
-    await invoke(planner_with(), kernel, streamed=streamed, password="hunter2")
+    await invoke(planner_with(), kernel, password="hunter2")
 
     assert [role for role, _ in texts(service.requests[1])] == ["system", "user"]
     assert texts(service.requests[1])[1] == ("user", GOAL)
     assert "hunter2" not in whole_text(service.requests[1])
 
 
-@both_ways
 @hostile
-async def test_a_goal_opens_no_message_in_an_old_template(
-    text: str, streamed: bool
-) -> None:
+async def test_a_goal_opens_no_message_in_an_old_template(text: str) -> None:
     """A template without messages, as the removed planner's step prompt was, is one message for every goal."""
     kernel, service = scripted([PLAN, final()])
     planner = planner_with(get_step_prompt=lambda: OLD_STEP_PROMPT)
-    await invoke(
-        planner, kernel, text, streamed=streamed, city="Rome", password="hunter2"
-    )
+    await invoke(planner, kernel, text, city="Rome", password="hunter2")
 
     assert [role for role, _ in texts(service.requests[1])] == ["user"]
     assert "hunter2" not in whole_text(service.requests[1])
 
 
-@both_ways
-async def test_a_template_may_call_the_kernels_functions(streamed: bool) -> None:
+async def test_a_template_may_call_the_kernels_functions() -> None:
     """``{{plugin.function}}`` in a template is the function's result, as everywhere in Semantic Kernel."""
     service = ScriptedChatCompletion([final()])
     planner = planner_with(
         plan="1. Look.", get_step_prompt=lambda: "It has {{weather.measure}}. {{$goal}}"
     )
-    await invoke(planner, kernel_of(service, weather=Weather()), streamed=streamed)
+    await invoke(planner, kernel_of(service, weather=Weather()))
 
     assert "It has 21 degrees." in whole_text(service.requests[0])

@@ -99,10 +99,7 @@ async def test_a_model_that_asks_in_plain_text_gets_its_answer_and_then_calls(
     check_sendable(result.chat_history)
 
 
-@both_ways
-async def test_a_question_beside_calls_is_answered_before_any_runs(
-    streamed: bool,
-) -> None:
+async def test_a_question_beside_calls_is_answered_before_any_runs() -> None:
     """The other calls wait with the question; the results follow in call order."""
     person, weather = Person(["Celsius."]), Weather()
     seen_before: list[int] = []
@@ -114,9 +111,7 @@ async def test_a_question_beside_calls_is_answered_before_any_runs(
     async with openai_kernel(
         [calls(LOOK, ASK), say("18 degrees.")], weather=weather
     ) as (kernel, server):
-        result = await invoke(
-            planner_with(plan=False, clarifier=clarifier), kernel, streamed=streamed
-        )
+        result = await invoke(planner_with(plan=False, clarifier=clarifier), kernel)
 
     assert (result.status, seen_before[0], len(weather.asked)) == ("answered", 0, 1)
     assert texts(server.requests[1])[-2:] == [
@@ -178,13 +173,10 @@ async def test_without_a_clarifier_a_question_waits_and_continues_from_json(
     ] == [("In celsius.", "ann")]
 
 
-@both_ways
-async def test_a_plain_question_waits_where_the_final_answer_is_insisted_on(
-    streamed: bool,
-) -> None:
+async def test_a_plain_question_waits_where_the_final_answer_is_insisted_on() -> None:
     """Its pending call has the same shape and an id of its own; the answer is the user's next message."""
     kernel, _ = scripted([say(WHERE)])
-    result = await invoke(planner_with(**INSISTING), kernel, streamed=streamed)
+    result = await invoke(planner_with(**INSISTING), kernel)
     (pending,) = result.pending
     assert (result.status, pending.fully_qualified_name, pending.arguments) == (
         "asked",
@@ -199,7 +191,6 @@ async def test_a_plain_question_waits_where_the_final_answer_is_insisted_on(
             planner_with(**INSISTING),
             kernel,
             checkpoint,
-            streamed=streamed,
             decisions={pending.id: Supply("Celsius.")},
         )
         assert texts(server.requests[0])[-2:] == [
@@ -213,57 +204,43 @@ async def test_a_plain_question_waits_where_the_final_answer_is_insisted_on(
     )
 
 
-@both_ways
-async def test_a_plain_question_is_the_answer_where_nothing_is_insisted_on(
-    streamed: bool,
-) -> None:
+async def test_a_plain_question_is_the_answer_where_nothing_is_insisted_on() -> None:
     """Without a clarifier and without insistence every plain reply is final, a question too."""
     kernel, _ = scripted([say(WHERE)])
-    result = await invoke(
-        planner_with(plan=False, max_clarifications=3), kernel, streamed=streamed
-    )
+    result = await invoke(planner_with(plan=False, max_clarifications=3), kernel)
     assert (result.status, result.final_answer) == ("answered", WHERE)
 
 
-@both_ways
-async def test_a_plain_reply_that_asks_nothing_is_insisted_upon(streamed: bool) -> None:
+async def test_a_plain_reply_that_asks_nothing_is_insisted_upon() -> None:
     """What does not end in a question mark gets the reminder, no person."""
     kernel, service = scripted([say("It is 3."), final()])
-    result = await invoke(planner_with(**INSISTING), kernel, streamed=streamed)
+    result = await invoke(planner_with(**INSISTING), kernel)
     assert (result.status, len(service.requests)) == ("answered", 2)
 
 
-@both_ways
 @each_of("nothing", [None, "", "  \n"])
 async def test_a_clarifier_that_says_nothing_leaves_the_question_open(
-    nothing: str | None, streamed: bool
+    nothing: str | None,
 ) -> None:
     """A plain reply then counts as final; a call waits for a person."""
     kernel, _ = scripted([say(WHERE)])
-    plain = await invoke(
-        planner_with(plan=False, clarifier=Person([nothing])), kernel, streamed=streamed
-    )
+    plain = await invoke(planner_with(plan=False, clarifier=Person([nothing])), kernel)
     assert (plain.status, plain.final_answer) == ("answered", WHERE)
 
     person = Person([nothing])
     kernel, _ = scripted([ASK, say("Done.")])
     planner = planner_with(plan=False, clarifier=person)
-    asked = await invoke(planner, kernel, streamed=streamed)
+    asked = await invoke(planner, kernel)
     assert (asked.status, len(asked.pending), len(person.seen)) == ("asked", 1, 1)
     answer = {asked.pending[0].id: Supply("Celsius.")}
-    done = await resume(
-        planner, kernel, asked.checkpoint, streamed=streamed, decisions=answer
-    )
+    done = await resume(planner, kernel, asked.checkpoint, decisions=answer)
     assert (done.status, [question.text for question in person.seen]) == (
         "answered",
         [WHERE, "Done."],
     )
 
 
-@both_ways
-async def test_no_more_questions_are_answered_than_the_cap_allows(
-    streamed: bool,
-) -> None:
+async def test_no_more_questions_are_answered_than_the_cap_allows() -> None:
     """The answer to a call over the cap is to continue without; a plain reply over the cap is final."""
     person = Person(["One."] * 9)
     async with openai_kernel([calls(ASK, ASK), say("So?")], weather=Weather()) as (
@@ -271,7 +248,7 @@ async def test_no_more_questions_are_answered_than_the_cap_allows(
         server,
     ):
         planner = planner_with(plan=False, clarifier=person, max_clarifications=1)
-        result = await invoke(planner, kernel, streamed=streamed)
+        result = await invoke(planner, kernel)
         assert texts(server.requests[1])[-2:] == [
             ("tool", "One."),
             ("tool", NO_MORE_QUESTIONS),
@@ -283,8 +260,7 @@ async def test_no_more_questions_are_answered_than_the_cap_allows(
     )
 
 
-@both_ways
-async def test_what_an_answer_costs_is_charged(streamed: bool) -> None:
+async def test_what_an_answer_costs_is_charged() -> None:
     """Round trips and tokens of an answer are the run's; so is its time, and a person's waiting is not."""
     clock = Clock()
     costly = Clarification(text="Celsius.", by="model", iterations=2)
@@ -298,7 +274,6 @@ async def test_what_an_answer_costs_is_charged(streamed: bool) -> None:
     result = await invoke(
         planner_with(plan=False, clarifier=clarifier, clock=clock),
         kernel,
-        streamed=streamed,
     )
     assert (result.status, result.iterations, result.usage.active_seconds) == (
         "answered",
@@ -307,13 +282,12 @@ async def test_what_an_answer_costs_is_charged(streamed: bool) -> None:
     )
 
 
-@both_ways
-async def test_only_answers_are_taken_for_a_question(streamed: bool) -> None:
+async def test_only_answers_are_taken_for_a_question() -> None:
     """An approval, an unknown name and a blank answer are refused by name; nothing is taken, nothing runs."""
     for script in ([ASK], [say(WHERE)]):
         kernel, service = scripted(script)
         planner = planner_with(**INSISTING)
-        asked = await invoke(planner, kernel, streamed=streamed)
+        asked = await invoke(planner, kernel)
         name = asked.pending[0].id
         junk = Supply("x", by=3)  # pyright: ignore[reportArgumentType]  # junk, on purpose
         for decisions in (
@@ -329,22 +303,18 @@ async def test_only_answers_are_taken_for_a_question(streamed: bool) -> None:
                     planner,
                     kernel,
                     asked.checkpoint,
-                    streamed=streamed,
                     decisions=decisions,
                 )
         assert len(service.requests) == 1
 
 
-@both_ways
-async def test_a_denied_question_continues_the_run(streamed: bool) -> None:
+async def test_a_denied_question_continues_the_run() -> None:
     """Deny lets the model know, with the reason, the run continues, and its record says that it was denied."""
     kernel, service = scripted([ASK, final()])
     planner = planner_with(**INSISTING)
-    asked = await invoke(planner, kernel, streamed=streamed)
+    asked = await invoke(planner, kernel)
     denied = {asked.pending[0].id: Deny("Guess.", by="ann")}
-    done = await resume(
-        planner, kernel, asked.checkpoint, streamed=streamed, decisions=denied
-    )
+    done = await resume(planner, kernel, asked.checkpoint, decisions=denied)
     assert done.status == "answered"
     (record,) = done.decisions
     assert (record.kind, record.by, record.reason, record.result) == (
@@ -359,20 +329,18 @@ async def test_a_denied_question_continues_the_run(streamed: bool) -> None:
     )
 
 
-@both_ways
 @pytest.mark.parametrize("script", [[ASK], [say(WHERE)]], ids=["call", "plain"])
-async def test_a_run_that_asks_can_be_cancelled(script: Any, streamed: bool) -> None:
+async def test_a_run_that_asks_can_be_cancelled(script: Any) -> None:
     """Cancelling answers the question with "not executed" and ends the run for good."""
     kernel, _ = scripted(script)
     planner = planner_with(**INSISTING)
-    asked = await invoke(planner, kernel, streamed=streamed)
+    asked = await invoke(planner, kernel)
     result = planner.cancel(asked.checkpoint, by="ann")
     assert (result.status, result.pending, result.final_answer) == ("stopped", (), "")
     check_sendable(result.chat_history)
 
 
-@both_ways
-async def test_a_clarifier_that_fails_is_a_fault(streamed: bool) -> None:
+async def test_a_clarifier_that_fails_is_a_fault() -> None:
     """An exception or an invalid answer leaves the run with its history and a checkpoint."""
 
     def broken(question: Question) -> Any:
@@ -381,14 +349,11 @@ async def test_a_clarifier_that_fails_is_a_fault(streamed: bool) -> None:
     for clarifier, error in ((broken, OSError), (Person([3]), PlannerException)):
         kernel, _ = scripted([say(WHERE)])
         with pytest.raises(error) as raised:
-            await invoke(
-                planner_with(plan=False, clarifier=clarifier), kernel, streamed=streamed
-            )
+            await invoke(planner_with(plan=False, clarifier=clarifier), kernel)
         again = await resume(
             planner_with(plan=False, clarifier=Person([])),
             kernel,
             run_of(raised.value).checkpoint,
-            streamed=streamed,
         )
         assert (again.status, again.final_answer) == ("answered", WHERE)
 
@@ -431,13 +396,10 @@ async def test_the_stream_tells_the_question_and_its_answer() -> None:
     assert told == [(WHERE, "Celsius."), ("Done.", None)]
 
 
-@both_ways
-async def test_a_final_answer_in_the_reserved_trip_is_the_forced_answer(
-    streamed: bool,
-) -> None:
+async def test_a_final_answer_in_the_reserved_trip_is_the_forced_answer() -> None:
     """A model that calls SendFinalAnswer although functions were withdrawn gives its answer; the limit is named."""
     kernel = kernel_of(scripted([PLAN, ADD, final("It is 3.")])[1])
-    result = await invoke(planner_with(max_iterations=3), kernel, streamed=streamed)
+    result = await invoke(planner_with(max_iterations=3), kernel)
     assert (result.status, result.final_answer, result.limit) == (
         "limit_reached",
         "It is 3.",

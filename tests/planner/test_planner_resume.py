@@ -37,10 +37,12 @@ from support.planner import (
 from support.values import each_of
 
 all_ends = each_of("on_limit", ["answer", "stop", "return_calls", "raise"])
-all_limits = pytest.mark.parametrize("limit", ["max_iterations", "max_tool_calls"])
+all_limits = each_of("limit", ["max_iterations", "max_tool_calls"])
 
 
-async def limited(kernel: Any, limit: str, on_limit: Any, *, streamed: bool) -> Any:
+async def limited(
+    kernel: Any, limit: str, on_limit: Any, *, streamed: bool = False
+) -> Any:
     """Run into a limit after one call; give what carries the checkpoint, a result or an error."""
     trips, tools = (3, None) if limit == "max_iterations" else (9, 1)
     planner = planner_with(
@@ -130,24 +132,20 @@ async def test_a_forced_answer_is_removed_when_the_run_continues(
     assert ("assistant", "Enough.") not in texts(service.requests[0])
 
 
-@both_ways
 @all_limits
-async def test_a_spent_budget_makes_no_request(limit: str, streamed: bool) -> None:
+async def test_a_spent_budget_makes_no_request(limit: str) -> None:
     """Resumed without a larger budget, the run ends at the same limit, and nothing more runs."""
     kernel, _ = scripted(never_stops)
-    ended = await limited(kernel, limit, "stop", streamed=streamed)
+    ended = await limited(kernel, limit, "stop")
     math, service = Math(), ScriptedChatCompletion(never_stops)
     planner = planner_with()
-    result = await resume(
-        planner, kernel_of(service, math=math), ended.checkpoint, streamed=streamed
-    )
+    result = await resume(planner, kernel_of(service, math=math), ended.checkpoint)
 
     assert (result.status, result.limit, math.sums) == ("limit_reached", limit, [])
     assert service.requests == []
 
 
-@both_ways
-async def test_a_resumed_run_stays_bounded(streamed: bool) -> None:
+async def test_a_resumed_run_stays_bounded() -> None:
     """A budget without max_iterations leaves that of the options: a model that never stops does not run for ever."""
     math = Math()
 
@@ -158,56 +156,46 @@ async def test_a_resumed_run_stays_bounded(streamed: bool) -> None:
     planner = planner_with(
         plan=False, max_iterations=6, budget=Budget(max_tool_calls=2)
     )
-    ended = await invoke(planner, kernel, streamed=streamed)
+    ended = await invoke(planner, kernel)
     assert (ended.limit, ended.iterations) == ("max_tool_calls", 4)
 
     result = await resume(
         planner,
         kernel,
         ended.checkpoint,
-        streamed=streamed,
         budget=Budget(max_tool_calls=99),
     )
     assert (result.limit, result.iterations) == ("max_iterations", 6)
 
 
-@both_ways
-async def test_the_budget_of_a_wrapped_service_holds_after_resuming(
-    streamed: bool,
-) -> None:
+async def test_the_budget_of_a_wrapped_service_holds_after_resuming() -> None:
     """A larger budget of the caller does not lift the one that the service was registered with."""
     inner = ScriptedChatCompletion(never_stops)
     kernel = kernel_of(
         FunctionInvokingChatCompletion(inner, budget=Budget(max_iterations=3))
     )
-    ended = await invoke(planner_with(plan=False), kernel, streamed=streamed)
+    ended = await invoke(planner_with(plan=False), kernel)
     assert (ended.limit, len(inner.requests)) == ("max_iterations", 3)
 
     result = await resume(
         planner_with(plan=False),
         kernel,
         ended.checkpoint,
-        streamed=streamed,
         budget=Budget(max_iterations=8),
     )
     assert (result.limit, len(inner.requests)) == ("max_iterations", 3)
 
 
-@both_ways
-async def test_a_function_in_the_budget_of_a_resumed_run_must_be_offered(
-    streamed: bool,
-) -> None:
+async def test_a_function_in_the_budget_of_a_resumed_run_must_be_offered() -> None:
     """A misspelt name in the new budget is refused before the first request."""
     kernel, service = scripted(never_stops)
-    ended = await limited(kernel, "max_tool_calls", "stop", streamed=streamed)
+    ended = await limited(kernel, "max_tool_calls", "stop")
     requests = len(service.requests)
     budget = Budget(max_iterations=20, max_calls_per_function={"math-ad": 1})
     with pytest.raises(
         PlannerInvalidConfigurationError, match="max_calls_per_function"
     ):
-        await resume(
-            planner_with(), kernel, ended.checkpoint, streamed=streamed, budget=budget
-        )
+        await resume(planner_with(), kernel, ended.checkpoint, budget=budget)
     assert len(service.requests) == requests
 
 
@@ -220,30 +208,27 @@ async def test_an_answered_run_is_not_resumed(streamed: bool) -> None:
         await resume(planner_with(), kernel, result.checkpoint, streamed=streamed)
 
 
-@both_ways
-async def test_an_incomplete_run_can_be_resumed(streamed: bool) -> None:
+async def test_an_incomplete_run_can_be_resumed() -> None:
     """After an empty reply the run can be resumed, and the request is made again."""
     kernel, service = scripted([PLAN, ADD, say(""), final()])
-    ended = await invoke(planner_with(), kernel, streamed=streamed)
+    ended = await invoke(planner_with(), kernel)
     assert ended.status == "incomplete"
-    result = await resume(planner_with(), kernel, ended.checkpoint, streamed=streamed)
+    result = await resume(planner_with(), kernel, ended.checkpoint)
 
     assert (result.status, result.iterations, result.tool_calls) == ("answered", 4, 1)
     assert texts(service.requests[3]) == texts(service.requests[2])
 
 
-@both_ways
-async def test_the_calls_of_a_finished_batch_do_not_run_again(streamed: bool) -> None:
+async def test_the_calls_of_a_finished_batch_do_not_run_again() -> None:
     """What ran before the checkpoint is in the history of the run that continues, and is not run a second time."""
     kernel, _ = scripted([PLAN, ADD, say("")])
-    ended = await invoke(planner_with(), kernel, streamed=streamed)
+    ended = await invoke(planner_with(), kernel)
     math, service = Math(), ScriptedChatCompletion([final()])
     text = ended.checkpoint.to_json()
     await resume(
         planner_with(),
         kernel_of(service, math=math),
         Checkpoint.from_json(text),
-        streamed=streamed,
     )
 
     assert math.sums == []
@@ -255,22 +240,17 @@ async def test_the_calls_of_a_finished_batch_do_not_run_again(streamed: bool) ->
     ]
 
 
-@both_ways
-async def test_a_checkpoint_holds_no_argument_of_the_application(
-    streamed: bool,
-) -> None:
+async def test_a_checkpoint_holds_no_argument_of_the_application() -> None:
     """The application's arguments, which may be secrets, are not in the checkpoint's text."""
     kernel, _ = scripted(never_stops)
     planner = planner_with(max_iterations=3)
-    result = await invoke(
-        planner, kernel, streamed=streamed, password="hunter2-hunter2"
-    )
+    result = await invoke(planner, kernel, password="hunter2-hunter2")
 
     assert "hunter2" not in result.checkpoint.to_json()
     assert "hunter2" not in result.model_dump_json()
 
 
-@pytest.mark.parametrize("key", [None, b"another"], ids=["unsigned", "other-key"])
+@each_of("key", [None, b"another"], ids=["unsigned", "other-key"])
 async def test_a_checkpoint_that_was_not_signed_with_the_key_is_refused(
     key: bytes | None,
 ) -> None:
@@ -297,7 +277,7 @@ async def test_anything_but_a_checkpoint_is_refused_by_name(
 
 
 @both_ways
-@pytest.mark.parametrize("key", [None, b"secret"])
+@each_of("key", [None, b"secret"])
 async def test_a_checkpoint_is_given_as_its_text(
     key: bytes | None, streamed: bool
 ) -> None:

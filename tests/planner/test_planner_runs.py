@@ -75,24 +75,20 @@ async def test_the_history_of_a_run_ends_with_its_answer_and_can_be_sent(
     assert roles == ["system", "user", "assistant", "tool", "assistant", "tool"]
 
 
-@both_ways
-async def test_a_plain_answer_is_the_last_message_of_the_history(
-    streamed: bool,
-) -> None:
+async def test_a_plain_answer_is_the_last_message_of_the_history() -> None:
     """The planner stores the final answer too."""
     kernel, _ = scripted([PLAN, ADD, say("It is 3.")])
-    result = await invoke(planner_with(), kernel, streamed=streamed)
+    result = await invoke(planner_with(), kernel)
 
     assert (result.status, result.final_answer) == ("answered", "It is 3.")
     assert result.chat_history is not None
     assert result.chat_history.messages[-1].content == "It is 3."
 
 
-@both_ways
-async def test_without_a_plan_the_goal_is_all_that_is_said(streamed: bool) -> None:
+async def test_without_a_plan_the_goal_is_all_that_is_said() -> None:
     """With plan=False the run has neither a plan request nor a system message nor functions of the planner."""
     kernel, service = scripted([ADD, say("It is 3.")])
-    result = await invoke(planner_with(plan=False), kernel, streamed=streamed)
+    result = await invoke(planner_with(plan=False), kernel)
 
     first, _ = service.requests
     assert texts(first) == [("user", GOAL)]
@@ -104,26 +100,22 @@ async def test_without_a_plan_the_goal_is_all_that_is_said(streamed: bool) -> No
     )
 
 
-@both_ways
-async def test_a_text_is_taken_as_the_plan(streamed: bool) -> None:
+async def test_a_text_is_taken_as_the_plan() -> None:
     """With a plan given no plan is asked for, and the steps open with it."""
     kernel, service = scripted([ADD, final()])
-    result = await invoke(
-        planner_with(plan="1. Look at the moon."), kernel, streamed=streamed
-    )
+    result = await invoke(planner_with(plan="1. Look at the moon."), kernel)
 
     assert "1. Look at the moon." in whole_text(service.requests[0])
     assert FINAL_ANSWER in service.requests[0].tools
     assert (result.status, result.iterations) == ("answered", 2)
 
 
-@both_ways
-async def test_a_plan_that_was_made_can_be_used_again(streamed: bool) -> None:
+async def test_a_plan_that_was_made_can_be_used_again() -> None:
     """``plan=result.plan`` opens the steps with the same messages as the run that made it."""
     kernel, service = scripted([PLAN, final()])
-    made = await invoke(planner_with(), kernel, streamed=streamed)
+    made = await invoke(planner_with(), kernel)
     again_kernel, again = scripted([final()])
-    await invoke(planner_with(plan=made.plan), again_kernel, streamed=streamed)
+    await invoke(planner_with(plan=made.plan), again_kernel)
 
     assert texts(again.requests[0]) == texts(service.requests[1])
 
@@ -160,29 +152,21 @@ async def test_a_given_history_is_continued(streamed: bool) -> None:
     ]
 
 
-@both_ways
-async def test_no_plan_is_asked_for_where_a_history_is_given(streamed: bool) -> None:
+async def test_no_plan_is_asked_for_where_a_history_is_given() -> None:
     """A run that continues a history makes no plan request; it still offers the final-answer function."""
     kernel, service = scripted([final()])
-    result = await invoke(
-        planner_with(), kernel, streamed=streamed, chat_history=earlier_conversation()
-    )
+    result = await invoke(planner_with(), kernel, chat_history=earlier_conversation())
 
     (request,) = service.requests
     assert FINAL_ANSWER in request.tools
     assert (result.status, result.iterations) == ("answered", 1)
 
 
-@both_ways
-async def test_a_given_plan_is_followed_where_a_history_is_given_too(
-    streamed: bool,
-) -> None:
+async def test_a_given_plan_is_followed_where_a_history_is_given_too() -> None:
     """A plan that the caller wrote is not silently dropped because there is a history."""
     kernel, service = scripted([final()])
     planner = planner_with(plan="1. Look at the moon.")
-    await invoke(
-        planner, kernel, streamed=streamed, chat_history=earlier_conversation()
-    )
+    await invoke(planner, kernel, chat_history=earlier_conversation())
 
     assert "1. Look at the moon." in whole_text(service.requests[0])
 
@@ -210,10 +194,7 @@ async def test_a_history_that_may_not_be_sent_is_refused(streamed: bool) -> None
     assert len(service.requests) == 1
 
 
-@both_ways
-async def test_a_history_is_repaired_on_request_and_in_the_copy_only(
-    streamed: bool,
-) -> None:
+async def test_a_history_is_repaired_on_request_and_in_the_copy_only() -> None:
     """``on_invalid_history="repair"`` answers the open call in what is sent, and leaves the caller's history alone."""
     kernel, service = scripted([ADD, say("It is 3.")])
     left = await invoke(
@@ -221,15 +202,12 @@ async def test_a_history_is_repaired_on_request_and_in_the_copy_only(
             plan=False, max_iterations=1, budget=Budget(on_limit="return_calls")
         ),
         kernel,
-        streamed=streamed,
     )
     assert left.chat_history is not None
     before = left.chat_history.model_dump_json()
 
     planner = planner_with(plan=False, on_invalid_history="repair")
-    result = await invoke(
-        planner, kernel, streamed=streamed, chat_history=left.chat_history
-    )
+    result = await invoke(planner, kernel, chat_history=left.chat_history)
 
     assert [role for role, _ in texts(service.requests[1])] == [
         "user",
@@ -241,19 +219,18 @@ async def test_a_history_is_repaired_on_request_and_in_the_copy_only(
     assert left.chat_history.model_dump_json() == before
 
 
-@both_ways
 @each_of(
     "batch",
     [(final(), ADD), (ADD, final()), (ADD, final(), ADD)],
     ids=["first", "last", "mid"],
 )
 async def test_calls_beside_a_final_answer_do_not_run(
-    batch: tuple[ScriptedReply, ...], streamed: bool
+    batch: tuple[ScriptedReply, ...],
 ) -> None:
     """The final answer is taken, the calls beside it are answered as not executed, and no further request is made."""
     math = Math()
     async with openai_kernel([PLAN, calls(*batch)], math=math) as (kernel, server):
-        result = await invoke(planner_with(), kernel, streamed=streamed)
+        result = await invoke(planner_with(), kernel)
 
     assert (result.status, result.final_answer) == ("answered", "It is 3.")
     assert (len(server.requests), result.tool_calls, math.sums) == (2, 0, [])
@@ -266,7 +243,6 @@ async def test_calls_beside_a_final_answer_do_not_run(
     assert sum("Not executed" in answer for answer in answers) == len(batch) - 1
 
 
-@both_ways
 @each_of(
     "arguments",
     [
@@ -278,12 +254,10 @@ async def test_calls_beside_a_final_answer_do_not_run(
     ],
     ids=["missing", "no-json", "null", "list", "other-name"],
 )
-async def test_a_malformed_final_answer_is_asked_for_again(
-    arguments: Any, streamed: bool
-) -> None:
+async def test_a_malformed_final_answer_is_asked_for_again(arguments: Any) -> None:
     """A final answer that cannot be read is answered with what is wrong, and the model hands it over again."""
     kernel, service = scripted([PLAN, call(FINAL_ANSWER, arguments), final()])
-    result = await invoke(planner_with(), kernel, streamed=streamed)
+    result = await invoke(planner_with(), kernel)
 
     assert (result.status, result.final_answer, result.iterations) == (
         "answered",
@@ -295,26 +269,22 @@ async def test_a_malformed_final_answer_is_asked_for_again(
     )
 
 
-@both_ways
-async def test_final_answers_that_stay_malformed_stay_within_the_budget(
-    streamed: bool,
-) -> None:
+async def test_final_answers_that_stay_malformed_stay_within_the_budget() -> None:
     """A model that never gets its final answer right makes no more requests than allowed; the last asks for text."""
     async with openai_kernel(
         lambda r: call(FINAL_ANSWER, "{") if r.tools else say("It is 3.")
     ) as (kernel, server):
-        result = await invoke(planner_with(max_iterations=4), kernel, streamed=streamed)
+        result = await invoke(planner_with(max_iterations=4), kernel)
 
     assert (len(server.requests), result.iterations) == (4, 4)
     assert (result.status, result.final_answer) == ("limit_reached", "It is 3.")
 
 
-@both_ways
-async def test_the_final_answer_function_can_be_insisted_on(streamed: bool) -> None:
+async def test_the_final_answer_function_can_be_insisted_on() -> None:
     """With require_final_answer_function a plain reply does not end the run: the model is asked again, and calls it."""
     kernel, service = scripted([say("I think it is 3."), final()])
     planner = planner_with(plan=False, require_final_answer_function=True)
-    result = await invoke(planner, kernel, streamed=streamed)
+    result = await invoke(planner, kernel)
 
     assert (result.status, result.final_answer, result.iterations) == (
         "answered",
@@ -326,14 +296,13 @@ async def test_the_final_answer_function_can_be_insisted_on(streamed: bool) -> N
     assert FINAL_ANSWER in str(content)
 
 
-@both_ways
-async def test_insisting_ends_at_the_limit(streamed: bool) -> None:
+async def test_insisting_ends_at_the_limit() -> None:
     """A model that only talks is asked again until the last trip, whose reply is the forced answer."""
     async with openai_kernel(lambda _: say("Hm.")) as (kernel, server):
         planner = planner_with(
             plan=False, require_final_answer_function=True, max_iterations=3
         )
-        result = await invoke(planner, kernel, streamed=streamed)
+        result = await invoke(planner, kernel)
 
     assert (len(server.requests), result.status, result.final_answer) == (
         3,
@@ -342,15 +311,12 @@ async def test_insisting_ends_at_the_limit(streamed: bool) -> None:
     )
 
 
-@both_ways
-async def test_use_attempts_takes_one_tool_round_per_step(streamed: bool) -> None:
+async def test_use_attempts_takes_one_tool_round_per_step() -> None:
     """With control="use_attempts" the plain reply after a tool round closes the step, and does not answer the run."""
     async with openai_kernel(
         [PLAN, ADD, say("Step 1 done."), ADD, say("Step 2 done."), final()]
     ) as (kernel, server):
-        result = await invoke(
-            planner_with(control="use_attempts"), kernel, streamed=streamed
-        )
+        result = await invoke(planner_with(control="use_attempts"), kernel)
 
     assert [bool(request.tools) for request in server.requests] == [
         False,
@@ -367,28 +333,22 @@ async def test_use_attempts_takes_one_tool_round_per_step(streamed: bool) -> Non
     )
 
 
-@both_ways
-async def test_under_use_attempts_a_plain_reply_to_an_offer_is_the_answer(
-    streamed: bool,
-) -> None:
+async def test_under_use_attempts_a_plain_reply_to_an_offer_is_the_answer() -> None:
     """A reply without calls is the answer where functions were offered, and the close of a step where they were not."""
     kernel, service = scripted([PLAN, ADD, say("Step done."), say("It is 3.")])
-    result = await invoke(
-        planner_with(control="use_attempts"), kernel, streamed=streamed
-    )
+    result = await invoke(planner_with(control="use_attempts"), kernel)
 
     assert (result.status, result.final_answer) == ("answered", "It is 3.")
     assert len(service.requests) == 4
 
 
-@both_ways
-async def test_a_refused_call_closes_the_chain(streamed: bool) -> None:
+async def test_a_refused_call_closes_the_chain() -> None:
     """With control="pre_invoke" tool rounds chain until the callback refuses; then text is asked for, as the answer."""
     async with openai_kernel(never_stops) as (kernel, server):
         planner = planner_with(
             plan=False, control="pre_invoke", pre_invoke=lambda trip, *_: trip < 3
         )
-        result = await invoke(planner, kernel, streamed=streamed)
+        result = await invoke(planner, kernel)
 
     assert [bool(request.tools) for request in server.requests] == [
         True,
@@ -404,13 +364,10 @@ async def test_a_refused_call_closes_the_chain(streamed: bool) -> None:
     assert result.tool_calls == 2
 
 
-@both_ways
-async def test_no_message_names_a_function_that_is_not_offered(streamed: bool) -> None:
+async def test_no_message_names_a_function_that_is_not_offered() -> None:
     """Where the final-answer function is not offered, no message of the planner's asks the model to call it."""
     kernel, service = scripted([ADD, say("Step done."), say("It is 3.")])
-    result = await invoke(
-        planner_with(plan=False, control="use_attempts"), kernel, streamed=streamed
-    )
+    result = await invoke(planner_with(plan=False, control="use_attempts"), kernel)
 
     assert result.status == "answered"
     assert all(FINAL_ANSWER not in request.tools for request in service.requests)
@@ -441,14 +398,11 @@ async def test_a_reply_that_is_not_whole_is_incomplete(
     check_sendable(result.chat_history)
 
 
-@both_ways
-async def test_an_empty_kernel_reaches_no_limit(streamed: bool) -> None:
+async def test_an_empty_kernel_reaches_no_limit() -> None:
     """Without any function the reply is the answer, also on the only trip."""
     kernel = Kernel()
     kernel.add_service(ScriptedChatCompletion([say("It is 3.")]))
-    result = await invoke(
-        planner_with(plan=False, max_iterations=1), kernel, streamed=streamed
-    )
+    result = await invoke(planner_with(plan=False, max_iterations=1), kernel)
 
     assert (result.status, result.final_answer, result.limit) == (
         "answered",

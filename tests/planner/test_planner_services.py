@@ -71,11 +71,10 @@ async def test_execution_settings_reach_every_request(
     assert asked_with(server) == [PATIENT] * 3
 
 
-@both_ways
 @pytest.mark.parametrize("service_id", [None, "chat"], ids=["any-service", "by-id"])
 @pytest.mark.parametrize("settings_id", [None, "chat"], ids=["for-any", "for-this"])
 async def test_the_arguments_settings_reach_every_request(
-    service_id: str | None, settings_id: str | None, streamed: bool
+    service_id: str | None, settings_id: str | None
 ) -> None:
     """Settings in the arguments do the same, whether or not they name the service that the planner names."""
     arguments = KernelArguments(
@@ -83,13 +82,12 @@ async def test_the_arguments_settings_reach_every_request(
     )
     async with openai_kernel(never_stops) as (kernel, server):
         planner = planner_with(service_id, max_iterations=3)
-        await invoke(planner, kernel, streamed=streamed, arguments=arguments)
+        await invoke(planner, kernel, arguments=arguments)
 
     assert asked_with(server) == [PATIENT] * 3
 
 
-@both_ways
-async def test_the_options_settings_override_the_arguments(streamed: bool) -> None:
+async def test_the_options_settings_override_the_arguments() -> None:
     """Where both are given, the options' settings hold."""
     arguments = KernelArguments(
         settings=OpenAIChatPromptExecutionSettings(temperature=1.0, seed=1)
@@ -99,7 +97,6 @@ async def test_the_options_settings_override_the_arguments(streamed: bool) -> No
         await invoke(
             planner_with(execution_settings=settings),
             kernel,
-            streamed=streamed,
             arguments=arguments,
         )
 
@@ -120,21 +117,18 @@ async def test_max_completion_tokens_reaches_every_request(streamed: bool) -> No
     assert settings.max_tokens == 9
 
 
-@both_ways
-async def test_a_share_of_no_tokens_is_not_asked_for(streamed: bool) -> None:
+async def test_a_share_of_no_tokens_is_not_asked_for() -> None:
     """Where max_tokens is so small that no token is left to the completion, no request asks for 0 tokens."""
     async with openai_kernel([PLAN, final()]) as (kernel, server):
         await invoke(
             planner_with(max_tokens=5, max_prompt_tokens=None),
             kernel,
-            streamed=streamed,
         )
 
     assert all(request.body.get("max_tokens") != 0 for request in server.requests)
 
 
-@both_ways
-async def test_arguments_reach_the_functions(streamed: bool) -> None:
+async def test_arguments_reach_the_functions() -> None:
     """The application's arguments, given as such or by name, reach a function's injected parameters."""
     seen: list[tuple[object, object]] = []
 
@@ -151,7 +145,6 @@ async def test_arguments_reach_the_functions(streamed: bool) -> None:
     await invoke(
         planner,
         kernel,
-        streamed=streamed,
         arguments=KernelArguments(user="ann", role="guest"),
         role="admin",
     )
@@ -165,7 +158,6 @@ def two_services() -> tuple[Kernel, ScriptedChatCompletion, ScriptedChatCompleti
     return kernel_of(first, second), first, second
 
 
-@both_ways
 @each_of(
     ("planner", "answer"),
     [
@@ -179,21 +171,16 @@ def two_services() -> tuple[Kernel, ScriptedChatCompletion, ScriptedChatCompleti
     ids=["none", "id", "settings"],
 )
 async def test_the_service_is_the_one_that_was_named(
-    planner: dict[str, Any], answer: str, streamed: bool
+    planner: dict[str, Any], answer: str
 ) -> None:
     """service_id names the service; without one, the settings do, and without those it is the kernel's first."""
     kernel, *_ = two_services()
-    result = await invoke(
-        planner_with(plan=False, **planner), kernel, streamed=streamed
-    )
+    result = await invoke(planner_with(plan=False, **planner), kernel)
 
     assert result.final_answer == answer
 
 
-@both_ways
-async def test_the_kernels_own_selector_decides_where_no_service_is_named(
-    streamed: bool,
-) -> None:
+async def test_the_kernels_own_selector_decides_where_no_service_is_named() -> None:
     """A kernel with a selector of its own is asked for the service, and its settings are used."""
 
     class Last(AIServiceSelector):
@@ -210,7 +197,7 @@ async def test_the_kernels_own_selector_decides_where_no_service_is_named(
 
     given, *_ = two_services()
     kernel = Kernel(services=dict(given.services), ai_service_selector=Last())
-    result = await invoke(planner_with(plan=False), kernel, streamed=streamed)
+    result = await invoke(planner_with(plan=False), kernel)
 
     assert result.final_answer == "second"
 
@@ -257,10 +244,7 @@ async def test_a_service_that_is_not_there_is_named(
     assert not isinstance(raised.value, ValueError)
 
 
-@both_ways
-async def test_a_connector_without_function_calling_is_refused_by_name(
-    streamed: bool,
-) -> None:
+async def test_a_connector_without_function_calling_is_refused_by_name() -> None:
     """A connector that cannot call functions is refused where functions are offered, and serves where none are."""
 
     class Talker(ScriptedChatCompletion):
@@ -270,24 +254,21 @@ async def test_a_connector_without_function_calling_is_refused_by_name(
     with pytest.raises(
         PlannerInvalidConfigurationError, match=r"Talker.*function calling"
     ):
-        await invoke(planner_with(), kernel_of(talker), streamed=streamed)
+        await invoke(planner_with(), kernel_of(talker))
     assert talker.requests == []
 
     kernel = Kernel()
     kernel.add_service(talker)
-    result = await invoke(planner_with(plan=False), kernel, streamed=streamed)
+    result = await invoke(planner_with(plan=False), kernel)
     assert result.final_answer == "Hello."
 
 
-@both_ways
-async def test_several_answers_and_functions_do_not_go_together(streamed: bool) -> None:
+async def test_several_answers_and_functions_do_not_go_together() -> None:
     """number_of_responses above 1 is refused by name where functions are offered."""
     kernel, service = scripted(never_stops)
     settings = ScriptedPromptExecutionSettings(number_of_responses=2)
     with pytest.raises(PlannerInvalidConfigurationError, match="number_of_responses"):
-        await invoke(
-            planner_with(execution_settings=settings), kernel, streamed=streamed
-        )
+        await invoke(planner_with(execution_settings=settings), kernel)
     assert service.requests == []
 
 
@@ -298,14 +279,12 @@ def behaving(behavior: FunctionChoiceBehavior, **more: Any) -> Any:
     )
 
 
-@both_ways
-async def test_the_behaviours_attempts_bound_the_tool_rounds(streamed: bool) -> None:
+async def test_the_behaviours_attempts_bound_the_tool_rounds() -> None:
     """maximum_use_attempts=2 is two tool rounds and one reply without functions; the result names that limit."""
     kernel, service = scripted(never_stops)
     result = await invoke(
         behaving(BoundedFunctionChoiceBehavior.Auto(maximum_use_attempts=2)),
         kernel,
-        streamed=streamed,
     )
 
     assert [bool(request.tools) for request in service.requests] == [True, True, False]
@@ -316,34 +295,28 @@ async def test_the_behaviours_attempts_bound_the_tool_rounds(streamed: bool) -> 
     )
 
 
-@both_ways
 @pytest.mark.parametrize(
     "of",
     [FunctionChoiceBehavior, BoundedFunctionChoiceBehavior],
     ids=["stock", "bounded"],
 )
 async def test_an_automatic_behaviour_without_attempts_leaves_it_to_the_budget(
-    of: Any, streamed: bool
+    of: Any,
 ) -> None:
     """``Auto(auto_invoke=False)``, which the removed planner used itself, leaves the calls to the planner's loop."""
     kernel, service = scripted(never_stops)
-    result = await invoke(
-        behaving(of.Auto(auto_invoke=False)), kernel, streamed=streamed
-    )
+    result = await invoke(behaving(of.Auto(auto_invoke=False)), kernel)
 
     assert (result.limit, len(service.requests)) == ("max_iterations", 6)
     assert service.requests[0].tools == ("math-add", "math-fail")
 
 
-@both_ways
 @pytest.mark.parametrize(
     "of",
     [FunctionChoiceBehavior, BoundedFunctionChoiceBehavior],
     ids=["stock", "bounded"],
 )
-async def test_a_behaviour_without_calls_reaches_no_limit(
-    of: Any, streamed: bool
-) -> None:
+async def test_a_behaviour_without_calls_reaches_no_limit(of: Any) -> None:
     """``NoneInvoke`` lets nothing be called: the reply is the answer, and no limit was reached."""
     kernel, service = scripted(
         [
@@ -351,7 +324,7 @@ async def test_a_behaviour_without_calls_reaches_no_limit(
             say("1 + 2 is 3."),
         ]
     )
-    result = await invoke(behaving(of.NoneInvoke()), kernel, streamed=streamed)
+    result = await invoke(behaving(of.NoneInvoke()), kernel)
 
     assert (result.status, result.final_answer, result.limit) == (
         "answered",
@@ -361,18 +334,17 @@ async def test_a_behaviour_without_calls_reaches_no_limit(
     assert (result.tool_calls, len(service.requests)) == (0, 1)
 
 
-@both_ways
 @pytest.mark.parametrize(
     "of",
     [FunctionChoiceBehavior, BoundedFunctionChoiceBehavior],
     ids=["stock", "bounded"],
 )
-async def test_a_required_behaviour_forces_its_calls(of: Any, streamed: bool) -> None:
+async def test_a_required_behaviour_forces_its_calls(of: Any) -> None:
     """``Required`` sends tool choice "required" for its one attempt; using that up does not count as a limit."""
     kernel, service = scripted(
         lambda r: ADD if r.tool_choice == "required" else say("It is 3.")
     )
-    result = await invoke(behaving(of.Required()), kernel, streamed=streamed)
+    result = await invoke(behaving(of.Required()), kernel)
 
     assert service.requests[0].tool_choice == "required"
     assert (result.status, result.final_answer, result.tool_calls) == (
@@ -382,18 +354,16 @@ async def test_a_required_behaviour_forces_its_calls(of: Any, streamed: bool) ->
     )
 
 
-@both_ways
-async def test_the_behaviours_filters_reduce_what_is_offered(streamed: bool) -> None:
+async def test_the_behaviours_filters_reduce_what_is_offered() -> None:
     """Filters of a behaviour in the settings hold beside the planner's exclusions."""
     kernel, service = scripted([say("It is 3.")])
     behavior = FunctionChoiceBehavior.Auto(filters={"included_functions": ["math-add"]})
-    await invoke(behaving(behavior), kernel, GOAL, streamed=streamed)
+    await invoke(behaving(behavior), kernel, GOAL)
 
     assert service.requests[0].tools == ("math-add",)
 
 
-@both_ways
-async def test_functions_are_read_again_for_each_request(streamed: bool) -> None:
+async def test_functions_are_read_again_for_each_request() -> None:
     """A plugin that a function adds to the kernel is offered with the next request."""
     kernel, service = scripted([call("shop-open"), say("Open.")])
 
@@ -404,7 +374,7 @@ async def test_functions_are_read_again_for_each_request(streamed: bool) -> None
             return "open"
 
     kernel.add_plugin(Shop(), "shop")
-    await invoke(planner_with(plan=False), kernel, streamed=streamed)
+    await invoke(planner_with(plan=False), kernel)
 
     assert [("annex-open" in request.tools) for request in service.requests] == [
         False,

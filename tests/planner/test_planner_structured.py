@@ -102,21 +102,18 @@ async def test_an_answer_in_its_form_is_taken_as_it_is(streamed: bool) -> None:
     )
 
 
-@both_ways
-async def test_the_final_answer_function_may_hand_it_over_in_its_form(
-    streamed: bool,
-) -> None:
+async def test_the_final_answer_function_may_hand_it_over_in_its_form() -> None:
     """``SendFinalAnswer`` with text that validates ends the run; otherwise one more request asks for the form."""
     kernel, service = scripted([PLAN, final(present(GOOD.text))])
     planner = planner_with(response_format=Sum)
-    result = await invoke(planner, kernel, streamed=streamed)
+    result = await invoke(planner, kernel)
     assert (result.status, result.value, len(service.requests)) == (
         "answered",
         VALUE,
         2,
     )
     kernel, service = scripted([PLAN, final("It is 3."), GOOD])
-    result = await invoke(planner, kernel, streamed=streamed)
+    result = await invoke(planner, kernel)
     assert (result.status, result.value, len(service.requests)) == (
         "answered",
         VALUE,
@@ -134,10 +131,7 @@ async def test_the_model_reads_what_was_wrong() -> None:
     assert "JSON schema" not in asked  # the settings say it
 
 
-@both_ways
-async def test_settings_without_a_place_for_the_form_get_it_in_the_message(
-    streamed: bool,
-) -> None:
+async def test_settings_without_a_place_for_the_form_get_it_in_the_message() -> None:
     """A connector whose settings have no response_format gets the schema in words."""
 
     class PlainSettings(ScriptedPromptExecutionSettings):
@@ -149,21 +143,18 @@ async def test_settings_without_a_place_for_the_form_get_it_in_the_message(
 
     service = scripted_by(Plain, [say("It is 3."), GOOD])
     kernel = kernel_of(service)
-    result = await invoke(
-        planner_with(plan=False, response_format=Sum), kernel, streamed=streamed
-    )
+    result = await invoke(planner_with(plan=False, response_format=Sum), kernel)
     assert result.value == VALUE
     assert json.dumps(SCHEMA) in str(service.requests[1].messages[-1]["content"])
 
 
-@both_ways
-async def test_the_reserved_trip_asks_in_the_form_at_once(streamed: bool) -> None:
+async def test_the_reserved_trip_asks_in_the_form_at_once() -> None:
     """The request that a limit forces carries the form; the run ends at its limit and still has its value."""
     async with openai_kernel([ADD, GOOD]) as (kernel, server):
         planner = planner_with(
             "chat", plan=False, max_iterations=2, response_format=Sum
         )
-        result = await invoke(planner, kernel, streamed=streamed)
+        result = await invoke(planner, kernel)
     assert server.requests[1].body.get("response_format") is not None
     assert (result.status, result.limit, result.value) == (
         "limit_reached",
@@ -172,14 +163,13 @@ async def test_the_reserved_trip_asks_in_the_form_at_once(streamed: bool) -> Non
     )
 
 
-@both_ways
-async def test_at_the_limit_the_text_is_kept_and_the_reason_says_what_is_wrong(
-    streamed: bool,
-) -> None:
+async def test_at_the_limit_the_text_is_kept_and_the_reason_says_what_is_wrong() -> (
+    None
+):
     """Without a trip for another request the run ends limited, with the raw text and no value."""
     kernel, service = scripted([say("a"), say("b"), say("c"), GOOD])
     planner = planner_with(plan=False, max_iterations=3, response_format=Sum)
-    result = await invoke(planner, kernel, streamed=streamed)
+    result = await invoke(planner, kernel)
     assert (result.status, result.limit, result.final_answer, result.value) == (
         "limit_reached",
         "max_iterations",
@@ -192,7 +182,6 @@ async def test_at_the_limit_the_text_is_kept_and_the_reason_says_what_is_wrong(
         planner,
         kernel,
         result.checkpoint,
-        streamed=streamed,
         budget=Budget(max_iterations=4),
     )
     assert (more.status, more.value, more.iterations) == ("answered", VALUE, 4)
@@ -242,16 +231,13 @@ async def test_steps_are_closed_in_prose() -> None:
     ] == ["It is 3.", GOOD.text]
 
 
-@both_ways
-async def test_a_run_continues_in_another_process_with_the_form_given_again(
-    streamed: bool,
-) -> None:
+async def test_a_run_continues_in_another_process_with_the_form_given_again() -> None:
     """A checkpoint does not hold the form: resumed without it the run is refused, with it the answer has it."""
     service = ScriptedChatCompletion([say("prose"), RuntimeError("no line"), GOOD])
     kernel = kernel_of(service)
     planner = planner_with(plan=False, response_format=Sum)
     with pytest.raises(Exception, match="no line") as caught:
-        await invoke(planner, kernel, streamed=streamed)
+        await invoke(planner, kernel)
     error: Any = caught.value
     text = error.checkpoint.to_json()
     assert "properties" not in text
@@ -260,24 +246,20 @@ async def test_a_run_continues_in_another_process_with_the_form_given_again(
             planner_with(plan=False),
             kernel,
             Checkpoint.from_json(text),
-            streamed=streamed,
         )
-    result = await resume(
-        planner, kernel, Checkpoint.from_json(text), streamed=streamed
-    )
+    result = await resume(planner, kernel, Checkpoint.from_json(text))
     assert (result.status, result.value) == ("answered", VALUE)
 
 
-@both_ways
-async def test_an_answer_that_never_meets_its_form_is_not_asked_for_without_end(
-    streamed: bool,
-) -> None:
+async def test_an_answer_that_never_meets_its_form_is_not_asked_for_without_end() -> (
+    None
+):
     """Without a limit on round trips it is asked for again ten times; resumed, it is asked for ten times more."""
     kernel, service = scripted(
         lambda request: say("prose") if request.index < 15 else GOOD
     )
     planner = planner_with(plan=False, max_iterations=None, response_format=Sum)
-    result = await invoke(planner, kernel, streamed=streamed)
+    result = await invoke(planner, kernel)
     assert (result.status, result.final_answer, result.value) == (
         "incomplete",
         "prose",
@@ -289,7 +271,6 @@ async def test_an_answer_that_never_meets_its_form_is_not_asked_for_without_end(
         planner,
         kernel,
         Checkpoint.from_json(result.checkpoint.to_json()),
-        streamed=streamed,
     )
     assert (done.status, done.value, len(service.requests)) == ("answered", VALUE, 16)
 
@@ -414,7 +395,6 @@ def test_a_schema_may_refer_to_itself() -> None:
     assert "NaN is not a number of JSON" in form.problem('{"leaf": NaN}')
 
 
-@both_ways
 @pytest.mark.timeout(60)
 @each_of(
     ("schema", "hard", "said"),
@@ -437,14 +417,12 @@ def test_a_schema_may_refer_to_itself() -> None:
     ids=["pattern", "unique", "deep", "infinite", "multiple", "multiple-infinite"],
 )
 async def test_an_answer_that_is_hard_to_check_is_asked_for_again(
-    schema: dict[str, Any], hard: str, said: str, streamed: bool
+    schema: dict[str, Any], hard: str, said: str
 ) -> None:
     """Checked in bounded time, without a raw error; the model reads what is wrong, and its next answer counts."""
     kernel, service = scripted([say(f'{{"a": {hard}}}'), say('{"a": "b"}')])
     wanted = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
-    result = await invoke(
-        planner_with(plan=False, response_format=wanted), kernel, streamed=streamed
-    )
+    result = await invoke(planner_with(plan=False, response_format=wanted), kernel)
     assert (result.status, result.value) == ("answered", {"a": "b"})
     assert said in str(service.requests[1].messages[-1]["content"])
 
@@ -455,15 +433,12 @@ class Share(BaseModel):
     of: Fraction
 
 
-@both_ways
 @pytest.mark.timeout(60)
 @each_of("hard", ['"1e30000000"', "1e400", '"1/0"', '["1e30000000"]'])
-async def test_a_fraction_in_an_answer_is_bounded(hard: str, streamed: bool) -> None:
+async def test_a_fraction_in_an_answer_is_bounded(hard: str) -> None:
     """Neither minutes for its digits nor a raw OverflowError: the model reads what is wrong with it."""
     kernel, service = scripted([say(f'{{"of": {hard}}}'), say('{"of": "1/3"}')])
-    result = await invoke(
-        planner_with(plan=False, response_format=Share), kernel, streamed=streamed
-    )
+    result = await invoke(planner_with(plan=False, response_format=Share), kernel)
     assert (result.status, result.value, len(service.requests)) == (
         "answered",
         Share(of=Fraction(1, 3)),

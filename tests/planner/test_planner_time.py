@@ -346,8 +346,7 @@ async def test_an_interceptor_that_swallows_its_own_timeout_denies() -> None:
     assert (result.status, math.sums) == ("answered", [])
 
 
-@both_ways
-async def test_a_persons_time_is_free_of_active_seconds(streamed: bool) -> None:
+async def test_a_persons_time_is_free_of_active_seconds() -> None:
     """Neither an approver that blocks nor a clarifier that is a person uses it up."""
     clock = Clock()
 
@@ -369,12 +368,11 @@ async def test_a_persons_time_is_free_of_active_seconds(streamed: bool) -> None:
         interceptors=[approver],
         clarifier=person,
     )
-    result = await invoke(planner, kernel_of(service), streamed=streamed)
+    result = await invoke(planner, kernel_of(service))
     assert (result.status, result.usage.active_seconds) == ("answered", 0.0)
 
 
-@both_ways
-async def test_the_approver_of_a_filter_is_a_person_too(streamed: bool) -> None:
+async def test_the_approver_of_a_filter_is_a_person_too() -> None:
     """An `ApprovalFilter` of the kernel that holds the run open while it asks uses up no active seconds."""
     clock = Clock()
 
@@ -393,7 +391,7 @@ async def test_the_approver_of_a_filter_is_a_person_too(streamed: bool) -> None:
     planner = planner_with(
         plan=False, budget=budget_of("max_active_seconds", clock), clock=clock
     )
-    result = await invoke(planner, kernel, streamed=streamed)
+    result = await invoke(planner, kernel)
     assert (result.status, len(math.sums)) == ("answered", 1)
 
 
@@ -548,8 +546,7 @@ class Timed:
         return "ok"
 
 
-@both_ways
-async def test_a_function_may_ask_for_the_time_that_is_left(streamed: bool) -> None:
+async def test_a_function_may_ask_for_the_time_that_is_left() -> None:
     """The least of its own timeout and the run's limits; None without any. Only a marked function is given it."""
     timed, clock = Timed(), Clock()
     script = [
@@ -567,7 +564,6 @@ async def test_a_function_may_ask_for_the_time_that_is_left(streamed: bool) -> N
     await invoke(
         planner_with(plan=False, execution=execution, clock=clock),
         kernel,
-        streamed=streamed,
         time_left=99,
     )
     assert timed.seen == [None, None, (4.0, "c"), ("of the model", 5.0)]
@@ -578,7 +574,7 @@ async def test_a_function_may_ask_for_the_time_that_is_left(streamed: bool) -> N
         clock=clock,
         budget=budget_of("max_active_seconds", clock),
     )
-    await invoke(limited, kernel, streamed=streamed, time_left=99)
+    await invoke(limited, kernel, time_left=99)
     assert timed.seen == [10.0, 10.0, (4.0, "c"), ("of the model", 5.0)]
 
 

@@ -73,12 +73,11 @@ async def test_each_request_says_what_is_left(streamed: bool) -> None:
     assert MARK not in repr(result.facts)
 
 
-@both_ways
-async def test_a_soft_threshold_keeps_quiet_until_it_is_near(streamed: bool) -> None:
+async def test_a_soft_threshold_keeps_quiet_until_it_is_near() -> None:
     """With a share, nothing is said before that much of a limit is left; also after a pause in another process."""
     planner = planner_with(plan=False, budget=Budget(max_iterations=4, tell_budget=0.5))
     async with openai_kernel(never_stops) as (kernel, server):
-        result = await invoke(planner, kernel, streamed=streamed)
+        result = await invoke(planner, kernel)
         assert [bool(text) for text in heard(server.requests)] == [
             False,
             False,
@@ -89,7 +88,6 @@ async def test_a_soft_threshold_keeps_quiet_until_it_is_near(streamed: bool) -> 
             planner,
             kernel,
             result.checkpoint,
-            streamed=streamed,
             budget=Budget(max_iterations=6, tell_budget=1.0),
         )
     assert [text[37:] for text in heard(server.requests)[4:]] == [
@@ -98,8 +96,7 @@ async def test_a_soft_threshold_keeps_quiet_until_it_is_near(streamed: bool) -> 
     ]
 
 
-@both_ways
-async def test_a_planned_run_says_what_is_left_after_its_plan(streamed: bool) -> None:
+async def test_a_planned_run_says_what_is_left_after_its_plan() -> None:
     """The plan request is about the goal alone; from the first step on the model hears what the plan has left."""
     planner = planner_with(max_iterations=4, budget=Budget(tell_budget=True))
     async with openai_kernel(
@@ -108,7 +105,7 @@ async def test_a_planned_run_says_what_is_left_after_its_plan(streamed: bool) ->
         kernel,
         server,
     ):
-        await invoke(planner, kernel, streamed=streamed)
+        await invoke(planner, kernel)
     assert [text[37:38] for text in heard(server.requests)] == ["", "3", "2", "1"]
 
 

@@ -157,10 +157,7 @@ async def test_nothing_that_was_passed_is_changed(
     assert picture(kernel, *passed) == before
 
 
-@both_ways
-async def test_a_function_that_changes_its_arguments_changes_a_copy(
-    streamed: bool,
-) -> None:
+async def test_a_function_that_changes_its_arguments_changes_a_copy() -> None:
     """What a function puts into the arguments it is given does not reach the caller, nor the next call."""
     kept: list[set[str]] = []
 
@@ -178,9 +175,7 @@ async def test_a_function_that_changes_its_arguments_changes_a_copy(
         untidy=Untidy(),
     )
     arguments = KernelArguments(city="Rome")
-    await invoke(
-        planner_with(plan=False), kernel, streamed=streamed, arguments=arguments
-    )
+    await invoke(planner_with(plan=False), kernel, arguments=arguments)
 
     assert kept == [{"city"}, {"city"}]
     assert dict(arguments) == {"city": "Rome"}
@@ -201,8 +196,7 @@ async def test_a_result_is_not_changed_by_what_comes_after_it(streamed: bool) ->
     assert texts(service.requests[3]) == texts(service.requests[2])
 
 
-@both_ways
-async def test_runs_of_one_planner_do_not_meet(streamed: bool) -> None:
+async def test_runs_of_one_planner_do_not_meet() -> None:
     """Many runs at the same time, of one planner over one kernel, keep their goals, histories and usages apart."""
     count = 12
     all_here = asyncio.Barrier(count)
@@ -225,7 +219,7 @@ async def test_runs_of_one_planner_do_not_meet(streamed: bool) -> None:
         120
     ):  # one run that fails would leave the others waiting
         results = await asyncio.gather(
-            *(invoke(planner, kernel, str(n), streamed=streamed) for n in range(count))
+            *(invoke(planner, kernel, str(n)) for n in range(count))
         )
 
     for number, result in enumerate(results):
@@ -240,18 +234,15 @@ async def test_runs_of_one_planner_do_not_meet(streamed: bool) -> None:
     assert len({result.checkpoint.run_id for result in results}) == count
 
 
-@both_ways
-async def test_one_planner_serves_many_kernels_one_after_the_other(
-    streamed: bool,
-) -> None:
+async def test_one_planner_serves_many_kernels_one_after_the_other() -> None:
     """A planner keeps nothing of a kernel: the next run sees the next kernel's functions only."""
     planner = planner_with()
     first, asked_first = scripted([PLAN, final()])
     second = Kernel()
     asked_second = ScriptedChatCompletion([PLAN, final()])
     second.add_service(asked_second)
-    await invoke(planner, first, streamed=streamed)
-    await invoke(planner, second, streamed=streamed)
+    await invoke(planner, first)
+    await invoke(planner, second)
 
     assert "math-add" in asked_first.requests[1].tools
     assert asked_second.requests[1].tools == ("UserInteraction-SendFinalAnswer",)

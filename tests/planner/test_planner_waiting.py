@@ -45,7 +45,7 @@ def careful(**options: Any) -> Any:
 
 
 async def paused(
-    *script: Any, streamed: bool
+    *script: Any, streamed: bool = False
 ) -> tuple[Any, Math, ScriptedChatCompletion]:
     service, math = ScriptedChatCompletion([PLAN, *script]), Math()
     return (
@@ -128,10 +128,9 @@ async def test_without_decisions_a_run_stays_paused(streamed: bool) -> None:
     assert (len(service.requests), math.sums) == (2, [])
 
 
-@both_ways
-async def test_a_paused_run_can_be_cancelled(streamed: bool) -> None:
+async def test_a_paused_run_can_be_cancelled() -> None:
     """``cancel`` needs no kernel: every call is answered, nothing runs, and who and why are in the reason."""
-    waiting, math, _ = await paused(calls(ADD, FAIL), streamed=streamed)
+    waiting, math, _ = await paused(calls(ADD, FAIL))
     result = careful().cancel(waiting.checkpoint, by="ann", reason="too risky \ud800")
 
     assert (result.status, result.pending, math.sums) == ("stopped", (), [])
@@ -159,17 +158,14 @@ async def test_every_batch_is_reported_between_round_trips(streamed: bool) -> No
     assert told == [(0, streamed, 2), (2, streamed, 4)]
 
 
-@both_ways
-async def test_the_callback_may_end_the_run(streamed: bool) -> None:
+async def test_the_callback_may_end_the_run() -> None:
     """``terminate`` keeps the results, makes no further request, and is an end of its own that can be resumed."""
 
     async def enough(context: FunctionInvocationIterationContext) -> None:
         context.terminate = True
 
     kernel, service = scripted([PLAN, ADD, final()])
-    result = await invoke(
-        planner_with(iteration_completed=enough), kernel, streamed=streamed
-    )
+    result = await invoke(planner_with(iteration_completed=enough), kernel)
     assert (result.status, result.tool_calls, len(service.requests)) == (
         "stopped",
         1,
@@ -177,7 +173,7 @@ async def test_the_callback_may_end_the_run(streamed: bool) -> None:
     )
     check_sendable(result.chat_history)
 
-    result = await resume(planner_with(), kernel, result.checkpoint, streamed=streamed)
+    result = await resume(planner_with(), kernel, result.checkpoint)
     assert (result.status, result.tool_calls) == ("answered", 1)
     assert [role for role, _ in texts(service.requests[2])] == [
         "system",
@@ -187,8 +183,7 @@ async def test_the_callback_may_end_the_run(streamed: bool) -> None:
     ]
 
 
-@both_ways
-async def test_pre_invoke_refuses_by_name_and_trip(streamed: bool) -> None:
+async def test_pre_invoke_refuses_by_name_and_trip() -> None:
     """pre_invoke gets the 1-based trip, the full name and the arguments; False refuses, and the run continues."""
     asked: list[tuple[int, str, dict[str, Any]]] = []
 
@@ -203,9 +198,7 @@ async def test_pre_invoke_refuses_by_name_and_trip(streamed: bool) -> None:
         ),
         math=math,
     )
-    result = await invoke(
-        planner_with(pre_invoke=small_numbers_only), kernel, streamed=streamed
-    )
+    result = await invoke(planner_with(pre_invoke=small_numbers_only), kernel)
 
     assert (result.status, math.sums) == ("answered", [(1, 2)])
     assert asked == [
@@ -214,10 +207,7 @@ async def test_pre_invoke_refuses_by_name_and_trip(streamed: bool) -> None:
     ]
 
 
-@both_ways
-async def test_the_interceptors_of_a_wrapped_service_are_asked_too(
-    streamed: bool,
-) -> None:
+async def test_the_interceptors_of_a_wrapped_service_are_asked_too() -> None:
     """A planner over a service that was registered with interceptors asks its own first, then the service's."""
     asked: list[str] = []
 
@@ -232,22 +222,19 @@ async def test_the_interceptors_of_a_wrapped_service_are_asked_too(
     planner = planner_with(
         interceptors=[lambda _: asked.append("planner")], plan="1. Add."
     )
-    result = await invoke(planner, kernel_of(service, math=math), streamed=streamed)
+    result = await invoke(planner, kernel_of(service, math=math))
 
     assert asked == ["planner", "service"]
     assert (result.status, math.sums) == ("answered", [])
 
 
-@both_ways
-async def test_what_a_wrapped_service_refuses_stays_refused(streamed: bool) -> None:
+async def test_what_a_wrapped_service_refuses_stays_refused() -> None:
     """A service that was registered to run nothing unasked, ``unmatched="deny"``, does so under a planner as well."""
     math = Math()
     service = FunctionInvokingChatCompletion(
         ScriptedChatCompletion([ADD, final()]),
         approval=ApprovalSettings(unmatched="deny"),
     )
-    result = await invoke(
-        planner_with(plan="1. Add."), kernel_of(service, math=math), streamed=streamed
-    )
+    result = await invoke(planner_with(plan="1. Add."), kernel_of(service, math=math))
 
     assert (result.status, math.sums, result.tool_calls) == ("answered", [], 0)

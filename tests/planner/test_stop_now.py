@@ -156,8 +156,10 @@ Door = Callable[[Kernel, StopHandle, bool], Awaitable[Outcome]]
 
 
 @both_ways
-@pytest.mark.parametrize("function", ["waits-hang", "waits-block"])
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize(
+    ("door", "function"),
+    [*((door, "waits-hang") for door in DOORS), (of_planner, "waits-block")],
+)
 async def test_a_function_under_way_is_interrupted(
     waits: Waits, door: Door, function: str, streamed: bool
 ) -> None:

@@ -11,11 +11,12 @@ from planner_ext.session import ToolUseSession
 from planner_ext.sk.chat.history import check_history
 from planner_ext.testing import ScriptedChatCompletion, ScriptedFault, call, calls, say
 from support.session import OPEN, Talks, Tools, kernel_of, served, shape
+from support.values import each_of
 
 ADD = call("t-add", {"a": 1, "b": 2})
 
 
-@pytest.mark.parametrize("config", [OPEN, None], ids=["open", "closed"])
+@each_of("config", [OPEN, None], ids=["open", "closed"])
 async def test_a_prompt_whose_request_fails_leaves_no_trace(
     talk: Talks, config
 ) -> None:

@@ -33,6 +33,7 @@ from support.session import (
     shape,
 )
 from support.stock import first_result
+from support.values import each_of
 
 ADD = call("t-add", {"a": 1, "b": 2})
 BOTH = calls(ADD, call("t-add", {"a": 3, "b": 4}), text="Let me see. ")
@@ -51,7 +52,7 @@ SCRIPT = [BOTH, ADD, say("3 and 7.")]
 BRIEF = [message(AuthorRole.SYSTEM, text="Be brief.")]
 
 
-@pytest.mark.parametrize("config", [OPEN, CLOSED], ids=["open", "closed"])
+@each_of("config", [OPEN, CLOSED], ids=["open", "closed"])
 async def test_both_loops_come_to_the_same_answer_and_history(
     talk: Talks, config
 ) -> None:
@@ -72,7 +73,7 @@ async def test_both_loops_come_to_the_same_answer_and_history(
     }
 
 
-@pytest.mark.parametrize("config", [OPEN, CLOSED], ids=["open", "closed"])
+@each_of("config", [OPEN, CLOSED], ids=["open", "closed"])
 async def test_both_loops_over_http(streamed: bool, config) -> None:
     """The real OpenAI client against a server as strict as OpenAI's gives the same, and nothing is refused."""
     tools = Tools()
@@ -135,7 +136,7 @@ async def test_a_reply_without_text_is_an_empty_string(talk: Talks) -> None:
     assert await talk([ADD], OPEN).ask("?") == ""
 
 
-@pytest.mark.parametrize("config", [OPEN, CLOSED], ids=["open", "closed"])
+@each_of("config", [OPEN, CLOSED], ids=["open", "closed"])
 async def test_a_reply_with_nothing_in_it_is_an_empty_string(
     talk: Talks, config
 ) -> None:
@@ -167,7 +168,7 @@ async def test_a_function_known_by_its_schema_only_is_the_callers_in_closed_loop
     assert await talking.ask() == "Opened."
 
 
-@pytest.mark.parametrize("config", [OPEN, CLOSED], ids=["open", "closed"])
+@each_of("config", [OPEN, CLOSED], ids=["open", "closed"])
 async def test_a_reply_that_was_cut_short_keeps_its_text_and_none_of_its_calls(
     talk: Talks, config
 ) -> None:
@@ -180,7 +181,7 @@ async def test_a_reply_that_was_cut_short_keeps_its_text_and_none_of_its_calls(
     assert await talking.ask("Go on.") == "Again."
 
 
-@pytest.mark.parametrize("config", [OPEN, CLOSED], ids=["open", "closed"])
+@each_of("config", [OPEN, CLOSED], ids=["open", "closed"])
 async def test_a_cut_reply_without_text_is_an_empty_string(talk: Talks, config) -> None:
     """Where nothing is left of a reply the answer is "", and the question stays in the history."""
     talking = talk(
@@ -233,7 +234,7 @@ def test_a_result_is_written_as_the_closed_loop_writes_it() -> None:
     assert results == ["as is", "", '{"a":[1]}']
 
 
-@pytest.mark.parametrize("config", [OPEN, CLOSED], ids=["open", "closed"])
+@each_of("config", [OPEN, CLOSED], ids=["open", "closed"])
 async def test_the_config_overrides_the_behaviour_on_who_runs_functions(
     talk: Talks, config
 ) -> None:

@@ -45,7 +45,7 @@ class Sum(BaseModel):
 @each_of(
     "half", [[call_message("c1")], [result_message("c1")], [call_message("c1"), USER]]
 )
-@pytest.mark.parametrize("config", [OPEN, CLOSED], ids=["open", "closed"])
+@each_of("config", [OPEN, CLOSED], ids=["open", "closed"])
 async def test_half_a_pair_is_refused(
     config: AutomaticToolUseConfig, half: list[Any]
 ) -> None:
@@ -61,7 +61,7 @@ async def test_half_a_pair_is_refused(
 
 
 @each_of("role", ["user", "system", "developer", "tool", "assistant"])
-@pytest.mark.parametrize(
+@each_of(
     "item",
     [
         FunctionCallContent(id="c1", name="t-add"),
@@ -78,7 +78,7 @@ async def test_a_lone_call_or_result_is_refused_in_a_message_of_any_role(
     assert len(session.history()) == 1
 
 
-@pytest.mark.parametrize(
+@each_of(
     "given",
     [[call_message("c1")], [USER, call_message("c1", "c2"), result_message("c1")]],
 )
@@ -94,7 +94,7 @@ async def test_a_prompt_with_an_unanswered_call_is_refused(
     assert (talking.requests, talking.shape) == (0, [])
 
 
-@pytest.mark.parametrize("config", [OPEN, CLOSED], ids=["open", "closed"])
+@each_of("config", [OPEN, CLOSED], ids=["open", "closed"])
 async def test_a_complete_pair_is_fine_and_later_calls_are_as_ever(
     talk: Talks, config
 ) -> None:
@@ -260,9 +260,7 @@ async def test_an_open_loop_continues_from_a_prefilled_reply(talk: Talks) -> Non
     assert talking.shape[1:] == [("assistant", "The answer is"), ("assistant", " 42.")]
 
 
-@pytest.mark.parametrize(
-    "given", ["", "  ", 5, [{"role": "user"}], {"role": "user"}, ["text"]]
-)
+@each_of("given", ["", "  ", 5, [{"role": "user"}], {"role": "user"}, ["text"]])
 async def test_anything_but_messages_is_refused(talk: Talks, given: Any) -> None:
     """An empty text and anything but messages is named, and leaves no trace."""
     talking = talk([])

@@ -182,7 +182,7 @@ async def test_formatting_does_not_break_a_signature(text: str) -> None:
     assert Checkpoint.from_json(again, KEY) == Checkpoint.from_json(text)
 
 
-@pytest.mark.parametrize("key", ["text", b"", 7], ids=repr)
+@each_of("key", ["text", b"", 7], ids=repr)
 async def test_an_invalid_key_is_refused_by_name(text: str, key: Any) -> None:
     """A key that is empty, or not of bytes, is an error that says so: it would protect nothing."""
     with pytest.raises(PlannerException, match="key"):
@@ -199,7 +199,7 @@ async def test_a_newer_checkpoint_is_refused(text: str) -> None:
         Checkpoint.from_json(altered(text, schema=2))
 
 
-@pytest.mark.parametrize("schema", [None, "1", True, 0, 1.5])
+@each_of("schema", [None, "1", True, 0, 1.5])
 async def test_a_schema_that_is_not_a_number_is_refused(text: str, schema: Any) -> None:
     """The schema of a checkpoint is a number; anything else is refused."""
     with pytest.raises(InvalidCheckpointError, match="schema number"):
@@ -359,7 +359,7 @@ async def test_the_returned_metadata_survives_json(
     assert Checkpoint.from_json(loaded.messages[-1].metadata["checkpoint"]).run_id
 
 
-@pytest.mark.parametrize("odd", ODD)
+@each_of("odd", ODD)
 def test_an_odd_value_at_any_place_is_read_or_refused_by_name(
     text: str, odd: str
 ) -> None:

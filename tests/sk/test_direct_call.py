@@ -38,6 +38,7 @@ from planner_ext.testing import ScriptedChatCompletion, call, calls, say
 from support.functions import Bench, Lamp, passing
 from support.stock import add_filter
 from support.telemetry import Recording, recording
+from support.values import each_of
 
 __all__ = ["recording"]
 
@@ -238,7 +239,7 @@ async def test_a_result_says_what_it_was_made_of() -> None:
     assert direct.metadata["used_arguments"] == {"text": "x"}
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("kind", "name", "digest"),
     [(KernelFunctionFromMethod, *each) for each in INVOKING.items()]
     + [(Kernel, *each) for each in STACKING.items()],

@@ -21,6 +21,7 @@ from support.approval import (
     World,
     asked,
     every_door,
+    one_door,
     planner_with,
     results,
     three_doors,
@@ -114,7 +115,7 @@ def desk(
 
 
 @of_each_kind
-@pytest.mark.parametrize("name", ["leave", "leave_midway"])
+@each_of("name", ["leave", "leave_midway"])
 async def test_what_a_synchronous_function_raises_in_its_thread_is_its_error(
     make: Callable[[], BaseException], name: str
 ) -> None:
@@ -129,7 +130,7 @@ async def test_what_a_synchronous_function_raises_in_its_thread_is_its_error(
 
 
 @every_door
-@pytest.mark.parametrize("name", ["leave", "leave_async"])
+@each_of("name", ["leave", "leave_async"])
 @each_of(
     "execution",
     [{}, {"timeout": 60}, {"max_concurrency": 1}, {"threads": False}],
@@ -146,7 +147,7 @@ async def test_an_exit_is_the_error_of_its_call(
     )
 
 
-@three_doors
+@one_door
 async def test_a_limit_of_time_does_not_let_an_exit_out(door: Door) -> None:
     """Under ``max_active_seconds`` each call has a task of its own, and an exit stays in it as well."""
     outcome = await door.ask(
@@ -183,7 +184,7 @@ async def test_an_exit_while_an_argument_is_read_is_an_invalid_argument(
     capsys.readouterr()
 
 
-@three_doors
+@one_door
 async def test_an_exit_inside_a_function_that_a_function_calls_is_an_error_there(
     door: Door,
 ) -> None:
@@ -200,8 +201,8 @@ def _exits_at_once(*_: Any) -> None:
     raise SystemExit(2)
 
 
-@three_doors
-@pytest.mark.parametrize("kind", ["auto_function_invocation", "function_invocation"])
+@one_door
+@each_of("kind", ["auto_function_invocation", "function_invocation"])
 async def test_an_exit_in_a_filter_is_the_error_of_the_call(
     door: Door, kind: Any
 ) -> None:
@@ -217,7 +218,7 @@ async def test_an_exit_in_a_filter_is_the_error_of_the_call(
 
 
 @three_doors
-@pytest.mark.parametrize("exits", [_exits, _exits_at_once], ids=["async", "sync"])
+@each_of("exits", [_exits, _exits_at_once], ids=["async", "sync"])
 async def test_an_exit_in_an_interceptor_or_approver_denies(
     door: Door, exits: Any
 ) -> None:
@@ -233,8 +234,8 @@ async def test_an_exit_in_an_interceptor_or_approver_denies(
         assert refusal.endswith("It could not be decided.")
 
 
-@three_doors
-@pytest.mark.parametrize("exits", [_exits, _exits_at_once], ids=["async", "sync"])
+@one_door
+@each_of("exits", [_exits, _exits_at_once], ids=["async", "sync"])
 async def test_an_exit_in_an_observer_changes_nothing(door: Door, exits: Any) -> None:
     """It is logged, and the run ends with its answer."""
     outcome = await door.ask(desk("work"), observers=[exits])
@@ -242,10 +243,8 @@ async def test_an_exit_in_an_observer_changes_nothing(door: Door, exits: Any) ->
 
 
 @three_doors
-@pytest.mark.parametrize("exits", [_exits, _exits_at_once], ids=["async", "sync"])
-@pytest.mark.parametrize(
-    "error", [SystemExit(2), asyncio.CancelledError()], ids=["exit", "cancelled"]
-)
+@each_of("exits", [_exits, _exits_at_once], ids=["async", "sync"])
+@each_of("error", [SystemExit(2), asyncio.CancelledError()], ids=["exit", "cancelled"])
 async def test_what_a_callback_raises_is_an_error_of_the_run(
     door: Door, exits: Any, error: BaseException
 ) -> None:
@@ -275,9 +274,7 @@ async def test_an_exit_of_a_clarifier_is_an_error_of_the_run() -> None:
 
 
 @pytest.mark.parametrize("door", [door for door in DOORS if not door.streamed], ids=str)
-@pytest.mark.parametrize(
-    "make", [KeyboardInterrupt, GeneratorExit], ids=["interrupt", "close"]
-)
+@each_of("make", [KeyboardInterrupt, GeneratorExit], ids=["interrupt", "close"])
 async def test_an_interrupt_on_the_loop_passes_and_leaves_the_call_in_doubt(
     door: Door, make: Callable[[], BaseException]
 ) -> None:
@@ -305,8 +302,8 @@ async def test_a_resumed_call_that_exits_has_failed(door: Door) -> None:
     assert results(resumed.history) == ["The function desk-leave failed."]
 
 
-@pytest.mark.parametrize("kind", ["auto_function_invocation", "function_invocation"])
-@pytest.mark.parametrize("name", ["leave", "leave_async"])
+@each_of("kind", ["auto_function_invocation", "function_invocation"])
+@each_of("name", ["leave", "leave_async"])
 async def test_an_exit_under_an_approval_filter_is_the_error_of_its_call(
     kind: Any, name: str
 ) -> None:
@@ -349,7 +346,7 @@ async def _untold(*_: Any) -> None:
     raise _UntoldError
 
 
-@three_doors
+@one_door
 async def test_an_exception_without_a_text_is_reported_as_any_other(door: Door) -> None:
     """Of a function, an interceptor, an observer; Semantic Kernel's own log line may fail there."""
     failed = await door.ask(desk("leave", "work", make=_UntoldError))

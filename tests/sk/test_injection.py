@@ -20,10 +20,19 @@ from planner_ext import ApprovalFilter, ApprovalPolicy, Approve, ToolUseSession
 from planner_ext.durable import Runs
 from planner_ext.hitl_manager import ToolCall
 from planner_ext.testing import call
-from support.approval import DONE, Door, World, every_door, planner_with, results, world
+from support.approval import (
+    DONE,
+    Door,
+    World,
+    planner_with,
+    results,
+    three_doors,
+    world,
+)
 from support.approval_filter import FUNCTION, Kinds, chat, under_each
 from support.foreign import RESERVED, TEXT, api, in_query, mcp_tool
 from support.stock import add_filter
+from support.values import each_of
 
 SECRET = "hunter2"
 PROPERTIES = {"city": TEXT, "password": TEXT, **dict.fromkeys(RESERVED, TEXT)}
@@ -55,8 +64,8 @@ def model(*replies: Any) -> World:
 # An MCP server.
 
 
-@pytest.mark.parametrize("given", [WRITTEN, {"city": "Oslo"}], ids=["all", "city"])
-@every_door
+@each_of("given", [WRITTEN, {"city": "Oslo"}], ids=["all", "city"])
+@three_doors
 async def test_an_mcp_tool_gets_what_the_model_wrote_and_the_approver_saw(
     door: Door, given: dict[str, str]
 ) -> None:
@@ -70,7 +79,7 @@ async def test_an_mcp_tool_gets_what_the_model_wrote_and_the_approver_saw(
         assert (called, seen.shown, outcome.status) == ([given], [given], "answered")
 
 
-@every_door
+@three_doors
 async def test_an_mcp_tool_that_waited_gets_what_was_shown(door: Door) -> None:
     """Also after a pause, and where the person edits what the model wrote."""
     async with mcp_tool(PROPERTIES) as (plugin, called):
@@ -154,7 +163,7 @@ def _of(values: dict[str, Any]) -> KernelArguments:
     return given
 
 
-@pytest.mark.parametrize("policy", [ASK_ALL, ALLOW_ALL], ids=["ask", "allow"])
+@each_of("policy", [ASK_ALL, ALLOW_ALL], ids=["ask", "allow"])
 @under_each
 async def test_a_stock_loop_does_not_call_such_a_tool(
     under: Kinds, policy: ApprovalPolicy
@@ -217,7 +226,7 @@ def _question() -> ChatHistory:
 # An API with an OpenAPI document.
 
 
-@every_door
+@three_doors
 async def test_an_api_is_asked_with_what_the_model_wrote(door: Door) -> None:
     """Parameters called as Semantic Kernel's own can be filled by the model; nothing else gets into the address."""
     with api() as server:
@@ -241,8 +250,8 @@ async def test_the_model_is_offered_such_parameters() -> None:
         assert server.queries == []
 
 
-@pytest.mark.parametrize("given", [{"user_id": "1"}, {}], ids=["given", "empty"])
-@every_door
+@each_of("given", [{"user_id": "1"}, {}], ids=["given", "empty"])
+@three_doors
 async def test_parameters_that_meet_under_one_name_are_refused(
     door: Door, given: dict[str, str]
 ) -> None:
@@ -296,7 +305,7 @@ async def test_a_function_that_calls_such_an_operation_is_refused() -> None:
         assert "meet under one name" in results(outcome.history)[0]
 
 
-@pytest.mark.parametrize(
+@each_of(
     ("named", "options"),
     [
         ("content_type", {"enable_dynamic_payload": False}),
@@ -351,7 +360,7 @@ async def test_a_name_that_the_document_uses_twice_is_one_parameter() -> None:
 # Functions of Python.
 
 
-@every_door
+@three_doors
 async def test_a_python_function_gets_what_its_signature_asks_for(door: Door) -> None:
     """Kernel, service, settings and arguments, by these names, as ever; the model is offered none of them."""
     got: list[Any] = []
@@ -410,7 +419,7 @@ async def test_a_function_that_takes_keywords_gets_what_its_schema_says() -> Non
     assert got == [{"kernel": "mine"}]
 
 
-@every_door
+@three_doors
 async def test_a_tool_may_name_its_parameters_as_its_plugin_names_its_own(
     door: Door,
 ) -> None:

@@ -308,7 +308,7 @@ ERRORS = {
 }
 
 
-@pytest.mark.parametrize("status", ERRORS)
+@each_of("status", ERRORS)
 async def test_errors_are_the_connectors(
     service: Any, endpoint: Endpoint, status: int, streamed: bool
 ) -> None:

@@ -25,6 +25,7 @@ from planner_ext.iteration import FunctionInvocationIterationContext
 from planner_ext.sk.chat import openai as openai_members
 from planner_ext.testing import ScriptedReply, call, calls, say
 from support.served import Answer, Served, Tools, asked
+from support.values import each_of
 
 Serve = Callable[..., Served]
 Bodies = list[dict[str, Any]]
@@ -161,7 +162,7 @@ def bodies(
     return bodies
 
 
-@pytest.mark.parametrize("drive", RUNS, ids=lambda drive: drive.__name__)
+@each_of("drive", RUNS, ids=lambda drive: drive.__name__)
 async def test_a_run_sends_what_the_connectors_own_way_would(
     drive: Any, bodies: Callable[..., Awaitable[Any]]
 ) -> None:

@@ -39,6 +39,7 @@ from support.openai import (
     both_ways,
     openai_service,
 )
+from support.values import each_of
 
 SETTINGS = OpenAIChatPromptExecutionSettings
 SCHEMA = {
@@ -158,7 +159,7 @@ SETTINGS_OF_EACH_KIND = {
 }
 
 
-@pytest.mark.parametrize("kind", SETTINGS_OF_EACH_KIND)
+@each_of("kind", SETTINGS_OF_EACH_KIND)
 async def test_settings_and_functions_are_sent_as_the_connector_sends_them(
     kind: str, endpoint: Endpoint, kernel: Kernel
 ) -> None:

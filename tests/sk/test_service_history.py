@@ -40,8 +40,9 @@ from planner_ext.testing import (
     calls,
     say,
 )
-from support.served import Answer, Served, Tools, asked
+from support.served import Answer, Served, Tools, asked, question
 from support.stock import add_filter, first_result
+from support.values import each_of
 
 Ask = Callable[..., Awaitable[Answer]]
 Serve = Callable[..., Served]
@@ -178,20 +179,21 @@ ENDS: dict[
 }
 
 
-@pytest.mark.parametrize("end", ENDS)
+@each_of("end", ENDS)
 async def test_every_end_leaves_a_history_that_can_be_sent(
-    ask: Ask, serve: Serve, resend: Resend, history: ChatHistory, end: str
+    ask: Ask, serve: Serve, resend: Resend, end: str
 ) -> None:
     """However a run ends, each call has its one result right after it; with the returned message added, too."""
+    history = question()
     script, options, attempts, error = ENDS[end]
     served = serve(script)
     service = FunctionInvokingChatCompletion(served.connector, **options)
     behavior = BoundedFunctionChoiceBehavior.Auto(**attempts)
     if error is not None:
         with pytest.raises(error):
-            await ask(service, behavior)
+            await ask(service, behavior, to=history)
     else:
-        answer = await ask(service, behavior)
+        answer = await ask(service, behavior, to=history)
         history_with_answer = ChatHistory(messages=[*history.messages, answer.message])
         history_with_answer.add_user_message("And now?")
         await resend(history_with_answer)

@@ -24,7 +24,8 @@ from planner_ext import (
 from planner_ext.errors import PlannerException
 from planner_ext.hitl_manager import Defer
 from planner_ext.testing import ScriptedChatCompletion, call, calls, say
-from support.served import Answer, Served, Tools
+from support.served import Answer, Served, Tools, question
+from support.values import each_of
 
 Ask = Callable[..., Awaitable[Answer]]
 Serve = Callable[..., Served]
@@ -70,25 +71,25 @@ async def resumed(
     return chunks[-1]
 
 
-@pytest.mark.parametrize("added", [True, False], ids=["added", "not-added"])
-@pytest.mark.parametrize("after", NEXT)
-@pytest.mark.parametrize("before", BEFORE)
+@each_of("added", [True, False], ids=["added", "not-added"])
+@each_of("after", NEXT)
+@each_of("before", BEFORE)
 async def test_a_limited_run_continues_with_a_larger_budget(
     ask: Ask,
     serve: Serve,
     kernel: Kernel,
     streamed: bool,
     resend: Resend,
-    history: ChatHistory,
     before: str,
     after: str,
     added: bool,
 ) -> None:
     """Resumed, whether its last message was added or not: it is answered, the spent stays spent, all can be sent."""
+    history = question()
     script, budget = BEFORE[before]
     served = serve([*script, *NEXT[after]])
     service = FunctionInvokingChatCompletion(served.connector, budget=budget)
-    first = await ask(service, settings=SETTINGS)
+    first = await ask(service, to=history, settings=SETTINGS)
     if added:
         history.add_message(first.message)
     budget = Budget(max_iterations=20)
@@ -101,9 +102,10 @@ async def test_a_limited_run_continues_with_a_larger_budget(
         streamed=streamed,
         budget=budget,
     )
-    assert (last.metadata["status"], served.server.refused) == ("answered", [])
-    spent = (last.metadata["iterations"], last.metadata["usage"].prompt_tokens)
-    assert spent == (len(served.server.requests), served.server.prompt_tokens)
+    assert last.metadata["status"] == "answered"
+    assert served.server.refused == []
+    assert last.metadata["iterations"] == len(served.server.requests)
+    assert last.metadata["usage"].prompt_tokens == served.server.prompt_tokens
     await resend(history)
 
 
@@ -155,35 +157,32 @@ def deferring(
     return deferring
 
 
-@pytest.mark.parametrize(
-    "added", [True, False, None], ids=["added", "not-added", "empty-history"]
-)
-@pytest.mark.parametrize(
+@each_of("added", [True, False, None], ids=["added", "not-added", "empty-history"])
+@each_of(
     "decision", [Approve(by="ann"), Deny("No.", by="ann")], ids=["approve", "deny"]
 )
 async def test_a_paused_run_continues_when_it_is_decided(
     ask: Ask,
     deferring: Any,
-    tools: Tools,
-    kernel: Kernel,
     streamed: bool,
     resend: Resend,
-    history: ChatHistory,
     added: bool | None,
     decision: Any,
 ) -> None:
     """Paused, nothing has run and the history can be sent; decided, it continues, and the pause leaves no trace."""
+    tools = Tools()
+    kernel = tools.kernel()
+    history = question()
     service, served = deferring(
         calls(ADD, call("t-echo", {"text": "x"}), text="May I?"), say("Done.")
     )
-    paused = await ask(service, settings=SETTINGS)
-    assert (paused.metadata["status"], tools.seen, len(history.messages)) == (
-        "paused",
-        [],
-        1,
-    )
+    paused = await ask(service, to=history, kernel=kernel, settings=SETTINGS)
+    assert paused.metadata["status"] == "paused"
+    assert tools.seen == []
+    assert len(history.messages) == 1
     (pending,) = paused.metadata["pending"]
-    assert (pending["id"], pending["fully_qualified_name"]) == ("call_1", "t-add")
+    assert pending["id"] == "call_1"
+    assert pending["fully_qualified_name"] == "t-add"
     if added:
         history.add_message(paused.message)
     own = ChatHistory() if added is None else history
@@ -195,11 +194,10 @@ async def test_a_paused_run_continues_when_it_is_decided(
         kernel,
         streamed=streamed,
     )
-    assert (last.metadata["status"], served.server.refused) == ("answered", [])
-    assert ((1, 2) in tools.seen, "x" in tools.seen) == (
-        isinstance(decision, Approve),
-        True,
-    )
+    assert last.metadata["status"] == "answered"
+    assert served.server.refused == []
+    assert ((1, 2) in tools.seen) == isinstance(decision, Approve)
+    assert "x" in tools.seen
     assert [message.role for message in own.messages] == [
         "user",
         "assistant",

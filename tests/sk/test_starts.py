@@ -109,8 +109,8 @@ def approves(call: Any) -> Any:
 
 
 @each_kind
-@pytest.mark.parametrize("approved", [True, False])
-@pytest.mark.parametrize("filter", [twice, together], ids=lambda one: one.__name__)
+@each_of("approved", [True, False])
+@each_of("filter", [twice, together], ids=lambda one: one.__name__)
 async def test_a_second_next_runs_nothing(
     filter: Any, approved: bool, kind: str
 ) -> None:
@@ -126,10 +126,8 @@ async def test_a_second_next_runs_nothing(
 
 
 @each_kind
-@pytest.mark.parametrize(
-    ("name", "ran"), [("again", ["again"] * 2), ("keyed", ["call_1"] * 2)]
-)
-@pytest.mark.parametrize("filter", [twice, together], ids=lambda one: one.__name__)
+@each_of(("name", "ran"), [("again", ["again"] * 2), ("keyed", ["call_1"] * 2)])
+@each_of("filter", [twice, together], ids=lambda one: one.__name__)
 async def test_what_may_run_again_runs_and_is_charged(
     filter: Any, name: str, ran: list[str], kind: str
 ) -> None:
@@ -155,7 +153,7 @@ async def test_what_may_run_again_runs_and_is_charged(
     ids=["calls", "per-function", "repeated"],
 )
 @each_kind
-@pytest.mark.parametrize("filter", [twice, together], ids=lambda one: one.__name__)
+@each_of("filter", [twice, together], ids=lambda one: one.__name__)
 async def test_a_start_beyond_a_limit_does_not_happen(
     filter: Any, kind: str, budget: Budget
 ) -> None:
@@ -165,8 +163,8 @@ async def test_a_start_beyond_a_limit_does_not_happen(
     assert (pay.ran, read(result), result.tool_calls) == (["again"], ["paid 1"], 1)
 
 
-@pytest.mark.parametrize("batch_over_limit", ["reject_batch", "fill_remaining"])
-@pytest.mark.parametrize("max_concurrency", [1, None])
+@each_of("batch_over_limit", ["reject_batch", "fill_remaining"])
+@each_of("max_concurrency", [1, None])
 async def test_the_calls_of_a_batch_come_before_a_second_start(
     batch_over_limit: Any, max_concurrency: Any
 ) -> None:

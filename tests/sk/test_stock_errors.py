@@ -26,6 +26,7 @@ from planner_ext import (
 from planner_ext.errors import PlannerExtError
 from planner_ext.testing import ScriptedFault, say
 from support.served import Served
+from support.values import each_of
 
 Serve = Callable[..., Served]
 AUTO: Any = FunctionChoiceBehavior.Auto()
@@ -62,7 +63,7 @@ REQUESTS: dict[str, Callable[[Kernel], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("mistake", REQUESTS)
+@each_of("mistake", REQUESTS)
 async def test_a_request_fails_with_semantic_kernels_class(
     serve: Serve, kernel: Kernel, mistake: str, streamed: bool
 ) -> None:

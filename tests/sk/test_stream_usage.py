@@ -22,7 +22,8 @@ from planner_ext import (
 )
 from planner_ext.testing import Script, ScriptedReply, call, calls, say
 from support.planner import both_ways, invoke, openai_kernel, planner_with
-from support.served import Served, Tools, asked
+from support.served import Served, Tools, asked, question
+from support.values import each_of
 
 Serve = Callable[..., Served]
 ADD = call("t-add", {"a": 1, "b": 2})
@@ -72,12 +73,13 @@ def of_handler(
     return ToolCallHandler(kernel, settings=settings).invoke_stream(history)
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@each_of("script", SCRIPTS)
 @pytest.mark.parametrize("door", [of_service, of_agent, of_handler])
 async def test_streamed_usage_is_reported_once(
-    serve: Serve, kernel: Kernel, door: Any, script: str
+    serve: Serve, door: Any, script: str
 ) -> None:
     """Over several trips, with tools in between and at a limit, in service, agent and handler."""
+    kernel = Tools().kernel()
     served = serve(SCRIPTS[script])
     service = FunctionInvokingChatCompletion(
         served.connector, budget=Budget(max_iterations=4)
@@ -126,11 +128,12 @@ ENDS: dict[str, tuple[Script, dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("end", ENDS)
+@each_of("end", ENDS)
 async def test_the_metadata_says_why_there_is_no_answer(
-    serve: Serve, kernel: Kernel, history: ChatHistory, end: str, streamed: bool
+    serve: Serve, kernel: Kernel, end: str, streamed: bool
 ) -> None:
     """``reason`` is in the metadata of every run that was not answered."""
+    history = question()
     script, options, reason = ENDS[end]
     service = FunctionInvokingChatCompletion(serve(script).connector, **options)
     settings = OpenAIChatPromptExecutionSettings(

@@ -23,12 +23,13 @@ from planner_ext import (
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.session import AutomaticToolUseConfig, ToolUseSession
 from planner_ext.testing import call, say
-from support.served import Answer, Served
+from support.served import Answer, Served, Tools, question
+from support.values import each_of
 
 Ask = Callable[..., Awaitable[Answer]]
 Serve = Callable[..., Served]
 AUTO = FunctionChoiceBehavior.Auto
-CHOICES = pytest.mark.parametrize("choice", ["none", "required"])
+CHOICES = each_of("choice", ["none", "required"])
 
 
 def settings_with(
@@ -64,12 +65,13 @@ async def open_session(kernel: Kernel, settings: PromptExecutionSettings) -> Non
 
 
 @CHOICES
-@pytest.mark.parametrize("generic", [False, True], ids=["openai", "generic"])
+@each_of("generic", [False, True], ids=["openai", "generic"])
 @pytest.mark.parametrize("door", [planner, handler, session, open_session])
 async def test_a_tool_choice_that_contradicts_is_refused_at_every_door(
-    serve: Serve, kernel: Kernel, door: Any, choice: Any, generic: bool
+    serve: Serve, door: Any, choice: Any, generic: bool
 ) -> None:
     """It is named with the way out, and nothing is sent."""
+    kernel = Tools().kernel()
     served = serve([call("t-add", {"a": 1, "b": 2}), say("Done.")])
     kernel.add_service(served.connector)
     with pytest.raises(
@@ -80,9 +82,7 @@ async def test_a_tool_choice_that_contradicts_is_refused_at_every_door(
 
 
 @CHOICES
-@pytest.mark.parametrize(
-    "behavior", [AUTO(), AUTO(auto_invoke=False)], ids=["invokes", "passes"]
-)
+@each_of("behavior", [AUTO(), AUTO(auto_invoke=False)], ids=["invokes", "passes"])
 async def test_the_service_refuses_it_too(
     ask: Ask, serve: Serve, choice: Any, behavior: FunctionChoiceBehavior
 ) -> None:
@@ -96,16 +96,16 @@ async def test_the_service_refuses_it_too(
     assert served.server.requests == []
 
 
-@pytest.mark.parametrize("choice", ["auto", None])
+@each_of("choice", ["auto", None])
 async def test_what_does_not_contradict_is_taken(
     ask: Ask, serve: Serve, choice: Any
 ) -> None:
     """``auto`` is what is sent anyway."""
     served = serve([call("t-add", {"a": 1, "b": 2}), say("Done.")])
     settings = settings_with(choice, generic=False, behavior=AUTO())
-    assert (
-        await ask(FunctionInvokingChatCompletion(served.connector), settings=settings)
-    ).text == "Done."
+    service = FunctionInvokingChatCompletion(served.connector)
+    answer = await ask(service, to=question(), settings=settings)
+    assert answer.text == "Done."
 
 
 async def test_without_functions_it_is_the_callers(ask: Ask, serve: Serve) -> None:

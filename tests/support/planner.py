@@ -146,7 +146,7 @@ async def invoke(
     kernel: Kernel,
     goal: str = GOAL,
     *,
-    streamed: bool,
+    streamed: bool = False,
     **more: Any,
 ) -> FunctionCallingStepwisePlannerResult:
     """Reach a goal, plain or streamed."""
@@ -160,7 +160,7 @@ async def resume(
     kernel: Kernel,
     checkpoint: Any,
     *,
-    streamed: bool,
+    streamed: bool = False,
     **more: Any,
 ) -> FunctionCallingStepwisePlannerResult:
     """Go on with a run, plain or streamed."""
