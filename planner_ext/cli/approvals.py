@@ -37,7 +37,7 @@ async def list_pending(args: cli.ListArgs) -> None:
     """
     async with opened_client(args.store) as client:
         store = client.approvals()
-        with warnings_shown("planner_ext.durable"):
+        with warnings_shown():
             waiting = await store.pending(limit=args.limit, offset=args.offset)
         total = await store.count()
     lines = (line for call in waiting for line in _call_lines(call))

@@ -210,7 +210,7 @@ async def list_runs(args: cli.RunListArgs) -> None:
     }
     status = args.status or None
     async with opened_client(args.store) as client:
-        with warnings_shown("planner_ext.durable"):
+        with warnings_shown():
             records = await client.list(
                 status=status, limit=args.limit, offset=args.offset, **filters
             )

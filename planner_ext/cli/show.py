@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from types import TracebackType
-from typing import Self, cast
+from typing import Self, cast, get_args
 
 from rich.status import Status
 from rich.table import Table
@@ -31,7 +31,7 @@ from planner_ext.events import PlannerEvent, ResultReady, TextDelta
 from planner_ext.hitl_manager import ToolCall
 from planner_ext.planner.run import FunctionCallingStepwisePlannerResult
 
-_RAN = ("ok", "failed", "timed_out", "cancelled")
+_RAN = get_args(facts.FunctionOutcome)
 """The outcomes of a function that was started."""
 
 _BESIDE = 18
@@ -237,9 +237,7 @@ class Progress:
     def _new_spinner(self) -> Status | None:
         if not self._console.is_interactive:
             return None
-        return self._console.status(
-            _Drawn(self._activity), spinner=self._console.signs.spinner
-        )
+        return self._console.status(self, spinner=self._console.signs.spinner)
 
     def _rest(self) -> None:
         if self._spinner is not None:
@@ -249,7 +247,8 @@ class Progress:
         if self._spinner is not None and self._flow is None:
             self._spinner.start()
 
-    def _activity(self) -> Text:
+    def __rich__(self) -> Text:
+        """Describe what the run waits for, whenever the spinner is drawn."""
         running = sorted(
             call.function for call in self._reader.calls if call.outcome == "running"
         )
@@ -292,14 +291,6 @@ class Progress:
         ]
         texts += [duration_text(max(min(times), 0))] if times else []
         return f" ({', '.join(texts)} left)" if texts else ""
-
-
-class _Drawn:
-    def __init__(self, make: Callable[[], Text]) -> None:
-        self._make = make
-
-    def __rich__(self) -> Text:
-        return self._make()
 
 
 _LEFT: Mapping[str, Callable[[float], str]] = {

@@ -5,7 +5,7 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from itertools import islice
 from typing import IO, Any, NamedTuple, Protocol
@@ -106,15 +106,13 @@ class Terminal(Console):
         )
 
 
-@contextmanager
-def warnings_shown(logger_name: str) -> Generator[None]:
-    """Print a logger's warnings as errors."""
-    with _handled(
-        logger_name,
-        logging.WARNING,
-        lambda record: Terminal(sys.stderr).complain(record.getMessage()),
-    ):
-        yield
+def warnings_shown() -> AbstractContextManager[None]:
+    """Print the warnings of a store as errors."""
+
+    def complain(record: logging.LogRecord) -> None:
+        Terminal(sys.stderr).complain(record.getMessage())
+
+    return _handled("planner_ext.durable", logging.WARNING, complain)
 
 
 _STYLES = {logging.WARNING: "yellow", logging.ERROR: "red"}

@@ -276,21 +276,16 @@ class Run:
         return self.violation is None and not self.refused
 
     @property
-    def broken(self) -> bool:
-        """Whether the history is not valid."""
-        return not self.history_valid
-
-    @property
     def finished(self) -> bool:
         """Whether it ended with the model's answer, and every promise kept."""
-        kept = not (self.over_budget or self.broken or self.breaches)
+        kept = self.history_valid and not (self.over_budget or self.breaches)
         return self.status == "answered" and bool(self.answer) and kept
 
     @property
     def left_behind(self) -> str:
         """What the caller has after the run, in words."""
         answer = "with an answer" if self.answer else "without an answer"
-        return f"{answer} and with a history that OpenAI {'refuses' if self.broken else 'accepts'}"
+        return f"{answer} and with a history that OpenAI {'accepts' if self.history_valid else 'refuses'}"
 
     @property
     def first_violation(self) -> str:
@@ -330,7 +325,7 @@ class Run:
             ),
             Cell(self.ending, "bad" if self.status == "failed" else ""),
             Cell("yes") if self.answer else Cell("no", "poor"),
-            Cell("broken", "bad") if self.broken else Cell("valid"),
+            Cell("valid") if self.history_valid else Cell("broken", "bad"),
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -423,7 +418,7 @@ class Comparison:
                 f"{counted(past, 'function call')} past the budget",
             ),
             "breach": (run.breaches, "; ".join(run.breaches)),
-            "broken": (run.broken, "history broken"),
+            "broken": (not run.history_valid, "history broken"),
             "failed": (run.status == "failed", "failed"),
             "silent": (not run.answer and self.script(run.script).answers, "no answer"),
             "unfinished": (
@@ -559,7 +554,7 @@ class Comparison:
         where = f"{self.option(run.option).name}, {self.script(run.script).name}"
         if run.over_budget:
             yield f"{where}: {run.trips} round trips where {run.budget} were allowed."
-        if run.broken:
+        if not run.history_valid:
             yield f"{where}: the history is broken: {run.first_violation}."
         if run.breaches:
             yield f"{where}: {'; '.join(run.breaches)}."

@@ -77,6 +77,8 @@ _UNREADABLE = 500, "The run cannot be read"
 _VISITOR = "planner_ext.visitor"
 """The visitor's key in a request's scope."""
 
+_PAST = {"approve": "approved", "deny": "denied"}
+"""The decisions on many calls."""
 _Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 _MAY_CANCEL = ("queued", "running", "paused", "failed", "quarantined")
 _FILTERS = ("goal", "worker", "created_after", "created_before")
@@ -358,7 +360,7 @@ class _Inbox:
         by = _visitor_in(request).name
         outcomes = list[views.Outcome]()
         kind = form.get("decision")
-        if kind not in ("approve", "deny"):
+        if kind not in _PAST:
             raise RefusedFormError(
                 "Expected the decision approve or deny. Nothing was changed."
             )
@@ -376,11 +378,7 @@ class _Inbox:
                     )
                 decision = _plain_decision(kind, form, by, fingerprint)
                 taken = await approvals.decide(id, decision)
-                text = (
-                    _done_text(decision)
-                    if taken
-                    else _first_text(await approvals.show(id))
-                )
+                text = _PAST[kind] if taken else _first_text(await approvals.show(id))
             except ApprovalRefusedError as error:
                 taken = False
                 text = str(error)
@@ -543,15 +541,12 @@ class _Inbox:
         except NotAuthorizedError as error:
             problem = str(error)
         if problem:
-            return await self._run_page(
+            return await self._show_run(
                 request, status=409, problem=problem, reason=reason
             )
         return redirect(request, views.run_href(run_id))
 
-    async def _show_run(self, request: Request) -> Response:
-        return await self._run_page(request)
-
-    async def _run_page(
+    async def _show_run(
         self,
         request: Request,
         *,
@@ -659,10 +654,6 @@ def _plain_decision(kind: str, form: Form, by: str, fingerprint: str) -> Decisio
         form.get("always") or None
     )  # the store refuses any other value than those of the form
     return Approve(always=always, by=by, fingerprint=fingerprint)
-
-
-def _done_text(decision: Decision) -> str:
-    return "approved" if isinstance(decision, Approve) else "denied"
 
 
 def _first_text(call: PendingApproval) -> str:

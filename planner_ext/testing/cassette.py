@@ -486,8 +486,6 @@ class Cassette:
             raise CassetteError(
                 f"The cassette {path} cannot be used. {error}"
             ) from None
-        except CassetteError:
-            raise
         except Exception as error:  # a file may hold anything
             raise CassetteError(
                 f"The cassette {path} cannot be used: {described(error)}."

@@ -59,7 +59,7 @@ class Scrubber:
 
     Names of secret variables end in KEY, TOKEN, SECRET, PASSWORD, PASSPHRASE or
     CONNECTION_STRING; a password in an address is one, too. Values of less than 8
-    characters are none.
+    characters are not searched for.
     """
 
     def __init__(self, own: Scrub = ()) -> None:
