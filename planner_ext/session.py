@@ -39,6 +39,7 @@ from planner_ext.approval.decisions import ReadByKey
 from planner_ext.core.errors import shown, suggests_names
 from planner_ext.core.fold import CUT_SHORT
 from planner_ext.core.limits import Budget, is_count
+from planner_ext.core.values import frozen
 from planner_ext.engine.concurrency import StopHandle, streams
 from planner_ext.service import FunctionInvokingChatCompletion
 from planner_ext.sk.chat.history import find_problems, one_result_each, render
@@ -76,7 +77,7 @@ Messages: TypeAlias = (
 tool message."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class OpenCall(ReadByKey):
     """A function call of the model that the session's caller answers.
 
@@ -254,7 +255,7 @@ def _as_reply(messages: Sequence[ChatMessageContent]) -> list[ChatMessageContent
 
 
 @suggests_names
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class AutomaticToolUseConfig:
     """Choose who runs the functions that the model calls.
 

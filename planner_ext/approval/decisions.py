@@ -34,7 +34,7 @@ from planner_ext.core.errors import (
 from planner_ext.core.facts import CallDecided, Clarified, Fact, ModelReplied
 from planner_ext.core.marks import mark_on, markable, put_mark
 from planner_ext.core.state import ASK_USER
-from planner_ext.core.values import RequestedCall
+from planner_ext.core.values import RequestedCall, frozen
 
 
 class InvalidDecisionError(PlannerExtError):
@@ -255,7 +255,7 @@ _OF_THE_REVIEW = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ToolCall(ReadByKey):
     """A call as everybody outside of the loop sees it: the function, with the arguments it will get.
 
@@ -353,7 +353,7 @@ RunAction: TypeAlias = Literal[
 """What is done to a run; each is asked of the ``authorize`` hook."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class DecisionRequest:
     """What a person wants to do to a run, for the ``authorize`` hook.
 
@@ -416,7 +416,7 @@ _ALLOWED: dict[str, tuple[str, ...]] = {
 
 
 @suggests_names
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ApprovalSettings:
     """How calls are handled that are undecided, denied, or wait for a person.
 
@@ -619,7 +619,7 @@ DecisionKind: TypeAlias = Literal["approve", "deny", "supply", "expire", "edit"]
 arguments that another question is about."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class DecisionRecord:
     """A decision on a call, or the answer to a question.
 

@@ -5,12 +5,12 @@ import json
 import os
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
 from planner_ext.core.errors import InvalidLimitError, shown
+from planner_ext.core.values import frozen
 from planner_ext.durable.database import BUDGET_TABLES, Row, Step
 from planner_ext.durable.errors import (
     DuplicateRowError,
@@ -44,7 +44,7 @@ _DELETE_ORPHANS = """
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class BudgetUsage:
     """What one key has used of a shared budget in one period.
 

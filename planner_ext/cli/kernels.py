@@ -13,7 +13,6 @@ import sys
 import traceback
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from operator import attrgetter
 from types import ModuleType
 from typing import Any, cast
@@ -33,6 +32,7 @@ from semantic_kernel.functions import KernelArguments
 from planner_ext import FunctionCallingStepwisePlanner
 from planner_ext.approval.decisions import Authorize, hooks_of
 from planner_ext.core.errors import described, shown
+from planner_ext.core.values import frozen
 from planner_ext.durable.options import checked_hook
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.sk.chat.transport import kernel_with_service, select_service
@@ -207,7 +207,7 @@ def _is_loopback(host: str) -> bool:
 _NAMES = ("planner", "kernel", "arguments_for", "authorize")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Application:
     """What the factory of ``--app`` gives.
 

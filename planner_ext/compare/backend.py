@@ -13,7 +13,7 @@ from collections.abc import (
 )
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -34,7 +34,7 @@ from semantic_kernel.functions import KernelArguments
 
 from planner_ext.compare.desk import Desk, Observed, desk_plugin
 from planner_ext.compare.scenarios import Scenario
-from planner_ext.core.values import Usage
+from planner_ext.core.values import Usage, frozen
 from planner_ext.service import FunctionInvokingChatCompletion
 from planner_ext.sk.chat.transport import kernel_with_service, select_service
 from planner_ext.sk.messages import read_usage
@@ -50,7 +50,7 @@ from planner_ext.testing.script import completion_body
 from planner_ext.testing.server import HttpResponse
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Live:
     """A real model in place of the scripted one. Functions really run, once for each option.
 
@@ -66,7 +66,7 @@ class Live:
     goal: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Place:
     """Where one run finds its model and its functions.
 

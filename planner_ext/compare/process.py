@@ -3,7 +3,7 @@
 import asyncio
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from planner_ext.compare.report import Cost, ShownMessage
 from planner_ext.compare.scenarios import finish
 from planner_ext.compare.trial import Option
+from planner_ext.core.values import frozen
 from planner_ext.testing import (
     ScriptedOpenAIServer,
     ScriptedReply,
@@ -24,7 +25,7 @@ _PATIENCE_SECONDS = 600.0
 """How long a process may take, on a busy machine."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Given:
     """What the program reads, as JSON; see `Trial` and `Scenario`.
 
@@ -51,7 +52,7 @@ class Given:
     round_trips: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Outcome:
     """What a run reports; see `Run`.
 

@@ -6,7 +6,7 @@ options.
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import count
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -19,10 +19,11 @@ from semantic_kernel.contents import (
 )
 
 from planner_ext.core.errors import counted
+from planner_ext.core.values import frozen
 from planner_ext.testing import rules
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ShownCall:
     """One function call in a message; the arguments are JSON text."""
 
@@ -31,7 +32,7 @@ class ShownCall:
     arguments: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ShownResult:
     """What the model reads as the result of a call."""
 
@@ -40,7 +41,7 @@ class ShownResult:
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ShownMessage:
     """One message of a history.
 
@@ -56,7 +57,7 @@ class ShownMessage:
     trip: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Violation:
     """Why servers would refuse a history, and the 0-based index of the message at fault."""
 
@@ -173,7 +174,7 @@ class Cell(NamedTuple):
     level: Literal["bad", "poor", ""] = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class OptionInfo:
     """One of the options compared.
 
@@ -195,7 +196,7 @@ class OptionInfo:
     code: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ScriptInfo:
     """One of the situations in which every option runs.
 
@@ -218,7 +219,7 @@ class ScriptInfo:
     answers: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Run:
     """The result of one option in one situation.
 
@@ -346,7 +347,7 @@ class Run:
 _NOT_MADE = Run(option="", script="", status="not offered")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Cost:
     """The client's processor time of one option.
 
@@ -361,7 +362,7 @@ class Cost:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Comparison:
     """All runs, script by script, and in each option by option.
 

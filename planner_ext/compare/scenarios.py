@@ -7,11 +7,12 @@ answer to it.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, TypeAlias
 
 from planner_ext.compare.report import ScriptInfo
 from planner_ext.compare.trial import Ability
+from planner_ext.core.values import frozen
 from planner_ext.testing import ScriptedReply, ScriptedRequest, call, calls, say
 from planner_ext.testing.script import results_of
 
@@ -22,7 +23,7 @@ Model: TypeAlias = Callable[[ScriptedRequest], ScriptedReply]
 """Replies to a request; it remembers nothing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Scenario:
     """A situation.
 

@@ -12,7 +12,7 @@ Facts are past tense, frozen, and complete. Fields that several have:
     trace          the W3C ``traceparent`` of the span, or ""
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, Literal, TypeAlias
 
 from planner_ext.core.limits import Budget
@@ -23,6 +23,7 @@ from planner_ext.core.values import (
     RequestedCall,
     Status,
     Usage,
+    frozen,
     updated,
 )
 
@@ -76,7 +77,7 @@ class EventLine:
         return line if len(line) <= LINE_WIDTH else f"{line[: LINE_WIDTH - 1]}…"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Rules:
     """The settings of a run that its machine depends on, fixed when it starts.
 
@@ -110,7 +111,7 @@ class Rules:
     max_clarifications: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Guards:
     """What can decide the calls of a run: policies as JSON text in normal form, all else by name.
 
@@ -131,7 +132,7 @@ class Guards:
     authorize: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RunStarted(EventLine):
     """A run began.
 
@@ -152,7 +153,7 @@ class RunStarted(EventLine):
     type: Literal["RunStarted"] = "RunStarted"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Planned(EventLine):
     """The plan request was answered; ``messages`` is the transcript, which now opens with the plan."""
 
@@ -164,7 +165,7 @@ class Planned(EventLine):
     type: Literal["Planned"] = "Planned"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class MessageAdded(EventLine):
     """The planner added a message, to which the model replies next.
 
@@ -179,7 +180,7 @@ class MessageAdded(EventLine):
     type: Literal["MessageAdded"] = "MessageAdded"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ModelAsked(EventLine):
     """A request is about to be sent; recorded where the fact before it does not imply the request.
 
@@ -195,7 +196,7 @@ class ModelAsked(EventLine):
     type: Literal["ModelAsked"] = "ModelAsked"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RequestFailed(EventLine):
     """A request has no reply: it failed, was interrupted, or its process ended.
 
@@ -211,7 +212,7 @@ class RequestFailed(EventLine):
     type: Literal["RequestFailed"] = "RequestFailed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ModelReplied(EventLine):
     """One request was answered.
 
@@ -238,7 +239,7 @@ class ModelReplied(EventLine):
     type: Literal["ModelReplied"] = "ModelReplied"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class CallFact(EventLine):
     """The base of the facts about one call; ``call_id`` is unique in its batch."""
 
@@ -248,7 +249,7 @@ class CallFact(EventLine):
     function: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class FurtherQuestion:
     """A question about a deferred call that is put when those before it are answered.
 
@@ -263,7 +264,7 @@ class FurtherQuestion:
     expires_in: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class CallDecided(CallFact):
     """One call of the open batch was decided; a deferred one is decided again when its answer comes.
 
@@ -333,7 +334,7 @@ class CallDecided(CallFact):
         return given if self.edited is None else self.edited
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class CallsWithheld(EventLine):
     """Calls were answered without running: because of a limit, a stop, or a final answer beside them."""
 
@@ -345,7 +346,7 @@ class CallsWithheld(EventLine):
     type: Literal["CallsWithheld"] = "CallsWithheld"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class CallStarted(CallFact):
     """A function is about to run, or a filter starts it again: ``attempt`` counts from 1."""
 
@@ -354,7 +355,7 @@ class CallStarted(CallFact):
     type: Literal["CallStarted"] = "CallStarted"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class NestedCallStarted(EventLine):
     """A running call's function is about to start another one: itself, or in a run inside it.
 
@@ -373,7 +374,7 @@ class NestedCallStarted(EventLine):
     type: Literal["NestedCallStarted"] = "NestedCallStarted"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class CallFinished(CallFact):
     """A started call ended; recorded in the order in which the calls end.
 
@@ -397,7 +398,7 @@ class CallFinished(CallFact):
     type: Literal["CallFinished"] = "CallFinished"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Clarified(EventLine):
     """A question of the model was put to the clarifier or a person.
 
@@ -420,7 +421,7 @@ class Clarified(EventLine):
     type: Literal["Clarified"] = "Clarified"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class IterationCompleted(EventLine):
     """Every call of a batch has its result in the transcript.
 
@@ -441,7 +442,7 @@ class IterationCompleted(EventLine):
     type: Literal["IterationCompleted"] = "IterationCompleted"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class AnswerChecked(EventLine):
     """The form of an answer was checked; ``problem`` is "" if it is right."""
 
@@ -451,7 +452,7 @@ class AnswerChecked(EventLine):
     type: Literal["AnswerChecked"] = "AnswerChecked"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class StopRequested(EventLine):
     """The run was asked to stop: no further request is made, no further function started."""
 
@@ -460,7 +461,7 @@ class StopRequested(EventLine):
     type: Literal["StopRequested"] = "StopRequested"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class BudgetChanged(EventLine):
     """New limits replaced those of a run while it was driven; what was spent stays spent."""
 
@@ -471,7 +472,7 @@ class BudgetChanged(EventLine):
     type: Literal["BudgetChanged"] = "BudgetChanged"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SharedBudgetsChecked(EventLine):
     """A shared budget forbade what was due next, or no longer does.
 
@@ -492,7 +493,7 @@ class SharedBudgetsChecked(EventLine):
     type: Literal["SharedBudgetsChecked"] = "SharedBudgetsChecked"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Paused(EventLine):
     """The run waits for a person; it executes nothing until it is resumed."""
 
@@ -502,7 +503,7 @@ class Paused(EventLine):
     type: Literal["Paused"] = "Paused"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Resumed(EventLine):
     """A paused or ended run was resumed, with new ``limits`` or the old ones; what was spent stays spent."""
 
@@ -512,7 +513,7 @@ class Resumed(EventLine):
     type: Literal["Resumed"] = "Resumed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Ended(EventLine):
     """The run ended; ``returned`` if its open batch is the caller's, unanswered."""
 

@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from datetime import datetime
 from functools import partial
 from typing import Any, Final, Literal, TypeGuard, cast
 
 from planner_ext.core.errors import InvalidLimitError, shown, suggests_names
-from planner_ext.core.values import Usage
+from planner_ext.core.values import Usage, frozen
 
 Price = Callable[[str, Usage], float]
 """Gives the price of one request in US dollars, from the model's name and the tokens
@@ -16,7 +16,7 @@ used."""
 
 
 @suggests_names
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Budget:
     """The limits of a run. A new goal starts at 0, resuming a run does not. None means no limit.
 
@@ -223,7 +223,7 @@ OF_A_START: Final = AMOUNTS | TIMES
 _OF_A_REQUEST: Final = OF_A_START | {"max_iterations"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Left:
     """What may still be spent, of a run's limits and those around it; below 0 if exceeded.
 
@@ -307,7 +307,7 @@ def _smaller(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, 
     return {**one, **other, **{name: min(one[name], other[name]) for name in both}}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RemainingLimit:
     """What is left of one limit.
 

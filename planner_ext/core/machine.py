@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal, TypeAlias
 
@@ -17,7 +16,7 @@ from planner_ext.core.limits import (
     remaining_limits,
 )
 from planner_ext.core.state import Batch, Call, Phase, State, asks
-from planner_ext.core.values import Status
+from planner_ext.core.values import Status, frozen
 
 IN_DOUBT = "Cancelled while it ran; whether it took effect is not known."
 """What the model reads of a function that started and was not seen to finish."""
@@ -33,12 +32,12 @@ _ITERATIONS_OF_A_PLANNED_RUN = 2
 """The plan, and at least one request for the goal."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class AskPlan:
     """Make the plan request."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class AskModel:
     """Make one request with the transcript.
 
@@ -58,7 +57,7 @@ class AskModel:
     reads: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ReviewCalls:
     """Resolve, check and decide these calls of the open batch."""
 
@@ -66,7 +65,7 @@ class ReviewCalls:
     indexes: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RunCalls:
     """Run these calls of the open batch, each to its end, also where one fails."""
 
@@ -74,7 +73,7 @@ class RunCalls:
     indexes: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class WithholdCalls:
     """Answer these calls of the open batch without running them."""
 
@@ -84,7 +83,7 @@ class WithholdCalls:
     limit: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class CompleteIteration:
     """Call the iteration-completed callback if a function was called."""
 
@@ -92,7 +91,7 @@ class CompleteIteration:
     called: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class AddMessage:
     """Add a message that asks for the next step, the final-answer function, or the form."""
 
@@ -100,14 +99,14 @@ class AddMessage:
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class CheckAnswer:
     """Check the form of an answer."""
 
     answer: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class AskPerson:
     """Put a question of the model, or its plain reply, to the clarifier.
 
@@ -121,12 +120,12 @@ class AskPerson:
     iterations: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Pause:
     """Leave the run as a value until a person has decided."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Finish:
     """End the run."""
 

@@ -7,11 +7,11 @@ differ between machines.
 import math
 import unicodedata
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final
 
 from planner_ext.core.limits import is_count
+from planner_ext.core.values import frozen
 
 READ_RESULT: Final = "Results-read"
 """The function with which the model reads on."""
@@ -43,7 +43,7 @@ _BESIDE: Final = 32
 """The most characters that belong together."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Cut:
     """Where a result was cut.
 

@@ -6,7 +6,6 @@ without a hook may do nothing to such a run that
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from planner_ext.approval.decisions import (
     Authorize,
@@ -16,12 +15,13 @@ from planner_ext.approval.decisions import (
     ToolCall,
     hooks_of,
 )
+from planner_ext.core.values import frozen
 from planner_ext.durable.errors import NotAuthorizedError
 from planner_ext.durable.store import JournalStore
 from planner_ext.engine.authorization import phrase_of, refusal_of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Doorkeeper:
     """Asks the application's hook who may act on the runs of a store.
 

@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+from planner_ext.core.values import frozen
 from planner_ext.durable.database import Execute, Value
 from planner_ext.durable.store import JournalStore, RunOwner
 from planner_ext.engine.concurrency import in_thread
@@ -70,7 +70,7 @@ _SEEN = """
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class WorkerRecord:
     """One worker of a store.
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 from planner_ext.core.errors import InvalidLimitError, shown
 from planner_ext.core.facts import Guards
 from planner_ext.core.limits import Budget
+from planner_ext.core.values import frozen
 from planner_ext.durable.errors import reading_row
 
 
@@ -31,7 +32,7 @@ def _dump_budget(budget: object) -> dict[str, Any]:
     return _budgets().dump_python(budget, mode="json")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RunInputs:
     """What a run was submitted with.
 

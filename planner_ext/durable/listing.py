@@ -4,11 +4,12 @@ import json
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypeAlias, TypedDict, cast
 
 from planner_ext.core.errors import shown
+from planner_ext.core.values import frozen
 from planner_ext.durable.database import Row, Value
 from planner_ext.durable.errors import StoreError
 from planner_ext.durable.records import RUN_COLUMNS, RunRecord
@@ -73,7 +74,7 @@ class RunFilters(TypedDict, total=False):
     updated_before: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RunStats:
     """The numbers of a store, for a dashboard or an alarm.
 
@@ -91,7 +92,7 @@ class RunStats:
     oldest_approval_seconds: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class StoreMarks:
     """Change marks of a store's lists: two marks are equal as long as the lists are.
 

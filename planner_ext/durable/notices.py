@@ -20,6 +20,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from planner_ext.core.errors import InvalidLimitError, PlannerExtError, described, shown
+from planner_ext.core.values import frozen
 from planner_ext.durable.database import Row, Value
 from planner_ext.durable.errors import (
     ApprovalRefusedError,
@@ -85,7 +86,7 @@ NoticeEvent: TypeAlias = Literal["paused", "ended", "failed"]
 _EVENTS: tuple[NoticeEvent, ...] = ("paused", "ended", "failed")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RunNotice:
     """An event of a run, for the application.
 
@@ -123,7 +124,7 @@ class RunNotice:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class NoticeRecord:
     """A notice in the store.
 

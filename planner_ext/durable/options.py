@@ -5,13 +5,13 @@ import random
 import re
 import uuid
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 from typing import Any, TypedDict, TypeVar
 
 from planner_ext.approval.decisions import Authorize, check_authorize, is_duration
 from planner_ext.approval.waiting import InDoubt
 from planner_ext.core.errors import InvalidLimitError, PlannerExtError, shown
 from planner_ext.core.limits import is_count, is_positive_number
+from planner_ext.core.values import frozen
 from planner_ext.durable.errors import StoreError
 from planner_ext.durable.notices import Listener, Notifier, Webhook
 from planner_ext.engine.ports import Clock
@@ -54,7 +54,7 @@ def _causes(error: BaseException | None) -> Generator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RetryPolicy:
     """How often, and when, a run is driven again after a fault.
 
@@ -152,7 +152,7 @@ class WorkerOptions(TypedDict, total=False):
     notify_key: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class WorkerSettings:
     """`WorkerOptions`, validated and with defaults.
 

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any, Self, cast
@@ -30,6 +30,7 @@ from planner_ext.core.errors import InvalidJournalError, described, reading, sho
 from planner_ext.core.facts import Fact
 from planner_ext.core.fold import fold
 from planner_ext.core.state import ASK_USER, Call, State
+from planner_ext.core.values import frozen
 from planner_ext.durable.database import Row, Value
 from planner_ext.durable.errors import ApprovalRefusedError, reading_row
 from planner_ext.durable.inputs import RunInputs
@@ -51,7 +52,7 @@ _KINDS: dict[str, type[Approve | Deny | Supply]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RunRecord:
     """A run, as the store lists it.
 
@@ -141,7 +142,7 @@ RUN_ID = re.compile(r"[^/\x00-\x1f\x7f\ud800-\udfff]{1,200}")
 """The name of a run."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class StoredRun:
     """A run with its journal, and its inputs from `Runs.submit`."""
 
@@ -174,7 +175,7 @@ class StoredRun:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PendingApproval(ToolCall):
     """A call or question of a kept run that waits for a person's decision, or did.
 

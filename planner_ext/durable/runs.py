@@ -6,7 +6,6 @@ import logging
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn, Self, TypeVar, Unpack
@@ -26,7 +25,7 @@ from planner_ext.core.facts import Guards
 from planner_ext.core.limits import Budget
 from planner_ext.core.state import State
 from planner_ext.core.text import is_unicode
-from planner_ext.core.values import Usage
+from planner_ext.core.values import Usage, frozen
 from planner_ext.durable.approvals import Approvals
 from planner_ext.durable.archive import fork_run
 from planner_ext.durable.authorization import Doorkeeper
@@ -99,7 +98,7 @@ _PATIENCE_SECONDS = 60.0
 that cannot be used."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RunResult:
     """A run of a store: how it ended, what it waits for, or how far it is.
 

@@ -7,7 +7,6 @@ import logging
 import uuid
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +14,7 @@ from typing import Literal, NoReturn, ParamSpec, TypeVar, Unpack, cast
 
 from planner_ext.core.facts import Fact
 from planner_ext.core.limits import is_count
+from planner_ext.core.values import frozen
 from planner_ext.durable.database import Database, Row, Step, Value
 from planner_ext.durable.errors import (
     DuplicateRowError,
@@ -252,7 +252,7 @@ async def opened_store(
         await store.close()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RunOwner:
     """A worker that owns runs.
 
@@ -268,7 +268,7 @@ class RunOwner:
     is_lapsed: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Look:
     """What a worker reads in each poll.
 

@@ -56,6 +56,7 @@ from planner_ext.core.errors import (
 )
 from planner_ext.core.facts import CallFinished, ModelReplied, Planned
 from planner_ext.core.limits import Budget
+from planner_ext.core.values import frozen
 from planner_ext.durable.database import Row
 from planner_ext.durable.driven import ArrivingText, DrivenRuns, DrivenStore
 from planner_ext.durable.errors import ApprovalRefusedError, RunFencedError, StoreError
@@ -335,7 +336,7 @@ def _with_crash_points(store: RunStore) -> RunStore:
     return CrashingStore.of_environment(store)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Examined:
     """A run that a worker may take, as its examination found it.
 
@@ -352,7 +353,7 @@ class Examined:
     alone: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Taken:
     """What a worker found and took at one look at the due runs.
 
@@ -367,7 +368,7 @@ class Taken:
     must_examine: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Claims:
     """The claims of one worker.
 

@@ -6,7 +6,7 @@ A store makes activations, a planner drives them; neither needs to know the othe
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import field
 from fnmatch import fnmatchcase
 from itertools import zip_longest
 from typing import Any, Protocol, TypeVar
@@ -15,6 +15,7 @@ from planner_ext.approval.decisions import Authorize, Decision, ToolCall
 from planner_ext.approval.waiting import InDoubt
 from planner_ext.core.facts import Fact, Guards
 from planner_ext.core.limits import Budget
+from planner_ext.core.values import frozen
 from planner_ext.engine.batch import BudgetHandle
 from planner_ext.engine.ports import Emit, RunStore
 
@@ -25,7 +26,7 @@ ArgumentsFor = Callable[[str], Any]
 """Returns the application's arguments for a run, by its name: no store keeps them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Activation:
     """A run's journal, and the decisions and options to continue it with.
 

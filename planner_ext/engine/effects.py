@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from planner_ext.core.errors import InvalidLimitError, shown
 from planner_ext.core.marks import mark_on, markable, method_of, put_mark
+from planner_ext.core.values import frozen
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -46,7 +47,7 @@ Probe: TypeAlias = Callable[
 tell."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Effect:
     """The declaration of a function."""
 

@@ -8,7 +8,7 @@ import logging
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, assert_never
 
 from planner_ext.core import facts, machine
@@ -19,7 +19,7 @@ from planner_ext.core.errors import (
     described,
 )
 from planner_ext.core.state import Phase, State
-from planner_ext.core.values import Reply, TranscriptItem, Usage
+from planner_ext.core.values import Reply, TranscriptItem, Usage, frozen
 from planner_ext.engine.batch import Calls
 from planner_ext.engine.concurrency import (
     LeftByError,
@@ -42,7 +42,7 @@ _MOST_REPEATS = 100
 nothing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Announced:
     """A request that is about to be sent.
 

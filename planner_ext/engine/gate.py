@@ -29,7 +29,7 @@ from planner_ext.approval.guards import Policy, guard_name
 from planner_ext.core.errors import InvalidLimitError, shown
 from planner_ext.core.fold import sticky_keys
 from planner_ext.core.state import State
-from planner_ext.core.values import updated
+from planner_ext.core.values import frozen, updated
 from planner_ext.engine.authorization import refusal_of
 from planner_ext.engine.concurrency import (
     OUT_OF_TIME,
@@ -94,7 +94,7 @@ def _keys_of(call: ToolCall, question: Defer) -> dict[str, str]:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class InterceptorChain:
     """The interceptors of one run, or of one filter.
 
@@ -299,7 +299,7 @@ class _Ruled:
     editor: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Review:
     """Reviews calls by the rules of several chains, and by those who answer their questions.
 

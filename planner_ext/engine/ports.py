@@ -1,7 +1,7 @@
 """The ports of the engine, as protocols: adapters implement them, tests fake them."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Generic, Protocol, TypeVar
 
 from planner_ext.approval.decisions import Decision, Defer, ToolCall
@@ -17,10 +17,11 @@ from planner_ext.core.values import (
     ResolvedCall,
     TranscriptItem,
     Usage,
+    frozen,
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TextDelta(EventLine):
     """A piece of a streamed reply, as it arrives. Not a fact: the whole reply is one.
 
@@ -38,7 +39,7 @@ class TextDelta(EventLine):
 R = TypeVar("R")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ResultReady(EventLine, Generic[R]):
     """The last event of a stream, with what ``invoke`` would have returned."""
 
@@ -55,7 +56,7 @@ Event = Fact | TextDelta
 Emit = Callable[[Event], Awaitable[None]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Finished:
     """How one function call ended; ``terminate`` if a filter asked to end the run after the batch."""
 
@@ -104,7 +105,7 @@ class Functions(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Reviewed:
     """The outcome of the review of one call.
 
@@ -154,7 +155,7 @@ class Prompts(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Clarification:
     """An answer to a question of the model, and what it cost.
 
@@ -249,7 +250,7 @@ class Tracing(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RunInfo:
     """The run that a fact is of."""
 
@@ -268,7 +269,7 @@ nothing.
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Ports:
     """The ports and settings of one run.
 

@@ -6,7 +6,7 @@ escaped.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, Literal, TypeAlias, cast
 
 from planner_ext.approval.decisions import DecisionRecord, record_of
@@ -17,12 +17,12 @@ from planner_ext.core.limits import LIMIT_OF_PART, Budget
 from planner_ext.core.machine import may_have_asked
 from planner_ext.core.results import Cut
 from planner_ext.core.state import Phase, State
-from planner_ext.core.values import Message, RequestedCall, Usage
+from planner_ext.core.values import Message, RequestedCall, Usage, frozen
 from planner_ext.engine.document import dump_message
 from planner_ext.engine.journal import is_in_doubt, is_lost
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TimelineMessage:
     """A message that was sent to the model, or its reply.
 
@@ -35,7 +35,7 @@ class TimelineMessage:
     others: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Spending:
     """The consumption of one limit of a run.
 
@@ -55,7 +55,7 @@ class Spending:
     nested: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class FailedRequest:
     """A request without a reply.
 
@@ -71,7 +71,7 @@ class FailedRequest:
     lost: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ModelRequest:
     """The request of one iteration.
 
@@ -113,7 +113,7 @@ CallOutcome: TypeAlias = Literal[
 """How a call ended, or its present state."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class CallAttempt:
     """One execution of a call's function; without ``ended`` it runs, or its process ended."""
 
@@ -121,7 +121,7 @@ class CallAttempt:
     ended: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TimelineCall:
     """One call of an iteration.
 
@@ -183,7 +183,7 @@ iteration-completed callback ended the run; ``violation``: servers would refuse 
 history."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TimelineEvent:
     """An event of the run other than a request or a call; ``by`` answered or made the change."""
 
@@ -199,7 +199,7 @@ GapKind: TypeAlias = Literal["paused", "left", "crashed", "retry"]
 ended; ``retry``: between two attempts of a request."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Gap:
     """A period in which the run was idle; without ``ended`` it still waits."""
 
@@ -208,7 +208,7 @@ class Gap:
     kind: GapKind
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TimelineIteration:
     """One request with its reply, and what followed until the next request.
 
@@ -239,7 +239,7 @@ class TimelineIteration:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Timeline:
     """The timeline of a run.
 

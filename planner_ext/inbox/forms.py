@@ -8,10 +8,11 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, TypeAlias, cast
 
 from planner_ext.core.text import exact, visible
+from planner_ext.core.values import frozen
 from planner_ext.engine.schemas import argument_problem, read_json
 
 FieldKind: TypeAlias = Literal[
@@ -20,7 +21,7 @@ FieldKind: TypeAlias = Literal[
 """``texts`` and ``numbers`` have one item a line, ``json`` is any value."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Field:
     """One argument in a form.
 

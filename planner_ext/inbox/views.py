@@ -5,7 +5,6 @@ decides on is cut.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal, TypeAlias
 from urllib.parse import quote, unquote, urlencode
@@ -15,6 +14,7 @@ from starlette.requests import Request
 from planner_ext.approval.decisions import DecisionRecord
 from planner_ext.core.state import ASK_USER
 from planner_ext.core.text import exact, exact_json, one_line, visible
+from planner_ext.core.values import frozen
 from planner_ext.durable.records import PendingApproval
 from planner_ext.engine.timeline import Timeline, TimelineMessage
 from planner_ext.inbox.forms import Field, drawn_form
@@ -29,7 +29,7 @@ _LONGEST_IN_LIST = 4_000
 """Characters of arguments and question; a longer call is decided on its own page."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Moment:
     """A time: for an HTML ``time`` element, in UTC, and from now, such as "3 minutes ago"."""
 
@@ -38,7 +38,7 @@ class Moment:
     distance: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Waiting:
     """A call or question in a list; addresses are relative to the application's root.
 
@@ -70,7 +70,7 @@ class Waiting:
     selectable: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Decided:
     """A decision that was made.
 
@@ -87,7 +87,7 @@ class Decided:
     refused: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Turn:
     """One turn of a conversation.
 
@@ -105,7 +105,7 @@ class Turn:
     at: Moment | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ApprovalPage:
     """A call or question with everything that its approver must see.
 
@@ -131,7 +131,7 @@ class ApprovalPage:
     typed: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Outcome:
     """The outcome of one of many decisions."""
 
@@ -141,7 +141,7 @@ class Outcome:
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Paging:
     """The shown part of a list.
 

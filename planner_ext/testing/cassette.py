@@ -27,6 +27,7 @@ from semantic_kernel.contents import ChatHistory
 
 from planner_ext.core.errors import InvalidJournalError, PlannerExtError, described
 from planner_ext.core.facts import Fact
+from planner_ext.core.values import frozen
 from planner_ext.engine.document import (
     MOST_BYTES,
     document_of,
@@ -65,7 +66,7 @@ class ReplayDifferenceError(PlannerException):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Difference:
     """One place in which a replayed run differs from the recorded one.
 
@@ -118,7 +119,7 @@ _NOT_COMPARED = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Asked:
     """A request in its normal form, as JSON values.
 

@@ -10,20 +10,20 @@ https://platform.openai.com/docs/api-reference/chat.
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, TypeAlias, cast
 
 from semantic_kernel.contents import ChatMessageContent
 
 from planner_ext.core.errors import PlannerExtError, shown
-from planner_ext.core.values import Usage
+from planner_ext.core.values import Usage, frozen
 
 
 class ScriptExhaustedError(PlannerExtError):
     """The script has no reply left for a request; the message names both."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ScriptedCall:
     """One function call in a reply.
 
@@ -48,7 +48,7 @@ class ScriptedCall:
         return json.dumps(self.arguments, separators=(",", ":"), ensure_ascii=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ScriptedReply:
     """One answer of the model, always with one choice.
 
@@ -79,7 +79,7 @@ class ScriptedReply:
         return self.finish_reason or ("tool_calls" if self.calls else "stop")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ScriptedFault:
     """An HTTP error of ``ScriptedOpenAIServer``; a service's script has exceptions.
 
@@ -103,7 +103,7 @@ class ScriptedFault:
     drop: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ScriptedRequest:
     """A request to the model.
 

@@ -10,12 +10,12 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingTCPServer
 from typing import Any, NamedTuple, Self
 
-from planner_ext.core.values import Usage
+from planner_ext.core.values import Usage, frozen
 from planner_ext.testing.rules import find_violation, is_object, object_of, tool_names
 from planner_ext.testing.script import (
     Script,
@@ -44,7 +44,7 @@ class HttpRequest(NamedTuple):
     body: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class HttpResponse:
     """A response to write.
 

@@ -62,7 +62,7 @@ from planner_ext.core.accounts import SharedBudgets, Tab, current_tab
 from planner_ext.core.facts import CallDecided
 from planner_ext.core.limits import Budget, Left, Price
 from planner_ext.core.state import State
-from planner_ext.core.values import Usage, updated
+from planner_ext.core.values import Usage, frozen, updated
 from planner_ext.engine.concurrency import StopHandle, contained
 from planner_ext.engine.gate import InterceptorChain, Review
 from planner_ext.engine.ports import Reviewed
@@ -94,7 +94,7 @@ def planner_of(function: KernelFunction | None) -> object | None:
     return getattr(getattr(function, "method", None), _PLANNER, None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ParentRun:
     """The run in which a function is called, and the call; the outermost planner and gate first."""
 

@@ -7,7 +7,6 @@ refused and not changed.
 
 import json
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import takewhile
 from operator import is_
@@ -32,6 +31,7 @@ from planner_ext.core.values import (
     RequestedCall,
     TextMessage,
     TranscriptItem,
+    frozen,
 )
 from planner_ext.sk.chat.reply import accepted_items, accepted_name
 from planner_ext.sk.errors import InvalidHistoryError
@@ -343,7 +343,7 @@ def _results(message: ChatMessageContent) -> list[FunctionResultContent]:
 _WAY_OUT = "The history was not changed. Resume with the history that the run left, or with an empty one."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ResumedHistory:
     """The caller's history of a resumed run, without the message that the run had returned.
 

@@ -41,6 +41,7 @@ from semantic_kernel.exceptions import KernelServiceNotFoundError
 from semantic_kernel.functions import KernelArguments, KernelFunctionMetadata
 from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
+from planner_ext.core.values import frozen
 from planner_ext.sk.chat.reply import corrected, corrected_chunks
 from planner_ext.sk.checks import instance_of
 from planner_ext.sk.errors import InvalidSettingsError, ServiceNotFoundError
@@ -219,7 +220,7 @@ _RESULTS = frozenset({(_TOOL, _TOOL)})
 _ROLES = _RESULTS | {(_USER, _USER), (_ASSISTANT, _ASSISTANT)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Connector:
     """The properties of a connector; the defaults fit OpenAI's and unknown ones, which need nothing.
 
@@ -464,7 +465,7 @@ def _one_text(message: ChatMessageContent, connector: Connector) -> ChatMessageC
 # How a request is sent to a connector.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ChatRequest:
     """One request, independent of connectors.
 

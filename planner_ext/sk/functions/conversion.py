@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import dataclass
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 from enum import Enum
 from functools import lru_cache, partial
@@ -27,6 +26,7 @@ from pydantic_core import to_jsonable_python
 from semantic_kernel.functions import KernelParameterMetadata
 
 from planner_ext.approval.decisions import with_plain_numbers
+from planner_ext.core.values import frozen
 
 MAX_DEPTH: Final = 100
 """Levels of nesting accepted: far fewer than exhaust the stack."""
@@ -430,7 +430,7 @@ _CLASSES: Final[Mapping[type[Any], Convert]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Parameter:
     """One parameter that the model may give.
 
@@ -603,7 +603,7 @@ _TYPES: Final[Mapping[str, Callable[[Any], bool]]] = {
 Kernel would make True of it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class InvalidArguments:
     """Arguments that cannot be used; ``message`` describes to the model the problem and what is expected."""
 

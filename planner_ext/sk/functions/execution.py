@@ -49,6 +49,7 @@ from semantic_kernel.utils.telemetry.model_diagnostics import function_tracer
 
 from planner_ext.core.errors import shown, suggests_names
 from planner_ext.core.limits import is_count, is_positive_number
+from planner_ext.core.values import frozen
 from planner_ext.engine.concurrency import contained, in_thread
 from planner_ext.engine.log import is_listening, is_set
 from planner_ext.sk.errors import InvalidOptionError, PlannerException
@@ -77,7 +78,7 @@ _logger = logging.getLogger(__name__)
 
 
 @suggests_names
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ToolExecution:
     """How the functions of a run are executed. Each option is checked when it is given.
 

@@ -1,7 +1,6 @@
 """Questions of the model: the function that asks them, and the application's clarifier that answers them."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Final, Protocol
 
@@ -12,13 +11,13 @@ from planner_ext.core.errors import shown
 from planner_ext.core.limits import is_count
 from planner_ext.core.machine import AskPerson
 from planner_ext.core.state import State
-from planner_ext.core.values import Usage
+from planner_ext.core.values import Usage, frozen
 from planner_ext.engine.concurrency import called
 from planner_ext.engine.ports import Clarification
 from planner_ext.sk.errors import PlannerException
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Question:
     """A question of the model, or a plain reply that may be a question.
 
@@ -66,7 +65,7 @@ class Clarifier(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class AskedClarifier:
     """Asks an application's clarifier (`planner_ext.engine.ports.Respondent`); ``history`` renders a run's messages."""
 

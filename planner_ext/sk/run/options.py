@@ -35,6 +35,7 @@ from planner_ext.approval.decisions import ApprovalSettings, Interceptor
 from planner_ext.core.accounts import SharedBudgets
 from planner_ext.core.errors import nearest, shown, way_out
 from planner_ext.core.limits import Budget, Price, tightest
+from planner_ext.core.values import frozen
 from planner_ext.engine.concurrency import SystemClock
 from planner_ext.engine.gate import Approver, CheckForIntervention, PreInvoke
 from planner_ext.engine.journal import takes_run
@@ -364,7 +365,7 @@ def takes_run_options(function: _F) -> _F:
     return function
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class CheckedOptions:
     """`RunOptions`, validated and with defaults, as a run uses them.
 

@@ -33,7 +33,7 @@ from semantic_kernel.functions import KernelArguments
 from semantic_kernel.prompt_template import KernelPromptTemplate, PromptTemplateConfig
 
 from planner_ext.core.errors import shown
-from planner_ext.core.values import Message
+from planner_ext.core.values import Message, frozen
 from planner_ext.sk.errors import InvalidOptionError, PlannerException
 from planner_ext.sk.functions.conversion import UnfitError, check_exponents
 from planner_ext.sk.functions.toolset import ToolSet
@@ -136,7 +136,7 @@ class Templates:
         return cls(plan_yaml, step_prompt, plan, settings, step)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PlannerPrompts:
     """The planner's prompts for one goal. Implements `planner_ext.engine.ports.Prompts`."""
 
@@ -254,7 +254,7 @@ _EXPECTED = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ResponseForm:
     """The form of a final answer. Implements `planner_ext.engine.ports.AnswerForm`. Make one with `response_form`.
 

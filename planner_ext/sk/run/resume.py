@@ -42,7 +42,7 @@ from planner_ext.core.fold import apply, fold
 from planner_ext.core.limits import Budget
 from planner_ext.core.machine import IN_DOUBT, ReviewCalls, RunCalls, next_action
 from planner_ext.core.state import TRANSITIONS, Call, Phase, State
-from planner_ext.core.values import RequestedCall
+from planner_ext.core.values import RequestedCall, frozen
 from planner_ext.engine.authorization import refusal_of
 from planner_ext.engine.batch import apply_decision, is_as_decided, tool_call_of
 from planner_ext.engine.concurrency import of_application
@@ -594,7 +594,7 @@ def _as_it_is(call: ToolCall) -> ToolCall:
     return call
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ResumeRequest:
     """A checkpoint, the decisions on its pending calls, and the budget that replaces its own, if any.
 

@@ -36,7 +36,7 @@ from planner_ext.core.facts import (
 )
 from planner_ext.core.fold import CUT_SHORT, cut_short_text
 from planner_ext.core.state import Phase, State
-from planner_ext.core.values import Status
+from planner_ext.core.values import Status, frozen
 from planner_ext.engine.concurrency import StopHandle
 from planner_ext.engine.engine import Engine, watch
 from planner_ext.engine.ports import Emit, Event, TextDelta
@@ -73,7 +73,7 @@ _SHOWN = (TextDelta, ModelReplied, IterationCompleted)
 of a reply begin."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ServiceRequest:
     """The caller's arguments of a request, except history and settings.
 
