@@ -83,9 +83,8 @@ async def approve(
         always: For the rest of the run, approve this function, or this function with
             these arguments, without asking.
     """
-    kind = cast(
-        'Literal["function", "arguments"] | None', always
-    )  # the store refuses any other value
+    # The store refuses any other value.
+    kind = cast('Literal["function", "arguments"] | None', always)
     return await _decide(
         args,
         lambda call: Approve(always=kind, by=args.by, fingerprint=call.fingerprint),

@@ -40,7 +40,7 @@ class ApprovalPrompt:
         self._cut = False
 
     def decide(self, call: ToolCall, *, more: int) -> Decision | None:
-        """Show a call, of ``more`` others, and ask; None if the person quits."""
+        """Show a call and ask; None if the person quits. ``more`` others wait."""
         refused = self._refused
         self._refused = None
         again = refused[1] if refused is not None and refused[0] == call.id else None

@@ -36,9 +36,8 @@ def add_group(name: str, module: str, help: str) -> None:
         return get_group(import_module(module).group).commands
 
     class Group(TyperGroup):
-        commands: Any = property(
-            lambda _: loaded(), lambda _, __: None
-        )  # set to none by the base class
+        # The base class sets it to an empty one.
+        commands: Any = property(lambda _: loaded(), lambda _, __: None)
 
     app.add_typer(
         typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None, help=help),
@@ -126,9 +125,8 @@ def command(
 
         run.__signature__ = Signature(options)  # pyright: ignore[reportAttributeAccessIssue]  (PEP 362)
         run.__annotations__ = {option.name: option.annotation for option in options}
-        text = re.sub(
-            r"^Examples:", "\b\nExamples:", doc, flags=re.MULTILINE
-        )  # \b: do not join its lines
+        # \b keeps the lines of a paragraph apart.
+        text = re.sub(r"^Examples:", "\b\nExamples:", doc, flags=re.MULTILINE)
         group.command(
             name, help=text, epilog=f"\b\nExit codes:\n{codes or exit_codes}"
         )(run)

@@ -45,9 +45,8 @@ def run_compare(args: CompareArgs) -> int:
     errors = Terminal(sys.stderr)
     try:
         _check(args)
-        with redirect_stdout(
-            sys.stderr
-        ):  # the output of a kernel's own code must not mix with a document
+        # The output of a kernel's own code must not mix with a document.
+        with redirect_stdout(sys.stderr):
             comparison = _measure(args, errors)
         if args.html is not None:
             args.html.write_text(page_of(comparison), "utf-8", errors="replace")

@@ -146,9 +146,8 @@ class StoreRun(CliRun):
         self, begin: Callable[[Runs], Awaitable[RunHandle[Result]]]
     ) -> Result:
         hooks = await self._hooks() or None
-        async with opened_runs(
-            self.store, grace_seconds=0, authorize=hooks
-        ) as runs:  # an interrupt does not wait
+        # No grace: an interrupt does not wait.
+        async with opened_runs(self.store, grace_seconds=0, authorize=hooks) as runs:
             handle = await begin(runs)
             if not self.run_id:
                 self.console.say(
@@ -172,9 +171,8 @@ def start_run(
         )
     facts = ()
     if goal.run_id is not None:
-        with suppress(
-            StoreError, UnknownRunError
-        ):  # an unusable store raises when it is opened
+        # An unusable store raises when it is opened.
+        with suppress(StoreError, UnknownRunError):
             facts = asyncio.run(_stored(goal.run_id, store)).facts
     run = StoreRun(store, options, by=by, facts=facts)
 
@@ -269,9 +267,8 @@ async def show_run(
     stored = await _stored(run_id, store)
     record = stored.record
     facts = stored.facts
-    fold_journal(
-        run_id, facts
-    )  # a damaged journal is refused before anything of it is printed
+    # A damaged journal is refused before anything of it is printed.
+    fold_journal(run_id, facts)
     if follow or not as_json:
         console.say(
             Text.assemble((exact(run_id), "bold"), f": {one_line(record.goal)}")
@@ -401,10 +398,8 @@ async def _print_waiting(
 
 def work(args: WorkerArgs) -> int:
     """Work until a signal, or with ``--once`` until no run is due."""
-    with (
-        redirect_stdout(sys.stderr),
-        worker_lines_shown(Terminal(sys.stderr)),
-    ):  # functions' output is not a result
+    # What functions print is not a result.
+    with redirect_stdout(sys.stderr), worker_lines_shown(Terminal(sys.stderr)):
         application = started_application(args.app)
         return asyncio.run(_worked(args, application))
 

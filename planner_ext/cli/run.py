@@ -202,9 +202,8 @@ class CliRun:
                     result = following
                 code = _EXIT_CODES.get(result.status, ExitCode.NO_ANSWER)
             except KeyboardInterrupt:
-                signal.signal(
-                    signal.SIGINT, signal.SIG_IGN
-                )  # the rest is short, and stores the run
+                # The rest is short, and stores the run.
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
                 result = self.interrupted()
                 code = ExitCode.INTERRUPTED
             except Exception as error:
@@ -223,9 +222,8 @@ class CliRun:
                 as_json=self.options.as_json,
                 run_id=self.run_id,
             )
-        if (
-            self._working
-        ):  # a second Ctrl-C came while a call did not let itself be cancelled
+        # A second Ctrl-C came while a call did not let itself be cancelled.
+        if self._working:
             sys.stderr.flush()
             os._exit(code)
         return code

@@ -270,7 +270,7 @@ class Progress:
         elapsed: float = 0.0,
         until: float | None = None,
     ) -> str:
-        """Describe what is left of the limits, but those ``without``.
+        """Describe what is left of the limits that are set.
 
         Args:
             without: Limits to omit.
@@ -358,9 +358,8 @@ def print_pending(
     for label, text in texts.items():
         shown = text
         if lines is not None and not asks:
-            most = (
-                lines if label == "arguments" else lines // 2
-            )  # the arguments get the lines that the question leaves
+            # The arguments get the lines that the question leaves.
+            most = lines if label == "arguments" else lines // 2
             shown = cut_in_the_middle(text, cells=cells, lines=most)
             lines -= folded_lines(shown, cells)
             cut = cut or shown != text

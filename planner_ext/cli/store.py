@@ -37,9 +37,8 @@ async def opened_client(
     where: str, hooks: cli.Hooks = cli.no_hooks, *, create: bool = False
 ) -> AsyncGenerator[RunsClient]:
     """Open a store to read its runs, or to act on them under an application's hooks."""
-    doorkeeper = Doorkeeper(
-        authorize=await hooks()
-    )  # a name given as --by is only typed
+    # Not verified: a name given as --by is only typed.
+    doorkeeper = Doorkeeper(authorize=await hooks())
     async with opened_store(where, create=create) as store:
         yield RunsClient(store, doorkeeper=doorkeeper)
 

@@ -49,9 +49,8 @@ def standard_streams() -> Generator[None]:
         try:
             os.fstat(number)
         except OSError:
-            os.open(
-                os.devnull, os.O_RDWR
-            )  # takes this number, which a store's file would take otherwise
+            # This takes the number, which a store's file would take otherwise.
+            os.open(os.devnull, os.O_RDWR)
     if isinstance(reader := cast("object", sys.stdin), io.TextIOWrapper):
         reader.reconfigure(errors="replace")
     before = sys.stdout, sys.stderr

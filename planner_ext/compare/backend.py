@@ -109,9 +109,8 @@ class Backend:
                 or select_service(self._kernel or Kernel(), None, KernelArguments())[0]
             )
             while isinstance(service, FunctionInvokingChatCompletion):
-                service = (
-                    service.inner
-                )  # loops are compared, so a service with its own loop is unwrapped
+                # Loops are compared, so a service with its own loop is unwrapped.
+                service = service.inner
             self.name = f"{service.ai_model_id} at {service.service_url() or type(service).__name__}"
             self._service = service
 

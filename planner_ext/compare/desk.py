@@ -235,9 +235,8 @@ def _at_desk(url: str, name: str, client: httpx.AsyncClient) -> KernelFunction:
         Parameter(function.parameter, Parameter.KEYWORD_ONLY, annotation=described),
         Parameter("kernel", Parameter.KEYWORD_ONLY, annotation=HiddenKernel),
     ]
-    vars(run)["__signature__"] = Signature(
-        parameters, return_annotation=str
-    )  # which Semantic Kernel describes
+    # Semantic Kernel describes the function by its signature.
+    vars(run)["__signature__"] = Signature(parameters, return_annotation=str)
     return KernelFunctionFromMethod(
         kernel_function(name=name, description=function.about)(run), "desk"
     )

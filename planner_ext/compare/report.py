@@ -230,7 +230,7 @@ class Run:
         tools_past_budget: Those of whose results no round trip was left to read.
         tokens_summed: Tokens of all round trips, counted where requests arrive.
         tokens_past_budget: Those of the round trips beyond the budget.
-        tokens_told: Those that the option reports to its caller; None if none.
+        tokens_told: Those that the option reports to its caller, if any.
         status: In the option's words: ``answered``, ``limit_reached``, ``failed`` or
             another end; ``not offered`` if the option lacks what the situation needs,
             and did not run.

@@ -319,9 +319,7 @@ async def run_trial(
     if task.cancelled():
         trial.status = "cancelled"
         trial.answer = ""
-    elif (
-        raised := task.exception()
-    ) is not None:  # any fault that an endpoint causes is a finding about the option
+    elif (raised := task.exception()) is not None:
         trial.status = "failed"
         trial.answer = ""
         error = _cause(raised)

@@ -246,9 +246,8 @@ class _Inbox:
 
     async def _show_sign_in(self, request: Request) -> Response:
         token = request.query_params.get("token", "")
-        request.scope["query_string"] = (
-            b""  # a server writes it into its log after the response
-        )
+        # A server writes the query into its log after the response.
+        request.scope["query_string"] = b""
         return self._sign_in_page(request, token=token)
 
     async def _sign_in_by_token(self, request: Request) -> Response:
@@ -475,9 +474,8 @@ class _Inbox:
         async def events() -> AsyncGenerator[bytes]:
             async with aclosing(self.live.events(topic)) as stream:
                 async for event in stream:
-                    if (
-                        await self.sessions.visitor_of(request) is None
-                    ):  # signed out, or too long ago
+                    # The session may have ended meanwhile.
+                    if await self.sessions.visitor_of(request) is None:
                         return
                     yield event
 
@@ -650,9 +648,8 @@ def _decision_on(call: PendingApproval, form: Form, by: str) -> Decision:
 def _plain_decision(kind: str, form: Form, by: str, fingerprint: str) -> Decision:
     if kind == "deny":
         return Deny(form.get("reason", ""), by=by)
-    always: Any = (
-        form.get("always") or None
-    )  # the store refuses any other value than those of the form
+    # The store refuses any other value than those of the form.
+    always: Any = form.get("always") or None
     return Approve(always=always, by=by, fingerprint=fingerprint)
 
 

@@ -96,9 +96,8 @@ class _Limited(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
-        peer: Any = transport.get_extra_info("peername") or (
-            "",
-        )  # a Unix socket has none
+        # A Unix socket has no peer's name.
+        peer: Any = transport.get_extra_info("peername") or ("",)
         self._client = client_of(str(peer[0]))
         self._clients[self._client] += 1
         if self._clients[self._client] > self._most_connections:

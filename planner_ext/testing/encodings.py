@@ -227,9 +227,8 @@ def _of_backslash(found: re.Match[bytes], *, as_bytes: bool = False) -> bytes:
         return _CONTROL.get(other, other)
     if as_bytes and byte is not None:
         return bytes.fromhex(byte.decode())
-    units = (
-        found[0].decode("unicode_escape").encode("utf-16-le", "surrogatepass")
-    )  # two of them may be one character
+    # Two UTF-16 units may be one character.
+    units = found[0].decode("unicode_escape").encode("utf-16-le", "surrogatepass")
     return units.decode("utf-16-le", "surrogatepass").encode("utf-8", "surrogatepass")
 
 

@@ -53,8 +53,7 @@ def tool_names(body: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-# Each check below yields violations in the order of the request. Only the first violation is used, so a check may rely
-# on everything that earlier checks have validated.
+# Only the first violation is used, so a check may rely on what earlier checks have validated.
 
 
 def _violations(body: Mapping[str, Any]) -> Iterator[Violation]:
@@ -76,9 +75,8 @@ def _violations(body: Mapping[str, Any]) -> Iterator[Violation]:
 
 def _in_messages(messages: list[Any]) -> Iterator[Violation]:
     caller = 0
-    answered: dict[
-        str, bool
-    ] = {}  # of each call of the message ``caller``: whether its result came right after it
+    # Of each call of the message ``caller``: whether its result came right after it.
+    answered: dict[str, bool] = {}
     for index, message in enumerate(map(object_of, messages)):
         path = f"messages[{index}]"
         role = message.get("role")

@@ -31,9 +31,8 @@ from planner_ext.testing.script import (
 )
 
 _JSON = "application/json"
-_POLL_SECONDS = (
-    0.02  # how long a stop may wait until the accepting thread checks for it
-)
+_POLL_SECONDS = 0.02
+"""How long a stop may wait until the accepting thread checks for it."""
 
 
 class HttpRequest(NamedTuple):
@@ -71,11 +70,10 @@ class LoopbackServer(ThreadingTCPServer):
         respond: Called with each request, in its connection's thread.
     """
 
-    # Not http.server's own class, which looks up the name of its address and so may wait for a name server.
-    daemon_threads = (
-        True  # a server that is never stopped does not keep the interpreter alive
-    )
+    # http.server's own class looks up the name of its address, and may wait for that.
     request_queue_size = 128
+    # A server that is never stopped does not keep the interpreter alive.
+    daemon_threads = True
 
     def __init__(self, respond: Callable[[HttpRequest], HttpResponse]) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -195,7 +193,7 @@ class ScriptedOpenAIServer:
         self._models = tuple(models)
         self._lifecycle = threading.Lock()
         self._running: LoopbackServer | None = None
-        # One request at a time. Readers need no lock: the lists that they copy are replaced or appended to atomically.
+        # One request at a time. Readers need no lock: values are replaced or appended to atomically.
         self._turn = threading.Lock()
         self._requests: list[ScriptedRequest] = []
         self._refused: list[str] = []
@@ -303,9 +301,7 @@ class ScriptedOpenAIServer:
             answer = self._reader.answer(request)
         except ScriptExhaustedError as error:
             return self._refuse(str(error), code="script_exhausted")
-        except (
-            Exception
-        ) as error:  # the script is the user's code; its failure is sent as a response
+        except Exception as error:  # the script is the user's code
             return self._refuse(
                 f"The script failed at request {request.index}: {error!r}",
                 code="script_failed",
