@@ -45,7 +45,10 @@ RunPytest = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def run_pytest(lives: Lives, project: Path) -> RunPytest:
-    """Run the user's tests in a process of their own, without a word about OpenAI unless it is given."""
+    """Run the user's tests in a process of their own, without a word about OpenAI unless it is given.
+
+    Other plugins are not loaded, which takes a second, unless ``PYTEST_DISABLE_PLUGIN_AUTOLOAD`` is "".
+    """
 
     def run(*arguments: str, **env: str) -> tuple[int, str]:
         own = {
@@ -53,7 +56,9 @@ def run_pytest(lives: Lives, project: Path) -> RunPytest:
             for name, value in os.environ.items()
             if not name.startswith(("OPENAI_", "PYTEST_"))
         }
-        own |= {"PYTHONPATH": str(Path(planner_ext.__file__).parent.parent), **env}
+        own["PYTHONPATH"] = str(Path(planner_ext.__file__).parent.parent)
+        own["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+        own |= env
         command = (
             "-m",
             "pytest",
@@ -106,7 +111,7 @@ def test_a_test_is_recorded_once_and_replayed_without_a_key(
     code, out = record()
     assert code == 0, out
     assert (project / CASSETTE).is_file()
-    code, out = run_pytest()
+    code, out = run_pytest(PYTEST_DISABLE_PLUGIN_AUTOLOAD="")
     assert code == 0, out
 
 
