@@ -13,6 +13,7 @@ from planner_ext.hitl_manager import Deny
 from planner_ext.testing import Script, ScriptedOpenAIServer, call, calls, say
 from support.command_line import Command
 from support.durable_shop import STORE
+from support.processes import Lives
 from support.terminal import QUESTION, Session
 
 LAMP = call("shop-price", {"article": "lamp"})
@@ -64,12 +65,14 @@ def kept(command: Command, server: ScriptedOpenAIServer, here: Path) -> Path:
 
 @kept_or_not
 def test_a_person_approves_denies_and_edits_in_the_terminal(
-    here: Path, keeps: tuple[str, ...]
+    lives: Lives, here: Path, keeps: tuple[str, ...]
 ) -> None:
     """Each call is shown as it will run; the answers become its results, and exit code 0 comes with the answer."""
     script: Script = [calls(LAMP, call("shop-wait")), LAMB, say("It is 42.")]
     with ScriptedOpenAIServer(script) as server:
-        session = Session(here, "run", "What is a lamp?", *ASK, *at(server), *keeps)
+        session = Session(
+            lives, here, "run", "What is a lamp?", *ASK, *at(server), *keeps
+        )
         session.type("approve", after=QUESTION)
         session.type("deny", after=QUESTION)
         session.type("no time", after="(may be empty): ")

@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import sys
 from io import StringIO
 
 import pytest
@@ -12,11 +13,12 @@ from planner_ext.cli import demo, demo_shop
 from planner_ext.cli.demo_shop import Calendar, Currency, Orders, Warehouse
 from planner_ext.cli.text import Terminal
 from planner_ext.testing import ScriptedOpenAIServer
-from support.command_line import command_line
+from support.command_line import COMMAND
+from support.processes import Lives
 
 
-@pytest.fixture(scope="module")
-def shown() -> subprocess.CompletedProcess[str]:
+@pytest.fixture(scope="session")
+def shown(lives: Lives) -> subprocess.CompletedProcess[str]:
     """One run of the demo, piped, 80 columns wide."""
     environment = {
         name: value
@@ -24,7 +26,7 @@ def shown() -> subprocess.CompletedProcess[str]:
         if name not in ("FORCE_COLOR", "TTY_COMPATIBLE")
     }
     return subprocess.run(
-        command_line("demo"),
+        [lives.python, *COMMAND, "demo"],
         env=environment | {"COLUMNS": "80"},
         capture_output=True,
         text=True,
@@ -157,9 +159,10 @@ def test_a_killed_process_costs_nothing_and_the_refund_is_made_once(
 
 
 async def test_a_command_that_ends_otherwise_is_shown_and_fails_the_demo(
-    monkeypatch: pytest.MonkeyPatch,
+    lives: Lives, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing about the processes is staged: where one does not end as it should, the demo says how, and fails."""
+    monkeypatch.setattr(sys, "executable", lives.python)
     monkeypatch.setattr(demo, "_RUN", "a/b")
     out = StringIO()
     console = Terminal(out, width=80)

@@ -8,6 +8,7 @@ import pytest
 
 from support.command_line import Command
 from support.durable_shop import APP, CALL, GOAL, RUN, STORE, till
+from support.processes import Lives
 from support.terminal import Session
 
 __all__ = ["till"]
@@ -19,7 +20,7 @@ WORK = ("worker", *STORE, *APP, "--once")
 
 
 def test_a_run_is_followed_from_the_queue_to_its_answer(
-    command: Command, here: Path
+    lives: Lives, command: Command, here: Path
 ) -> None:
     """New facts appear as they come, in the form of ``run``; it ends with the exit code of ``runs result``."""
     limits = (
@@ -34,7 +35,7 @@ def test_a_run_is_followed_from_the_queue_to_its_answer(
         command("runs", "submit", GOAL, "--run-id", "order-7", *STORE, *limits).code
         == 0
     )
-    session = Session(here, *FOLLOW, term="xterm")
+    session = Session(lives, here, *FOLLOW, term="xterm")
     session.see("queued, waits for a worker")
     assert command(*WORK).code == 0
     assert session.end() == 4
@@ -46,7 +47,7 @@ def test_a_run_is_followed_from_the_queue_to_its_answer(
     )
     assert f"planner-ext approvals approve {CALL} --store runs.db" in session.shown
     assert command("approvals", "approve", CALL, *STORE).code == 0
-    again = Session(here, *FOLLOW)
+    again = Session(lives, here, *FOLLOW)
     again.see("Round trip 2 of 9")
     assert command(*WORK).code == 0
     assert again.end() == 0
@@ -54,10 +55,10 @@ def test_a_run_is_followed_from_the_queue_to_its_answer(
     assert "98.00 dollars refunded for A-1007." in again.shown
 
 
-def test_ctrl_c_ends_only_the_view(command: Command, here: Path) -> None:
+def test_ctrl_c_ends_only_the_view(lives: Lives, command: Command, here: Path) -> None:
     """A fault is shown with the time of the next try; the run that was followed continues without the terminal."""
     assert command(*RUN[:2], "--kernel", "till:failing", *RUN[4:]).code == 3
-    session = Session(here, *FOLLOW)
+    session = Session(lives, here, *FOLLOW)
     session.see("a fault; next try")
     session.interrupt()
     assert session.end() == 130

@@ -17,6 +17,7 @@ from planner_ext.core.text import exact, exact_json, visible
 from planner_ext.hitl_manager import PendingCall
 from planner_ext.testing import Script, ScriptedOpenAIServer, call, calls, say
 from support.command_line import Command
+from support.processes import Lives
 from support.terminal import QUESTION, Session
 from support.values import each_of
 
@@ -194,11 +195,13 @@ def test_a_cut_text_has_no_more_lines_than_it_may(text: str) -> None:
         assert len(text) < 60
 
 
-def test_what_was_typed_before_the_question_decides_nothing(here: Path) -> None:
+def test_what_was_typed_before_the_question_decides_nothing(
+    lives: Lives, here: Path
+) -> None:
     """Answers that were typed ahead are thrown away: both calls are still asked about, and nothing runs unseen."""
     script: Script = [calls(LAMP, call("shop-wait")), say("Fine.")]
     with ScriptedOpenAIServer(script) as server:
-        session = Session(here, *ASK, *at(server))
+        session = Session(lives, here, *ASK, *at(server))
         session.write("a\na\na\n")
         session.type("a\na\na", after=QUESTION)
         session.type("q", after=QUESTION)

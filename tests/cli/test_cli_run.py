@@ -20,7 +20,7 @@ from planner_ext.testing import (
     calls,
     say,
 )
-from support.command_line import COMMAND, Command, Outcome, command_line
+from support.command_line import COMMAND, Command, Outcome
 from support.processes import Lives
 
 PRICE = call("shop-price", {"article": "lamp"})
@@ -88,7 +88,7 @@ def test_ctrl_c_cancels_and_keeps_what_happened(lives: Lives, here: Path) -> Non
 def test_without_the_extra_the_command_says_how_to_install_it(here: Path) -> None:
     """Exit code 2 and one line where typer is missing."""
     program = "import sys; sys.modules['typer'] = None; from planner_ext.cli.__main__ import main; main()"
-    line = [command_line()[0], "-c", program]
+    line = [sys.executable, "-c", program]
     done = subprocess.run(
         line, cwd=here, capture_output=True, text=True, encoding="utf-8", timeout=120
     )

@@ -4,11 +4,12 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from support.command_line import COMMAND, Command, command_line
+from support.command_line import COMMAND, Command
 from support.processes import Lives
 
 RUN = (
@@ -23,21 +24,26 @@ RUN = (
 
 
 def redirected(
-    here: Path, redirection: str, *arguments: str
+    here: Path, redirection: str, *arguments: str, python: str = sys.executable
 ) -> subprocess.CompletedProcess[str]:
     """Run the command with a shell's redirection."""
-    shell = ["sh", "-c", f'exec "$@" {redirection}', "sh", *command_line(*arguments)]
+    command = (python, *COMMAND, *arguments)
+    shell = ["sh", "-c", f'exec "$@" {redirection}', "sh", *command]
     return subprocess.run(
         shell, cwd=here, capture_output=True, text=True, encoding="utf-8", timeout=120
     )
 
 
-def test_a_run_whose_reader_leaves_reaches_its_end(here: Path) -> None:
+def test_a_run_whose_reader_leaves_reaches_its_end(lives: Lives, here: Path) -> None:
     """With a broken pipe on stderr, functions finish, and the answer is on stdout."""
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
-        command_line(*RUN), cwd=here, stdout=subprocess.PIPE, stderr=writer, timeout=120
+        [lives.python, *COMMAND, *RUN],
+        cwd=here,
+        stdout=subprocess.PIPE,
+        stderr=writer,
+        timeout=120,
     )
     os.close(writer)
     assert (done.returncode, done.stdout) == (0, b"It is 42.\n")
@@ -62,9 +68,11 @@ def test_a_closed_stream_ends_no_run(
     )
 
 
-def test_a_full_disk_is_an_error_after_the_run(here: Path, command: Command) -> None:
+def test_a_full_disk_is_an_error_after_the_run(
+    lives: Lives, here: Path, command: Command
+) -> None:
     """Exit code 2, with the reason on stderr; the run is in its store."""
-    done = redirected(here, ">/dev/full", *RUN)
+    done = redirected(here, ">/dev/full", *RUN, python=lives.python)
     assert done.returncode == 2
     assert done.stderr.endswith(
         "Error: The output cannot be written to stdout: No space left on device.\n"

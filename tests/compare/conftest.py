@@ -3,15 +3,25 @@
 import asyncio
 import fcntl
 import pickle
+import sys
 from dataclasses import replace
 
 import pytest
 
 from planner_ext.compare import Comparison, Run, Violation, run_comparison
+from support.processes import Lives
+
+
+@pytest.fixture(autouse=True)
+def python(lives: Lives, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork the processes of a comparison from one that has imported everything."""
+    monkeypatch.setattr(sys, "executable", lives.python)
 
 
 @pytest.fixture(scope="session")
-def comparison(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Comparison:
+def comparison(
+    tmp_path_factory: pytest.TempPathFactory, worker_id: str, lives: Lives
+) -> Comparison:
     """Every option in every script, with five round trips allowed; one process of the tests makes it for all."""
     folder = (
         tmp_path_factory.getbasetemp()
@@ -20,7 +30,10 @@ def comparison(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Comp
     with kept.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not kept.exists():
-            kept.write_bytes(pickle.dumps(asyncio.run(run_comparison())))
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(sys, "executable", lives.python)
+                made = asyncio.run(run_comparison())
+            kept.write_bytes(pickle.dumps(made))
     return pickle.loads(kept.read_bytes())
 
 

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,8 @@ from planner_ext.compare import Comparison
 from planner_ext.compare.page import TABLE_BEGINS, TABLE_ENDS
 from planner_ext.compare.scenarios import SCRIPTS
 from planner_ext.testing import ScriptedOpenAIServer
+from support.command_line import COMMAND
+from support.processes import Lives
 from support.values import each_of
 
 OWN = """
@@ -306,7 +307,7 @@ async def forever(trial):
 """
 
 
-def test_ctrl_c_ends_the_comparison_and_its_processes(here: Path) -> None:
+def test_ctrl_c_ends_the_comparison_and_its_processes(lives: Lives, here: Path) -> None:
     """Exit code 130 and one word, for an option in this process and for one in another."""
     (here / "loops.py").write_text(FOREVER)
     chosen = (
@@ -319,19 +320,13 @@ def test_ctrl_c_ends_the_comparison_and_its_processes(here: Path) -> None:
         "--option",
         "loops:forever",
     )
-    line = [sys.executable, "-m", "planner_ext.cli", "compare", *chosen]
     env = {**os.environ, "PYTHONPATH": str(Path(planner_ext.__file__).parents[1])}
-    pipe = subprocess.PIPE
-    with subprocess.Popen(
-        line, cwd=here, env=env, stdout=pipe, stderr=pipe, text=True
-    ) as running:
-        try:
-            assert running.stderr is not None
-            assert any(text == "started\n" for text in running.stderr)
-            running.send_signal(signal.SIGINT)
-            out, err = running.communicate(timeout=120)
-        finally:
-            running.kill()
-    assert (running.returncode, out, err) == (130, "", "Interrupted.\n")
+    with lives.program(*COMMAND, "compare", *chosen, cwd=here, env=env) as running:
+        assert "started\n" in iter(running.stderr.readline, "")
+        running.send_signal(signal.SIGINT)
+        out = running.stdout.read()
+        err = running.stderr.read()
+        code = running.wait()
+    assert (code, out, err) == (130, "", "Interrupted.\n")
     with pytest.raises(ProcessLookupError):
         os.kill(int((here / "child").read_text()), 0)

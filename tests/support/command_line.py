@@ -1,12 +1,11 @@
 """A user's module, and what a command left behind."""
 
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["COMMAND", "SHOP", "Command", "Outcome", "command_line"]
+__all__ = ["COMMAND", "SHOP", "Command", "Outcome"]
 
 SHOP = '''
 """What a user's own module may look like, noise included."""
@@ -88,8 +87,3 @@ Command = Callable[..., Outcome]
 
 COMMAND = ("-m", "planner_ext.cli")
 """What a program of `Lives` begins with."""
-
-
-def command_line(*arguments: str) -> list[str]:
-    """The command line of a separate process."""
-    return [sys.executable, *COMMAND, *arguments]

@@ -1,15 +1,21 @@
 """Processes for tests, without the seconds that a fresh interpreter needs for its imports."""
 
+import marshal
 import multiprocessing
 import os
 import runpy
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
 from multiprocessing import reduction
-from multiprocessing.context import ForkServerProcess
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkProcess, ForkServerProcess
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -18,14 +24,26 @@ from support import TESTS
 
 __all__ = ["Forked", "Lives"]
 
-_IMPORTED = [
-    "support.durable",
-    "planner_ext.planner.planner",
-    "planner_ext.cli.app",
-    "planner_ext.cli.run",
-    "uvicorn",
-]
 _LIMIT_SECONDS = 120
+
+_CLIENT = """#!{python} -IS
+import marshal, os, signal, socket, sys
+
+server = socket.socket(socket.AF_UNIX)
+server.connect({address!r})
+given = marshal.dumps((sys.argv, os.getcwd(), dict(os.environ)))
+socket.send_fds(server, [len(given).to_bytes(8, "big")], [0, 1, 2])
+server.sendall(given)
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda number, _: server.send(bytes([number])))
+code = int(server.recv(8))
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.SIG_DFL)
+if code < 0:
+    os.kill(os.getpid(), -code)
+sys.exit(code)
+"""
+"""A program that does what ``python`` does with its arguments, in a process that is forked for it."""
 
 
 class Lives:
@@ -33,7 +51,9 @@ class Lives:
 
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(_IMPORTED)
+        self._context.set_forkserver_preload(["support.warm"])
+        self._folder = Path(tempfile.mkdtemp(prefix="lives-"))
+        self._alive, self._ends = socket.socketpair()
         self._path = os.environ.get("PYTHONPATH")
         folders = (
             str(TESTS),
@@ -43,8 +63,29 @@ class Lives:
             [*folders, *filter(None, [self._path])]
         )
 
+    @cached_property
+    def python(self) -> str:
+        """A program to start in the place of `sys.executable`, with ``-m`` and a module, or a file.
+
+        It passes on its streams, SIGINT and SIGTERM, and ends as the forked process does; if it is killed, so is that.
+        The forked process has it as its `sys.executable`.
+        """
+        address = self._folder / "socket"
+        program = self._folder / "python"
+        program.write_text(_CLIENT.format(python=sys.executable, address=str(address)))
+        program.chmod(0o700)
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(address))
+        listener.listen()
+        self._context.Process(target=_serve, args=(listener, self._ends)).start()
+        listener.close()
+        return str(program)
+
     def close(self) -> None:
-        """Put the environment back."""
+        """Put the environment back, and end what serves the programs."""
+        self._alive.close()
+        self._ends.close()
+        shutil.rmtree(self._folder)
         os.environ.pop("PYTHONPATH")
         if self._path is not None:
             os.environ["PYTHONPATH"] = self._path
@@ -204,6 +245,50 @@ def _begun(
     return process
 
 
+def _serve(listener: socket.socket, alive: socket.socket) -> None:
+    """Fork a process for each program that connects, and send it the exit code, until the tests have ended."""
+    programs: dict[object, tuple[ForkProcess, socket.socket]] = {}
+    while alive not in (ready := wait([alive, listener, *programs])):
+        if listener in ready:
+            client, _ = listener.accept()
+            process = _forked_for(client)
+            programs[client] = programs[process.sentinel] = process, client
+        for one in programs.keys() & ready:
+            if one not in programs:  # both its client and its process are ready
+                continue
+            process, client = programs[one]
+            if one is client and (signals := client.recv(1)):
+                os.kill(process.pid or 0, signals[0])
+                continue
+            process.kill()  # which has ended, or whose client was killed
+            process.join()
+            with suppress(BrokenPipeError):
+                client.sendall(str(process.exitcode).encode())
+            del programs[client], programs[process.sentinel]
+            client.close()
+            process.close()
+
+
+def _forked_for(client: socket.socket) -> ForkProcess:
+    size, streams, _, _ = socket.recv_fds(client, 8, 3)
+    given = client.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL)
+    words, cwd, env = marshal.loads(given)
+    process = multiprocessing.get_context("fork").Process(
+        target=_started, args=(words, cwd, env, streams), daemon=True
+    )
+    process.start()
+    for stream in streams:
+        os.close(stream)
+    return process
+
+
+def _started(
+    words: Sequence[str], cwd: str, env: Mapping[str, str], streams: Sequence[int]
+) -> None:
+    sys.executable, *arguments = words
+    _program(arguments, Path(cwd), env, streams)
+
+
 def _live(
     work: Callable[..., Any], arguments: Sequence[Any], environment: dict[str, str]
 ) -> None:
@@ -226,7 +311,11 @@ def _program(
         2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False
     )
     path = [place for place in env.get("PYTHONPATH", "").split(os.pathsep) if place]
-    if words[0] == "-m":
+    if words[0] == "-c":
+        sys.argv = ["-c", *words[2:]]
+        sys.path[:0] = ["", *path]
+        exec(words[1], {"__name__": "__main__"})
+    elif words[0] == "-m":
         sys.argv = [*words[1:]]
         sys.path[:0] = [str(cwd), *path]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)

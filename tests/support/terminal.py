@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from support.command_line import command_line
+from support.command_line import COMMAND
+from support.processes import Lives
 
 __all__ = ["QUESTION", "Session"]
 
@@ -26,13 +27,15 @@ class Session:
         shown: Everything on the screen so far, without colours and cursor movements.
     """
 
-    def __init__(self, here: Path, *arguments: str, term: str = "dumb") -> None:
+    def __init__(
+        self, lives: Lives, here: Path, *arguments: str, term: str = "dumb"
+    ) -> None:
         self.shown = ""
         self._bytes = b""
         self._read = 0
         self._screen, terminal = pty.openpty()
         self._process = subprocess.Popen(
-            command_line(*arguments),
+            [lives.python, *COMMAND, *arguments],
             cwd=here,
             stdin=terminal,
             stdout=terminal,
