@@ -45,9 +45,8 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
     """The options of a planner; a run never changes them.
 
     Attributes:
-        max_iterations: As of `planner_ext.Budget`. If both are given, the smaller
-            applies; a budget given to ``resume`` defaults to this value. None means no
-            limit.
+        max_iterations: As of `planner_ext.Budget`, of both the smaller; a budget given
+            to ``resume`` defaults to it. None means no limit.
         control: How many tool rounds one step may chain. ``iterations_metadata``: as
             many as the budget leaves, charged from the metadata (option 2 of the ADR
             "Automatic tool calling controls", corrected). ``use_attempts``: one, then a
@@ -63,25 +62,24 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
             question mark ends the run ``asked``.
         response_format: The format of the final answer: a pydantic model, a JSON
             schema, or OpenAI's ``response_format``. Only requests without functions
-            carry it. If an answer lacks the format, the model is asked again, with the
-            problem, as long as the budget lasts; then the run ends ``limit_reached``
-            with the answer as it is, or with ``max_iterations=None`` ``incomplete``
-            after ten times. A checkpoint does not hold it: ``resume`` needs it again.
+            carry it. If an answer lacks it, the model is asked again, with the problem,
+            as long as the budget lasts; then the run ends ``limit_reached`` with the
+            answer as it is, or with ``max_iterations=None`` ``incomplete`` after ten
+            times. A checkpoint does not hold it: ``resume`` needs it again.
         excluded_plugins: Plugins whose functions are neither offered nor named in the
             plan request. A name that the kernel does not have is refused when a run
             begins. ``UserInteraction`` is the planner's own.
-        excluded_functions: The same for functions, by fully qualified name or by
-            function name alone.
-        get_available_functions: Returns the functions of the kernel to offer, given
-            these options and the goal.
+        excluded_functions: The same for functions, by fully qualified or function name.
+        get_available_functions: Returns the kernel's functions to offer, given these
+            options and the goal.
         get_initial_plan: Returns the YAML of the plan prompt (variables: goal,
             available_functions, name_delimiter).
         get_step_prompt: Returns the template that opens the steps (variables: goal,
             initial_plan).
-        execution_settings: Settings of every request; None uses those of the arguments,
-            or the service's defaults.
-        max_tokens: The tokens of a request and its reply together. ``max_tokens_ratio``
-            divides them into ``max_completion_tokens`` and, with the rest,
+        execution_settings: Of every request; None uses those of the arguments, or the
+            service's defaults.
+        max_tokens: The tokens of a request and its reply together, divided by
+            ``max_tokens_ratio`` into ``max_completion_tokens`` and, with the rest,
             ``max_prompt_tokens``.
         max_tokens_ratio: The share of ``max_tokens`` for the completion, from 0 to 1.
         max_completion_tokens: Maximum tokens of a reply, set in each request's
@@ -94,8 +92,8 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
             See `planner_ext.iteration.RunOptions`.
 
     Raises:
-        PlannerInvalidConfigurationError: If an option is unknown or its value is
-            invalid; names the option. Also on assignment, which then changes nothing.
+        PlannerInvalidConfigurationError: If an option is unknown or invalid; names it.
+            Also on assignment, which then changes nothing.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -212,7 +210,7 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
 
     @model_validator(mode="after")
     def _check_whole(self) -> "FunctionCallingStepwisePlannerOptions":
-        """Derive the shares of ``max_tokens`` as the removed planner did, unless they were given; check the rest."""
+        """Derive the shares of ``max_tokens`` as the removed planner did, unless given; check the rest."""
         if self.control == "pre_invoke" and self.pre_invoke is None:
             raise InvalidOptionError(
                 "control='pre_invoke' needs a callback; got none. Pass pre_invoke=, or choose another control."

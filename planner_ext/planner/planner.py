@@ -82,8 +82,7 @@ class FunctionCallingStepwisePlanner:
         """Set the planner up.
 
         Args:
-            service_id: The chat completion service to use; None uses the kernel's
-                selection.
+            service_id: The chat completion service; None uses the kernel's selection.
             options: None uses the defaults.
 
         Raises:
@@ -109,7 +108,7 @@ class FunctionCallingStepwisePlanner:
         self._checked_options()  # which checks them
 
     def _checked_options(self) -> CheckedOptions:
-        """Read the options. Cached; read again when an option changes, also when a list is changed in place."""
+        """Read the options; cached until one changes, also a list in place."""
         options = self.options
         lists = (tuple(options.interceptors), tuple(options.observers))
         given = (*vars(options).values(), *lists, set(options.model_fields_set))
@@ -155,8 +154,8 @@ class FunctionCallingStepwisePlanner:
         Args:
             kernel: Its functions may be called; it is not changed.
             question: The goal.
-            arguments: The application's arguments, for functions and templates; never
-                stored, and not changed.
+            arguments: The application's, for functions and templates; never stored, and
+                not changed.
             chat_history: An earlier conversation; the goal is added to a copy of it,
                 and no plan is asked for.
             stop: Ends the run from outside.
@@ -168,7 +167,7 @@ class FunctionCallingStepwisePlanner:
 
         Raises:
             PlannerInvalidConfigurationError: If the goal is empty, there is no chat
-                completion service, or another argument or option is invalid.
+                completion service, or an argument or option is invalid.
             InvalidHistoryError: If the ``chat_history`` is invalid.
             LimitReachedError: At a limit, if the budget says ``on_limit="raise"``.
             ServiceCallError: If a request fails. Every exception out of a run, this one
@@ -207,8 +206,8 @@ class FunctionCallingStepwisePlanner:
         ``chat_history`` and ``checkpoint``.
 
         Raises:
-            PlannerInvalidConfigurationError: As `invoke`; and if an async function of
-                such a run calls it, whose loop would wait for itself.
+            PlannerInvalidConfigurationError: Also if an async function of such a run
+                calls it, whose loop would wait for itself.
             Exception: As `invoke`.
         """
         options: dict[str, Any] = {"chat_history": chat_history, "stop": stop, **kwargs}
@@ -257,17 +256,17 @@ class FunctionCallingStepwisePlanner:
     ) -> FunctionCallingStepwisePlannerResult:
         """Resume a run that is paused, that a limit or a stop ended, or that a fault interrupted.
 
-        A checkpoint does not record that it was resumed. This planner and its copies
-        accept one decision on a call, and remember the newest 100,000; a resume that
-        fails before a function has started releases its decisions. Another planner or
-        process would run the call again: if that can happen, keep the run in a store
+        This planner and its copies accept one decision on a call, and remember the
+        newest 100,000; a resume that fails before a function has started releases its
+        decisions. A checkpoint does not record that it was resumed: another planner or
+        process would run the call again. If that can happen, keep the run in a store
         (`planner_ext.durable.Runs`).
 
         Args:
-            kernel: Its functions may be called; it need not be the kernel that the run
-                began with.
-            checkpoint: The run's checkpoint, from its result or its error, or its JSON
-                text. Anyone who can write an unsigned one can put an approval in it; a
+            kernel: Its functions may be called; it may be another than the run began
+                with.
+            checkpoint: From the run's result or its error, or its JSON text. Anyone who
+                can write an unsigned one can put an approval in it; a
                 ``checkpoint_key`` refuses those.
             decisions: By call id. No request is made before every call is decided:
                 without decisions a paused run stays paused, except for expired
@@ -384,8 +383,8 @@ class FunctionCallingStepwisePlanner:
     ) -> KeptRun:
         """@private Prepare a run from a store, to be driven to its next pause or end; see `planner_ext.durable.Runs`.
 
-        The application's arguments are never stored. They replace those that the run
-        was submitted with, by name.
+        The application's arguments are never stored; they replace the submitted ones,
+        by name.
 
         Raises:
             PlannerInvalidConfigurationError: As `invoke`, before anything is recorded.
@@ -634,7 +633,7 @@ def _own_functions(
     settings: CheckedOptions,
     kernel: Kernel,
 ) -> tuple[KernelFunction | None, KernelFunction | None]:
-    """Return the functions that send the final answer and that ask the user; None for one that is not offered."""
+    """Return the functions that send the final answer and that ask the user, each if offered."""
     insists = options.require_final_answer_function
     offered = {
         "SendFinalAnswer": insists or options.plan is not False,
@@ -669,7 +668,7 @@ def _own_functions(
 def _check_exclusions(
     options: FunctionCallingStepwisePlannerOptions, kernel: Kernel
 ) -> None:
-    """Refuse the exclusion of a name that the kernel does not have: a misspelt name excludes nothing."""
+    """Refuse names that the kernel does not have: a misspelt name excludes nothing."""
     refuse_unknown(
         "excluded_plugins", options.excluded_plugins, {*kernel.plugins, OWN_PLUGIN}
     )
@@ -690,7 +689,7 @@ def _selected(
     kernel: Kernel,
     goal: str,
 ) -> Sequence[KernelFunction]:
-    """Filter out functions that the options exclude or do not select, and planners that are already running."""
+    """Drop functions that the options exclude or do not select, and planners that are running."""
     functions = [
         function for function in functions if planner_of(function) not in running
     ]

@@ -40,16 +40,15 @@ class FunctionCallingStepwisePlannerResult(KernelBaseModel):
         final_answer: The answer, forced at a limit if need be, "" if there is none;
             JSON text if it has the ``response_format``.
         value: The answer as an instance of the ``response_format``'s model, or as JSON
-            values; None if there is no ``response_format``, or the answer does not have
-            it.
+            values; None without a ``response_format``, or if the answer lacks it.
         chat_history: Every message of the run, the final one included; servers accept
             it.
         iterations: Round trips charged.
         tool_calls: Functions started, failures included.
         usage: Tokens, cost and active time of all requests.
-        limit: The name of the limit that ended the run, or None.
-        pending: The calls and questions that wait for a person, if the run is
-            ``paused`` or ``asked``.
+        limit: The limit that ended the run, or None.
+        pending: The calls and questions that wait for a person, if ``paused`` or
+            ``asked``.
         reason: Why the run ended as it did, in words; "" if it was answered.
         plan: The plan, "" if no plan was made.
         facts: The journal's facts.
@@ -76,7 +75,7 @@ class FunctionCallingStepwisePlannerResult(KernelBaseModel):
 
     @property
     def decisions(self) -> tuple[DecisionRecord, ...]:
-        """The decisions on the run's calls with author, time and arguments, in the order in which they were taken."""
+        """The decisions on the run's calls with author, time and arguments, in order."""
         return decisions_of(self.facts)
 
     def to_html(self, *, title: str = "") -> str:
@@ -97,8 +96,8 @@ class FunctionCallingStepwisePlannerResult(KernelBaseModel):
 
         Raises:
             LimitReachedError: If a limit ended the run.
-            RunNotAnsweredError: If the run is paused, or ended without an answer for
-                another reason.
+            RunNotAnsweredError: If the run is paused, or has no answer for another
+                reason.
         """
         if self.status == "answered":
             return self
@@ -124,7 +123,7 @@ def result_of(
 ) -> FunctionCallingStepwisePlannerResult:
     """Build the result of a run, with its answer parsed if there is a response format.
 
-    The transcript may have been written as messages before; without a ``key`` the
+    ``written`` is the transcript as messages, if known; without a ``key`` the
     checkpoint is unsigned.
     """
     ended = state.ended
@@ -255,7 +254,7 @@ class PlannerRun:
 
 
 def rules_kept(activation: "Activation") -> Rules | None:
-    """Return the rules of a run that is resumed; None for a new one, and for one whose result is only read again.
+    """Return the rules of a run that is resumed; None for a new one, and where only its result is read.
 
     Raises:
         InvalidCheckpointError: If the journal contradicts itself.

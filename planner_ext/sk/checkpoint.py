@@ -1,8 +1,7 @@
 """Checkpoints: a run's journal as JSON text, signed on request, from which the run is resumed.
 
-A checkpoint does not know that it was resumed before; the planner, service or handler
-object that resumes it remembers its decisions. Other objects and processes do not: a
-run store does.
+The planner, service or handler object that resumes a checkpoint remembers its
+decisions. Other objects and processes do not: a run store does.
 """
 
 import json
@@ -48,15 +47,15 @@ class SharedByCopies:
 
 
 class SigningKey(SharedByCopies, bytes):
-    """A key that signs checkpoints; printing hides the key, and pickling drops it."""
+    """A key that signs checkpoints; printing hides it, pickling drops it."""
 
     @classmethod
     def of(cls, key: object, name: str = "checkpoint_key") -> "SigningKey | None":
-        """Read a key that was given for an option, or None for no signature.
+        """Read the key given for an option; None signs nothing.
 
         Raises:
-            PlannerInvalidConfigurationError: If the key is not bytes, or is empty. The
-                error does not show it.
+            PlannerInvalidConfigurationError: If it is not bytes, or empty. The error
+                does not show it.
         """
         if key is None or isinstance(key, SigningKey):
             return key
@@ -89,13 +88,10 @@ class SigningKey(SharedByCopies, bytes):
 class Checkpoint:
     """A run's journal. It holds the run's messages and its budget, and never the application's arguments.
 
-    A planner, service or handler with a ``checkpoint_key`` signs the checkpoints that
-    it returns, and refuses every other; a checkpoint made of facts is unsigned. Anyone
-    who can write an unsigned one can put an approval in it: without a key, keep
-    checkpoints where only approvers can write.
-
-    Attributes:
-        facts: The journal's facts.
+    A planner, service or handler with a ``checkpoint_key`` signs its checkpoints and
+    refuses every other; a checkpoint made of facts is unsigned. Whoever can write an
+    unsigned one can put an approval in it: without a key, keep checkpoints where only
+    approvers can write.
     """
 
     facts: tuple[Fact, ...]
@@ -112,7 +108,7 @@ class Checkpoint:
 
     @classmethod
     def signed_as(cls, facts: Sequence[Fact], signature: str | None) -> Self:
-        """@private Make a checkpoint with the signature that its facts were given when they left a door."""
+        """@private Make a checkpoint with the signature that its facts had when they left a door."""
         return cls(
             tuple(facts), _signature=signature, _stays_signed=signature is not None
         )
@@ -124,8 +120,7 @@ class Checkpoint:
         Raises:
             PlannerInvalidConfigurationError: If it is neither; says where checkpoints
                 come from.
-            InvalidCheckpointError: If the text cannot be read, or it is not signed with
-                the key.
+            InvalidCheckpointError: If it cannot be read, or is not signed with the key.
         """
         if isinstance(value, cls):
             return value.verified(key)
@@ -180,11 +175,11 @@ class Checkpoint:
         """Write the checkpoint as JSON text.
 
         Args:
-            key: Signs the text (HMAC-SHA256). None keeps the signature of the door that
-                returned the checkpoint, if it has one.
+            key: Signs the text (HMAC-SHA256). None keeps the door's signature, if there
+                is one.
 
         Raises:
-            PlannerInvalidConfigurationError: If the key is not bytes, or is empty.
+            PlannerInvalidConfigurationError: If the key is not bytes, or empty.
         """
         signing = SigningKey.of(key, "key")
         document = _document(self.facts, signing)
@@ -194,18 +189,18 @@ class Checkpoint:
 
     @classmethod
     def from_json(cls, text: str, key: bytes | None = None) -> Self:
-        """Read a checkpoint.
+        """Read what `to_json` wrote.
 
         Args:
-            text: What `to_json` wrote.
-            key: With a key, text that is unsigned, altered or signed with another key
-                is refused. None leaves that to the door that resumes the checkpoint.
+            text: The JSON text.
+            key: Refuses text that it has not signed. None leaves that to the door that
+                resumes the checkpoint.
 
         Raises:
             InvalidCheckpointError: If the text is damaged, refused by its signature,
                 has a key that no checkpoint has or one key twice, or is newer than this
                 version reads.
-            PlannerInvalidConfigurationError: If the key is not bytes, or is empty.
+            PlannerInvalidConfigurationError: If the key is not bytes, or empty.
         """
         signing = SigningKey.of(key, "key")
         try:
@@ -265,11 +260,11 @@ def _document(
 
 
 _REMEMBERED = 100_000
-"""Decisions that one object remembers, the newest; some 15 MB."""
+"""The newest decisions that one object remembers; some 15 MB."""
 
 
 class DecisionsTaken(SharedByCopies):
-    """The decisions that one object took. Copies of the object share it; a pickled object begins with none."""
+    """The decisions that one object took. Copies share it; a pickled object begins with none."""
 
     def __init__(self) -> None:
         self._takings: dict[bytes, object] = {}
@@ -288,10 +283,10 @@ class DecisionsTaken(SharedByCopies):
 
 @dataclass(frozen=True, slots=True)
 class Taking:
-    """The decisions of one resume, remembered by each object that is resumed, once they are taken.
+    """The decisions of one resume, remembered by the object that is resumed once they are taken.
 
     Attributes:
-        calls: Call ids, by the name under which the decision on the call is remembered.
+        calls: Call ids, by the name under which a decision is remembered.
     """
 
     taken: Sequence[DecisionsTaken]
@@ -320,7 +315,7 @@ class Taking:
         """Take all decisions, or none; release them if the block fails before it starts a function.
 
         Raises:
-            InvalidDecisionError: If one was taken before; nothing was recorded.
+            InvalidDecisionError: As `take`.
         """
         known = len(engine.facts)
         self.take()

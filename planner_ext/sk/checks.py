@@ -1,4 +1,4 @@
-"""Checks of what an application gives: each names the option, what it must be, what it is, and the way out."""
+"""Checks of what an application gives: each error names the option, what it must be, what it is, and the way out."""
 
 import inspect
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ def instance_of(name: str, value: object, kind: type[_T]) -> _T:
     """Return a value that must be of a class.
 
     Raises:
-        InvalidOptionError: Naming the option.
+        InvalidOptionError: If it is not.
     """
     if not isinstance(value, kind):
         error = (
@@ -33,7 +33,7 @@ def callable_with(name: str, value: _T, given: Sequence[str]) -> _T:
     """Return a function that takes these arguments, or None.
 
     Raises:
-        InvalidOptionError: Naming the option.
+        InvalidOptionError: If it is another value.
     """
     if value is None:
         return value
@@ -80,7 +80,7 @@ def one_of(name: str, value: _T, allowed: Sequence[str]) -> _T:
     """Return a value that must be one of these.
 
     Raises:
-        InvalidOptionError: Naming the option.
+        InvalidOptionError: If it is not.
     """
     if value not in allowed:
         expected = " or ".join(f'"{one}"' for one in allowed)
@@ -92,7 +92,7 @@ def non_negative(name: str, value: object) -> int:
     """Return a whole number, 0 or more; None is 0.
 
     Raises:
-        InvalidOptionError: Naming the option.
+        InvalidOptionError: If it is another value.
     """
     if value is None:
         return 0

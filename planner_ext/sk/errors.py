@@ -1,9 +1,7 @@
 """The errors that Semantic Kernel's callers see: each is a ``PlannerExtError`` and a ``KernelException``.
 
-``door_of`` names the error of a lower floor that leaves as the class: this is the one
-place where they are converted.
-
-``planner_ext.errors`` shows the whole tree and is where applications import them from.
+``door_of`` is the one place where errors of lower floors are converted. Applications
+import from ``planner_ext.errors``, which draws the tree.
 """
 
 from typing import TYPE_CHECKING
@@ -38,10 +36,8 @@ class PlannerException(PlannerExtError, KernelException):
     """The base of the removed planners' errors, kept by name.
 
     Attributes:
-        chat_history: The messages of the run so far, fit to be sent; None if no run had
-            begun.
-        checkpoint: The run's checkpoint, to resume it once the cause is fixed; None if
-            no run had begun.
+        chat_history: The messages so far, fit to be sent; None if no run had begun.
+        checkpoint: Resumes the run once the cause is fixed; None if no run had begun.
     """
 
     chat_history: "ChatHistory | None" = None
@@ -49,17 +45,17 @@ class PlannerException(PlannerExtError, KernelException):
 
 
 class PlannerInvalidConfigurationError(PlannerException):
-    """A configuration error, by the removed planner's name. Raised before any request is made."""
+    """A configuration error, by the removed planner's name; raised before any request."""
 
 
 class InvalidOptionError(
     PlannerInvalidConfigurationError, InvalidLimitError, door_of=InvalidLimitError
 ):
-    """An option, argument, limit or setting has an invalid value; the message names it, the value and the way out."""
+    """An option, argument, limit or setting is invalid; the message names it, the value and the way out."""
 
 
 class InvalidSettingsError(InvalidOptionError, ServiceInvalidExecutionSettingsError):
-    """A request lacks its kernel, or its settings cannot be used: what Semantic Kernel's loop refuses, too."""
+    """A request lacks its kernel, or its settings cannot be used, in Semantic Kernel's loop either."""
 
 
 class InvalidBehaviorError(InvalidOptionError, ServiceInitializationError):
@@ -69,7 +65,7 @@ class InvalidBehaviorError(InvalidOptionError, ServiceInitializationError):
 class ServiceNotFoundError(
     PlannerInvalidConfigurationError, KernelServiceNotFoundError
 ):
-    """The kernel has no chat completion service that fits; the message names the services that it has."""
+    """No chat completion service of the kernel fits; the message names those there are."""
 
     may_pass = True
 
@@ -77,13 +73,13 @@ class ServiceNotFoundError(
 class RunEndedError(
     PlannerInvalidConfigurationError, EndedRunError, door_of=EndedRunError
 ):
-    """The checkpoint's run, or the kept run, has ended: it cannot be resumed or cancelled."""
+    """The run has ended: it cannot be resumed or cancelled."""
 
 
 class DecisionRefusedError(
     InvalidDecisionError, PlannerException, door_of=InvalidDecisionError
 ):
-    """A decision that cannot be taken; names the call. None of the decisions given with it was taken, nothing ran.
+    """A decision cannot be taken. None of the decisions given with it was taken, nothing ran.
 
     Attributes:
         call_id: The call that it was given for; None if it names no call.
@@ -96,7 +92,7 @@ class DecisionRefusedError(
 class InvalidCheckpointError(
     PlannerException, UnusableCheckpointError, door_of=UnusableCheckpointError
 ):
-    """A checkpoint is truncated, altered, unsigned, wrongly signed, or newer than this package; nothing was run."""
+    """A checkpoint is truncated, altered, unsigned, wrongly signed, or too new; nothing was run."""
 
 
 class InvalidPriceError(PlannerException):
@@ -111,7 +107,7 @@ class InvalidHistoryError(PlannerException):
 
 
 class ServiceCallError(PlannerException, ServiceResponseException):
-    """A request to the service failed; the connector's own exception is the cause."""
+    """A request failed; the connector's own exception is the cause."""
 
     may_pass = True
 
@@ -123,7 +119,7 @@ class InvalidReplyError(PlannerException, ServiceInvalidResponseError):
 
 
 class NestedRunRefusedError(PlannerException):
-    """A function of a run asked for what its run does not allow; the message says why.
+    """A function asked for what its run does not allow; the message says why.
 
     Refused are a planner inside its own run; a function that the run's gate denied, or
     that needs a person; and every request once the call has ended, or its run is to
@@ -132,7 +128,7 @@ class NestedRunRefusedError(PlannerException):
 
 
 class ToolExecutionError(PlannerException):
-    """A function failed and ``ToolExecution.on_error`` is ``"raise"``. The function's own exception is the cause."""
+    """A function failed under ``ToolExecution(on_error="raise")``; its own exception is the cause."""
 
 
 class SessionBusyError(PlannerException):
@@ -143,8 +139,7 @@ class PromptTooLargeError(PlannerException):
     """A request would have sent more tokens than ``max_prompt_tokens``; nothing was sent, and the run can be resumed.
 
     Attributes:
-        prompt_tokens: The tokens of the request, counted or estimated: the message says
-            which.
+        prompt_tokens: Of the request; the message says whether counted or estimated.
         max_prompt_tokens: The limit.
     """
 
@@ -181,6 +176,6 @@ class LimitReachedError(
 ):
     """A limit of the budget was reached; a run raises it if ``Budget.on_limit`` is ``"raise"``.
 
-    Raised also to a function of a run that asks a model, or calls a function, when the
-    run's budget has nothing left.
+    Raised also to a function of a run that asks a model, or calls a function, when
+    nothing is left.
     """

@@ -27,7 +27,7 @@ def is_own(method: Any, digest: str, library: str = "semantic_kernel") -> bool:
 
 
 def source_digest(method: Callable[..., Any]) -> str:
-    """Digest a function's source: 16 hexadecimal digits, "" if the source cannot be read."""
+    """Digest a function's source: 16 hexadecimal digits, "" if it cannot be read."""
     try:
         source = inspect.getsource(method)
     except (OSError, TypeError):

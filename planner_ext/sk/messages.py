@@ -1,7 +1,6 @@
 """Semantic Kernel's messages: their texts, their calls, and the usage that a reply reports.
 
-Nothing that a caller or a connector owns is changed; a message that must differ is
-copied.
+Nothing that a caller or a connector owns is changed; what must differ is copied.
 """
 
 import json
@@ -34,8 +33,7 @@ M = TypeVar("M", bound=ChatMessageContent)
 class AssistantMessage(ChatMessageContent):
     """An assistant message that is sent with both its text and its calls.
 
-    Semantic Kernel's own leaves the text out of every later request
-    (chat_message_content.py, ``to_dict``).
+    Semantic Kernel's own leaves out the text (chat_message_content.py, ``to_dict``).
     """
 
     def to_dict(
@@ -49,8 +47,7 @@ class AssistantMessage(ChatMessageContent):
 
 
 INSIDE: Final = "planner_ext.inside"
-"""The key of the metadata for the functions whose results may be part of a result or a
-message; no model reads it."""
+"""Metadata: the functions whose results may be part of this; no model reads it."""
 
 
 def names_inside(metadata: Mapping[str, Any]) -> frozenset[str]:
@@ -61,7 +58,7 @@ def names_inside(metadata: Mapping[str, Any]) -> frozenset[str]:
 
 
 def names_in(messages: Iterable[Message]) -> frozenset[str]:
-    """Name the functions that messages have a call or a result of, and those whose results are part of them."""
+    """Name the functions that messages have a call or a result of, or whose results they contain."""
     names = set[str]()
     for message in map(load_message, messages):
         names |= names_inside(message.metadata)
@@ -75,7 +72,7 @@ def names_in(messages: Iterable[Message]) -> frozenset[str]:
 def with_names_of(
     after: Sequence[ChatMessageContent], before: Sequence[ChatMessageContent]
 ) -> tuple[ChatMessageContent, ...]:
-    """Let the last of some messages say which functions were in those that they replace; it is copied."""
+    """Copy messages; the last says which functions were in those that they replace."""
     if not after or not (lost := names_in(before) - names_in(after)):
         return tuple(after)
     *others, last = after
@@ -91,7 +88,7 @@ def text_of(message: ChatMessageContent) -> str:
 
 
 def with_one_text(items: list[Any], separator: str = "") -> list[Any]:
-    """Join the texts among the items of a message into one, which comes first; fewer than two stay as they are."""
+    """Join the texts among items into one, which comes first; fewer than two stay as they are."""
     texts = [item for item in items if isinstance(item, TextContent)]
     if len(texts) < 2:
         return items
@@ -114,7 +111,7 @@ def assistant_text(text: str, **fields: Any) -> ChatMessageContent:
 
 
 def load_message(message: Message) -> ChatMessageContent:
-    """Return a message as it is, or read it from its JSON.
+    """Return a message, or read it from its JSON.
 
     Raises:
         pydantic.ValidationError: If the JSON is not that of a message.
@@ -136,7 +133,7 @@ def load_message(message: Message) -> ChatMessageContent:
 def with_items(
     message: ChatMessageContent, items: list[Any], metadata: dict[str, Any]
 ) -> AssistantMessage:
-    """Copy a message with other items, without validating them again."""
+    """Copy a message with other items, which are not validated."""
     values: dict[str, Any] = {
         name: getattr(message, name) for name in ChatMessageContent.model_fields
     }
@@ -149,8 +146,7 @@ def with_items(
 # The calls of a reply.
 
 ACCEPTED_ID = re.compile("[!-~]+")
-"""Ids that servers accept: visible ASCII characters of any number; some are signatures
-of thousands."""
+"""Ids that servers accept: visible ASCII; some are signatures of thousands of characters."""
 
 
 def name_of(call: FunctionCallContent | FunctionResultContent) -> str:
@@ -167,8 +163,8 @@ def requested_call(
 
     Args:
         call: As a connector returned it; some parse the arguments.
-        used: The ids of the calls before it, to which its own is added. An id that is
-            missing, used or refused by servers is replaced. None keeps the id.
+        used: The ids before it, to which its own is added. An id that is missing, used
+            or refused by servers is replaced. None keeps the id.
     """
     own = call.id or ""
     if used is not None:
@@ -218,17 +214,13 @@ _DEEPEST = 4
 
 
 class EstimatedUsage(CompletionUsage):
-    """Semantic Kernel's usage of a reply that reported no tokens, or only those of one direction.
-
-    Attributes:
-        estimated_tokens: The estimated part of the tokens.
-    """
+    """Semantic Kernel's usage of a reply that reported no tokens, or only those of one direction."""
 
     estimated_tokens: int = 0
 
 
 class _Names(NamedTuple):
-    """The names of one API for tokens; a dot leads into a nested field.
+    """One API's names for tokens; a dot leads into a nested field.
 
     Attributes:
         prompt: Tokens sent: the sum of these.
@@ -284,7 +276,7 @@ _COUNTS = frozenset(
 
 
 def read_iterations(metadata: Mapping[str, Any]) -> int:
-    """Read the number of round trips of a reply; 1 if it is missing, or not an integer of at least 1."""
+    """Read a reply's number of round trips; 1 unless it is a valid count."""
     for value in map(metadata.get, _KEYS):
         if is_count(value, least=1):
             return value
@@ -292,7 +284,7 @@ def read_iterations(metadata: Mapping[str, Any]) -> int:
 
 
 def read_usage(reported: object) -> Usage:
-    """Read the tokens from a connector's own usage object or mapping; 0 for a count that it does not yield."""
+    """Read the tokens from a connector's usage object or mapping; 0 for what it does not yield."""
     if (
         type(reported) is CompletionUsage
         and (usage := _read_stock(reported)) is not None
@@ -319,7 +311,7 @@ def read_usage(reported: object) -> Usage:
 
 
 def usage_in(message: ChatMessageContent) -> Usage:
-    """Read the tokens of one reply: the larger of each count that its metadata and its SDK's own response report."""
+    """Read the tokens of one reply: the larger of each count in its metadata and its SDK's response."""
     usage = read_usage(message.metadata.get("usage"))
     response = message.inner_content
     if response is None:
@@ -354,7 +346,7 @@ def with_usage(message: M, usage: Usage) -> M:
 
 
 def without_usage(message: M) -> M:
-    """Set the usage in the metadata of a message to None, where it has one."""
+    """Set the usage in a message's metadata to None, where it has one."""
     if message.metadata.get("usage") is None:
         return message
     return message.model_copy(update={"metadata": {**message.metadata, "usage": None}})
@@ -391,7 +383,7 @@ def loaded(usage: Any) -> Any:
 
 
 def add_reported(first: Any, second: Any) -> Any:
-    """Sum the usage objects of two requests: in the connector's own type, for two connectors in Semantic Kernel's."""
+    """Sum the usage of two requests: in the connector's own type, for two connectors in Semantic Kernel's."""
     first = _unwrapped(first)
     second = _unwrapped(second)
     if first is None or second is None:
@@ -407,14 +399,14 @@ def add_reported(first: Any, second: Any) -> Any:
 
 
 def merge_reported(first: Any, second: Any) -> Any:
-    """Merge two usage reports of one streamed reply: the larger of each number, since reports are cumulative."""
+    """Merge two reports of one streamed reply: the larger of each number, since reports are cumulative."""
     if first is None or second is None:
         return second if first is None else first
     return _combine(_unwrapped(first), _unwrapped(second), max)
 
 
 def _unwrapped(reported: Any) -> Any:
-    """Unwrap a usage object from the tuple of one that Semantic Kernel's Mistral connector reports."""
+    """Unwrap usage from the tuple of one that Semantic Kernel's Mistral connector reports."""
     if not isinstance(reported, tuple | list):
         return reported
     parts = cast("Sequence[Any]", reported)
@@ -431,7 +423,7 @@ def _names_in(reported: object) -> _Names | None:
 
 
 def _read_stock(reported: CompletionUsage) -> Usage | None:
-    """Read the usage type of most connectors without searching for names; None if it is incomplete or invalid."""
+    """Read most connectors' usage type without searching for names; None if incomplete or invalid."""
     prompt = reported.prompt_tokens
     completion = reported.completion_tokens
     details = reported.prompt_tokens_details
@@ -462,7 +454,7 @@ def part_of(reported: object, name: str) -> object:
 
 
 def _is_sound(reported: object) -> bool:
-    """Whether a usage object can be passed on as it is: it has fields, and each number in it is a valid count."""
+    """Whether usage can be passed on: it has fields, and each number is a valid count."""
     fields = vars(reported) if _adds_up(reported) else _fields(reported)
     counts = [
         value for name, value in fields.items() if name in _COUNTS and value is not None
@@ -482,7 +474,7 @@ def _is_sane(value: object, *, depth: int) -> bool:
 
 
 def _adds_up(reported: Any) -> bool:
-    """Whether a usage object supports ``+``, and is neither a model nor a mapping."""
+    """Whether usage supports ``+``, and is neither a model nor a mapping."""
     return (
         not _fields(reported)
         and hasattr(reported, "__add__")
@@ -491,7 +483,7 @@ def _adds_up(reported: Any) -> bool:
 
 
 def _combine(first: Any, second: Any, combine: Callable[[Any, Any], Any]) -> Any:
-    """Combine two numbers, or all numbers of two usage objects; numbers that only one of them has are kept."""
+    """Combine two numbers, or all numbers of two usage objects; keep what only one has."""
     if isinstance(first, int | float) and isinstance(second, int | float):
         sane = [value for value in (first, second) if _is_sane(value, depth=0)]
         return combine(first, second) if len(sane) == 2 else next(iter(sane), None)

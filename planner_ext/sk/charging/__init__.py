@@ -1,14 +1,11 @@
 """What a function of a run gets of that run: a kernel whose requests and calls are charged, and its approval filters.
 
 Promises
-    - Each use of a kernel that a function gets is charged to the run, and asked about, before it happens.
-    - The application's own kernel, plugins and agents are not changed: a function gets a view of them.
+    - Each use of that kernel is charged to the run, and asked about, before it happens.
+    - The application's own kernel, plugins and agents are not changed.
 
 Takes the call of a run, found through a context variable. Returns views of kernels,
-services and agents.
-
-Never decides a call itself and never makes a request: it stands between a function and
-what that function uses.
+services and agents. Never makes a request itself.
 
     nested          views of the kernel, charged services, and the gate of calls made inside a function
     filters         a kernel's approval filters, as a run asks them

@@ -1,7 +1,7 @@
 """The functions after whose calls a call comes: what `planner_ext.approval.policy.ApprovalRule.after` compares.
 
-Those of runs are counted in their states. What came with a history is read from
-messages, and only on demand.
+Those of runs are counted in their states; those of a history are read from messages, on
+demand.
 """
 
 from collections.abc import Iterable, Iterator, Sequence, Set
@@ -34,7 +34,7 @@ class GivenMessages:
 
 @dataclass(eq=False, repr=False)
 class _EarlierCalls(Set[str]):
-    """The functions that runs have started, and those in given messages, which are read on the first look."""
+    """The functions that runs have started, and those in given messages, read on the first look."""
 
     started: Set[str]
     given: Sequence[GivenMessages]
@@ -63,7 +63,7 @@ class _EarlierCalls(Set[str]):
 def before_batch(
     state: State, tab: Tab | None, known: dict[int, GivenMessages]
 ) -> Set[str]:
-    """Name the functions that come before the open batch of a run, which may be made in the call of a ``tab``.
+    """Name the functions before the open batch of a run, which may be made in the call of a ``tab``.
 
     ``known`` remembers messages that were read for an earlier batch, by identity.
     """
@@ -77,7 +77,7 @@ def before_batch(
 
 
 def before_call(context: object, tab: Tab | None, *, in_run: bool) -> Set[str] | None:
-    """Name the functions that come before a call that a filter sees; None if that is not known.
+    """Name the functions before a call that a filter sees; None if that is not known.
 
     A run of this package, for a call ``in_run``, knows more than the filter's history.
     """
@@ -101,7 +101,7 @@ def before_call(context: object, tab: Tab | None, *, in_run: bool) -> Set[str] |
 def before_message_of(
     call: FunctionCallContent, messages: Sequence[ChatMessageContent]
 ) -> Set[str]:
-    """Name the functions that come before a call of a history."""
+    """Name the functions before a call of a history."""
     return _EarlierCalls(set(), [GivenMessages(_before(messages, call))])
 
 

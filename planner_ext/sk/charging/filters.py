@@ -40,7 +40,7 @@ class CallFilter:
     def __init__(
         self, policy: Interceptor, approver: Approver | None, settings: ApprovalSettings
     ) -> None:
-        """Take a policy, who is asked, and how long that may take; without an approver, calls wait."""
+        """Without an approver, calls wait."""
         self.policy = policy
         self._approver = approver
         self._settings = settings
@@ -52,7 +52,7 @@ class CallFilter:
         return hooks_of(self._settings.authorize)
 
     def decides_as(self, other: object) -> bool:
-        """@private Whether another filter has the same policy, asks the same person and lets the same people decide."""
+        """@private Whether another filter has the same policy, approver and hooks."""
         return (
             isinstance(other, CallFilter)
             and _is_same(other.policy, self.policy)
@@ -92,8 +92,7 @@ def approval_filters(
 ) -> tuple[CallFilter, ...]:
     """List the approval filters of a kernel, without those that decide as another one.
 
-    Those of function invocation come after those of a model's calls, and are left out
-    unless ``once_invoked``.
+    Those of function invocation come last, and are left out unless ``once_invoked``.
     """
     listed: Any = kernel  # its lists of filters are typed in part only
     found: list[CallFilter] = []
@@ -142,7 +141,7 @@ def tool_call(
     iteration: int,
     **more: Any,
 ) -> ToolCall:
-    """Describe a call that no reply of a run of this package holds; its arguments may be an application's objects."""
+    """Describe a call that no reply holds; its arguments may be an application's objects."""
     name = function.fully_qualified_name
     try:
         digest = digest_of(name, json.loads(json.dumps(arguments, default=str)))
@@ -171,7 +170,7 @@ def edited_call(
     call: ToolCall,
     arguments: Mapping[str, Any],
 ) -> ToolCall | str:
-    """Check and convert the arguments that replace those of a call; return it with them, or what is wrong."""
+    """Return a call with other arguments, checked and converted, or what is wrong with them."""
     name = call.fully_qualified_name
     edited = parse_edited(arguments, tool_of(functions[name]))
     if isinstance(edited, InvalidArguments):
@@ -185,7 +184,7 @@ def edited_call(
 def converted_values(
     values: dict[str, Any], tool: Tool
 ) -> dict[str, Any] | InvalidArguments:
-    """Convert what a model may have given to the types of the function; an application's own object stays as it is."""
+    """Convert what a model may have given; an application's own object stays as it is."""
     shown = dict(values)
     for name, value in values.items():
         if name not in tool.parameters or not isinstance(

@@ -1,14 +1,13 @@
 """What a function of a run gets of that run: a view of the kernel, charged to the run and decided by its gate.
 
 A context variable names the call, for everything that the call awaits or starts. A
-prompt function, and a function that takes ``kernel`` or ``service``, gets a view of the
-kernel: the same functions and filters, and services that are charged. An agent that is
-a function of the kernel (``kernel.add_plugin(agent)``) runs with a view of its own
-kernel.
+prompt function, and one that takes ``kernel`` or ``service``, gets a view of the kernel
+with the same functions and filters, and charged services. An agent that is a function
+of the kernel runs with a view of its own kernel.
 
 - Each request to a chat or text completion service is charged before it is sent, tokens
-  and cost after it. When nothing is left, less the request that is kept for the run's
-  answer, it raises `LimitReachedError`.
+  and cost after it. When nothing is left but the request that is kept for the answer,
+  it raises `LimitReachedError`.
 - Each function that it calls (``kernel.invoke``, ``{{plugin.function}}`` in a template)
   passes the run's gate, and counts in ``max_tool_calls``. One that is denied, or would
   wait for a person, raises `NestedRunRefusedError`.
@@ -17,7 +16,7 @@ kernel.
 Embeddings, images and audio are not counted. A run that a function keeps in a store
 (`planner_ext.durable.Runs`) has its own budget and policies. Requests of an SDK, and of
 a kernel that the function holds itself, are not seen: take ``kernel: Kernel`` as a
-parameter, or put a `FunctionInvokingChatCompletion` into the kernel that is held.
+parameter, or put a `FunctionInvokingChatCompletion` into that kernel.
 """
 
 import inspect
@@ -90,7 +89,7 @@ def mark_planner(function: Callable[..., Any], planner: object) -> None:
 
 
 def planner_of(function: KernelFunction | None) -> object | None:
-    """Read the planner mark of a kernel's function; None if it is not a planner."""
+    """Read the mark of `mark_planner`; None if the function is not a planner."""
     return getattr(getattr(function, "method", None), _PLANNER, None)
 
 
@@ -122,7 +121,7 @@ class ParentRun:
 
 
 def current_parent_run(tab: Tab | None = None) -> ParentRun | None:
-    """Find the run in which this code is called as a function, or as a part of one; None outside of every run.
+    """Find the run inside whose function this code runs; None outside of every run.
 
     In another context, as in a thread, the code is found by the ``tab`` of its call.
     """
@@ -131,7 +130,7 @@ def current_parent_run(tab: Tab | None = None) -> ParentRun | None:
 
 
 def nothing_left(limit: str) -> LimitReachedError:
-    """Make the error for a request inside a function for which the budget of the run around has nothing left."""
+    """Make the error for a request inside a function, once the run around has nothing left."""
     return _limit_reached(
         limit,
         f"The limit {limit} of the run leaves nothing for a request or a call inside a function, but for the request "
@@ -147,7 +146,7 @@ def _limit_reached(limit: str, problem: str) -> LimitReachedError:
 
 
 def refusal_in(error: BaseException) -> str | None:
-    """Find the refusal of a run behind the error of a function, among its causes; None otherwise."""
+    """Find the refusal of a run among the causes of a function's error, or None."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, NestedRunRefusedError | LimitReachedError):
@@ -173,8 +172,8 @@ async def charged(
     """Charge one request to the call that makes it, and to shared budgets; yields what is called with the reply.
 
     Unreported tokens, and those of an abandoned request, are estimated from the
-    messages that were ``sent``. Without a ``price`` that of the run around applies;
-    ``shared_by`` adds the service's own shared budgets.
+    ``sent`` messages. Without a ``price`` that of the run around applies; ``shared_by``
+    adds the service's own shared budgets.
 
     Raises:
         LimitReachedError: If nothing is left for the request.
@@ -257,10 +256,10 @@ def request_meter(
     shared: SharedBudgets | None,
     max_prompt_tokens: int = 0,
 ) -> RequestMeter:
-    """Make what counts and prices requests, as the budgets that pay for them need it.
+    """Make the meter that the budgets which pay for requests need.
 
-    These are the ``limits`` of the run that makes the requests, what is left to the
-    call ``around`` it, and ``shared`` budgets.
+    These are the ``limits`` of the run, what is left to the call ``around`` it, and
+    ``shared`` budgets.
     """
     left = Left() if around is None else around.left()
     costs = [left.amounts.get("max_cost")]
@@ -285,7 +284,7 @@ def request_meter(
 async def _take_shared(
     shared: SharedBudgets | None, taken: Usage, tab: Tab | None = None
 ) -> None:
-    """Reserve one request or start in the shared budgets; what they refuse goes back to the call's tab."""
+    """Reserve one request or start in the shared budgets; what they refuse goes back to the tab."""
     if shared is None:
         return
     refused = await shared.reserve(requests=taken.iterations, calls=taken.tool_calls)
@@ -299,7 +298,7 @@ async def _take_shared(
 
 
 class ChargedTextCompletion(TextCompletionClientBase):
-    """A text completion service whose requests are charged to the call of a run that makes them."""
+    """A text completion service whose requests are charged to the call that makes them."""
 
     _inner: TextCompletionClientBase = PrivateAttr()
     _tab: Tab = PrivateAttr()
@@ -380,8 +379,7 @@ def _message(text: str, content: TextContent | None = None) -> ChatMessageConten
 
 
 Wrap = Callable[[AIServiceClientBase, Tab], AIServiceClientBase]
-"""Wraps a service so that its requests are charged to a call; others are returned as
-they are."""
+"""Wraps a service so that its requests are charged to a call; others are returned."""
 
 
 def whole(kernel: Kernel) -> Kernel:
@@ -391,15 +389,15 @@ def whole(kernel: Kernel) -> Kernel:
 
 
 def tab_in(kernel: Kernel) -> Tab | None:
-    """Find the call that a view belongs to; None for another kernel, and for a value that is not a kernel."""
+    """Find the call that a view belongs to; None for anything but a view."""
     services: object = getattr(kernel, "services", None)
     return services.tab if isinstance(services, _Services) else None
 
 
 def with_own_view(function: KernelFunction, tab: Tab, wrap: Wrap) -> KernelFunction:
-    """Copy a function of an agent so that the agent has a view of its own kernel; another function is returned itself.
+    """Copy an agent's function so that a copy of the agent runs, with a view of its kernel.
 
-    The agent that runs is a copy: the application's own keeps its kernel.
+    Another function is returned itself.
     """
     method = getattr(function, "method", None)
     agent = None if method is None else agent_of(method)
@@ -434,10 +432,9 @@ def _held_by(method: Any, agent: object, other: object) -> Any:
 
 
 def view_of(kernel: Kernel, tab: Tab, wrap: Wrap, *, invokes: bool = True) -> Kernel:
-    """Make the view of a kernel for one call of a function, which itself ``invokes`` with it, unless it is an agent.
+    """Make the view of a kernel for one call of a function, which ``invokes`` with it unless it is an agent.
 
-    What the function adds to its plugins, the kernel itself has, too; services that it
-    adds stay in the view.
+    Plugins are the kernel's own; services that the function adds stay in the view.
     """
     own: FunctionInvocationContext | None = None
 
@@ -489,7 +486,7 @@ class _Services(dict[str, AIServiceClientBase]):
 
 
 def _is_inline(context: FunctionInvocationContext) -> bool:
-    """Whether a prompt runs that is not a function of the kernel, as of ``invoke_prompt``: a request, not a call."""
+    """Whether a prompt runs that the kernel does not have, as of ``invoke_prompt``: a request, not a call."""
     function = context.function
     plugin = context.kernel.plugins.get(function.plugin_name)
     unknown = plugin is None or function.name not in plugin.functions
@@ -514,8 +511,8 @@ class RunGate:
 
     Attributes:
         expires_in: Seconds after which a filter's question expires; None: never.
-        marked: Whether ``@requires_approval`` counts here; where the kernel has
-            approval filters, it counts there.
+        marked: Whether ``@requires_approval`` counts here, and not in the kernel's
+            filters.
         can_wait: Whether calls may wait for a person; if not, as inside a function,
             they are denied by name.
         tab: The call of another run in which the calls are made, or None.
@@ -578,7 +575,7 @@ class RunGate:
         return await self._review(state).of_edit(call, approval, question, state)
 
     def decided_by(self, fact: CallDecided | None) -> Sequence[CallFilter]:
-        """List the filters that do not decide a call when it runs: this gate asked them, or a person decided."""
+        """List the filters that have decided the call before it runs, themselves or by a person."""
         if fact is not None and (
             fact.person or (fact.iteration, fact.call_id) in self._reviewed
         ):

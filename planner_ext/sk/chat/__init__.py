@@ -2,18 +2,17 @@
 
 Promises
     - What is sent is accepted: calls have results, names and ids are ones that servers take.
-    - What a caller owns is not changed: a message that must differ is copied.
+    - What a caller owns is not changed.
     - A plain and a streamed reply with the same content are the same `Reply`.
     - The fast way to OpenAI sends what the connector's public methods send; in doubt it uses these.
 
-Takes a transcript, settings and the functions on offer. Returns a `Reply`.
+Takes a transcript, settings and the functions on offer. Never runs a function, never
+repeats a request, and knows no budget.
 
-Never runs a function, never repeats a request, and knows no budget.
-
-    round_trip   one request, plain or streamed, and its reply
-    reply        what a connector returned, whole or in chunks, as one message and its calls
-    history      a transcript as messages; a caller's history, checked or repaired by the rules of servers
-    transport    which service, what its connector refuses or loses, as a table, and how a request is sent to it
+    round_trip   one request and its reply
+    reply        what a connector returned, as one message and its calls
+    history      a transcript as messages; a caller's history, checked or repaired
+    transport    which service, what its connector refuses or loses, how a request is sent
     openai       the fast way to OpenAI and Azure OpenAI
     prices       tokens, counted or estimated, and their price
 """

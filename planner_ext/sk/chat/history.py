@@ -1,8 +1,6 @@
 """The history that a request sends: a transcript as messages, and a caller's history, checked or repaired.
 
-A caller's history is checked by the rules by which replies are normalised; see
-`planner_ext.sk.chat.reply`. The history of a resumed run is brought up to date, or
-refused and not changed.
+The rules are those by which `planner_ext.sk.chat.reply` normalises replies.
 """
 
 import json
@@ -77,7 +75,7 @@ def render(entries: Iterable[TranscriptItem]) -> list[ChatMessageContent]:
 
 
 def _result_message(entry: CallResult) -> ChatMessageContent:
-    """Make the message of a result: a copy of the first one of its function, which pydantic validated."""
+    """Copy the first message of a function's result, which pydantic validated."""
     first = _first_result(entry.name)
     metadata = {INSIDE: list(entry.inside)} if entry.inside else {}
     content = _copied(
@@ -110,7 +108,7 @@ def _first_result(name: str) -> ChatMessageContent:
 def _edited(
     message: ChatMessageContent, kept: set[str], edited: Mapping[str, str]
 ) -> ChatMessageContent:
-    """Remove calls from a message, and replace the model's arguments by a person's."""
+    """Remove calls, and replace the model's arguments by a person's."""
     items: list[Any] = [
         item.model_copy(update={"arguments": edited[item.id or ""]})
         if isinstance(item, FunctionCallContent) and item.id in edited
@@ -122,7 +120,7 @@ def _edited(
 
 
 def _load(message: Message) -> ChatMessageContent:
-    """Load a message for a request: text stays beside the calls, and an empty message gets a text."""
+    """Load a message: text stays beside the calls, and an empty message gets a text."""
     loaded = load_message(message)
     if not loaded.items:
         return loaded.model_copy(update={"items": [TextContent(text="")]})
@@ -141,13 +139,7 @@ def _load(message: Message) -> ChatMessageContent:
 def find_problems(
     messages: Sequence[ChatMessageContent], offered: Container[str] | None = None
 ) -> list[str]:
-    """List the problems for which servers would refuse a history, in order, with the message's index and the ids.
-
-    Args:
-        messages: The history.
-        offered: Function names that may be longer than most servers accept; see
-            `accepted_name`.
-    """
+    """List, in order, why servers would refuse a history; for ``offered`` see `accepted_name`."""
     problems: list[str] = []
     owed: dict[
         str, int
@@ -217,10 +209,10 @@ def check_history(
 def repair_history(
     messages: Sequence[ChatMessageContent], offered: Container[str] | None = None
 ) -> list[ChatMessageContent]:
-    """Repair a history: answer unanswered calls, and remove orphan and second results.
+    """Answer unanswered calls, and remove orphan and second results; idempotent.
 
-    Calls are normalised as those of a reply; see `accepted_items`. Results keep their
-    order. Idempotent. A message that needs no change is returned itself.
+    Calls are normalised by `accepted_items`. Results keep their order. A message that
+    needs no change is returned itself.
     """
     repaired: list[ChatMessageContent] = []
     owed: list[_OwedCall] = []
@@ -235,14 +227,13 @@ def repair_history(
 
 
 _OwedCall = tuple[FunctionCallContent, FunctionCallContent]
-"""A call without a result: as the history has it, whose id its result names, and as it
-is repaired."""
+"""A call without a result: as the history has it, and as it is repaired."""
 
 
 def _accepted(
     message: ChatMessageContent, offered: Container[str] | None
 ) -> ChatMessageContent:
-    """Normalise an assistant message for servers; one that needs no change is returned itself."""
+    """Normalise an assistant message; one that needs no change is returned itself."""
     if message.role != AuthorRole.ASSISTANT:
         return message
     items, _ = accepted_items(message.items, offered)
@@ -256,7 +247,7 @@ def _accepted(
 def _answering(
     message: ChatMessageContent, owed: list[_OwedCall]
 ) -> list[ChatMessageContent]:
-    """Keep the results of a tool message that answer calls in ``owed``, and remove these calls from it."""
+    """Keep the results that answer calls in ``owed``, and remove these calls from it."""
     results = _results(message)
     items = list[FunctionResultContent]()
     for result in results:
@@ -294,8 +285,7 @@ def _missing_result(owed: _OwedCall) -> ChatMessageContent:
 def one_result_each(messages: Sequence[ChatMessageContent]) -> list[ChatMessageContent]:
     """Split tool messages with several results, as stock loops write them: connectors send only the first result.
 
-    The message that a service returned for a run that a filter ended is left out: it
-    repeats results.
+    A service's message for a run that a filter ended is left out: it repeats results.
     """
     split: list[ChatMessageContent] = []
     answered: set[str] = set()
@@ -314,11 +304,9 @@ def one_result_each(messages: Sequence[ChatMessageContent]) -> list[ChatMessageC
 
 
 def _is_of_service(message: ChatMessageContent, answered: Container[str]) -> bool:
-    """Whether it is the message that a service returned for a run that a filter ended: its results are there already.
+    """Whether a service returned this tool message for a run that a filter ended.
 
-    Args:
-        message: A tool message.
-        answered: The calls that have a result directly before it.
+    ``answered`` are the calls that have a result directly before it.
     """
     return "checkpoint" in message.metadata and all(
         (result.id or "") in answered for result in _results(message)
@@ -382,18 +370,18 @@ def resumed_history(
     facts: Sequence[Fact],
     returned: ChatMessageContent,
 ) -> ResumedHistory:
-    """Compare a history with the transcript of the run that it is resumed with; it is not changed.
+    """Compare a history with the transcript of the run that it is resumed with.
 
     Args:
-        history: The caller's history: empty, or starting with the messages of the run.
+        history: The caller's: empty, or starting with the messages of the run.
         transcript: The run's messages up to the point of resumption.
         state: The run's state in the checkpoint.
         facts: The checkpoint's facts.
         returned: The message that the run had returned.
 
     Raises:
-        InvalidHistoryError: If it is the history of another run, or holds calls or
-            results of the batch that waits.
+        InvalidHistoryError: If it is that of another run, or holds calls or results of
+            the batch that waits.
     """
     messages = one_result_each(history.messages)
     known = sum(
@@ -418,7 +406,7 @@ def resumed_history(
 
 
 def _are_same(pair: tuple[ChatMessageContent, ChatMessageContent]) -> bool:
-    """Whether two messages are equal, except for metadata and classes, which JSON does not keep."""
+    """Whether messages are equal but for metadata and classes, which JSON does not keep."""
     one, other = pair
     return one is other or _content(one) == _content(other)
 
@@ -442,7 +430,7 @@ def _content(message: ChatMessageContent) -> tuple[Any, ...]:
 def _text_and_calls(
     message: ChatMessageContent,
 ) -> tuple[str, list[tuple[str, str, str]]]:
-    """Return a message's text, and its calls with canonical arguments: a store may reformat JSON text."""
+    """Return text and calls, their arguments canonical: a store may reformat JSON."""
     return text_of(message), _canonical_calls(requested_calls(message))
 
 
@@ -460,7 +448,7 @@ def _canonical_json(arguments: str) -> str:
 def _is_returned(
     message: ChatMessageContent, facts: Sequence[Fact], returned: ChatMessageContent
 ) -> bool:
-    """Whether a message is the one that the run had returned, or the concatenated chunks of its last iterations."""
+    """Whether it is the message that the run had returned, or the added-up chunks of its last iterations."""
     if message.role != AuthorRole.ASSISTANT:
         return False
     said = _text_and_calls(message)

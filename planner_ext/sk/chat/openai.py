@@ -1,15 +1,9 @@
 """Incremental request encoding for OpenAI and Azure OpenAI: only new messages of a conversation are converted.
 
-Settings, structured outputs, retries, headers, responses, usage and errors stay with
-the connector and the client.
-
 This module replaces some methods of Semantic Kernel's OpenAI connectors and calls
 others, most of them private. If the source of one was changed, patched or wrapped, the
-request uses the connector's public methods: slower, always correct.
-
-The client builds the types of a response field by field. If a response matches its
-type, pydantic reads it into an equal object, five to ten times faster; any other
-response is left to the client.
+request uses the connector's public methods: slower, always correct. Settings, retries,
+headers, responses, usage and errors stay with the connector and the client.
 """
 
 import inspect
@@ -68,8 +62,7 @@ REPLACED: Mapping[str, str] = {
     "_send_completion_request": "8bcc8ad59490e0b4",
     "_update_function_choice_settings_callback": "437d3d94f17070c5",
 }
-"""Methods of the connector that this module replaces, with the digests of their
-sources."""
+"""Methods of the connector that this module replaces, with the digests of their sources."""
 
 CALLED: Mapping[str, tuple[str, ...]] = {
     "_handle_structured_output": ("request_settings", "settings"),
@@ -84,20 +77,18 @@ CALLED: Mapping[str, tuple[str, ...]] = {
     ),
     "store_usage": ("response",),
 }
-"""Methods of the connector that this module calls, with the positional parameters that
-it passes."""
+"""Methods of the connector that are called, with the positional parameters passed."""
 
 BODY_FIELDS = frozenset(inspect.signature(AsyncCompletions.create).parameters) - {
     "self"
 }
-"""The fields of a request that the client accepts; it raises TypeError for any
-other."""
+"""The fields that the client accepts; it raises TypeError for any other."""
 
 _POSTED = {"cast_to", "content", "options", "stream", "stream_cls"}
 """The keyword arguments of the client's ``post`` that are used here."""
 
 _OPTIONS = {"extra_headers": "headers", "extra_query": "params", "timeout": "timeout"}
-"""Settings that are sent beside the body, by the names that the client has for them."""
+"""Settings that are sent beside the body, by the client's names."""
 
 _encode = json.JSONEncoder(
     ensure_ascii=False, allow_nan=False, separators=(",", ":")
@@ -142,7 +133,7 @@ def _takes(method: Any, taken: tuple[str, ...]) -> bool:
 
 @lru_cache(maxsize=8)
 def _is_openais(create: Any) -> bool:
-    """Whether the client's method is OpenAI's original; a tracing library's wrapper must be called instead."""
+    """Whether the method is OpenAI's; a tracing library's wrapper must be called instead."""
     return isinstance(create, FunctionType) and create.__globals__[
         "__name__"
     ].startswith("openai.")
@@ -157,7 +148,7 @@ class OpenAITransport:
     """Sends the requests of one run to one of Semantic Kernel's own connectors for OpenAI."""
 
     def __init__(self, service: Any, generic: GenericTransport) -> None:
-        """Bind the transport to a connector; ``generic`` sends the requests that this one cannot."""
+        """``generic`` sends the requests that this transport cannot."""
         self._service = service
         self._generic = generic
         self._source: list[ChatMessageContent] = []
@@ -206,7 +197,7 @@ class OpenAITransport:
     def _chunk(
         self, piece: ChatCompletionChunk, model: str
     ) -> StreamingChatMessageContent | None:
-        """Convert a server's chunk to the connector's; None if it holds nothing of the first choice."""
+        """Convert a server's chunk; None if it holds nothing of the first choice."""
         first = next((choice for choice in piece.choices if choice.index == 0), None)
         if first is None and (piece.choices or piece.usage is None):
             return None
@@ -227,7 +218,6 @@ class OpenAITransport:
         )
 
     async def _post(self, encoded: Mapping[str, Any]) -> Any:
-        """Send a body through the client's transport, with its authentication, retries and parsing."""
         service = self._service
         try:
             response = await post(service.client, **encoded)
@@ -247,7 +237,7 @@ class OpenAITransport:
     def _encoded(
         self, request: ChatRequest, *, streaming: bool
     ) -> dict[str, Any] | None:
-        """Encode a request for the client's ``post``; None if the connector's public methods must send it."""
+        """Encode a request for the client's ``post``; None if the public methods must send it."""
         try:
             if diagnostics.are_model_diagnostics_enabled() or not is_supported(
                 self._service
@@ -273,7 +263,7 @@ class OpenAITransport:
     def _fields(
         self, request: ChatRequest, *, streaming: bool
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the connector's fields of a request, without messages and functions, and the options of sending.
+        """Return a request's fields, without messages and functions, and the options of sending.
 
         Raises:
             ValueError: If the settings hold anything but fields of a request.
@@ -305,7 +295,7 @@ class OpenAITransport:
     def _encoded_messages(
         self, messages: list[ChatMessageContent], last: ChatMessageContent | None
     ) -> bytes | bytearray:
-        """Encode messages without the surrounding brackets, converting only new ones; ``last`` is not cached."""
+        """Encode messages without brackets, converting only new ones; ``last`` is not cached."""
         lasting = len(messages) - (last is not None)
         if messages is not self._source or lasting < self._known:
             self._source = messages
@@ -332,7 +322,7 @@ class OpenAITransport:
         return to_json(written)[1:-1]
 
     def _encoded_tools(self, offered: ToolSet) -> bytes:
-        """Encode the schemas of the offered functions; cached while the functions are the same."""
+        """Encode the schemas of the offered functions; cached while these are the same."""
         if self._offered != (offered.tools, offered.schemas):
             written = [
                 *(tool.offer for tool in offered.tools.values()),
@@ -349,7 +339,7 @@ class OpenAITransport:
         return settings.ai_model_id or self._service.ai_model_id
 
     def _path(self, request: ChatRequest) -> str:
-        """Return a request's path; Azure's client reads the deployment from a body, and cannot read an encoded one."""
+        """Return the path; Azure's client reads the deployment from a body, which must not be encoded."""
         path = "/chat/completions"
         client = self._service.client
         if isinstance(client, AsyncAzureOpenAI) and "/deployments" not in str(

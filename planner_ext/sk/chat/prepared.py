@@ -1,17 +1,15 @@
 """A prepared request to OpenAI: what the client builds for each request is built once for each client.
 
-The client builds the first request. Later ones differ from it in their body and cookies
-alone, as long as everything that its address and headers come from is the same. A
-prepared request goes through the client's own HTTP client, with its hooks, limits and
-time-outs.
+The client builds the first request. Later ones differ in body and cookies alone, as
+long as everything that address and headers come from is the same. They go through the
+client's own HTTP client, with its hooks, limits and time-outs.
 
-Only a good response is read here. If the request fails, or is answered with anything
-but a chat completion, the client makes its request as usual, and finds this outcome as
-that of its first attempt: retries, waits, headers and errors are the client's own.
+Only a good response is read here. Any other outcome is handed to the client as that of
+its first attempt: retries, waits, headers and errors are its own.
 
-`USED` has the members of openai that this stands for. Before each request they are
-compared with their digests. Where one was changed, patched or wrapped, and where a key
-or header has another origin than the client's fields, the client makes the request.
+Before each request the members in `USED` are compared with their digests. Where one was
+changed, patched or wrapped, or a key or header has another origin than the client's
+fields, the client makes the request.
 """
 
 import asyncio
@@ -72,8 +70,7 @@ USED: Mapping[str, str] = {
     "lib._client_auth.async_send_request": "3c67bd15e620d104",
     "lib._client_auth.async_send_with_auth_retry": "6e81092a6c179c16",
 }
-"""Members of the package `openai`, with the digests of their sources (of a property,
-that of its function)."""
+"""Members of the package `openai`, with the digests of their sources."""
 
 _OF_CLIENT: Final = [
     name.removeprefix("AsyncOpenAI.")
@@ -110,7 +107,7 @@ class ReadCompletion(ChatCompletion):
 
     @classmethod
     def construct(cls, _fields_set: set[str] | None = None, /, **values: Any) -> Any:
-        """Read a response: the client calls this with its JSON."""
+        """Read a response; the client calls this."""
         return _read(ChatCompletion, values)
 
 
@@ -119,7 +116,7 @@ class ReadChunk(ChatCompletionChunk):
 
     @classmethod
     def construct(cls, _fields_set: set[str] | None = None, /, **values: Any) -> Any:
-        """Read a chunk: the client calls this with its JSON."""
+        """Read a chunk; the client calls this."""
         return _read(ChatCompletionChunk, values)
 
 
@@ -169,7 +166,7 @@ class Chunks(AsyncStream[ReadChunk]):
 
 
 def _plain_chunk(event: bytearray) -> ChatCompletionChunk | None:
-    """Read a server-sent event that is one line of data with a chunk; None if it is anything else."""
+    """Read an event that is one line of data with a chunk; else None."""
     if not event.startswith(b"data: {") or b"\n" in event:
         return None
     try:
@@ -180,7 +177,7 @@ def _plain_chunk(event: bytearray) -> ChatCompletionChunk | None:
 
 
 class _Rest:
-    """A streamed response: its events, and, for the client's own reader, all that comes after them."""
+    """A streamed response: its events, and what comes after them for the client's own reader."""
 
     def __init__(self, response: Any) -> None:
         self._response = response
@@ -192,7 +189,7 @@ class _Rest:
         return getattr(self._response, name)
 
     async def events(self) -> list[bytearray] | None:
-        """Read the events that the next piece completes; None if all that comes is for the client's own reader."""
+        """Read the events that the next piece completes; None if the rest is for the client's reader."""
         try:
             piece = await anext(self._pieces)
         except StopAsyncIteration:
@@ -213,7 +210,7 @@ class _Rest:
         self._unread = bytearray(b"\n\n").join([*events, self._unread])
 
     async def drain(self) -> None:
-        """Read on to the end, if it comes at once: then the connection can be used again."""
+        """Read to the end, if it comes at once: then the connection can be used again."""
         if self._response.http_version == "HTTP/1.1":
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(_DRAIN_SECONDS):
@@ -236,11 +233,8 @@ class _Prepared(NamedTuple):
         origin: Everything that their address and headers come from.
         kind: The class of a request.
         body: The class of a request's body.
-        method: ``POST``.
-        url: The address.
-        headers: The headers as the client built them, without the cookies of the HTTP
-            client.
-        timeout: The limits of time in seconds, by their names.
+        headers: As the client built them, without the cookies of the HTTP client.
+        timeout: Seconds, by the limits' names.
     """
 
     origin: tuple[Any, ...]
@@ -252,7 +246,7 @@ class _Prepared(NamedTuple):
     timeout: dict[str, Any]
 
     def request(self, content: bytes, cookies: Any) -> Any:
-        """Make a request with a body and with the HTTP client's cookies."""
+        """Make a request with the HTTP client's cookies."""
         request = self.kind(
             self.method,
             self.url,
@@ -316,14 +310,7 @@ def _view(client: AsyncOpenAI, kind: type[_Kind]) -> _Kind:
 async def post(
     client: AsyncOpenAI, *, path: str, content: bytes, options: Any, stream: bool
 ) -> Any:
-    """Send a body as the client's ``post`` does, by a prepared request where the client would send the same.
-
-    Args:
-        client: The client.
-        path: The path of the request.
-        content: The body.
-        options: Options of the request, as ``post`` takes them.
-        stream: Whether the response is streamed.
+    """Send a body as the client's ``post`` does, by a prepared request where that sends the same.
 
     Returns:
         A `ChatCompletion`, or an `AsyncStream` of chunks.
@@ -367,7 +354,7 @@ async def post(
 
 
 def _completion(response: Any) -> ChatCompletion | None:
-    """Read a response; None if it is anything but a chat completion in JSON."""
+    """Read a response; None unless it is a chat completion in JSON."""
     kind = response.headers.get("content-type", "").partition(";")[0]
     if not response.is_success or not kind.endswith("json"):
         return None
@@ -396,7 +383,7 @@ def _is_known(client: Any) -> bool:
 
 @lru_cache(maxsize=8)
 def _are_own(*_seen: Any) -> bool:
-    """Whether all members have their digests; ``_seen`` are those that may be patched while a process runs."""
+    """Whether all members have their digests; ``_seen`` are those that may be patched meanwhile."""
     return all(is_own(_member(name), digest, "openai") for name, digest in USED.items())
 
 
@@ -410,7 +397,7 @@ def _member(name: str) -> Any:
 
 
 def _is_ordinary(client: Any) -> bool:
-    """Whether a client's requests come from its fields, and those of an HTTP client, alone."""
+    """Whether a client's requests come from its fields and its HTTP client's alone."""
     fields = client.__dict__
     http: Any = client._client
     kind = cast("Any", type(http))
@@ -435,11 +422,10 @@ def _builds_itself(build_request: Any) -> bool:
 
 
 def _origin(client: Any, path: str) -> tuple[Any, ...]:
-    """List everything that address and headers of a request come from, in the form in which they are sent.
+    """List what address and headers of a request come from, in the form in which they are sent.
 
-    Numbers and what can be changed in place are listed by their text: 60 is sent
-    otherwise than 60.0. The HTTP client is not held, since its hooks may hold the
-    client.
+    Numbers and what can change in place are listed as text: 60 is not sent as 60.0 is.
+    The HTTP client is not held, since its hooks may hold the client.
     """
     http = client._client
     return (
@@ -459,7 +445,7 @@ def _origin(client: Any, path: str) -> tuple[Any, ...]:
 
 
 def _prepared(client: Any, path: str, request: Any) -> _Prepared | None:
-    """Prepare requests by one that a client built; None if an application gives each headers of its own."""
+    """Prepare requests by one that a client built; None if each has headers of its own."""
     http = client._client
     given = {name.lower() for name in (*client._custom_headers, *http.headers)}
     if not given.isdisjoint(_OF_ONE_REQUEST):

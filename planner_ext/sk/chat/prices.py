@@ -50,15 +50,9 @@ def price_of(
 ) -> Price | None:
     """Select the price function for a run's requests; None if no cost is counted.
 
-    A run with ``max_cost`` and without a price function loads the list of
-    ``genai-prices``: 0.2 s, once per process.
-
-    Args:
-        service: The connector; its URL identifies the provider.
-        settings: The settings of every request; a model named in them overrides the
-            connector's.
-        price: The application's price function.
-        max_cost: The limit that needs a price.
+    With ``max_cost`` and no function, the list of ``genai-prices`` is loaded: 0.2 s,
+    once per process. The service's URL identifies the provider; a model in the settings
+    overrides the connector's.
 
     Raises:
         PlannerInvalidConfigurationError: If a price is needed and unknown; raised
@@ -80,8 +74,7 @@ def _checked(price: Price, model: str) -> Price:
     It is called for 0 tokens; if that raises, for one token sent and one received.
 
     Raises:
-        PlannerInvalidConfigurationError: If it cannot price these tokens. Nothing was
-            sent.
+        PlannerInvalidConfigurationError: If it cannot price these tokens.
     """
     nothing = Usage()
     least = Usage(prompt_tokens=1, completion_tokens=1)
@@ -127,7 +120,7 @@ def _refused(model: str, usage: Usage, problem: str) -> InvalidPriceError:
 
 
 def _listed(service: AIServiceClientBase, model: str, max_cost: float) -> Price:
-    """Look a model's price up in the list: by the provider at the service's URL, by the connector's, or by any.
+    """Look up a model's price: by the provider at the service's URL, by the connector's, or by any.
 
     Raises:
         PlannerInvalidConfigurationError: If the list lacks the model, or is not
@@ -202,17 +195,15 @@ def _piece_tokens(piece: str) -> int:
 class RequestMeter:
     """Counts and prices the requests to one model, and refuses those that are too large.
 
-    With ``tiktoken`` (extra ``tokens``) texts are counted with the encoding of the
-    model, if it is loaded or in tiktoken's cache folder; nothing is downloaded.
-    Otherwise they are estimated; see `estimated_tokens`. The provider's overhead around
-    the texts is always estimated: it was fitted to nine short requests of 42 to 129
-    tokens to OpenAI's gpt-4o, gpt-4o-mini and gpt-4.1-mini, with an error of -3 % to +7
-    %; long prompts and other languages were not measured. Images, audio, files and the
-    response format are not counted. A message or function is counted once.
+    With ``tiktoken`` (extra ``tokens``) texts are counted, if the model's encoding is
+    loaded or in tiktoken's cache folder; nothing is downloaded. Otherwise see
+    `estimated_tokens`. The provider's overhead around the texts is always estimated: it
+    was fitted to nine short requests of 42 to 129 tokens to OpenAI's gpt-4o,
+    gpt-4o-mini and gpt-4.1-mini, with an error of -3 % to +7 %; long prompts and other
+    languages were not measured. Images, audio, files and the response format are not
+    counted. A message or function is counted once.
 
     Attributes:
-        service: The connector; its model is used if the settings name no model.
-        settings: The settings of the requests.
         price: The application's price function, see `price_of`.
         max_cost: The limit that needs a price.
         max_prompt_tokens: Maximum tokens of a request, for `check`; 0 means no limit.
@@ -247,15 +238,11 @@ class RequestMeter:
     def check(
         self, messages: Sequence[ChatMessageContent], tools: ToolSet | None
     ) -> None:
-        """Count a request.
-
-        Args:
-            messages: All messages of the request.
-            tools: The functions whose schemas are sent with them, if any.
+        """Count a request, with the schemas of its functions.
 
         Raises:
-            PromptTooLargeError: If the request exceeds the limit; names count and
-                limit. Nothing was sent.
+            PromptTooLargeError: If it exceeds the limit; names count and limit. Nothing
+                was sent.
         """
         if (tokens := self._prompt_tokens(messages, tools)) > self.max_prompt_tokens:
             name = None if self._encoding is None else self._encoding.name
@@ -275,14 +262,13 @@ class RequestMeter:
         tools: ToolSet | None,
         reply: ChatMessageContent | None,
     ) -> Usage:
-        """Return the usage of a request: reported tokens, estimated ones where none are reported, and their cost.
+        """Return the usage of a request: reported tokens, estimated ones where 0 are reported, and their cost.
 
         Args:
-            reported: The tokens that the reply reports; 0 counts as not reported.
+            reported: The tokens that the reply reports.
             messages: All messages that were sent.
             tools: The functions whose schemas were sent with them, if any.
-            reply: The reply; a model's hidden reasoning is not counted. None if no
-                reply came.
+            reply: Its hidden reasoning is not counted. None if no reply came.
         """
         usage = reported
         if self.estimates:
@@ -367,7 +353,7 @@ class RequestMeter:
 
     @cached_property
     def _encoding(self) -> Any:
-        """The encoding of the model, loaded without the network; None if that is impossible, or it is unknown."""
+        """The model's encoding, loaded without the network, or None."""
         try:
             tiktoken = import_module("tiktoken")
             registry = import_module("tiktoken.registry")
@@ -402,11 +388,10 @@ _FILES = {
     "cl100k_base": "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
     "o200k_base": "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
 }
-"""The encodings of chat models, and the SHA-256 of their files: tiktoken downloads one
-that is missing or damaged."""
+"""The encodings of chat models, and the SHA-256 of their files: tiktoken downloads one that is missing or damaged."""
 
 _URL = "https://openaipublic.blob.core.windows.net/encodings/{}.tiktoken"
-"""The address of a file, of which the SHA-1 is its name in tiktoken's cache folder."""
+"""A file's address, of which the SHA-1 is its name in tiktoken's cache folder."""
 
 
 def _is_cached(name: str) -> bool:

@@ -1,9 +1,9 @@
 """A reply: from what a connector returned, whole or in chunks, to the message that servers accept, and its calls.
 
 A model may call a function by a name that servers refuse (``functions.t-a``,
-``t-a<|channel|>commentary``, ""). If such a call stayed in the history, servers would
-refuse every later request of the conversation. So each reply is normalised before it
-enters a history; an acceptable item stays as it is, byte by byte.
+``t-a<|channel|>commentary``, ""), and would then have every later request of the
+conversation refused. So each reply is normalised before it enters a history; an
+acceptable item stays as it is, byte by byte.
 """
 
 import json
@@ -57,8 +57,8 @@ def accepted_reply(
     """Make one message of a reply, normalised for the history, and list its calls as the model made them.
 
     Args:
-        messages: The reply: a message for each choice. Their calls become one batch,
-            their texts one.
+        messages: A message for each choice. Their calls become one batch, their texts
+            one.
         offered: The names of the functions that the request offered.
     """
     first = messages[0]
@@ -89,8 +89,8 @@ def accepted_name(name: str, offered: Container[str] | None = ()) -> str:
 
     Args:
         name: The name that the model used.
-        offered: Names that the server has accepted in the request, of any length; None
-            accepts every length.
+        offered: Names that the server has accepted, of any length; None accepts every
+            length.
 
     Returns:
         The name itself if it is acceptable; else a similar one with the prefix
@@ -105,7 +105,7 @@ def accepted_name(name: str, offered: Container[str] | None = ()) -> str:
 
 
 def _accepted_arguments(given: str) -> str:
-    """Return arguments as one JSON object, which some servers require; other text is put under `INVALID_JSON`."""
+    """Return arguments as one JSON object, which some servers require."""
     if not given or given.isspace():
         return "{}"
     if isinstance(parse_object(given), InvalidArguments):
@@ -133,7 +133,7 @@ def given_arguments(written: str) -> str:
 def accepted_items(
     received: Iterable[Any], offered: Container[str] | None
 ) -> tuple[list[Any], list[RequestedCall]]:
-    """Normalise the items of an assistant message for servers, and list its calls as the model made them.
+    """Normalise an assistant message's items, and list its calls as the model made them.
 
     An item that needs no change is returned itself; for ``offered`` see
     `accepted_name`.
@@ -198,26 +198,21 @@ _REASONS = {
     "prohibited_content": FinishReason.CONTENT_FILTER,
     "spii": FinishReason.CONTENT_FILTER,
 }
-"""Finish reasons of Ollama, Bedrock and Google that Semantic Kernel does not read; all
-but "stop" mean a cut reply."""
+"""Finish reasons of Ollama, Bedrock and Google that Semantic Kernel does not read; all but "stop" mean a cut reply."""
 
 _REFUSED = "refusal"
-"""The key in the metadata of a refusal of the model, and the finish reason of such a
-reply."""
+"""The key in the metadata of the model's refusal, and the finish reason of such a reply."""
 
 
 def has_form(settings: object) -> bool:
-    """Return whether the settings of a request ask for an answer in a form."""
+    """Whether the settings ask for an answer in a form."""
     return getattr(settings, "response_format", None) is not None
 
 
 def reply_ended_by(message: ChatMessageContent, *, in_form: bool) -> str | None:
-    """Return the finish reason of a whole reply as `planner_ext.core.fold.CUT_SHORT` has it.
+    """Return a reply's finish reason as `planner_ext.core.fold.CUT_SHORT` has it.
 
-    Args:
-        message: The reply.
-        in_form: Whether the answer must have a form. Then a refusal of the model ends
-            by ``refusal``; otherwise its text is the answer.
+    A refusal of an answer ``in_form`` ends by ``refusal``; another one is the answer.
     """
     if in_form and message.metadata.get(_REFUSED):
         return _REFUSED
@@ -257,7 +252,7 @@ def corrected(message: M) -> M:
 
 
 def with_refusal(message: M) -> M:
-    """Mark a refusal of the model, as OpenAI's response has it, in the metadata of a reply or of a chunk.
+    """Mark a refusal, as OpenAI's response has it, in the metadata of a reply or chunk.
 
     Semantic Kernel's connector writes the refusal of a plain reply as its text, and
     drops that of a streamed one, which is added here.
@@ -297,7 +292,7 @@ def _sequence(value: object) -> Sequence[object]:
 
 
 def _finish_reason(response: object, candidate: object) -> FinishReason | None:
-    """Read the finish reason from a response of Ollama, Bedrock (plain or an event of a stream) or Google."""
+    """Read the finish reason from a response or event of Ollama, Bedrock or Google."""
     stop = part_of(response, "messageStop") or response
     reasons = (
         part_of(stop, "done_reason"),
@@ -313,8 +308,7 @@ def _finish_reason(response: object, candidate: object) -> FinishReason | None:
 # A streamed reply.
 
 _OPEN_CALLS = 256
-"""How far back a piece looks for its call: keeps a reply of very many calls linear.
-Providers send calls in order."""
+"""How far back a piece looks for its call, which keeps many calls linear. Providers send calls in order."""
 
 
 async def corrected_chunks(
@@ -322,7 +316,7 @@ async def corrected_chunks(
 ) -> AsyncGenerator[list[StreamingChatMessageContent], Any]:
     """Correct the chunks of a connector's stream; see `corrected`.
 
-    Google's connector raises TypeError on a last chunk that has the usage alone. The
+    Google's connector raises TypeError on a last chunk that has the usage alone; the
     reply before it is whole.
     """
     ended = False
@@ -374,9 +368,9 @@ class _StreamedCall:
 class ReplyAssembly:
     """Puts the chunks of one streamed reply together: in linear time, keeping no chunk and losing no delta.
 
-    Semantic Kernel's own addition of chunks drops an argument delta equal to ``{}``,
-    mixes the fragments of calls that share an index, and loses a function name that
-    comes in pieces.
+    Semantic Kernel's own addition drops an argument delta equal to ``{}``, mixes the
+    fragments of calls that share an index, and loses a function name that comes in
+    pieces.
     """
 
     def __init__(self) -> None:
@@ -413,13 +407,13 @@ class ReplyAssembly:
 
     @property
     def is_reply(self) -> bool:
-        """Whether the chunks make a reply: they hold content, or a finish reason."""
+        """Whether the chunks hold content, or a finish reason."""
         return bool(
             self._text or self._calls or self._others or self._finish_reason is not None
         )
 
     def message(self) -> ChatMessageContent:
-        """Return the whole message: its calls in the order of their indexes, then other items, then its text."""
+        """Return the whole message: calls by index, then other items, then its text."""
         first = self._first
         assert first is not None
         calls = sorted(self._calls, key=lambda call: call.index or 0)
@@ -436,7 +430,7 @@ class ReplyAssembly:
         )
 
     def _add_metadata(self, metadata: dict[str, Any]) -> None:
-        """Merge the metadata of all chunks; usage that is reported more than once is cumulative."""
+        """Merge metadata; usage that is reported more than once is cumulative."""
         usage = merge_reported(self._metadata.get("usage"), metadata.get("usage"))
         for key, value in metadata.items():
             if value is not None or key not in self._metadata:

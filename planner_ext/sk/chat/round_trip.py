@@ -1,7 +1,7 @@
 """One round trip through a connector of Semantic Kernel, plain or streamed.
 
-This is the seam between a transcript and a request: the history is rendered here,
-incrementally, and nowhere else.
+The seam between transcript and request: the history is rendered here, incrementally,
+and nowhere else.
 """
 
 import logging
@@ -72,17 +72,10 @@ class KernelChat:
     """Asks one connector for one run. Implements `planner_ext.engine.ports.Chat`.
 
     Attributes:
-        service: The connector.
-        settings: Of every request.
-        kernel: Handed to the connector, with ``arguments``.
-        arguments: The application's.
-        tools: The functions that requests offer.
-        meter: Counts and prices the requests.
-        streaming: Whether requests are streamed.
         strict_finish_reason: Whether a finish reason that contradicts the reply's
             content is an error.
-        plan_settings: The settings of the plan request that differ.
-        answer_settings: The settings of the answer request that differ.
+        plan_settings: Settings in which the plan request differs.
+        answer_settings: Settings in which the answer request differs.
     """
 
     service: ChatCompletionClientBase
@@ -128,7 +121,7 @@ class KernelChat:
     def _written(
         self, transcript: Sequence[TranscriptItem]
     ) -> list[ChatMessageContent]:
-        """Return the messages of a transcript: the same list while transcripts only grow, else another one."""
+        """Return a transcript's messages: the same list while transcripts only grow."""
         if transcript is not self._entries:
             known = len(self._entries)
             if self._entries != transcript[:known]:
@@ -183,7 +176,7 @@ class KernelChat:
         )
 
     def was_sent(self, error: BaseException) -> bool:
-        """Return whether the request that ended in an error may have reached the server; see `Chat`."""
+        """Whether a request that ended in an error may have reached the server; see `Chat`."""
         return not (
             _is_apart(error)
             or any(isinstance(cause, _NOT_SENT) for cause in _causes(error))
@@ -243,7 +236,7 @@ class KernelChat:
         )
 
     def _may_ask_for_form(self, messages: Sequence[ChatMessageContent]) -> bool:
-        """Whether the answer's settings may be sent: OpenAI refuses ``json_object`` where no message speaks of JSON."""
+        """Whether the form may be sent: OpenAI refuses ``json_object`` where no message speaks of JSON."""
         if self.answer_settings.get("response_format") != {"type": "json_object"}:
             return True
         return any("json" in text_of(message).lower() for message in messages)
@@ -286,8 +279,7 @@ _NOT_CONNECTED = frozenset(
         "gaierror",
     }
 )
-"""Errors of the clients below the connectors, by class name, that mean that no
-connection was made."""
+"""Classes of the clients' errors that mean that no connection was made."""
 
 _NO_REPLY = (
     TypeError,
@@ -310,7 +302,7 @@ def no_reply(seen: str) -> InvalidReplyError:
 
 @contextmanager
 def named_errors(service: ChatCompletionClientBase) -> Generator[None]:
-    """Convert a connector's exceptions to this package's errors; Semantic Kernel's specific errors pass unchanged.
+    """Convert a connector's exceptions; Semantic Kernel's specific errors pass unchanged.
 
     Raises:
         InvalidReplyError: If the connector could not read the response.
@@ -347,7 +339,7 @@ def _without_key(text: str, service: ChatCompletionClientBase) -> str:
 
 
 def _at(service: ChatCompletionClientBase) -> str:
-    """Name the address of a connector's endpoint, without what may be secret in it; "" if it is not known."""
+    """Name an endpoint's address, without what may be secret in it; "" if it is not known."""
     try:
         parts = urlsplit(service.service_url() or "")
         port = f":{parts.port}" if parts.port else ""
@@ -368,7 +360,7 @@ _CHECKS = {
 
 
 def _check(cause: BaseException) -> str:
-    """Say what to check after an error of the endpoint that an application's settings cause; "" after another one."""
+    """Say which settings to check after an endpoint's error; "" if none cause it."""
     status = getattr(cause, "status_code", None)
     if isinstance(status, int):
         return _CHECKS.get(status, "")
@@ -396,7 +388,6 @@ def _is_apart(error: BaseException) -> bool:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """List an error and those behind it."""
     while error is not None:
         yield error
         hidden = (
@@ -421,9 +412,9 @@ def with_budget_note(
 ) -> ChatMessageContent | None:
     """Copy the newest message with what is left of each limit at its end; None if there is nothing to add.
 
-    After a tool message some providers accept an assistant's turn only, so it is not a
-    message of its own. Those before it stay the same, for prompt caches. An assistant's
-    message, which the model continues, gets no note.
+    It is not a message of its own: after a tool message some providers accept an
+    assistant's turn only. Earlier messages stay the same, for prompt caches. An
+    assistant's message, which the model continues, gets no note.
     """
     if not left or not messages or messages[-1].role == AuthorRole.ASSISTANT:
         return None
@@ -464,18 +455,16 @@ default_clarifier_instructions = (
     "settles, answer in one short sentence, as the user would. If it asks for nothing, or only the user can know, "
     f"reply with the single word {_NOTHING}."
 )
-"""The system message of the answering model. Replace it to say what the user wants and
-knows; it may reply PASS."""
+"""The system message of the answering model. Replace it to say what the user wants and knows; it may reply PASS."""
 
 
 class ModelClarifier:
     """Answers questions with a model. A `planner_ext.hitl_manager.Clarifier`.
 
     Each question is one request without functions, charged to the run as a round trip
-    with its time and its tokens, which are estimated where the service reports none. It
-    counts towards ``max_iterations``: where no trip is left beside the one that uses
-    the answer, nothing is sent. Then, and after the reply PASS, the question stays
-    open.
+    with its time and its tokens, estimated where the service reports none. It counts
+    towards ``max_iterations``: where no trip is left beside the one that uses the
+    answer, nothing is sent. Then, and after the reply PASS, the question stays open.
     """
 
     is_model = True
@@ -496,9 +485,8 @@ class ModelClarifier:
             service_id: The chat completion service; None uses the kernel's selector.
             instructions: The system message of each request.
             settings: Of each request; None is the service's defaults.
-            price: The price of a request in US dollars, from the model's name and the
-                `Usage`; None leaves its cost unknown, so that ``max_cost`` does not
-                limit it.
+            price: Of a request in US dollars, from the model's name and the `Usage`;
+                None leaves its cost unknown, so that ``max_cost`` does not limit it.
 
         Raises:
             PlannerInvalidConfigurationError: If the service does not exist, or an
@@ -545,7 +533,7 @@ class ModelClarifier:
         )
 
     def _messages(self, question: Question) -> list[ChatMessageContent]:
-        """Write the conversation as one text: its roles are not the roles of this request."""
+        """Write the conversation as one text: its roles are not those of this request."""
         parts = [f"Goal: {question.goal}"] if question.goal else []
         said = [
             f"{message.role.value}: {text_of(message)}"

@@ -1,8 +1,8 @@
 """Chat completion services: how one is selected, what its connector takes, and how a request is sent to it.
 
-A transport does not know about transcripts, budgets or replies: it takes messages, and
-returns the connector's response. `GenericTransport` works with every connector; a
-faster one falls back on it.
+A transport takes messages and returns the connector's response; it knows no transcript,
+budget or reply. `GenericTransport` works with every connector; a faster one falls back
+on it.
 """
 
 import hashlib
@@ -62,16 +62,14 @@ def select_service(
 
     Args:
         kernel: Holds the services.
-        service_id: The service to use; None uses the kernel's selector and the
-            arguments' execution settings.
-        arguments: The application's arguments; not changed, although Semantic Kernel's
-            conversion would.
+        service_id: None uses the kernel's selector and the arguments' execution
+            settings.
+        arguments: Not changed, although Semantic Kernel's conversion would.
         settings: Used instead of the arguments' execution settings.
 
     Raises:
-        PlannerInvalidConfigurationError: If there is no such service, it is not a chat
-            completion service, it does not take the settings, or kernel, arguments or
-            settings are of another class.
+        PlannerInvalidConfigurationError: If there is no such chat completion service,
+            it does not take the settings, or a value is of another class.
     """
     instance_of("kernel", kernel, Kernel)
     asked = copy(instance_of("arguments", arguments, KernelArguments))
@@ -198,12 +196,10 @@ NO_FUNCTION = KernelFunctionMetadata(
     description="Not a function: none can be called any more. Answer in text.",
     is_prompt=False,
 )
-"""Offered in place of the functions that are withdrawn, to a provider that insists on
-one."""
+"""Offered in place of withdrawn functions, to a provider that insists on one."""
 
 EMPTY: Final = "(empty)"
-"""Sent for a blank result, or a user's blank message, to a provider that refuses blank
-text."""
+"""Sent for blank text, to a provider that refuses it."""
 
 _SYSTEM = AuthorRole.SYSTEM
 _USER = AuthorRole.USER
@@ -211,8 +207,7 @@ _ASSISTANT = AuthorRole.ASSISTANT
 _TOOL = AuthorRole.TOOL
 
 _Turn = tuple[AuthorRole | None, AuthorRole | None]
-"""The roles of two neighbouring messages; None is the start or the end of the
-conversation."""
+"""The roles of two neighbouring messages; None is the start or the end."""
 
 _CONTINUE = (ChatMessageContent(role=_USER, content="Please continue."),)
 _NOTED = (ChatMessageContent(role=_ASSISTANT, content="OK."),)
@@ -230,15 +225,14 @@ class Connector:
         needs_tools: Whether its provider refuses calls and results in a request that
             offers no function.
         needs_description: Whether its SDK refuses a function without a description.
-        instructions: How it sends messages of the roles system and developer: as they
-            ``differ``, all as the ``system``'s, or as ``one`` message of the system,
-            before all others.
+        instructions: How it sends the roles system and developer: as they ``differ``,
+            all as the ``system``'s, or as ``one`` message before all others.
         takes_blank: Whether its provider accepts blank text.
         ids: The ids of calls that its provider accepts, if each occurs once; None
             accepts all.
         separator: Between plugin and function in the names of calls, which it would
-            write otherwise than those of the functions and results; None leaves names
-            to the connector.
+            write otherwise than in functions and results; None leaves names to the
+            connector.
         first_text: When it sends only the first text of a message; None never.
         joins: Which neighbouring messages it must join into one.
         between: What it must put between two messages.
@@ -375,7 +369,7 @@ def _one_system_first(
 def _written(
     messages: Iterable[ChatMessageContent], connector: Connector
 ) -> Iterator[ChatMessageContent]:
-    """Write the items of messages; a message of the system or the model of which nothing is left is left out."""
+    """Write the items of messages; leave out one of the system or the model without any."""
     used: set[str] = set()
     ids: dict[str | None, str] = {}  # of the newest batch, by those in the history
     for message in messages:
@@ -394,7 +388,7 @@ def _written(
 def _sent_ids(
     calls: Iterable[FunctionCallContent], used: set[str], accepted: re.Pattern[str]
 ) -> dict[str | None, str]:
-    """Choose the ids of a batch: those that the provider refuses, and those of earlier batches, are replaced."""
+    """Replace the ids of a batch that the provider refuses, or that were used before."""
     ids: dict[str | None, str] = {}
     for call in calls:
         own = call.id or ""
@@ -470,14 +464,12 @@ class ChatRequest:
     """One request, independent of connectors.
 
     Attributes:
-        messages: The messages to send. It is the same list while messages are only
-            appended, and a new list if earlier messages are changed.
+        messages: The same list while messages are only appended, else a new one.
         last: Sent instead of the newest message, in this request only; None sends the
             newest message.
         settings: Not to be changed; their behaviour is for the run.
         choice: The tool choice if functions are offered, else None.
-        offered: The functions offered, with the caller's own schemas; None if there are
-            none.
+        offered: The functions, with the caller's own schemas; None if there are none.
     """
 
     messages: list[ChatMessageContent]
@@ -582,7 +574,7 @@ def request_arguments(
 def _described(
     behavior: FunctionChoiceBehavior, kernel: Kernel
 ) -> FunctionChoiceBehavior:
-    """Describe the functions that a behaviour offers by their names where they have no description."""
+    """Describe functions by their names where they have no description."""
     offered = [
         function
         if function.description

@@ -1,13 +1,13 @@
 """``ApprovalFilter``: an approval policy for kernels whose loop is Semantic Kernel's own.
 
 Promises
-    - A registered filter asks once about each call, whichever of the two kinds of filter it is registered as.
-    - Without an approver the loop ends; what waits is in the history, and `ApprovalFilter.resume` decides it.
-    - In a run of this package the run's own gate asks the filter, and one approval is one start.
+    - It asks once about each call, whichever of the two kinds of filter it is registered as.
+    - Without an approver the loop ends; `ApprovalFilter.resume` decides what waits in the history.
+    - In a run of this package the run's own gate asks it, and one approval is one start.
 
 Takes Semantic Kernel's filter context, and a history. Never loops, and never makes a
 request.
 
     approval_filter   the filter
-    waiting_results   placeholder results of calls that wait, bound to their conversation
+    waiting_results   placeholder results of calls that wait
 """

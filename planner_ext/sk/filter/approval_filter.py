@@ -1,7 +1,7 @@
 """``ApprovalFilter``: an approval policy and a person's decisions, as a filter of a kernel.
 
-On a stock kernel the filter decides a call when it runs. In a run of this package the
-run's gate asks it, see `planner_ext.sk.charging.nested.RunGate`.
+On a stock kernel it decides a call when it runs; in a run of this package
+`planner_ext.sk.charging.nested.RunGate` asks it.
 """
 
 import logging
@@ -87,7 +87,7 @@ _STARTED: Final = (
     "This call was approved and has started; its result is not known, "
     "and whether it took effect is in doubt."
 )
-"""The result in the history from the start of an approved function to its end."""
+"""The result in the history while an approved function runs."""
 _INJECTS: Final = (
     "{} takes a value named {}, as its schema says, and Semantic Kernel's own loop would pass it the application's "
     "object of that name. FunctionInvokingChatCompletion, a planner or a handler passes the value."
@@ -95,7 +95,7 @@ _INJECTS: Final = (
 
 
 _STOCK_RUN: Final = "approval-filter"
-"""The name of a run in the fingerprints of calls that are of no run of this package."""
+"""The run in the fingerprints of calls that are of no run of this package."""
 
 
 class ApprovalFilter(CallFilter):
@@ -110,32 +110,29 @@ class ApprovalFilter(CallFilter):
     With an approver the request is held open while the person decides; after
     ``timeout`` the call is refused. Without one the call is answered "waits for
     approval" and the loop ends (under ``auto_function_invocation``; elsewhere the call
-    is refused). `pending` lists such calls of the history, `resume` runs or refuses
-    them and puts their results in place, and asks the filters behind this one, too.
+    is refused). `pending` lists such calls, `resume` runs or refuses them, and asks the
+    filters behind this one, too.
 
-    What it approves is bound: if a later filter changes the function or an argument,
-    the function does not run, and the model reads so. One approval is one start: a
-    further ``next`` of an inner filter gives the outcome again, unless the function is
-    declared ``@effect("idempotent")`` or ``"keyed"``. Where a policy is silent nothing
-    is bound.
+    An approval is bound: if a later filter changes the function or an argument, the
+    function does not run. It is one start: a further ``next`` of an inner filter gives
+    the outcome again, unless the function is declared ``@effect("idempotent")`` or
+    ``"keyed"``. Where a policy is silent nothing is bound.
 
-    On a kernel that a planner, service or handler of this package works on, it decides
-    with the interceptors of the run, before any call of a batch runs; without an
-    approver the call waits as the run's own (`ToolCall`, decided by the run's
-    ``resume``). What a person decided there it does not ask about again.
+    On a kernel of a planner, service or handler of this package it decides with the
+    run's interceptors, before any call of a batch runs; without an approver the call
+    waits as the run's own.
 
-    For rules with ``after`` a call of the stock loop comes after the calls in its chat
-    history, without those of its own reply, and after those that a run of this package
-    made inside them. Calls of a compacted history, and calls inside functions of the
-    stock loop, are not known. A call without a history, invoked directly or seen under
+    For rules with ``after``, earlier calls are those in the chat history, without those
+    of the call's own reply, and those that a run of this package made inside them.
+    Calls of a compacted history, and those inside functions of the stock loop, are not
+    known. A call without a history, invoked directly or seen under
     ``function_invocation`` alone, matches every such rule, except inside a run of this
     package.
 
     Semantic Kernel starts the calls of a batch together, so a safe sibling may run
-    before a risky call is decided. It handles hidden parameters, bare names and
-    exception texts itself, and passes the kernel, the service and the application's
-    arguments by the names of parameters: a function whose schema, as of an MCP tool or
-    an OpenAPI operation, has such a name is refused by name. Where that matters, use
+    before a risky call is decided. It passes the kernel, the service and the
+    application's arguments by the names of parameters: a function whose schema (an MCP
+    tool, an OpenAPI operation) has such a name is refused. Where that matters, use
     `FunctionInvokingChatCompletion`.
 
     Attributes:
@@ -156,10 +153,10 @@ class ApprovalFilter(CallFilter):
             policy: An `ApprovalPolicy`, or any interceptor: what it defers is asked of
                 a person.
             approver: Asks the person; None terminates the loop instead.
-            timeout: Seconds in which the person has to decide; after that the call is
-                refused. None waits for ever.
-            authorize: Says who may decide, by `resume`, by the approver and in a run of
-                this package; see `ApprovalSettings`.
+            timeout: Seconds to decide; after that the call is refused. None waits for
+                ever.
+            authorize: Says who may decide, here and in a run of this package; see
+                `ApprovalSettings`.
 
         Raises:
             InvalidOptionError: If one of them cannot be used.
@@ -184,11 +181,11 @@ class ApprovalFilter(CallFilter):
         self._taken = Newest[str]()
 
     def __deepcopy__(self, memo: object) -> Self:
-        """Share: a kernel's clone copies each filter, and a copy would ask again, and forget what it decided."""
+        """Share: a kernel's clone copies each filter, and a copy would ask again."""
         return self
 
     async def __call__(self, context: Any, next: Next) -> None:
-        """Decide a call, then run it or answer it. The signature is Semantic Kernel's for filters."""
+        """Decide a call, then run it or answer it; the signature is Semantic Kernel's."""
         guard = guard_of(
             context.function
             if isinstance(context, FunctionInvocationContext)
@@ -227,7 +224,7 @@ class ApprovalFilter(CallFilter):
     async def _run(
         self, context: Any, next: Next, call: ToolCall, reviewed: Reviewed
     ) -> None:
-        """Run a call with the arguments that were decided on; an approval binds it, silence does not."""
+        """Run a call with the arguments that were decided on; an approval binds it."""
         tool = tool_of(context.function)
         binds = reviewed.decision is not None
         given = call.arguments if reviewed.arguments is None else reviewed.arguments
@@ -303,17 +300,17 @@ class ApprovalFilter(CallFilter):
     ) -> tuple[ToolCall, ...]:
         """Carry out decisions on calls that wait, and put their results in place in the history.
 
-        From the start of a function until its end, its result in the history says that
-        it is in doubt: so neither a second `resume` nor one after a cancellation runs
-        it again. Calls that were not started then wait again.
+        While a function runs, its result in the history says that it is in doubt:
+        neither a second `resume` nor one after a cancellation runs it again. Calls that
+        were not started then wait again.
 
         Args:
             kernel: Whose functions run, through its function-invocation filters.
-            history: Is changed; when no call waits any more it can be sent again. It
-                must hold what user and assistant said before the call, as it stood when
-                the call was asked about.
-            decisions: By the call's id, or by its fingerprint; all are taken, or none.
-                Where an id waits twice, the fingerprint is needed, as the key or in the
+            history: Is changed; can be sent again when no call waits any more. What
+                user and assistant said before the call must stand as it did when the
+                call was asked about.
+            decisions: By the call's id or fingerprint; all are taken, or none. Where an
+                id waits twice, the fingerprint is needed, as the key or in the
                 `Approve`. A key that is one call's fingerprint and another one's id
                 means the fingerprint.
             arguments: The application's arguments for the functions.
@@ -450,7 +447,6 @@ class ApprovalFilter(CallFilter):
 
 
 def _review(filters: Sequence[CallFilter], function: KernelFunction) -> Review:
-    """Review the calls of a function of a stock kernel by these filters."""
     mark = approval_required(function)
     edit = partial(edited_call, {function.fully_qualified_name: function}, _STOCK_RUN)
     return Review(
@@ -464,7 +460,7 @@ async def _after_question(
     function: KernelFunction,
     question: Defer,
 ) -> Reviewed | None:
-    """Return what the filters behind the one that asked decide or ask about an approved call first; or None."""
+    """Return what the filters behind the one that asked say about an approved call; or None."""
     mark = approval_required(function)
     chains = [one.chain(lambda _: mark) for one in filters]
     decisions = [await chain.decide(call, State()) for chain in chains]
@@ -490,7 +486,7 @@ async def _always() -> bool:
 
 
 async def _guarded(context: Any, next: Next, guard: CallGuard) -> None:
-    """Run the rest of the stack of filters, with a guard behind the last one; see `CallGuard`."""
+    """Run the rest of the filters, with a guard behind the last one; see `CallGuard`."""
     function: KernelFunction = context.function
     if not isinstance(context, AutoFunctionInvocationContext):
 
@@ -519,7 +515,7 @@ async def _guarded(context: Any, next: Next, guard: CallGuard) -> None:
 def _described(
     context: AutoFunctionInvocationContext | FunctionInvocationContext, *, in_run: bool
 ) -> ToolCall | InvalidArguments:
-    """Describe a call of a stock kernel: the function that will run, and what the model gave it, converted."""
+    """Describe a call of a stock kernel: the function that will run, and its converted arguments."""
     content = (
         context.function_call_content
         if isinstance(context, AutoFunctionInvocationContext)
@@ -555,12 +551,12 @@ def _described(
 
 
 def _is_view(kernel: Kernel) -> bool:
-    """Whether a kernel is a view inside a call of a run, whose gate runs the function itself."""
+    """Whether a kernel is a view inside a call, whose run's gate runs the function itself."""
     return isinstance(getattr(kernel.services, "tab", None), Tab)
 
 
 def _given(content: FunctionCallContent) -> dict[str, Any] | None:
-    """Read a call's arguments as Semantic Kernel itself will, which takes more than JSON; None if it cannot."""
+    """Read a call's arguments as Semantic Kernel will, which takes more than JSON; None if it cannot."""
     try:
         given: Any = content.parse_arguments() or {}
     except (FunctionCallInvalidArgumentsException, RecursionError):
@@ -575,7 +571,7 @@ def _refusal(reason: str) -> str:
 
 
 def _answer(context: Any, text: str, metadata: Mapping[str, Any] | None = None) -> None:
-    """Put a text in place of the function's result; the two kinds of context call it differently."""
+    """Put a text in place of the function's result, which the kinds of context name differently."""
     result = FunctionResult(
         function=context.function.metadata, value=text, metadata=dict(metadata or {})
     )

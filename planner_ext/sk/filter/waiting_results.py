@@ -1,8 +1,7 @@
 """Calls of a stock kernel that wait for a person: their results in the history, and the decisions on them.
 
-A call that waits has a placeholder result, marked in its metadata. The mark's
-fingerprint binds it to its conversation, the place of its call in it, the function and
-the arguments.
+A waiting call has a placeholder result. The fingerprint in its metadata binds it to its
+conversation, its place there, the function and the arguments.
 """
 
 import hashlib
@@ -46,12 +45,10 @@ from planner_ext.sk.functions.toolset import parse_edited, tool_of
 from planner_ext.sk.messages import calls_of, text_of
 
 _WAITING: Final = "This call waits for a person's approval and has not run: "
-"""The model reads this of a call that waits; its function, fingerprint and question
-follow."""
+"""The model reads this of a call that waits; its function, fingerprint and question follow."""
 
 _MARK: Final = "planner_ext.waiting"
-"""The key of the metadata of a result whose call waits; no function's text gets
-there."""
+"""The key of the metadata of a waiting call's result; no function's text gets there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +57,7 @@ class WaitingResult:
 
     Attributes:
         item: The result in the history.
-        signature: The parameters that the function had when it was asked about.
+        signature: The function's parameters when it was asked about.
         place: The call's place in the conversation.
     """
 
@@ -74,7 +71,7 @@ class WaitingResult:
 
 @dataclass(frozen=True, slots=True)
 class DecidedCall:
-    """A decision that can be taken; with the function and its arguments where it approves the call."""
+    """A decision that can be taken; with function and arguments where it approves."""
 
     waiting: WaitingResult
     decision: Decision
@@ -91,8 +88,8 @@ def decided_calls(
     """Find the waiting call of each decision, by its id or fingerprint, and check that all can be taken.
 
     Raises:
-        DecisionRefusedError: If a decision cannot be taken, or was taken before, naming
-            the call.
+        DecisionRefusedError: If one cannot be taken, or was taken before, naming the
+            call.
     """
     decided: list[DecidedCall] = []
     waiting = waiting_results(history)
@@ -120,7 +117,7 @@ def decided_calls(
 
 
 def _named(waiting: Sequence[WaitingResult], name: str) -> list[WaitingResult]:
-    """Find the calls that a key names: the one with this fingerprint, which no model can choose; else by the id."""
+    """Find the calls that a key names: by fingerprint, which no model can choose; else by id."""
     by_fingerprint = [one for one in waiting if one.pending.fingerprint == name]
     return by_fingerprint or [one for one in waiting if one.pending.id == name]
 
@@ -184,7 +181,7 @@ def _approved(
 def waiting_result(
     context: AutoFunctionInvocationContext, call: ToolCall, question: Defer
 ) -> tuple[str, dict[str, Any]] | None:
-    """Write the text and the metadata of a result whose call waits; None if a filter replaced the call's function."""
+    """Write the result of a call that waits; None if a filter replaced the call's function."""
     history = context.chat_history
     content = context.function_call_content
     if content is None or not _names(content, call.fully_qualified_name):
@@ -199,7 +196,7 @@ def waiting_result(
 def asked_again(
     waiting: WaitingResult, function: KernelFunction, reviewed: Reviewed
 ) -> FunctionResultContent:
-    """Write the result of a call that waits again, for another question, with the arguments that a person gave it."""
+    """Write the result of a call that waits again, with the arguments that a person gave it."""
     question = reviewed.question
     edited = reviewed.arguments
     assert question is not None, "something else is asked"
@@ -234,7 +231,7 @@ def _marked(
 
 
 def waiting_results(history: ChatHistory) -> list[WaitingResult]:
-    """Find the results that say that their call waits; results that do not fit a call before them are skipped."""
+    """Find the results of waiting calls; those that do not fit a call before them are skipped."""
     placed = list(_placed_calls(history))
     found: list[WaitingResult] = []
     for item in (item for message in history.messages for item in message.items):
@@ -290,13 +287,13 @@ def _waiting_result(
 
 
 def _names(call: FunctionCallContent, function: str) -> bool:
-    """Whether a call names a function; a bare name is one of any plugin's function of that name."""
+    """Whether a call names a function; a bare name fits one of any plugin."""
     plugin, _, name = function.partition("-")
     return name == call.function_name and call.plugin_name in (plugin, None)
 
 
 def _placed_calls(history: ChatHistory) -> Iterator[tuple[FunctionCallContent, str]]:
-    """List the calls of a history, each with its place: what user and assistant said before, and the call's number.
+    """List a history's calls, each with its place: what user and assistant said before, and its number.
 
     System messages are not in it, since an agent adds its own to each request; nor are
     results, which are replaced.
@@ -333,10 +330,10 @@ def replace_result(
     before: FunctionResultContent,
     after: FunctionResultContent | str,
 ) -> FunctionResultContent:
-    """Put another result, or a text as one, in the place of a result that is found by identity.
+    """Replace a result that is found by identity.
 
     Raises:
-        KeyError: If the result is no longer in the history.
+        KeyError: If it is no longer in the history.
     """
     if isinstance(after, str):
         after = FunctionResultContent(id=before.id, name=before.name, result=after)

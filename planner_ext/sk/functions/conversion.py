@@ -1,9 +1,9 @@
 """One value for every reader: arguments are parsed, and converted to their parameters' types, before any decision.
 
-The result is JSON; Semantic Kernel's conversion of it (``_parse_parameter``) does not
-change its meaning, another conversion changes nothing, and the spellings of one value
+The result is JSON; Semantic Kernel's own conversion (``_parse_parameter``) does not
+change its meaning, a second conversion changes nothing, and the spellings of one value
 have one digest. A number that its type takes stays as written: 7.0 and 7 are equal to a
-condition and to a digest. Of the application, only pydantic models and dataclasses run.
+condition and a digest. Of the application, only pydantic models and dataclasses run.
 Must not know the call or the function.
 """
 
@@ -32,8 +32,7 @@ MAX_DEPTH: Final = 100
 """Levels of nesting accepted: far fewer than exhaust the stack."""
 
 MAX_EXPONENT: Final = 4_300
-"""Of an exact number: as many digits as Python accepts for an integer. A fraction
-writes them all out."""
+"""Of an exact number: as many digits as Python accepts for an integer. A fraction writes them all out."""
 
 _PROBLEMS_SHOWN: Final = 10
 _VALUES_SHOWN: Final = 50
@@ -49,8 +48,7 @@ class UnfitError(Exception):
 
     Attributes:
         problem: What is wrong with it, to be read after its name.
-        place: Where in the argument it stands, as ``[1]["name"]``; "" for the argument
-            itself.
+        place: Where in the argument it stands, as ``[1]["name"]``; "" for all of it.
     """
 
     def __init__(self, problem: str, place: str = "") -> None:
@@ -82,7 +80,7 @@ def listed(values: tuple[Any, ...]) -> str:
 
 
 def json_text(value: Any) -> str:
-    """Write a value as JSON, to compare it with another; raises ValueError for a number that is not finite."""
+    """Write a value as JSON, to compare it; raises ValueError for a number that is not finite."""
     return json.dumps(value, sort_keys=True, allow_nan=False)
 
 
@@ -186,8 +184,7 @@ def _to_model(model: type[BaseModel], value: Any) -> Any:
     """Convert to what a pydantic model reads: near types converted, extra keys dropped, its defaults filled in.
 
     A default that differs each time is not part of the value. A value that the model
-    does not read back from its own output, as with a custom serializer, stays as it was
-    sent.
+    cannot read back from its own output stays as it was sent.
     """
 
     def reading(data: Any) -> BaseModel:
@@ -225,7 +222,7 @@ def _to_model(model: type[BaseModel], value: Any) -> Any:
 
 
 def _to_value(kind: type[Any], adapter: TypeAdapter[Any], value: Any) -> Any:
-    """Convert to the parts of an object of the standard library, a dataclass or a typed dict; see `_to_model`."""
+    """Convert to the parts of a standard object, a dataclass or a typed dict; see `_to_model`."""
 
     def made(data: Any) -> Any:
         return (
@@ -256,16 +253,10 @@ def _to_value(kind: type[Any], adapter: TypeAdapter[Any], value: Any) -> Any:
 
 
 def check_exponents(kind: type[Any], value: Any) -> None:
-    """Refuse a text that an exact number would need too many digits for.
-
-    Args:
-        kind: What the value is to become: a number, or a model or dataclass that may
-            have fractions.
-        value: The JSON value.
+    """Refuse a text that an exact number, or a model that may have fractions, would need too many digits for.
 
     Raises:
-        UnfitError: If it, or a text in it that a fraction may be read from, has an
-            exponent over `MAX_EXPONENT`.
+        UnfitError: If an exponent in it is over `MAX_EXPONENT`.
     """
     if not (issubclass(kind, Number) or _holds_fractions(kind)):
         return
@@ -288,7 +279,7 @@ def _has_large_exponent(text: str) -> bool:
 
 @lru_cache(maxsize=512)
 def _holds_fractions(kind: type[Any]) -> bool:
-    """Whether pydantic may read a fraction as, or somewhere in, a type: of text that it takes any time for."""
+    """Whether pydantic may read a fraction of text as, or in, a type."""
     adapter = _adapter(kind)
     return adapter is not None and "fractions.Fraction" in repr(adapter.core_schema)
 
@@ -356,7 +347,7 @@ def validation_details(error: ValidationError) -> str:
 
 
 def conversion_to(kind: Any) -> Convert:
-    """Return the conversion to a type that a function's signature names; `_as_sent` for a type that says nothing."""
+    """Return the conversion to an annotated type; `_as_sent` for one that says nothing."""
     if hasattr(kind, "__supertype__"):  # of NewType
         return conversion_to(kind.__supertype__)
     origin = get_origin(kind)
@@ -408,7 +399,7 @@ def _of_class(kind: type[Any]) -> Convert:
 
 @lru_cache(maxsize=512)
 def _adapter(kind: type[Any]) -> TypeAdapter[Any] | None:
-    """Adapt a class that pydantic knows; None for others, whose constructor is not called before the decision."""
+    """Adapt a class that pydantic knows; None for others: no constructor runs before the decision."""
     try:
         return TypeAdapter(kind)
     except (
@@ -436,14 +427,14 @@ class Parameter:
 
     Attributes:
         types: JSON schema types, without "null"; () accepts every value as it is.
-        values: The values that an enumeration allows, or None.
+        values: The values of an enumeration, or None.
         nullable: Whether null is accepted.
-        drops_null: Whether null must be passed by omitting the argument, as Semantic
-            Kernel makes ``"None"`` of it.
-        kind: The type that the function's signature names; None if only a schema is
-            known, to whose types near misses are not converted.
-        exact: A value of exactly this Python type needs no conversion; None if each has
-            to be checked.
+        drops_null: Whether null must be passed by omission, as Semantic Kernel makes
+            ``"None"`` of it.
+        kind: The annotated type; None if only a schema is known, to whose types near
+            misses are not converted.
+        exact: A value of exactly this type needs no conversion; None if each has to be
+            checked.
         to: Converts a value that passed the check.
     """
 
@@ -458,7 +449,7 @@ class Parameter:
     to: Convert
 
     def convert(self, value: Any) -> Any:
-        """Return what the function gets for a value that was parsed from JSON; raises `UnfitError`."""
+        """Return what the function gets for a parsed value; raises `UnfitError`."""
         if value is None and self.nullable:
             return None
         try:
@@ -495,7 +486,7 @@ class Parameter:
 def parameter_of(
     declared: KernelParameterMetadata, *, of_method: bool, of_prompt: bool
 ) -> Parameter:
-    """Work out what a model may give for a declared parameter of a method, a prompt or another kind of function."""
+    """Work out what a model may give for a parameter of a method, a prompt or another function."""
     schema = declared.schema_data or {}
     listed: Any = schema.get("type") or ()
     names = (listed,) if isinstance(listed, str) else tuple(str(one) for one in listed)
@@ -544,7 +535,7 @@ def parameter_of(
 
 
 def convertible_type(declared: Any) -> Any:
-    """Return the type that Semantic Kernel can convert an argument to, where it kept one that it cannot.
+    """Return the type that Semantic Kernel can convert to, where it kept one that it cannot.
 
     It keeps ``Optional[X]`` of ``Annotated[Optional[X], ...]``, and literals, and calls
     them like a class.
@@ -557,7 +548,7 @@ def convertible_type(declared: Any) -> Any:
 
 
 def _means_object(declared: KernelParameterMetadata, kind: Any) -> bool:
-    """Whether a schema of type object means one: Semantic Kernel also writes it for every type unknown to it."""
+    """Whether a schema of type object means one: Semantic Kernel also writes it for unknown types."""
     schema = declared.schema_data or {}
     if schema.get("properties") or "additionalProperties" in schema:
         return True
@@ -599,13 +590,12 @@ _TYPES: Final[Mapping[str, Callable[[Any], bool]]] = {
     "array": lambda value: isinstance(value, list),
     "object": lambda value: isinstance(value, dict),
 }
-"""The values that JSON schema's types accept. Never "false" as a boolean: Semantic
-Kernel would make True of it."""
+"""What JSON schema's types accept. Never "false" as a boolean: Semantic Kernel would make True of it."""
 
 
 @frozen
 class InvalidArguments:
-    """Arguments that cannot be used; ``message`` describes to the model the problem and what is expected."""
+    """Arguments that cannot be used; ``message`` tells the model why, and what is expected."""
 
     message: str
 
@@ -652,8 +642,7 @@ def _parsed(text: str) -> dict[str, Any] | InvalidArguments:
 
 
 _parsed_flat = lru_cache(maxsize=64)(_parsed)
-"""A call is parsed when its reply is accepted, and again when it is resolved; values in
-a flat object can be shared."""
+"""A call is parsed twice, when accepted and when resolved; values in a flat object can be shared."""
 
 
 def _no_constant(name: str) -> float:

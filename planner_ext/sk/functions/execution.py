@@ -1,10 +1,8 @@
 """How one function runs: the options, a copy that Semantic Kernel can run, a guard behind the filters, and its result.
 
-A function that nothing watches is called past Semantic Kernel's ``invoke``, which then
-only costs time: see `invoked`.
-
-The kernel's own function objects are not changed. Must not know the run, nor who
-decided.
+A function that nothing watches is called past Semantic Kernel's ``invoke``: see
+`invoked`. The kernel's own function objects are not changed. Must not know the run, nor
+who decided.
 """
 
 import asyncio
@@ -56,15 +54,13 @@ from planner_ext.sk.errors import InvalidOptionError, PlannerException
 from planner_ext.sk.functions.toolset import Tool, unconverted_parameter
 
 NOT_WRITABLE = "The function returned a result that could not be written as JSON."
-"""The model reads this for a result that has no text, such as one that contains
-itself."""
+"""The model reads this for a result that has no text, such as one that contains itself."""
 
 _ABSENT: Final = object()
 _ATTACHED: Final = "_planner_ext_guard"
 
 _WRITTEN: Final = (str, int, float, dict, list, tuple, BaseModel)
-"""Types that are compared by value; writing another object, such as a generator, may
-use it up."""
+"""Types that are compared by value; writing another object may use it up, as a generator."""
 
 _T = TypeVar("_T")
 
@@ -83,34 +79,33 @@ class ToolExecution:
     """How the functions of a run are executed. Each option is checked when it is given.
 
     Attributes:
-        max_concurrency: Counts the functions of one batch that run at the same time.
-            Checked before each start; over it, a function waits for another one to end.
-            1 runs them in call order, None all at once.
-        timeout: Counts seconds of one call, for every function or by fully qualified
-            name (others have none; an unknown name is refused when a run begins): the
-            function, and the function-invocation filters around it, but not the
-            auto-function-invocation filters, which may wait for a person. Checked while
-            the function runs; then it is cancelled, the model reads that it did not
-            answer in time and that its effect is not known, and the run continues. One
-            that does not end within a second of its cancellation is left behind. None
-            leaves only the run's own (``deadline``, ``max_active_seconds``).
-        on_error: What follows when a function raises: ``"report"`` tells the model and
-            the run continues, ``"raise"`` ends the run with ``ToolExecutionError`` when
-            all calls of the batch have ended. ``SystemExit`` and any exception in a
-            thread count. An interrupt (``KeyboardInterrupt``) or a close on the event
-            loop itself passes, and leaves the call in doubt.
+        max_concurrency: Functions of one batch that run at the same time. Checked
+            before each start; over it, a function waits for another one to end. 1 runs
+            them in call order, None all at once.
+        timeout: Seconds of one call, for every function or by fully qualified name
+            (others have none; an unknown name is refused when a run begins): the
+            function and its function-invocation filters, but not the
+            auto-function-invocation filters, which may wait for a person. Then it is
+            cancelled, the model reads that it did not answer in time and that its
+            effect is not known, and the run continues. One that does not end within a
+            second of its cancellation is left behind. None leaves only the run's own
+            (``deadline``, ``max_active_seconds``).
+        on_error: What follows when a function raises: ``"report"`` tells the model,
+            ``"raise"`` ends the run with ``ToolExecutionError`` when all calls of the
+            batch have ended. ``SystemExit`` and any exception in a thread count. An
+            interrupt or a close on the event loop itself passes, and leaves the call in
+            doubt.
         include_error_detail: Whether the model also reads type and message of a
             function's exception, which may hold paths, hosts or keys.
         stop_on_unknown_function: Whether a call of a function that was not offered ends
-            the run, once its batch is answered. Otherwise the model reads which
-            functions there are.
+            the run, once its batch is answered. Otherwise the model reads which there
+            are.
         threads: Whether synchronous functions run in threads, so that they do not block
             the event loop. On cancellation or timeout the thread is abandoned, not
-            stopped, and its effect is not known. Without threads, a timeout or
-            cancellation cannot interrupt them.
-        max_threads: Counts the synchronous functions of one run that run in threads at
-            the same time. Checked before each start; over it, a function waits for
-            another one to end. Abandoned threads do not count. None means no limit.
+            stopped. Without threads, nothing can interrupt them.
+        max_threads: Synchronous functions of one run in threads at the same time,
+            without abandoned ones. Checked before each start; over it, a function waits
+            for another one to end. None means no limit.
 
     Raises:
         InvalidOptionError: On an invalid value.
@@ -160,7 +155,7 @@ class ToolExecution:
             )
 
     def timeout_of(self, function: str) -> float | None:
-        """@private Return the timeout of a function, in seconds, by its fully qualified name; or None."""
+        """@private Return the seconds that a fully qualified function has; or None."""
         return (
             self.timeout.get(function)
             if isinstance(self.timeout, Mapping)
@@ -188,11 +183,6 @@ def runnable(function: KernelFunction, tool: Tool, *, threads: bool) -> KernelFu
       that only a schema names so,
     - or fail to pass a keyword that has the name of a bound parameter, as for an MCP
       tool's.
-
-    Args:
-        function: One of the kernel's functions.
-        tool: Its description.
-        threads: Whether synchronous methods run in a thread.
     """
     if not isinstance(function, KernelFunctionFromMethod):
         return function
@@ -245,7 +235,7 @@ def _passing(function: KernelFunctionFromMethod, tool: Tool) -> KernelFunction:
 
 
 def _taking_keywords(method: Callable[..., Any], names: Set[str]) -> Callable[..., Any]:
-    """Copy a method so that its ``**kwargs`` take keywords of these names, though it has bound one of that name."""
+    """Copy a method so that its ``**kwargs`` take keywords of names that it has bound."""
     called: Any = getattr(method, "func", method)  # of a partial
     given: tuple[Any, ...] = getattr(method, "args", ())
     keywords: dict[str, Any] = getattr(method, "keywords", {})
@@ -279,7 +269,7 @@ def _run(
 async def _run_in_thread(
     method: Callable[..., Any], absent: Mapping[str, None], /, **arguments: Any
 ) -> Any:
-    """Await what a synchronous method returns: Semantic Kernel does not look behind the result of a coroutine."""
+    """Await what a synchronous method returns: Semantic Kernel does not look behind a coroutine's result."""
 
     def called() -> Any:
         result = method(**{**absent, **arguments})
@@ -301,15 +291,13 @@ INVOKING: Mapping[str, str] = {
     "_invoke_internal": "2b83f8df5b4eb857",
     "gather_function_parameters": "7cefdcde887e46e0",
 }
-"""Methods of a function that `invoked` replaces or calls, with the digests of their
-sources."""
+"""Methods of a function that `invoked` replaces or calls, with the digests of their sources."""
 
 STACKING: Mapping[str, str] = {"construct_call_stack": "7fd44785b4cfd866"}
 """The method of a kernel that `invoked` replaces, likewise."""
 
 _INVOKING_MODULE: Final[Any] = sys.modules[KernelFunction.__module__]
-"""Where ``invoke`` has its logger and its tracer; the package has the decorator under
-the module's name."""
+"""Where ``invoke`` has its logger and tracer; the package has the decorator under the module's name."""
 
 
 @dataclass(slots=True)
@@ -322,7 +310,7 @@ class _Unwatched:
 
 
 def is_observed(kernel: Kernel) -> bool:
-    """Whether a log, a tracer or a meter may see the invocations of functions, or a method around them is another."""
+    """Whether a log, tracer or meter may see invocations, or a method around them is another."""
     return bool(
         _INVOKING_MODULE.logger.isEnabledFor(logging.INFO)
         or is_listening()
@@ -343,15 +331,9 @@ def invoked(
 ) -> Coroutine[Any, Any, FunctionResult | None]:
     """Invoke a function: directly where nobody could tell the difference, else by its ``invoke``.
 
-    ``invoke`` surrounds ``_invoke_internal`` with a context, the filters, a span, a
-    metric and lines of a log.
-
-    Args:
-        function: The function.
-        kernel: Its filters surround the function.
-        arguments: The function's.
-        call_id: For the span.
-        observed: What `is_observed` returned for this batch.
+    ``invoke`` adds a context, the filters, a span, a metric and lines of a log.
+    ``call_id`` is for the span; ``observed`` is what `is_observed` returned for this
+    batch.
     """
     if observed or _is_watched(function, kernel):
         return function.invoke(kernel, arguments, metadata={"id": call_id})
@@ -359,7 +341,7 @@ def invoked(
 
 
 def _is_watched(function: KernelFunction, kernel: Kernel) -> bool:
-    """Whether a filter or a meter sees this invocation, or the function or the kernel has a method of its own."""
+    """Whether a filter or meter sees this invocation, or a method is not the class's."""
     listed: Any = kernel  # its lists of filters are typed in part only
     return bool(
         listed.function_invocation_filters
@@ -371,7 +353,7 @@ def _is_watched(function: KernelFunction, kernel: Kernel) -> bool:
 
 
 def _is_stock(kind: type, members: Mapping[str, str]) -> bool:
-    """Whether methods of a class are Semantic Kernel's own, with the sources on record."""
+    """Whether methods are Semantic Kernel's own, with the sources on record."""
     from planner_ext.sk.members import is_own  # noqa: PLC0415  (loaded by the first call of a function)
 
     return all(
@@ -474,7 +456,7 @@ def _with_sendable_keys(value: Any) -> Any:
 
 
 class ApprovedArgumentsChangedError(PlannerException):
-    """A filter changed the function of a call, or the arguments that an approval binds to; the function did not run."""
+    """A filter changed a call's function, or arguments that an approval binds; the function did not run."""
 
     def __init__(self, function: str) -> None:
         super().__init__(
@@ -483,17 +465,16 @@ class ApprovedArgumentsChangedError(PlannerException):
 
 
 class NotRunAgainError(PlannerException):
-    """A filter asked for another run of a call that is in doubt or has ended; the function did not run."""
+    """A filter asked for another run of a call that is in doubt or has ended; it did not run."""
 
 
 @dataclass(eq=False, repr=False)
 class CallGuard:
     """Lets the function of one call run: once, and again only where ``restart`` allows it.
 
-    A filter of Semantic Kernel may change its context, and call ``next`` several times,
-    even after the call has ended. So the guard stands behind the last filter. A further
-    ``next`` that may not run the function gets the outcome of the last run, a result or
-    an exception. After `end` nothing runs.
+    A filter may change its context, and call ``next`` several times, even after the
+    call has ended. So the guard stands behind the last filter. A further ``next`` that
+    may not run the function gets the outcome of the last run.
 
     Attributes:
         name: The function, for messages.
@@ -540,12 +521,12 @@ class CallGuard:
         return guarded
 
     def join(self, other: "CallGuard") -> None:
-        """Also bind the call to what a filter approved while it was on its way."""
+        """Also bind the call to what a filter approved meanwhile."""
         self._bound += other._bound
         self._decided += other._decided
 
     def attach(self, to: object) -> None:
-        """Attach this guard to a function, or to the context of a filter, for `guard_of`."""
+        """Attach this guard to a function or a filter's context, for `guard_of`."""
         vars(to)[_ATTACHED] = self
 
     def decided_by(
@@ -634,14 +615,14 @@ class CallGuard:
 
 
 def guard_of(value: object) -> CallGuard | None:
-    """Find the guard of a function, or of the call of a filter's context; None without a guard."""
+    """Find the guard of a function, or of the call of a filter's context; or None."""
     return vars(value).get(_ATTACHED)
 
 
 def in_place(
     next: Next, function: KernelFunction, target: KernelFunction, *, streaming: bool
 ) -> Next:
-    """Replace what runs behind the last filter of a stack by another copy of the function; its guard stays."""
+    """Replace what runs behind the last filter by another copy of the function; its guard stays."""
     private: Any = target
     run: Next = (
         private._invoke_internal_stream if streaming else private._invoke_internal
@@ -662,7 +643,7 @@ def behind_filters(next: Next, last: Callable[[Next], Next]) -> Next:
 
 
 def watch(arguments: Mapping[str, Any], names: Iterable[str]) -> _Unchanged:
-    """Remember arguments by name and value, absent ones included; a filter may change a value in place."""
+    """Remember arguments by value, absent ones included; a filter may change a value in place."""
     before = {name: _snapshot(arguments.get(name, _ABSENT)) for name in names}
 
     def unchanged(now: Mapping[str, Any]) -> bool:
@@ -675,7 +656,7 @@ def watch(arguments: Mapping[str, Any], names: Iterable[str]) -> _Unchanged:
 
 
 def _snapshot(value: object) -> tuple[object, object]:
-    """Write a value so that a later change is detected; an object that cannot be written is compared by identity."""
+    """Write a value so that a change is detected; what cannot be written is compared by identity."""
     kind: object = type(value)
     written: object = value
     if isinstance(value, _WRITTEN):

@@ -26,8 +26,7 @@ class Question:
         goal: The run's goal; "" for a service, which only has a history.
         chat_history: A copy of the run's messages so far. It ends with the plain reply;
             a call that asks is omitted.
-        by_function: True if the model called ``UserInteraction-AskUser``, False for a
-            plain reply.
+        by_function: True if the model called ``UserInteraction-AskUser``.
         iteration: The 0-based iteration of the question.
         clarifications: How many questions of the run were answered before.
         trips_left: How many requests the clarifier may spend; one is kept to use the
@@ -67,7 +66,7 @@ class Clarifier(Protocol):
 
 @frozen
 class AskedClarifier:
-    """Asks an application's clarifier (`planner_ext.engine.ports.Respondent`); ``history`` renders a run's messages."""
+    """Asks an application's clarifier (`planner_ext.engine.ports.Respondent`); ``history`` renders messages."""
 
     clarifier: Clarifier
     history: Callable[[State], ChatHistory]
@@ -148,5 +147,5 @@ class UserInteraction:
 
 @cache
 def own_function(name: str) -> KernelFunction:
-    """Return one of the functions of `UserInteraction`, by its own name; made once, and never changed."""
+    """Return a function of `UserInteraction`, by its own name; made once, and never changed."""
     return KernelPlugin.from_object(OWN_PLUGIN, UserInteraction()).functions[name]

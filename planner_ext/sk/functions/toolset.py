@@ -1,8 +1,7 @@
 """The kernel functions that a request offers, the description of each, and the arguments that a model may pass to it.
 
-Accepted arguments are JSON values of the function's visible parameters; others are
-answered by a message that a model can act on. Must not know the application's
-arguments.
+Accepted arguments are JSON values of visible parameters; others are answered by a
+message that a model can act on. Must not know the application's arguments.
 """
 
 import inspect
@@ -75,8 +74,7 @@ from planner_ext.sk.functions.conversion import (
 )
 
 INJECTED = frozenset({"kernel", "service", "execution_settings", "arguments"})
-"""Parameters of a method that Semantic Kernel fills in by name
-(``gather_function_parameters``)."""
+"""Parameters that Semantic Kernel fills in by name (``gather_function_parameters``)."""
 
 _NAMES_SHOWN: Final = 10
 
@@ -92,7 +90,7 @@ Select = Callable[[Sequence[KernelFunction]], Sequence[KernelFunction]]
 
 
 class RequestBehavior(FunctionChoiceBehavior):
-    """Tells a connector exactly which functions one request offers; the connector never invokes them itself."""
+    """Tells a connector which functions one request offers; the connector never invokes them."""
 
     offered: list[KernelFunctionMetadata] = []  # noqa: RUF012  (a pydantic field: copied for each instance)
     schemas: list[Any] = []  # noqa: RUF012  (likewise)
@@ -105,7 +103,7 @@ class RequestBehavior(FunctionChoiceBehavior):
         *,
         schemas: Sequence[Any] = (),
     ) -> Self:
-        """Offer these functions, and those that the caller knows the schemas of, under this tool choice."""
+        """Offer these functions, and those of the caller's own schemas, under this tool choice."""
         return cls.model_construct(
             type_=_TYPES[choice],
             offered=offered,
@@ -121,7 +119,7 @@ class RequestBehavior(FunctionChoiceBehavior):
         update_settings_callback: Callable[..., None],
         settings: PromptExecutionSettings,
     ) -> None:
-        """Let the connector write the functions into its settings, then add the caller's own schemas to them."""
+        """Let the connector write the functions into its settings, then add the caller's own schemas."""
         super().configure(kernel, update_settings_callback, settings)
         if self.schemas:
             written: Any = settings
@@ -141,8 +139,7 @@ class ToolSet:
 
     Attributes:
         functions: By fully qualified name, as of the last `refresh`.
-        schema_only: Names in the settings' own tool schemas for which the kernel has no
-            function.
+        schema_only: Names in the settings' own tool schemas that the kernel lacks.
         schemas: Those schemas.
         available: Whether there is anything to call.
         reads: Whether the function that reads on in a result is offered.
@@ -204,7 +201,7 @@ class ToolSet:
 
     @property
     def tools(self) -> Mapping[str, "Tool"]:
-        """The descriptions of the functions, as they were declared when first asked for after a `refresh`."""
+        """The descriptions, as the functions were declared when first asked for after a `refresh`."""
         if self._tools is None:
             self._tools = {
                 name: tool_of(function) for name, function in self.functions.items()
@@ -280,7 +277,7 @@ def read_result() -> KernelFunction:
 def _without(
     hidden: Set[str], metadata: KernelFunctionMetadata
 ) -> KernelFunctionMetadata:
-    """Remove the parameters that the model does not fill, such as ``kernel: Kernel``, whose schema is not JSON."""
+    """Remove parameters such as ``kernel: Kernel``, whose schema is not JSON."""
     shown = [
         parameter for parameter in metadata.parameters if parameter.name not in hidden
     ]
@@ -300,28 +297,24 @@ class Tool:
         parameters: Those that the model may give, by name.
         required: Those that it must give.
         injected: Those that the run fills, of a function marked with `effect`.
-        hidden: Those that the model does not fill: injected ones, and what Semantic
-            Kernel fills in by name where the signature asks for it (`INJECTED`).
+        hidden: Those that the model does not fill: injected ones, and those of
+            `INJECTED` that the signature asks for.
         unasked: Those with a name in `INJECTED` that only a schema or ``**kwargs``
             names. Semantic Kernel would fill them in, too; see ``execution.runnable``.
-        loose: Those of ``parameters`` that a schema names and the signature does not;
-            the application's arguments of such a name are not meant for them.
+        loose: Those of ``parameters`` that the signature does not name; the
+            application's arguments are not meant for them.
         refusal: Why the function cannot be called, for the model; "" for one that can.
         absent: None for each parameter that the model may omit and Python requires.
         kinds: The type of each declared parameter that Semantic Kernel can convert to.
         signature: ``name=digest`` of each declared parameter, joined by commas: of
             type, schema and default, not of descriptions.
-        schema: JSON text of the schema of its parameters, as the model has it; "" if
-            that is not JSON.
-        offer: JSON text of the function as a request to OpenAI has it; "" if that is
-            not JSON.
+        schema: JSON text of its parameters' schema; "" if that is not JSON.
+        offer: JSON text of the function in a request to OpenAI; "" if that is not JSON.
         blocks: Whether it is synchronous, so that it would block the event loop.
-        restarts: Whether it is declared ``@effect("idempotent")`` or ``"keyed"``, so
-            that its call may start again.
+        restarts: Whether its call may start again, as declared by `effect`.
         asks_model: Whether it may ask a model: a prompt, an agent, or a function that
             takes the kernel or a service.
-        defaults: JSON text of the default of each parameter that has one which can be
-            written.
+        defaults: JSON text of the defaults which can be written.
     """
 
     name: str
@@ -356,7 +349,7 @@ class Tool:
     def put(
         self, given: Mapping[str, Any], arguments: MutableMapping[str, Any]
     ) -> None:
-        """Put converted values among a function's arguments; omit nulls that are passed by omission; see ``loose``."""
+        """Put converted values among a function's arguments, without nulls that are passed by omission."""
         for name in self.loose.difference(given):
             arguments.pop(name, None)
         for name, value in given.items():
@@ -372,7 +365,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class _KnownTool:
-    """A description with its sources: the method, or a function without one, and what was declared."""
+    """A description with its sources: the method, or a function without one, and its declaration."""
 
     target: ref[Any]
     declared: tuple[Any, ...]
@@ -394,12 +387,14 @@ _TYPE_OF_PARAMETER = itemgetter("type_object")
 _EFFECT: Final = mark_name(Effect)
 
 _KNOWN: dict[tuple[Any, ...], _KnownTool] = {}
-"""The one cache of descriptions, for all runs, by the id of the target and its names. An
-entry goes with its target, so that dropped kernels are freed."""
+"""The one cache of descriptions, for all runs, by the id of the target and its names.
+
+An entry goes with its target, so that dropped kernels are freed.
+"""
 
 
 def tool_of(function: KernelFunction) -> Tool:
-    """Describe a kernel function; cached while its declaration, which may change in place, is the same."""
+    """Describe a kernel function; cached until its declaration changes, which may be in place."""
     method: Any = vars(function).get("method")
     declared = _declared(function)
     if declared is None:
@@ -491,7 +486,7 @@ def _described(function: KernelFunction, method: Any) -> Tool:
 
 
 def agent_of(method: Any) -> Any:
-    """Find the agent of Semantic Kernel behind a function: in the closure that agents make, or bound; else None."""
+    """Find Semantic Kernel's agent behind a function: in the closure that agents make, or bound; or None."""
     agents = sys.modules.get("semantic_kernel.agents.agent")
     if agents is None:
         return None
@@ -510,7 +505,7 @@ def contents_of(cell: CellType) -> Any:
 
 
 def _signature_of(method: Any) -> tuple[frozenset[str], frozenset[str]]:
-    """Name the parameters of a method's signature: those that it takes by name, and the others, as ``**kwargs``."""
+    """Name a method's parameters: those taken by name, and the others, as ``**kwargs``."""
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = inspect.signature(method).parameters
     own = frozenset(name for name, one in parameters.items() if one.kind in by_name)
@@ -521,8 +516,8 @@ def _refusal(function: KernelFunction) -> str:
     """Say which parameters of a function share a name; "" if none do.
 
     Semantic Kernel may make one name of two in an OpenAPI document, and would send one
-    value in both places. Parameters to which the document itself gives one name, such
-    as an ``id`` in path and body, are one.
+    value in both places. Names that the document itself repeats, such as an ``id`` in
+    path and body, are one.
     """
     counted = Counter(one.name for one in function.parameters)
     twice = sorted(str(name) for name, times in counted.items() if times > 1)
@@ -557,7 +552,7 @@ def _document_names(operation: Any) -> Iterator[str]:
 
 
 def _payload_names(properties: Iterable[Any], prefix: str) -> Iterator[str]:
-    """List the names of properties, alone and with the path to them: a setting of the plugin selects one form."""
+    """List the names of properties, alone and with their path: the plugin's settings select one form."""
     for one in properties:
         if one.properties:
             yield from _payload_names(one.properties, f"{prefix}{one.name}.")
@@ -575,7 +570,7 @@ def _json(value: Any, *, ensure_ascii: bool) -> str:
 
 
 def _plain_text(value: Any) -> str:
-    """Write a value as JSON text in which equal values are equal; "" if that is not possible."""
+    """Write JSON text in which equal values are equal; "" if that is not possible."""
     try:
         return json.dumps(with_plain_numbers(to_jsonable_python(value)), sort_keys=True)
     except (ValueError, TypeError, RecursionError):
@@ -583,7 +578,7 @@ def _plain_text(value: Any) -> str:
 
 
 def _is_lazy(method: Any) -> bool:
-    """Whether calling a method only makes what the event loop then runs: a coroutine, or an async generator."""
+    """Whether calling a method only makes a coroutine or an async generator."""
     target = inspect.unwrap(method)
     called = getattr(target, "__call__", None)  # noqa: B004  (the method of an object that is called, async or not)
     lazy = (inspect.iscoroutinefunction, inspect.isasyncgenfunction)
@@ -593,7 +588,7 @@ def _is_lazy(method: Any) -> bool:
 def _optional_without_default(
     declared: Iterable[KernelParameterMetadata], method: Any
 ) -> dict[str, None]:
-    """Collect the parameters that Semantic Kernel declares optional to the model, and Python requires."""
+    """Collect the parameters that Semantic Kernel declares optional, and Python requires."""
     optional = {
         one.name
         for one in declared
@@ -642,7 +637,7 @@ def _undescribed(schema: Any) -> Any:
 def parse_edited(
     arguments: Mapping[str, Any], tool: Tool
 ) -> dict[str, Any] | InvalidArguments:
-    """Check and convert the arguments of an `Approve` as those of a call; or return what is wrong with them."""
+    """Check and convert the arguments of an `Approve` as those of a call; or return what is wrong."""
     try:
         return convert_arguments(parse_object(edited_text(arguments)), tool)
     except ValueError as error:
@@ -655,8 +650,7 @@ def convert_arguments(
     """Check the arguments of one call, and convert each to its parameter's type.
 
     Args:
-        given: JSON values by name, or what `parse_object` found wrong; they are not
-            changed.
+        given: JSON values by name, or what `parse_object` found wrong.
         tool: The function.
 
     Returns:
@@ -689,7 +683,7 @@ def convert_arguments(
 def _invalid(
     given: Mapping[str, Any], tool: Tool, unfit: Sequence[str]
 ) -> InvalidArguments:
-    """Describe to the model what is wrong with its arguments, and which ones the function takes."""
+    """Tell the model what is wrong with its arguments, and which ones the function takes."""
     by_name = tool.parameters
     unknown = [name for name in given if name not in by_name]
     problems = [
@@ -719,14 +713,7 @@ def _invalid(
 def conversion_problem(
     error: BaseException, tool: Tool, given: Mapping[str, Any]
 ) -> str | None:
-    """Describe to the model which of its arguments Semantic Kernel could not convert; None for another error.
-
-    Args:
-        error: What the call raised.
-        tool: The function.
-        given: The arguments that the model gave; an error about another argument is not
-            shown.
-    """
+    """Tell the model which of the arguments it gave Semantic Kernel could not convert; None for another error."""
     declared = unconverted_parameter(error)
     if declared is None or declared.name not in given:
         return None
@@ -739,7 +726,7 @@ def conversion_problem(
 
 
 def unconverted_parameter(error: BaseException) -> KernelParameterMetadata | None:
-    """Find the parameter that Semantic Kernel could not convert, by where the error was raised; None for others."""
+    """Find the parameter that Semantic Kernel could not convert, by where the error was raised; or None."""
     place = (
         error.__traceback__ if isinstance(error, FunctionExecutionException) else None
     )

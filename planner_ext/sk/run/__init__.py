@@ -6,15 +6,13 @@ Promises
     - Every expected end is a value, whichever door it leaves by.
 
 Takes a kernel, options and a history or checkpoint. Returns an engine to drive, and its
-outcome.
-
-Never loops: the only loop is `planner_ext.engine.engine`.
+outcome. Never loops: the only loop is `planner_ext.engine.engine`.
 
     options     the options of every door: declared, checked, merged
     context     kernel, connector, options and functions of one run, put together
     tools       a call is resolved, checked and run, for the engine
     behavior    `BoundedFunctionChoiceBehavior`
-    resume      a journal continues: its checks, and what was decided of its calls, as facts
+    resume      a journal continues: checks, and decisions as facts
     iteration   the callback after each batch
     prompts     what the planner writes to the model
     outcome     how a run ended, as a message with metadata or an error

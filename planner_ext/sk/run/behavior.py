@@ -1,8 +1,8 @@
 """``BoundedFunctionChoiceBehavior``: a limit of tool rounds, in Semantic Kernel's loop and in ours.
 
-``maximum_use_attempts`` is the only bound. Semantic Kernel's loop reads the inherited
-``maximum_auto_invoke_attempts``, which is always either 0 (manual) or the same bound.
-Counting is the loop's: Semantic Kernel copies a behaviour for each request.
+``maximum_use_attempts`` is the only bound; the inherited
+``maximum_auto_invoke_attempts``, which Semantic Kernel's loop reads, is 0 (manual) or
+the same. Counting is the loop's: Semantic Kernel copies a behaviour for each request.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -22,12 +22,10 @@ from planner_ext.core.limits import is_count
 from planner_ext.sk.errors import InvalidBehaviorError
 
 UNLIMITED_ATTEMPTS = 2**31 - 1
-"""The value of ``maximum_auto_invoke_attempts`` without a bound: ``int.MaxValue``, as
-in the .NET Semantic Kernel."""
+"""``maximum_auto_invoke_attempts`` without a bound: ``int.MaxValue``, as in the .NET Semantic Kernel."""
 
 PreInvokeCallback = Callable[[int, str, Mapping[str, Any]], bool | Awaitable[bool]]
-"""Called before a call runs, with the 1-based iteration, the function's name and its
-arguments; False refuses it."""
+"""Called before a call runs, with the 1-based iteration, the function's name and its arguments; False refuses it."""
 
 _Filters = dict[
     Literal[
@@ -67,15 +65,14 @@ class BoundedFunctionChoiceBehavior(FunctionChoiceBehavior):
     answer. In Semantic Kernel's loop a streamed request stops after the k-th round
     without an answer.
 
-    Without a bound it is that of Semantic Kernel's ``Auto()``, 5. If both bounds are
-    given, the smaller one holds for both; 0 or less for
-    ``maximum_auto_invoke_attempts`` is manual. Assigning ``maximum_use_attempts``
-    replaces the bound and switches automatic invocation on; assigning
-    ``maximum_auto_invoke_attempts`` can only tighten it.
+    Without a bound it is that of Semantic Kernel's ``Auto()``, 5. Of both bounds, the
+    smaller one holds; 0 or less for ``maximum_auto_invoke_attempts`` is manual.
+    Assigning ``maximum_use_attempts`` replaces the bound and switches automatic
+    invocation on; assigning ``maximum_auto_invoke_attempts`` can only tighten it.
     ``auto_invoke_kernel_functions`` switches and keeps the bound.
 
-    Copies share the callback; it is excluded from ``model_dump``, ``model_dump_json``
-    and the JSON schema.
+    Copies share the callback; ``model_dump``, ``model_dump_json`` and the JSON schema
+    exclude it.
 
     Attributes:
         maximum_use_attempts: Tool rounds of one chat request, 1 or more; None is
@@ -128,11 +125,10 @@ class BoundedFunctionChoiceBehavior(FunctionChoiceBehavior):
             auto_invoke: Whether a loop runs the functions; giving attempts implies it.
             maximum_use_attempts: Tool rounds of one chat request, 1 or more. The
                 default is ``maximum_auto_invoke_attempts`` if given, otherwise 5, as
-                for Semantic Kernel's ``Auto()``. None is unlimited: only another limit,
-                such as a budget, ends the rounds.
+                for Semantic Kernel's ``Auto()``. None is unlimited.
             pre_invoke_callback: Called before each call, by our loop only.
             filters: The functions to offer, as in Semantic Kernel; None offers all.
-            **kwargs: Other fields of the behaviour, as in Semantic Kernel.
+            **kwargs: Other fields of the behaviour.
 
         Raises:
             PlannerInvalidConfigurationError: As for the class.
@@ -160,12 +156,12 @@ class BoundedFunctionChoiceBehavior(FunctionChoiceBehavior):
         """Make the model call a function in each of the attempts.
 
         Args:
-            auto_invoke: Whether a loop runs the functions; giving attempts implies it.
+            auto_invoke: As of `Auto`.
             maximum_use_attempts: Tool rounds, each of them forced, as of `Auto`; the
                 default is 1.
             pre_invoke_callback: Called before each call, by our loop only.
-            filters: The functions to offer, as in Semantic Kernel; None offers all.
-            **kwargs: Other fields of the behaviour, as in Semantic Kernel.
+            filters: As of `Auto`.
+            **kwargs: Other fields of the behaviour.
 
         Raises:
             PlannerInvalidConfigurationError: As for the class.
@@ -197,8 +193,8 @@ class BoundedFunctionChoiceBehavior(FunctionChoiceBehavior):
             maximum_use_attempts: Tool rounds if the model calls functions anyway; None
                 runs none of them.
             pre_invoke_callback: Called before each call, by our loop only.
-            filters: The functions to show, as in Semantic Kernel; None shows all.
-            **kwargs: Other fields of the behaviour, as in Semantic Kernel.
+            filters: The functions to show; None shows all.
+            **kwargs: Other fields of the behaviour.
 
         Raises:
             PlannerInvalidConfigurationError: As for the class.
@@ -214,7 +210,7 @@ class BoundedFunctionChoiceBehavior(FunctionChoiceBehavior):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Make a behaviour from data, such as a prompt template's; ``data`` is not changed.
+        """Make a behaviour from data, such as a prompt template's.
 
         Args:
             data: May hold ``type`` ("auto" by default, "none", "required"),
@@ -311,7 +307,7 @@ class BoundedFunctionChoiceBehavior(FunctionChoiceBehavior):
                 self._keep_in_step(UNLIMITED_ATTEMPTS if switched_on else 0)
 
     def _keep_in_step(self, stock_attempts: int) -> None:
-        """Tighten the bound by what Semantic Kernel's field was given, and derive that field from the bound."""
+        """Tighten the bound by Semantic Kernel's field, and derive that field from the bound."""
         bound = self.maximum_use_attempts
         if 0 < stock_attempts < UNLIMITED_ATTEMPTS:
             bound = min(stock_attempts, bound or stock_attempts)
@@ -340,7 +336,7 @@ def _type_named(name: object) -> FunctionChoiceType:
 
 
 def _filters_with(functions: object, filters: _Filters | None) -> _Filters:
-    """Add the listed functions to the filters; an empty list is refused, because Semantic Kernel reads it as all."""
+    """Add functions to the filters; an empty list is refused, which Semantic Kernel reads as all."""
     listed = (
         cast("Sequence[object]", functions)
         if isinstance(functions, list | tuple)

@@ -108,18 +108,13 @@ class RunContext:
     It is not part of a reference cycle, so it is freed at once when the run has ended.
 
     Attributes:
-        kernel: The application's.
-        options: The door's, merged with those of everything around and inside the run.
-        behavior: What the settings say about functions.
+        options: The door's, with those of everything around and inside the run.
         parent: The run inside whose function this run started, or None.
-        tools: The functions that are offered.
         chat, functions: The engine's ports to the connector and to the functions.
         gate: Decides the run's calls, and reviews the edits of persons.
-        form: The form of the answer, within the settings.
         shared: The budgets shared with other runs, those of ``parent`` included.
         meter: Makes the meter of the requests, given ``limits``.
         invocation: The spans and metrics; None if nobody listens.
-        tape: Records or replays the run; None outside of tests.
         plans: Whether a planner makes the run.
         hands_over: Whether the function that sends the final answer is offered.
     """
@@ -181,7 +176,7 @@ class RunContext:
         return rules
 
     def guards(self) -> Guards:
-        """List the controls on the run's calls: interceptors, callbacks, filters, approval, marked functions."""
+        """List the controls on the run's calls."""
         options = self.options
         functions = self.tools.functions
         listed = cast("Any", self.kernel)
@@ -304,8 +299,7 @@ class RunContext:
         Raises:
             ToolExecutionError: If a function failed and the execution is set to raise.
             LimitReachedError: If the budget of the run around is used up.
-            BaseException: On a fault or a cancellation, with the history and a
-                checkpoint as attributes.
+            BaseException: On a fault or a cancellation, with history and checkpoint.
         """
         key = self.options.checkpoint_key
         known = tuple(engine.facts)
@@ -371,22 +365,20 @@ def prepare(
         arguments: The application's.
         streaming: Whether requests are streamed.
         parent: The run inside whose function this run starts, or None.
-        wrap: Wraps services so that their requests are charged to a call of this run.
+        wrap: Charges the services that functions find.
         stop: Ends the run from outside; None is that of ``parent``.
         store: Keeps the journal.
         select: Narrows the functions that the settings' behaviour offers.
-        final_answer: The planner's own function that sends the answer, if offered.
+        final_answer: The function that sends the answer, if offered.
         ask_user: The function that asks the user, if offered.
-        max_completion_tokens: Limits each reply; None and 0 leave the settings as they
-            are.
+        max_completion_tokens: Of each reply; None and 0 leave the settings as they are.
         plan_settings: The settings in which the plan request differs.
         form: The form of the answer.
         prompts: Makes the planner's prompts, given the functions that are offered.
-        planner: The planner that makes the run; not offered inside it.
+        planner: Makes the run; not offered inside it.
 
     Raises:
-        PlannerInvalidConfigurationError: If kernel, connector, settings and options do
-            not fit together.
+        PlannerInvalidConfigurationError: If these do not fit together.
     """
     sent = connector_settings(service, settings)
     if max_completion_tokens:
@@ -506,7 +498,7 @@ def _merged(
     tape: Tape | None,
     filters: Sequence[CallFilter],
 ) -> CheckedOptions:
-    """Add to the door's options what the run around, the behaviour, the tape and the kernel's filters set."""
+    """Add what the run around, the behaviour, the tape and the kernel's filters set."""
     if parent is not None:
         options = options.inside(parent)
     changes: dict[str, Any] = {}
@@ -618,12 +610,11 @@ _PROVIDERS = {
     "mistralai": "mistral_ai",
     "vertexai": "gcp.vertex_ai",
 }
-"""The names that the OpenTelemetry conventions have for providers, where Semantic
-Kernel's differ."""
+"""OpenTelemetry's names for providers, where Semantic Kernel's differ."""
 
 
 def _with_batch(chat: KernelChat, state: State) -> ChatHistory:
-    """Build the history that filters see: the transcript, and the message whose calls are being run."""
+    """Build the history that filters see: the transcript, and the message whose calls run."""
     messages = chat.messages(state.transcript)
     if state.batch is not None:
         messages += render((state.batch.message,))
@@ -637,7 +628,7 @@ def _transcript(chat: KernelChat, state: State) -> ChatHistory:
 def unwrapped(
     service: ChatCompletionClientBase, options: CheckedOptions
 ) -> tuple[ChatCompletionClientBase, CheckedOptions]:
-    """Return the connector inside services that make runs themselves, and the options merged with theirs."""
+    """Return the connector inside services that make runs, and the options merged with theirs."""
     outer: Any = service
     while isinstance(inner := getattr(outer, "options", None), CheckedOptions):
         outer = outer.inner
@@ -673,7 +664,7 @@ def _with_completion_limit(
 def check_service(
     service: ChatCompletionClientBase, settings: PromptExecutionSettings, tools: ToolSet
 ) -> None:
-    """Refuse a connector, or a number of answers, that does not support calling the offered functions.
+    """Refuse a connector or settings that cannot offer functions.
 
     Raises:
         InvalidSettingsError: With the way out.
@@ -716,8 +707,6 @@ def checked_messages(
 ) -> list[ChatMessageContent]:
     """Return a history that may be sent, repaired on request; each result becomes a separate message.
 
-    The names of the kernel's functions may be longer than most servers accept.
-
     Raises:
         InvalidHistoryError: If it is invalid, and repair was not requested.
     """
@@ -729,7 +718,7 @@ def checked_messages(
 
 
 def function_names(kernel: Kernel) -> set[str]:
-    """List the fully qualified names of a kernel's functions, and of this package's own functions."""
+    """List the fully qualified names of a kernel's functions, and of this package's own."""
     names = {
         function.fully_qualified_name
         for function in kernel.get_full_list_of_function_metadata()

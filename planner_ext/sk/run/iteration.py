@@ -48,13 +48,12 @@ class FunctionInvocationIterationContext:
 IterationCallback = Callable[
     [FunctionInvocationIterationContext], Awaitable[None] | None
 ]
-"""A function, async or not, that is called after each iteration with function calls,
-plain and streamed."""
+"""Called after each iteration with function calls, plain and streamed; async or not."""
 
 
 @dataclass(slots=True, kw_only=True)
 class IterationCompletedHook:
-    """Calls an application's callback; ``messages`` renders a transcript (`planner_ext.engine.ports.IterationHook`)."""
+    """Calls an application's callback (`planner_ext.engine.ports.IterationHook`); ``messages`` renders a transcript."""
 
     callback: IterationCallback
     messages: Callable[[Sequence[Any]], list[ChatMessageContent]]
@@ -105,7 +104,7 @@ class IterationCompletedHook:
     def _copies(
         self, messages: Sequence[ChatMessageContent]
     ) -> list[ChatMessageContent]:
-        """Copy messages for the callback, which may change them; unchanged copies of the last iteration are reused."""
+        """Copy messages, which the callback may change; unchanged copies are reused."""
         known = next(
             (
                 at
@@ -133,7 +132,7 @@ def _copy(message: ChatMessageContent) -> ChatMessageContent:
 def _messages_in(
     context: FunctionInvocationIterationContext,
 ) -> Sequence[ChatMessageContent]:
-    """Return the messages that a callback left; raise InvalidHistoryError if they are not messages."""
+    """Return the messages that a callback left; raise InvalidHistoryError for anything else."""
     left: Any = context.messages
     if isinstance(left, list | tuple) and all(
         isinstance(each, ChatMessageContent) for each in cast("list[Any]", left)

@@ -64,8 +64,8 @@ else:
 class CheckedClock:
     """An application's clock, its times validated. Implements `planner_ext.engine.ports.Clock`.
 
-    If the clock's ``monotonic`` goes back, this one stands still, so that a run never
-    regains time that it has spent.
+    Where its ``monotonic`` goes back, this one stands still: no run regains time that
+    it has spent.
     """
 
     def __init__(self, clock: Any) -> None:
@@ -127,7 +127,6 @@ def _clock(name: str, value: Any) -> Clock:
 
 
 def _callables(name: str, values: object) -> tuple[Any, ...]:
-    """Return a sequence of functions as a tuple."""
     if not isinstance(values, list | tuple):
         got = shown(values)
         way = (
@@ -158,7 +157,6 @@ def _observers(name: str, values: object) -> tuple[Any, ...]:
 
 
 def _shared_budgets(name: str, values: object) -> tuple[SharedBudget, ...]:
-    """Return shared budgets as a tuple."""
     given = (
         cast("Sequence[object]", values)
         if isinstance(values, list | tuple)
@@ -180,7 +178,7 @@ def _shared_budgets(name: str, values: object) -> tuple[SharedBudget, ...]:
 def _all_budgets(
     own: tuple[SharedBudget, ...], inner: tuple[SharedBudget, ...]
 ) -> tuple[SharedBudget, ...]:
-    """Merge two lists of shared budgets; of two with one name in one store the door's counts."""
+    """Merge two lists; of two with one name in one store the door's counts."""
     return tuple(
         {(budget.store, budget.name): budget for budget in (*inner, *own)}.values()
     )
@@ -234,9 +232,8 @@ class RunOptions(TypedDict, total=False):
     Attributes:
         budget: What one run may spend, and what happens at a limit. None leaves the
             limits to the function choice behaviour.
-        shared_budgets: Budgets shared with other runs, in all processes; see
-            `planner_ext.budgets.SharedBudget`. Runs inside functions are charged to
-            them, too.
+        shared_budgets: Budgets shared with other runs, in all processes, those inside
+            functions included; see `planner_ext.budgets.SharedBudget`.
         price: Returns the US dollars of one request, a finite number of 0 or more,
             given the model's name and its `Usage`; synchronous. It is tried before the
             first request, for 0 tokens or, if that raises, one sent and one received. A
@@ -250,9 +247,8 @@ class RunOptions(TypedDict, total=False):
         interceptors: Asked in order about every call of a batch before any of it runs;
             the first decision wins. An `ApprovalPolicy` is one of them.
         pre_invoke: Asked about each call with the 1-based round trip, the function's
-            name and its arguments; False refuses the call, True does not.
-        check_for_intervention: Asked about each call; True defers it to a person, False
-            does not.
+            name and its arguments; False refuses it.
+        check_for_intervention: Asked about each call; True defers it to a person.
         approver: Asks a person at once about a deferred call: a function, async or not,
             of the `ToolCall` with the question as its ``prompt``. After the question's
             ``expires_in``, and if it raises, the call is denied; with `Defer` or None
@@ -264,14 +260,13 @@ class RunOptions(TypedDict, total=False):
         clarifier: Answers what the model asks with ``UserInteraction-AskUser``, which
             is then offered, and may answer a question in a plain reply; see
             `Clarifier`. With None a question ends the run ``asked``.
-        max_clarifications: Maximum number of answered questions per run; then the model
-            is asked to continue without an answer, and a plain reply is final. None
-            means no limit; 0 offers no questions, a number offers them.
+        max_clarifications: Answered questions of a run; then the model is asked to
+            continue without an answer, and a plain reply is final. None means no limit;
+            0 offers no questions, a number offers them.
         observers: Called with each fact after it is recorded; one with two parameters
             also gets the run's `planner_ext.events.RunInfo`. Exceptions are logged and
             change nothing.
-        clock: The time source, with ``now``, ``monotonic`` and ``sleep``; None uses the
-            machine's clock.
+        clock: ``now``, ``monotonic`` and ``sleep``; None uses the machine's clock.
         min_iteration_time_ms: Minimum milliseconds from the start of one round trip to
             the start of the next.
         max_prompt_tokens: Maximum tokens of a request, functions included; counted, or
@@ -369,14 +364,10 @@ def takes_run_options(function: _F) -> _F:
 class CheckedOptions:
     """`RunOptions`, validated and with defaults, as a run uses them.
 
-    A door that is given a `FunctionInvokingChatCompletion` sends its requests through
-    the connector in it; `within` merges the options of both.
-
     Attributes:
-        outer_budget: The budget of the wrapped services, or None; it bounds a new
-            budget of a resumed run, too.
-        taken: The memories of taken decisions: the door's, and those of the wrapped
-            services.
+        outer_budget: That of the wrapped services, or None; bounds a resumed run's new
+            budget, too.
+        taken: The decisions that the door took, and the wrapped services.
     """
 
     budget: Budget
@@ -405,11 +396,7 @@ class CheckedOptions:
     def of(
         cls, taken: DecisionsTaken, **options: Unpack[RunOptions]
     ) -> "CheckedOptions":
-        """Check options, and fill in the defaults.
-
-        Args:
-            taken: The memory of the door that these options are for.
-            **options: As the caller gave them.
+        """Check options, and fill in the defaults; ``taken`` is the door's memory.
 
         Raises:
             InvalidOptionError: If an option is invalid; names it.
@@ -433,7 +420,7 @@ class CheckedOptions:
         )
 
     def within(self, inner: "CheckedOptions") -> "CheckedOptions":
-        """Merge with the settings of a wrapped service; each option has its rule in `RunOptions`.
+        """Merge with the settings of a wrapped service, each option by its rule in `RunOptions`.
 
         Of each limit the tighter applies, the service's interceptors come last, and its
         callbacks and key fill in for missing ones. Execution, clock, pacing and the
@@ -448,7 +435,7 @@ class CheckedOptions:
         return replace(self, **merged, outer_budget=outer_budget, taken=taken)
 
     def inside(self, parent: ParentRun) -> "CheckedOptions":
-        """Add what the run around a nested run sets. The nested run's account takes what that run has left.
+        """Add what the run around a nested run sets, whose account takes what that run has left.
 
         Raises:
             NestedRunRefusedError: If the call of the run around has ended, or that run

@@ -33,8 +33,7 @@ from planner_ext.sk.messages import (
 )
 
 PAUSED_TEXT = "This run waits for a decision."
-"""The text of the message that a service returns for a paused run; one that only asks
-returns its questions."""
+"""The text of a service's message for a paused run; one that only asks returns its questions."""
 
 
 def waits(message: ChatMessageContent) -> bool:
@@ -75,7 +74,7 @@ def refuse_waiting(messages: Sequence[ChatMessageContent]) -> None:
 
 
 def status_of(state: State) -> Status:
-    """Return a run's status: how it ended, or whether it waits for answers only (``asked``) or for a decision."""
+    """Return how a run ended, or whether it waits for answers only (``asked``) or for a decision."""
     if state.ended is not None:
         return state.ended.status
     return "asked" if only_asks(state) else "paused"
@@ -84,7 +83,7 @@ def status_of(state: State) -> Status:
 def chat_history(
     state: State, written: Sequence[ChatMessageContent] | None = None
 ) -> ChatHistory:
-    """Convert a run's transcript to a chat history; a batch that was returned to the caller comes last."""
+    """Convert a run's transcript; a batch that was returned to the caller comes last."""
     messages = render(state.transcript) if written is None else list(written)
     if state.batch is not None and state.ended is not None and state.ended.returned:
         messages += render((state.batch.message,))
@@ -121,7 +120,7 @@ def final_message(
 
 
 def returned_message(state: State, facts: Sequence[Fact]) -> ChatMessageContent:
-    """Build the message that a service returns, without the metadata about the run."""
+    """Build the message of `final_message`, without the metadata about the run."""
     if state.phase is Phase.PAUSED:
         questions = (
             [call.prompt for call in pending_calls(state)]
@@ -148,7 +147,7 @@ def returned_message(state: State, facts: Sequence[Fact]) -> ChatMessageContent:
 
 
 def _results_of_terminated(state: State, facts: Sequence[Fact]) -> list[Any]:
-    """Return the results of the batch in which a filter set ``terminate`` and so ended the run; else none."""
+    """Return the results of the batch in which a filter set ``terminate``; else none."""
     if state.ended is None or state.ended.status != "stopped":
         return []
     ends = range(len(facts) - 1, -1, -1)
@@ -172,17 +171,14 @@ def _results_of_terminated(state: State, facts: Sequence[Fact]) -> list[Any]:
 def carry_run(
     error: BaseException, state: State, facts: Sequence[Fact], key: SigningKey | None
 ) -> None:
-    """Attach the run so far to the exception that ended it, as attributes; a cancellation included."""
+    """Attach the run so far to the exception that ended it, a cancellation included."""
     vars(error).update(
         chat_history=chat_history(state), checkpoint=Checkpoint.of_run(facts, key)
     )
 
 
 def _reported_usage(facts: Sequence[Fact]) -> Any:
-    """Sum the reported usage of all requests, in the connector's own type.
-
-    Requests of other services contribute only their tokens.
-    """
+    """Sum the usage of all requests, in the connector's own type; others add only their tokens."""
     total: Any = None
     for fact in facts:
         match fact:
@@ -201,7 +197,7 @@ def _reported_usage(facts: Sequence[Fact]) -> Any:
 
 
 def _usage_in(message: Message) -> Any:
-    """Read the usage in a message; if the message was loaded from JSON, as Semantic Kernel's own type."""
+    """Read a message's usage; if loaded from JSON, as Semantic Kernel's own type."""
     if isinstance(message, ChatMessageContent):
         return message.metadata.get("usage")
     return loaded(message.get("metadata", {}).get("usage"))

@@ -1,7 +1,7 @@
 """What a planner writes to the model: the plan request, the opening, the next step, and the form of the final answer.
 
-The form is a pydantic model or a JSON schema, checked before the first request.
-`planner_ext.core.machine` decides when an answer is asked for in it.
+The form is checked before the first request; `planner_ext.core.machine` decides when it
+is asked for.
 """
 
 import json
@@ -62,8 +62,7 @@ input_variables:
     - name: last_step
       description: What the last step does with the answer
 """
-"""The plan request. Replace it with ``get_initial_plan``: YAML of a prompt template
-with the same variables."""
+"""The plan request. Replace it with ``get_initial_plan``: YAML of a prompt template with the same variables."""
 
 default_step_prompt = """\
 <message role="system">Work towards the user's goal with the functions that you are given.
@@ -74,8 +73,7 @@ A plan was made for it. Follow it as far as it helps, and leave it where the res
 When the goal is reached, {{$last_step}}.</message>
 <message role="user">{{$goal}}</message>
 """
-"""The opening of the steps. Replace it with ``get_step_prompt``: a template with the
-same variables."""
+"""The opening of the steps. Replace it with ``get_step_prompt``: a template with the same variables."""
 
 _HAND_OVER = "UserInteraction-SendFinalAnswer"
 
@@ -215,7 +213,7 @@ _ESCAPED = re.compile("\ue000([0-9a-f]+);")
 
 
 def _escaped(text: str) -> str:
-    """Escape characters that XML cannot hold or reads as markup: a private-use character and the code point.
+    """Replace what XML cannot hold or reads as markup by a private-use character and the code point.
 
     Semantic Kernel escapes a variable once and unescapes it twice, and parses no prompt
     with a control character.
@@ -242,8 +240,7 @@ def _template_errors(expected: str, text: object) -> Generator[None]:
 # The form of a final answer.
 
 ResponseFormat = type[BaseModel] | Mapping[str, Any]
-"""A pydantic model, a JSON schema, or ``response_format`` as OpenAI takes it
-(``json_schema`` or ``json_object``)."""
+"""A pydantic model, a JSON schema, or ``response_format`` as OpenAI takes it."""
 
 _PROBLEMS = 5
 """The number of problems of one answer that the model reads."""
@@ -325,7 +322,6 @@ class ResponseForm:
 
 
 def _parsed_as(model: type[BaseModel], answer: str) -> BaseModel:
-    """Read an answer as a model."""
     try:
         value = from_json(answer)
     except ValueError:
@@ -398,7 +394,7 @@ def _valid_schema(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _named(schema: dict[str, Any]) -> dict[str, Any]:
-    """Wrap a schema as OpenAI takes it; a name may have letters, digits, underscores and hyphens there."""
+    """Wrap a schema as OpenAI takes it, which restricts its name."""
     name = re.sub(r"[^0-9A-Za-z_-]+", "_", str(schema.get("title") or "answer"))[:64]
     return {"type": "json_schema", "json_schema": {"name": name, "schema": schema}}
 
@@ -406,7 +402,7 @@ def _named(schema: dict[str, Any]) -> dict[str, Any]:
 def _accepted(
     settings: type[PromptExecutionSettings], wanted: Any
 ) -> dict[str, Any] | None:
-    """Return the fields that a settings class sets for a form, flags included; None if it refuses the form."""
+    """Return the fields that a settings class sets for a form; None if it refuses the form."""
     if "response_format" not in settings.model_fields:
         return None
     try:

@@ -88,7 +88,7 @@ def check_record(state: State) -> None:
 
 
 def check_calls(state: State) -> None:
-    """Refuse a run whose open calls do not agree with their message, or with what was decided of them.
+    """Refuse a run whose open calls contradict their message, or what was decided of them.
 
     Raises:
         InvalidCheckpointError: Naming the call; nothing ran.
@@ -158,8 +158,8 @@ async def let_in(
 ) -> None:
     """Ask the application's hook about each decision, before any of them counts.
 
-    Without a hook a question with roles cannot be decided. ``verified`` are the calls
-    whose author the application vouches for.
+    Without a hook a question with roles cannot be decided. The application vouches for
+    the author of ``verified`` calls.
 
     Raises:
         DecisionRefusedError: If one is refused, naming the call, who decided, and why.
@@ -210,8 +210,7 @@ def _copied(decision: Decision) -> Decision:
 
 
 ReviewEdit: TypeAlias = Callable[[ToolCall, Approve, Defer, State], Awaitable[Reviewed]]
-"""Reviews the edit in an answer to a question; see
-`planner_ext.engine.gate.Review.of_edit`."""
+"""Reviews the edit in an answer; see `planner_ext.engine.gate.Review.of_edit`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,7 +384,7 @@ class _DecisionFacts:
         )
 
     def _refreshed(self, call: Call, at: float) -> CallDecided | None:
-        """Ask about a call as it would run now; None if it would run as asked before, or cannot run."""
+        """Ask about a call as it would run now; None if that is as asked before, or it cannot run."""
         fact = call.decided_fact
         checked = self.functions.check(call.request, call.decided_fact.edited)
         if (
@@ -419,7 +418,7 @@ class _DecisionFacts:
 def _asked_anew(
     run_id: str, fact: CallDecided, decision: Decision, *, is_edit: bool
 ) -> CallDecided:
-    """Record why a call waits again: with the arguments that a person gave it, or, approved as it is, for others."""
+    """Record that a call waits again: with a person's arguments, or, as it is, for others."""
     by = getattr(decision, "by", None) or ""
     who = f" of {', '.join(fact.roles)}" if fact.roles else ""
     if is_edit:
@@ -440,19 +439,18 @@ Late: TypeAlias = Literal["refuse", "allow"]
 
 
 _LEFT_BEHIND: "OrderedDict[str, None]" = OrderedDict()
-"""The runs whose session went on, by id: a session that has another prompt keeps
-nothing of one that waits."""
+"""The runs whose session went on, by id: it keeps nothing of one that waits."""
 
 
 def leave_behind(run_id: str) -> None:
-    """Remember that the conversation of a run continued, for `refuse_late`; in this process, the newest 10,000."""
+    """Remember that a run's conversation continued, for `refuse_late`; in this process, the newest 10,000."""
     _LEFT_BEHIND[run_id] = None
     while len(_LEFT_BEHIND) > _REMEMBERED_CONVERSATIONS:
         _LEFT_BEHIND.popitem(last=False)
 
 
 def refuse_late(state: State, later: str | None) -> None:
-    """Refuse to resume calls or questions of a conversation that continued, with a ``later`` message or another prompt.
+    """Refuse to resume what is open in a conversation that continued, with a ``later`` message or another prompt.
 
     Raises:
         DecisionRefusedError: If something of the run is open, and a later turn
@@ -477,9 +475,8 @@ def _is_late(fact: CallDecided, at: float) -> bool:
 def calls_taken(facts: Sequence[Fact], more: Sequence[Fact]) -> dict[bytes, str]:
     """Name the calls that further facts decide, start or have reviewed again; with their ids.
 
-    A name is that of a place in the journal: a call that was started since and is in
-    doubt has another one, and so has one of an ended run, whose decisions were
-    forgotten.
+    A name is a place in the journal: a call that was started since and is in doubt has
+    another one, and so has one of an ended run, whose decisions were forgotten.
     """
     state = fold(facts)
     waiting = waiting_calls(state)
@@ -523,7 +520,7 @@ def calls_taken(facts: Sequence[Fact], more: Sequence[Fact]) -> dict[bytes, str]
 
 
 def _asked_again(fact: CallDecided) -> tuple[object, ...]:
-    """Tell a call that waits again, edited or for others, from the one that was decided before."""
+    """Tell a call that waits again, edited or for others, from the one decided before."""
     edited = (fact.edited,) if fact.edited else ()
     return (
         (*edited, fact.source, sorted({*fact.roles}))
@@ -584,7 +581,7 @@ def end_cancelled(
 
 
 def _is_taken(before: CallDecided, fact: CallDecided) -> bool:
-    """Return whether a decision was taken, if only to ask others about an edited call."""
+    """Whether a decision was taken, if only to ask others about an edited call."""
     return fact.verdict != "defer" or (
         fact.person and fact.fingerprint != before.fingerprint
     )
@@ -599,8 +596,7 @@ class ResumeRequest:
     """A checkpoint, the decisions on its pending calls, and the budget that replaces its own, if any.
 
     Attributes:
-        decided_at: When each decision was made, by call id; decisions without an entry
-            are made now.
+        decided_at: When each decision was made, by call id; else now.
         verified: The ids of the calls whose author the application vouches for.
         described: Shows a call to the ``authorize`` hook.
     """

@@ -69,8 +69,7 @@ _SETTLING = (CallDecided, CallsWithheld, CallFinished, Clarified)
 """Facts with which the last call of a batch may have got its result."""
 
 _SHOWN = (TextDelta, ModelReplied, IterationCompleted)
-"""Events that make chunks, and the one after which a caller may leave before the calls
-of a reply begin."""
+"""Events that make chunks, and the one after which a caller may leave before calls begin."""
 
 
 @frozen
@@ -103,14 +102,12 @@ class ServiceRun:
     Attributes:
         history: The caller's history.
         new: The first new facts of the started or resumed run.
-        known: The number of messages of the run's transcript that are already in the
-            history.
+        known: How many messages of the transcript are already in the history.
         facts: The journal that is resumed.
         taking: The decisions in ``new``, if there are some.
-        transcript: The messages so far of a resumed run, with which the history is
-            brought up to date.
+        transcript: The messages of a resumed run, which the history may lack.
         resumed: The history of a resumed run, as it was brought up to date.
-        added: The messages of batches and answers that were added to it since.
+        added: The messages that were added to it since.
         final: The message for the caller, once the run has ended or waits.
     """
 
@@ -219,7 +216,6 @@ class ServiceRun:
 
 
 def _store(history: ChatHistory, message: ChatMessageContent) -> None:
-    """Add a final message to a history, unless it is empty."""
     if calls_of(message) or text_of(message):
         history.add_message(message)
 
@@ -272,7 +268,7 @@ class _Stream:
                     yield self._message(role, items)
 
     def _passed_on(self, delta: TextDelta) -> StreamingChatMessageContent:
-        """Copy a connector's chunk without its calls and its usage: the last chunk has that of all requests."""
+        """Copy a chunk without its calls and its usage: the last chunk has that of all requests."""
         chunk: StreamingChatMessageContent = delta.chunk
         self._text.append(delta.text)
         self._said = (self._said + delta.text)[-len(PAUSED_TEXT) :]
@@ -332,7 +328,7 @@ class _Stream:
 
 
 def _has_calls_alone(chunk: StreamingChatMessageContent) -> bool:
-    """Whether nothing of a connector's chunk is passed on: it holds pieces of calls, or results, and no more."""
+    """Whether nothing of a chunk is passed on: it only holds pieces of calls, or results."""
     if chunk.role == AuthorRole.TOOL:
         return True
     calls = bool(chunk.items) and all(
@@ -342,7 +338,7 @@ def _has_calls_alone(chunk: StreamingChatMessageContent) -> bool:
 
 
 def _numbered(calls: Sequence[FunctionCallContent]) -> list[Any]:
-    """Give calls the indexes of streamed calls, so that adding chunks up does not merge two of them."""
+    """Give calls the indexes of streamed calls, so that adding chunks up does not merge two."""
     return [
         call.model_copy(update={"index": place}) for place, call in enumerate(calls)
     ]
@@ -395,7 +391,7 @@ class _Passing:
     def passed_on(
         self, chunk: StreamingChatMessageContent | None
     ) -> StreamingChatMessageContent | None:
-        """Take a chunk, or the None that some connectors yield; return it without usage, None if it is empty."""
+        """Take a chunk, or the None that some connectors yield; return it without usage, or None if empty."""
         if chunk is None:
             return None
         self.reply.add(chunk)
@@ -485,7 +481,7 @@ def _request_settings(
 
 
 def _ended(message: ChatMessageContent, *, in_form: bool) -> dict[str, Any]:
-    """Return the metadata on how one request ended; it is not answered if the caller must run its calls."""
+    """Return how one request ended, as metadata; with calls to run it is not answered."""
     ended_by = reply_ended_by(message, in_form=in_form)
     if ended_by in CUT_SHORT:
         return _end("incomplete", cut_short_text(ended_by, text_of(message)))

@@ -91,10 +91,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Run:
-    """One call that is about to run; ``target`` is invoked, with a guard where there are filters.
-
-    ``observed`` is what `is_observed` returned for its batch.
-    """
+    """One call that is about to run; ``target`` is invoked, with a guard where there are filters."""
 
     call: RequestedCall
     checked: ResolvedCall
@@ -114,18 +111,13 @@ class KernelFunctions:
         kernel: Its filters surround the functions, which find its services.
         tools: The functions of the last request.
         arguments: The application's; each call gets a shallow copy, with the model's.
-        execution: How functions are run.
-        final_answer: The planner's own final-answer function, recognised by identity;
-            never run.
-        ask_user: The function that asks the user, recognised by identity; never run.
-        settings: The request's settings, for filters.
+        final_answer, ask_user: The planner's own, recognised by identity; never run.
+        settings, streaming: The request's, for filters.
         history: Returns the messages up to this batch, for filters.
-        streaming: Whether requests are streamed, for filters.
         decided_by: Lists the approval filters that decided a call before it ran.
         as_parent: Describes this run to the runs inside its functions, given the
             ``tab`` of the call.
-        wrap: Wraps the services that functions find, so that their requests are charged
-            to the run.
+        wrap: Charges the services that functions find.
     """
 
     kernel: Kernel
@@ -146,19 +138,13 @@ class KernelFunctions:
     )
     _observed: bool = field(default=True, init=False)
     _looked_in: int | None = field(default=None, init=False)
-    """The iteration in which `is_observed` was asked last: once a batch, as asking
-    takes half as long as a call."""
+    """The iteration in which `is_observed` was asked last: asking takes half as long as a call."""
 
     def check(self, call: RequestedCall, edited: str | None = None) -> ResolvedCall:
         """Resolve a call by the exact name of a function that was offered, and validate its arguments.
 
-        Args:
-            call: As the model asked for it.
-            edited: JSON text of arguments that replace the model's.
-
-        Returns:
-            The call; for ``unknown`` and ``invalid`` with an answer that the model can
-            act on.
+        ``edited`` is JSON text of arguments that replace the model's. A call that is
+        ``unknown`` or ``invalid`` has an answer that the model can act on.
         """
         name = call.name
         if name in self.tools.schema_only:
@@ -216,14 +202,7 @@ class KernelFunctions:
     async def run(
         self, call: RequestedCall, checked: ResolvedCall, *, index: int, state: State
     ) -> Finished:
-        """Run a function through the application's filters; see `planner_ext.engine.ports.Functions`.
-
-        Args:
-            call: As the model asked for it.
-            checked: The same call, resolved by `check`.
-            index: Its place in the open batch.
-            state: The run.
-        """
+        """Run a function through the application's filters; see `planner_ext.engine.ports.Functions`."""
         if (tab := current_tab()) is not None:
             tab.around = self.as_parent
             tab.names_in = names_in
@@ -382,7 +361,7 @@ class KernelFunctions:
     async def _invoke(
         self, run: _Run, function: KernelFunction, arguments: KernelArguments
     ) -> FunctionResult | Finished | None:
-        """Run a function through its function-invocation filters; None if they neither ran it nor set a result."""
+        """Run a function through its function-invocation filters; None if they set no result either."""
         name = run.checked.function
         tool = run.tool
         if function is not run.function:
@@ -472,7 +451,7 @@ def _unfiltered(ended: FunctionResult | Finished | None) -> Finished:
 def _after_filters(
     result: FunctionResult | None, outcomes: Sequence[FunctionResult | Finished | None]
 ) -> Finished:
-    """Say what the model reads after the filters: the function's result, or what a filter replaced it by."""
+    """Say what the model reads after the filters: the function's result, or what replaced it."""
     last = outcomes[-1] if outcomes else None
     failure = last if isinstance(last, Finished) else None
     if failure is not None and result is not None and result.value is failure.text:
@@ -490,7 +469,7 @@ def _after_filters(
 
 @cache
 def _context_class() -> type[AutoFunctionInvocationContext]:
-    """Resolve the names in the context's annotations, as Semantic Kernel does; each is imported by this module."""
+    """Resolve the names in the context's annotations, as Semantic Kernel does; each is imported here."""
     AutoFunctionInvocationContext.model_rebuild(_types_namespace=globals())
     return AutoFunctionInvocationContext
 
