@@ -163,7 +163,7 @@ class _Inbox:
         }
 
     def routes(self) -> list[Route]:
-        """All but the sign-in and the static files are for visitors who are signed in."""
+        """List the routes; all but sign-in and static files need a signed-in visitor."""
         pages: list[tuple[str, str, _Handler]] = [
             ("/", "GET", self._show_waiting),
             ("/approvals", "POST", self._decide_many),

@@ -27,7 +27,7 @@ class Live:
     """The viewers of a store, which is polled while a stream is open.
 
     Attributes:
-        poll_seconds: How often.
+        poll_seconds: The time between polls.
         viewers: The number of open streams.
     """
 

@@ -32,7 +32,7 @@ _SESSION_SECONDS = 12 * 3600
 _SHORTEST_TOKEN = 20
 _MOST_WRONG = 20
 _WRONG_SECONDS = 60.0
-"""Within these seconds, so many wrong tokens of a client end its sign-ins."""
+"""After so many wrong tokens within these seconds, a client's sign-ins are refused."""
 _MOST_CLIENTS = 1_000
 """Clients whose wrong tokens are counted: those who were wrong last."""
 _FORM_SECONDS = 30.0
@@ -266,7 +266,7 @@ def asked_path(request: Request) -> str:
 
 
 class RefusedFormError(PlannerExtError):
-    """A form is too large, malformed, or does not hold the visitor's form token."""
+    """A form is too large, late, malformed, or lacks the visitor's form token."""
 
 
 Form: TypeAlias = ImmutableMultiDict[str, str]
